@@ -1,0 +1,78 @@
+"""Agreement between ranks: find out that they differ before that becomes a hang or a wrong number.
+
+``DISTCONV_CHECK`` chooses how much is compared: ``off``, ``plan`` (the default: whenever a plan is built, a tensor
+scattered, a model parallelized) or ``all`` (every operator as well).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+from mpi4py import MPI
+
+from distconv.errors import DistconvError, MismatchError
+
+T = TypeVar("T")
+
+_LEVELS = ("off", "plan", "all")
+level = os.environ.get("DISTCONV_CHECK", "plan")
+if level not in _LEVELS:
+    raise ValueError(f"DISTCONV_CHECK={level!r} must be one of {', '.join(_LEVELS)}")
+
+
+def agree(comm: MPI.Intracomm, what: str, value: str) -> None:
+    """Raise MismatchError on every rank unless all ranks of ``comm`` pass the same ``what`` and ``value``.
+
+    One allreduce of 16 bytes when they agree; the texts travel only when they do not.
+    """
+    if comm.size == 1 or level == "off":
+        return
+    digest = hashlib.blake2b(f"{what}: {value}".encode(), digest_size=7).digest()
+    mine = int.from_bytes(digest, "little")
+    extremes = np.array([mine, -mine], dtype=np.int64)
+    comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
+    if extremes[0] != -extremes[1]:
+        raise MismatchError(_disagreement(comm.allgather((what, value))))
+
+
+def _disagreement(values: list[tuple[str, str]]) -> str:
+    if len({what for what, _ in values}) > 1:
+        listed = "; ".join(f"{text} on {_ranks(ranks)}" for text, ranks in _grouped(f"{w} {v}" for w, v in values))
+        return f"ranks are at different operations: {listed}; every rank must call the same ones in the same order"
+    listed = "; ".join(f"{text} on {_ranks(ranks)}" for text, ranks in _grouped(v for _, v in values))
+    return f"{values[0][0]}: ranks disagree: {listed}; pass the same on every rank"
+
+
+def _grouped(texts: object) -> list[tuple[str, list[int]]]:
+    groups: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):  # type: ignore[call-overload]
+        groups.setdefault(text, []).append(rank)
+    return list(groups.items())
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def together(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvError]) -> T:
+    """Run ``attempt`` on every rank; if it fails on any of them raise ``error`` with that rank's reason on all.
+
+    For what only one rank may notice, such as a file its node cannot see. Collective over ``comm``.
+    """
+    result: T | None = None
+    reason = ""
+    try:
+        result = attempt()
+    except (OSError, KeyError, ValueError, RuntimeError, MemoryError) as failure:
+        reason = f"{failure}" or type(failure).__name__
+    worst = np.array([comm.rank if reason else -1], dtype=np.int64)
+    comm.Allreduce(MPI.IN_PLACE, worst, MPI.MAX)
+    if worst[0] >= 0:
+        text = comm.bcast(reason, root=int(worst[0]))
+        raise error(text if comm.size == 1 else f"{text} (on rank {worst[0]})")
+    return result  # type: ignore[return-value]

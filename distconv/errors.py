@@ -1,0 +1,46 @@
+"""The errors distconv raises.
+
+Each derives from :class:`DistconvError` and from the built-in exception that a caller would expect, so that both
+``except dc.GridError`` and ``except ValueError`` work. Unless a class says otherwise an error is raised on *all* ranks
+with the same text, before any data is sent, and the communicator stays usable.
+"""
+
+
+class DistconvError(Exception):
+    """Base of everything that distconv raises on purpose."""
+
+
+class GridError(DistconvError, ValueError):
+    """The extents of a process grid do not fit its communicator."""
+
+
+class DistributionError(DistconvError, ValueError):
+    """A distribution that cannot be: unknown axis, boundaries that do not cover the extent, block out of range."""
+
+
+class ShapeError(DistconvError, ValueError, RuntimeError):
+    """Shapes that an operator cannot take; the text is torch's own where torch has one."""
+
+
+class MismatchError(DistconvError, ValueError):
+    """Ranks disagree about something they must agree on; the text lists what each of them has."""
+
+
+class UnsupportedOperation(DistconvError, NotImplementedError, TypeError):
+    """A function, or an option of it, without a distributed rule; the text names the way out."""
+
+
+class CommunicatorError(DistconvError, RuntimeError):
+    """The communicator is null, freed, or MPI has been finalized. Raised on the rank that finds out."""
+
+
+class DataError(DistconvError, OSError):
+    """A data file is missing, unreadable, damaged, changed meanwhile, or not of the expected layout."""
+
+
+class CheckpointError(DistconvError, RuntimeError):
+    """A checkpoint cannot be written, or what is there is incomplete, damaged, or of another model."""
+
+
+class PlanError(DistconvError, ValueError):
+    """A plan that does not fit: wrong file, unknown layer, impossible grid."""

@@ -1,0 +1,108 @@
+"""Differentiable communication: pairs of a forward and its adjoint, on the local blocks.
+
+Gradient convention: what is replicated over an axis has, on every replica, the whole gradient. So a sum over a split
+axis has the identity as its adjoint, a redistribution has the opposite redistribution, and what enters split work
+whole (a parameter) has its contributions summed over exactly the axes that split this work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from distconv import reduction
+from distconv.distribution import Distribution
+from distconv.grid import ProcessGrid
+from distconv.transfer import TransferPlan, transfer_plan
+from distconv.transport import allreduce
+
+
+class _Redistribute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
+        ctx.plan = plan
+        moved = plan.move(local, "redistribution")
+        return moved.view_as(moved) if moved is local else moved
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.plan.reversed().move(grad, "redistribution of a gradient"), None
+
+
+def redistribute(local: torch.Tensor, src: Distribution, dst: Distribution, shape: Sequence[int]) -> torch.Tensor:
+    """This rank's block under ``dst`` of a tensor of ``shape`` of which ``local`` is its block under ``src``.
+
+    Source: Dryden et al. 2019, III-C.
+    """
+    if src == dst:
+        return local
+    return _Redistribute.apply(local, transfer_plan(src, dst, tuple(shape)))  # type: ignore[no-any-return]
+
+
+class _Assemble(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
+        ctx.plan = plan
+        return plan.start(local, "halo exchange").finish()[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        whole = grad.new_zeros(ctx.plan.local_shape)
+        return ctx.plan.start_accumulate([grad], grad, "halo accumulation").finish(whole), None
+
+
+def assemble(local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
+    """The box that this rank needs under ``plan.dst``, ghosts included; its adjoint adds up at the owners.
+
+    Source: Dryden et al. 2019, III-A.
+    """
+    return _Assemble.apply(local, plan)  # type: ignore[no-any-return]
+
+
+class _SumOver(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]) -> torch.Tensor:
+        total = local.clone(memory_format=torch.contiguous_format)
+        return allreduce(grid.comm(axes), total, f"sum over {','.join(axes)}")
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return grad, None, None
+
+
+def sum_over(local: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) -> torch.Tensor:
+    """Sum of ``local`` over the ranks along ``axes``; the result is replicated there."""
+    split = grid.split_axes(axes)
+    return _SumOver.apply(local, grid, split) if split else local
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]) -> torch.Tensor:
+        ctx.grid, ctx.axes = grid, axes
+        ctx.leaf = whole if whole.is_leaf and whole.requires_grad else None
+        return whole.view_as(whole)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, share: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        if ctx.leaf is not None and reduction.defers(ctx.leaf, ctx.next_functions[0][0]):
+            reduction.defer(ctx.leaf, share, ctx.grid.comm(ctx.axes))
+            return None, None, None
+        total = share.clone(memory_format=torch.contiguous_format)
+        return allreduce(ctx.grid.comm(ctx.axes), total, "gradient sum"), None, None
+
+
+def enter(whole: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) -> torch.Tensor:
+    """``whole``, equal on all ranks along ``axes``, as it enters work split over ``axes``.
+
+    The adjoint sums the contributions over exactly these axes, so that each rank gets the whole gradient.
+    """
+    split = grid.split_axes(axes)
+    return _Enter.apply(whole, grid, split) if split else whole

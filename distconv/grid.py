@@ -1,0 +1,138 @@
+"""Process grids: a Cartesian view of the ranks with named axes."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from functools import cached_property
+
+from mpi4py import MPI
+
+from distconv.agreement import agree
+from distconv.errors import CommunicatorError, GridError
+
+AXES = ("n", "c", "d", "h", "w", "r")
+"""Samples, channels, depth, height, width, and plain replicas."""
+
+_SLOWEST_FIRST = ("r", "n", "d", "h", "w", "c")
+"""Rank order: neighbours along ``c``, then along the spatial axes, share a node."""
+
+
+class ProcessGrid:
+    """The ranks of ``comm`` arranged along named axes; axes left out have one part.
+
+    Ranks vary fastest along ``c``, then ``w``, ``h``, ``d``, and slowest along ``n`` (``r`` outside it).
+    Creating a grid is collective over ``comm``; the grid works on a duplicate of it.
+
+    Raises
+    ------
+    GridError
+        If an extent is not a positive integer, an axis is unknown, or the product is not ``comm.size``.
+    MismatchError
+        If the ranks ask for different grids.
+    CommunicatorError
+        If ``comm`` is null or freed, or MPI is not running.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, **axes: int) -> None:
+        if not MPI.Is_initialized() or MPI.Is_finalized():
+            raise CommunicatorError("ProcessGrid needs a running MPI: create it after MPI.Init and before MPI.Finalize")
+        if comm == MPI.COMM_NULL:
+            raise CommunicatorError("ProcessGrid was given MPI.COMM_NULL (a freed communicator, or one this rank is not in)")
+        self.shape = {name: axes.get(name, 1) for name in AXES}
+        agree(comm, "ProcessGrid", ", ".join(f"{k}={v!r}" for k, v in sorted(axes.items())))
+        self._check(axes, comm.size)
+        self.world = comm.Dup()
+        self.rank: int = comm.rank
+        self.size: int = comm.size
+        self.coords = self.coords_of(self.rank)
+        self._comms: dict[tuple[str, ...], MPI.Intracomm] = {}
+
+    def _check(self, axes: dict[str, int], size: int) -> None:
+        for name, parts in axes.items():
+            if name not in AXES:
+                raise GridError(f"process grid: unknown axis {name!r}; the axes are {', '.join(AXES)}")
+            if not isinstance(parts, int) or isinstance(parts, bool) or parts < 1:
+                raise GridError(f"process grid: {name}={parts!r} must be a positive number of parts")
+        product = math.prod(self.shape.values())
+        if product != size:
+            raise GridError(
+                f"process grid {self.describe()} has {product} parts but the communicator has {size} ranks; "
+                f"start {product} ranks or choose extents whose product is {size}"
+            )
+
+    def coords_of(self, rank: int) -> dict[str, int]:
+        """Coordinate along every axis of ``rank``."""
+        coords: dict[str, int] = {}
+        for name in reversed(_SLOWEST_FIRST):
+            rank, coords[name] = divmod(rank, self.shape[name])
+        return coords
+
+    def rank_of(self, coords: dict[str, int]) -> int:
+        """Rank at ``coords``; axes left out count as 0."""
+        rank = 0
+        for name in _SLOWEST_FIRST:
+            rank = rank * self.shape[name] + coords.get(name, 0)
+        return rank
+
+    def split_axes(self, axes: Iterable[str | None]) -> tuple[str, ...]:
+        """Those of ``axes`` that really split something (more than one part), in canonical order."""
+        wanted = set(axes)
+        return tuple(name for name in AXES if name in wanted and self.shape[name] > 1)
+
+    def comm(self, axes: Iterable[str] | str) -> MPI.Intracomm:
+        """Communicator of the ranks that differ from this one only along ``axes``.
+
+        Collective over the grid at its first use for these axes, cached afterwards. With no axis of more than one
+        part it is a communicator of this rank alone.
+        """
+        key = self.split_axes((axes,) if isinstance(axes, str) and axes in AXES else axes)
+        found = self._comms.get(key)
+        if found is None:
+            rest = {name: index for name, index in self.coords.items() if name not in key}
+            found = self._comms[key] = self.world.Split(self.rank_of(rest), self.rank)
+        return found
+
+    @cached_property
+    def key(self) -> tuple[tuple[int, ...], bytes]:
+        """What makes two grids equal: their extents and the ranks they are over."""
+        world = MPI.COMM_WORLD.group
+        ranks = self.world.group.Translate_ranks(None, world)
+        return tuple(self.shape[name] for name in AXES), hashlib.blake2b(repr(list(ranks)).encode()).digest()
+
+    @cached_property
+    def flat(self) -> ProcessGrid:
+        """The same ranks in one row along ``n``. Collective at its first use."""
+        return self if self.shape["n"] == self.size else ProcessGrid(self.world, n=self.size)
+
+    def same_as(self, other: ProcessGrid) -> bool:
+        """Whether ``other`` arranges the same ranks in the same way."""
+        return other is self or self.key == other.key
+
+    def describe(self) -> str:
+        """The grid as users write it, for example ``n=2,h=2``."""
+        return ",".join(f"{k}={v}" for k, v in self.shape.items() if v != 1) or "n=1"
+
+    def __repr__(self) -> str:
+        return f"ProcessGrid({self.describe()}, {self.size} ranks)"
+
+
+def parse_grid(text: str) -> dict[str, int]:
+    """Extents from their written form: ``"n=2,h=2"`` gives ``{"n": 2, "h": 2}``.
+
+    Raises
+    ------
+    GridError
+        If ``text`` is not a comma-separated list of ``axis=parts``.
+
+    >>> parse_grid("n=2,h=2")
+    {'n': 2, 'h': 2}
+    """
+    axes: dict[str, int] = {}
+    for item in text.replace(" ", "").split(","):
+        name, equals, parts = item.partition("=")
+        if not equals or name not in AXES or not parts.isdigit() or int(parts) < 1 or name in axes:
+            raise GridError(f"grid {text!r}: {item!r} is not one axis=parts (axes {', '.join(AXES)}); write it like n=2,h=2")
+        axes[name] = int(parts)
+    return axes

@@ -1,0 +1,309 @@
+"""DistTensor: a torch.Tensor whose elements are split over the ranks of a process grid."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from distconv import agreement, dispatch, functions
+from distconv.distribution import Distribution, default_axes
+from distconv.errors import DistributionError, UnsupportedOperation
+from distconv.grid import ProcessGrid
+
+
+_METADATA = frozenset(
+    getattr(torch.Tensor, name)
+    for name in ("nelement", "is_floating_point", "is_complex", "is_signed", "element_size", "is_contiguous", "get_device")
+) | frozenset(
+    getattr(torch.Tensor, name).__get__
+    for name in ("layout", "is_cuda", "is_sparse", "is_quantized", "is_meta", "itemsize", "nbytes")
+)
+"""What torch reads off the wrapper itself."""
+
+
+class DistTensor(torch.Tensor):
+    """A global tensor of which this rank holds ``local``, the block it owns under ``dist``.
+
+    Functions of torch called with it go to distributed operators; ``shape``, ``dtype`` and ``device`` are those of the
+    global tensor. It has no storage of its own: autograd lives on ``local``.
+    """
+
+    local: torch.Tensor
+    dist: Distribution
+    _shape: torch.Size
+
+    @staticmethod
+    def __new__(cls, local: torch.Tensor, dist: Distribution, shape: Sequence[int]) -> DistTensor:
+        """Wrap ``local`` without a check; users call :func:`from_local`, which checks."""
+        self: DistTensor = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=local.dtype, device=local.device)
+        self.local, self.dist, self._shape = local, dist, torch.Size(shape)
+        return self
+
+    def __init__(self, *_: Any) -> None:
+        super().__init__()
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func in _METADATA:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        operator = dispatch.operator_for(func)
+        if agreement.level == "all":
+            _agree_on_call(func, args)
+        return operator(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise UnsupportedOperation(f"{func} reached a DistTensor below torch's function interface; gather it first")
+
+    # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def grid(self) -> ProcessGrid:
+        """The process grid it is split over."""
+        return self.dist.grid
+
+    # Plain attributes: asking torch for them would come back through __torch_function__ each time.
+
+    @property
+    def shape(self) -> torch.Size:  # type: ignore[override]
+        return self._shape
+
+    @property
+    def dtype(self) -> torch.dtype:  # type: ignore[override]
+        return self.local.dtype
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return self.local.device
+
+    @property
+    def ndim(self) -> int:  # type: ignore[override]
+        return len(self._shape)
+
+    def dim(self) -> int:
+        return len(self._shape)
+
+    ndimension = dim
+
+    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
+        return self._shape if dim is None else self._shape[dim]
+
+    def numel(self) -> int:
+        return self._shape.numel()
+
+    def box(self) -> tuple[Any, ...]:
+        """Half-open global range of each dimension that ``local`` covers."""
+        return self.dist.box(None, self.shape)
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        return f"DistTensor(shape={tuple(self.shape)}, dtype={self.dtype}, {self.dist}, local={tuple(self.local.shape)})"
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __deepcopy__(self, memo: object) -> DistTensor:
+        return DistTensor(self.local.detach().clone(), self.dist, self.shape)
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise UnsupportedOperation("a DistTensor cannot be pickled: its ranks each hold a block; save gather() of it")
+
+    # -- moving -------------------------------------------------------------------------------------------------------
+
+    def redistribute(self, target: Distribution | ProcessGrid) -> DistTensor:
+        """The same tensor under another distribution, or with the same axes over another grid of these ranks."""
+        dist = Distribution(target, self.dist.axes) if isinstance(target, ProcessGrid) else target
+        if dist == self.dist:
+            return self
+        return DistTensor(functions.redistribute(self.local, self.dist, dist, self.shape), dist, self.shape)
+
+    def replicated(self, dims: Sequence[int] | None = None) -> DistTensor:
+        """The same tensor with ``dims`` (default: all) whole on every rank."""
+        return self.redistribute(self.dist.replicate(dims))
+
+    def gather(self, *args: Any, **kwargs: Any) -> Any:
+        """Without arguments the whole tensor as a plain one on every rank; with them ``torch.gather``."""
+        if args or kwargs:
+            return torch.gather(self, *args, **kwargs)
+        return self.replicated().local
+
+    # -- autograd -----------------------------------------------------------------------------------------------------
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        return self.local.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.local.requires_grad = value
+
+    def requires_grad_(self, requires_grad: bool = True) -> DistTensor:  # type: ignore[override]
+        self.local.requires_grad_(requires_grad)
+        return self
+
+    @property
+    def grad(self) -> DistTensor | None:  # type: ignore[override]
+        grad = self.local.grad
+        return None if grad is None else DistTensor(grad, self.dist, self.shape)
+
+    @grad.setter
+    def grad(self, value: DistTensor | None) -> None:
+        self.local.grad = None if value is None else value.redistribute(self.dist).local
+
+    @property
+    def grad_fn(self) -> Any:  # type: ignore[override]
+        return self.local.grad_fn
+
+    @property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        return self.local.is_leaf
+
+    def retain_grad(self) -> None:
+        self.local.retain_grad()
+
+    def backward(self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None) -> None:
+        """Gradients of this tensor; ``gradient`` (whole or distributed) as torch asks for it. Collective."""
+        if gradient is None and self.numel() == 1 and self.dist.split_axes:
+            return self.replicated().backward(None, retain_graph, create_graph, inputs)
+        if gradient is not None:
+            gradient = scatter(gradient, self.dist).local
+        if isinstance(inputs, torch.Tensor):
+            inputs = [inputs]
+        if inputs is not None:
+            inputs = [i.local if isinstance(i, DistTensor) else i for i in inputs]
+        self.local.backward(gradient, retain_graph, create_graph, inputs)
+
+    # -- single values ------------------------------------------------------------------------------------------------
+
+    def item(self) -> Any:  # type: ignore[override]
+        """The value of a tensor of one element, on every rank."""
+        return self.gather().item()
+
+    def tolist(self) -> Any:
+        return self.gather().tolist()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __bool__(self) -> bool:
+        return bool(self.item())
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if self.numel() == 1 and spec else repr(self)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise UnsupportedOperation("numpy() of a DistTensor: use gather() for the whole or .local for this rank's block")
+
+
+def _agree_on_call(func: Any, args: tuple[Any, ...]) -> None:
+    tensors = [a for a in args if isinstance(a, DistTensor)]
+    if tensors:
+        listed = ", ".join(f"{tuple(t.shape)} {t.dtype} {t.dist}" for t in tensors)
+        agreement.agree(tensors[0].grid.world, dispatch.name_of(func), listed)
+
+
+def _distribution(target: ProcessGrid | Distribution, dims: Any, ndim: int) -> Distribution:
+    if isinstance(target, Distribution):
+        return target
+    if not isinstance(target, ProcessGrid):
+        raise DistributionError(f"scatter needs a ProcessGrid or a Distribution, not {type(target).__name__}")
+    return Distribution(target, default_axes(dims, ndim))
+
+
+def scatter(
+    tensor: torch.Tensor | None,
+    target: ProcessGrid | Distribution,
+    dims: str | Sequence[str | None] | None = None,
+    root: int | None = None,
+) -> DistTensor:
+    """The global ``tensor`` split over ``target``. Collective and differentiable (the adjoint gathers).
+
+    Every rank passes the same whole tensor, or with ``root`` only that rank does. ``dims`` names each dimension's grid
+    axis (``"nhw"`` for label maps); by default N, NC, NCW, NCHW or NCDHW. Grid axes it lacks hold replicas.
+
+    Raises
+    ------
+    MismatchError
+        If shape, dtype, device or requires_grad differ between ranks.
+    DistributionError
+        If ``dims`` does not fit the tensor.
+    """
+    grid = target.grid if isinstance(target, Distribution) else target
+    if root is not None and isinstance(grid, ProcessGrid):
+        return _scatter_from(root, tensor, target, dims)
+    if isinstance(tensor, DistTensor):
+        return tensor.redistribute(_distribution(target, dims, tensor.dim()))
+    if not isinstance(tensor, torch.Tensor):
+        raise DistributionError(f"scatter needs a torch.Tensor on every rank, or root=; got {type(tensor).__name__}")
+    dist = _distribution(target, dims, tensor.dim())
+    agreement.agree(dist.grid.world, "scatter", _described(tensor, dist))
+    local = functions.redistribute(tensor, dist.replicate(), dist, tensor.shape)
+    return DistTensor(local.contiguous(), dist, tensor.shape)
+
+
+def _described(tensor: torch.Tensor, dist: Distribution) -> str:
+    grad = ", requires_grad" if tensor.requires_grad else ""
+    return f"shape {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device.type}{grad}, {dist}"
+
+
+def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dims: Any) -> DistTensor:
+    grid = target.grid if isinstance(target, Distribution) else target
+    agreement.agree(grid.world, "scatter", f"root={root}")
+    if not 0 <= root < grid.size:
+        raise DistributionError(f"scatter: root={root} is not one of the {grid.size} ranks")
+    mine = None if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+    described = grid.world.bcast(mine, root=root)
+    if described is None:
+        raise DistributionError(f"scatter: rank {root} is the root and must pass a tensor")
+    shape, dtype, requires_grad = described
+    dist = _distribution(target, dims, len(shape))
+    rows = shape or (1,)
+    if grid.rank != root or tensor is None:
+        device = torch.device("cpu") if tensor is None else tensor.device
+        tensor = torch.empty((0, *rows[1:]), dtype=dtype, device=device, requires_grad=requires_grad)
+    elif not shape:
+        tensor = tensor.reshape(1)
+    # All rows on the root: an uneven distribution like any other.
+    at_root = (0,) * (root + 1) + (rows[0],) * (grid.size - root)
+    source = Distribution(grid.flat, ("n",) + (None,) * (len(rows) - 1), boundaries={"n": at_root})
+    local = functions.redistribute(tensor, source, dist if shape else Distribution(grid, (None,)), rows)
+    return DistTensor(local.reshape(dist.local_shape(shape)).contiguous(), dist, shape)
+
+
+def gather(tensor: DistTensor | torch.Tensor) -> torch.Tensor:
+    """The whole tensor on every rank. Collective and differentiable (the adjoint slices)."""
+    return tensor.gather() if isinstance(tensor, DistTensor) else tensor
+
+
+def from_local(local: torch.Tensor, dist: Distribution, shape: Sequence[int]) -> DistTensor:
+    """A global tensor of ``shape`` of which ``local`` is this rank's block under ``dist``. Collective.
+
+    Raises
+    ------
+    MismatchError
+        If shape, dtype, device or distribution differ between ranks.
+    DistributionError
+        On every rank, if a rank's block has the wrong shape.
+    """
+    grad = ", requires_grad" if local.requires_grad else ""
+    agreement.agree(dist.grid.world, "from_local", f"shape {tuple(shape)}, {local.dtype} on {local.device.type}{grad}, {dist}")
+
+    def check() -> None:
+        if tuple(local.shape) != dist.local_shape(shape):
+            raise DistributionError(
+                f"from_local: the block is {tuple(local.shape)} but {dist} gives {dist.local_shape(shape)} of {tuple(shape)}"
+            )
+
+    agreement.together(dist.grid.world, check, DistributionError)
+    return DistTensor(local.contiguous(), dist, shape)

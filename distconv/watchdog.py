@@ -1,0 +1,90 @@
+"""Ends a wait that blocks for too long, and failures on one rank that would leave the others waiting.
+
+MPI never returns from a wait for a message that nobody sends, and a signal handler never runs meanwhile, so a daemon
+thread looks at what the blocked threads said they wait for. ``DISTCONV_TIMEOUT_S`` (default 600; 0: never) is how long.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+from mpi4py import MPI
+
+ABORT_CODE = 75
+"""Exit code of a job that the watchdog ended (EX_TEMPFAIL)."""
+
+timeout_s = float(os.environ.get("DISTCONV_TIMEOUT_S", "600"))
+_waits: dict[int, tuple[float, Callable[[], str]]] = {}
+_started = threading.Lock()
+
+
+@contextmanager
+def waiting(describe: Callable[[], str]) -> Iterator[None]:
+    """Tell the watchdog that this thread may block from here; ``describe`` is called only if it has to report."""
+    if not timeout_s:
+        yield
+        return
+    _start()
+    thread = threading.get_ident()
+    outer = _waits.get(thread)
+    _waits[thread] = (time.monotonic(), describe)
+    try:
+        yield
+    finally:
+        if outer is None:
+            _waits.pop(thread, None)
+        else:
+            _waits[thread] = outer
+
+
+def _start() -> None:
+    if _started.acquire(blocking=False):
+        threading.Thread(target=_watch, name="distconv-watchdog", daemon=True).start()
+
+
+def _watch() -> None:
+    pause = min(1.0, timeout_s / 4)
+    while True:
+        time.sleep(pause)
+        now = time.monotonic()
+        for since, describe in list(_waits.values()):
+            if now - since > timeout_s:
+                _end(now - since, describe())
+
+
+def _end(waited: float, what: str) -> None:
+    print(
+        f"distconv: rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size} has waited {waited:.0f} s in {what}; "
+        f"ending the job (raise DISTCONV_TIMEOUT_S={timeout_s:g} if this wait is meant to be long)",
+        file=sys.stderr,
+        flush=True,
+    )
+    faulthandler.dump_traceback(file=sys.__stderr__ or 2)
+    MPI.COMM_WORLD.Abort(ABORT_CODE)
+
+
+def install_excepthooks() -> None:
+    """Make an uncaught exception on one rank, in the main thread or another, end the whole job with code 1."""
+    sys.excepthook = _excepthook
+    threading.excepthook = lambda failed: _report(failed.exc_type, failed.exc_value, failed.exc_traceback)
+
+
+def _excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+    _report(kind, value, trace)
+
+
+def _report(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> None:
+    if MPI.Is_finalized():
+        traceback.print_exception(kind, value, trace)
+        return
+    text = "".join(traceback.format_exception(kind, value, trace))
+    print(f"distconv: rank {MPI.COMM_WORLD.rank} failed\n{text}", file=sys.stderr, end="", flush=True)
+    MPI.COMM_WORLD.Abort(1)

@@ -1,0 +1,190 @@
+"""Convolution of a piece of the input: what one rank computes by itself.
+
+A convolution is linear, so a block of its output is the sum of what each piece of the needed input (the owned block,
+the strips received from neighbours) contributes. A piece is a tensor with the global box it covers; all of the
+geometry is computed from the output range back to the input range, so stride, dilation, even kernels and any padding
+are one rule.
+
+Source: Dryden et al. 2019, II-A (eqs. 1-3) and III-A.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+Range = tuple[int, int]
+"""Half-open range of global indices of a spatial dimension."""
+
+_CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Spatial geometry of a convolution or pooling, one entry per spatial dimension; ``padding`` is that in front."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+    def reach(self, dim: int) -> int:
+        """Input indices from the first to the last that a window touches."""
+        return (self.kernel[dim] - 1) * self.dilation[dim] + 1
+
+    def needed(self, dim: int, out: Range) -> Range:
+        """Input range, padding included, that the outputs ``out`` are computed from."""
+        if out[0] >= out[1]:
+            return (0, 0)
+        start = out[0] * self.stride[dim] - self.padding[dim]
+        return (start, start + (out[1] - out[0] - 1) * self.stride[dim] + self.reach(dim))
+
+    def touched(self, dim: int, inputs: Range, out: Range) -> Range:
+        """Those of the outputs ``out`` whose windows span an index of ``inputs``."""
+        first = -((self.reach(dim) - 1 - self.padding[dim] - inputs[0]) // self.stride[dim])
+        last = (inputs[1] - 1 + self.padding[dim]) // self.stride[dim]
+        start = max(out[0], first)
+        return (start, max(start, min(out[1], last + 1)))
+
+
+class Piece(NamedTuple):
+    """Values (N, C, ...) of the input on the spatial box ``box``."""
+
+    values: torch.Tensor
+    box: tuple[Range, ...]
+
+
+class _Fit(NamedTuple):
+    """How a piece meets a range of outputs: zeros to add (or rows to drop) around it, and torch's own padding."""
+
+    around: list[int] | None
+    padding: list[int]
+
+    def pad(self, values: torch.Tensor) -> torch.Tensor:
+        """The piece as torch convolves it; a copy only where there is something to add or drop."""
+        return values if self.around is None else F.pad(values, self.around)
+
+
+def _fit(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> _Fit:
+    around: list[int] = []
+    padding: list[int] = []
+    for dim, ((a, b), (o0, o1)) in enumerate(zip(box, out, strict=True)):
+        start, stop = geometry.needed(dim, (o0, o1))
+        low, high = a - start, stop - b
+        outputs = (b - a + 2 * low - geometry.reach(dim)) // geometry.stride[dim] + 1
+        if low >= 0 and outputs == o1 - o0:
+            # Padding alike on both sides yields just these outputs: no copy.
+            padding.append(low)
+            around[:0] = [0, 0]
+        else:
+            padding.append(0)
+            around[:0] = [low, high]
+    return _Fit(around if any(around) else None, padding)
+
+
+def is_free(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> bool:
+    """Whether the piece on ``box`` contributes to the outputs ``out`` without being copied first."""
+    return all(b > a for a, b in [*box, *out]) and _fit(box, out, geometry).around is None
+
+
+def _view(x: torch.Tensor, out: Sequence[Range], touched: Sequence[Range]) -> torch.Tensor:
+    index = tuple(slice(t0 - o0, t1 - o0) for (o0, _), (t0, t1) in zip(out, touched, strict=True))
+    return x[(slice(None), slice(None), *index)]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The local work of a convolution: outputs on the box ``out`` from pieces of its input."""
+
+    geometry: Geometry
+    groups: int
+    out: tuple[Range, ...]
+
+    def forward(self, piece: Piece, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        """y (N, F, ...) on ``out``, as far as it comes from ``piece`` (eq. 1), and the bias."""
+        touched = self._touched(piece)
+        if touched == self.out:
+            return self._convolve(piece, touched, weight, bias)
+        y = piece.values.new_zeros((piece.values.shape[0], weight.shape[0], *(b - a for a, b in self.out)))
+        if bias is not None:
+            y += bias.view(-1, *(1,) * len(self.out))
+        return self.add(y, [piece], weight)
+
+    def add(self, y: torch.Tensor, pieces: Sequence[Piece], weight: torch.Tensor) -> torch.Tensor:
+        """Add to ``y`` what comes from further pieces."""
+        for piece in pieces:
+            touched = self._touched(piece)
+            if touched is not None:
+                _view(y, self.out, touched).add_(self._convolve(piece, touched, weight, None))
+        return y
+
+    def _touched(self, piece: Piece) -> tuple[Range, ...] | None:
+        """Outputs that the piece contributes to, or None."""
+        g = self.geometry
+        touched = tuple(g.touched(d, box, o) for d, (box, o) in enumerate(zip(piece.box, self.out, strict=True)))
+        return touched if piece.values.numel() and volume(touched) else None
+
+    def _convolve(
+        self, piece: Piece, touched: Sequence[Range], weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        fit, g = _fit(piece.box, touched, self.geometry), self.geometry
+        convolve = _CONVOLUTIONS[len(g.kernel)]
+        y: torch.Tensor = convolve(fit.pad(piece.values), weight, bias, g.stride, fit.padding, g.dilation, self.groups)
+        return y
+
+    def input_gradient(self, grad: torch.Tensor, piece: Piece, weight: torch.Tensor) -> torch.Tensor:
+        """dL/dx on the box of ``piece`` from dL/dy on ``out`` (eq. 3)."""
+        touched = self._touched(piece)
+        if touched is None:
+            return torch.zeros_like(piece.values)
+        fit = _fit(piece.box, touched, self.geometry)
+        dx = self._backward(grad, touched, fit, piece, weight, want_input=True)
+        return dx if fit.around is None else F.pad(dx, [-n for n in fit.around])
+
+    def weight_gradient(self, grad: torch.Tensor, pieces: Sequence[Piece], weight: torch.Tensor) -> torch.Tensor:
+        """This rank's share of dL/dw (eq. 2)."""
+        total = None
+        for piece in pieces:
+            touched = self._touched(piece)
+            if touched is not None:
+                fit = _fit(piece.box, touched, self.geometry)
+                share = self._backward(grad, touched, fit, piece, weight, want_input=False)
+                total = share if total is None else total.add_(share)
+        return torch.zeros_like(weight) if total is None else total
+
+    def _backward(
+        self, grad: torch.Tensor, touched: Sequence[Range], fit: _Fit, piece: Piece, weight: torch.Tensor, *, want_input: bool
+    ) -> torch.Tensor:
+        g = self.geometry
+        wanted = [want_input, not want_input, False]
+        found = torch.ops.aten.convolution_backward(
+            _view(grad, self.out, touched), fit.pad(piece.values), weight, None,
+            g.stride, fit.padding, g.dilation, False, [0] * len(fit.padding), self.groups, wanted,
+        )  # fmt: skip
+        return found[0] if want_input else found[1]  # type: ignore[no-any-return]
+
+
+def merged(pieces: Sequence[Piece], box: tuple[Range, ...]) -> Piece:
+    """One piece that covers ``box``, made of those that do so together; zeros where none of them is (padding)."""
+    values = pieces[0].values
+    whole = values.new_zeros((*values.shape[:2], *(b - a for a, b in box)))
+    for piece in pieces:
+        common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece.box, strict=True)]
+        if all(b > a for a, b in common):
+            _view(whole, box, common).copy_(_view(piece.values, piece.box, common))
+    return Piece(whole, box)
+
+
+def cut(whole: Piece, box: tuple[Range, ...]) -> torch.Tensor:
+    """Values of ``whole`` on ``box``; zeros outside it. The adjoint of :func:`merged` for one of its pieces."""
+    return merged([whole], box).values
+
+
+def volume(box: Sequence[Range]) -> int:
+    """Number of indices in ``box``."""
+    return math.prod(max(0, b - a) for a, b in box)

@@ -1,0 +1,117 @@
+"""Bring operands to one layout, and ask torch itself what shape a result has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from distconv.distribution import Distribution
+from distconv.errors import ShapeError, UnsupportedOperation
+from distconv.functions import enter
+from distconv.grid import ProcessGrid
+from distconv.tensor import DistTensor
+
+
+def as_distributed(tensor: torch.Tensor, grid: ProcessGrid) -> DistTensor:
+    """``tensor`` itself, or a plain one as a replicated DistTensor."""
+    if isinstance(tensor, DistTensor):
+        return tensor
+    return DistTensor(tensor, Distribution(grid, (None,) * tensor.dim()), tensor.shape)
+
+
+def common_distribution(operands: Sequence[torch.Tensor], shape: torch.Size) -> Distribution:
+    """Layout of the broadcast result: the first DistTensor's, plus splits that only a later one has."""
+    distributed = [t for t in operands if isinstance(t, DistTensor)]
+    grid = distributed[0].grid
+    axes: list[str | None] = [None] * len(shape)
+    boundaries: dict[str, Sequence[int]] = {}
+    cyclic: dict[str, int] = {}
+    for tensor in distributed:
+        offset = len(shape) - tensor.dim()
+        for dim, axis in enumerate(tensor.dist.axes):
+            at = dim + offset
+            if axis is None or axes[at] is not None or axis in axes or tensor.shape[dim] != shape[at]:
+                continue
+            axes[at] = axis
+            if axis in tensor.dist.boundaries:
+                boundaries[axis] = tensor.dist.boundaries[axis]
+            if axis in tensor.dist.cyclic:
+                cyclic[axis] = tensor.dist.cyclic[axis]
+    return Distribution(grid, axes, boundaries=boundaries, cyclic=cyclic)
+
+
+def aligned(tensor: torch.Tensor, dist: Distribution, shape: torch.Size) -> torch.Tensor:
+    """Block of ``tensor`` that broadcasts against this rank's block of a result of ``shape`` under ``dist``.
+
+    Over an axis that splits the result but not ``tensor`` the adjoint sums; a whole tensor of full extent is sliced.
+    """
+    operand = as_distributed(tensor, dist.grid)
+    offset = len(shape) - operand.dim()
+    axes = [dist.axes[d + offset] if n == shape[d + offset] else None for d, n in enumerate(operand.shape)]
+    wanted = dist.with_axes(axes)
+    local = operand.redistribute(wanted).local
+    extra = [axis for axis in dist.split_axes if axis not in wanted.split_axes]
+    return enter(local, dist.grid, extra)
+
+
+def whole_over(tensor: torch.Tensor, dist: Distribution) -> torch.Tensor:
+    """A parameter (or any tensor) in full, as it enters work that ``dist`` splits; its gradient is summed there."""
+    operand = as_distributed(tensor, dist.grid).replicated()
+    return enter(operand.local, dist.grid, dist.split_axes)
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return ("tensor", tuple(value.shape), value.dtype)
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(v) for v in value)
+    return value
+
+
+def _thawed(value: Any) -> Any:
+    if isinstance(value, tuple):
+        if len(value) == 3 and value[0] == "tensor":
+            return torch.empty(value[1], dtype=value[2], device="meta")
+        return tuple(_thawed(v) for v in value)
+    return value
+
+
+@lru_cache(maxsize=4096)
+def _meta_result(function: Callable[..., Any], args: Any, kwargs: Any) -> torch.Size:
+    try:
+        result = function(*_thawed(args), **{k: _thawed(v) for k, v in kwargs})
+    except (RuntimeError, ValueError) as error:
+        raise ShapeError(str(error)) from None
+    return result.shape  # type: ignore[no-any-return]
+
+
+def result_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Size:
+    """Shape of what torch gives for operands of these global shapes.
+
+    Raises
+    ------
+    ShapeError
+        With torch's own text, where torch refuses them.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        return _meta_result(function, _frozen(args), tuple((k, _frozen(v)) for k, v in kwargs.items()))
+
+
+def balanced_input(tensor: DistTensor, operator: str) -> DistTensor:
+    """``tensor`` (N, C, ...) as spatial operators take it: spatial dimensions in balanced blocks or whole.
+
+    Raises
+    ------
+    UnsupportedOperation
+        If its channels are split.
+    """
+    if tensor.dist.split[1] is not None:
+        raise UnsupportedOperation(
+            f"{operator} of {tensor.dist}: its channels are split; redistribute to a grid without axis 'c' first"
+        )
+    if tensor.dist.boundaries or tensor.dist.cyclic:
+        return tensor.redistribute(tensor.dist.balanced())
+    return tensor

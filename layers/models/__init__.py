@@ -1,0 +1,1 @@
+"""Reference models: plain ``torch.nn.Module`` classes that know nothing of distconv."""
