@@ -206,6 +206,20 @@ class DistTensor(torch.Tensor):
         raise UnsupportedOperation("numpy() of a DistTensor: use gather() for the whole or .local for this rank's block")
 
 
+def _refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """``torch.autograd.Function.apply``, which torch does not dispatch: its gradient would be lost without a word."""
+    if any(isinstance(a, DistTensor) for a in args):
+        raise UnsupportedOperation(
+            f"{cls.__name__}.apply (a torch.autograd.Function) with a DistTensor: write it with torch's operators, or pass "
+            "use_reentrant=False if it comes from torch.utils.checkpoint"
+        )
+    return _apply(cls, *args, **kwargs)
+
+
+_apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+torch.autograd.Function.apply = classmethod(_refuse_function)  # type: ignore[assignment]
+
+
 def _agree_on_call(func: Any, args: tuple[Any, ...]) -> None:
     tensors = [a for a in args if isinstance(a, DistTensor)]
     if tensors:

@@ -20,31 +20,13 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from distconv.dispatch import implements
-from distconv.distribution import Distribution, Interval
+from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
 from distconv.kernels.convolution import Convolution, Geometry, Piece, Range, cut, is_free, merged
 from distconv.layers.alignment import balanced_input, result_shape, whole_over
+from distconv.layers.windows import spatial_box, spread, window_needs
 from distconv.tensor import DistTensor
-from distconv.transfer import Accumulation, Needs, TransferPlan, transfer_plan
-
-
-def spread(value: int | Sequence[int], count: int) -> tuple[int, ...]:
-    """``value`` for each of ``count`` spatial dimensions."""
-    return (value,) * count if isinstance(value, int) else tuple(value) * (count if len(value) == 1 else 1)
-
-
-def window_needs(dist: Distribution, out_shape: Sequence[int], geometry: Geometry) -> Needs:
-    """Input that each rank needs for its balanced block of the output."""
-    needed = []
-    for dim, axis in enumerate(dist.split):
-        if dim < 2 or axis is None:
-            continue
-        per_coordinate = []
-        for index in range(dist.grid.shape[axis]):
-            (out,) = dist.intervals(dim, index, out_shape[dim])
-            per_coordinate.append(Interval(*geometry.needed(dim - 2, out)))
-        needed.append((dim, tuple(per_coordinate)))
-    return Needs(dist, tuple(needed))
+from distconv.transfer import Accumulation, TransferPlan, transfer_plan
 
 
 @dataclass(frozen=True)
@@ -69,10 +51,8 @@ class _Layer:
 
 @lru_cache(maxsize=4096)
 def _layer(dist: Distribution, shape: torch.Size, out_shape: torch.Size, geometry: Geometry, groups: int) -> _Layer:
-    needs = window_needs(dist, out_shape, geometry)
-    plan = transfer_plan(dist, needs, tuple(shape), ghosts=True)
-    own = tuple((i.start, i.stop) for i in dist.box(None, shape)[2:])
-    out = tuple((i.start, i.stop) for i in dist.box(None, out_shape)[2:])
+    plan = transfer_plan(dist, window_needs(dist, out_shape, geometry), tuple(shape), ghosts=True)
+    own, out = spatial_box(dist, shape), spatial_box(dist, out_shape)
     slabs = tuple(tuple((i.start, i.stop) for i in box[2:]) for box in plan.parts)
     work = Convolution(geometry, groups, out)
     return _Layer(plan, work, own, slabs, is_free(own, out, geometry))

@@ -1,0 +1,183 @@
+"""Batch normalization over distributed samples and space, with one fused reduction forward and one backward.
+
+Source: Dryden et al. 2019, III-B (local statistics, and those aggregated over the spatial distribution of a sample);
+``global`` statistics are those of one process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from distconv.dispatch import implements
+from distconv.errors import ShapeError, UnsupportedOperation
+from distconv.functions import enter
+from distconv.grid import ProcessGrid
+from distconv.layers.alignment import as_distributed, result_shape
+from distconv.tensor import DistTensor
+from distconv.transport import allreduce
+
+Statistics = Literal["global", "spatial", "local"]
+
+_AXES: dict[str, tuple[str, ...]] = {"global": ("n", "d", "h", "w"), "spatial": ("d", "h", "w"), "local": ()}
+_statistics: ContextVar[str] = ContextVar("batch_norm_statistics", default="global")
+
+
+@contextmanager
+def batch_norm_statistics(over: Statistics) -> Iterator[None]:
+    """Batch norm inside takes its statistics over the whole mini-batch (``global``, exact, the default), over the
+    ranks that share samples (``spatial``), or over each rank's block (``local``).
+
+    Raises
+    ------
+    ValueError
+        If ``over`` is none of these.
+    """
+    if over not in _AXES:
+        raise ValueError(f"batch norm statistics {over!r} must be one of {', '.join(_AXES)}")
+    token = _statistics.set(over)
+    try:
+        yield
+    finally:
+        _statistics.reset(token)
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        running: tuple[torch.Tensor | None, torch.Tensor | None, float],
+        eps: float,
+        count: int,
+        grid: ProcessGrid,
+        axes: tuple[str, ...],
+    ) -> torch.Tensor:
+        mean, var = _moments(x, running[0], count, grid, axes)
+        _update_running(running, mean, var, count)
+        dtype = x.dtype if weight is None else weight.dtype
+        mean, var = mean.to(dtype), var.to(dtype)
+        ctx.save_for_backward(x, weight, mean, var)
+        ctx.eps, ctx.count, ctx.grid, ctx.axes = eps, count, grid, axes
+        # With the statistics known this is torch's fused kernel for evaluation.
+        return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps) if x.numel() else torch.empty_like(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, var = ctx.saved_tensors
+        needed = ctx.needs_input_grad
+        sums = torch.zeros((2, mean.numel()), dtype=mean.dtype, device=mean.device)
+        dx = torch.empty_like(x)
+        if x.numel():
+            dx, sums[0], sums[1] = torch.ops.aten.native_batch_norm_backward(
+                grad, x, weight, mean, var, None, None, False, ctx.eps, [True, True, True]
+            )
+        allreduce(ctx.grid.comm(ctx.axes), sums, "batch norm backward")
+        if needed[0] and x.numel():
+            # dx holds weight/std * dL/dy; what is missing comes through the statistics.
+            scale = (var + ctx.eps).rsqrt()
+            factor = scale if weight is None else scale * weight
+            shape = (1, -1) + (1,) * (x.dim() - 2)
+            slope = -(factor * scale * sums[0] / ctx.count).view(shape).to(x.dtype)
+            dx.addcmul_(x - mean.view(shape).to(x.dtype), slope)
+            dx.sub_((factor * sums[1] / ctx.count).view(shape).to(x.dtype))
+        dw = sums[0] if weight is not None and needed[1] else None
+        return (dx if needed[0] else None), dw, (sums[1] if needed[2] else None), *(None,) * 5
+
+
+def _moments(
+    x: torch.Tensor, shift: torch.Tensor | None, count: int, grid: ProcessGrid, axes: tuple[str, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and biased variance per channel over all blocks along ``axes``, in float64.
+
+    Sums are taken about ``shift`` (the running mean: equal on these ranks and near the mean), so that nothing cancels.
+    """
+    channels = x.shape[1]
+    sums = torch.zeros((2, channels), dtype=torch.float64, device=x.device)
+    origin = torch.zeros(channels, dtype=torch.float64, device=x.device) if shift is None else shift.double()
+    if x.numel():
+        here = x.numel() // channels
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        var, mean = torch.var_mean(wide, [d for d in range(x.dim()) if d != 1], correction=0)
+        offset = mean.double() - origin
+        sums[0], sums[1] = here * offset, here * (var.double() + offset * offset)
+    allreduce(grid.comm(axes), sums, "batch norm forward")
+    offset = sums[0] / count
+    return origin + offset, (sums[1] / count - offset * offset).clamp_(min=0)
+
+
+def _update_running(
+    running: tuple[torch.Tensor | None, torch.Tensor | None, float], mean: torch.Tensor, var: torch.Tensor, count: int
+) -> None:
+    running_mean, running_var, momentum = running
+    if running_mean is not None:
+        running_mean.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)
+    if running_var is not None:
+        running_var.mul_(1 - momentum).add_((var * (count / (count - 1))).to(running_var.dtype), alpha=momentum)
+
+
+@implements(F.batch_norm, torch.batch_norm)
+def batch_norm(
+    input: DistTensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> DistTensor:
+    """``F.batch_norm`` of x (N, C, ...).
+
+    Raises
+    ------
+    ShapeError
+        With torch's text, if there is one value per channel in training.
+    """
+    result_shape(F.batch_norm, input, running_mean, running_var, weight, bias, training, momentum, eps)
+    if not isinstance(input, DistTensor) or input.dist.split[1] is not None:
+        raise UnsupportedOperation("batch norm needs a distributed input whose channels are not split")
+    dist, grid = input.dist, input.grid
+    weight, bias = _whole(weight, grid), _whole(bias, grid)
+    if not training:
+        rest = dist.split_axes
+    else:
+        rest = tuple(a for a in dist.split_axes if a not in _AXES[_statistics.get()])
+    w = None if weight is None else enter(weight, grid, rest)
+    b = None if bias is None else enter(bias, grid, rest)
+    if not training or not dist.split_axes:
+        return DistTensor(F.batch_norm(input.local, running_mean, running_var, w, b, training, momentum, eps), dist, input.shape)
+    axes = tuple(a for a in dist.split_axes if a not in rest)
+    count = _count(input, axes)
+    running = (running_mean, running_var, momentum)
+    return DistTensor(_BatchNorm.apply(input.local, w, b, running, eps, count, grid, axes), dist, input.shape)
+
+
+def _whole(parameter: torch.Tensor | None, grid: ProcessGrid) -> torch.Tensor | None:
+    return None if parameter is None else as_distributed(parameter, grid).replicated().local
+
+
+def _count(x: DistTensor, axes: tuple[str, ...]) -> int:
+    """Values per channel that the statistics along ``axes`` are taken over on this rank."""
+    if set(axes) == set(x.dist.split_axes):
+        return x.numel() // max(1, x.shape[1])
+    counts = []
+    for rank in range(x.grid.size):
+        local = x.dist.local_shape(x.shape, rank)
+        counts.append(math.prod(n if s in axes else m for n, m, s in zip(x.shape, local, x.dist.split, strict=True)) // x.shape[1])
+    if min(counts) < 2:
+        raise ShapeError(
+            f"batch norm with {_statistics.get()} statistics: rank {counts.index(min(counts))} has {min(counts)} values per "
+            f"channel of {tuple(x.shape)} over {x.dist}; use global statistics or fewer ranks"
+        )
+    return counts[x.grid.rank]

@@ -1,0 +1,78 @@
+"""Transposed convolution: each rank gathers the inputs that reach its outputs and crops what it computes too much.
+
+Source: Dryden et al. 2019, eq. 3 (the adjoint of convolution) and III-A.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from distconv.dispatch import implements
+from distconv.errors import UnsupportedOperation
+from distconv.kernels.convolution import Geometry, Range
+from distconv.layers.alignment import balanced_input, result_shape, whole_over
+from distconv.layers.windows import needed_block, no_outputs, spatial_box, spread
+from distconv.tensor import DistTensor
+
+
+@dataclass(frozen=True)
+class _Reaching:
+    """Inputs of a transposed convolution whose windows of outputs, by ``geometry``, meet a range of outputs."""
+
+    geometry: Geometry
+    extents: tuple[int, ...]
+
+    def needed(self, dim: int, out: Range) -> Range:
+        return (0, 0) if out[0] >= out[1] else self.geometry.touched(dim, out, (0, self.extents[dim]))
+
+
+def _transposed(
+    function: Any,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> DistTensor:
+    """``torch.conv_transpose1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W), split over samples and space."""
+    out_shape = result_shape(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    count = weight.dim() - 2
+    if not isinstance(input, DistTensor) or input.dim() != count + 2:
+        raise UnsupportedOperation("transposed convolution needs a distributed input with a sample dimension")
+    x = balanced_input(input, "transposed convolution")
+    geometry = Geometry(tuple(weight.shape[2:]), spread(stride, count), spread(padding, count), spread(dilation, count))
+    reaching = _Reaching(geometry, tuple(x.shape[2:]))
+    block = needed_block(x, out_shape, reaching)
+    w = whole_over(weight, x.dist)
+    b = None if bias is None else whole_over(bias, x.dist).view(-1, *(1,) * count)
+    local_shape = x.dist.local_shape(out_shape)
+    if 0 in local_shape or not block.numel():
+        # Zeros times everything, so that the graph is that of the other ranks.
+        y = block.sum() * 0 + w.sum() * 0 + block.new_zeros(local_shape)
+    else:
+        out = spatial_box(x.dist, out_shape)
+        y = function(block, w, None, geometry.stride, 0, 0, groups, geometry.dilation)
+        around = [n for d in reversed(range(count)) for n in _surplus(geometry, d, reaching.needed(d, out[d]), out[d])]
+        y = F.pad(y, around) if any(around) else y
+    return DistTensor(y if b is None else y + b, x.dist, out_shape)
+
+
+def _surplus(geometry: Geometry, dim: int, inputs: Range, out: Range) -> tuple[int, int]:
+    """Padding (negative: cropping) that makes what ``inputs`` reach into ``out``."""
+    start = inputs[0] * geometry.stride[dim] - geometry.padding[dim]
+    stop = (inputs[1] - 1) * geometry.stride[dim] - geometry.padding[dim] + geometry.reach(dim)
+    return start - out[0], out[1] - stop
+
+
+for _d in (1, 2, 3):
+    for _function in {getattr(h, f"conv_transpose{_d}d") for h in (torch, F)}:
+        implements(_function)(partial(_transposed, _function))
