@@ -68,6 +68,8 @@ def _frozen(value: Any) -> Any:
         return ("tensor", tuple(value.shape), value.dtype)
     if isinstance(value, (list, tuple)):
         return tuple(_frozen(v) for v in value)
+    if isinstance(value, slice):  # hashable only from Python 3.12 on
+        return ("slice", value.start, value.stop, value.step)
     return value
 
 
@@ -75,6 +77,8 @@ def _thawed(value: Any) -> Any:
     if isinstance(value, tuple):
         if len(value) == 3 and value[0] == "tensor":
             return torch.empty(value[1], dtype=value[2], device="meta")
+        if len(value) == 4 and value[0] == "slice":
+            return slice(*value[1:])
         return tuple(_thawed(v) for v in value)
     return value
 
@@ -98,6 +102,21 @@ def result_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tor
     """
     with torch._C.DisableTorchFunctionSubclass():
         return _meta_result(function, _frozen(args), tuple((k, _frozen(v)) for k, v in kwargs.items()))
+
+
+@lru_cache(maxsize=4096)
+def broadcast_shape(shapes: tuple[torch.Size, ...]) -> torch.Size:
+    """Shape that operands of these shapes broadcast to.
+
+    Raises
+    ------
+    ShapeError
+        With torch's text, where they do not.
+    """
+    try:
+        return torch.broadcast_shapes(*shapes)
+    except RuntimeError as error:
+        raise ShapeError(str(error)) from None
 
 
 def balanced_input(tensor: DistTensor, operator: str) -> DistTensor:

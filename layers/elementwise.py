@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 from distconv.dispatch import implements, name_of
-from distconv.errors import UnsupportedOperation
-from distconv.layers.alignment import aligned, common_distribution
+from distconv.errors import ShapeError, UnsupportedOperation
+from distconv.layers.alignment import aligned, broadcast_shape, common_distribution, result_shape, whole_over
 from distconv.tensor import DistTensor
 
 _POINTWISE = """
@@ -25,7 +25,7 @@ add sub subtract mul multiply div divide true_divide floor_divide remainder fmod
 maximum minimum fmax fmin lerp where addcmul addcdiv rsub xlogy copysign logaddexp heaviside
 eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
 logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor masked_fill sinc
-threshold hardtanh relu6 elu selu celu leaky_relu prelu gelu silu mish softplus hardsigmoid hardswish softsign
+threshold hardtanh relu6 elu selu celu leaky_relu gelu silu mish softplus hardsigmoid hardswish softsign
 tanhshrink hardshrink softshrink logsigmoid
 __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__
 __pow__ __rpow__ __neg__ __pos__ __abs__ __invert__ __and__ __or__ __xor__ __rand__ __ror__ __rxor__
@@ -57,7 +57,7 @@ def pointwise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         assert isinstance(only, DistTensor)
         dist, shape = only.dist, only.shape
     else:
-        shape = torch.broadcast_shapes(*(t.shape for t in operands))
+        shape = broadcast_shape(tuple(t.shape for t in operands))
         dist = common_distribution(operands, shape)
 
     def block(value: Any) -> Any:
@@ -78,7 +78,9 @@ def in_place(function: Callable[..., Any], target: Any, *args: Any, **kwargs: An
     """``function`` that changes ``target``, a DistTensor, element by element; the others are aligned to it."""
     if not isinstance(target, DistTensor):
         raise UnsupportedOperation(f"{name_of(function)} would write a DistTensor into a plain tensor; scatter that first")
-    torch.broadcast_shapes(target.shape, *(t.shape for t in _tensors(args)))
+    shape = broadcast_shape((target.shape, *(t.shape for t in _tensors(args))))
+    if shape != target.shape:
+        raise ShapeError(f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(shape)}")
 
     def block(value: Any) -> Any:
         return aligned(value, target.dist, target.shape) if isinstance(value, torch.Tensor) else value
@@ -122,3 +124,12 @@ def dropout(input: DistTensor, p: float = 0.5, training: bool = True, inplace: b
             f"dropout with p={p} in training: its mask would depend on the grid; call model.eval() or set p=0"
         )
     return input
+
+
+@implements(F.prelu, torch.prelu, torch.Tensor.prelu)
+def prelu(input: torch.Tensor, weight: torch.Tensor) -> DistTensor:
+    """``F.prelu`` with one slope, or one per channel (dimension 1, not split)."""
+    result_shape(F.prelu, input, weight)
+    if not isinstance(input, DistTensor) or (weight.numel() > 1 and input.dist.split[1]):
+        raise UnsupportedOperation("prelu needs a distributed input whose channels are not split")
+    return DistTensor(F.prelu(input.local, whole_over(weight, input.dist)), input.dist, input.shape)

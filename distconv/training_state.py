@@ -1,0 +1,84 @@
+"""A module, its optimizer and the random number generators as named tensors and plain values, and back.
+
+Optimizer state goes by the parameter's name, not its number, so that it fits whatever order the parameters come in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from distconv.checkpoint import Checkpoint, compare
+from distconv.errors import CheckpointError
+
+Tensors = dict[str, torch.Tensor]
+
+
+def capture(model: torch.nn.Module, optimizer: torch.optim.Optimizer, comm: MPI.Intracomm) -> tuple[Tensors, dict[str, Any]]:
+    """The state of all of them: tensors, and values for JSON. Collective."""
+    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    moments, scalars = _optimizer_state(model, optimizer)
+    tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
+    states = comm.gather(torch.get_rng_state().numpy(), root=0)
+    tensors["random/torch"] = torch.stack([torch.from_numpy(s) for s in states]) if states else torch.empty(0)
+    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    return tensors, {"optimizer": type(optimizer).__name__, "groups": groups, "optimizer_scalars": scalars}
+
+
+def restore(
+    checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer, comm: MPI.Intracomm
+) -> None:
+    """Put the state back, bit for bit.
+
+    With another number of ranks than it was saved from, every rank takes rank 0's random numbers.
+
+    Raises
+    ------
+    CheckpointError
+        If it is of another model or optimizer; nothing has been changed then.
+    """
+    found = _below("model/", checkpoint.tensors)
+    compare(found, model.state_dict(), f"checkpoint of step {checkpoint.step}")
+    saved = checkpoint.values["optimizer"]
+    if saved != type(optimizer).__name__:
+        raise CheckpointError(f"checkpoint of step {checkpoint.step} is of {saved}, not of {type(optimizer).__name__}")
+    groups = checkpoint.values["groups"]
+    if len(groups) != len(optimizer.param_groups):
+        raise CheckpointError(f"checkpoint of step {checkpoint.step} has {len(groups)} parameter groups")
+    model.load_state_dict(found)
+    for group, values in zip(optimizer.param_groups, groups, strict=True):
+        group.update({key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+    _restore_optimizer(checkpoint, model, optimizer)
+    random = checkpoint.tensors["random/torch"]
+    torch.set_rng_state(random[comm.rank if len(random) == comm.size else 0].clone())
+
+
+def _below(prefix: str, tensors: Tensors) -> Tensors:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors, dict[str, Any]]:
+    tensors: Tensors = {}
+    scalars: dict[str, Any] = {}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{name}/{key}"] = value
+            else:
+                scalars[f"{name}/{key}"] = value
+    return tensors, scalars
+
+
+def _restore_optimizer(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    parameters = dict(model.named_parameters())
+    optimizer.state.clear()
+    for name, tensor in _below("optimizer/", checkpoint.tensors).items():
+        owner, _, key = name.rpartition("/")
+        # torch keeps Adam's step count on the CPU, the rest beside the parameter.
+        device = parameters[owner].device if tensor.dim() else tensor.device
+        optimizer.state[parameters[owner]][key] = tensor.to(device)
+    for name, value in checkpoint.values["optimizer_scalars"].items():
+        owner, _, key = name.rpartition("/")
+        optimizer.state[parameters[owner]][key] = value
