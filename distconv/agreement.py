@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
+from distconv import watchdog
 from distconv.errors import DistconvError, MismatchError
 
 T = TypeVar("T")
@@ -34,7 +35,8 @@ def agree(comm: MPI.Intracomm, what: str, value: str) -> None:
     digest = hashlib.blake2b(f"{what}: {value}".encode(), digest_size=7).digest()
     mine = int.from_bytes(digest, "little")
     extremes = np.array([mine, -mine], dtype=np.int64)
-    comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
+    with watchdog.waiting(lambda: f"agreement on {what}"):
+        comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
     if extremes[0] != -extremes[1]:
         raise MismatchError(_disagreement(comm.allgather((what, value))))
 
@@ -47,9 +49,9 @@ def _disagreement(values: list[tuple[str, str]]) -> str:
     return f"{values[0][0]}: ranks disagree: {listed}; pass the same on every rank"
 
 
-def _grouped(texts: object) -> list[tuple[str, list[int]]]:
+def _grouped(texts: Iterable[str]) -> list[tuple[str, list[int]]]:
     groups: dict[str, list[int]] = {}
-    for rank, text in enumerate(texts):  # type: ignore[call-overload]
+    for rank, text in enumerate(texts):
         groups.setdefault(text, []).append(rank)
     return list(groups.items())
 
@@ -71,7 +73,8 @@ def together(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[Distconv
     except (OSError, KeyError, ValueError, RuntimeError, MemoryError) as failure:
         reason = f"{failure}" or type(failure).__name__
     worst = np.array([comm.rank if reason else -1], dtype=np.int64)
-    comm.Allreduce(MPI.IN_PLACE, worst, MPI.MAX)
+    with watchdog.waiting(lambda: "agreement on an outcome"):
+        comm.Allreduce(MPI.IN_PLACE, worst, MPI.MAX)
     if worst[0] >= 0:
         text = comm.bcast(reason, root=int(worst[0]))
         raise error(text if comm.size == 1 else f"{text} (on rank {worst[0]})")

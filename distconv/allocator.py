@@ -11,7 +11,12 @@ import ctypes
 import os
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
-_LARGE = 1 << 30
+LARGEST = (1 << 31) - 1
+"""What mallopt can take: blocks above it are still mapped."""
+
+
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(LARGEST), "MALLOC_TRIM_THRESHOLD_": str(LARGEST)}
+"""The same settings for a process that is yet to be started."""
 
 
 def keep_freed_memory(ranks: int) -> bool:
@@ -21,10 +26,14 @@ def keep_freed_memory(ranks: int) -> bool:
         raise ValueError(f"DISTCONV_MALLOC={wanted!r} must be 0 or 1")
     if wanted == "0":
         return False
+    return _raise_thresholds()
+
+
+def _raise_thresholds() -> bool:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
     # A library that refuses so high a threshold still can be told not to map at all.
-    mapped = mallopt(_MMAP_THRESHOLD, _LARGE) or mallopt(_MMAP_MAX, 0)
-    return bool(mapped and mallopt(_TRIM_THRESHOLD, 2 * _LARGE - 1))
+    mapped = mallopt(_MMAP_THRESHOLD, LARGEST) or mallopt(_MMAP_MAX, 0)
+    return bool(mapped and mallopt(_TRIM_THRESHOLD, LARGEST))

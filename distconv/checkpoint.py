@@ -228,11 +228,15 @@ def _manifest(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
         said = manifest.pop("sha256")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST}: {error!r}; delete it to resume earlier") from error
+        raise CheckpointError(
+            f"checkpoint {folder} is damaged: {MANIFEST}: {error!r}; delete it to resume earlier"
+        ) from error
     if manifest.get("format", 0) > FORMAT:
         raise CheckpointError(f"checkpoint {folder} has format {manifest['format']}, this version reads up to {FORMAT}")
     if said != _digest(manifest):
-        raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST} has another checksum; delete it to resume earlier")
+        raise CheckpointError(
+            f"checkpoint {folder} is damaged: {MANIFEST} has another checksum; delete it to resume earlier"
+        )
     match = _STEP.fullmatch(folder.name)
     if match and int(match[1]) != manifest["step"]:
         raise CheckpointError(f"checkpoint {folder} holds step {manifest['step']}: its files come from elsewhere")
@@ -253,7 +257,9 @@ def _verified(folder: Path, name: str, entry: Mapping[str, Any]) -> bytes:
     if len(image) != entry["bytes"]:
         raise CheckpointError(f"checkpoint {folder} is damaged: {name} has {len(image)} bytes, not {entry['bytes']}")
     if hashlib.sha256(image).hexdigest() != entry["sha256"]:
-        raise CheckpointError(f"checkpoint {folder} is damaged: the checksum of {name} is wrong; delete it to resume earlier")
+        raise CheckpointError(
+            f"checkpoint {folder} is damaged: the checksum of {name} is wrong; delete it to resume earlier"
+        )
     return image
 
 
@@ -266,9 +272,13 @@ def _tensor(folder: Path, name: str, entry: Mapping[str, Any], opened: Mapping[s
         values = torch.from_numpy(np.asarray(opened[piece["file"]][name][()]))
         part = tensor[tuple(slice(start, stop) for start, stop in piece["box"])]
         if part.shape != values.shape:
-            raise CheckpointError(f"checkpoint {folder} is damaged: a piece of {name!r} has shape {tuple(values.shape)}")
+            raise CheckpointError(
+                f"checkpoint {folder} is damaged: a piece of {name!r} has shape {tuple(values.shape)}"
+            )
         part.copy_(values.view(torch.bfloat16) if dtype is torch.bfloat16 else values)
         covered += part.numel()
     if covered != tensor.numel():
-        raise CheckpointError(f"checkpoint {folder}: the pieces of {name!r} cover {covered} of {tensor.numel()} elements")
+        raise CheckpointError(
+            f"checkpoint {folder}: the pieces of {name!r} cover {covered} of {tensor.numel()} elements"
+        )
     return tensor

@@ -40,14 +40,14 @@ def operator_for(function: object) -> Operator:
     found = _OPERATORS.get(function)
     if found is None:
         raise UnsupportedOperation(
-            f"{name_of(function)} has no distributed rule; gather the tensor first (dc.gather(x)) and apply it to the whole"
+            f"{name_of(function)} has no distributed rule; "
+            "gather the tensor first (dc.gather(x)) and apply it to the whole"
         )
     return found
 
 
 def name_of(function: object) -> str:
     """How users know ``function``."""
-    try:
-        return str(torch.overrides.resolve_name(function) or function)
-    except (AttributeError, TypeError):
-        return str(function)
+    known = torch.overrides.resolve_name(function)
+    # Never repr(): its address differs between ranks, and all of them raise the same text.
+    return known or f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}".lstrip(".")

@@ -88,9 +88,11 @@ class Distribution:
         self._check()
         self.split = tuple(axis if axis is not None and grid.shape[axis] > 1 else None for axis in self.axes)
         """Per dimension the axis that really splits it: of more than one part."""
-        irregular = tuple(
-            (self.boundaries.get(axis), self.cyclic.get(axis)) if axis else None for axis in self.split
-        ) if self.boundaries or self.cyclic else ()
+        irregular = (
+            tuple((self.boundaries.get(axis), self.cyclic.get(axis)) if axis else None for axis in self.split)
+            if self.boundaries or self.cyclic
+            else ()
+        )
         self._key = (grid.key, self.split, irregular)
         self._hash = hash(self._key)
 
@@ -104,10 +106,13 @@ class Distribution:
         for axis, bounds in self.boundaries.items():
             parts = self.grid.shape.get(axis)
             if axis not in named or axis in self.cyclic:
-                raise DistributionError(f"distribution {self.axes}: boundaries for {axis!r}, which splits no dimension in blocks")
+                raise DistributionError(
+                    f"distribution {self.axes}: boundaries for {axis!r}, which splits no dimension in blocks"
+                )
             if len(bounds) != (parts or 0) + 1 or bounds[0] != 0 or list(bounds) != sorted(bounds):
                 raise DistributionError(
-                    f"distribution {self.axes}: boundaries {bounds} of axis {axis!r} must be {(parts or 0) + 1} rising numbers from 0"
+                    f"distribution {self.axes}: boundaries {bounds} of axis {axis!r} must be {(parts or 0) + 1} rising "
+                    "numbers from 0"
                 )
         for axis, size in self.cyclic.items():
             if axis not in named or size < 1:
@@ -127,7 +132,9 @@ class Distribution:
         if axis in self.boundaries:
             bounds = self.boundaries[axis]
             if bounds[-1] != extent:
-                raise DistributionError(f"boundaries {bounds} of axis {axis!r} cover {bounds[-1]} indices, not {extent}")
+                raise DistributionError(
+                    f"boundaries {bounds} of axis {axis!r} cover {bounds[-1]} indices, not {extent}"
+                )
             return (Interval(bounds[index], bounds[index + 1]),)
         block = block_range(extent, parts, index)
         return (Interval(block.start, block.stop),)
@@ -150,7 +157,9 @@ class Distribution:
         box = []
         for dim, ranges in enumerate(self._owned(rank, shape)):
             if len(ranges) > 1:
-                raise DistributionError(f"{self}: dimension {dim} is block-cyclic, use intervals(); it is not one range")
+                raise DistributionError(
+                    f"{self}: dimension {dim} is block-cyclic, use intervals(); it is not one range"
+                )
             box.append(ranges[0] if ranges else Interval(shape[dim], shape[dim]))
         return tuple(box)
 
@@ -160,7 +169,9 @@ class Distribution:
 
     def _owned(self, rank: int | None, shape: Sequence[int]) -> list[tuple[Interval, ...]]:
         if len(shape) != len(self.axes):
-            raise DistributionError(f"{self} has {len(self.axes)} dimensions but the shape {tuple(shape)} has {len(shape)}")
+            raise DistributionError(
+                f"{self} has {len(self.axes)} dimensions but the shape {tuple(shape)} has {len(shape)}"
+            )
         return [self.intervals(dim, self.coordinate(dim, rank), extent) for dim, extent in enumerate(shape)]
 
     def owners(self, index: Sequence[int], shape: Sequence[int]) -> list[int]:

@@ -20,6 +20,12 @@ from distconv.transfer import TransferPlan, transfer_plan
 from distconv.transport import allreduce
 
 
+def apply(function: type[torch.autograd.Function], *args: Any) -> torch.Tensor:
+    """``function.apply``, with a type."""
+    result: torch.Tensor = function.apply(*args)
+    return result
+
+
 class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
@@ -40,7 +46,7 @@ def redistribute(local: torch.Tensor, src: Distribution, dst: Distribution, shap
     """
     if src == dst:
         return local
-    return _Redistribute.apply(local, transfer_plan(src, dst, tuple(shape)))  # type: ignore[no-any-return]
+    return apply(_Redistribute, local, transfer_plan(src, dst, tuple(shape)))
 
 
 class _Assemble(torch.autograd.Function):
@@ -61,7 +67,7 @@ def assemble(local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
 
     Source: Dryden et al. 2019, III-A.
     """
-    return _Assemble.apply(local, plan)  # type: ignore[no-any-return]
+    return apply(_Assemble, local, plan)
 
 
 class _SumOver(torch.autograd.Function):
@@ -79,7 +85,7 @@ class _SumOver(torch.autograd.Function):
 def sum_over(local: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) -> torch.Tensor:
     """Sum of ``local`` over the ranks along ``axes``; the result is replicated there."""
     split = grid.split_axes(axes)
-    return _SumOver.apply(local, grid, split) if split else local
+    return apply(_SumOver, local, grid, split) if split else local
 
 
 class _Enter(torch.autograd.Function):
@@ -105,4 +111,4 @@ def enter(whole: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) ->
     The adjoint sums the contributions over exactly these axes, so that each rank gets the whole gradient.
     """
     split = grid.split_axes(axes)
-    return _Enter.apply(whole, grid, split) if split else whole
+    return apply(_Enter, whole, grid, split) if split else whole

@@ -9,6 +9,7 @@ from functools import cached_property
 
 from mpi4py import MPI
 
+from distconv import watchdog
 from distconv.agreement import agree
 from distconv.errors import CommunicatorError, GridError
 
@@ -39,7 +40,9 @@ class ProcessGrid:
         if not MPI.Is_initialized() or MPI.Is_finalized():
             raise CommunicatorError("ProcessGrid needs a running MPI: create it after MPI.Init and before MPI.Finalize")
         if comm == MPI.COMM_NULL:
-            raise CommunicatorError("ProcessGrid was given MPI.COMM_NULL (a freed communicator, or one this rank is not in)")
+            raise CommunicatorError(
+                "ProcessGrid was given MPI.COMM_NULL (a freed communicator, or one this rank is not in)"
+            )
         self.shape = {name: axes.get(name, 1) for name in AXES}
         agree(comm, "ProcessGrid", ", ".join(f"{k}={v!r}" for k, v in sorted(axes.items())))
         self._check(axes, comm.size)
@@ -91,7 +94,8 @@ class ProcessGrid:
         found = self._comms.get(key)
         if found is None:
             rest = {name: index for name, index in self.coords.items() if name not in key}
-            found = self._comms[key] = self.world.Split(self.rank_of(rest), self.rank)
+            with watchdog.waiting(lambda: f"making the communicator over {','.join(key)}"):
+                found = self._comms[key] = MPI.Intracomm(self.world.Split(self.rank_of(rest), self.rank))
         return found
 
     @cached_property
@@ -133,6 +137,8 @@ def parse_grid(text: str) -> dict[str, int]:
     for item in text.replace(" ", "").split(","):
         name, equals, parts = item.partition("=")
         if not equals or name not in AXES or not parts.isdigit() or int(parts) < 1 or name in axes:
-            raise GridError(f"grid {text!r}: {item!r} is not one axis=parts (axes {', '.join(AXES)}); write it like n=2,h=2")
+            raise GridError(
+                f"grid {text!r}: {item!r} is not one axis=parts (axes {', '.join(AXES)}); write it like n=2,h=2"
+            )
         axes[name] = int(parts)
     return axes

@@ -7,6 +7,7 @@ A dataset without ``fletcher32`` cannot tell that a bit has flipped.
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -144,13 +145,13 @@ class SampleFile:
         together(self.comm, check, DataError)
 
     def warn_of_large_chunks(self, name: str, block: Sequence[int]) -> None:
-        """Warn once, on rank 0, if reading a ``block`` (without the sample dimension) reads far more than it holds."""
+        """Warn once, on rank 0, if reading a ``block`` (without the sample dimension) reads chunks larger than itself."""
         chunk = self.chunks(name)[1:]
-        if self.comm.rank == 0 and any(c > b > 0 for c, b in zip(chunk, block, strict=True)):
+        if self.comm.rank == 0 and math.prod(chunk) > math.prod(block) > 0:
             warnings.warn(
                 f"{self.path}: a chunk of {name!r} is {chunk} but a rank reads blocks of {tuple(block)}: neighbours read "
                 f"the same chunks; write the file with smaller chunks, or split fewer dimensions",
-                stacklevel=2,
+                stacklevel=3,
             )
 
 
@@ -203,7 +204,9 @@ def _dataset(file: h5py.File, name: str, path: Path, file_bytes: int) -> h5py.Da
     if found.is_virtual or found.external or found.file.filename != file.filename:
         raise DataError(f"{path}: dataset {name!r} lies in other files; copy it into this one")
     if found.dtype.kind == "O" or found.ndim == 0:
-        raise DataError(f"{path}: dataset {name!r} is {'ragged' if found.ndim else 'a single value'}; samples must be equal arrays")
+        raise DataError(
+            f"{path}: dataset {name!r} is {'ragged' if found.ndim else 'a single value'}; samples must be equal arrays"
+        )
     stored = found.id.get_storage_size()
     if found.compression is None and stored < found.nbytes:
         raise DataError(

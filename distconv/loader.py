@@ -75,9 +75,8 @@ class Loader:
             raise DataError(
                 f"{file.path}: no batch of {batch} can be made of the {self.samples} samples of {fields[0].dataset!r}"
             )
-        for each in self.fields:
-            block = self._distribution(each).local_shape(file.shape(each.dataset))
-            file.warn_of_large_chunks(each.dataset, block[1:])
+        first = self.fields[0]
+        file.warn_of_large_chunks(first.dataset, self._distribution(first).local_shape(file.shape(first.dataset))[1:])
 
     @property
     def steps(self) -> int:
@@ -116,7 +115,9 @@ class Loader:
                 blocks = together(self.grid.world, ahead.result, DataError)
                 if index + 1 < len(batches):
                     ahead = reader.submit(self._read, number, batches[index + 1])
-                yield Batch(samples, tuple(self._tensor(f, b, len(samples)) for f, b in zip(self.fields, blocks, strict=True)))
+                yield Batch(
+                    samples, tuple(self._tensor(f, b, len(samples)) for f, b in zip(self.fields, blocks, strict=True))
+                )
 
     def _distribution(self, each: Field) -> Distribution:
         return Distribution(self.grid, default_axes(each.dims, len(self.file.shape(each.dataset))))

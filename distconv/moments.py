@@ -52,7 +52,9 @@ def moments(file: SampleFile, name: str, *, channels: bool = True) -> Moments:
     comm.Allreduce(MPI.IN_PLACE, partial, MPI.SUM)
     bad = np.flatnonzero(~np.isfinite(partial).all(axis=(1, 2)))
     if len(bad):
-        raise DataError(f"{file.path}: {name!r} has NaN or infinite values in {len(bad)} samples, the first is {bad[0]}")
+        raise DataError(
+            f"{file.path}: {name!r} has NaN or infinite values in {len(bad)} samples, the first is {bad[0]}"
+        )
     mean = partial[:, _MEAN].mean(0)
     variance = np.maximum(partial[:, _SQUARE].mean(0) - mean**2, 0)
     std = np.sqrt(variance)

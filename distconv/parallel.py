@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from distconv import reduction
+from distconv import reduction, watchdog
 from distconv.agreement import agree
 from distconv.errors import MismatchError, UnsupportedOperation
 from distconv.grid import ProcessGrid
@@ -34,15 +34,18 @@ def parallelize(model: M, grid: ProcessGrid, *, broadcast: bool = False) -> M:
     if not isinstance(grid, ProcessGrid):
         raise UnsupportedOperation(f"parallelize needs a ProcessGrid, not {type(grid).__name__}")
     if grid.shape["c"] > 1:
-        raise UnsupportedOperation(f"parallelize over {grid.describe()}: axis 'c' (channels) has no operators; use n, d, h, w")
+        raise UnsupportedOperation(
+            f"parallelize over {grid.describe()}: axis 'c' (channels) has no operators; use n, d, h, w"
+        )
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     described = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items())
     agree(grid.world, "parallelize", f"{type(model).__name__}: {described}")
-    if broadcast:
-        for tensor in state.values():
-            _broadcast(grid, tensor)
-    else:
-        _check_equal(grid, state)
+    with watchdog.waiting(lambda: "parallelize"):
+        if broadcast:
+            for tensor in state.values():
+                _broadcast(grid, tensor)
+        else:
+            _check_equal(grid, state)
     for parameter in model.parameters():
         reduction.mark(parameter)
     return model

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 from mpi4py import MPI
+from torch.autograd.graph import Node
 
 from distconv.transport import Reduction
 
@@ -28,7 +29,7 @@ def mark(parameter: torch.nn.Parameter) -> None:
     setattr(parameter, _MARK, True)
 
 
-def defers(leaf: torch.Tensor, accumulator: object) -> bool:
+def defers(leaf: torch.Tensor, accumulator: Node) -> bool:
     """Whether a contribution to ``leaf`` may arrive late; ``accumulator`` is its AccumulateGrad node.
 
     Not when somebody would see it missing: hooks on the tensor, or a caller of ``torch.autograd.grad``.
@@ -36,7 +37,7 @@ def defers(leaf: torch.Tensor, accumulator: object) -> bool:
     if not getattr(leaf, _MARK, False) or leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None):
         return False
     try:
-        return bool(torch._C._will_engine_execute_node(accumulator))  # type: ignore[attr-defined]
+        return torch._C._will_engine_execute_node(accumulator)
     except RuntimeError:  # torch says so for leaves under torch.autograd.grad
         return False
 
@@ -107,9 +108,9 @@ _orphans: list[_Bucket] = []
 
 def defer(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
     """Add the sum of ``share`` over ``comm`` to ``leaf.grad`` by the time the running backward returns."""
-    task: int = torch._C._current_graph_task_id()  # type: ignore[attr-defined]
+    task: int = torch._C._current_graph_task_id()
     backward = _running.get(task)
     if backward is None:
         backward = _running[task] = _Backward()
-        torch.autograd.Variable._execution_engine.queue_callback(backward.finish)  # type: ignore[attr-defined]
+        torch.autograd.Variable._execution_engine.queue_callback(backward.finish)
     backward.add(leaf, share, comm)

@@ -7,15 +7,22 @@ from typing import Any
 
 import torch
 
-from distconv import agreement, dispatch, functions
+from distconv import agreement, dispatch, functions, watchdog
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistributionError, UnsupportedOperation
 from distconv.grid import ProcessGrid
 
-
 _METADATA = frozenset(
     getattr(torch.Tensor, name)
-    for name in ("nelement", "is_floating_point", "is_complex", "is_signed", "element_size", "is_contiguous", "get_device")
+    for name in (
+        "nelement",
+        "is_floating_point",
+        "is_complex",
+        "is_signed",
+        "element_size",
+        "is_contiguous",
+        "get_device",
+    )
 ) | frozenset(
     getattr(torch.Tensor, name).__get__
     for name in ("layout", "is_cuda", "is_sparse", "is_quantized", "is_meta", "itemsize", "nbytes")
@@ -31,13 +38,15 @@ class DistTensor(torch.Tensor):
     """
 
     local: torch.Tensor
-    dist: Distribution
+    dist: Distribution  # type: ignore[assignment]
     _shape: torch.Size
 
     @staticmethod
     def __new__(cls, local: torch.Tensor, dist: Distribution, shape: Sequence[int]) -> DistTensor:
         """Wrap ``local`` without a check; users call :func:`from_local`, which checks."""
-        self: DistTensor = torch.Tensor._make_wrapper_subclass(cls, tuple(shape), dtype=local.dtype, device=local.device)
+        self: DistTensor = torch.Tensor._make_wrapper_subclass(
+            cls, tuple(shape), dtype=local.dtype, device=local.device
+        )
         self.local, self.dist, self._shape = local, dist, torch.Size(shape)
         return self
 
@@ -61,7 +70,7 @@ class DistTensor(torch.Tensor):
         return operator(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise UnsupportedOperation(f"{func} reached a DistTensor below torch's function interface; gather it first")
 
     # -- what it is ---------------------------------------------------------------------------------------------------
@@ -94,7 +103,7 @@ class DistTensor(torch.Tensor):
 
     ndimension = dim
 
-    def size(self, dim: int | None = None) -> Any:  # type: ignore[override]
+    def size(self, dim: int | None = None) -> Any:
         return self._shape if dim is None else self._shape[dim]
 
     def numel(self) -> int:
@@ -104,8 +113,10 @@ class DistTensor(torch.Tensor):
         """Half-open global range of each dimension that ``local`` covers."""
         return self.dist.box(None, self.shape)
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
-        return f"DistTensor(shape={tuple(self.shape)}, dtype={self.dtype}, {self.dist}, local={tuple(self.local.shape)})"
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return (
+            f"DistTensor(shape={tuple(self.shape)}, dtype={self.dtype}, {self.dist}, local={tuple(self.local.shape)})"
+        )
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -138,19 +149,19 @@ class DistTensor(torch.Tensor):
     # -- autograd -----------------------------------------------------------------------------------------------------
 
     @property
-    def requires_grad(self) -> bool:  # type: ignore[override]
+    def requires_grad(self) -> bool:
         return self.local.requires_grad
 
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
         self.local.requires_grad = value
 
-    def requires_grad_(self, requires_grad: bool = True) -> DistTensor:  # type: ignore[override]
+    def requires_grad_(self, requires_grad: bool = True) -> DistTensor:
         self.local.requires_grad_(requires_grad)
         return self
 
-    @property
-    def grad(self) -> DistTensor | None:  # type: ignore[override]
+    @property  # type: ignore[override]
+    def grad(self) -> DistTensor | None:
         grad = self.local.grad
         return None if grad is None else DistTensor(grad, self.dist, self.shape)
 
@@ -169,7 +180,9 @@ class DistTensor(torch.Tensor):
     def retain_grad(self) -> None:
         self.local.retain_grad()
 
-    def backward(self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None) -> None:
+    def backward(
+        self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None
+    ) -> None:
         """Gradients of this tensor; ``gradient`` (whole or distributed) as torch asks for it. Collective."""
         if gradient is None and self.numel() == 1 and self.dist.split_axes:
             return self.replicated().backward(None, retain_graph, create_graph, inputs)
@@ -183,7 +196,7 @@ class DistTensor(torch.Tensor):
 
     # -- single values ------------------------------------------------------------------------------------------------
 
-    def item(self) -> Any:  # type: ignore[override]
+    def item(self) -> Any:
         """The value of a tensor of one element, on every rank."""
         return self.gather().item()
 
@@ -203,15 +216,17 @@ class DistTensor(torch.Tensor):
         return format(self.item(), spec) if self.numel() == 1 and spec else repr(self)
 
     def numpy(self, *, force: bool = False) -> Any:
-        raise UnsupportedOperation("numpy() of a DistTensor: use gather() for the whole or .local for this rank's block")
+        raise UnsupportedOperation(
+            "numpy() of a DistTensor: use gather() for the whole or .local for this rank's block"
+        )
 
 
 def _refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """``torch.autograd.Function.apply``, which torch does not dispatch: its gradient would be lost without a word."""
     if any(isinstance(a, DistTensor) for a in args):
         raise UnsupportedOperation(
-            f"{cls.__name__}.apply (a torch.autograd.Function) with a DistTensor: write it with torch's operators, or pass "
-            "use_reentrant=False if it comes from torch.utils.checkpoint"
+            f"{cls.__name__}.apply (a torch.autograd.Function) with a DistTensor: write it with torch's operators, or "
+            "pass use_reentrant=False if it comes from torch.utils.checkpoint"
         )
     return _apply(cls, *args, **kwargs)
 
@@ -277,7 +292,8 @@ def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | 
     if not 0 <= root < grid.size:
         raise DistributionError(f"scatter: root={root} is not one of the {grid.size} ranks")
     mine = None if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
-    described = grid.world.bcast(mine, root=root)
+    with watchdog.waiting(lambda: f"scatter from rank {root}"):
+        described = grid.world.bcast(mine, root=root)
     if described is None:
         raise DistributionError(f"scatter: rank {root} is the root and must pass a tensor")
     shape, dtype, requires_grad = described
@@ -311,12 +327,15 @@ def from_local(local: torch.Tensor, dist: Distribution, shape: Sequence[int]) ->
         On every rank, if a rank's block has the wrong shape.
     """
     grad = ", requires_grad" if local.requires_grad else ""
-    agreement.agree(dist.grid.world, "from_local", f"shape {tuple(shape)}, {local.dtype} on {local.device.type}{grad}, {dist}")
+    agreement.agree(
+        dist.grid.world, "from_local", f"shape {tuple(shape)}, {local.dtype} on {local.device.type}{grad}, {dist}"
+    )
 
     def check() -> None:
         if tuple(local.shape) != dist.local_shape(shape):
             raise DistributionError(
-                f"from_local: the block is {tuple(local.shape)} but {dist} gives {dist.local_shape(shape)} of {tuple(shape)}"
+                f"from_local: the block is {tuple(local.shape)} but {dist} gives {dist.local_shape(shape)} of "
+                f"{tuple(shape)}"
             )
 
     agreement.together(dist.grid.world, check, DistributionError)

@@ -16,7 +16,9 @@ from distconv.errors import CheckpointError
 Tensors = dict[str, torch.Tensor]
 
 
-def capture(model: torch.nn.Module, optimizer: torch.optim.Optimizer, comm: MPI.Intracomm) -> tuple[Tensors, dict[str, Any]]:
+def capture(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, comm: MPI.Intracomm
+) -> tuple[Tensors, dict[str, Any]]:
     """The state of all of them: tensors, and values for JSON. Collective."""
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     moments, scalars = _optimizer_state(model, optimizer)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -27,7 +27,7 @@ from distconv.grid import ProcessGrid
 from distconv.transport import Exchange, Message
 
 
-class Layout(Protocol):
+class Layout(Hashable, Protocol):
     """What the mover asks of a source or destination; :class:`Distribution` and :class:`Needs` are layouts."""
 
     @property
@@ -106,7 +106,9 @@ def _segments(src: Sequence[Interval], dst: Sequence[Interval]) -> list[_Segment
             both = s.intersect(d)
             if both.extent:
                 found.append(
-                    _Segment(both.start, both.extent, src_offset + both.start - s.start, dst_offset + both.start - d.start)
+                    _Segment(
+                        both.start, both.extent, src_offset + both.start - s.start, dst_offset + both.start - d.start
+                    )
                 )
             dst_offset += d.extent
         src_offset += s.extent
@@ -161,13 +163,13 @@ class TransferPlan:
     def _slabs(self) -> tuple[Box, ...]:
         """The needed box minus the owned one, cut like an onion.
 
-             +-----------------+
-             |    low  (dim h) |     A slab of dimension m spans what is owned of the dimensions before m and all
-             +----+-------+----+     that is needed of those after m, so each ghost index is in one slab, and all
-             | low|  own  |high|     that comes from one owner is in one slab.
-             +----+-------+----+
-             |   high  (dim h) |
-             +-----------------+
+        +-----------------+
+        |    low  (dim h) |     A slab of dimension m spans what is owned of the dimensions before m and all
+        +----+-------+----+     that is needed of those after m, so each ghost index is in one slab, and all
+        | low|  own  |high|     that comes from one owner is in one slab.
+        +----+-------+----+
+        |   high  (dim h) |
+        +-----------------+
         """
         need = [ranges[0] for ranges in self._mine_dst]
         own = [ranges[0] if ranges else Interval(0, 0) for ranges in self._mine_src]
@@ -201,7 +203,9 @@ class TransferPlan:
         axes, grid = self.dst.split, self.dst.grid
         tables = [self._table(self.dst, dim, mine) for dim, mine in enumerate(self._mine_src)]
         free = [axis for axis in grid.shape if axis not in axes]
-        replica = [(a, c) for a, c in self.src.grid.coords.items() if a not in self.src.split and self.src.grid.shape[a] > 1]
+        replica = [
+            (a, c) for a, c in self.src.grid.coords.items() if a not in self.src.split and self.src.grid.shape[a] > 1
+        ]
         peers = []
         for choice in itertools.product(*(table.items() for table in tables)):
             coords = {axis: index for axis, (index, _) in zip(axes, choice, strict=True) if axis}
@@ -213,7 +217,7 @@ class TransferPlan:
         return sorted(peers)
 
     def _table(self, other: Layout, dim: int, mine: Sequence[Interval]) -> dict[int, list[_Segment]]:
-        """Per coordinate of ``other`` what it shares with ``mine`` in ``dim``; coordinates that share nothing are left out."""
+        """Per coordinate of ``other`` what it shares with ``mine`` in ``dim``, if it shares anything."""
         axis, extent = other.split[dim], self.shape[dim]
         table = {}
         for index in range(other.grid.shape[axis] if axis else 1):

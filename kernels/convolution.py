@@ -158,7 +158,14 @@ class Convolution:
         return torch.zeros_like(weight) if total is None else total
 
     def _backward(
-        self, grad: torch.Tensor, touched: Sequence[Range], fit: _Fit, piece: Piece, weight: torch.Tensor, *, want_input: bool
+        self,
+        grad: torch.Tensor,
+        touched: Sequence[Range],
+        fit: _Fit,
+        piece: Piece,
+        weight: torch.Tensor,
+        *,
+        want_input: bool,
     ) -> torch.Tensor:
         g = self.geometry
         wanted = [want_input, not want_input, False]

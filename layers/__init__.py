@@ -1,11 +1,14 @@
 """Distributed operators on DistTensor; importing this package fills the operator registry."""
 
 if __name__ != "distconv.layers":
-    raise ImportError("import this package as distconv.layers: under the bare name 'layers' its classes would exist twice")
+    raise ImportError(
+        "import this package as distconv.layers: under the bare name 'layers' its classes would exist twice"
+    )
 
 from distconv.layers import (
     convolution,
     elementwise,
+    gradients,
     indexing,
     joining,
     linear,
@@ -22,6 +25,7 @@ __all__ = [
     "batch_norm_statistics",
     "convolution",
     "elementwise",
+    "gradients",
     "indexing",
     "joining",
     "linear",

@@ -73,23 +73,46 @@ def _frozen(value: Any) -> Any:
     return value
 
 
-def _thawed(value: Any) -> Any:
+def _thawed(value: Any, make: Callable[..., torch.Tensor]) -> Any:
     if isinstance(value, tuple):
         if len(value) == 3 and value[0] == "tensor":
-            return torch.empty(value[1], dtype=value[2], device="meta")
+            return make(value[1], value[2])
         if len(value) == 4 and value[0] == "slice":
             return slice(*value[1:])
-        return tuple(_thawed(v) for v in value)
+        return tuple(_thawed(v, make) for v in value)
     return value
+
+
+def _on_meta(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _without_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros((), dtype=dtype).expand(shape)
+
+
+def _called(function: Callable[..., Any], args: Any, kwargs: Any, make: Callable[..., torch.Tensor]) -> Any:
+    return function(*_thawed(args, make), **{k: _thawed(v, make) for k, v in kwargs})
 
 
 @lru_cache(maxsize=4096)
 def _meta_result(function: Callable[..., Any], args: Any, kwargs: Any) -> torch.Size:
     try:
-        result = function(*_thawed(args), **{k: _thawed(v) for k, v in kwargs})
+        result = _called(function, args, kwargs, _on_meta)
     except (RuntimeError, ValueError) as error:
-        raise ShapeError(str(error)) from None
-    return result.shape  # type: ignore[no-any-return]
+        refused: Exception | None = error
+    else:
+        refused = None
+        if result.numel():
+            return torch.Size(result.shape)
+    # Meta tensors have other texts than real ones, and let some empty results pass.
+    try:
+        result = _called(function, args, kwargs, _without_memory)
+    except (RuntimeError, ValueError) as error:
+        refused = error
+    if refused is not None:
+        raise ShapeError(str(refused)) from None
+    return torch.Size(result.shape)
 
 
 def result_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Size:
@@ -104,6 +127,15 @@ def result_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tor
         return _meta_result(function, _frozen(args), tuple((k, _frozen(v)) for k, v in kwargs.items()))
 
 
+def check_as_torch(function: Callable[..., Any], *args: Any) -> None:
+    """Raise ShapeError with torch's text where it refuses operands that its meta tensors let pass."""
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            _called(function, _frozen(args), (), _without_memory)
+        except (RuntimeError, ValueError) as error:
+            raise ShapeError(str(error)) from None
+
+
 @lru_cache(maxsize=4096)
 def broadcast_shape(shapes: tuple[torch.Size, ...]) -> torch.Size:
     """Shape that operands of these shapes broadcast to.
@@ -114,7 +146,7 @@ def broadcast_shape(shapes: tuple[torch.Size, ...]) -> torch.Size:
         With torch's text, where they do not.
     """
     try:
-        return torch.broadcast_shapes(*shapes)
+        return torch.Size(torch.broadcast_shapes(*shapes))
     except RuntimeError as error:
         raise ShapeError(str(error)) from None
 

@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
+from distconv.functions import apply
 from distconv.kernels.convolution import Convolution, Geometry, Piece, Range, cut, is_free, merged
 from distconv.layers.alignment import balanced_input, result_shape, whole_over
 from distconv.layers.windows import spatial_box, spread, window_needs
@@ -103,7 +104,9 @@ def _start_input_gradient(
         sending = layer.plan.start_accumulate(ghosts, grad, "convolution halo accumulation")
         return layer.work.input_gradient(grad, pieces[0], weight), sending
     whole = Piece(layer.work.input_gradient(grad, pieces[0], weight), layer.needed)
-    sending = layer.plan.start_accumulate([cut(whole, box) for box in layer.slabs], grad, "convolution halo accumulation")
+    sending = layer.plan.start_accumulate(
+        [cut(whole, box) for box in layer.slabs], grad, "convolution halo accumulation"
+    )
     return cut(whole, layer.own), sending
 
 
@@ -123,14 +126,16 @@ def _convolution(
         raise UnsupportedOperation("convolution of a plain tensor with a distributed weight: scatter the input first")
     count = weight.dim() - 2
     if input.dim() != count + 2:
-        raise UnsupportedOperation(f"convolution of {input.dim()} dimensions without a sample dimension: add it (unsqueeze(0))")
+        raise UnsupportedOperation(
+            f"convolution of {input.dim()} dimensions without a sample dimension: add it (unsqueeze(0))"
+        )
     x = balanced_input(input, "convolution")
     kernel, dilations = tuple(weight.shape[2:]), spread(dilation, count)
     geometry = Geometry(kernel, spread(stride, count), _front(padding, kernel, dilations), dilations)
     w = whole_over(weight, x.dist)
     b = None if bias is None else whole_over(bias, x.dist)
     layer = _layer(x.dist, x.shape, out_shape, geometry, groups)
-    return DistTensor(_Convolve.apply(x.local, w, b, layer), x.dist, out_shape)
+    return DistTensor(apply(_Convolve, x.local, w, b, layer), x.dist, out_shape)
 
 
 def _front(padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:

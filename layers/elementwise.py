@@ -77,7 +77,9 @@ def pointwise(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def in_place(function: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) -> Any:
     """``function`` that changes ``target``, a DistTensor, element by element; the others are aligned to it."""
     if not isinstance(target, DistTensor):
-        raise UnsupportedOperation(f"{name_of(function)} would write a DistTensor into a plain tensor; scatter that first")
+        raise UnsupportedOperation(
+            f"{name_of(function)} would write a DistTensor into a plain tensor; scatter that first"
+        )
     shape = broadcast_shape((target.shape, *(t.shape for t in _tensors(args))))
     if shape != target.shape:
         raise ShapeError(f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(shape)}")
@@ -110,7 +112,7 @@ def _register() -> None:
 _register()
 
 
-@implements(torch.Tensor.data.__get__)
+@implements(vars(torch._C.TensorBase)["data"].__get__)
 def data(tensor: DistTensor) -> DistTensor:
     """The tensor outside autograd, on the same memory."""
     return DistTensor(tensor.local.data, tensor.dist, tensor.shape)

@@ -174,7 +174,9 @@ def pad(input: DistTensor, pad: Sequence[int], mode: str = "constant", value: fl
     if any(fronts[:2]) or any(behinds[:2]) or input.dim() < 3:
         padded = [d for d in range(input.dim()) if fronts[d] or behinds[d]]
         whole = input.replicated(padded)
-        return DistTensor(F.pad(whole.local, pad, mode, value), whole.dist, out_shape).redistribute(input.dist.balanced())
+        return DistTensor(F.pad(whole.local, pad, mode, value), whole.dist, out_shape).redistribute(
+            input.dist.balanced()
+        )
     x = balanced_input(input, "padding")
     count = input.dim() - 2
     if mode == "constant":

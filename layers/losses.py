@@ -108,7 +108,9 @@ def nll_loss(
     reduction: str = "mean",
 ) -> DistTensor:
     """``F.nll_loss`` of log-probabilities (N, C, ...) and class indices (N, ...)."""
-    return _class_loss(F.nll_loss, input, target, weight, size_average, reduce, reduction, {"ignore_index": ignore_index})
+    return _class_loss(
+        F.nll_loss, input, target, weight, size_average, reduce, reduction, {"ignore_index": ignore_index}
+    )
 
 
 def _class_loss(
@@ -127,14 +129,15 @@ def _class_loss(
     shape = result_shape(function, input, target, weight, reduction=reduction, **options)
     grid = (input if isinstance(input, DistTensor) else target).grid  # type: ignore[attr-defined]
     if input.dim() < 2:
-        raise UnsupportedOperation(f"{function.__name__} of one sample without a sample dimension: add it (unsqueeze(0))")
-    like = input if isinstance(input, DistTensor) else target
-    logits = as_distributed(input, grid)
-    if not isinstance(input, DistTensor):
-        axes = list(like.dist.axes)  # type: ignore[attr-defined]
-        logits = logits.redistribute(like.dist.with_axes(axes if target.dim() == input.dim() else [axes[0], None, *axes[1:]]))  # type: ignore[attr-defined]
-    logits = logits.replicated([1])
+        raise UnsupportedOperation(
+            f"{function.__name__} of one sample without a sample dimension: add it (unsqueeze(0))"
+        )
     indices = not (target.is_floating_point() or target.dim() == input.dim())
+    logits = as_distributed(input, grid)
+    if not isinstance(input, DistTensor) and isinstance(target, DistTensor):
+        axes = target.dist.axes
+        logits = logits.redistribute(target.dist.with_axes([axes[0], None, *axes[1:]] if indices else axes))
+    logits = logits.replicated([1])
     kept = [a for d, a in enumerate(logits.dist.axes) if d != 1]
     wanted = logits.dist.with_axes(kept if indices else logits.dist.axes)
     labels = as_distributed(target, grid).redistribute(wanted).local

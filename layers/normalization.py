@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from distconv.dispatch import implements
 from distconv.errors import ShapeError, UnsupportedOperation
-from distconv.functions import enter
+from distconv.functions import apply, enter
 from distconv.grid import ProcessGrid
 from distconv.layers.alignment import as_distributed, result_shape
 from distconv.tensor import DistTensor
@@ -156,11 +156,13 @@ def batch_norm(
     w = None if weight is None else enter(weight, grid, rest)
     b = None if bias is None else enter(bias, grid, rest)
     if not training or not dist.split_axes:
-        return DistTensor(F.batch_norm(input.local, running_mean, running_var, w, b, training, momentum, eps), dist, input.shape)
+        return DistTensor(
+            F.batch_norm(input.local, running_mean, running_var, w, b, training, momentum, eps), dist, input.shape
+        )
     axes = tuple(a for a in dist.split_axes if a not in rest)
     count = _count(input, axes)
     running = (running_mean, running_var, momentum)
-    return DistTensor(_BatchNorm.apply(input.local, w, b, running, eps, count, grid, axes), dist, input.shape)
+    return DistTensor(apply(_BatchNorm, input.local, w, b, running, eps, count, grid, axes), dist, input.shape)
 
 
 def _whole(parameter: torch.Tensor | None, grid: ProcessGrid) -> torch.Tensor | None:
@@ -174,10 +176,12 @@ def _count(x: DistTensor, axes: tuple[str, ...]) -> int:
     counts = []
     for rank in range(x.grid.size):
         local = x.dist.local_shape(x.shape, rank)
-        counts.append(math.prod(n if s in axes else m for n, m, s in zip(x.shape, local, x.dist.split, strict=True)) // x.shape[1])
+        counts.append(
+            math.prod(n if s in axes else m for n, m, s in zip(x.shape, local, x.dist.split, strict=True)) // x.shape[1]
+        )
     if min(counts) < 2:
         raise ShapeError(
-            f"batch norm with {_statistics.get()} statistics: rank {counts.index(min(counts))} has {min(counts)} values per "
-            f"channel of {tuple(x.shape)} over {x.dist}; use global statistics or fewer ranks"
+            f"batch norm with {_statistics.get()} statistics: a rank has {min(counts)} values per channel of "
+            f"{tuple(x.shape)} over {x.dist}; use global statistics or fewer ranks"
         )
     return counts[x.grid.rank]

@@ -29,7 +29,9 @@ _AVERAGE: dict[int, Callable[..., torch.Tensor]] = {1: F.avg_pool1d, 2: F.avg_po
 
 def _batched(input: DistTensor, count: int, operator: str) -> DistTensor:
     if input.dim() != count + 2:
-        raise UnsupportedOperation(f"{operator} of {input.dim()} dimensions without a sample dimension: add it (unsqueeze(0))")
+        raise UnsupportedOperation(
+            f"{operator} of {input.dim()} dimensions without a sample dimension: add it (unsqueeze(0))"
+        )
     return balanced_input(input, operator)
 
 
@@ -45,12 +47,16 @@ def _max_pool(
 ) -> DistTensor:
     """``F.max_pool1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W)."""
     if return_indices:
-        raise UnsupportedOperation("max pooling with return_indices=True: indices into distributed blocks are not offered")
+        raise UnsupportedOperation(
+            "max pooling with return_indices=True: indices into distributed blocks are not offered"
+        )
     stride = stride or kernel_size
     pool = _MAX[count]
     out_shape = result_shape(pool, input, kernel_size, stride, padding, dilation, ceil_mode)
     x = _batched(input, count, "max pooling")
-    geometry = Geometry(spread(kernel_size, count), spread(stride, count), spread(padding, count), spread(dilation, count))
+    geometry = Geometry(
+        spread(kernel_size, count), spread(stride, count), spread(padding, count), spread(dilation, count)
+    )
     block = needed_block(x, out_shape, geometry, -math.inf)
     local_shape = x.dist.local_shape(out_shape)
     if 0 in local_shape:
@@ -96,7 +102,7 @@ def _correction(geometry: Geometry, out: Sequence[Range], extents: Sequence[int]
         start = torch.arange(o0, o1) * geometry.stride[dim] - padding
         stop = (start + kernel).clamp(max=extent + padding)
         counted = stop - start if include_pad else stop.clamp(max=extent) - start.clamp(min=0)
-        correction = correction.unsqueeze(-1) * (kernel / counted)
+        correction = correction.unsqueeze(-1) * (kernel / counted.double())
     return correction
 
 

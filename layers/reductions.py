@@ -24,7 +24,9 @@ def _dims(tensor: DistTensor, dim: Dims) -> list[int]:
 
 
 @implements(torch.sum, torch.Tensor.sum)
-def sum(input: DistTensor, *dims: Any, dim: Dims = None, keepdim: bool = False, dtype: Any = None, axis: Dims = None) -> DistTensor:
+def sum(
+    input: DistTensor, *dims: Any, dim: Dims = None, keepdim: bool = False, dtype: Any = None, axis: Dims = None
+) -> DistTensor:
     """``torch.sum``; the result is replicated over the axes that split the summed dimensions."""
     dim, keepdim = _called(dims, dim if axis is None else axis, keepdim)
     shape = result_shape(torch.sum, input, dim, keepdim, dtype=dtype)
@@ -40,7 +42,9 @@ def sum(input: DistTensor, *dims: Any, dim: Dims = None, keepdim: bool = False, 
 
 
 @implements(torch.mean, torch.Tensor.mean)
-def mean(input: DistTensor, *dims: Any, dim: Dims = None, keepdim: bool = False, dtype: Any = None, axis: Dims = None) -> DistTensor:
+def mean(
+    input: DistTensor, *dims: Any, dim: Dims = None, keepdim: bool = False, dtype: Any = None, axis: Dims = None
+) -> DistTensor:
     """``torch.mean``: the sum over the global number of elements."""
     dim, keepdim = _called(dims, dim if axis is None else axis, keepdim)
     result_shape(torch.mean, input, dim, keepdim, dtype=dtype)
@@ -56,4 +60,3 @@ def _called(dims: tuple[Any, ...], dim: Dims, keepdim: bool) -> tuple[Dims, bool
     if not dims:
         return dim, keepdim
     return (dims[0] if len(dims) == 1 else tuple(dims)), keepdim
-

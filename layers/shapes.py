@@ -133,7 +133,11 @@ def narrow(input: DistTensor, dim: int, start: int, length: int) -> DistTensor:
     """``torch.narrow``."""
     result_shape(torch.narrow, input, dim, start, length)
     index: list[Any] = [slice(None)] * input.dim()
-    index[dim] = slice(start, start + length) if start >= 0 else slice(start + input.shape[dim], start + input.shape[dim] + length)
+    index[dim] = (
+        slice(start, start + length)
+        if start >= 0
+        else slice(start + input.shape[dim], start + input.shape[dim] + length)
+    )
     return getitem(input, tuple(index))
 
 
@@ -141,7 +145,7 @@ def narrow(input: DistTensor, dim: int, start: int, length: int) -> DistTensor:
 def split(input: DistTensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[DistTensor, ...]:
     """``torch.split``."""
     with torch._C.DisableTorchFunctionSubclass():
-        parts = torch.split(torch.empty(input.shape, device="meta"), split_size_or_sections, dim)
+        parts = torch.split(torch.empty(input.shape, device="meta"), split_size_or_sections, dim)  # type: ignore[arg-type]
     return _narrowed(input, dim, [p.shape[dim] for p in parts])
 
 

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from distconv.dispatch import implements
 from distconv.errors import UnsupportedOperation
 from distconv.kernels.convolution import Geometry, Range
-from distconv.layers.alignment import balanced_input, result_shape, whole_over
-from distconv.layers.windows import needed_block, no_outputs, spatial_box, spread
+from distconv.layers.alignment import balanced_input, check_as_torch, result_shape, whole_over
+from distconv.layers.windows import needed_block, spatial_box, spread
 from distconv.tensor import DistTensor
 
 
@@ -46,6 +46,9 @@ def _transposed(
     """``torch.conv_transpose1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W), split over samples and space."""
     out_shape = result_shape(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
     count = weight.dim() - 2
+    extra, steps = spread(output_padding, count), zip(spread(stride, count), spread(dilation, count), strict=True)
+    if any(e >= max(s, d) for e, (s, d) in zip(extra, steps, strict=True)):
+        check_as_torch(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
     if not isinstance(input, DistTensor) or input.dim() != count + 2:
         raise UnsupportedOperation("transposed convolution needs a distributed input with a sample dimension")
     x = balanced_input(input, "transposed convolution")

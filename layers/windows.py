@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -16,7 +16,7 @@ from distconv.tensor import DistTensor
 from distconv.transfer import Needs, transfer_plan
 
 
-class Windows(Protocol):
+class Windows(Hashable, Protocol):
     """Which inputs outputs are computed from; hashable by value, because plans are cached by it."""
 
     def needed(self, dim: int, out: Range) -> Range:

@@ -1,0 +1,143 @@
+"""The command ``distconv``: finds the job that was asked for, loads that module alone, and runs it.
+
+A job module offers ``add_arguments(parser)`` and ``run(options) -> int``, and ``EXAMPLES`` if it likes. Under MPI only
+rank 0 prints; bad input ends all ranks with exit code 2 and one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import IO, NoReturn
+
+from mpi4py import MPI
+
+from distconv.errors import DistconvError
+
+BAD_INPUT = 2
+
+
+@dataclass(frozen=True)
+class Command:
+    """Where a subcommand lives and what it does, in a line."""
+
+    module: str
+    summary: str
+
+
+COMMANDS: dict[tuple[str, ...], Command] = {
+    ("train", "mesh"): Command("distconv.jobs.train_mesh", "train a network to find mesh cells about to tangle"),
+    ("data", "mesh"): Command("distconv.jobs.data_mesh", "make mesh-tangling samples with the hydrodynamics code"),
+    ("bench", "step"): Command("distconv.jobs.bench_step", "time a training step against plain torch"),
+    ("bench", "halo"): Command("distconv.jobs.bench_halo", "time halo exchanges"),
+    ("bench", "memory"): Command("distconv.jobs.bench_memory", "peak memory per rank against one rank"),
+    ("info",): Command("distconv.information", "versions, MPI library, ranks, threads, devices, transport, allocator"),
+}
+
+EXAMPLES = """\
+examples:
+  distconv data mesh --size 128 --samples 48 --out mesh.h5
+  mpiexec -n 4 distconv train mesh --data mesh.h5 --grid n=2,h=2
+  mpiexec -n 2 distconv bench step --size 512 --channels 16 --layers 4
+  distconv train mesh --help
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """Prints on rank 0 alone, and an error as one line."""
+
+    def _print_message(self, message: str, file: IO[str] | None = None) -> None:  # type: ignore[override]
+        if MPI.COMM_WORLD.rank == 0:
+            super()._print_message(message, file)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit code. Collective over MPI.COMM_WORLD."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    warnings.showwarning = _show_warning
+    words = _command_of(given)
+    if words is None:
+        return _no_command(given)
+    prog = " ".join(("distconv", *words))
+    try:
+        job = _job(COMMANDS[words])
+        parser = Parser(
+            prog=prog,
+            description=job.__doc__,
+            epilog=getattr(job, "EXAMPLES", None),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        job.add_arguments(parser)
+        code: int = job.run(_parsed(parser, given[len(words) :]))
+        return code
+    except DistconvError as error:
+        # Raised on all ranks alike: all of them end here.
+        if MPI.COMM_WORLD.rank == 0:
+            print(f"{prog}: {error}", file=sys.stderr, flush=True)
+        return BAD_INPUT
+
+
+def _command_of(given: Sequence[str]) -> tuple[str, ...] | None:
+    return next((words for words in COMMANDS if tuple(given[: len(words)]) == words), None)
+
+
+def _no_command(given: Sequence[str]) -> int:
+    """Overall help, the list below ``distconv train``, or what is wrong."""
+    groups = sorted({words[0] for words in COMMANDS})
+    group = given[0] if given and given[0] in groups else None
+    asked = not given or any(word in ("-h", "--help") for word in given[:2]) or (group is not None and len(given) == 1)
+    parser = Parser(
+        prog="distconv",
+        usage="distconv COMMAND [options]",
+        description="Train convolutional networks whose samples and space are split over MPI ranks.",
+        epilog=_listed(group) + "\n\n" + EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    if asked:
+        parser.print_help()
+        return 0
+    near = " ".join(given[:2] if group else given[:1])
+    known = ", ".join(" ".join(words) for words in COMMANDS if group in (None, words[0]))
+    parser.error(f"there is no command {near!r}; there are {known}")
+
+
+def _listed(group: str | None) -> str:
+    shown = {" ".join(words): command for words, command in COMMANDS.items() if group in (None, words[0])}
+    width = max(map(len, shown))
+    return "\n".join(["commands:", *(f"  {name:<{width}}  {command.summary}" for name, command in shown.items())])
+
+
+def _job(command: Command) -> ModuleType:
+    try:
+        return importlib.import_module(command.module)
+    except ModuleNotFoundError as error:
+        raise DistconvError(f"{command.module} cannot be loaded: {error}; reinstall distconv with what it needs") from error
+
+
+def _parsed(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
+    try:
+        return parser.parse_args(given)
+    except DistconvError as error:  # from a type= that is ours, such as a grid
+        parser.error(str(error))
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: object = None,
+    line: str | None = None,
+) -> None:
+    """A warning as one line, on rank 0 alone: the place in our source says nothing to a user."""
+    if MPI.COMM_WORLD.rank == 0:
+        print(f"distconv: warning: {message}", file=sys.stderr)

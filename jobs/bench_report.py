@@ -1,0 +1,54 @@
+"""What benchmarks print: the command, the machine, a table of medians with their spread, and JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+def machine() -> dict[str, Any]:
+    """Where the figures come from."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    found = {"cpu": _cpu_name(), "cores": cores, "torch": torch.__version__, "python": platform.python_version()}
+    if torch.cuda.is_available():
+        found["gpu"] = torch.cuda.get_device_name()
+    return found
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def heading(what: str) -> str:
+    """First lines of a report: what is measured, by which command, where."""
+    where = ", ".join(f"{k} {v}" for k, v in machine().items())
+    command = " ".join(["distconv", *sys.argv[1:]])
+    return f"{what}\ncommand: {command}\nmachine: {where}"
+
+
+def row(name: str, times_s: Sequence[float], reference: float | None = None) -> str:
+    """A line of the table: median, minimum and maximum in ms, and the ratio to a reference median in seconds."""
+    median, low, high = (1e3 * v for v in (statistics.median(times_s), min(times_s), max(times_s)))
+    ratio = "" if reference is None else f"  {median / 1e3 / reference:6.3f}"
+    return f"{name:<44} {median:9.2f} {low:9.2f} {high:9.2f}{ratio}"
+
+
+def table_head(label: str = "ms per step", ratio: str = "ratio") -> str:
+    """Column names for :func:`row`."""
+    return f"{label:<44} {'median':>9} {'min':>9} {'max':>9}  {ratio:>6}"
+
+
+def as_json(figures: Mapping[str, Any]) -> str:
+    """One line of JSON with the machine in it."""
+    return json.dumps({"machine": machine(), **figures})

@@ -1,0 +1,184 @@
+"""Runs the tests, serially and under mpiexec on several rank counts, and prints one table.
+
+    python tests/run.py                                           everything
+    python tests/run.py --ranks 2,4 tests/core/test_grid.py -k name
+    python tests/run.py --ranks serial -m "not slow"
+
+All other arguments go to pytest; paths are relative to the root of the checkout. A job that had to stop goes on in a
+new one behind the test that stopped it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[0] = str(ROOT)
+
+from tests.harness import launch, records  # noqa: E402
+from tests.harness.rank import log_path  # noqa: E402
+
+SERIAL = 0
+COUNTS = (SERIAL, 1, 2, 3, 4, 6, 8)
+RESTARTS = 3
+JOB_LIMIT_S = 1800.0
+LOG_LINES = 40
+
+
+@dataclass
+class Column:
+    """What came of one rank count."""
+
+    ranks: int
+    tests: dict[str, records.Record] = field(default_factory=dict)
+    time_s: float = 0.0
+
+    def count(self, outcome: str) -> int:
+        return Counter(record.outcome for record in self.tests.values())[outcome]
+
+
+def main() -> int:
+    options, arguments = parse()
+    os.chdir(ROOT)
+    selected = bool(arguments) or options.ranks != COUNTS
+    if not any((ROOT / argument.split("::")[0]).exists() for argument in arguments):
+        arguments.append(str(ROOT / "tests"))
+    with tempfile.TemporaryDirectory(prefix="distconv-tests-") as folder:
+        columns = [run(ranks, arguments, options.results or Path(folder)) for ranks in options.ranks]
+    print(table(columns))
+    never = [] if selected else never_run(columns)
+    for test in never:
+        print(f"never run, at no rank count: {test}")
+    passed, failed, skipped = (
+        sum(column.count(name) for column in columns) for name in ("passed", "failed", "skipped")
+    )
+    failed += len(never)
+    print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
+    return 1 if failed else 0 if passed or skipped else 5
+
+
+def parse() -> tuple[argparse.Namespace, list[str]]:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=rank_counts, default=COUNTS, help="e.g. serial,2,4 (default: %(default)s)")
+    parser.add_argument(
+        "--results", type=lambda text: Path(text).resolve(), help="keep each rank's results and log in this folder"
+    )
+    return parser.parse_known_args()
+
+
+def rank_counts(text: str) -> tuple[int, ...]:
+    """Read ``serial,2,4``."""
+    return tuple(SERIAL if part == "serial" else int(part) for part in text.split(","))
+
+
+def run(ranks: int, arguments: list[str], folder: Path) -> Column:
+    """Run all tests of one rank count, in as many jobs as it takes."""
+    column = Column(ranks)
+    begun: set[str] = set()
+    started = time.monotonic()
+    for attempt in range(1 + RESTARTS):
+        again = f", job {attempt + 1}, behind the test that stopped the job" if attempt else ""
+        print(f"== {title(ranks)}{again}", flush=True)
+        place = folder / f"{title(ranks).replace(' ', '-')}.{attempt}"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        (place / "done").write_text("\n".join(sorted(begun)))
+        code = run_job(ranks, arguments, place)
+        files = [records.read(records.rank_path(place, rank)) for rank in range(max(ranks, 1))]
+        fresh = {test for file in files for test in file.begun}
+        column.tests |= merge(files, code)
+        begun |= fresh
+        if not stopped(files, code):
+            break
+        show_logs(place, ranks)
+        if not fresh:
+            break
+    column.time_s = time.monotonic() - started
+    show_failures(column)
+    return column
+
+
+def run_job(ranks: int, arguments: list[str], place: Path) -> int:
+    """Start one job and return its exit code."""
+    command = [str(place), "--only", "ranks" if ranks else "serial", "--done", str(place / "done"), *arguments]
+    # One hash seed, so that whatever is ordered by a hash is ordered alike on all ranks.
+    environment = {"PYTHONHASHSEED": "0", "MPLBACKEND": "Agg"}
+    with launch.Job(ranks, ROOT / "tests" / "harness" / "rank.py", *command, env=environment, capture=False) as job:
+        try:
+            return job.wait(JOB_LIMIT_S).returncode
+        except AssertionError as error:
+            print(error)
+            return 1
+
+
+def stopped(files: list[records.RankFile], code: int) -> bool:
+    return code != 0 or not all(file.complete for file in files)
+
+
+def merge(files: list[records.RankFile], code: int) -> dict[str, records.Record]:
+    """One record per test: failed if it failed on any rank, or if the job stopped in it without a word."""
+    merged: dict[str, records.Record] = {}
+    for rank, file in enumerate(files):
+        for test, record in file.records.items():
+            if record.outcome == "failed":
+                record.text = f"rank {rank}: {record.text}"
+            if test not in merged or (record.outcome == "failed" and merged[test].outcome != "failed"):
+                merged[test] = record
+    if stopped(files, code) and not any(record.outcome == "failed" for record in merged.values()):
+        ended = ", ".join(str(rank) for rank, file in enumerate(files) if not file.complete) or "none"
+        text = f"the job ended with exit code {code}; ranks without an end to their results: {ended}"
+        open_tests = [test for file in files for test in file.begun if test not in file.records]
+        name = open_tests[0] if open_tests else "the job outside of its tests"
+        merged[name] = records.Record(name, "failed", text=text)
+    return merged
+
+
+def show_failures(column: Column) -> None:
+    for test, record in column.tests.items():
+        if record.outcome == "failed":
+            print(f"\nFAILED, {title(column.ranks)}: {test}\n{record.text}\n", flush=True)
+
+
+def show_logs(place: Path, ranks: int) -> None:
+    for rank in range(1, ranks):
+        path = log_path(place, rank)
+        lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+        if lines:
+            print(f"--- log of rank {rank} (last {LOG_LINES} lines)", *lines[-LOG_LINES:], sep="\n", flush=True)
+
+
+def never_run(columns: list[Column]) -> list[str]:
+    """Tests that no rank count ran, other than those that lack a GPU or the sample data."""
+    by_test: dict[str, list[records.Record]] = {}
+    for column in columns:
+        for test, record in column.tests.items():
+            by_test.setdefault(test, []).append(record)
+    return [
+        f"{test} ({next((record.text for record in all_of if record.text), 'no rank count fits its marker')})"
+        for test, all_of in by_test.items()
+        if not any(record.outcome in ("passed", "failed") or record.exempt for record in all_of)
+    ]
+
+
+def table(columns: list[Column]) -> str:
+    lines = [f"{'':>8} {'passed':>8} {'failed':>8} {'skipped':>8} {'time':>8}"]
+    for column in columns:
+        numbers = " ".join(f"{column.count(name):>8}" for name in ("passed", "failed", "skipped"))
+        lines.append(f"{title(column.ranks):>8} {numbers} {column.time_s:>6.0f} s")
+    return "\n".join(lines)
+
+
+def title(ranks: int) -> str:
+    return f"{ranks} rank{'s' if ranks > 1 else ''}" if ranks else "serial"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

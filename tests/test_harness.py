@@ -1,0 +1,196 @@
+"""The harness itself: a failure on one rank, a hang and a silent end are seen, and jobs leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.harness import launch
+from tests.harness.plugin import runs_on
+
+ROOT = Path(__file__).resolve().parent.parent
+pytestmark = [pytest.mark.mpi, pytest.mark.time_limit(120)]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., tuple[int, str]]:
+    """Run these tests with tests/run.py; returns its exit code and what it printed."""
+
+    def start(code: str, *arguments: str) -> tuple[int, str]:
+        path = tmp_path / "test_inner.py"
+        path.write_text("import os, pytest\nfrom hypothesis import given, strategies\n" + textwrap.dedent(code))
+        command = [sys.executable, str(ROOT / "tests" / "run.py"), *arguments, str(path)]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=100)
+        return ended.returncode, ended.stdout
+
+    return start
+
+
+def last_line(output: str) -> str:
+    return output.strip().splitlines()[-1]
+
+
+def test_each_test_runs_where_it_belongs(run) -> None:
+    code, output = run(
+        """
+        def test_alone(): pass
+        def test_everywhere(comm): assert comm.allreduce(1) == comm.size
+        @pytest.mark.ranks(2)
+        def test_on_two(comm): assert comm.size == 2
+        @pytest.mark.ranks(lambda size: size == 1)
+        def test_on_one(comm): assert comm.size == 1
+        def test_folder(comm, shared_tmp_path): assert len(set(comm.allgather(shared_tmp_path))) == 1
+        @given(strategies.integers())
+        def test_drawn(comm, number): assert len(set(comm.allgather(number))) == 1
+        """,
+        "--ranks=serial,1,2",
+    )
+    assert code == 0, output
+    assert last_line(output) == "9 passed, 0 failed, 0 skipped"
+
+
+def test_a_failure_on_one_rank_ends_the_job_and_the_rest_runs_in_another(run) -> None:
+    code, output = run(
+        """
+        def test_alone(comm): assert comm.rank == 0, "only here"
+        def test_others_wait(comm):
+            assert comm.rank == 1, "others wait"
+            comm.Barrier()
+        @given(strategies.integers(0, 9))
+        def test_example(comm, number): assert comm.rank == 0 or number < 5, "example"
+        def test_after(comm): pass
+        """,
+        "--ranks=2",
+    )
+    assert code == 1
+    assert "rank 1: the ranks differ (rank 0: passed, rank 1: failed)" in output
+    assert "AssertionError: only here" in output
+    assert "rank 0: failed here, and the other ranks are still in this test" in output
+    assert "AssertionError: others wait" in output
+    assert "AssertionError: example" in output
+    assert last_line(output) == "1 passed, 3 failed, 0 skipped"
+
+
+def test_a_failure_on_all_ranks_does_not_end_the_job(run) -> None:
+    code, output = run("def test_fails(comm): assert not comm\ndef test_after(comm): pass", "--ranks=2")
+    assert code == 1
+    assert "job 2" not in output
+    assert last_line(output) == "1 passed, 1 failed, 0 skipped"
+
+
+def test_a_hang_ends_at_its_limit_with_the_stacks_of_all_ranks(run) -> None:
+    code, output = run(
+        """
+        @pytest.mark.time_limit(2)
+        def test_hangs(comm):
+            if comm.rank == 0:
+                comm.Barrier()
+            else:
+                comm.recv(source=0)
+        def test_after(comm): pass
+        """,
+        "--ranks=2",
+    )
+    assert code == 1
+    assert "test_hangs: still running after 2 s" in output
+    assert 'test_inner.py", line 7 in test_hangs' in output
+    assert 'test_inner.py", line 9 in test_hangs' in output
+    assert last_line(output) == "1 passed, 1 failed, 0 skipped"
+
+
+@pytest.mark.parametrize("where", ["", "comm"])
+def test_an_end_without_a_word_is_a_failure(run, where) -> None:
+    code, output = run(
+        f"def test_ends({where}): os._exit(0)\ndef test_after({where}): pass", f"--ranks={'2' if where else 'serial'}"
+    )
+    assert code == 1
+    assert "ranks without an end to their results: 0" in output
+    assert last_line(output) == "1 passed, 1 failed, 0 skipped"
+
+
+def test_a_module_that_cannot_be_imported_is_a_failure(run) -> None:
+    code, output = run("import no_such_module\ndef test_never(comm): pass", "--ranks=1")
+    assert code == 1
+    assert "No module named 'no_such_module'" in output
+    assert last_line(output) == "0 passed, 1 failed, 0 skipped"
+
+
+def test_ranks_that_collect_different_tests_are_stopped(run) -> None:
+    code, output = run(
+        """
+        from mpi4py import MPI
+        @pytest.mark.parametrize("number", [MPI.COMM_WORLD.rank])
+        def test_own(comm, number): pass
+        """,
+        "--ranks=2",
+    )
+    assert code == 1
+    assert "the ranks collected different tests" in output
+
+
+def test_tests_that_no_rank_count_ran_are_named() -> None:
+    from tests.harness.records import Record
+    from tests.run import Column, never_run
+
+    one = Column(1, {name: Record(name, "skipped", text="why", exempt=name == "c") for name in "abc"})
+    two = Column(2, {"a": Record("a", "passed"), "b": Record("b", "skipped"), "d": Record("d", "elsewhere")})
+    assert never_run([one, two]) == ["b (why)", "d (no rank count fits its marker)"]
+
+
+@pytest.mark.parametrize(
+    ("mark", "sizes"),
+    [
+        (pytest.mark.ranks(2, 4), [2, 4]),
+        (pytest.mark.ranks(at_least=3), [3, 4, 6, 8]),
+        (pytest.mark.ranks(at_most=2), [1, 2]),
+        (pytest.mark.ranks(lambda size: size % 3 == 0), [3, 6]),
+    ],
+)
+def test_the_marker_names_rank_counts(mark, sizes) -> None:
+    assert [size for size in (1, 2, 3, 4, 6, 8) if runs_on(mark.mark, size)] == sizes
+
+
+def test_a_job_returns_code_and_output(mpiexec) -> None:
+    code = (
+        "import os, sys; from mpi4py import MPI; os.write(1, b'%d %s\\n' % (MPI.COMM_WORLD.rank, sys.argv[1].encode()))"
+    )
+    ended = mpiexec(2, code, "word")
+    assert ended.returncode == 0
+    assert sorted(ended.stdout.split("\n")) == ["", "0 word", "1 word"]
+
+
+def test_a_job_over_its_limit_is_killed_with_all_its_processes(mpiexec) -> None:
+    code = "from mpi4py import MPI; print('here', flush=True); MPI.COMM_WORLD.rank or MPI.COMM_WORLD.recv(source=1)"
+    segments = set(Path("/dev/shm").glob("mpich_shm_*"))
+    begin = time.monotonic()
+    with pytest.raises(launch.JobTimeout, match="still running after 4 s\n--- stdout\nhere"):
+        mpiexec(2, code, timeout=4)
+    assert time.monotonic() - begin < 10
+    assert not {path for path in set(Path("/dev/shm").glob("mpich_shm_*")) - segments if _is_ours_and_unused(path)}
+
+
+def _is_ours_and_unused(path: Path) -> bool:
+    maps = []
+    for pid in launch._own_processes():
+        try:
+            maps.append(Path(f"/proc/{pid}/maps").read_text())
+        except OSError:
+            continue
+    return path.exists() and not any(str(path) in text for text in maps)
+
+
+def test_a_rank_of_a_running_job_can_be_killed() -> None:
+    with launch.Job(2, "import time; from mpi4py import MPI; time.sleep(60)") as job:
+        while len(job.ranks()) < 2:
+            time.sleep(0.05)
+        os.kill(job.ranks()[1], signal.SIGKILL)
+        assert job.wait(10).returncode != 0
+    assert job.processes() == []
