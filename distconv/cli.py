@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             allow_abbrev=False,
         )
         job.add_arguments(parser)
-        code: int = job.run(_parsed(parser, given[len(words) :]))
+        code: int = job.run(parser.parse_args(given[len(words) :]))
         return code
     except DistconvError as error:
         # Raised on all ranks alike: all of them end here.
@@ -121,13 +121,6 @@ def _job(command: Command) -> ModuleType:
         return importlib.import_module(command.module)
     except ModuleNotFoundError as error:
         raise DistconvError(f"{command.module} cannot be loaded: {error}; reinstall distconv with what it needs") from error
-
-
-def _parsed(parser: Parser, given: Sequence[str]) -> argparse.Namespace:
-    try:
-        return parser.parse_args(given)
-    except DistconvError as error:  # from a type= that is ours, such as a grid
-        parser.error(str(error))
 
 
 def _show_warning(

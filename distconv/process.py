@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 
 import torch
 from mpi4py import MPI
@@ -10,10 +11,24 @@ from mpi4py import MPI
 from distconv import allocator, watchdog
 
 
-def cores_per_rank(ranks_here: int) -> int:
-    """Cores that this rank may use without taking another's, at least one."""
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, available // ranks_here)
+def _cores() -> frozenset[int]:
+    """Cores this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return frozenset(os.sched_getaffinity(0))
+    return frozenset(range(os.cpu_count() or 1))
+
+
+def threads_for(mine: frozenset[int], everyone: Sequence[frozenset[int]]) -> int:
+    """Threads for a rank that may use the cores ``mine`` on a node whose ranks may use those in ``everyone``.
+
+    A rank bound to cores of its own gets them all; ranks that share cores divide them.
+
+    >>> threads_for(frozenset({0, 1}), [frozenset({0, 1}), frozenset({2, 3})])
+    2
+    >>> threads_for(frozenset({0, 1}), [frozenset({0, 1}), frozenset({0, 1})])
+    1
+    """
+    return max(1, len(mine) // sum(bool(mine & other) for other in everyone))
 
 
 def set_up() -> None:
@@ -22,10 +37,8 @@ def set_up() -> None:
     allocator.keep_freed_memory(ranks)
     if ranks == 1:
         return
-    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     if "OMP_NUM_THREADS" not in os.environ:
-        # A rank bound to its own cores sees only those; unbound ranks share what the node has.
-        alone = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1) if hasattr(os, "sched_getaffinity") else False
-        torch.set_num_threads(cores_per_rank(1 if alone else node.size))
-    node.Free()
+        node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+        torch.set_num_threads(threads_for(_cores(), node.allgather(_cores())))
+        node.Free()
     watchdog.install_excepthooks()

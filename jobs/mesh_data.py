@@ -1,0 +1,219 @@
+"""The mesh-tangling data set: its layout, its generation over ranks, and mirror images of samples.
+
+A file has the groups ``train`` and ``heldout``, whose samples come from different runs::
+
+    input         (N, 18, H, W) float32   the channels, named in CHANNELS and defined in distconv.jobs.hydro.channels
+    label         (N, H, W) uint8         1 where the cell's smallest scaled corner Jacobian falls below the threshold
+                                          at any time in [t, t + tau]
+    extrapolated  (N, H, W) float32       smallest Jacobian over the same time if all nodes kept their velocity
+    family, seed, run, t, step, positives, inversions  (N,)
+
+Chunks are tiles of at most 64 x 64 cells, no larger than the block of a rank when four share a side, with checksums. The
+attributes of the file say how it was made and what share of it is labelled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+from distconv.errors import DataError
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["CHANNELS", "VERSION", "Recipe", "Summary", "flip", "generate"]
+
+CHANNELS = (
+    "log density",
+    "log pressure",
+    "specific energy",
+    "sound speed",
+    "gamma",
+    "velocity u",
+    "velocity v",
+    "divergence",
+    "vorticity",
+    "strain rate",
+    "viscous heating",
+    "log V/V0",
+    "minimum Jacobian",
+    "maximum Jacobian",
+    "log aspect ratio",
+    "log edge ratio",
+    "skew",
+    "taper",
+)
+
+VERSION = 1
+
+Array = TypeVar("Array", bound=npt.NDArray[Any])
+
+
+def flip(channels: Array, label: Array, axis: str) -> tuple[Array, Array]:
+    """Mirror image of a sample: its channels (..., 18, H, W) and label (..., H, W), reversed along ``axis`` "h" or "w".
+
+    The velocity across the mirror, the vorticity and the skew change sign.
+    """
+    if axis not in ("h", "w"):
+        raise ValueError(f"flip along {axis!r}: an image has the axes 'h' and 'w'")
+    dimension = -2 if axis == "h" else -1
+    mirrored = np.flip(channels, dimension).copy()
+    for name in ("velocity v" if axis == "h" else "velocity u", "vorticity", "skew"):
+        mirrored[..., CHANNELS.index(name), :, :] *= -1
+    return mirrored, np.flip(label, dimension).copy()  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that the content of a file depends on."""
+
+    size: int
+    samples: int
+    heldout: int
+    tau: float
+    threshold: float
+    seed: int
+    version: int = VERSION
+
+    def __post_init__(self) -> None:
+        if self.size < 16:
+            raise DataError(f"size {self.size}: a mesh needs at least 16 cells along each side")
+        if self.samples < 1 or self.heldout < 0:
+            raise DataError(f"{self.samples} samples and {self.heldout} held out: at least 1 and 0 are needed")
+        if not self.tau > 0.0:
+            raise DataError(f"tau {self.tau}: the time that a label looks ahead must be positive")
+        if not 0.0 < self.threshold < 1.0:
+            raise DataError(f"threshold {self.threshold}: a scaled Jacobian to fall below lies between 0 and 1")
+        if self.seed < 0:
+            raise DataError(f"seed {self.seed}: a seed is not negative")
+
+    def of_a_run(self) -> dict[str, float]:
+        """What a single run depends on: runs of one recipe serve another that wants more samples."""
+        return {key: value for key, value in asdict(self).items() if key not in ("samples", "heldout")}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a generated file holds. Rates and fractions are shares of 1."""
+
+    path: str
+    size: int
+    samples: int
+    heldout: int
+    runs: int
+    candidates: int
+    rejection_rate: float
+    rejected: dict[str, int]
+    inversions: int
+    positive_fraction: float
+    positive_fraction_train: float
+    positive_fraction_heldout: float
+    steps: int
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.rejected.items())
+        return (
+            f"{self.path}: {self.samples} training and {self.heldout} held-out samples of {self.size} x {self.size} cells "
+            f"from {self.runs} runs ({self.steps} steps, {self.seconds:.1f} s)\n"
+            f"labelled: {100 * self.positive_fraction_train:.1f} % of the training cells, "
+            f"{100 * self.positive_fraction_heldout:.1f} % of the held-out cells; "
+            f"cells that invert within tau: {self.inversions}\n"
+            f"rejected: {100 * self.rejection_rate:.0f} % of {self.candidates} candidate snapshots ({reasons})"
+        )
+
+
+def generate(
+    path: str | os.PathLike[str],
+    *,
+    size: int,
+    samples: int,
+    heldout: int | None = None,
+    tau: float = 0.1,
+    threshold: float = 0.4,
+    seed: int = 0,
+    comm: MPI.Comm | None = None,
+    progress: bool = True,
+) -> Summary:
+    """Generate a data set file, on all ranks of ``comm`` together; the content does not depend on their number.
+
+    ``samples`` are for training, ``heldout`` more (default: a third as many) come from other runs. The ranks need a common
+    file system. Finished runs are kept in the folder ``<path>.parts`` until the file is complete; called again after an
+    interruption, generation goes on from there. A file that already holds this data set is left as it is.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if an argument makes no sense, the file exists with other content, or the file system refuses.
+    """
+    from .hydro.datafile import assemble
+    from .hydro.parts import Parts, streams
+    from .hydro.production import collectively, produce
+    from .hydro.run import Criteria
+
+    start = time.perf_counter()
+    recipe = Recipe(size, samples, samples // 3 if heldout is None else heldout, tau, threshold, seed)
+    target = Path(path)
+    there = collectively(comm, lambda: existing(target, recipe))
+    if there is not None:
+        return there
+    session = collectively(comm, lambda: prepare(target, recipe))
+    criteria = Criteria(tau=tau, threshold=threshold)
+    parts = Parts(parts_folder(target), session, criteria.per_run)
+    wanted = streams(recipe.samples, recipe.heldout)
+    produce(parts, wanted, size, seed, criteria, comm, progress)
+    summary = collectively(comm, lambda: assemble(target, recipe, parts, wanted))
+    return replace(summary, seconds=time.perf_counter() - start)
+
+
+def parts_folder(target: Path) -> Path:
+    """Where the finished runs of a data set are kept until it is complete."""
+    return target.with_name(target.name + ".parts")
+
+
+def existing(target: Path, recipe: Recipe) -> Summary | None:
+    """Summary of the file if it is there and holds this very data set; None if there is no file."""
+    if not target.exists():
+        return None
+    try:
+        with h5py.File(target, "r", locking=False) as file:
+            made = json.loads(file.attrs["recipe"])
+            summary = json.loads(file.attrs["summary"])
+    except (OSError, KeyError, ValueError):
+        made = None
+    if made != asdict(recipe):
+        raise DataError(f"{target}: exists and is not the data set asked for; remove it or choose another name")
+    return Summary(path=str(target), **summary)
+
+
+def prepare(target: Path, recipe: Recipe) -> str:
+    """Make the folder of parts ready and return the mark of this session's claims. On rank 0."""
+    from .hydro.parts import write_atomically
+
+    folder = parts_folder(target)
+    note = folder / "recipe.json"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not note.exists():
+            write_atomically(note, json.dumps(recipe.of_a_run()).encode())
+        made = json.loads(note.read_text())
+        for claim in (*folder.glob("*.claim-*"), *folder.glob("alarm-*"), *folder.glob("*.unfinished")):
+            claim.unlink(missing_ok=True)
+    except (OSError, ValueError) as refusal:
+        raise DataError(f"{folder}: cannot be used for the runs of {target.name}: {refusal}") from refusal
+    for key, value in recipe.of_a_run().items():
+        if made.get(key) != value:
+            raise DataError(
+                f"{folder}: holds runs with {key} = {made.get(key)} where {value} is asked for; remove it or choose another name"
+            )
+    return secrets.token_hex(4)

@@ -1,0 +1,93 @@
+"""The picture at the end of training: input, label and prediction of held-out samples, and the loss curve."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Map = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """One held-out sample: maps of (H, W)."""
+
+    title: str
+    channel: Map
+    label: Map
+    probability: Map
+
+
+def draw(
+    path: str | os.PathLike[str],
+    examples: Sequence[Example],
+    channel: str,
+    threshold: float,
+    losses: Sequence[tuple[int, float]],
+    title: str,
+) -> None:
+    """Write the picture.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    rows = len(examples)
+    figure = Figure(figsize=(12.0, 2.9 * rows + 2.9), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    axes = figure.subplots(rows + 1, 4, squeeze=False)
+    for row, example in zip(axes, examples, strict=False):
+        _draw_example(figure, row, example, channel, threshold)
+    grid = axes[-1, 0].get_gridspec()
+    for axis in axes[-1]:
+        axis.remove()
+    _draw_losses(figure.add_subplot(grid[-1, :]), losses)
+    figure.savefig(path, dpi=110)
+
+
+def _draw_example(figure: Any, row: Any, example: Example, channel: str, threshold: float) -> None:
+    # Rows of a sample go upwards.
+    low, high = np.percentile(example.channel, (1, 99))
+    shown = row[0].imshow(example.channel, origin="lower", cmap="viridis", vmin=low, vmax=high)
+    figure.colorbar(shown, ax=row[0], shrink=0.8)
+    row[0].set_title(f"{example.title}: {channel}", fontsize=9)
+    row[1].imshow(example.label, origin="lower", cmap="gray_r", vmin=0, vmax=1)
+    row[1].set_title(f"label: {100 * example.label.mean():.1f} % of the cells", fontsize=9)
+    shown = row[2].imshow(example.probability, origin="lower", cmap="magma_r", vmin=0, vmax=1)
+    figure.colorbar(shown, ax=row[2], shrink=0.8)
+    row[2].set_title("predicted probability", fontsize=9)
+    row[3].imshow(_outcome(example, threshold), origin="lower")
+    row[3].set_title("found (green), missed (red), false (orange)", fontsize=9)
+    for axis in row:
+        axis.set_xticks([])
+        axis.set_yticks([])
+
+
+def _outcome(example: Example, threshold: float) -> Map:
+    called, label = example.probability >= threshold, example.label > 0.5
+    colours = np.ones((*label.shape, 3))
+    colours[called & label] = (0.1, 0.6, 0.2)
+    colours[~called & label] = (0.85, 0.1, 0.1)
+    colours[called & ~label] = (1.0, 0.65, 0.1)
+    return colours
+
+
+def _draw_losses(axis: Any, losses: Sequence[tuple[int, float]]) -> None:
+    steps, values = [step for step, _ in losses], [value for _, value in losses]
+    axis.plot(steps, values, color="0.75", linewidth=0.8, label="each step")
+    window = max(1, len(values) // 20)
+    if len(values) > window:
+        mean = np.convolve(values, np.ones(window) / window, mode="valid")
+        axis.plot(steps[window - 1 :], mean, color="tab:blue", label=f"mean of {window} steps")
+    axis.set(xlabel="step", ylabel="loss", yscale="log")
+    axis.legend(fontsize=8)

@@ -1,0 +1,108 @@
+"""Thresholds and F1 from counts: how often a score falls into each bin, for positives and negatives of each family.
+
+Counts are whole numbers: summed over the ranks they are the same on any grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+BINS = 4096
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Cells whose score lies at or above ``edge`` (below it if not ``above``) are called positive."""
+
+    edge: int
+    above: bool
+    value: float
+
+    def __str__(self) -> str:
+        return f"{'>=' if self.above else '<'} {self.value:.3g}"
+
+
+class Histogram:
+    """Counts (family, negative or positive, bin) of scores between ``low`` and ``high``; those outside count as at the ends."""
+
+    def __init__(self, low: float, high: float, families: Sequence[str] = ("all",), bins: int = BINS) -> None:
+        self.low, self.high, self.bins = low, max(high, low + 1e-12), bins
+        self.families = tuple(families)
+        self.counts = np.zeros((len(self.families), 2, bins), np.int64)
+
+    def add(self, score: NDArray[Any], positive: NDArray[Any], family: str) -> None:
+        """Count the cells of (a part of) one sample."""
+        scaled = (score.reshape(-1).astype(np.float64) - self.low) * (self.bins / (self.high - self.low))
+        index = np.clip(np.floor(scaled), 0, self.bins - 1).astype(np.int64)
+        index += self.bins * (positive.reshape(-1) > 0.5)
+        counted = np.bincount(index, minlength=2 * self.bins).reshape(2, self.bins)
+        self.counts[self.families.index(family)] += counted
+
+    def sum_over(self, comm: MPI.Intracomm) -> Histogram:
+        """Add up what the ranks have counted. Collective."""
+        comm.Allreduce(MPI.IN_PLACE, self.counts, MPI.SUM)
+        return self
+
+    def best_threshold(self, *, both_directions: bool = False) -> Threshold:
+        """The threshold of the highest F1 over all families."""
+        choices = [self._best(above) for above in ((True, False) if both_directions else (True,))]
+        _, edge, above = max(choices, key=lambda choice: choice[0])
+        return Threshold(edge, above, self.low + edge * (self.high - self.low) / self.bins)
+
+    def _best(self, above: bool) -> tuple[float, int, bool]:
+        counts = self.counts.sum(0)
+        below = np.concatenate([np.zeros((2, 1), np.int64), counts.cumsum(1)], axis=1)
+        called = below[:, -1:] - below if above else below
+        scores = 2 * called[1] / np.maximum(called.sum(0) + counts[1].sum(), 1)
+        return float(scores.max()), int(scores.argmax()), above
+
+    def f1(self, threshold: Threshold, family: str | None = None) -> float:
+        """F1 under a threshold of another histogram with the same bins, over all families or of one."""
+        counts = self.counts.sum(0) if family is None else self.counts[self.families.index(family)]
+        called = counts[:, threshold.edge :] if threshold.above else counts[:, : threshold.edge]
+        # 2 TP / (2 TP + FP + FN): called positive plus positive.
+        return 2 * int(called[1].sum()) / max(int(called.sum()) + int(counts[1].sum()), 1)
+
+    def positive_fraction(self, family: str | None = None) -> float:
+        """Share of the cells that are positive."""
+        counts = self.counts.sum(0) if family is None else self.counts[self.families.index(family)]
+        return float(counts[1].sum() / max(counts.sum(), 1))
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A way to predict, judged on held-out samples with a threshold fitted on training samples."""
+
+    name: str
+    threshold: str
+    training: float
+    heldout: float
+    families: dict[str, float]
+
+
+def judge(name: str, training: Histogram, heldout: Histogram, threshold: Threshold | None = None) -> Verdict:
+    """Fit the threshold on ``training`` (unless it is given) and apply it to ``heldout``."""
+    chosen = threshold or training.best_threshold()
+    families = {family: heldout.f1(chosen, family) for family in heldout.families}
+    return Verdict(name, str(chosen), training.f1(chosen), heldout.f1(chosen), families)
+
+
+def table(verdicts: Sequence[Verdict]) -> str:
+    """The verdicts as aligned text: F1 on training and held-out samples, then per family."""
+    families = list(verdicts[0].families)
+    head = ["F1", "threshold", "training", "held-out", *families]
+    rows = [
+        [v.name, v.threshold, f"{v.training:.3f}", f"{v.heldout:.3f}", *(f"{v.families[f]:.3f}" for f in families)]
+        for v in verdicts
+    ]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = []
+    for row in (head, *rows):
+        lines.append("  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]))
+    return "\n".join(lines)
