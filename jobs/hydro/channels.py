@@ -1,6 +1,7 @@
 """The 18 channels of a sample, computed from the state of a run.
 
-All are cell values (H, W). ``d`` means the cell's mean gradient: dV/dx of its corners times the velocities there, over V.
+All are cell values (H, W). ``d/dx`` is the cell's mean gradient: dV/dx of its corners times the velocities there, over
+V.
 
 ==  ======================  ====================================================================
  0  log density             natural logarithm of mass / area
@@ -80,7 +81,7 @@ def fill_thermodynamics(result: Singles, energy: Floats, gas: Gas, volume: Float
 
 
 def fill_shape(result: Singles, x: tuple[Floats, ...], y: tuple[Floats, ...]) -> None:
-    """Channels 14 to 17. Source: Robinson, Finite Elements in Analysis and Design 3 (1987), for the parameters' names."""
+    """Channels 14 to 17, named as in Robinson, Finite Elements in Analysis and Design 3 (1987)."""
     edges = [np.hypot(x[(c + 1) % 4] - x[c], y[(c + 1) % 4] - y[c]) for c in range(4)]
     ix, iy = 0.5 * (x[1] + x[2] - x[0] - x[3]), 0.5 * (y[1] + y[2] - y[0] - y[3])
     jx, jy = 0.5 * (x[2] + x[3] - x[0] - x[1]), 0.5 * (y[2] + y[3] - y[0] - y[1])

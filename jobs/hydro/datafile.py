@@ -22,7 +22,8 @@ from .run import Labelled
 
 __all__ = ["assemble"]
 
-# Up to this size the file is put together in memory: HDF5 dies of a signal when the disk is full, a plain write does not.
+# Up to this size the file is put together in memory: HDF5 dies of a signal when the disk is full, a plain write does
+# not.
 IMAGE_BYTES = 1 << 30
 
 Chosen = list[tuple[Run, int]]
@@ -46,8 +47,8 @@ def assemble(target: Path, recipe: Recipe, parts: Parts, wanted: list[Stream]) -
 
 
 def in_turn(parts: Parts, wanted: list[Stream]) -> Chosen:
-    """The samples of a split as (run, number in the run): families take turns, so that the first few are of all kinds."""
-    each = [[(run, n) for run, taken in parts.used(stream) for n in range(taken)] for stream in wanted]
+    """Samples of a split as (run, number in the run); families take turns, so that the first are of all kinds."""
+    each = [[(run, n) for run, taken in parts.used(stream) for n in taken] for stream in wanted]
     return [sample for turn in zip_longest(*each) for sample in turn if sample is not None]
 
 
@@ -117,7 +118,8 @@ def fill_group(group: h5py.Group, recipe: Recipe, parts: Parts, chosen: Chosen) 
         "extrapolated": ((count, side, side), (1, tile, tile), np.float32),
     }
     for name, (shape, chunks, dtype) in arrays.items():
-        group.create_dataset(name, shape, dtype, chunks=chunks, fletcher32=True)
+        # An empty dataset cannot have chunks.
+        group.create_dataset(name, shape, dtype, chunks=chunks if count else None, fletcher32=count > 0)
     facts: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = {
         "family": np.zeros(count, "S16"),
         "seed": np.full(count, recipe.seed, np.int64),
@@ -138,7 +140,7 @@ def fill_group(group: h5py.Group, recipe: Recipe, parts: Parts, chosen: Chosen) 
         facts["positives"][place] = float(np.mean(sample.label))
         facts["inversions"][place] = sample.inversions
     for name, values in facts.items():
-        group.create_dataset(name, data=values, fletcher32=False)
+        group.create_dataset(name, data=values)
 
 
 def write_large(target: Path, needed: int, write: Callable[[h5py.File], None]) -> None:

@@ -55,7 +55,7 @@ class ShockTube:
             a, b = 2.0 / ((gamma + 1.0) * side.density), (gamma - 1.0) / (gamma + 1.0) * side.pressure
             return (pressure - side.pressure) * sqrt(a / (pressure + b))
         ratio = (pressure / side.pressure) ** ((gamma - 1.0) / (2.0 * gamma))
-        return 2.0 * self._sound(side) / (gamma - 1.0) * (ratio - 1.0)
+        return float(2.0 * self._sound(side) / (gamma - 1.0) * (ratio - 1.0))
 
     def density(self, speed: Floats) -> Floats:
         """Density at x / t = ``speed``."""
@@ -85,11 +85,12 @@ SOD = ShockTube(Side(1.0, 0.0, 1.0), Side(0.125, 0.0, 0.1))
 def blast_constant(gamma: float = 1.4, points: int = 4000) -> float:
     """alpha of Sedov's cylindrical blast, whose radius is (E t^2 / (alpha rho))^(1/4).
 
-    With velocity, density and pressure Rdot f, rho g and rho Rdot^2 h of r / R, the equations of motion become ordinary
-    differential equations, integrated here from the strong shock inwards (classical Runge-Kutta); alpha is pi / 2 times the
-    integral of (g f^2 / 2 + h / (gamma - 1)) r dr, the energy.
+    With velocity, density and pressure Rdot f, rho g and rho Rdot^2 h of r / R, the equations of motion become
+    ordinary differential equations, integrated here from the strong shock inwards (classical Runge-Kutta); alpha is pi
+    / 2 times the integral of (g f^2 / 2 + h / (gamma - 1)) r dr, the energy.
 
-    Source: Sedov, "Similarity and Dimensional Methods in Mechanics", chapter 4; two dimensions, R proportional to t^(1/2).
+    Source: Sedov, "Similarity and Dimensional Methods in Mechanics", chapter 4; two dimensions, R proportional to
+    t^(1/2).
 
     >>> round(blast_constant(1.4), 3)
     0.984

@@ -1,8 +1,8 @@
 """Seeded initial conditions in five families of flow.
 
-The side of an initial cell is 1/128 whatever the size: a larger mesh is a larger domain with proportionally more vortices,
-layers, tiles and bubbles of the same sizes, so that samples of all sizes have the same statistics. All draws come from one
-generator; nothing else decides what a run looks like.
+The side of an initial cell is 1/128 whatever the size: a larger mesh is a larger domain with proportionally more
+vortices, layers, tiles and bubbles of the same sizes, so that samples of all sizes have the same statistics. All draws
+come from one generator; nothing else decides what a run looks like.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["CELLS_PER_UNIT", "FAMILIES", "initial_condition"]
 
 CELLS_PER_UNIT = 128
 
-# Root mean square speed of a flow, and about how much larger its peak is. With the unit of length they set the pace: a mesh
-# degrades within two to five times the horizon of a label.
-SPEED, PEAK = 0.55, 2.0
+# Root mean square speed of a flow. With the unit of length it sets the pace: a mesh degrades within two to five times
+# the horizon of a label.
+SPEED = 0.55
 
 
 class Sketch:
@@ -60,7 +60,7 @@ class Sketch:
         return 2.0 * field
 
     def add_stream(self, stream: Floats, speed: float) -> None:
-        """Add the divergence-free flow of a stream function, zero at the walls, scaled to a root mean square ``speed``."""
+        """Add the flow of a stream function that is zero at the walls, scaled to a root mean square ``speed``."""
         slope_y, slope_x = np.gradient(stream, 1.0 / CELLS_PER_UNIT)
         scale = speed / max(float(np.sqrt(np.mean(slope_x**2 + slope_y**2))), 1e-12)
         self.u += scale * slope_y
@@ -77,11 +77,13 @@ class Sketch:
     def disc(self, centre: Floats, radius: float) -> Floats:
         """1 inside a disc, 0 outside, over about three cells."""
         distance = np.hypot(self.x - centre[0], self.y - centre[1])
-        return 0.5 * (1.0 - np.tanh((distance - radius) * CELLS_PER_UNIT / 1.5))
+        inside: Floats = 0.5 * (1.0 - np.tanh((distance - radius) * CELLS_PER_UNIT / 1.5))
+        return inside
 
     def place(self) -> Floats:
         """A random point of the domain."""
-        return self.rng.uniform(0.0, self.side, 2)
+        point: Floats = self.rng.uniform(0.0, self.side, 2)
+        return point
 
 
 def spline_basis(size: int, intervals: int) -> Floats:
@@ -93,10 +95,15 @@ def spline_basis(size: int, intervals: int) -> Floats:
     return np.where(distance < 1.0, near, far)
 
 
-def sound_pressure(sketch: Sketch) -> float:
-    """Pressure at which a flow of peak speed and unit density has a Mach number drawn from 0.5 to 1.2."""
+def sound_pressure(sketch: Sketch, speed: float) -> float:
+    """Pressure at which a gas of unit density that moves with ``speed`` has a Mach number drawn from 0.5 to 1.2."""
     mach = sketch.rng.uniform(0.5, 1.2)
-    return float((PEAK * SPEED) ** 2 / (sketch.gamma.flat[0] * mach**2))
+    return float(speed**2 / (sketch.gamma.flat[0] * mach**2))
+
+
+def high_speed(sketch: Sketch) -> float:
+    """The speed that 1 % of the nodes exceed; the peak itself would grow with the size of the domain."""
+    return float(np.quantile(np.hypot(sketch.u, sketch.v), 0.99))
 
 
 def taylor_green(sketch: Sketch) -> None:
@@ -104,7 +111,7 @@ def taylor_green(sketch: Sketch) -> None:
     columns, rows = (max(1, round(sketch.rng.uniform(1.5, 3.0) * sketch.side)) for _ in range(2))
     stream = np.sin(pi * columns * sketch.x / sketch.side) * np.sin(pi * rows * sketch.y / sketch.side)
     sketch.add_stream(stream * (1.0 + 0.4 * sketch.smooth_noise(0.3)), SPEED)
-    sketch.pressure *= sound_pressure(sketch)
+    sketch.pressure *= sound_pressure(sketch, high_speed(sketch))
 
 
 def random_vortices(sketch: Sketch) -> None:
@@ -117,7 +124,7 @@ def random_vortices(sketch: Sketch) -> None:
             for image_y, sign_y in ((y, 1.0), (-y, -1.0), (2.0 * sketch.side - y, -1.0)):
                 sketch.stamp(stream, np.array([image_x, image_y]), radius, strength * sign_x * sign_y)
     sketch.add_stream(stream, SPEED)
-    sketch.pressure *= sound_pressure(sketch)
+    sketch.pressure *= sound_pressure(sketch, high_speed(sketch))
 
 
 def shear(sketch: Sketch) -> None:
@@ -126,21 +133,21 @@ def shear(sketch: Sketch) -> None:
     across, along = (sketch.y, sketch.x) if sketch.rng.random() < 0.5 else (sketch.x, sketch.y)
     wave = 0.03 * np.sin(2.0 * pi * along / sketch.rng.uniform(0.25, 0.5)) + 0.02 * sketch.smooth_noise(0.2)
     phase = pi * layers * (across + wave * sketch.inside) / sketch.side
-    # Rounded triangles: their slope, the velocity, is flat in a layer and turns over within a fraction of it. The layers
-    # close over a quarter of a unit at their ends.
+    # Rounded triangles: their slope, the velocity, is flat in a layer and turns over within a fraction of it. The
+    # layers close over a quarter of a unit at their ends.
     distance = np.clip(np.minimum(along, sketch.side - along) / min(0.25, sketch.side / 4), 0.0, 1.0)
     sketch.add_stream(np.arcsin(0.97 * np.sin(phase)) * np.sin(0.5 * pi * distance), SPEED)
     sketch.add_stream(sketch.smooth_noise(0.2, odd=True), 0.3 * SPEED)
     sketch.density *= np.exp(sketch.rng.uniform(-0.7, 0.7) * np.cos(phase))
-    sketch.pressure *= sound_pressure(sketch)
+    sketch.pressure *= sound_pressure(sketch, high_speed(sketch))
 
 
 def triple_point(sketch: Sketch) -> None:
-    """In each tile of about one unit three gases meet: one of high pressure, a dense and a light one, each with its gamma.
+    """In each tile of about one unit three gases meet: one of high pressure, a dense and a light one.
 
-    The shock runs faster through the light gas and rolls up the contact between the two.
+    Each has its own gamma. The shock runs faster through the light gas and rolls up the contact between the two.
     """
-    base = 2.0 * sound_pressure(sketch)
+    base = 2.0 * sound_pressure(sketch, 2.0 * SPEED)
     tiles = max(1, round(sketch.side))
     width = sketch.side / tiles
     local_x, local_y = (sketch.x / width) % 1.0, (sketch.y / width) % 1.0
@@ -163,7 +170,7 @@ def triple_point(sketch: Sketch) -> None:
 
 def blasts(sketch: Sketch) -> None:
     """Hot spots that explode among bubbles of light and dense gas, in a weak random flow."""
-    base = sound_pressure(sketch)
+    base = sound_pressure(sketch, 2.0 * SPEED)
     for _ in range(sketch.number(8.0)):
         bubble = sketch.disc(sketch.place(), sketch.rng.uniform(0.05, 0.14))
         sketch.density *= np.exp(sketch.rng.uniform(-1.6, 1.2) * bubble)

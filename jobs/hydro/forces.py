@@ -1,10 +1,10 @@
 """Corner forces: what a cell does to its four nodes.
 
-Every contribution sums to zero over the four corners of a cell, so that momentum is conserved; the work that the forces do is
-taken from the internal energy of the same cell, so that total energy is.
+Every contribution sums to zero over the four corners of a cell, so that momentum is conserved; the work that the
+forces do is taken from the internal energy of the same cell, so that total energy is.
 
-Corner forces are (4, H, W). The kernels go row by row: a row of corner forces stays in the cache while each contribution is
-added to it.
+Corner forces are (4, H, W). The kernels go row by row: a row of corner forces stays in the cache while each
+contribution is added to it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["corner_forces", "viscous_forces"]
 
 @kernel
 def set_pressure_row(state: State, gas: Gas, fx: Floats, fy: Floats, j: int) -> None:
-    """Set the corner forces of row ``j`` to pressure times dV/dx of the corner, the ideal gas law giving the pressure."""
+    """Set the corner forces of row ``j`` to the pressure of an ideal gas times dV/dx of the corner."""
     x, y, _, _, energy = state
     mass, gamma = gas.mass, gas.gamma
     k = j + 1
@@ -43,10 +43,10 @@ def set_pressure_row(state: State, gas: Gas, fx: Floats, fy: Floats, j: int) -> 
 
 @kernel
 def add_hourglass_row(state: State, gas: Gas, damping: float, fx: Floats, fy: Floats, j: int) -> None:
-    """Damp the hourglass velocity of each cell in row ``j``: the one part that a linear velocity field does not contain.
+    """Damp the hourglass velocity of each cell in row ``j``: the part that no linear field contains.
 
-    The force is -damping rho c sqrt(V) g (g . u) / (g . g), with the hourglass pattern (1, -1, 1, -1) made orthogonal to
-    linear fields. The last factor keeps it bounded in cells of any shape.
+    The force is -damping rho c sqrt(V) g (g . u) / (g . g), with the hourglass pattern (1, -1, 1, -1) made orthogonal
+    to linear fields. The last factor keeps it bounded in cells of any shape.
 
     Source: Flanagan, Belytschko, Int. J. Numer. Meth. Eng. 17 (1981), viscous form.
     """
@@ -82,8 +82,9 @@ def add_hourglass_row(state: State, gas: Gas, damping: float, fx: Floats, fy: Fl
 def add_subzone_row(state: State, gas: Gas, merit: float, fx: Floats, fy: Floats, j: int) -> None:
     """Add the forces of the subzonal pressures of row ``j``, weighted by ``merit``.
 
-    A subzone keeps its share ``fraction`` (4, H, W) of the cell's mass; its pressure differs from the cell's by rho c^2
-    (1 - V_corner / (fraction V)). Linear in the volume, it stays bounded when a corner inverts, where a density would not.
+    A subzone keeps its share ``fraction`` (4, H, W) of the cell's mass; its pressure differs from the cell's by rho
+    c^2 (1 - V_corner / (fraction V)). Linear in the volume, it stays bounded when a corner inverts, where a density
+    would not.
 
     Source: Caramana, Shashkov, J. Comput. Phys. 142 (1998).
     """
@@ -97,8 +98,8 @@ def add_subzone_row(state: State, gas: Gas, merit: float, fx: Floats, fy: Floats
         volume = 0.5 * ((x2 - x0) * (y3 - y1) - (x3 - x1) * (y2 - y0))
         stiffness = merit * gamma[j, i] * (gamma[j, i] - 1.0) * max(energy[j, i], 0.0) * mass[j, i] / volume / 16.0
         sx, sy = x0 + x1 + x2 + x3, y0 + y1 + y2 + y3
-        # 16 V_c = d x g with d from the corner to the sum of the others, g from the following corner to the previous one.
-        # Opposite subzones have opposite g.
+        # 16 V_c = d x g with d from the corner to the sum of the others, g from the following corner to the previous
+        # one. Opposite subzones have opposite g.
         gx, gy, hx, hy = x3 - x1, y3 - y1, x0 - x2, y0 - y2
         d0x, d0y = sx - 4.0 * x0, sy - 4.0 * y0
         d1x, d1y = sx - 4.0 * x1, sy - 4.0 * y1

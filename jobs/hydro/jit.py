@@ -28,7 +28,7 @@ except ImportError as missing:
 def kernel(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
     """``function`` compiled on first use, its machine code cached on disk.
 
-    Without fast-math, so that a run is the same on every rank and every time. Division by zero follows IEEE, which spares a
-    branch at each division.
+    Without fast-math, so that a run is the same on every rank and every time. Division by zero follows IEEE, which
+    spares a branch at each division.
     """
     return cast("Callable[Arguments, Result]", numba.njit(cache=True, error_model="numpy")(function))

@@ -36,7 +36,7 @@ def areas(x: Floats, y: Floats) -> Floats:
 
 @kernel
 def corner_volumes(x: Floats, y: Floats) -> Floats:
-    """Area of each subzone (4, H, W): corner, middle of the next edge, centre of the cell, middle of the previous edge."""
+    """Area of each subzone (4, H, W): from a corner to the middles of its two edges and the centre."""
     height, width = x.shape[0] - 1, x.shape[1] - 1
     volume = np.empty((4, height, width))
     px, py = np.empty(4), np.empty(4)
@@ -54,7 +54,7 @@ def corner_volumes(x: Floats, y: Floats) -> Floats:
 
 @kernel
 def sine(ax: float, ay: float, bx: float, by: float) -> float:
-    """Sine of the angle from edge a to edge b: the scaled corner Jacobian. An edge without length counts as inverted."""
+    """Scaled corner Jacobian: the sine from edge a to edge b. An edge without length counts as inverted."""
     lengths = (ax * ax + ay * ay) * (bx * bx + by * by)
     if lengths <= 0.0:
         return -1.0

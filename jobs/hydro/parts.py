@@ -1,11 +1,12 @@
 """Runs on their way into a data set: which are needed, who does which, and the file that each leaves behind.
 
-Runs come in streams, one for each split and family, numbered from 0. A stream is complete when its first runs hold as many samples
-as its quota asks for; which runs those are depends on the seed alone, so that any number of ranks, interrupted however
-often, arrives at the same data set.
+Runs come in streams, one for each split and family, numbered from 0. A stream is complete when its first runs hold as
+many samples as its quota asks for; which runs those are depends on the seed alone, so that any number of ranks,
+interrupted however often, arrives at the same data set.
 
-Ranks share nothing but the folder of parts. A rank claims a run by creating a file that must not exist yet, and looks again
-after each run what the others have finished. No rank waits for another while there is a run that is needed for certain.
+Ranks share nothing but the folder of parts. A rank claims a run by creating a file that must not exist yet, and looks
+again after each run what the others have finished. No rank waits for another while there is a run that is needed for
+certain.
 """
 
 from __future__ import annotations
@@ -106,22 +107,26 @@ class Parts:
             self._accepted[run] = len(self.load(run).samples)
         return self._accepted[run]
 
-    def used(self, stream: Stream) -> Iterator[tuple[Run, int]]:
-        """The finished runs of a stream, without gap, until its quota is met, each with the number of its samples to take."""
+    def used(self, stream: Stream) -> Iterator[tuple[Run, range]]:
+        """Finished runs of a stream, without a gap, until its quota is met, each with the numbers of its samples to take.
+
+        The last run may give more than is missing; then its later samples are taken, whose labels are fuller.
+        """
         missing = stream.quota
         for index in range(self.most_runs):
             accepted = self.accepted(stream.run(index))
             if accepted is None or missing == 0:
                 return
-            yield stream.run(index), min(accepted, missing)
-            missing -= min(accepted, missing)
+            taken = range(max(0, accepted - missing), accepted)
+            yield stream.run(index), taken
+            missing -= len(taken)
 
     def done(self, stream: Stream) -> int:
         """How many of the stream's samples are there."""
-        return sum(taken for _, taken in self.used(stream))
+        return sum(len(taken) for _, taken in self.used(stream))
 
     def claim(self, wanted: list[Stream]) -> Run | None:
-        """The next run that is needed even if all claimed ones succeed, now claimed for the caller; None if there is none."""
+        """A run, claimed now, that is needed even if all that are under way succeed; None if there is none."""
         for index in range(self.most_runs):
             for stream in wanted:
                 if self._hoped(stream, index) < stream.quota and self._take(stream.run(index)):
@@ -134,8 +139,9 @@ class Parts:
             last = stream.run(self.most_runs - 1)
             if self.accepted(last) is not None and self.done(stream) < stream.quota:
                 raise DataError(
-                    f"{self.folder}: {self.most_runs} runs of {list(FAMILIES)[stream.family]!r} gave {self.done(stream)} "
-                    f"samples where {stream.quota} are wanted; the mesh may be too small (use 64 or more) or tau too short"
+                    f"{self.folder}: {self.most_runs} runs of {list(FAMILIES)[stream.family]!r} gave "
+                    f"{self.done(stream)} samples where {stream.quota} are wanted; the mesh may be too small "
+                    f"(use 64 or more) or tau too short"
                 )
 
     def _hoped(self, stream: Stream, index: int) -> int:
@@ -174,7 +180,9 @@ class Parts:
                     for n, moment in enumerate(summary["samples"])
                 ]
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as damage:
-            raise DataError(f"{path}: damaged ({damage}); delete it and start again, the other runs are kept") from damage
+            raise DataError(
+                f"{path}: damaged ({damage}); delete it and start again, the other runs are kept"
+            ) from damage
         return RunResult(samples, **summary["counters"])
 
 

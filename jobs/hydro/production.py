@@ -41,7 +41,7 @@ def collectively(comm: MPI.Comm | None, action: Callable[[], Result]) -> Result:
     result, failure = comm.bcast((result, failure), root=0)
     if failure is not None:
         raise DataError(failure)
-    return result  # type: ignore[return-value]
+    return result
 
 
 def warm_up(comm: MPI.Comm | None) -> None:

@@ -29,9 +29,9 @@ __all__ = ["Criteria", "Labelled", "RunResult", "perform_run", "run_seed"]
 class Criteria:
     """What a label is, and which snapshots are accepted.
 
-    A cell is labelled if its smallest scaled corner Jacobian falls below ``threshold`` within ``tau``. A snapshot counts if
-    less than ``most_bad`` of the cells are below ``bad`` now and at least ``least_labelled`` are labelled; a run gives
-    ``per_run`` snapshots at most and ends at ``last_time`` if it has not degraded by then.
+    A cell is labelled if its smallest scaled corner Jacobian falls below ``threshold`` within ``tau``. A snapshot
+    counts if less than ``most_bad`` of the cells are below ``bad`` now and at least ``least_labelled`` are labelled; a
+    run gives ``per_run`` snapshots at most and ends at ``last_time`` if it has not degraded by then.
     """
 
     tau: float = 0.1
@@ -45,7 +45,7 @@ class Criteria:
 
 @dataclass(frozen=True)
 class Labelled:
-    """An accepted snapshot: ``channels`` (18, H, W), ``label`` and ``extrapolated`` (H, W), when, and how many inversions."""
+    """An accepted snapshot: ``channels`` (18, H, W), ``label`` and ``extrapolated`` (H, W)."""
 
     channels: Singles
     label: npt.NDArray[np.uint8]
@@ -59,8 +59,8 @@ class Labelled:
 class RunResult:
     """The accepted snapshots of a run in order of time, and how many candidates were rejected and why.
 
-    ``degraded``: too many bad cells already; ``quiet``: too few labelled; ``unfinished``: the run ended before the label was
-    complete.
+    ``degraded``: too many bad cells already; ``quiet``: too few labelled; ``unfinished``: the run ended before the
+    label was complete.
     """
 
     samples: list[Labelled] = field(default_factory=list)
@@ -94,9 +94,10 @@ def perform_run(
     criteria: Criteria = Criteria(),
     watch: Callable[[Hydro], None] | None = None,
 ) -> RunResult:
-    """Run one initial condition until it has given its snapshots, the first ones that qualify, or the mesh has degraded.
+    """Run one initial condition until its first snapshots that qualify are complete, or the mesh degrades.
 
-    The first ones show what is about to happen; later ones mostly what has happened. ``watch`` is called after every step.
+    The first ones show what is about to happen; later ones mostly what has happened. ``watch`` is called after every
+    step.
     """
     hydro = Hydro(initial_condition(family, size, seed))
     result = RunResult()

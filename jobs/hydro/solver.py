@@ -1,13 +1,13 @@
 """The solver: a gas on its mesh, advanced in time.
 
-One step is predictor-corrector: forces now move the gas by half a step, the forces there move it by the whole step. The corrector
-takes the work of the corner forces with the mean of the old and the new velocity, which is exactly the change of kinetic energy,
-so that total energy is constant to round-off.
+One step is predictor-corrector: forces now move the gas by half a step, the forces there move it by the whole step.
+The corrector takes the work of the corner forces with the mean of the old and the new velocity, which is exactly the
+change of kinetic energy, so that total energy is constant to round-off.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 
@@ -47,9 +47,9 @@ class Initial:
 class StepControl:
     """How the time step is chosen.
 
-    ``cfl`` is the fraction of the acoustic limit, ``volume_change`` the largest relative change of a cell's volume in a step,
-    ``growth`` the largest ratio of one step to the one before, ``first`` the first step over the stable one, and
-    ``collapse`` that ratio to the first stable step below which the run stops.
+    ``cfl`` is the fraction of the acoustic limit, ``volume_change`` the largest relative change of a cell's volume in
+    a step, ``growth`` the largest ratio of one step to the one before, ``first`` the first step over the stable one,
+    and ``collapse`` that ratio to the first stable step below which the run stops.
     """
 
     cfl: float = 0.5
@@ -63,12 +63,12 @@ class StepControl:
 class Hydro:
     """A gas on a Lagrangian mesh inside slip walls.
 
-    ``work_velocity`` is "mean", or "end" to take the work with the velocity at the end of the step: the common mistake, which
-    does not conserve energy, here so that the conservation test can be seen to fail.
+    ``work_velocity`` is "mean", or "end" to take the work with the velocity at the end of the step: the common
+    mistake, which does not conserve energy, here so that the conservation test can be seen to fail.
     """
 
-    initial: Initial
-    coefficients: Coefficients = Coefficients()
+    initial: InitVar[Initial]
+    coefficients: Coefficients = field(default_factory=Coefficients)
     control: StepControl = StepControl()
     work_velocity: str = "mean"
     state: State = field(init=False)
@@ -77,16 +77,15 @@ class Hydro:
     time: float = field(init=False, default=0.0)
     steps: int = field(init=False, default=0)
 
-    def __post_init__(self) -> None:
-        start = self.initial
-        volume0 = areas(start.x, start.y)
-        if not (volume0 > 0).all() or not (start.density > 0).all() or not (start.pressure > 0).all():
+    def __post_init__(self, initial: Initial) -> None:
+        volume0 = areas(initial.x, initial.y)
+        if not (volume0 > 0).all() or not (initial.density > 0).all() or not (initial.pressure > 0).all():
             raise DataError("initial condition: area, density and pressure of each cell must be positive")
-        subzones = corner_volumes(start.x, start.y)
-        mass = start.density * volume0
-        self.gas = Gas(mass, start.gamma.copy(), volume0, subzones / volume0, node_masses(subzones * start.density))
-        energy = start.pressure / ((start.gamma - 1.0) * start.density)
-        self.state = State(start.x.copy(), start.y.copy(), start.u.copy(), start.v.copy(), energy)
+        subzones = corner_volumes(initial.x, initial.y)
+        mass = initial.density * volume0
+        self.gas = Gas(mass, initial.gamma.copy(), volume0, subzones / volume0, node_masses(subzones * initial.density))
+        energy = initial.pressure / ((initial.gamma - 1.0) * initial.density)
+        self.state = State(initial.x.copy(), initial.y.copy(), initial.u.copy(), initial.v.copy(), energy)
         hold_walls(self.state)
         height, width = mass.shape
         self.openness = Openness(np.empty((height + 1, width)), np.empty((height, width + 1)))
@@ -95,8 +94,6 @@ class Hydro:
         first_stable = self._stable_step()
         self._last_step = self.control.first * first_stable / self.control.growth
         self._smallest_step = self.control.collapse * first_stable
-        # The arrays of the solver take over; at 2048 x 2048 the initial condition would hold 240 MB more.
-        del self.initial
 
     def _stable_step(self) -> float:
         return stable_step(self.state, self.gas, self.control.cfl, self.control.volume_change)

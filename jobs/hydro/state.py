@@ -10,7 +10,7 @@ __all__ = ["Coefficients", "Gas", "Openness", "State"]
 
 
 class State(NamedTuple):
-    """What changes with time: nodes (H+1, W+1) with positions and velocities, specific internal energy of cells (H, W)."""
+    """What changes: positions and velocities of nodes (H+1, W+1), specific internal energy of cells (H, W)."""
 
     x: Floats
     y: Floats
@@ -19,14 +19,15 @@ class State(NamedTuple):
     energy: Floats
 
     def copy(self) -> State:
+        """The same in arrays of its own."""
         return State(*(array.copy() for array in self))
 
 
 class Gas(NamedTuple):
     """What a Lagrangian cell keeps.
 
-    ``mass``, ``gamma`` and ``volume0``, the initial area, are (H, W); ``fraction`` is the share of the cell's mass in each
-    of its subzones (4, H, W); ``node_mass`` (H+1, W+1) sums the subzones around a node.
+    ``mass``, ``gamma`` and ``volume0``, the initial area, are (H, W); ``fraction`` is the share of the cell's mass in
+    each of its subzones (4, H, W); ``node_mass`` (H+1, W+1) sums the subzones around a node.
     """
 
     mass: Floats
@@ -46,8 +47,9 @@ class Openness(NamedTuple):
 class Coefficients(NamedTuple):
     """Dimensionless strengths of the corner forces.
 
-    ``linear`` and ``quadratic`` belong to the artificial viscosity. ``hourglass`` damps the hourglass velocity; ``subzone``
-    weights the subzonal pressures and stays small: near 1 it all but stops corners from inverting, and the time step collapses.
+    ``linear`` and ``quadratic`` belong to the artificial viscosity. ``hourglass`` damps the hourglass velocity;
+    ``subzone`` weights the subzonal pressures and stays small: near 1 it all but stops corners from inverting, and the
+    time step collapses.
     """
 
     linear: float = 0.5

@@ -1,10 +1,11 @@
 """Edge artificial viscosity with a limiter.
 
-Each edge of a cell that shortens across its part of the median mesh pushes its two ends apart; the limiter removes the force
-where the velocity varies linearly along a mesh line, so that smooth flow and uniform compression stay free of it.
+Each edge of a cell that shortens across its part of the median mesh pushes its two ends apart; the limiter removes the
+force where the velocity varies linearly along a mesh line, so that smooth flow and uniform compression stay free of
+it.
 
-Source: Caramana, Shashkov, Whalen, "Formulations of artificial viscosity for multi-dimensional shock wave computations",
-J. Comput. Phys. 144 (1998), section 4.
+Source: Caramana, Shashkov, Whalen, "Formulations of artificial viscosity for multi-dimensional shock wave
+computations", J. Comput. Phys. 144 (1998), section 4.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ __all__ = ["add_viscosity_row", "edge_openness"]
 def openness(state: State, j: int, i: int, dj: int, di: int, back: int, front: int) -> float:
     """1 - psi of the edge from node (j, i) to (j+dj, i+di): 0 in linear flow, 1 where the velocity changes abruptly.
 
-    psi compares the velocity gradients along the mesh line before and after the edge with its own. ``back`` and ``front``
-    are 1, or -1 where there is no such neighbour: beyond a wall the flow continues mirrored, which is the edge itself with
-    the component along the wall reversed.
+    psi compares the velocity gradients along the mesh line before and after the edge with its own. ``back`` and
+    ``front`` are 1, or -1 where there is no such neighbour: beyond a wall the flow continues mirrored, which is the
+    edge itself with the component along the wall reversed.
     """
     x, y, u, v, _ = state
     dx, dy = x[j + dj, i + di] - x[j, i], y[j + dj, i + di] - y[j, i]
@@ -67,9 +68,10 @@ def edge_force(
 ) -> tuple[float, float]:
     """Viscous force on the far end of an edge; the near end gets its opposite.
 
-    ``du, dv`` is the velocity of the far end relative to the near one, ``sx, sy`` the median-mesh vector of the edge in this
-    cell, ``weight`` density times openness, ``sound`` the linear and ``quadratic`` the quadratic coefficient times sound
-    speed and (gamma+1)/4. Kuropatenko's combination of both makes the pressure jump of a strong shock exact.
+    ``du, dv`` is the velocity of the far end relative to the near one, ``sx, sy`` the median-mesh vector of the edge
+    in this cell, ``weight`` density times openness, ``sound`` the linear and ``quadratic`` the quadratic coefficient
+    times sound speed and (gamma+1)/4. Kuropatenko's combination of both makes the pressure jump of a strong shock
+    exact.
     """
     closing = du * sx + dv * sy
     if closing >= 0.0:

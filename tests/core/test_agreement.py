@@ -49,7 +49,7 @@ def test_at_level_all_each_operator_is_compared(comm, monkeypatch):
         comm, dc.MismatchError, "ranks are at different operations", lambda: x.exp() if comm.rank else x.sin()
     )
     assert "torch.Tensor.exp" in text
-    assert "torch.Tensor.sin on rank 0" in text.replace(" (6, 2)", " on rank 0", 1) or "torch.Tensor.sin" in text
+    assert "torch.Tensor.sin" in text
 
 
 def test_a_failure_on_one_rank_is_raised_on_all(comm):

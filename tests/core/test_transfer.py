@@ -15,7 +15,7 @@ from distconv.distribution import Interval
 from distconv.transfer import Needs, transfer_plan
 from tests.core.layouts import counting, cut, grid_over, grids, normal, raises_everywhere, twenty_layouts
 
-FEW = settings(max_examples=25)
+FEW = settings(max_examples=16)
 
 
 @st.composite
@@ -64,8 +64,8 @@ def test_the_adjoint_of_redistribution_is_the_way_back(comm, data):
     assert torch.equal(x.grad, cut(whole * 3, src))
 
 
-@pytest.mark.parametrize("shape", [(5, 7, 3), (1, 9, 2)])
-def test_a_round_trip_between_any_two_of_twenty_layouts_changes_no_bit(comm, shape):
+def test_a_round_trip_between_any_two_of_twenty_layouts_changes_no_bit(comm):
+    shape = (5, 7, 3)
     whole = normal(*shape)
     for first, second in itertools.product(twenty_layouts(comm, shape), repeat=2):
         x = cut(whole, first)

@@ -1,0 +1,161 @@
+"""Bad input that must never hang, crash or pass in silence. Shapes and geometry are with the layers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import distconv as dc
+from tests.core.layouts import grid_over, normal, raises_everywhere
+
+
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize("pair", [(torch.float32, torch.float64), (torch.float16, torch.bfloat16)])
+def test_another_dtype_on_one_rank_is_a_mismatch(comm, pair):
+    grid = grid_over(comm, h=comm.size)
+    tensor = normal(2, 2, 6, 6).to(pair[comm.rank == 1])
+    text = raises_everywhere(comm, dc.MismatchError, "scatter: ranks disagree", lambda: dc.scatter(tensor, grid))
+    assert all(str(dtype) in text for dtype in pair)
+
+
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.gpu
+def test_another_device_on_one_rank_is_a_mismatch(comm):
+    grid = grid_over(comm, h=comm.size)
+    tensor = normal(2, 2, 6, 6).to("cuda" if comm.rank else "cpu")
+    raises_everywhere(comm, dc.MismatchError, "on cuda", lambda: dc.scatter(tensor, grid))
+
+
+@pytest.mark.ranks(at_least=2)
+def test_another_device_type_on_one_rank_is_a_mismatch_without_a_gpu(comm):
+    grid = grid_over(comm, h=comm.size)
+    tensor = torch.zeros(2, 2, 6, 6, device="meta" if comm.rank else "cpu")
+    raises_everywhere(comm, dc.MismatchError, "on meta", lambda: dc.scatter(tensor, grid))
+
+
+def test_operands_of_different_dtypes_are_refused_as_torch_refuses_them(comm):
+    x = dc.scatter(normal(2, 2, 6, 6), grid_over(comm, h=comm.size))
+    w = torch.zeros(2, 2, 3, 3, dtype=torch.float32)
+    with pytest.raises((RuntimeError, ValueError)):
+        F.conv2d(x, w)
+    assert comm.allreduce(1) == comm.size
+
+
+@pytest.mark.ranks(at_least=2)
+def test_the_communicator_works_after_an_error(comm):
+    grid = grid_over(comm, h=comm.size)
+    for _ in range(3):
+        with pytest.raises(dc.MismatchError):
+            dc.scatter(torch.zeros(4 + (comm.rank == 0), 2), grid)
+        x = dc.scatter(normal(3, 2, 7, 9), grid)
+        assert torch.equal(dc.gather(x), normal(3, 2, 7, 9))
+
+
+def test_a_label_out_of_range_is_known_to_all_ranks(comm):
+    grid = grid_over(comm, n=comm.size)
+    labels = torch.zeros(9, dtype=torch.int64)
+    labels[0] = 7
+    x = dc.scatter(normal(9, 3), grid)
+    with pytest.raises((IndexError, RuntimeError, ValueError), match="7"):
+        F.cross_entropy(x, dc.scatter(labels, grid))
+    assert comm.allreduce(1) == comm.size
+
+
+def test_a_nan_in_the_input_reaches_the_loss_on_every_rank(comm):
+    grid = grid_over(comm, h=comm.size)
+    image = normal(2, 2, 7, 6)
+    image[0, 0, 0, 0] = torch.nan
+    loss = F.mse_loss(nn.Conv2d(2, 2, 3, padding=1).double()(dc.scatter(image, grid)), torch.zeros(2, 2, 7, 6).double())
+    assert loss.isnan().item()
+
+
+BEFORE_INIT = """
+import mpi4py
+mpi4py.rc.initialize = False
+try:
+    import distconv as dc
+    from mpi4py import MPI
+    dc.ProcessGrid(MPI.COMM_WORLD, n=1)
+except RuntimeError as error:
+    print("told:", error)
+"""
+
+AFTER_FINALIZE = """
+import torch
+from mpi4py import MPI
+import distconv as dc
+grid = dc.ProcessGrid(MPI.COMM_WORLD, n=MPI.COMM_WORLD.size)
+x = dc.scatter(torch.ones(4, 3), grid)
+x.gather()
+MPI.Finalize()
+attempts = {
+    "grid": lambda: dc.ProcessGrid(MPI.COMM_WORLD, n=1),
+    "scatter": lambda: dc.scatter(torch.ones(5, 3), grid),
+    "gather": lambda: x.gather(),
+    "sum": lambda: x.sum(),
+    "loss": lambda: x.mean().item(),
+    "parallelize": lambda: dc.parallelize(torch.nn.Linear(2, 2), grid),
+}
+for name, attempt in attempts.items():
+    try:
+        attempt()
+    except RuntimeError as error:
+        print(name, "told:", error)
+"""
+
+
+def test_before_mpi_is_initialized_it_says_so_and_does_not_crash(mpiexec):
+    ended = mpiexec(1, BEFORE_INIT, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "told:" in ended.stdout
+    assert "MPI" in ended.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_after_mpi_is_finalized_it_says_so_and_does_not_crash(mpiexec, ranks):
+    ended = mpiexec(ranks, AFTER_FINALIZE, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    names = ["grid", "scatter", "gather", "sum", "loss", "parallelize"] if ranks > 1 else ["grid", "scatter"]
+    for name in names:
+        assert f"{name} told:" in ended.stdout, ended.stdout
+    assert "finalized" in ended.stdout
+
+
+SKIPPED = """
+from mpi4py import MPI
+import torch
+import distconv as dc
+grid = dc.ProcessGrid(MPI.COMM_WORLD, n=2)
+if MPI.COMM_WORLD.rank == 0:
+    dc.scatter(torch.ones(4, 3), grid)
+else:
+    import time
+    time.sleep(60)
+"""
+
+
+def test_a_rank_that_does_not_come_ends_the_job_with_a_report(mpiexec):
+    ended = mpiexec(2, SKIPPED, timeout=40, env={"DISTCONV_TIMEOUT_S": "3"})
+    assert ended.returncode == 75, ended.stderr
+    assert "rank 0 of 2 has waited" in ended.stderr
+
+
+FAILING = """
+from mpi4py import MPI
+import torch
+import distconv as dc
+grid = dc.ProcessGrid(MPI.COMM_WORLD, n=2)
+x = dc.scatter(torch.ones(4, 3), grid)
+if MPI.COMM_WORLD.rank == 1:
+    raise ValueError("only here")
+x.gather()
+"""
+
+
+def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(mpiexec):
+    ended = mpiexec(2, FAILING, timeout=40)
+    assert ended.returncode == 1, ended.stderr
+    assert "rank 1 failed" in ended.stderr
+    assert "ValueError: only here" in ended.stderr

@@ -1,0 +1,63 @@
+"""Training takes the same steps on any grid: losses and final weights equal plain torch on one process."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distconv as dc
+from distconv.jobs import exactness
+from distconv.jobs.mesh_training import Settings
+from distconv.jobs.synthetic_samples import write_synthetic
+
+GRIDS = {
+    1: ["n=1"],
+    2: ["h=2"],
+    3: ["h=3"],
+    4: ["n=4", "h=4", "h=2,w=2", "n=2,h=2"],
+    5: ["w=5"],
+    8: ["n=2,h=2,w=2"],
+}
+STEPS = 20
+
+
+def settings(model: str, optimizer: str) -> Settings:
+    width = {"unet": 4, "mesh1k": 8}[model]
+    return Settings(model, width, batch=4, steps=STEPS, optimizer=optimizer, lr=1e-3, dtype="float64")
+
+
+@functools.cache
+def samples(comm: Any, size: tuple[int, int]) -> tuple[Path, Any]:
+    """A file that lasts as long as the process; eight training samples, so that epochs of two steps are shuffled anew."""
+    folder = tempfile.TemporaryDirectory()
+    path = Path(comm.bcast(folder.name)) / "samples.h5"
+    if comm.rank == 0:
+        write_synthetic(path, size)
+    comm.Barrier()
+    return path, folder
+
+
+@functools.cache
+def reference(comm: Any, size: tuple[int, int], model: str, optimizer: str) -> exactness.Run:
+    return exactness.reference(settings(model, optimizer), samples(comm, size)[0], comm)
+
+
+@pytest.mark.ranks(*GRIDS)
+@pytest.mark.time_limit(300)
+@pytest.mark.parametrize("size", [(64, 64), (50, 36)], ids=["64x64", "50x36"])
+@pytest.mark.parametrize(("model", "optimizer"), [("unet", "adam"), ("unet", "sgd"), ("mesh1k", "sgd")])
+def test_steps_on_any_grid_equal_those_of_plain_torch(
+    comm: Any, size: tuple[int, int], model: str, optimizer: str
+) -> None:
+    expected = reference(comm, size, model, optimizer)
+    assert len(expected.losses) == STEPS
+    for text in GRIDS[comm.size]:
+        grid = dc.ProcessGrid(comm, **dc.parse_grid(text))
+        found = exactness.train(settings(model, optimizer), samples(comm, size)[0], grid)
+        apart = exactness.difference(found, expected)
+        assert apart.loss <= 1e-10, (text, apart)
+        assert apart.weight <= 1e-9, (text, apart)

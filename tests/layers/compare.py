@@ -1,0 +1,94 @@
+"""Comparison of a distributed operator with one process: result, and the gradient of everything that goes in."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+import distconv as dc
+from tests.core.layouts import normal
+
+TOLERANCE = {"rtol": 1e-11, "atol": 1e-12}
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    """Check values, shape and dtype."""
+    torch.testing.assert_close(found, expected, **TOLERANCE, equal_nan=True, msg=lambda text: f"{what}: {text}")
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of ``tensor`` everywhere; checks that its block is what its distribution says."""
+    if isinstance(tensor, dc.DistTensor):
+        assert tuple(tensor.local.shape) == tensor.dist.local_shape(tensor.shape), tensor
+        return dc.gather(dc.DistTensor(tensor.local.detach(), tensor.dist, tensor.shape))
+    return tensor.detach()
+
+
+def leaf(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that gathers a gradient, if its dtype can have one."""
+    return tensor.clone().requires_grad_(tensor.is_floating_point())
+
+
+def same_as_one_process(
+    target: dc.ProcessGrid | dc.Distribution,
+    function: Callable[..., Any],
+    *tensors: torch.Tensor,
+    plain: Sequence[torch.Tensor] = (),
+    dims: Sequence[Any] | None = None,
+) -> dc.DistTensor:
+    """Call ``function(*tensors, *plain)`` in one process and with ``tensors`` split; compare results and gradients.
+
+    ``dims`` says for each of ``tensors`` which grid axes split it. Returns the distributed result.
+    """
+    given = [leaf(t) for t in (*tensors, *plain)]
+    y = function(*given)
+    split = [
+        dc.scatter(t, target, dims=None if dims is None else dims[i]).requires_grad_(t.is_floating_point())
+        for i, t in enumerate(tensors)
+    ]
+    whole_ones = [leaf(t) for t in plain]
+    found = function(*split, *whole_ones)
+    close(whole(found), y.detach(), f"y on {target}")
+    if y.requires_grad:
+        gradient = normal(*y.shape, seed=17).to(y.dtype)
+        y.backward(gradient)
+        found.backward(gradient)
+        for number, (one, expected) in enumerate(zip([*split, *whole_ones], given, strict=True)):
+            if expected.grad is not None:
+                close(whole(one.grad), expected.grad, f"gradient of input {number} on {target}")
+    return found
+
+
+def module_as_in_one_process(
+    target: dc.ProcessGrid | dc.Distribution, module: torch.nn.Module, *tensors: torch.Tensor
+) -> dc.DistTensor:
+    """The same for a module; its parameters' gradients and its buffers are compared, too."""
+    twin = copy.deepcopy(module)
+    found = same_as_one_process(target, _Alternating(module, twin), *tensors)
+    for (name, expected), other in zip(module.named_parameters(), twin.parameters(), strict=True):
+        if expected.grad is not None:
+            close(other.grad, expected.grad, f"dL/d{name} on {target}")
+    for (name, buffer), other in zip(module.named_buffers(), twin.buffers(), strict=True):
+        close(other, buffer, f"{name} on {target}")
+    module.zero_grad()
+    return found
+
+
+class _Alternating:
+    """Calls the first module for plain tensors and the second for distributed ones."""
+
+    def __init__(self, plain: torch.nn.Module, distributed: torch.nn.Module) -> None:
+        self._plain, self._distributed = plain, distributed
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        chosen = self._distributed if isinstance(tensors[0], dc.DistTensor) else self._plain
+        return chosen(*tensors)
+
+
+def built(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
+    """A module in float64 with the same parameters on all ranks."""
+    torch.manual_seed(5)
+    return make().double()
