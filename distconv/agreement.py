@@ -15,7 +15,7 @@ import numpy as np
 from mpi4py import MPI
 
 from distconv import watchdog
-from distconv.errors import DistconvError, MismatchError
+from distconv.errors import CommunicatorError, DistconvError, MismatchError
 
 T = TypeVar("T")
 
@@ -25,11 +25,18 @@ if level not in _LEVELS:
     raise ValueError(f"DISTCONV_CHECK={level!r} must be one of {', '.join(_LEVELS)}")
 
 
+def check_running() -> None:
+    """Raise CommunicatorError before MPI is initialized and once it is finalized."""
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        raise CommunicatorError("MPI is not running (not initialized yet, or finalized): no rank can be reached")
+
+
 def agree(comm: MPI.Intracomm, what: str, value: str) -> None:
     """Raise MismatchError on every rank unless all ranks of ``comm`` pass the same ``what`` and ``value``.
 
     One allreduce of 16 bytes when they agree; the texts travel only when they do not.
     """
+    check_running()
     if comm.size == 1 or level == "off":
         return
     digest = hashlib.blake2b(f"{what}: {value}".encode(), digest_size=7).digest()
@@ -66,6 +73,7 @@ def together(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[Distconv
 
     For what only one rank may notice, such as a file its node cannot see. Collective over ``comm``.
     """
+    check_running()
     result: T | None = None
     reason = ""
     try:

@@ -22,6 +22,10 @@ class ShapeError(DistconvError, ValueError, RuntimeError):
     """Shapes that an operator cannot take; the text is torch's own where torch has one."""
 
 
+class LabelError(DistconvError, IndexError):
+    """A label that is no class index of the logits."""
+
+
 class MismatchError(DistconvError, ValueError):
     """Ranks disagree about something they must agree on; the text lists what each of them has."""
 

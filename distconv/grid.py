@@ -10,7 +10,7 @@ from functools import cached_property
 from mpi4py import MPI
 
 from distconv import watchdog
-from distconv.agreement import agree
+from distconv.agreement import agree, check_running
 from distconv.errors import CommunicatorError, GridError
 
 AXES = ("n", "c", "d", "h", "w", "r")
@@ -37,8 +37,7 @@ class ProcessGrid:
     """
 
     def __init__(self, comm: MPI.Intracomm, **axes: int) -> None:
-        if not MPI.Is_initialized() or MPI.Is_finalized():
-            raise CommunicatorError("ProcessGrid needs a running MPI: create it after MPI.Init and before MPI.Finalize")
+        check_running()
         if comm == MPI.COMM_NULL:
             raise CommunicatorError(
                 "ProcessGrid was given MPI.COMM_NULL (a freed communicator, or one this rank is not in)"
@@ -93,6 +92,7 @@ class ProcessGrid:
         key = self.split_axes((axes,) if isinstance(axes, str) and axes in AXES else axes)
         found = self._comms.get(key)
         if found is None:
+            check_running()
             rest = {name: index for name, index in self.coords.items() if name not in key}
             with watchdog.waiting(lambda: f"making the communicator over {','.join(key)}"):
                 found = self._comms[key] = MPI.Intracomm(self.world.Split(self.rank_of(rest), self.rank))

@@ -32,7 +32,9 @@ def threads_for(mine: frozenset[int], everyone: Sequence[frozenset[int]]) -> int
 
 
 def set_up() -> None:
-    """Prepare this process; does nothing to threads and excepthooks when it runs alone."""
+    """Prepare this process; does nothing to threads and excepthooks when it runs alone or MPI is not running yet."""
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        return
     ranks = MPI.COMM_WORLD.size
     allocator.keep_freed_memory(ranks)
     if ranks == 1:

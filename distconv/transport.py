@@ -13,7 +13,7 @@ import torch
 from mpi4py import MPI
 
 from distconv import watchdog
-from distconv.errors import CommunicatorError
+from distconv.agreement import check_running
 
 _CHUNK_BYTES = 1 << 30
 """Longer messages are cut: some MPI libraries refuse counts near 2^31."""
@@ -63,12 +63,6 @@ def _buffers(tensor: torch.Tensor) -> list[MPI.buffer]:
         MPI.buffer.fromaddress(start + offset, min(_CHUNK_BYTES, nbytes - offset))
         for offset in range(0, nbytes, _CHUNK_BYTES)
     ]
-
-
-def check_running() -> None:
-    """Raise CommunicatorError once MPI has been finalized."""
-    if MPI.Is_finalized():
-        raise CommunicatorError("MPI has been finalized: distributed tensors cannot communicate any more")
 
 
 class Exchange:

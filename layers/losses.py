@@ -8,14 +8,17 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from mpi4py import MPI
 
 from distconv.dispatch import implements
-from distconv.errors import UnsupportedOperation
+from distconv.errors import LabelError, UnsupportedOperation
 from distconv.functions import sum_over
+from distconv.grid import ProcessGrid
 from distconv.layers.alignment import as_distributed, result_shape
 from distconv.layers.elementwise import pointwise
 from distconv.layers.reductions import mean, sum
 from distconv.tensor import DistTensor
+from distconv.transport import allreduce
 
 
 def _reduced(losses: DistTensor, reduction: str) -> DistTensor:
@@ -142,6 +145,8 @@ def _class_loss(
     wanted = logits.dist.with_axes(kept if indices else logits.dist.axes)
     labels = as_distributed(target, grid).redistribute(wanted).local
     class_weight = None if weight is None else as_distributed(weight, grid).replicated().local.detach()
+    if indices:
+        _check_labels(labels, input.shape[1], options["ignore_index"], grid)
     losses = _local_losses(function, logits.local, labels, class_weight, options)
     if reduction == "none":
         return DistTensor(losses, logits.dist.with_axes(kept), shape)
@@ -149,6 +154,17 @@ def _class_loss(
     total = sum_over(parts, grid, logits.dist.split_axes)
     result = total[0] if reduction == "sum" else total[0] / total[1]
     return DistTensor(result, logits.dist.with_axes(()), shape)
+
+
+def _check_labels(labels: torch.Tensor, classes: int, ignore_index: int, grid: ProcessGrid) -> None:
+    """Raise LabelError on all ranks if any of them has a label outside the classes; on a GPU torch asserts it."""
+    if labels.is_cuda:
+        return
+    wrong = labels[(labels != ignore_index) & ((labels < 0) | (labels >= classes))]
+    found = torch.tensor([wrong.numel(), int(wrong[0]) if wrong.numel() else -(1 << 62)])
+    count, example = allreduce(grid.world, found, "check of labels", MPI.MAX).tolist()
+    if count:
+        raise LabelError(f"Target {example} is out of bounds: the logits have {classes} classes, 0 to {classes - 1}")
 
 
 def _local_losses(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
@@ -18,7 +18,6 @@ from distconv.errors import DataError
 from ..mesh_data import CHANNELS, VERSION, Recipe, Summary
 from .families import CELLS_PER_UNIT, FAMILIES
 from .parts import SPLITS, Parts, Run, Stream, write_atomically
-from .run import Labelled
 
 __all__ = ["assemble"]
 
@@ -52,40 +51,32 @@ def in_turn(parts: Parts, wanted: list[Stream]) -> Chosen:
     return [sample for turn in zip_longest(*each) for sample in turn if sample is not None]
 
 
-def load(parts: Parts, chosen: Chosen) -> Iterator[tuple[int, Run, Labelled]]:
-    """The chosen samples with their places in the file, each run read once."""
-    for run in dict.fromkeys(run for run, _ in chosen):
-        samples = parts.load(run).samples
-        for place, (of, n) in enumerate(chosen):
-            if of == run:
-                yield place, run, samples[n]
-
-
 def summarise(target: Path, recipe: Recipe, parts: Parts, wanted: list[Stream], chosen: list[Chosen]) -> Summary:
     """What the file will hold, and what was rejected in the runs that it comes from."""
-    results = [parts.load(run) for stream in wanted for run, _ in parts.used(stream)]
-    positives = [[float(np.mean(sample.label)) for _, _, sample in load(parts, split)] for split in chosen]
-    inversions = sum(sample.inversions for split in chosen for _, _, sample in load(parts, split))
+    runs = [parts.outline(run).counters for stream in wanted for run, _ in parts.used(stream)]
+    facts = [[parts.outline(run).samples[n] for run, n in split] for split in chosen]
+    positives = [[sample["positives"] for sample in split] for split in facts]
     rejected = {
-        "degraded already": sum(result.degraded for result in results),
-        "too quiet": sum(result.quiet for result in results),
-        "cut off by the end of the run": sum(result.unfinished for result in results),
+        "degraded already": sum(run["degraded"] for run in runs),
+        "too quiet": sum(run["quiet"] for run in runs),
+        "cut off by the end of the run": sum(run["unfinished"] for run in runs),
     }
-    candidates = sum(rejected.values()) + sum(len(result.samples) for result in results)
+    accepted = sum(parts.accepted(run) or 0 for stream in wanted for run, _ in parts.used(stream))
+    candidates = sum(rejected.values()) + accepted
     return Summary(
         path=str(target),
         size=recipe.size,
         samples=recipe.samples,
         heldout=recipe.heldout,
-        runs=len(results),
+        runs=len(runs),
         candidates=candidates,
         rejection_rate=sum(rejected.values()) / candidates,
         rejected=rejected,
-        inversions=inversions,
+        inversions=sum(sample["inversions"] for split in facts for sample in split),
         positive_fraction=float(np.mean(positives[0] + positives[1])),
         positive_fraction_train=float(np.mean(positives[0])),
         positive_fraction_heldout=float(np.mean(positives[1])) if positives[1] else 0.0,
-        steps=sum(result.steps for result in results),
+        steps=sum(run["steps"] for run in runs),
     )
 
 
@@ -129,7 +120,8 @@ def fill_group(group: h5py.Group, recipe: Recipe, parts: Parts, chosen: Chosen) 
         "positives": np.zeros(count),
         "inversions": np.zeros(count, np.int64),
     }
-    for place, run, sample in load(parts, chosen):
+    for place, (run, number) in enumerate(chosen):
+        sample = parts.sample(run, number)
         group["input"][place] = sample.channels
         group["label"][place] = sample.label
         group["extrapolated"][place] = sample.extrapolated
@@ -137,7 +129,7 @@ def fill_group(group: h5py.Group, recipe: Recipe, parts: Parts, chosen: Chosen) 
         facts["run"][place] = run.number
         facts["t"][place] = sample.time
         facts["step"][place] = sample.step
-        facts["positives"][place] = float(np.mean(sample.label))
+        facts["positives"][place] = sample.positives
         facts["inversions"][place] = sample.inversions
     for name, values in facts.items():
         group.create_dataset(name, data=values)

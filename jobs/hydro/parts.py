@@ -15,11 +15,14 @@ import io
 import json
 import os
 import zipfile
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from distconv.errors import DataError
 
@@ -29,6 +32,9 @@ from .run import Labelled, RunResult, run_seed
 __all__ = ["SPLITS", "Parts", "Run", "Stream", "streams", "write_atomically"]
 
 SPLITS = ("train", "heldout")
+
+# The arrays of a sample; everything else about it is a number.
+ARRAYS = ("channels", "label", "extrapolated")
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,14 @@ def streams(samples: int, heldout: int) -> list[Stream]:
     return [stream for stream in shares if stream.quota > 0]
 
 
+@dataclass(frozen=True)
+class Outline:
+    """A finished run without its arrays: the counters of its RunResult, and the facts of each sample."""
+
+    counters: dict[str, Any]
+    samples: list[dict[str, Any]]
+
+
 @dataclass
 class Parts:
     """The folder of finished runs of one recipe; ``session`` marks the claims of one call of the generator."""
@@ -89,7 +103,7 @@ class Parts:
     most_runs: int = 40
 
     def __post_init__(self) -> None:
-        self._accepted: dict[Run, int] = {}
+        self._outlines: dict[Run, Outline] = {}
 
     @property
     def alarm_file(self) -> Path:
@@ -99,13 +113,18 @@ class Parts:
     def file(self, run: Run) -> Path:
         return self.folder / f"{run.name}.npz"
 
+    def outline(self, run: Run) -> Outline:
+        """What the file of a finished run says besides its arrays."""
+        if run not in self._outlines:
+            with self._opened(run) as stored:
+                self._outlines[run] = Outline(**json.loads(str(stored["outline"])))
+        return self._outlines[run]
+
     def accepted(self, run: Run) -> int | None:
         """Number of samples of a finished run; None if it is not finished."""
-        if run not in self._accepted:
-            if not self.file(run).exists():
-                return None
-            self._accepted[run] = len(self.load(run).samples)
-        return self._accepted[run]
+        if run in self._outlines or self.file(run).exists():
+            return len(self.outline(run).samples)
+        return None
 
     def used(self, stream: Stream) -> Iterator[tuple[Run, range]]:
         """Finished runs of a stream, without a gap, until its quota is met, each with the numbers of its samples to take.
@@ -161,29 +180,30 @@ class Parts:
     def store(self, run: Run, result: RunResult) -> None:
         """Write the file of a finished run: there whole, or not at all."""
         counters = {f.name: getattr(result, f.name) for f in fields(result) if f.name != "samples"}
-        moments = [{key: value for key, value in asdict(s).items() if np.ndim(value) == 0} for s in result.samples]
-        arrays = {"summary": np.array(json.dumps({"counters": counters, "samples": moments}))}
+        facts = [{f.name: getattr(s, f.name) for f in fields(s) if f.name not in ARRAYS} for s in result.samples]
+        arrays = {"outline": np.array(json.dumps({"counters": counters, "samples": facts}))}
         for n, sample in enumerate(result.samples):
-            arrays |= {f"{name}{n}": getattr(sample, name) for name in ("channels", "label", "extrapolated")}
+            arrays |= {f"{name}{n}": getattr(sample, name) for name in ARRAYS}
         image = io.BytesIO()
         np.savez(image, allow_pickle=False, **arrays)
         write_atomically(self.file(run), image.getbuffer())
 
-    def load(self, run: Run) -> RunResult:
-        """The result of a finished run."""
+    def sample(self, run: Run, number: int) -> Labelled:
+        """One sample of a finished run."""
+        facts = self.outline(run).samples[number]
+        with self._opened(run) as stored:
+            return Labelled(**{name: stored[f"{name}{number}"] for name in ARRAYS}, **facts)
+
+    @contextmanager
+    def _opened(self, run: Run) -> Iterator[Mapping[str, npt.NDArray[Any]]]:
         path = self.file(run)
         try:
             with np.load(path, allow_pickle=False) as stored:
-                summary = json.loads(str(stored["summary"]))
-                samples = [
-                    Labelled(stored[f"channels{n}"], stored[f"label{n}"], stored[f"extrapolated{n}"], **moment)
-                    for n, moment in enumerate(summary["samples"])
-                ]
+                yield stored
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as damage:
             raise DataError(
                 f"{path}: damaged ({damage}); delete it and start again, the other runs are kept"
             ) from damage
-        return RunResult(samples, **summary["counters"])
 
 
 def write_atomically(path: Path, image: memoryview | bytes) -> None:

@@ -52,6 +52,7 @@ class Labelled:
     extrapolated: Singles
     time: float
     step: int
+    positives: float
     inversions: int
 
 
@@ -151,11 +152,13 @@ def advance(hydro: Hydro, end: float, record: Singles, watch: Callable[[Hydro], 
 def finish(hydro: Hydro, candidate: Candidate, window: Singles, criteria: Criteria) -> Labelled:
     """The sample of an accepted candidate."""
     assert candidate.state is not None
+    label = (window < criteria.threshold).astype(np.uint8)
     return Labelled(
-        sample_channels(candidate.state, hydro.gas, hydro.coefficients),
-        (window < criteria.threshold).astype(np.uint8),
-        extrapolated_jacobian(candidate.state, criteria.tau),
-        candidate.time,
-        candidate.step,
-        int(np.count_nonzero(window <= 0.0)),
+        channels=sample_channels(candidate.state, hydro.gas, hydro.coefficients),
+        label=label,
+        extrapolated=extrapolated_jacobian(candidate.state, criteria.tau),
+        time=candidate.time,
+        step=candidate.step,
+        positives=float(np.mean(label)),
+        inversions=int(np.count_nonzero(window <= 0.0)),
     )

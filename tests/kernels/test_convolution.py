@@ -97,7 +97,10 @@ def test_gradients_of_the_pieces_are_those_of_the_whole(case):
         expected = x.grad[(..., *(slice(*box) for box in piece.box))]
         found = work.input_gradient(grad, piece, w.detach())
         torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(work.weight_gradient(grad, pieces, w.detach()), w.grad, rtol=1e-12, atol=1e-12)
+    dw, db = work.parameter_gradients(grad, pieces, w.detach(), bias=True)
+    torch.testing.assert_close(dw, w.grad, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(db, b.grad, rtol=1e-12, atol=1e-12)
+    assert work.parameter_gradients(grad, pieces, w.detach(), bias=False)[1] is None
 
 
 @MANY
@@ -162,4 +165,6 @@ def test_a_piece_that_touches_nothing_adds_nothing():
     y = torch.zeros(1, 1, 3, dtype=torch.float64)
     assert not work.add(y, [far], w).any()
     assert not work.input_gradient(y + 1, far, w).any()
-    assert not work.weight_gradient(y + 1, [far], w).any()
+    dw, db = work.parameter_gradients(y + 1, [far], w, bias=True)
+    assert not dw.any()
+    assert db.tolist() == [3.0]
