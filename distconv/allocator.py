@@ -19,6 +19,9 @@ ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": str(LARGEST), "MALLOC_TRIM_THRESHOLD_":
 """The same settings for a process that is yet to be started."""
 
 
+_SMALL = 1 << 20
+
+
 def keep_freed_memory(ranks: int) -> bool:
     """Raise glibc's thresholds if asked to or with more than one rank; returns whether that was done."""
     wanted = os.environ.get("DISTCONV_MALLOC", "1" if ranks > 1 else "0")
@@ -37,3 +40,12 @@ def _raise_thresholds() -> bool:
     # A library that refuses so high a threshold still can be told not to map at all.
     mapped = mallopt(_MMAP_THRESHOLD, LARGEST) or mallopt(_MMAP_MAX, 0)
     return bool(mapped and mallopt(_TRIM_THRESHOLD, LARGEST))
+
+
+def return_freed_memory() -> bool:
+    """Have every block above a megabyte mapped by itself and returned at once: slower, and the least memory."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(_MMAP_THRESHOLD, _SMALL) and mallopt(_MMAP_MAX, 1 << 16) and mallopt(_TRIM_THRESHOLD, _SMALL))

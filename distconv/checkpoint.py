@@ -113,7 +113,7 @@ def compare(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor
         raise CheckpointError(f"{what} does not fit, {len(wrong)} differences: {'; '.join(wrong)}")
 
 
-# -- writing ------------------------------------------------------------------------------------------------------------
+# -- writing ----------------------------------------------------------------------------------------------------------
 
 
 def _write(folder: Path, step: int, tensors: Mapping[str, torch.Tensor], values: Mapping[str, Any]) -> None:
@@ -201,7 +201,7 @@ def _finished(directory: Path) -> dict[int, Path]:
     return {int(match[1]): folder for match, folder in found if match and (folder / MANIFEST).is_file()}
 
 
-# -- reading ------------------------------------------------------------------------------------------------------------
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 def _read(folder: Path) -> Checkpoint:

@@ -120,7 +120,9 @@ def _job(command: Command) -> ModuleType:
     try:
         return importlib.import_module(command.module)
     except ModuleNotFoundError as error:
-        raise DistconvError(f"{command.module} cannot be loaded: {error}; reinstall distconv with what it needs") from error
+        raise DistconvError(
+            f"{command.module} cannot be loaded: {error}; reinstall distconv with what it needs"
+        ) from error
 
 
 def _show_warning(

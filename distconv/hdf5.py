@@ -145,12 +145,12 @@ class SampleFile:
         together(self.comm, check, DataError)
 
     def warn_of_large_chunks(self, name: str, block: Sequence[int]) -> None:
-        """Warn once, on rank 0, if reading a ``block`` (without the sample dimension) reads chunks larger than itself."""
+        """Warn on rank 0 if chunks are larger than the ``block`` (without the sample dimension) to be read."""
         chunk = self.chunks(name)[1:]
         if self.comm.rank == 0 and math.prod(chunk) > math.prod(block) > 0:
             warnings.warn(
-                f"{self.path}: a chunk of {name!r} is {chunk} but a rank reads blocks of {tuple(block)}: neighbours read "
-                f"the same chunks; write the file with smaller chunks, or split fewer dimensions",
+                f"{self.path}: a chunk of {name!r} is {chunk} but a rank reads blocks of {tuple(block)}: "
+                f"neighbours read the same chunks; write the file with smaller chunks, or split fewer dimensions",
                 stacklevel=3,
             )
 
@@ -210,7 +210,8 @@ def _dataset(file: h5py.File, name: str, path: Path, file_bytes: int) -> h5py.Da
     stored = found.id.get_storage_size()
     if found.compression is None and stored < found.nbytes:
         raise DataError(
-            f"{path}: dataset {name!r} is incomplete: {found.shape} takes {found.nbytes} bytes but {stored} were written"
+            f"{path}: dataset {name!r} is incomplete: {found.shape} takes {found.nbytes} bytes "
+            f"but {stored} were written"
         )
     if stored > file_bytes:
         raise DataError(f"{path}: dataset {name!r} claims {stored} bytes, more than the file's {file_bytes}")

@@ -50,7 +50,8 @@ def describe(comm: MPI.Intracomm) -> list[tuple[str, str]]:
     threads = comm.allgather(torch.get_num_threads())
     devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    versions = f"mpi4py {mpi4py.__version__}, numpy {np.__version__}, h5py {h5py.__version__} (HDF5 {h5py.version.hdf5_version})"
+    hdf5 = f"h5py {h5py.__version__} (HDF5 {h5py.version.hdf5_version})"
+    versions = f"mpi4py {mpi4py.__version__}, numpy {np.__version__}, {hdf5}"
     library = MPI.Get_library_version().strip("\0 \n").splitlines()
     return [
         ("distconv", distconv.__version__),
@@ -61,7 +62,10 @@ def describe(comm: MPI.Intracomm) -> list[tuple[str, str]]:
         ("MPI threads", _THREAD_LEVELS.get(MPI.Query_thread(), "unknown")),
         ("ranks", f"{comm.size} on {len(set(hosts))} node{'s' if len(set(hosts)) > 1 else ''}"),
         ("cores of rank 0", str(cores)),
-        ("torch threads", f"{min(threads)} to {max(threads)} per rank" if len(set(threads)) > 1 else f"{threads[0]} per rank"),
+        (
+            "torch threads",
+            f"{min(threads)} to {max(threads)} per rank" if len(set(threads)) > 1 else f"{threads[0]} per rank",
+        ),
         ("CUDA devices", ", ".join(torch.cuda.get_device_name(i) for i in range(devices)) or "none"),
         ("CuPy", _version("cupy-cuda12x") or "not installed"),
         ("transport", "device buffers (MPI is CUDA-aware)" if transport.cuda_aware() else "host memory"),

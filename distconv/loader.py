@@ -1,8 +1,8 @@
 """A loader that reads ahead: batches of an HDF5 file as distributed tensors, each rank reading only its own blocks.
 
 The order of the samples and their mirroring follow from the seed, the epoch and the sample alone, never from the grid.
-A thread reads the next batch meanwhile. It makes no MPI call: whether all ranks could read is agreed by the main threads
-at the step that the batch belongs to.
+A thread reads the next batch meanwhile. It makes no MPI call: whether all ranks could read is agreed by the main
+threads at the step that the batch belongs to.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -145,7 +146,7 @@ class Loader:
             turned = axis in mirrored
             box.append(Interval(extent - interval.stop, extent - interval.start) if turned else interval)
             steps.append(slice(None, None, -1 if turned else None))
-        values = self.file.read(each.dataset, tuple(box))[0][tuple(steps)]
+        values: NDArray[Any] = self.file.read(each.dataset, tuple(box))[0][tuple(steps)]
         values = values.astype(np.result_type(values, _numpy(each.dtype)), copy=False)
         for axis in mirrored:
             if axis in each.odd:

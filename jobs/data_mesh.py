@@ -1,4 +1,4 @@
-"""Make mesh-tangling samples with the Lagrangian hydrodynamics code, on all ranks together; can be interrupted and resumed."""
+"""Make mesh-tangling samples with the Lagrangian hydrodynamics code, on all ranks; can be interrupted and resumed."""
 
 from __future__ import annotations
 
@@ -29,8 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="PATH", help="HDF5 file to write")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument("--tau", type=float, default=0.1, help="time that labels look ahead (default: %(default)s)")
-    parser.add_argument("--threshold", type=float, default=0.4, help="scaled Jacobian below which a cell is positive (default: %(default)s)")
-    parser.add_argument("--measure-steps", type=int, metavar="N", help="only time N steps at this size and print their cost")
+    parser.add_argument(
+        "--threshold",
+        type=float,
+        default=0.4,
+        help="scaled Jacobian below which a cell is positive (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--measure-steps", type=int, metavar="N", help="only time N steps at this size and print their cost"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,7 +46,9 @@ def run(options: argparse.Namespace) -> int:
     if options.measure_steps is not None:
         return _measure(options)
     if options.out is None:
-        raise DataError("data mesh needs --out PATH, for example: distconv data mesh --size 128 --samples 48 --out mesh.h5")
+        raise DataError(
+            "data mesh needs --out PATH, for example: distconv data mesh --size 128 --samples 48 --out mesh.h5"
+        )
     folder = Path(options.out).parent
     together(comm, lambda: os.makedirs(folder, exist_ok=True), DataError)
     summary = mesh_data.generate(
@@ -59,7 +68,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _measure(options: argparse.Namespace) -> int:
     if options.measure_steps < 1 or options.size < 16:
-        raise DataError(f"--measure-steps {options.measure_steps} at --size {options.size}: at least 1 step and 16 cells are needed")
+        raise DataError(
+            f"--measure-steps {options.measure_steps} at --size {options.size}: at least 1 step and 16 cells are needed"
+        )
     if MPI.COMM_WORLD.rank == 0:
-        print(mesh_data.step_cost(options.size, options.measure_steps, seed=options.seed))
+        print(mesh_data.step_cost(options.size, options.measure_steps))
     return 0

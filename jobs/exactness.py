@@ -19,7 +19,6 @@ import torch
 from mpi4py import MPI
 
 from distconv.grid import ProcessGrid, parse_grid
-from distconv.loader import Batch
 
 from .mesh_samples import MeshSamples
 from .mesh_training import Settings, Trainer
@@ -39,7 +38,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Difference:
-    """Largest relative difference of a loss and largest difference of a weight, relative to the largest in its tensor."""
+    """Largest relative difference of a loss, and of a weight relative to the largest in its tensor."""
 
     loss: float
     weight: float
@@ -56,8 +55,8 @@ def train(settings: Settings, path: str | os.PathLike[str], grid: ProcessGrid, *
     trainer = Trainer(settings, samples, grid)
     losses = []
     for batch in trainer.batches():
-        whole = Batch(batch.samples, tuple(t.local for t in batch.tensors)) if plain else batch
-        losses.append(trainer.step(whole))
+        inputs, labels = (tensor.local if plain else tensor for tensor in batch.tensors)
+        losses.append(trainer.step(inputs, labels))
     samples.close()
     return Run(losses, {name: tensor.detach().clone() for name, tensor in trainer.model.state_dict().items()})
 
@@ -95,12 +94,19 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--size", default="64x64")
     parser.add_argument("--width", type=int, default=8)
     parser.add_argument("--optimizer", default="adam", choices=("adam", "sgd"))
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--steps", type=int, default=20)
     options = parser.parse_args(arguments)
     comm = MPI.COMM_WORLD
     height, width = map(int, options.size.split("x"))
     settings = Settings(
-        options.model, options.width, batch=4, steps=options.steps, optimizer=options.optimizer, dtype="float64", lr=1e-3
+        options.model,
+        options.width,
+        batch=4,
+        steps=options.steps,
+        optimizer=options.optimizer,
+        dtype="float64",
+        lr=options.lr,
     )
     with tempfile.TemporaryDirectory() as own:
         path = Path(comm.bcast(own)) / "synthetic.h5"
@@ -112,8 +118,9 @@ def main(arguments: list[str] | None = None) -> int:
         comm.Barrier()
     if comm.rank == 0:
         print(
-            f"{options.model} width {options.width}, {options.size}, batch 4, {options.steps} steps of {options.optimizer}, "
-            f"float64, grid {options.grid}: losses differ by {found.loss:.1e}, weights by {found.weight:.1e}: "
+            f"{options.model} width {options.width}, {options.size}, batch 4, {options.steps} steps of "
+            f"{options.optimizer}, float64, "
+            f"grid {options.grid}: losses differ by {found.loss:.1e}, weights by {found.weight:.1e}: "
             f"{'equal' if found.exact else 'NOT EQUAL'}"
         )
     return 0 if found.exact else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +22,12 @@ PIXEL_STEPS = 300
 """Steps of the perceptron: its F1 no longer rises by then."""
 
 GROUPS = ("train", "heldout")
-Piece = tuple[NDArray[np.generic], NDArray[np.generic], str]
+Values = NDArray[Any]
 
 
 def constant_answers(samples: MeshSamples) -> list[Verdict]:
     """All cells negative, all cells positive."""
-    train, heldout = (_counted(samples, group, lambda label, _: label * 0.0, 0, 1, 2) for group in GROUPS)
+    train, heldout = (_counted(samples, group, lambda label, _: np.zeros(label.shape), 0, 1, 2) for group in GROUPS)
     never, always = Threshold(2, True, 1.0), Threshold(0, True, 0.0)
     return [judge("all negative", train, heldout, never), judge("all positive", train, heldout, always)]
 
@@ -50,17 +51,17 @@ def extrapolation(samples: MeshSamples, q_star: float) -> list[Verdict]:
     counted = [_counted(samples, group, lambda _, jacobian: jacobian, -1.0, 1.0, BINS) for group in GROUPS]
     fitted = counted[0].best_threshold(both_directions=True)
     below = [_counted(samples, group, lambda _, jacobian: jacobian < q_star, 0, 1, 2) for group in GROUPS]
-    at_q = judge("frozen velocities, at q*", *below, Threshold(1, True, q_star))
+    at_q = judge("frozen velocities, at q*", below[0], below[1], Threshold(1, True, q_star))
     named = Verdict(at_q.name, f"< {q_star:.3g}", at_q.training, at_q.heldout, at_q.families)
-    return [judge("frozen velocities, fitted", *counted, fitted), named]
+    return [judge("frozen velocities, fitted", counted[0], counted[1], fitted), named]
 
 
 def perceptron(samples: MeshSamples, grid: ProcessGrid, batch: int, seed: int) -> Verdict:
     """A perceptron that sees the 18 channels of one cell, trained for a fixed number of steps."""
     settings = Settings(model="perceptron", batch=batch, steps=PIXEL_STEPS, lr=1e-2, seed=seed, augment=False)
     trainer = Trainer(settings, samples, grid)
-    for step in trainer.batches():
-        trainer.step(step)
+    for batch_of_step in trainer.batches():
+        trainer.step(*batch_of_step.tensors)
     return judge("perceptron on one cell", trainer.scores("train"), trainer.scores("heldout"))
 
 
@@ -68,7 +69,7 @@ def _families(samples: MeshSamples, group: str) -> list[str]:
     return sorted(set(samples.families[group]))
 
 
-def _shared(samples: MeshSamples, group: str, *names: str) -> Iterator[tuple[list[NDArray[np.generic]], str]]:
+def _shared(samples: MeshSamples, group: str, *names: str) -> Iterator[tuple[list[Values], str]]:
     """This rank's share of the samples of a group, slab by slab: the datasets' values and the family."""
     file, comm = samples.file(group), samples.comm
     for sample in range(comm.rank, samples.count(group), comm.size):
@@ -83,7 +84,7 @@ def _shared(samples: MeshSamples, group: str, *names: str) -> Iterator[tuple[lis
 def _counted(
     samples: MeshSamples,
     group: str,
-    score: Callable[[NDArray[np.generic], NDArray[np.generic]], NDArray[np.generic]],
+    score: Callable[[Values, Values], Values],
     low: float,
     high: float,
     bins: int,

@@ -67,7 +67,7 @@ def _draw_example(figure: Any, row: Any, example: Example, channel: str, thresho
     figure.colorbar(shown, ax=row[2], shrink=0.8)
     row[2].set_title("predicted probability", fontsize=9)
     row[3].imshow(_outcome(example, threshold), origin="lower")
-    row[3].set_title("found (green), missed (red), false (orange)", fontsize=9)
+    row[3].set_title("green: found, red: missed, orange: false", fontsize=8)
     for axis in row:
         axis.set_xticks([])
         axis.set_yticks([])
@@ -88,6 +88,7 @@ def _draw_losses(axis: Any, losses: Sequence[tuple[int, float]]) -> None:
     window = max(1, len(values) // 20)
     if len(values) > window:
         mean = np.convolve(values, np.ones(window) / window, mode="valid")
-        axis.plot(steps[window - 1 :], mean, color="tab:blue", label=f"mean of {window} steps")
+        middle = window // 2
+        axis.plot(steps[middle : middle + len(mean)], mean, color="tab:blue", label=f"mean of {window} steps")
     axis.set(xlabel="step", ylabel="loss", yscale="log")
     axis.legend(fontsize=8)

@@ -87,7 +87,9 @@ class MeshSamples:
     ) -> Loader:
         """Batches of normalised inputs (N, 18, H, W) and labels (N, H, W), both of ``dtype``."""
         fields = (
-            Field(f"{group}/input", "nchw", dtype, self.input.mean, self.input.std, {axis: signs(axis) for axis in "hw"}),
+            Field(
+                f"{group}/input", "nchw", dtype, self.input.mean, self.input.std, {axis: signs(axis) for axis in "hw"}
+            ),
             Field(f"{group}/label", "nhw", dtype),
         )
         return Loader(

@@ -132,8 +132,8 @@ class Trainer:
                 if self.step_count >= self.steps:
                     return
 
-    def step(self, batch: Batch) -> float:
-        """One step of the optimizer; returns the loss, the same on all ranks. Collective.
+    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+        """One step of the optimizer on a batch; returns the loss, the same on all ranks. Collective.
 
         Raises
         ------
@@ -141,7 +141,6 @@ class Trainer:
             On all ranks, if the loss is not finite; the weights are those from before the step.
         """
         self.model.train()
-        inputs, labels = batch.tensors
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(self.step_count, self.steps, self.settings.lr)
         self.optimizer.zero_grad()
@@ -182,7 +181,12 @@ class Trainer:
         """Write a checkpoint of everything that the following steps depend on. Collective."""
         tensors, values = training_state.capture(self.model, self.optimizer, self.grid.world)
         position = {"epoch": self.epoch, "batch": self.step_count % self.loader.steps, "samples": self.loader.samples}
-        values |= {"settings": asdict(self.settings), "position": position, "grid": self.grid.describe(), **(extra or {})}
+        values |= {
+            "settings": asdict(self.settings),
+            "position": position,
+            "grid": self.grid.describe(),
+            **(extra or {}),
+        }
         checkpoint.save(directory, self.step_count, tensors, values, self.grid.world)
 
     def resume(self, directory: str) -> bool:
@@ -205,6 +209,8 @@ class Trainer:
     def _check_settings(self, found: checkpoint.Checkpoint) -> None:
         now = asdict(self.settings) | {"training samples": self.loader.samples}
         then = found.values["settings"] | {"training samples": found.values["position"]["samples"]}
-        wrong = [f"{key} was {then.get(key)!r} and is {value!r}" for key, value in now.items() if then.get(key) != value]
+        wrong = [
+            f"{key} was {then.get(key)!r} and is {value!r}" for key, value in now.items() if then.get(key) != value
+        ]
         if wrong:
             raise CheckpointError(f"checkpoint of step {found.step} was made with other settings: {'; '.join(wrong)}")

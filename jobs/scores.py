@@ -29,7 +29,7 @@ class Threshold:
 
 
 class Histogram:
-    """Counts (family, negative or positive, bin) of scores between ``low`` and ``high``; those outside count as at the ends."""
+    """Counts (family, negative or positive, bin) of scores from ``low`` to ``high``; others count as at the ends."""
 
     def __init__(self, low: float, high: float, families: Sequence[str] = ("all",), bins: int = BINS) -> None:
         self.low, self.high, self.bins = low, max(high, low + 1e-12), bins
@@ -104,5 +104,7 @@ def table(verdicts: Sequence[Verdict]) -> str:
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
     for row in (head, *rows):
-        lines.append("  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]))
+        lines.append(
+            "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        )
     return "\n".join(lines)

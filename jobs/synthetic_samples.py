@@ -1,4 +1,4 @@
-"""Random samples in the layout of the mesh-tangling data: for checks and benchmarks, where the physics does not matter."""
+"""Random samples in the layout of the mesh-tangling data: for checks that do not need the physics."""
 
 from __future__ import annotations
 
@@ -41,4 +41,6 @@ def smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _put(file: h5py.File, name: str, values: NDArray[np.generic]) -> None:
     channels = values.shape[1:-2]
     tile = tuple(min(TILE, extent) for extent in values.shape[-2:])
-    file.create_dataset(name, data=values, chunks=(1, *channels, *tile) if len(values) else None, fletcher32=bool(len(values)))
+    file.create_dataset(
+        name, data=values, chunks=(1, *channels, *tile) if len(values) else None, fletcher32=bool(len(values))
+    )

@@ -54,11 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", choices=sorted(MODELS), default=defaults.model, help="default: %(default)s")
     parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
     parser.add_argument("--grid", type=grid_extents, metavar="n=2,h=2", help="default: ranks along n, the rest along h")
-    parser.add_argument("--batch", type=positive, default=defaults.batch, help="samples per step (default: %(default)s)")
+    parser.add_argument(
+        "--batch", type=positive, default=defaults.batch, help="samples per step (default: %(default)s)"
+    )
     parser.add_argument("--epochs", type=positive, default=defaults.epochs, help="default: %(default)s")
     parser.add_argument("--steps", type=positive, help="number of steps, in place of --epochs")
     parser.add_argument("--optimizer", choices=("sgd", "adam"), default=defaults.optimizer, help="default: %(default)s")
-    parser.add_argument("--lr", type=positive_float, default=defaults.lr, help="peak learning rate (default: %(default)s)")
+    parser.add_argument(
+        "--lr", type=positive_float, default=defaults.lr, help="peak learning rate (default: %(default)s)"
+    )
     parser.add_argument("--momentum", type=float, default=defaults.momentum, help="of sgd (default: %(default)s)")
     parser.add_argument("--weight-decay", type=float, default=defaults.weight_decay, help="default: %(default)s")
     parser.add_argument("--dtype", choices=("float32", "float64"), default=defaults.dtype, help="default: %(default)s")
@@ -66,7 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=defaults.seed, help="default: %(default)s")
     parser.add_argument("--out", type=Path, default=Path("runs/mesh"), metavar="DIR", help="default: %(default)s")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
-    parser.add_argument("--checkpoint-every", type=int, default=200, metavar="STEPS", help="0: never (default: %(default)s)")
+    parser.add_argument(
+        "--checkpoint-every", type=int, default=200, metavar="STEPS", help="0: never (default: %(default)s)"
+    )
     parser.add_argument("--baselines", action="store_true", help="judge simple predictors on the same samples too")
     parser.add_argument("--no-augment", action="store_true", help="do not mirror samples at random")
     parser.add_argument("--drop-last", action="store_true", help="leave out an epoch's last batch if it is smaller")
@@ -103,7 +109,8 @@ def run(options: argparse.Namespace) -> int:
     comm = MPI.COMM_WORLD
     if options.data is None:
         raise DataError(
-            "train mesh needs --data PATH; make such a file with: distconv data mesh --size 128 --samples 48 --out mesh.h5"
+            "train mesh needs --data PATH; make such a file with: "
+            "distconv data mesh --size 128 --samples 48 --out mesh.h5"
         )
     grid = ProcessGrid(comm, **(options.grid or default_grid(comm.size, options.batch)))
     device = device_for(options.device, comm)
@@ -132,15 +139,14 @@ def device_for(name: str, comm: MPI.Intracomm) -> str:
     import torch
 
     def find() -> str:
-        device = torch.device(name)
-        if device.type == "cuda" and device.index is None:
+        if name == "cuda":
             if not torch.cuda.is_available():
                 raise GridError(f"--device {name}: this machine has no CUDA device; use --device cpu")
             node = comm.Split_type(MPI.COMM_TYPE_SHARED)
             name_here = f"cuda:{node.rank % torch.cuda.device_count()}"
             node.Free()
             return name_here
-        return name
+        return str(torch.device(name))
 
     return together(comm, find, GridError)
 
@@ -170,7 +176,9 @@ def _prepare(options: argparse.Namespace, trainer: Trainer) -> bool:
     together(comm, lambda: folder.mkdir(parents=True, exist_ok=True), DataError)
     if options.resume:
         if not trainer.resume(str(folder / CHECKPOINTS)):
-            raise DataError(f"--resume: there is no finished checkpoint in {folder / CHECKPOINTS}; start without --resume")
+            raise DataError(
+                f"--resume: there is no finished checkpoint in {folder / CHECKPOINTS}; start without --resume"
+            )
         return True
     # A new run must not take the older one's checkpoints for its own.
     together(comm, lambda: _put_aside(folder / CHECKPOINTS) if comm.rank == 0 else None, DataError)
@@ -191,8 +199,9 @@ def _announcement(trainer: Trainer, resumed: bool) -> str:
     parameters = sum(p.numel() for p in trainer.model.parameters())
     where = f"from step {trainer.step_count} on, " if resumed else ""
     return (
-        f"{trainer.settings.model} ({parameters} parameters, {trainer.settings.dtype}) on {trainer.samples.count('train')} samples "
-        f"of {height} x {width}, batch {trainer.settings.batch}, {where}{trainer.steps} steps, "
+        f"{trainer.settings.model} ({parameters} parameters, {trainer.settings.dtype}) "
+        f"on {trainer.samples.count('train')} samples of {height} x {width}, "
+        f"batch {trainer.settings.batch}, {where}{trainer.steps} steps, "
         f"grid {trainer.grid.describe()} over {trainer.grid.size} ranks\n"
         f"positive cells: {100 * trainer.samples.positive_fraction:.1f} % of the training samples"
     )
@@ -203,10 +212,12 @@ def _train(options: argparse.Namespace, trainer: Trainer, folder: Path) -> None:
     lines = together(comm, lambda: _metrics(folder, trainer.step_count) if comm.rank == 0 else None, DataError)
     every = options.checkpoint_every
     began = time.perf_counter()
-    with tqdm(total=trainer.steps, initial=trainer.step_count, disable=comm.rank != 0, unit="step", mininterval=1.0) as bar:
+    with tqdm(
+        total=trainer.steps, initial=trainer.step_count, disable=comm.rank != 0, unit="step", mininterval=1.0
+    ) as bar:
         for batch in trainer.batches():
             epoch = trainer.epoch
-            loss = trainer.step(batch)
+            loss = trainer.step(*batch.tensors)
             seconds, began = time.perf_counter() - began, time.perf_counter()
             rate = len(batch.samples) / seconds
             if lines is not None:
@@ -301,7 +312,9 @@ def _report(
         (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
         with (folder / "metrics.jsonl").open("a") as stream:
             for verdict in verdicts[-1:]:
-                _write_line(stream, step=trainer.step_count, evaluation="heldout", f1=verdict.heldout, families=verdict.families)
+                _write_line(
+                    stream, step=trainer.step_count, evaluation="heldout", f1=verdict.heldout, families=verdict.families
+                )
         if verdicts:
             print(f"\n{table(verdicts)}\n")
         print(f"training took {trained_s:.1f} s, all of it {total_s:.1f} s")

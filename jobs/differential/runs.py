@@ -6,6 +6,7 @@ import random
 import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -105,9 +106,15 @@ class Run:
         outcomes = self._private.allgather(Outcome(refused, compared))
         return program.name, *judge(reference, outcomes)
 
+    @staticmethod
+    def _compute(program: Program, world: World) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program.run(world)
+
     def _attempt(self, program: Program, world: World) -> tuple[Refusal | None, dict[str, torch.Tensor]]:
         try:
-            program.run(world)
+            self._compute(program, world)
         except Exception as error:
             if type(world) is not World:
                 self._case += f" [rank {self.comm.rank}: {type(error).__name__}: {error}]"

@@ -127,7 +127,7 @@ class Parts:
         return None
 
     def used(self, stream: Stream) -> Iterator[tuple[Run, range]]:
-        """Finished runs of a stream, without a gap, until its quota is met, each with the numbers of its samples to take.
+        """Finished runs of a stream, without a gap, until its quota is met, with the numbers of samples to take.
 
         The last run may give more than is missing; then its later samples are taken, whose labels are fuller.
         """
@@ -192,7 +192,8 @@ class Parts:
         """One sample of a finished run."""
         facts = self.outline(run).samples[number]
         with self._opened(run) as stored:
-            return Labelled(**{name: stored[f"{name}{number}"] for name in ARRAYS}, **facts)
+            arrays: dict[str, Any] = {name: stored[f"{name}{number}"] for name in ARRAYS}
+        return Labelled(**arrays, **facts)
 
     @contextmanager
     def _opened(self, run: Run) -> Iterator[Mapping[str, npt.NDArray[Any]]]:

@@ -183,7 +183,9 @@ def test_values_that_json_has_no_word_for_are_refused(comm: Any, shared_tmp_path
 
 def network(width: int = 4) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(2, width, 3), nn.BatchNorm2d(width), nn.Dropout(0.5), nn.Conv2d(width, 1, 3)).double()
+    return nn.Sequential(
+        nn.Conv2d(2, width, 3), nn.BatchNorm2d(width), nn.Dropout(0.5), nn.Conv2d(width, 1, 3)
+    ).double()
 
 
 def optimizer_of(name: str, model: nn.Module) -> torch.optim.Optimizer:

@@ -94,6 +94,16 @@ def test_a_distributed_tensor_is_scattered_anew(comm):
     assert torch.equal(y.local, cut(counting(7, 3, 5, 4), y.dist))
 
 
+@pytest.mark.parametrize("axes", [("n", None), (None, None)])
+def test_changing_the_block_leaves_the_scattered_tensor_as_it_was(comm, axes):
+    whole = counting(8, 3)
+    x = dc.scatter(whole, dc.Distribution(grid_over(comm, n=comm.size), axes))
+    x.requires_grad_().data.add_(1)
+    assert torch.equal(whole, counting(8, 3))
+    assert not whole.requires_grad
+    assert torch.equal(dc.gather(x).detach(), counting(8, 3) + 1)
+
+
 def test_gather_of_a_plain_tensor_is_that_tensor(comm):
     plain = counting(3)
     assert dc.gather(plain) is plain

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -30,34 +28,22 @@ def settings(model: str, optimizer: str) -> Settings:
     return Settings(model, width, batch=4, steps=STEPS, optimizer=optimizer, lr=1e-3, dtype="float64")
 
 
-@functools.cache
-def samples(comm: Any, size: tuple[int, int]) -> tuple[Path, Any]:
-    """A file that lasts as long as the process; eight training samples, so that epochs of two steps are shuffled anew."""
-    folder = tempfile.TemporaryDirectory()
-    path = Path(comm.bcast(folder.name)) / "samples.h5"
-    if comm.rank == 0:
-        write_synthetic(path, size)
-    comm.Barrier()
-    return path, folder
-
-
-@functools.cache
-def reference(comm: Any, size: tuple[int, int], model: str, optimizer: str) -> exactness.Run:
-    return exactness.reference(settings(model, optimizer), samples(comm, size)[0], comm)
-
-
 @pytest.mark.ranks(*GRIDS)
 @pytest.mark.time_limit(300)
 @pytest.mark.parametrize("size", [(64, 64), (50, 36)], ids=["64x64", "50x36"])
 @pytest.mark.parametrize(("model", "optimizer"), [("unet", "adam"), ("unet", "sgd"), ("mesh1k", "sgd")])
 def test_steps_on_any_grid_equal_those_of_plain_torch(
-    comm: Any, size: tuple[int, int], model: str, optimizer: str
+    comm: Any, shared_tmp_path: Path, size: tuple[int, int], model: str, optimizer: str
 ) -> None:
-    expected = reference(comm, size, model, optimizer)
+    path = shared_tmp_path / "samples.h5"
+    if comm.rank == 0:
+        write_synthetic(path, size)  # eight training samples: an epoch has two steps
+    comm.Barrier()
+    expected = exactness.reference(settings(model, optimizer), path, comm)
     assert len(expected.losses) == STEPS
     for text in GRIDS[comm.size]:
         grid = dc.ProcessGrid(comm, **dc.parse_grid(text))
-        found = exactness.train(settings(model, optimizer), samples(comm, size)[0], grid)
+        found = exactness.train(settings(model, optimizer), path, grid)
         apart = exactness.difference(found, expected)
         assert apart.loss <= 1e-10, (text, apart)
         assert apart.weight <= 1e-9, (text, apart)

@@ -29,7 +29,7 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
 
 def leaf(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that gathers a gradient, if its dtype can have one."""
-    return tensor.clone().requires_grad_(tensor.is_floating_point())
+    return tensor.detach().clone().requires_grad_(tensor.is_floating_point())
 
 
 def same_as_one_process(
@@ -46,7 +46,9 @@ def same_as_one_process(
     given = [leaf(t) for t in (*tensors, *plain)]
     y = function(*given)
     split = [
-        dc.scatter(t, target, dims=None if dims is None else dims[i]).requires_grad_(t.is_floating_point())
+        dc.scatter(t.detach().clone(), target, dims=None if dims is None else dims[i]).requires_grad_(
+            t.is_floating_point()
+        )
         for i, t in enumerate(tensors)
     ]
     whole_ones = [leaf(t) for t in plain]
