@@ -36,7 +36,7 @@ def set_up() -> None:
     if not MPI.Is_initialized() or MPI.Is_finalized():
         return
     ranks = MPI.COMM_WORLD.size
-    allocator.keep_freed_memory(ranks)
+    allocator.keep_memory(ranks)
     if ranks == 1:
         return
     if "OMP_NUM_THREADS" not in os.environ:

@@ -144,7 +144,8 @@ class DistTensor(torch.Tensor):
         """Without arguments the whole tensor as a plain one on every rank; with them ``torch.gather``."""
         if args or kwargs:
             return torch.gather(self, *args, **kwargs)
-        return self.replicated().local
+        whole = self.replicated().local
+        return whole.clone() if whole is self.local else whole
 
     # -- autograd -----------------------------------------------------------------------------------------------------
 
@@ -198,10 +199,10 @@ class DistTensor(torch.Tensor):
 
     def item(self) -> Any:
         """The value of a tensor of one element, on every rank."""
-        return self.gather().item()
+        return self.replicated().local.item()
 
     def tolist(self) -> Any:
-        return self.gather().tolist()
+        return self.replicated().local.tolist()
 
     def __float__(self) -> float:
         return float(self.item())
@@ -277,8 +278,9 @@ def scatter(
         raise DistributionError(f"scatter needs a torch.Tensor on every rank, or root=; got {type(tensor).__name__}")
     dist = _distribution(target, dims, tensor.dim())
     agreement.agree(dist.grid.world, "scatter", _described(tensor, dist))
-    local = functions.redistribute(tensor, dist.replicate(), dist, tensor.shape)
-    return DistTensor(local.contiguous(), dist, tensor.shape)
+    local = functions.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
+    # The block is never the caller's memory, whatever the grid: changing one must not change the other.
+    return DistTensor(local.clone() if local.data_ptr() == tensor.data_ptr() else local, dist, tensor.shape)
 
 
 def _described(tensor: torch.Tensor, dist: Distribution) -> str:

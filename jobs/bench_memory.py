@@ -1,8 +1,7 @@
 """Peak resident memory of one training step: per rank of a grid, and of one rank by itself, in the same run.
 
 The peaks are the operating system's (ru_maxrss). What the process held before the model was built, the interpreter and
-its libraries, is shown apart: no grid can split it. Both runs return freed memory at once, so that the allocator's
-holes are not counted as the model's.
+its libraries, is shown apart: no grid can split it. Each run has the allocator settings that it has by default.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from dataclasses import asdict, dataclass
 import torch
 from mpi4py import MPI
 
-from distconv import allocator
 from distconv.agreement import together
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError
@@ -101,7 +99,6 @@ def run(options: argparse.Namespace) -> int:
 
 def measure(options: argparse.Namespace, grid: ProcessGrid) -> Peak:
     """One step of SGD on random samples over ``grid``. Collective."""
-    allocator.return_freed_memory()
     before = peak_memory_bytes()
     torch.manual_seed(0)
     model = MODELS[options.model](**({} if options.width is None else {"width": options.width}))

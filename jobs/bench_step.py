@@ -45,7 +45,7 @@ class _TorchChild:
         env = {
             k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_", "PMIX", "MPI", "HYDRA", "MALLOC_"))
         }
-        env |= {"OMP_NUM_THREADS": str(threads)} | (allocator.ENVIRONMENT if same_allocator else {})
+        env |= {"OMP_NUM_THREADS": str(threads)} | (allocator.environment() if same_allocator else {})
         numbers = (size, options.channels, options.layers, options.batch, threads)
         self._process = subprocess.Popen(
             [sys.executable, bench_step_torch.__file__, *map(str, numbers)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import torch
@@ -36,6 +36,8 @@ def common_distribution(operands: Sequence[torch.Tensor], shape: torch.Size) -> 
             if axis is None or axes[at] is not None or axis in axes or tensor.shape[dim] != shape[at]:
                 continue
             axes[at] = axis
+            if not tensor.grid.same_as(grid):
+                continue
             if axis in tensor.dist.boundaries:
                 boundaries[axis] = tensor.dist.boundaries[axis]
             if axis in tensor.dist.cyclic:
@@ -146,9 +148,10 @@ def broadcast_shape(shapes: tuple[torch.Size, ...]) -> torch.Size:
         With torch's text, where they do not.
     """
     try:
-        return torch.Size(torch.broadcast_shapes(*shapes))
-    except RuntimeError as error:
-        raise ShapeError(str(error)) from None
+        return reduce(torch.add, (_on_meta(shape, torch.float32) for shape in shapes)).shape
+    except RuntimeError:
+        check_as_torch(lambda *operands: reduce(torch.add, operands), *(_on_meta(s, torch.float32) for s in shapes))
+        raise
 
 
 def balanced_input(tensor: DistTensor, operator: str) -> DistTensor:

@@ -24,9 +24,17 @@ from distconv.layers.alignment import as_distributed, result_shape
 from distconv.tensor import DistTensor
 from distconv.transport import allreduce
 
+_BLOCK_ELEMENTS = 1 << 19
+"""Elements of a temporary: about what a core's cache holds."""
+
+_FAR = 1e4
+"""Squared distance from the mean, in variances, beyond which sums are taken again: at most 4 of 16 digits are lost."""
+
 Statistics = Literal["global", "spatial", "local"]
 
-_AXES: dict[str, tuple[str, ...]] = {"global": ("n", "d", "h", "w"), "spatial": ("d", "h", "w"), "local": ()}
+_DIMENSIONS = {"global": (0, 2, 3, 4), "spatial": (2, 3, 4), "local": ()}
+"""Dimensions of x whose split the statistics reach across."""
+
 _statistics: ContextVar[str] = ContextVar("batch_norm_statistics", default="global")
 
 
@@ -40,8 +48,8 @@ def batch_norm_statistics(over: Statistics) -> Iterator[None]:
     ValueError
         If ``over`` is none of these.
     """
-    if over not in _AXES:
-        raise ValueError(f"batch norm statistics {over!r} must be one of {', '.join(_AXES)}")
+    if over not in _DIMENSIONS:
+        raise ValueError(f"batch norm statistics {over!r} must be one of {', '.join(_DIMENSIONS)}")
     token = _statistics.set(over)
     try:
         yield
@@ -88,11 +96,19 @@ class _BatchNorm(torch.autograd.Function):
             scale = (var + ctx.eps).rsqrt()
             factor = scale if weight is None else scale * weight
             shape = (1, -1) + (1,) * (x.dim() - 2)
-            slope = -(factor * scale * sums[0] / ctx.count).view(shape).to(x.dtype)
-            dx.addcmul_(x - mean.view(shape).to(x.dtype), slope)
-            dx.sub_((factor * sums[1] / ctx.count).view(shape).to(x.dtype))
+            slope, level = (factor * scale * sums[0] / ctx.count), (factor * sums[1] / ctx.count)
+            _subtract_line(dx, x, *(t.view(shape).to(x.dtype) for t in (mean, slope, level)))
         dw = sums[0] if weight is not None and needed[1] else None
         return (dx if needed[0] else None), dw, (sums[1] if needed[2] else None), *(None,) * 5
+
+
+def _subtract_line(
+    dx: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, slope: torch.Tensor, level: torch.Tensor
+) -> None:
+    """dx -= slope (x - mean) + level, some channels at a time: a whole x - mean would be one more activation."""
+    step = max(1, x.shape[1] * _BLOCK_ELEMENTS // x.numel())
+    for c in (slice(i, i + step) for i in range(0, x.shape[1], step)):
+        dx[:, c].addcmul_(x[:, c] - mean[:, c], slope[:, c], value=-1).sub_(level[:, c])
 
 
 def _moments(
@@ -100,20 +116,27 @@ def _moments(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and biased variance per channel over all blocks along ``axes``, in float64.
 
-    Sums are taken about ``shift`` (the running mean: equal on these ranks and near the mean), so that nothing cancels.
+    Sums are taken about ``shift``, the running mean: it is equal on these ranks, and as a rule near the mean.
     """
     channels = x.shape[1]
-    sums = torch.zeros((2, channels), dtype=torch.float64, device=x.device)
-    origin = torch.zeros(channels, dtype=torch.float64, device=x.device) if shift is None else shift.double()
-    if x.numel():
-        here = x.numel() // channels
+    here, var, mean = x.numel() // channels, torch.zeros((), device=x.device), torch.zeros((), device=x.device)
+    if here:
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         var, mean = torch.var_mean(wide, [d for d in range(x.dim()) if d != 1], correction=0)
+    origin = torch.zeros(channels, dtype=torch.float64, device=x.device) if shift is None else shift.double()
+
+    def about(origin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         offset = mean.double() - origin
-        sums[0], sums[1] = here * offset, here * (var.double() + offset * offset)
-    allreduce(grid.comm(axes), sums, "batch norm forward")
-    offset = sums[0] / count
-    return origin + offset, (sums[1] / count - offset * offset).clamp_(min=0)
+        sums = here * torch.stack([offset, var.double() + offset * offset])
+        allreduce(grid.comm(axes), sums, "batch norm forward")
+        offset = sums[0] / count
+        return origin + offset, (sums[1] / count - offset * offset).clamp_(min=0)
+
+    total_mean, total_var = about(origin)
+    # Far from the mean the difference of squares has lost digits; all ranks see the same sums, so all take it again.
+    if bool(((total_mean - origin) ** 2 > _FAR * total_var).any()):
+        total_mean, total_var = about(total_mean)
+    return total_mean, total_var
 
 
 def _update_running(
@@ -149,10 +172,8 @@ def batch_norm(
         raise UnsupportedOperation("batch norm needs a distributed input whose channels are not split")
     dist, grid = input.dist, input.grid
     weight, bias = _whole(weight, grid), _whole(bias, grid)
-    if not training:
-        rest = dist.split_axes
-    else:
-        rest = tuple(a for a in dist.split_axes if a not in _AXES[_statistics.get()])
+    reached = [dist.split[d] for d in _DIMENSIONS[_statistics.get()] if d < len(dist.split)] if training else []
+    rest = tuple(a for a in dist.split_axes if a not in reached)
     w = None if weight is None else enter(weight, grid, rest)
     b = None if bias is None else enter(bias, grid, rest)
     if not training or not dist.split_axes:

@@ -25,7 +25,7 @@ STEPS = 20
 
 def settings(model: str, optimizer: str) -> Settings:
     width = {"unet": 4, "mesh1k": 8}[model]
-    return Settings(model, width, batch=4, steps=STEPS, optimizer=optimizer, lr=1e-3, dtype="float64")
+    return Settings(model, width, batch=4, steps=STEPS, optimizer=optimizer, lr=exactness.RATE, dtype="float64")
 
 
 @pytest.mark.ranks(*GRIDS)

@@ -122,9 +122,7 @@ def test_nll_and_plain_bce_equal_one_process(comm):
         same_as_one_process(
             grid, lambda x, t: F.nll_loss(F.log_softmax(x, 1), t), normal(5, 4, 7, 3), labels(5, 7, 3), dims=AXES[2]
         )
-        same_as_one_process(
-            grid, lambda x: F.binary_cross_entropy(x.sigmoid(), torch.ones(3, 2, 7).double()), normal(3, 2, 7)
-        )
+        same_as_one_process(grid, lambda x: F.binary_cross_entropy(x.sigmoid(), ones), normal(3, 2, 7))
 
 
 def test_the_loss_is_the_same_number_on_every_rank(comm):
