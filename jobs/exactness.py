@@ -26,8 +26,8 @@ from .synthetic_samples import write_synthetic
 
 LOSS_LIMIT, WEIGHT_LIMIT = 1e-10, 1e-9
 RATE = 3e-4
-"""At a few times this rate mesh1k is chaotic on small samples: its last batch norms see one cell of each of four samples,
-and 20 steps then make 1e-8 of any round-off, also that of another number of threads.
+"""At a few times this rate mesh1k is chaotic on small samples: its last batch norms see one cell of each of four
+samples, and 20 steps then make 1e-8 of any round-off, also that of another order of one process's own sums.
 """
 POLL_S = 0.01
 

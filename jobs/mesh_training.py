@@ -36,11 +36,11 @@ class Settings:
     model: str = "unet"
     width: int | None = None
     batch: int = 4
-    epochs: int = 25
+    epochs: int = 40
     steps: int | None = None
     """Number of steps, in place of ``epochs``."""
     optimizer: str = "adam"
-    lr: float = 3e-3
+    lr: float = 5e-3
     momentum: float = 0.9
     weight_decay: float = 0.0
     dtype: str = "float32"

@@ -14,7 +14,7 @@ from distconv.dispatch import implements
 from distconv.errors import LabelError, UnsupportedOperation
 from distconv.functions import sum_over
 from distconv.grid import ProcessGrid
-from distconv.layers.alignment import as_distributed, result_shape
+from distconv.layers.alignment import as_distributed, check_as_torch, result_shape
 from distconv.layers.elementwise import pointwise
 from distconv.layers.reductions import mean, sum
 from distconv.tensor import DistTensor
@@ -136,6 +136,8 @@ def _class_loss(
             f"{function.__name__} of one sample without a sample dimension: add it (unsqueeze(0))"
         )
     indices = not (target.is_floating_point() or target.dim() == input.dim())
+    if indices and target.shape != (input.shape[0], *input.shape[2:]):
+        check_as_torch(function, input, target, weight)
     logits = as_distributed(input, grid)
     if not isinstance(input, DistTensor) and isinstance(target, DistTensor):
         axes = target.dist.axes

@@ -68,7 +68,7 @@ def cases(draw):
     return Case(geometry, sizes, case.groups, tuple(map(tuple, out)), tuple(cuts))
 
 
-MANY = settings(max_examples=150)
+MANY = settings(max_examples=60)
 
 
 @MANY
