@@ -1,7 +1,7 @@
 """How this process's memory is kept, so that large activations are not page-faulted anew, 4 KB at a time, at each step.
 
 With glibc as it is, a step at 1024x1024 takes several times longer than it must. Where the kernel offers transparent
-huge pages, blocks above a few megabytes are mapped by themselves in pages of 2 MB and given back when freed, which
+huge pages, blocks above a megabyte are mapped by themselves in pages of 2 MB and given back when freed, which
 costs little and leaves no holes; smaller ones stay in the heap. Elsewhere everything stays in the heap: as fast, but
 its holes can cost as much memory again. ``DISTCONV_MALLOC=0`` leaves the allocator alone, ``1`` sets it also in a
 process that runs alone.
@@ -16,7 +16,7 @@ from pathlib import Path
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _LARGEST = (1 << 31) - 1
 """What mallopt can take."""
-_MAPPED_BYTES = 8 << 20
+_MAPPED_BYTES = 1 << 20
 """Blocks from here on are mapped by themselves where there are huge pages."""
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 

@@ -36,7 +36,7 @@ class Settings:
     model: str = "unet"
     width: int | None = None
     batch: int = 4
-    epochs: int = 40
+    epochs: int = 30
     steps: int | None = None
     """Number of steps, in place of ``epochs``."""
     optimizer: str = "adam"
