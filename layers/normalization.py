@@ -27,8 +27,8 @@ from distconv.transport import allreduce
 _BLOCK_ELEMENTS = 1 << 19
 """Elements of a temporary: about what a core's cache holds."""
 
-_FAR = 1e4
-"""Squared distance from the mean, in variances, beyond which sums are taken again: at most 4 of 16 digits are lost."""
+_FAR = 10.0
+"""Squared distance from the mean, in variances, beyond which sums are taken again: at most one digit is lost."""
 
 Statistics = Literal["global", "spatial", "local"]
 
