@@ -43,7 +43,7 @@ class _TorchChild:
     def __init__(self, threads: int, same_allocator: bool, options: argparse.Namespace, size: int) -> None:
         # Without the launcher's variables: the child is no MPI process.
         env = {
-            k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_", "PMIX", "MPI", "HYDRA", "MALLOC_"))
+            k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_", "PMIX", "MPI", "HYDRA", "MALLOC_", "THP_"))
         }
         env |= {"OMP_NUM_THREADS": str(threads)} | (allocator.environment() if same_allocator else {})
         numbers = (size, options.channels, options.layers, options.batch, threads)
