@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.dispatch import implements
+from distconv.errors import UnsupportedOperation
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.alignment import balanced_input, result_shape
 from distconv.layers.pooling import whole_space
@@ -167,6 +168,10 @@ def _padding(mode: str, extent: int, front: int, behind: int) -> _Sampling | Non
 def pad(input: DistTensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> DistTensor:
     """``F.pad``: constant (also negative), reflect, replicate or circular."""
     out_shape = result_shape(F.pad, input, tuple(pad), mode, value)
+    if mode != "constant" and input.dim() != len(pad) // 2 + 2:
+        raise UnsupportedOperation(
+            f"F.pad mode {mode!r} without a sample and a channel dimension: add them (unsqueeze(0))"
+        )
     fronts = [0] * input.dim()
     behinds = [0] * input.dim()
     for i, dim in enumerate(range(input.dim() - 1, input.dim() - 1 - len(pad) // 2, -1)):
