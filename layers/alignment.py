@@ -129,6 +129,15 @@ def result_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tor
         return _meta_result(function, _frozen(args), tuple((k, _frozen(v)) for k, v in kwargs.items()))
 
 
+def check_dtypes(function: Callable[..., Any], input: torch.Tensor, *operands: Any) -> None:
+    """Raise ShapeError with torch's text on all ranks if an operand's dtype is not the input's.
+
+    torch itself would refuse only where a block is not empty. ``operands`` are the further arguments of ``function``.
+    """
+    if any(isinstance(t, torch.Tensor) and t.dtype != input.dtype for t in operands):
+        check_as_torch(function, input, *operands)
+
+
 def check_as_torch(function: Callable[..., Any], *args: Any) -> None:
     """Raise ShapeError with torch's text where it refuses operands that its meta tensors let pass."""
     with torch._C.DisableTorchFunctionSubclass():

@@ -24,7 +24,7 @@ from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
 from distconv.functions import apply
 from distconv.kernels.convolution import Convolution, Geometry, Piece, Range, cut, is_free, merged
-from distconv.layers.alignment import balanced_input, result_shape, whole_over
+from distconv.layers.alignment import balanced_input, check_dtypes, result_shape, whole_over
 from distconv.layers.windows import spatial_box, spread, window_needs
 from distconv.tensor import DistTensor
 from distconv.transfer import Accumulation, TransferPlan, transfer_plan
@@ -121,6 +121,7 @@ def _convolution(
     groups: int = 1,
 ) -> DistTensor:
     """``torch.conv1d``, ``conv2d`` or ``conv3d`` of x (N, C, [D, [H,]] W), split over samples and space."""
+    check_dtypes(function, input, weight, bias, stride, padding, dilation, groups)
     out_shape = result_shape(function, input, weight, bias, stride, padding, dilation, groups)
     if not isinstance(input, DistTensor):
         raise UnsupportedOperation("convolution of a plain tensor with a distributed weight: scatter the input first")

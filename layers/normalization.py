@@ -27,6 +27,9 @@ from distconv.transport import allreduce
 _BLOCK_ELEMENTS = 1 << 19
 """Elements of a temporary: about what a core's cache holds."""
 
+_PARAMETERS = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""What parameters may be in place of the input's dtype."""
+
 _FAR = 10.0
 """Squared distance from the mean, in variances, beyond which sums are taken again: at most one digit is lost."""
 
@@ -170,6 +173,8 @@ def batch_norm(
     result_shape(F.batch_norm, input, running_mean, running_var, weight, bias, training, momentum, eps)
     if not isinstance(input, DistTensor) or input.dist.split[1] is not None:
         raise UnsupportedOperation("batch norm needs a distributed input whose channels are not split")
+    if weight is not None and weight.dtype not in (input.dtype, _PARAMETERS.get(input.dtype)):
+        raise ShapeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
     dist, grid = input.dist, input.grid
     weight, bias = _whole(weight, grid), _whole(bias, grid)
     reached = [dist.split[d] for d in _DIMENSIONS[_statistics.get()] if d < len(dist.split)] if training else []

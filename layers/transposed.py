@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from distconv.dispatch import implements
 from distconv.errors import UnsupportedOperation
 from distconv.kernels.convolution import Geometry, Range
-from distconv.layers.alignment import balanced_input, check_as_torch, result_shape, whole_over
+from distconv.layers.alignment import balanced_input, check_as_torch, check_dtypes, result_shape, whole_over
 from distconv.layers.windows import needed_block, spatial_box, spread
 from distconv.tensor import DistTensor
 
@@ -44,6 +44,7 @@ def _transposed(
     dilation: int | Sequence[int] = 1,
 ) -> DistTensor:
     """``torch.conv_transpose1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W), split over samples and space."""
+    check_dtypes(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
     out_shape = result_shape(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
     count = weight.dim() - 2
     extra, steps = spread(output_padding, count), zip(spread(stride, count), spread(dilation, count), strict=True)

@@ -36,12 +36,11 @@ def grid_over(comm: MPI.Intracomm, **axes: int) -> dc.ProcessGrid:
 
 
 def grids(comm: MPI.Intracomm, axes: str) -> list[dc.ProcessGrid]:
-    """All ranks along each of ``axes`` alone, and two along one axis with the rest along another."""
+    """All ranks along each of ``axes`` alone (more than 4: along the last), and two along one, the rest along another."""
     size = comm.size
-    extents = [{axis: size} for axis in axes]
-    if size > 2 and size % 2 == 0:
-        extents += [{first: 2, second: size // 2} for first, second in itertools.combinations(axes, 2)]
-    return [grid_over(comm, **each) for each in (extents if size > 1 else extents[:1])]
+    alone = [{axis: size} for axis in (axes if 1 < size <= 4 else axes[-1:])]
+    pairs = itertools.combinations(axes, 2) if size > 2 and size % 2 == 0 else ()
+    return [grid_over(comm, **each) for each in (*alone, *({a: 2, b: size // 2} for a, b in pairs))]
 
 
 def cut(whole: torch.Tensor, dist: dc.Distribution) -> torch.Tensor:

@@ -35,12 +35,15 @@ def test_another_device_type_on_one_rank_is_a_mismatch_without_a_gpu(comm):
     raises_everywhere(comm, dc.MismatchError, "on meta", lambda: dc.scatter(tensor, grid))
 
 
-def test_operands_of_different_dtypes_are_refused_as_torch_refuses_them(comm):
-    x = dc.scatter(normal(2, 2, 6, 6), grid_over(comm, h=comm.size))
-    w = torch.zeros(2, 2, 3, 3, dtype=torch.float32)
-    with pytest.raises((RuntimeError, ValueError)):
-        F.conv2d(x, w)
-    assert comm.allreduce(1) == comm.size
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Conv2d(2, 2, 3, padding=1), nn.ConvTranspose2d(2, 2, 3), nn.Linear(6, 3)],
+    ids=lambda m: type(m).__name__,
+)
+def test_operands_of_different_dtypes_are_refused_on_all_ranks(comm, layer):
+    # Ranks without a row would not notice by themselves.
+    x = dc.scatter(normal(2, 2, 2, 6), grid_over(comm, h=comm.size))
+    raises_everywhere(comm, dc.DistconvError, "type", lambda: layer(x))
 
 
 @pytest.mark.ranks(at_least=2)

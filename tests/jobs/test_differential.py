@@ -17,7 +17,7 @@ from distconv.jobs.differential.verdicts import Outcome, Verdict, difference, ju
 EXACT = Outcome()
 
 
-@pytest.mark.parametrize(("kind", "count"), [("operators", 50), ("networks", 15)])
+@pytest.mark.parametrize(("kind", "count"), [("operators", 40), ("networks", 8)])
 def test_a_short_run_finds_no_difference(comm, kind, count, capsys):
     tally = Run(comm, seed=11, kind=kind).cases(range(count))
     assert tally.total[Verdict.WRONG] == 0, capsys.readouterr().out

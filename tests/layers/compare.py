@@ -6,10 +6,14 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
 import torch
 
 import distconv as dc
 from tests.core.layouts import normal
+
+UP_TO_SIX_RANKS = pytest.mark.ranks(at_most=6)
+"""For tests of many options: eight ranks on two cores take long and bring no other case."""
 
 TOLERANCE = {"rtol": 1e-11, "atol": 1e-12}
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import distconv as dc
 from tests.core.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
-from tests.layers.compare import built, module_as_in_one_process, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, built, module_as_in_one_process, same_as_one_process
 
 
 @pytest.mark.parametrize("size", [(7, 9), (8, 8), (3, 13)])
@@ -33,6 +33,7 @@ from tests.layers.compare import built, module_as_in_one_process, same_as_one_pr
         (3, 1, 4, 1),
     ],
 )
+@UP_TO_SIX_RANKS
 def test_in_two_dimensions_it_equals_one_process(comm, kernel, stride, padding, dilation, size):
     module = built(lambda: nn.Conv2d(2, 3, kernel, stride, padding, dilation))
     for grid in grids(comm, "hw"):
@@ -71,6 +72,7 @@ def test_groups_and_depthwise_kernels(comm, groups):
 
 @pytest.mark.parametrize("padding", ["same", "valid"])
 @pytest.mark.parametrize(("kernel", "dilation"), [(3, 1), (5, 2)])
+@UP_TO_SIX_RANKS
 def test_padding_by_name(comm, padding, kernel, dilation):
     module = built(lambda: nn.Conv2d(2, 2, kernel, padding=padding, dilation=dilation))
     for grid in grids(comm, "hw"):
@@ -238,6 +240,7 @@ def test_a_plain_input_with_a_distributed_weight_is_refused(comm):
 @pytest.mark.parametrize("stride", [1, 2, 3])
 @pytest.mark.parametrize("extra", [0, 1])
 @pytest.mark.parametrize(("kernel", "padding", "dilation"), [(3, 1, 1), (2, 0, 1), (4, 1, 1), (3, 2, 2), (1, 0, 1)])
+@UP_TO_SIX_RANKS
 def test_transposed_convolution_equals_one_process(comm, kernel, stride, padding, dilation, extra):
     if extra >= max(stride, dilation):
         extra = 0

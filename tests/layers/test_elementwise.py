@@ -9,7 +9,7 @@ from torch import nn
 
 import distconv as dc
 from tests.core.layouts import counting, grid_over, grids, normal, raises_everywhere, twenty_layouts
-from tests.layers.compare import built, module_as_in_one_process, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, built, module_as_in_one_process, same_as_one_process
 
 SHAPE = (3, 2, 7, 4)
 
@@ -44,6 +44,7 @@ UNARY = {
 
 
 @pytest.mark.parametrize("name", UNARY)
+@UP_TO_SIX_RANKS
 def test_one_operand_equals_one_process(comm, name):
     for grid in grids(comm, "nh"):
         same_as_one_process(grid, UNARY[name], normal(*SHAPE))
@@ -53,6 +54,7 @@ PLAIN = [SHAPE, (1, 2, 1, 1), (2, 1, 1), (7, 1), (4,), (1,), (), (3, 1, 7, 4), (
 
 
 @pytest.mark.parametrize("other", PLAIN)
+@UP_TO_SIX_RANKS
 def test_a_plain_operand_gets_its_whole_gradient(comm, other):
     for grid in grids(comm, "nhw"):
         same_as_one_process(grid, lambda x, w: x * w + w, normal(*SHAPE), plain=(normal(*other, seed=1),))

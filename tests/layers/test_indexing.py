@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import distconv as dc
 from tests.core.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
-from tests.layers.compare import same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process
 
 TARGETS = [
     {"scale_factor": 2},
@@ -32,6 +32,7 @@ TARGETS = [
     + [{"mode": "bilinear", "align_corners": corners} for corners in (False, True)],
     ids=lambda mode: " ".join(map(str, mode.values())),
 )
+@UP_TO_SIX_RANKS
 def test_interpolation_equals_one_process(comm, mode, target):
     for grid in grids(comm, "hw"):
         same_as_one_process(grid, partial(F.interpolate, **mode, **target), normal(2, 2, 7, 8))
@@ -82,6 +83,7 @@ PADS = [[1, 2], [0, 3, 2, 0], [3, 3, 3, 3], [0, 0, 4, 1]]
 
 @pytest.mark.parametrize("pad", PADS, ids=str)
 @pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
+@UP_TO_SIX_RANKS
 def test_padding_equals_one_process(comm, mode, pad):
     if mode != "constant" and len(pad) == 2:
         pad = [*pad, 0, 0]

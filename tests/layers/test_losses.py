@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import distconv as dc
 from tests.core.layouts import grid_over, grids, normal, raises_everywhere
-from tests.layers.compare import same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process
 
 AXES = {0: ["nc", "n"], 1: ["n-w", "nw"], 2: ["n-hw", "nhw"], 3: ["n-dhw", "ndhw"]}
 SPACE = {0: (), 1: (9,), 2: (7, 4), 3: (3, 4, 5)}
@@ -28,6 +28,7 @@ def labels(*shape, classes=4, ignored=None):
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("weighted", [False, True])
+@UP_TO_SIX_RANKS
 def test_cross_entropy_equals_one_process(comm, count, reduction, weighted):
     weight = normal(4, seed=2).abs() + 0.1 if weighted else None
     loss = partial(F.cross_entropy, weight=weight, reduction=reduction, ignore_index=1, label_smoothing=0.1 * count)
@@ -83,6 +84,7 @@ def test_fewer_samples_than_ranks(comm):
 @pytest.mark.parametrize(
     "weights", [{}, {"pos_weight": (2, 1, 1)}, {"weight": (3, 2, 7, 5)}, {"weight": (2, 1, 1)}], ids=str
 )
+@UP_TO_SIX_RANKS
 def test_bce_with_logits_equals_one_process(comm, reduction, weights):
     options = {name: normal(*shape, seed=2).abs() for name, shape in weights.items()}
     target = labels(3, 2, 7, 5, classes=2).double()
@@ -109,6 +111,7 @@ def test_a_split_weight_of_bce_is_aligned(comm):
 
 @pytest.mark.parametrize("loss", [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss], ids=lambda f: f.__name__)
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@UP_TO_SIX_RANKS
 def test_losses_of_two_tensors_equal_one_process(comm, loss, reduction):
     for grid in grids(comm, "nh"):
         same_as_one_process(

@@ -10,7 +10,7 @@ from torch import nn
 import distconv as dc
 from distconv.layers.normalization import batch_norm_statistics
 from tests.core.layouts import grid_over, grids, normal, raises_everywhere
-from tests.layers.compare import built, close, module_as_in_one_process, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, built, close, module_as_in_one_process, same_as_one_process
 
 KINDS = {1: (nn.BatchNorm1d, (3, 4, 9)), 2: (nn.BatchNorm2d, (3, 4, 7, 5)), 3: (nn.BatchNorm3d, (2, 4, 3, 7, 4))}
 
@@ -27,6 +27,7 @@ def norm(count, **options):
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}, {"momentum": None}])
+@UP_TO_SIX_RANKS
 def test_in_training_it_equals_one_process(comm, count, options):
     for grid in grids(comm, ("nw", "nhw", "ndw")[count - 1]):
         module = norm(count, **options)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import distconv as dc
 from tests.core.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
-from tests.layers.compare import same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process
 
 WINDOWS = [
     (2, 2, 0),
@@ -26,6 +26,7 @@ WINDOWS = [
 
 @pytest.mark.parametrize("ceil_mode", [False, True])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), WINDOWS)
+@UP_TO_SIX_RANKS
 def test_max_pooling_equals_one_process(comm, kernel, stride, padding, ceil_mode):
     pool = partial(F.max_pool2d, kernel_size=kernel, stride=stride, padding=padding, ceil_mode=ceil_mode)
     for grid in grids(comm, "hw"):
@@ -59,6 +60,7 @@ def test_a_nan_spreads_to_the_windows_that_hold_it(comm):
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize("ceil_mode", [False, True])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), WINDOWS)
+@UP_TO_SIX_RANKS
 def test_average_pooling_equals_one_process(comm, kernel, stride, padding, ceil_mode, include):
     pool = partial(
         F.avg_pool2d, kernel_size=kernel, stride=stride, padding=padding, ceil_mode=ceil_mode, count_include_pad=include
@@ -95,6 +97,7 @@ def test_ranks_without_outputs_take_part(comm, pool, size):
 
 @pytest.mark.parametrize("size", [1, (1, 3), 4, (7, 2), (None, 3)])
 @pytest.mark.parametrize("pool", [F.adaptive_avg_pool2d, F.adaptive_max_pool2d])
+@UP_TO_SIX_RANKS
 def test_adaptive_pooling_equals_one_process(comm, pool, size):
     for grid in grids(comm, "nhw"):
         same_as_one_process(grid, lambda x: pool(x, size), normal(3, 2, 7, 9))

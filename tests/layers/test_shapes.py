@@ -9,7 +9,7 @@ from torch import nn
 
 import distconv as dc
 from tests.core.layouts import counting, grid_over, grids, normal, raises_everywhere, twenty_layouts
-from tests.layers.compare import built, module_as_in_one_process, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, built, module_as_in_one_process, same_as_one_process
 
 SHAPE = (3, 2, 7, 4)
 
@@ -20,6 +20,7 @@ SHAPE = (3, 2, 7, 4)
     [{}, {"dim": 0}, {"dim": -1}, {"dim": (2, 3)}, {"dim": (0, 2, 3), "keepdim": True}, {"dim": 1, "keepdim": True}],
     ids=str,
 )
+@UP_TO_SIX_RANKS
 def test_reductions_equal_one_process(comm, name, arguments):
     for grid in grids(comm, "nhw"):
         same_as_one_process(grid, lambda x: getattr(x, name)(**arguments), normal(*SHAPE))
@@ -80,12 +81,14 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@UP_TO_SIX_RANKS
 def test_shaping_equals_one_process(comm, name):
     for grid in grids(comm, "nhw"):
         same_as_one_process(grid, SHAPES[name], normal(*SHAPE))
 
 
 @pytest.mark.parametrize("name", SHAPES)
+@UP_TO_SIX_RANKS
 def test_shaping_of_irregular_blocks_equals_one_process(comm, name):
     grid = grid_over(comm, h=comm.size)
     bounds = (0, *sorted((5 * i) % 8 for i in range(1, comm.size)), 7)
