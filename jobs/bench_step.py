@@ -37,14 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=2, help="steps per turn")
 
 
+_OURS = ("PMI", "OMPI_", "PMIX", "MPI", "HYDRA", "MALLOC_", "THP_")
+"""Variables of the launcher, which would make the reference process an MPI rank, and of the allocator."""
+
+
 class _TorchChild:
     """Plain torch in a process of its own: runs steps when told to."""
 
     def __init__(self, threads: int, same_allocator: bool, options: argparse.Namespace, size: int) -> None:
-        # Without the launcher's variables: the child is no MPI process.
-        env = {
-            k: v for k, v in os.environ.items() if not k.startswith(("PMI", "OMPI_", "PMIX", "MPI", "HYDRA", "MALLOC_", "THP_"))
-        }
+        env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
         env |= {"OMP_NUM_THREADS": str(threads)} | (allocator.environment() if same_allocator else {})
         numbers = (size, options.channels, options.layers, options.batch, threads)
         self._process = subprocess.Popen(
