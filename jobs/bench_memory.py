@@ -26,7 +26,7 @@ from distconv.parallel import parallelize
 from distconv.tensor import DistTensor
 
 from .exactness import wait_asleep
-from .mesh_data import CHANNELS
+from .mesh_recipe import CHANNELS
 from .mesh_training import segmentation_loss
 from .train_mesh import grid_extents, peak_memory_bytes, positive
 

@@ -13,7 +13,7 @@ from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.moments import slabs
 
-from .mesh_data import CHANNELS
+from .mesh_recipe import CHANNELS
 from .mesh_samples import MeshSamples
 from .mesh_training import Settings, Trainer
 from .scores import BINS, Histogram, Threshold, Verdict, judge

@@ -18,7 +18,7 @@ import json
 import os
 import secrets
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -28,35 +28,14 @@ import numpy.typing as npt
 
 from distconv.errors import DataError
 
+from .mesh_recipe import CHANNELS, VERSION, Recipe, Summary
+
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from .hydro.cost import StepCost
 
 __all__ = ["CHANNELS", "VERSION", "Recipe", "Summary", "flip", "generate", "step_cost"]
-
-CHANNELS = (
-    "log density",
-    "log pressure",
-    "specific energy",
-    "sound speed",
-    "gamma",
-    "velocity u",
-    "velocity v",
-    "divergence",
-    "vorticity",
-    "strain rate",
-    "viscous heating",
-    "log V/V0",
-    "minimum Jacobian",
-    "maximum Jacobian",
-    "log aspect ratio",
-    "log edge ratio",
-    "skew",
-    "taper",
-)
-
-VERSION = 1
 
 Array = TypeVar("Array", bound=npt.NDArray[Any])
 
@@ -73,66 +52,6 @@ def flip(channels: Array, label: Array, axis: str) -> tuple[Array, Array]:
     for name in ("velocity v" if axis == "h" else "velocity u", "vorticity", "skew"):
         mirrored[..., CHANNELS.index(name), :, :] *= -1
     return mirrored, np.flip(label, dimension).copy()
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that the content of a file depends on."""
-
-    size: int
-    samples: int
-    heldout: int
-    tau: float
-    threshold: float
-    seed: int
-    version: int = VERSION
-
-    def __post_init__(self) -> None:
-        if self.size < 16:
-            raise DataError(f"size {self.size}: a mesh needs at least 16 cells along each side")
-        if self.samples < 1 or self.heldout < 0:
-            raise DataError(f"{self.samples} samples and {self.heldout} held out: at least 1 and 0 are needed")
-        if not self.tau > 0.0:
-            raise DataError(f"tau {self.tau}: the time that a label looks ahead must be positive")
-        if not 0.0 < self.threshold < 1.0:
-            raise DataError(f"threshold {self.threshold}: a scaled Jacobian to fall below lies between 0 and 1")
-        if self.seed < 0:
-            raise DataError(f"seed {self.seed}: a seed is not negative")
-
-    def of_a_run(self) -> dict[str, float]:
-        """What a single run depends on: runs of one recipe serve another that wants more samples."""
-        return {key: value for key, value in asdict(self).items() if key not in ("samples", "heldout")}
-
-
-@dataclass(frozen=True)
-class Summary:
-    """What a generated file holds. Rates and fractions are shares of 1."""
-
-    path: str
-    size: int
-    samples: int
-    heldout: int
-    runs: int
-    candidates: int
-    rejection_rate: float
-    rejected: dict[str, int]
-    inversions: int
-    positive_fraction: float
-    positive_fraction_train: float
-    positive_fraction_heldout: float
-    steps: int
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in self.rejected.items())
-        return (
-            f"{self.path}: {self.samples} training and {self.heldout} held-out samples "
-            f"of {self.size} x {self.size} cells from {self.runs} runs ({self.steps} steps, {self.seconds:.1f} s)\n"
-            f"labelled: {100 * self.positive_fraction_train:.1f} % of the training cells, "
-            f"{100 * self.positive_fraction_heldout:.1f} % of the held-out cells; "
-            f"cells that invert within tau: {self.inversions}\n"
-            f"rejected: {100 * self.rejection_rate:.0f} % of {self.candidates} candidate snapshots ({reasons})"
-        )
 
 
 def generate(

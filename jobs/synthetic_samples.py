@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
-from .mesh_data import CHANNELS
+from .mesh_recipe import CHANNELS
 
 FAMILIES = ("blast", "shear")
 TILE = 16

@@ -27,8 +27,8 @@ from distconv.layers.models import MODELS
 from distconv.tensor import gather
 
 from . import mesh_baselines
-from .mesh_data import CHANNELS
 from .mesh_picture import Example, draw
+from .mesh_recipe import CHANNELS
 from .mesh_samples import MeshSamples
 from .mesh_training import Settings, Trainer
 from .scores import Threshold, Verdict, judge, table

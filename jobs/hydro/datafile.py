@@ -15,7 +15,7 @@ import numpy as np
 
 from distconv.errors import DataError
 
-from ..mesh_data import CHANNELS, VERSION, Recipe, Summary
+from ..mesh_recipe import CHANNELS, VERSION, Recipe, Summary
 from .families import CELLS_PER_UNIT, FAMILIES
 from .parts import SPLITS, Parts, Run, Stream, write_atomically
 
