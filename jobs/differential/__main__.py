@@ -18,7 +18,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what the command line asks for; 1 if any case is wrong."""
     options = _parser().parse_args(arguments)
     if options.ranks and MPI.COMM_WORLD.size == 1:
-        return max(_start(int(ranks), options) for ranks in options.ranks.split(","))
+        codes = [_start(int(ranks), options) for ranks in options.ranks.split(",")]
+        return 1 if any(codes) else 0
     return _run(options)
 
 

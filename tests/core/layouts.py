@@ -36,7 +36,7 @@ def grid_over(comm: MPI.Intracomm, **axes: int) -> dc.ProcessGrid:
 
 
 def grids(comm: MPI.Intracomm, axes: str) -> list[dc.ProcessGrid]:
-    """All ranks along each of ``axes`` alone (more than 4: along the last), and two along one, the rest along another."""
+    """All ranks along one of ``axes`` (each of them, up to 4 ranks), and two along one with the rest along another."""
     size = comm.size
     alone = [{axis: size} for axis in (axes if 1 < size <= 4 else axes[-1:])]
     pairs = itertools.combinations(axes, 2) if size > 2 and size % 2 == 0 else ()
