@@ -30,7 +30,7 @@ class MismatchError(DistconvError, ValueError):
     """Ranks disagree about something they must agree on; the text lists what each of them has."""
 
 
-class UnsupportedOperation(DistconvError, NotImplementedError, TypeError):
+class UnsupportedOperation(DistconvError, NotImplementedError):
     """A function, or an option of it, without a distributed rule; the text names the way out."""
 
 

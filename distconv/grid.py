@@ -136,7 +136,7 @@ def parse_grid(text: str) -> dict[str, int]:
     axes: dict[str, int] = {}
     for item in text.replace(" ", "").split(","):
         name, equals, parts = item.partition("=")
-        if not equals or name not in AXES or not parts.isdigit() or int(parts) < 1 or name in axes:
+        if not equals or name not in AXES or not parts.isdecimal() or int(parts) < 1 or name in axes:
             raise GridError(
                 f"grid {text!r}: {item!r} is not one axis=parts (axes {', '.join(AXES)}); write it like n=2,h=2"
             )

@@ -15,18 +15,13 @@ from distconv.grid import ProcessGrid
 _METADATA = frozenset(
     getattr(torch.Tensor, name)
     for name in (
-        "nelement",
-        "is_floating_point",
-        "is_complex",
-        "is_signed",
-        "element_size",
-        "is_contiguous",
-        "get_device",
+        "dim", "ndimension", "size", "numel", "nelement", "is_floating_point", "is_complex", "is_signed",
+        "element_size", "is_contiguous", "get_device",
     )
 ) | frozenset(
     getattr(torch.Tensor, name).__get__
     for name in ("layout", "is_cuda", "is_sparse", "is_quantized", "is_meta", "itemsize", "nbytes")
-)
+) | frozenset((torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed))  # fmt: skip
 """What torch reads off the wrapper itself."""
 
 
@@ -122,7 +117,9 @@ class DistTensor(torch.Tensor):
         return self.shape[0]
 
     def __deepcopy__(self, memo: object) -> DistTensor:
-        return DistTensor(self.local.detach().clone(), self.dist, self.shape)
+        if not self.is_leaf:
+            raise RuntimeError("deepcopy of a DistTensor that is no leaf of autograd's graph: detach() it first")
+        return DistTensor(self.local.detach().clone().requires_grad_(self.requires_grad), self.dist, self.shape)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise UnsupportedOperation("a DistTensor cannot be pickled: its ranks each hold a block; save gather() of it")

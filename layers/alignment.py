@@ -14,6 +14,9 @@ from distconv.functions import enter
 from distconv.grid import ProcessGrid
 from distconv.tensor import DistTensor
 
+_REFUSALS = (RuntimeError, ValueError, ZeroDivisionError)
+"""What torch's functions and its meta implementations raise on shapes that they do not take."""
+
 
 def as_distributed(tensor: torch.Tensor, grid: ProcessGrid) -> DistTensor:
     """``tensor`` itself, or a plain one as a replicated DistTensor."""
@@ -101,7 +104,7 @@ def _called(function: Callable[..., Any], args: Any, kwargs: Any, make: Callable
 def _meta_result(function: Callable[..., Any], args: Any, kwargs: Any) -> torch.Size:
     try:
         result = _called(function, args, kwargs, _on_meta)
-    except (RuntimeError, ValueError) as error:
+    except _REFUSALS as error:
         refused: Exception | None = error
     else:
         refused = None
@@ -110,7 +113,7 @@ def _meta_result(function: Callable[..., Any], args: Any, kwargs: Any) -> torch.
     # Meta tensors have other texts than real ones, and let some empty results pass.
     try:
         result = _called(function, args, kwargs, _without_memory)
-    except (RuntimeError, ValueError) as error:
+    except _REFUSALS as error:
         refused = error
     if refused is not None:
         raise ShapeError(str(refused)) from None
@@ -143,7 +146,7 @@ def check_as_torch(function: Callable[..., Any], *args: Any) -> None:
     with torch._C.DisableTorchFunctionSubclass():
         try:
             _called(function, _frozen(args), (), _without_memory)
-        except (RuntimeError, ValueError) as error:
+        except _REFUSALS as error:
             raise ShapeError(str(error)) from None
 
 
