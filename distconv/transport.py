@@ -34,7 +34,7 @@ Message = tuple[int, torch.Tensor]
 
 
 def cuda_aware() -> bool:
-    """Whether device pointers may be handed to MPI: as forced, else as the library itself says."""
+    """Whether device pointers may be handed to MPI: as forced, else as the library's own settings say."""
     forced = os.environ.get("DISTCONV_TRANSPORT", "")
     if forced not in ("", "host", "cuda-aware"):
         raise ValueError(f"DISTCONV_TRANSPORT={forced!r} must be host or cuda-aware")
@@ -70,7 +70,7 @@ class Exchange:
 
     def __init__(self, comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
         check_running()
-        self._comm, self._what = comm, what
+        self._what = what
         self._receives = [(peer, tensor, _host(tensor)) for peer, tensor in receives]
         # Device memory that MPI is to write may still be in use by kernels of its last owner.
         _synchronize([buffer for _, _, buffer in self._receives])

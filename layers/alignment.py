@@ -176,7 +176,8 @@ def balanced_input(tensor: DistTensor, operator: str) -> DistTensor:
     """
     if tensor.dist.split[1] is not None:
         raise UnsupportedOperation(
-            f"{operator} of {tensor.dist}: its channels are split; redistribute to a grid without axis 'c' first"
+            f"{operator} of {tensor.dist}: its channels are split over {tensor.dist.split[1]!r}; replicate that "
+            "dimension first (x.redistribute(x.dist.replicate([1])))"
         )
     if tensor.dist.boundaries or tensor.dist.cyclic:
         return tensor.redistribute(tensor.dist.balanced())
