@@ -166,8 +166,15 @@ def broadcast_shape(shapes: tuple[torch.Size, ...]) -> torch.Size:
         raise
 
 
-def balanced_input(tensor: DistTensor, operator: str) -> DistTensor:
-    """``tensor`` (N, C, ...) as spatial operators take it: spatial dimensions in balanced blocks or whole.
+def balanced_input(tensor: DistTensor) -> DistTensor:
+    """``tensor`` with balanced blocks, as operators take it that compute a block's extent from the output's."""
+    if tensor.dist.boundaries or tensor.dist.cyclic:
+        return tensor.redistribute(tensor.dist.balanced())
+    return tensor
+
+
+def whole_channels(tensor: DistTensor, operator: str) -> DistTensor:
+    """``tensor`` (N, C, ...) in balanced blocks.
 
     Raises
     ------
@@ -179,6 +186,4 @@ def balanced_input(tensor: DistTensor, operator: str) -> DistTensor:
             f"{operator} of {tensor.dist}: its channels are split over {tensor.dist.split[1]!r}; replicate that "
             "dimension first (x.redistribute(x.dist.replicate([1])))"
         )
-    if tensor.dist.boundaries or tensor.dist.cyclic:
-        return tensor.redistribute(tensor.dist.balanced())
-    return tensor
+    return balanced_input(tensor)

@@ -24,7 +24,7 @@ from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
 from distconv.functions import apply
 from distconv.kernels.convolution import Convolution, Geometry, Piece, Range, cut, is_free, merged
-from distconv.layers.alignment import balanced_input, check_dtypes, result_shape, whole_over
+from distconv.layers.alignment import check_dtypes, result_shape, whole_channels, whole_over
 from distconv.layers.windows import spatial_box, spread, window_needs
 from distconv.tensor import DistTensor
 from distconv.transfer import Accumulation, TransferPlan, transfer_plan
@@ -130,7 +130,7 @@ def _convolution(
         raise UnsupportedOperation(
             f"convolution of {input.dim()} dimensions without a sample dimension: add it (unsqueeze(0))"
         )
-    x = balanced_input(input, "convolution")
+    x = whole_channels(input, "convolution")
     kernel, dilations = tuple(weight.shape[2:]), spread(dilation, count)
     geometry = Geometry(kernel, spread(stride, count), _front(padding, kernel, dilations), dilations)
     w = whole_over(weight, x.dist)

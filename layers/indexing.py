@@ -136,7 +136,7 @@ def interpolate(
     """``F.interpolate`` of x (N, C, [D, [H,]] W); modes other than nearest and (bi, tri)linear gather space."""
     options = (size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
     out_shape = result_shape(F.interpolate, input, *options)
-    x = balanced_input(input, "interpolation")
+    x = balanced_input(input)
     extents, outs = x.shape[2:], out_shape[2:]
     if antialias or mode not in (*_LINEAR, "nearest", "nearest-exact"):
         return whole_space(F.interpolate, x, *options)
@@ -182,7 +182,7 @@ def pad(input: DistTensor, pad: Sequence[int], mode: str = "constant", value: fl
         return DistTensor(F.pad(whole.local, pad, mode, value), whole.dist, out_shape).redistribute(
             input.dist.balanced()
         )
-    x = balanced_input(input, "padding")
+    x = balanced_input(input)
     count = input.dim() - 2
     if mode == "constant":
         shift = Geometry((1,) * count, (1,) * count, tuple(fronts[2:]), (1,) * count)

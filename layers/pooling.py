@@ -32,7 +32,7 @@ def _batched(input: DistTensor, count: int, operator: str) -> DistTensor:
         raise UnsupportedOperation(
             f"{operator} of {input.dim()} dimensions without a sample dimension: add it (unsqueeze(0))"
         )
-    return balanced_input(input, operator)
+    return balanced_input(input)
 
 
 def _max_pool(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from distconv.dispatch import implements
 from distconv.errors import UnsupportedOperation
 from distconv.kernels.convolution import Geometry, Range
-from distconv.layers.alignment import balanced_input, check_as_torch, check_dtypes, result_shape, whole_over
+from distconv.layers.alignment import check_as_torch, check_dtypes, result_shape, whole_channels, whole_over
 from distconv.layers.windows import needed_block, spatial_box, spread
 from distconv.tensor import DistTensor
 
@@ -52,7 +52,7 @@ def _transposed(
         check_as_torch(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
     if not isinstance(input, DistTensor) or input.dim() != count + 2:
         raise UnsupportedOperation("transposed convolution needs a distributed input with a sample dimension")
-    x = balanced_input(input, "transposed convolution")
+    x = whole_channels(input, "transposed convolution")
     geometry = Geometry(tuple(weight.shape[2:]), spread(stride, count), spread(padding, count), spread(dilation, count))
     reaching = _Reaching(geometry, tuple(x.shape[2:]))
     block = needed_block(x, out_shape, reaching)
