@@ -31,6 +31,7 @@ from distconv.errors import (
 )
 from distconv.grid import ProcessGrid, parse_grid
 from distconv.parallel import parallelize
+from distconv.plan import Plan
 from distconv.tensor import DistTensor, from_local, gather, scatter
 from distconv.transfer import TransferPlan
 
@@ -53,6 +54,7 @@ __all__ = [
     "Interval",
     "LabelError",
     "MismatchError",
+    "Plan",
     "PlanError",
     "ProcessGrid",
     "ShapeError",

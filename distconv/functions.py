@@ -70,6 +70,27 @@ def assemble(local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
     return apply(_Assemble, local, plan)
 
 
+class _ShareOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, share: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
+        ctx.plan = plan
+        total = share.new_zeros(plan.local_shape)
+        return plan.start_accumulate([share], share, "sum of shares").finish(total)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.plan.start(grad, "gradient of shares").finish()[0], None
+
+
+def share_out(share: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
+    """This rank's block of ``plan.src``, added up from the shares that ranks hold on their boxes of ``plan.dst``.
+
+    A reduce-scatter over whatever the boxes are; the adjoint of :func:`assemble`.
+    """
+    return apply(_ShareOut, share, plan)
+
+
 class _SumOver(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]) -> torch.Tensor:

@@ -50,6 +50,7 @@ class ProcessGrid:
         self.size: int = comm.size
         self.coords = self.coords_of(self.rank)
         self._comms: dict[tuple[str, ...], MPI.Intracomm] = {}
+        self._factored: dict[tuple[int, int], ProcessGrid] = {}
 
     def _check(self, axes: dict[str, int], size: int) -> None:
         for name, parts in axes.items():
@@ -109,6 +110,17 @@ class ProcessGrid:
     def flat(self) -> ProcessGrid:
         """The same ranks in one row along ``n``. Collective at its first use."""
         return self if self.shape["n"] == self.size else ProcessGrid(self.world, n=self.size)
+
+    def factored(self, first: int, second: int) -> ProcessGrid:
+        """The same ranks with axis ``c`` cut into ``w`` = ``first`` by ``c`` = ``second`` and all else along ``r``.
+
+        Index i along ``c`` of this grid is there at w = i // second, c = i % second. Collective at its first use.
+        """
+        found = self._factored.get((first, second))
+        if found is None:
+            rest = self.size // (first * second)
+            found = self._factored[first, second] = ProcessGrid(self.world, r=rest, w=first, c=second)
+        return found
 
     def same_as(self, other: ProcessGrid) -> bool:
         """Whether ``other`` arranges the same ranks in the same way."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -11,61 +11,102 @@ from mpi4py import MPI
 
 from distconv import reduction, watchdog
 from distconv.agreement import agree
+from distconv.channels import AXIS
+from distconv.distribution import Distribution, default_axes
 from distconv.errors import MismatchError, UnsupportedOperation
 from distconv.grid import ProcessGrid
+from distconv.plan import Plan
+from distconv.sharding import shard
+from distconv.tensor import DistTensor
 
 M = TypeVar("M", bound=torch.nn.Module)
 
 
-def parallelize(model: M, grid: ProcessGrid, *, broadcast: bool = False) -> M:
-    """Prepare ``model`` for tensors distributed over ``grid``; returns the same module. Collective.
+def parallelize(
+    model: M, target: ProcessGrid | Plan, *, broadcast: bool = False, comm: MPI.Intracomm | None = None
+) -> M:
+    """Prepare ``model`` for tensors distributed over a grid, or as a plan says; returns the same module. Collective.
 
     Its layers stay as they are: they meet distributed operators through the tensors. Gradients of its parameters are
-    from now on summed behind the backward pass. Parameters and buffers must be equal on all ranks; with
+    from now on summed behind the backward pass. Where the channels are split, weights are sharded (distconv.sharding).
+    With a plan a layer that it names moves its input to the layer's own grid over ``comm`` (default: all ranks); what
+    it does not name stays on the grid that its input is on. Parameters and buffers must be equal on all ranks; with
     ``broadcast=True`` rank 0's are sent to the others instead.
 
     Raises
     ------
     MismatchError
-        On all ranks, naming the first parameter or buffer that differs between ranks.
-    UnsupportedOperation
-        If the grid splits channels.
+        On all ranks, naming the first parameter or buffer that differs between ranks, or if the plans differ.
+    PlanError
+        On all ranks, if the plan does not fit the model or the number of ranks.
+    ShapeError
+        On all ranks, if a layer's groups do not divide over the ranks that split its channels.
     """
-    if not isinstance(grid, ProcessGrid):
-        raise UnsupportedOperation(f"parallelize needs a ProcessGrid, not {type(grid).__name__}")
-    if grid.shape["c"] > 1:
-        raise UnsupportedOperation(
-            f"parallelize over {grid.describe()}: axis 'c' (channels) has no operators; use n, d, h, w"
-        )
+    if not isinstance(target, (ProcessGrid, Plan)):
+        raise UnsupportedOperation(f"parallelize needs a ProcessGrid or a Plan, not {type(target).__name__}")
+    world = target.world if isinstance(target, ProcessGrid) else (comm or MPI.COMM_WORLD)
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     described = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items())
-    agree(grid.world, "parallelize", f"{type(model).__name__}: {described}")
+    agree(world, "parallelize", f"{type(model).__name__}: {described}")
+    plain = {name: tensor for name, tensor in state.items() if not isinstance(tensor, DistTensor)}
     with watchdog.waiting(lambda: "parallelize"):
         if broadcast:
-            for tensor in state.values():
-                _broadcast(grid, tensor)
+            for tensor in plain.values():
+                _broadcast(world, tensor)
         else:
-            _check_equal(grid, state)
+            _check_equal(world, plain)
+    if isinstance(target, ProcessGrid):
+        if target.shape[AXIS] > 1:
+            for name, module in model.named_modules():
+                shard(name, module, target)
+    else:
+        for name, grid in target.grids(model, world).items():
+            layer = model.get_submodule(name)
+            layer.register_forward_pre_hook(_Move(grid), with_kwargs=True)
+            shard(name, layer, grid)
     for parameter in model.parameters():
-        reduction.mark(parameter)
+        if not isinstance(parameter, DistTensor):
+            reduction.mark(parameter)
     return model
+
+
+class _Move:
+    """Forward pre-hook of a layer: brings its distributed arguments to ``grid``, split as their dimensions say."""
+
+    def __init__(self, grid: ProcessGrid) -> None:
+        self.grid = grid
+
+    def __call__(self, layer: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return tuple(self._moved(layer, a) for a in args), {k: self._moved(layer, v) for k, v in kwargs.items()}
+
+    def _moved(self, layer: torch.nn.Module, value: Any) -> Any:
+        if not isinstance(value, DistTensor):
+            return value
+        if isinstance(layer, torch.nn.Linear) and value.dim() > 1:
+            axes: tuple[str | None, ...] = ("n", *(None,) * (value.dim() - 2), AXIS)
+        else:
+            axes = default_axes(None, value.dim())
+        return value.redistribute(Distribution(self.grid, axes))
+
+    def __deepcopy__(self, memo: object) -> _Move:
+        return self
 
 
 def _bytes(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-def _broadcast(grid: ProcessGrid, tensor: torch.Tensor) -> None:
+def _broadcast(world: MPI.Intracomm, tensor: torch.Tensor) -> None:
     values = _bytes(tensor).copy()
-    grid.world.Bcast([values, MPI.BYTE], root=0)
+    world.Bcast([values, MPI.BYTE], root=0)
     with torch.no_grad():
         tensor.copy_(torch.from_numpy(values).view(tensor.dtype).reshape(tensor.shape))
 
 
-def _check_equal(grid: ProcessGrid, state: dict[str, torch.Tensor]) -> None:
+def _check_equal(world: MPI.Intracomm, state: dict[str, torch.Tensor]) -> None:
     digests = np.array([_digest(tensor) for tensor in state.values()], dtype=np.int64)
     extremes = np.concatenate([digests, -digests])
-    grid.world.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
+    world.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
     low, high = extremes[: len(digests)], -extremes[len(digests) :]
     different = [name for name, differs in zip(state, low != high, strict=True) if differs]
     if different:

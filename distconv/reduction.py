@@ -24,7 +24,7 @@ BUCKET_BYTES = 4 << 20
 _MARK = "_distconv_deferred"
 
 
-def mark(parameter: torch.nn.Parameter) -> None:
+def mark(parameter: torch.Tensor) -> None:
     """Let the gradient of ``parameter`` be summed behind backward."""
     setattr(parameter, _MARK, True)
 

@@ -119,7 +119,12 @@ class DistTensor(torch.Tensor):
     def __deepcopy__(self, memo: object) -> DistTensor:
         if not self.is_leaf:
             raise RuntimeError("deepcopy of a DistTensor that is no leaf of autograd's graph: detach() it first")
-        return DistTensor(self.local.detach().clone().requires_grad_(self.requires_grad), self.dist, self.shape)
+        local = self.local.detach().clone().requires_grad_(self.requires_grad)
+        # What it is besides a tensor (a parameter) and how its gradient is summed stay with the copy.
+        vars(local).update({key: value for key, value in vars(self.local).items() if key not in vars(local)})
+        twin = DistTensor(local, self.dist, self.shape)
+        vars(twin).update({key: value for key, value in vars(self).items() if key not in vars(twin)})
+        return twin
 
     def __reduce_ex__(self, protocol: object) -> Any:
         raise UnsupportedOperation("a DistTensor cannot be pickled: its ranks each hold a block; save gather() of it")
@@ -145,6 +150,20 @@ class DistTensor(torch.Tensor):
         return whole.clone() if whole is self.local else whole
 
     # -- autograd -----------------------------------------------------------------------------------------------------
+
+    @property
+    def data(self) -> DistTensor:
+        """The tensor outside autograd, on the same memory."""
+        return DistTensor(self.local.data, self.dist, self.shape)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        if value.dtype != self.dtype or value.device != self.device:
+            raise UnsupportedOperation(
+                f"a DistTensor of {self.dtype} on {self.device} cannot become {value.dtype} on {value.device} in "
+                "place: convert the model before parallelize, or the tensor with .to()"
+            )
+        self.local.data = scatter(value, self.dist).local
 
     @property
     def requires_grad(self) -> bool:
@@ -177,6 +196,17 @@ class DistTensor(torch.Tensor):
 
     def retain_grad(self) -> None:
         self.local.retain_grad()
+
+    def register_hook(self, hook: Callable[[DistTensor], DistTensor | None]) -> Any:
+        """Call ``hook`` with the gradient, a DistTensor; what it returns, if anything, replaces the gradient."""
+        return self.local.register_hook(lambda grad: self._answer(hook(DistTensor(grad, self.dist, self.shape))))
+
+    def _answer(self, changed: DistTensor | None) -> torch.Tensor | None:
+        return None if changed is None else scatter(changed, self.dist).local
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[DistTensor], None]) -> Any:
+        """Call ``hook`` with this leaf once its gradient has been added."""
+        return self.local.register_post_accumulate_grad_hook(lambda _: hook(self))
 
     def backward(
         self, gradient: Any = None, retain_graph: Any = None, create_graph: bool = False, inputs: Any = None

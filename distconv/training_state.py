@@ -12,6 +12,7 @@ from mpi4py import MPI
 
 from distconv.checkpoint import Checkpoint, compare
 from distconv.errors import CheckpointError
+from distconv.tensor import gather
 
 Tensors = dict[str, torch.Tensor]
 
@@ -67,7 +68,7 @@ def _optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{name}/{key}"] = value
+                tensors[f"{name}/{key}"] = gather(value)
             else:
                 scalars[f"{name}/{key}"] = value
     return tensors, scalars

@@ -1,11 +1,11 @@
 """Convolution of a piece of the input: what one rank computes by itself.
 
 A convolution is linear, so a block of its output is the sum of what each piece of the needed input (the owned block,
-the strips received from neighbours) contributes. A piece is a tensor with the global box it covers; all of the
-geometry is computed from the output range back to the input range, so stride, dilation, even kernels and any padding
-are one rule.
+the strips and channels received from others) contributes. A piece is a tensor with the global box it covers; all of
+the geometry is computed from the output range back to the input range, so stride, dilation, even kernels and any
+padding are one rule.
 
-Source: Dryden et al. 2019, II-A (eqs. 1-3) and III-A.
+Source: Dryden et al. 2019, II-A (eqs. 1-3), III-A and, for channels, III-D.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 Range = tuple[int, int]
-"""Half-open range of global indices of a spatial dimension."""
+"""Half-open range of global indices of a dimension."""
 
 _CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 
@@ -53,7 +53,7 @@ class Geometry:
 
 
 class Piece(NamedTuple):
-    """Values (N, C, ...) of the input on the spatial box ``box``."""
+    """Values (N, C, ...) of the input on ``box``: a range of channels, then one per spatial dimension."""
 
     values: torch.Tensor
     box: tuple[Range, ...]
@@ -88,26 +88,33 @@ def _fit(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> _Fit
 
 
 def is_free(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> bool:
-    """Whether the piece on ``box`` contributes to the outputs ``out`` without being copied first."""
+    """Whether a piece on the spatial ``box`` contributes to the outputs ``out`` without being copied first."""
     return all(b > a for a, b in [*box, *out]) and _fit(box, out, geometry).around is None
 
 
-def _view(x: torch.Tensor, out: Sequence[Range], touched: Sequence[Range]) -> torch.Tensor:
-    index = tuple(slice(t0 - o0, t1 - o0) for (o0, _), (t0, t1) in zip(out, touched, strict=True))
-    return x[(slice(None), slice(None), *index)]
+def _view(x: torch.Tensor, box: Sequence[Range], part: Sequence[Range]) -> torch.Tensor:
+    """Where ``x``, whose last dimensions cover ``box``, covers ``part``."""
+    for dim, ((start, _), (first, last)) in enumerate(zip(box, part, strict=True), x.dim() - len(box)):
+        x = x.narrow(dim, first - start, last - first)
+    return x
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """The local work of a convolution: outputs on the box ``out`` from pieces of its input."""
+    """The local work of a convolution: outputs on the spatial box ``out`` from pieces of its input.
+
+    ``channels`` are those of the input that the weight (F, C / groups, ...) has entries for. With several groups a
+    piece has all of them.
+    """
 
     geometry: Geometry
     groups: int
     out: tuple[Range, ...]
+    channels: Range
 
     def forward(self, piece: Piece, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
         """y (N, F, ...) on ``out``, as far as it comes from ``piece`` (eq. 1), and the bias."""
-        touched = self._touched(piece)
+        touched = self._touched(piece, weight)
         if touched == self.out:
             return self._convolve(piece, touched, weight, bias)
         y = piece.values.new_zeros((piece.values.shape[0], weight.shape[0], *(b - a for a, b in self.out)))
@@ -118,32 +125,40 @@ class Convolution:
     def add(self, y: torch.Tensor, pieces: Sequence[Piece], weight: torch.Tensor) -> torch.Tensor:
         """Add to ``y`` what comes from further pieces."""
         for piece in pieces:
-            touched = self._touched(piece)
+            touched = self._touched(piece, weight)
             if touched is not None:
                 _view(y, self.out, touched).add_(self._convolve(piece, touched, weight, None))
         return y
 
-    def _touched(self, piece: Piece) -> tuple[Range, ...] | None:
+    def _touched(self, piece: Piece, weight: torch.Tensor) -> tuple[Range, ...] | None:
         """Outputs that the piece contributes to, or None."""
         g = self.geometry
-        touched = tuple(g.touched(d, box, o) for d, (box, o) in enumerate(zip(piece.box, self.out, strict=True)))
-        return touched if piece.values.numel() and volume(touched) else None
+        touched = tuple(g.touched(d, box, o) for d, (box, o) in enumerate(zip(piece.box[1:], self.out, strict=True)))
+        return touched if piece.values.numel() and weight.numel() and volume(touched) else None
+
+    def _of(self, weight: torch.Tensor, piece: Piece) -> torch.Tensor:
+        """The part of ``weight`` that meets the channels of ``piece``."""
+        first, last = (channel - self.channels[0] for channel in piece.box[0])
+        return weight if piece.box[0] == self.channels else weight[:, first:last]
 
     def _convolve(
         self, piece: Piece, touched: Sequence[Range], weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        fit, g = _fit(piece.box, touched, self.geometry), self.geometry
+        fit, g = _fit(piece.box[1:], touched, self.geometry), self.geometry
         convolve = _CONVOLUTIONS[len(g.kernel)]
-        y: torch.Tensor = convolve(fit.pad(piece.values), weight, bias, g.stride, fit.padding, g.dilation, self.groups)
+        y: torch.Tensor = convolve(
+            fit.pad(piece.values), self._of(weight, piece), bias, g.stride, fit.padding, g.dilation, self.groups
+        )
         return y
 
     def input_gradient(self, grad: torch.Tensor, piece: Piece, weight: torch.Tensor) -> torch.Tensor:
         """dL/dx on the box of ``piece`` from dL/dy on ``out`` (eq. 3)."""
-        touched = self._touched(piece)
+        touched = self._touched(piece, weight)
         if touched is None:
             return torch.zeros_like(piece.values)
-        fit = _fit(piece.box, touched, self.geometry)
-        dx = self._backward(_view(grad, self.out, touched), piece, fit, weight, (True, False, False))[0]
+        fit = _fit(piece.box[1:], touched, self.geometry)
+        part = self._of(weight, piece)
+        dx = self._backward(_view(grad, self.out, touched), piece, fit, part, (True, False, False))[0]
         return dx if fit.around is None else F.pad(dx, [-n for n in fit.around])
 
     def parameter_gradients(
@@ -153,15 +168,19 @@ class Convolution:
         dw: torch.Tensor | None = None
         db: torch.Tensor | None = None
         for piece in pieces:
-            touched = self._touched(piece)
+            touched = self._touched(piece, weight)
             if touched is None:
                 continue
             # torch sums dL/dy for the bias on the way, if it sees all of it.
             sees_all = bias and db is None and touched == self.out
-            fit = _fit(piece.box, touched, self.geometry)
+            fit, part = _fit(piece.box[1:], touched, self.geometry), self._of(weight, piece)
             wanted = (False, True, sees_all)
-            _, share, sums = self._backward(_view(grad, self.out, touched), piece, fit, weight, wanted)
-            dw = share if dw is None else dw.add_(share)
+            _, share, sums = self._backward(_view(grad, self.out, touched), piece, fit, part, wanted)
+            if dw is None and part is weight:
+                dw = share
+            else:
+                dw = torch.zeros_like(weight) if dw is None else dw
+                self._of(dw, piece).add_(share)
             db = sums if sees_all else db
         if bias and db is None:
             db = grad.sum([d for d in range(grad.dim()) if d != 1])
@@ -180,7 +199,7 @@ class Convolution:
 def merged(pieces: Sequence[Piece], box: tuple[Range, ...]) -> Piece:
     """One piece that covers ``box``, made of those that do so together; zeros where none of them is (padding)."""
     values = pieces[0].values
-    whole = values.new_zeros((*values.shape[:2], *(b - a for a, b in box)))
+    whole = values.new_zeros((values.shape[0], *(b - a for a, b in box)))
     for piece in pieces:
         common = [(max(a, c), min(b, d)) for (a, b), (c, d) in zip(box, piece.box, strict=True)]
         if all(b > a for a, b in common):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from distconv.distribution import Distribution
-from distconv.errors import ShapeError, UnsupportedOperation
+from distconv.errors import ShapeError
 from distconv.functions import enter
 from distconv.grid import ProcessGrid
 from distconv.tensor import DistTensor
@@ -171,19 +171,3 @@ def balanced_input(tensor: DistTensor) -> DistTensor:
     if tensor.dist.boundaries or tensor.dist.cyclic:
         return tensor.redistribute(tensor.dist.balanced())
     return tensor
-
-
-def whole_channels(tensor: DistTensor, operator: str) -> DistTensor:
-    """``tensor`` (N, C, ...) in balanced blocks.
-
-    Raises
-    ------
-    UnsupportedOperation
-        If its channels are split.
-    """
-    if tensor.dist.split[1] is not None:
-        raise UnsupportedOperation(
-            f"{operator} of {tensor.dist}: its channels are split over {tensor.dist.split[1]!r}; replicate that "
-            "dimension first (x.redistribute(x.dist.replicate([1])))"
-        )
-    return balanced_input(tensor)

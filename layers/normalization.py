@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -17,10 +18,12 @@ import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
 from distconv.dispatch import implements
+from distconv.distribution import Interval
 from distconv.errors import ShapeError, UnsupportedOperation
-from distconv.functions import apply, enter
+from distconv.functions import apply
 from distconv.grid import ProcessGrid
-from distconv.layers.alignment import as_distributed, result_shape
+from distconv.layers.alignment import balanced_input, result_shape
+from distconv.layers.channels import channel_block
 from distconv.tensor import DistTensor
 from distconv.transport import allreduce
 
@@ -60,6 +63,19 @@ def batch_norm_statistics(over: Statistics) -> Iterator[None]:
         _statistics.reset(token)
 
 
+@dataclass(frozen=True)
+class _Reach:
+    """What statistics are taken over: ``count`` values per channel on the ranks along ``axes``."""
+
+    count: int
+    grid: ProcessGrid
+    axes: tuple[str, ...]
+    channels: slice
+    """The channels that this rank has, of ``of``; ``over`` is the axis that splits them."""
+    of: int
+    over: str | None
+
+
 class _BatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -69,16 +85,14 @@ class _BatchNorm(torch.autograd.Function):
         bias: torch.Tensor | None,
         running: tuple[torch.Tensor | None, torch.Tensor | None, float],
         eps: float,
-        count: int,
-        grid: ProcessGrid,
-        axes: tuple[str, ...],
+        reach: _Reach,
     ) -> torch.Tensor:
-        mean, var = _moments(x, running[0], count, grid, axes)
-        _update_running(running, mean, var, count)
+        mean, var = _moments(x, running, reach)
+        _update_running(running, mean, var, reach.count)
         dtype = x.dtype if weight is None else weight.dtype
-        mean, var = mean.to(dtype), var.to(dtype)
+        mean, var = mean[reach.channels].to(dtype), var[reach.channels].to(dtype)
         ctx.save_for_backward(x, weight, mean, var)
-        ctx.eps, ctx.count, ctx.grid, ctx.axes = eps, count, grid, axes
+        ctx.eps, ctx.reach = eps, reach
         # With the statistics known this is torch's fused kernel for evaluation.
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps) if x.numel() else torch.empty_like(x)
 
@@ -93,16 +107,17 @@ class _BatchNorm(torch.autograd.Function):
             dx, sums[0], sums[1] = torch.ops.aten.native_batch_norm_backward(
                 grad, x, weight, mean, var, None, None, False, ctx.eps, [True, True, True]
             )
-        allreduce(ctx.grid.comm(ctx.axes), sums, "batch norm backward")
+        reach: _Reach = ctx.reach
+        allreduce(reach.grid.comm(reach.axes), sums, "batch norm backward")
         if needed[0] and x.numel():
             # dx holds weight/std * dL/dy; what is missing comes through the statistics.
             scale = (var + ctx.eps).rsqrt()
             factor = scale if weight is None else scale * weight
             shape = (1, -1) + (1,) * (x.dim() - 2)
-            slope, level = (factor * scale * sums[0] / ctx.count), (factor * sums[1] / ctx.count)
+            slope, level = (factor * scale * sums[0] / reach.count), (factor * sums[1] / reach.count)
             _subtract_line(dx, x, *(t.view(shape).to(x.dtype) for t in (mean, slope, level)))
         dw = sums[0] if weight is not None and needed[1] else None
-        return (dx if needed[0] else None), dw, (sums[1] if needed[2] else None), *(None,) * 5
+        return (dx if needed[0] else None), dw, (sums[1] if needed[2] else None), *(None,) * 3
 
 
 def _subtract_line(
@@ -115,25 +130,30 @@ def _subtract_line(
 
 
 def _moments(
-    x: torch.Tensor, shift: torch.Tensor | None, count: int, grid: ProcessGrid, axes: tuple[str, ...]
+    x: torch.Tensor, running: tuple[torch.Tensor | None, torch.Tensor | None, float], reach: _Reach
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and biased variance per channel over all blocks along ``axes``, in float64.
+    """Mean and biased variance per channel over all blocks that are reached, in float64.
 
-    Sums are taken about ``shift``, the running mean: it is equal on these ranks, and as a rule near the mean.
+    Sums are taken about the running mean: it is equal on these ranks, and as a rule near the mean. Of channels that
+    this rank has not got they are right where there are running statistics, which every rank keeps whole.
     """
-    channels = x.shape[1]
-    here, var, mean = x.numel() // channels, torch.zeros((), device=x.device), torch.zeros((), device=x.device)
+    mine = x.shape[1]
+    here, var, mean = x.numel() // max(1, mine), torch.zeros(mine).to(x.device), torch.zeros(mine).to(x.device)
     if here:
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
         var, mean = torch.var_mean(wide, [d for d in range(x.dim()) if d != 1], correction=0)
-    origin = torch.zeros(channels, dtype=torch.float64, device=x.device) if shift is None else shift.double()
+    shift = running[0]
+    origin = torch.zeros(reach.of, dtype=torch.float64, device=x.device) if shift is None else shift.double()
+    kept = any(statistic is not None for statistic in running[:2])
+    comm = reach.grid.comm({*reach.axes, *([reach.over] if kept and reach.over else [])})
 
     def about(origin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        offset = mean.double() - origin
-        sums = here * torch.stack([offset, var.double() + offset * offset])
-        allreduce(grid.comm(axes), sums, "batch norm forward")
-        offset = sums[0] / count
-        return origin + offset, (sums[1] / count - offset * offset).clamp_(min=0)
+        offset = mean.double() - origin[reach.channels]
+        sums = origin.new_zeros((2, reach.of))
+        sums[:, reach.channels] = here * torch.stack([offset, var.double() + offset * offset])
+        allreduce(comm, sums, "batch norm forward")
+        offset = sums[0] / reach.count
+        return origin + offset, (sums[1] / reach.count - offset * offset).clamp_(min=0)
 
     total_mean, total_var = about(origin)
     # Far from the mean the difference of squares has lost digits; all ranks see the same sums, so all take it again.
@@ -171,40 +191,38 @@ def batch_norm(
         With torch's text, if there is one value per channel in training.
     """
     result_shape(F.batch_norm, input, running_mean, running_var, weight, bias, training, momentum, eps)
-    if not isinstance(input, DistTensor) or input.dist.split[1] is not None:
-        raise UnsupportedOperation("batch norm needs a distributed input whose channels are not split")
+    if not isinstance(input, DistTensor):
+        raise UnsupportedOperation("batch norm of a plain tensor with a distributed weight: scatter the input first")
     if weight is not None and weight.dtype not in (input.dtype, _PARAMETERS.get(input.dtype)):
         raise ShapeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
-    dist, grid = input.dist, input.grid
-    weight, bias = _whole(weight, grid), _whole(bias, grid)
+    over = input.dist.split[1]
+    x = input if over is None else balanced_input(input)
+    dist, grid = x.dist, x.grid
     reached = [dist.split[d] for d in _DIMENSIONS[_statistics.get()] if d < len(dist.split)] if training else []
     rest = tuple(a for a in dist.split_axes if a not in reached)
-    w = None if weight is None else enter(weight, grid, rest)
-    b = None if bias is None else enter(bias, grid, rest)
+    w = None if weight is None else channel_block(weight, dist, 1, rest)
+    b = None if bias is None else channel_block(bias, dist, 1, rest)
+    own = x.box()[1] if over else Interval(0, x.shape[1])
+    channels = slice(own.start, own.stop)
     if not training or not dist.split_axes:
-        return DistTensor(
-            F.batch_norm(input.local, running_mean, running_var, w, b, training, momentum, eps), dist, input.shape
-        )
+        mean, var = (None if t is None else t[channels] for t in (running_mean, running_var))
+        return DistTensor(F.batch_norm(x.local, mean, var, w, b, training, momentum, eps), dist, x.shape)
     axes = tuple(a for a in dist.split_axes if a not in rest)
-    count = _count(input, axes)
+    reach = _Reach(_count(x, axes), grid, axes, channels, x.shape[1], over)
     running = (running_mean, running_var, momentum)
-    return DistTensor(apply(_BatchNorm, input.local, w, b, running, eps, count, grid, axes), dist, input.shape)
-
-
-def _whole(parameter: torch.Tensor | None, grid: ProcessGrid) -> torch.Tensor | None:
-    return None if parameter is None else as_distributed(parameter, grid).replicated().local
+    return DistTensor(apply(_BatchNorm, x.local, w, b, running, eps, reach), dist, x.shape)
 
 
 def _count(x: DistTensor, axes: tuple[str, ...]) -> int:
     """Values per channel that the statistics along ``axes`` are taken over on this rank."""
-    if set(axes) == set(x.dist.split_axes):
-        return x.numel() // max(1, x.shape[1])
+    shape, split = (*x.shape[:1], *x.shape[2:]), (*x.dist.split[:1], *x.dist.split[2:])
+    if set(axes) == {axis for axis in split if axis}:
+        return math.prod(shape)
     counts = []
     for rank in range(x.grid.size):
         local = x.dist.local_shape(x.shape, rank)
-        counts.append(
-            math.prod(n if s in axes else m for n, m, s in zip(x.shape, local, x.dist.split, strict=True)) // x.shape[1]
-        )
+        mine = (*local[:1], *local[2:])
+        counts.append(math.prod(n if s in axes else m for n, m, s in zip(shape, mine, split, strict=True)))
     if min(counts) < 2:
         raise ShapeError(
             f"batch norm with {_statistics.get()} statistics: a rank has {min(counts)} values per channel of "

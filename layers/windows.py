@@ -15,6 +15,9 @@ from distconv.kernels.convolution import Range
 from distconv.tensor import DistTensor
 from distconv.transfer import Needs, transfer_plan
 
+ChannelNeeds = tuple[int, tuple[Interval, ...]]
+"""The dimension of the channels, and what each coordinate along its axis needs of them."""
+
 
 class Windows(Hashable, Protocol):
     """Which inputs outputs are computed from; hashable by value, because plans are cached by it."""
@@ -28,9 +31,14 @@ def spread(value: int | Sequence[int], count: int) -> tuple[int, ...]:
     return (value,) * count if isinstance(value, int) else tuple(value) * (count if len(value) == 1 else 1)
 
 
-def window_needs(dist: Distribution, out_shape: Sequence[int], windows: Windows) -> Needs:
-    """Input that each rank needs for its block of an output of ``out_shape`` under ``dist``."""
-    found = []
+def window_needs(
+    dist: Distribution, out_shape: Sequence[int], windows: Windows, channels: ChannelNeeds | None = None
+) -> Needs:
+    """Input that each rank needs for its block of an output of ``out_shape`` under ``dist``.
+
+    Of the channels it needs what it owns, or as ``channels`` says.
+    """
+    found = [] if channels is None else [channels]
     for dim, axis in enumerate(dist.split):
         if dim >= 2 and axis is not None:
             blocks = [dist.intervals(dim, index, out_shape[dim])[0] for index in range(dist.grid.shape[axis])]
@@ -44,16 +52,22 @@ def spatial_box(dist: Distribution, shape: Sequence[int]) -> tuple[Range, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _needs(dist: Distribution, out_shape: torch.Size, windows: Windows) -> Needs:
-    return window_needs(dist, out_shape, windows)
+def _needs(dist: Distribution, out_shape: torch.Size, windows: Windows, channels: ChannelNeeds | None) -> Needs:
+    return window_needs(dist, out_shape, windows, channels)
 
 
-def needed_block(x: DistTensor, out_shape: torch.Size, windows: Windows, fill: float = 0.0) -> torch.Tensor:
+def needed_block(
+    x: DistTensor,
+    out_shape: torch.Size,
+    windows: Windows,
+    fill: float = 0.0,
+    channels: ChannelNeeds | None = None,
+) -> torch.Tensor:
     """Exactly the input box, ghosts and padding (of value ``fill``) included, for this rank's block of the output.
 
     With no output here the box is empty but still takes part in the exchange.
     """
-    needs = _needs(x.dist, out_shape, windows)
+    needs = _needs(x.dist, out_shape, windows, channels)
     local = assemble(x.local, transfer_plan(x.dist, needs, tuple(x.shape))) if needs.needed else x.local
     have = needs.box(x.shape)[2:]
     around: list[int] = []

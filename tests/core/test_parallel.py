@@ -332,12 +332,6 @@ def test_different_models_are_a_mismatch(comm):
     raises_everywhere(comm, dc.MismatchError, "Pooled", lambda: dc.parallelize(model, grid_over(comm, h=comm.size)))
 
 
-@pytest.mark.ranks(at_least=2)
-def test_channels_have_no_operators_yet(comm):
-    grid = grid_over(comm, c=comm.size)
-    raises_everywhere(comm, dc.UnsupportedOperation, "axis 'c'", lambda: dc.parallelize(build(Pooled), grid))
-
-
 def test_a_model_needs_a_grid(comm):
     raises_everywhere(
         comm, dc.UnsupportedOperation, "needs a ProcessGrid", lambda: dc.parallelize(build(Pooled), "h=2")

@@ -221,15 +221,10 @@ def test_wrong_channels_are_refused_in_torchs_words(comm):
     assert str(told.value) in text
 
 
-@pytest.mark.ranks(at_least=2)
-def test_split_channels_are_refused(comm):
-    x = dc.scatter(normal(1, 4, 7, 8), grid_over(comm, c=comm.size))
-    raises_everywhere(comm, dc.UnsupportedOperation, "its channels are split", lambda: F.conv2d(x, normal(2, 4, 3, 3)))
-
-
-def test_an_input_without_samples_is_refused(comm):
-    x = dc.scatter(normal(2, 7, 8), grid_over(comm, h=comm.size), dims="-hw")
-    raises_everywhere(comm, dc.UnsupportedOperation, r"unsqueeze\(0\)", lambda: F.conv2d(x, normal(2, 2, 3, 3)))
+def test_an_input_may_be_one_sample(comm):
+    for grid in (grid_over(comm, h=comm.size), grid_over(comm, c=comm.size)):
+        w = normal(2, 3, 3, 3)
+        same_as_one_process(grid, lambda x, w: F.conv2d(x, w), normal(3, 7, 8), plain=(w,), dims=["chw"])
 
 
 def test_a_plain_input_with_a_distributed_weight_is_refused(comm):

@@ -143,10 +143,21 @@ def test_one_value_per_channel_is_refused_in_torchs_words(comm, shape):
     assert str(told.value).split("[")[0] in text
 
 
-@pytest.mark.ranks(at_least=2)
-def test_split_channels_are_refused(comm):
-    x = dc.scatter(normal(1, 8, 7, 8), grid_over(comm, c=comm.size))
-    raises_everywhere(comm, dc.UnsupportedOperation, "channels", lambda: F.batch_norm(x, None, None, training=True))
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}])
+@pytest.mark.parametrize("training", [True, False])
+def test_channels_may_be_split(comm, options, training):
+    for grid in grids(comm, "cnh"):
+        module = norm(2, **options).train(training)
+        for step in range(2):
+            module_as_in_one_process(grid, module, 3 * normal(3, 4, 7, 5, seed=step) + 1)
+
+
+def test_a_large_mean_of_split_channels_costs_no_digits(comm):
+    x = normal(3, 4, 7, 5) + torch.tensor([1e5, 0, -1e5, 3]).view(1, 4, 1, 1)
+    for grid in grids(comm, "ch"):
+        twin, module = norm(2), norm(2)
+        torch.testing.assert_close(dc.gather(module(dc.scatter(x, grid))), twin(x), rtol=0, atol=1e-7)
+        torch.testing.assert_close(module.running_var, twin.running_var, rtol=1e-8, atol=0)
 
 
 def test_a_function_of_the_normalized_tensor_has_exact_gradients(comm):

@@ -1,0 +1,222 @@
+"""Plans: which layer of a model runs on which process grid.
+
+    {"format": "distconv-plan", "version": 1, "ranks": 4,
+     "layers": {"*": {"n": 1, "h": 4}, "layer4.*": {"c": 4}, "fc": {"n": 4}}}
+
+A pattern is matched (``fnmatch``) against the full names of the layers; later patterns win. Convolution and linear
+layers decide their distribution, and so does any module that a pattern names exactly; all other operators stay on the
+grid of their first argument. Parts whose product is smaller than the number of ranks leave replicas (axis ``r``).
+
+Source: Dryden et al. 2019, III-C and V-C.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch.nn.modules.conv import _ConvNd
+
+from distconv.agreement import agree, together
+from distconv.errors import PlanError
+from distconv.grid import AXES, ProcessGrid
+
+FORMAT = "distconv-plan"
+VERSION = 1
+LARGEST_FILE_BYTES = 10 << 20
+
+_SPATIAL = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
+
+
+class Plan:
+    """For layer name patterns the parts along each grid axis: ``Plan({"*": {"h": 4}, "fc": {"n": 4}})``.
+
+    ``ranks`` is the number of ranks that it was made for; without it any number will do that the parts divide.
+
+    Raises
+    ------
+    PlanError
+        If a pattern, an axis or a number of parts is none.
+    """
+
+    def __init__(self, layers: Mapping[str, Mapping[str, int]], ranks: int | None = None) -> None:
+        if not isinstance(layers, Mapping) or not layers:
+            raise PlanError(f"a plan needs at least one layer name pattern, not {layers!r}")
+        if ranks is not None and not _positive(ranks):
+            raise PlanError(f"plan: ranks={ranks!r} must be a positive whole number")
+        for pattern, parts in layers.items():
+            if not isinstance(pattern, str) or not isinstance(parts, Mapping):
+                raise PlanError(f"plan: {pattern!r}: {parts!r} must be a pattern with its parts, like {{'h': 4}}")
+            for axis, number in parts.items():
+                if axis not in AXES:
+                    raise PlanError(f"plan: {pattern!r}: unknown axis {axis!r}; the axes are {', '.join(AXES)}")
+                if not _positive(number):
+                    raise PlanError(f"plan: {pattern!r}: {axis}={number!r} must be a positive whole number of parts")
+            if ranks is not None and ranks % math.prod(parts.values()):
+                raise PlanError(
+                    f"plan: {pattern!r}: {_written(parts)} has {math.prod(parts.values())} parts, which do not divide "
+                    f"the plan's {ranks} ranks"
+                )
+        self.layers = {pattern: dict(parts) for pattern, parts in layers.items()}
+        self.ranks = ranks
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> Plan:
+        """The plan in a file of :meth:`save`. Collective over ``comm`` (default: all ranks).
+
+        Raises
+        ------
+        PlanError
+            On all ranks, if any of them cannot read it or finds something else in it.
+        MismatchError
+            If the ranks find different plans.
+        """
+        world = comm or MPI.COMM_WORLD
+        plan = together(world, lambda: cls._read(Path(path)), PlanError)
+        agree(world, f"plan {os.fspath(path)}", plan.to_json())
+        return plan
+
+    @classmethod
+    def _read(cls, path: Path) -> Plan:
+        try:
+            size = path.stat().st_size
+            if size > LARGEST_FILE_BYTES:
+                raise PlanError(f"plan {path}: {size} bytes are too many for a plan ({LARGEST_FILE_BYTES} at most)")
+            content = json.loads(path.read_bytes(), object_pairs_hook=_without_twins, parse_constant=_no_number)
+        except (OSError, ValueError, RecursionError) as error:
+            raise PlanError(f"plan {path} cannot be read: {error}") from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise PlanError(f'plan {path}: no plan of distconv: it must be an object with "format": "{FORMAT}"')
+        if content.get("version") != VERSION:
+            raise PlanError(f"plan {path}: version {content.get('version')!r}, but this distconv reads {VERSION}")
+        unknown = sorted(set(content) - {"format", "version", "ranks", "layers"})
+        if unknown or "layers" not in content:
+            raise PlanError(f"plan {path}: {f'unknown keys {unknown}' if unknown else 'layers are missing'}")
+        try:
+            return cls(content["layers"], content.get("ranks"))
+        except PlanError as error:
+            raise PlanError(f"{path}: {error}") from None
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON. Every rank that calls it writes."""
+        Path(path).write_text(self.to_json() + "\n")
+
+    def to_json(self) -> str:
+        """The content of a plan file."""
+        ranks = {} if self.ranks is None else {"ranks": self.ranks}
+        return json.dumps({"format": FORMAT, "version": VERSION, **ranks, "layers": self.layers}, indent=1)
+
+    # -- what it says of a model --------------------------------------------------------------------------------------
+
+    def parts(self, model: torch.nn.Module) -> dict[str, dict[str, int]]:
+        """Parts along each axis of every layer of ``model`` that the plan decides, by its name.
+
+        Raises
+        ------
+        PlanError
+            If a pattern matches no layer, or gives a layer an axis that its input has not got.
+        """
+        found: dict[str, dict[str, int]] = {}
+        modules = dict(model.named_modules())
+        for pattern, parts in self.layers.items():
+            matching = [
+                name for name, m in modules.items() if name == pattern or (_decides(m) and fnmatchcase(name, pattern))
+            ]
+            if not matching:
+                deciding = [name for name, m in modules.items() if _decides(m)]
+                raise PlanError(
+                    f"plan: {pattern!r} matches no layer of {type(model).__name__}; its {len(deciding)} convolution "
+                    f"and linear layers are {', '.join(deciding[:8])}{', ...' if len(deciding) > 8 else ''}"
+                )
+            found.update(dict.fromkeys(matching, parts))
+        for name, parts in found.items():
+            _check_axes(name, modules[name], parts)
+        return {name: found[name] for name in modules if name in found}
+
+    def grids(self, model: torch.nn.Module, comm: MPI.Intracomm) -> dict[str, ProcessGrid]:
+        """The process grid of every layer that the plan decides. Collective.
+
+        Raises
+        ------
+        PlanError
+            On all ranks, if the plan does not fit the model or the ranks of ``comm``.
+        """
+        agree(comm, "plan", self.to_json())
+        if self.ranks not in (None, comm.size):
+            raise PlanError(f"plan: made for {self.ranks} ranks, but there are {comm.size}; start {self.ranks} ranks")
+        made: dict[tuple[tuple[str, int], ...], ProcessGrid] = {}
+        grids = {}
+        for name, parts in self.parts(model).items():
+            product = math.prod(parts.values())
+            if comm.size % product:
+                raise PlanError(
+                    f"plan: {name!r}: {_written(parts)} has {product} parts, which do not divide the {comm.size} ranks"
+                )
+            axes = {**parts, "r": parts.get("r", 1) * (comm.size // product)}
+            key = tuple(sorted((axis, number) for axis, number in axes.items() if number > 1))
+            if key not in made:
+                made[key] = ProcessGrid(comm, **axes)
+            grids[name] = made[key]
+        return grids
+
+    def input_grid(self, model: torch.nn.Module, comm: MPI.Intracomm) -> ProcessGrid:
+        """The grid of the model's first layer (in the order of its modules) that the plan decides: where data go."""
+        return next(iter(self.grids(model, comm).values()))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Plan) and self.to_json() == other.to_json()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Plan({', '.join(f'{p!r}: {_written(parts)}' for p, parts in self.layers.items())})"
+
+
+def _positive(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _written(parts: Mapping[str, int]) -> str:
+    return ",".join(f"{axis}={number}" for axis, number in parts.items()) or "n=1"
+
+
+def _decides(module: torch.nn.Module) -> bool:
+    """Whether ``module`` is a convolution or linear layer: those decide their distribution (V-C)."""
+    return isinstance(module, (_ConvNd, torch.nn.Linear))
+
+
+def _check_axes(name: str, module: torch.nn.Module, parts: Mapping[str, int]) -> None:
+    """Raise PlanError if ``parts`` split a dimension that a convolution's input has not got.
+
+    Of a linear layer they may: it computes redundantly there, as it must at N = 1.
+    """
+    if not isinstance(module, _ConvNd):
+        return
+    axes = ("n", "c", *_SPATIAL[len(module.kernel_size)], "r")
+    wrong = [axis for axis, number in parts.items() if number > 1 and axis not in axes]
+    if wrong:
+        raise PlanError(
+            f"plan: {name!r} ({type(module).__name__}) is split along {', '.join(wrong)}, but its input has only "
+            f"{', '.join(axes[:-1])}; use those, or r to let ranks compute the same"
+        )
+
+
+def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    names = [name for name, _ in pairs]
+    twins = sorted({name for name in names if names.count(name) > 1})
+    if twins:
+        raise ValueError(f"{twins[0]!r} is there twice")
+    return dict(pairs)
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is not a number of parts")

@@ -1,0 +1,77 @@
+"""What operators with weights need where channels are split: blocks of weights, needed channels, sums of shares.
+
+Source: Dryden et al. 2019, III-D; distconv.channels says which rank has what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from distconv.channels import AXIS, ChannelSplit
+from distconv.distribution import Distribution, Interval, block_range
+from distconv.functions import enter, share_out
+from distconv.tensor import DistTensor
+from distconv.transfer import Needs, transfer_plan
+
+
+def channel_needs(dist: Distribution, dim: int, split: ChannelSplit) -> tuple[int, tuple[Interval, ...]]:
+    """Entry of :class:`Needs` for the channels, dimension ``dim``."""
+    return dim, tuple(split.needed(index) for index in range(dist.grid.shape[AXIS]))
+
+
+def weight_block(
+    weight: torch.Tensor, dist: Distribution, split: ChannelSplit, *, transposed: bool = False
+) -> torch.Tensor:
+    """The block of ``weight`` that this rank works with, as it enters work that ``dist`` splits.
+
+    A sharded one is as a rule there already; of a plain one a part is taken, and its gradient is whole on every rank.
+    """
+    layout = split.weight_layout(dist.grid, weight.shape, transposed=transposed)
+    if isinstance(weight, DistTensor):
+        return enter(weight.redistribute(layout).local, dist.grid, [a for a in dist.split_axes if a != AXIS])
+    part = tuple(slice(i.start, i.stop) for i in layout.box(None, weight.shape))
+    return enter(weight, dist.grid, dist.split_axes)[part]
+
+
+def channel_block(vector: torch.Tensor, dist: Distribution, dim: int, axes: Sequence[str]) -> torch.Tensor:
+    """The part of ``vector`` (C,) for the channels, dimension ``dim``, that this rank owns under ``dist`` (balanced).
+
+    Its gradient is summed over those of ``axes`` that do not split it.
+    """
+    axis = dist.split[dim]
+    if isinstance(vector, DistTensor):
+        local = vector.redistribute(Distribution(dist.grid, (axis,))).local
+        return enter(local, dist.grid, [a for a in axes if a != axis])
+    whole = enter(vector, dist.grid, axes)
+    if axis is None:
+        return whole
+    own = block_range(len(vector), dist.grid.shape[axis], dist.grid.coords[axis])
+    return whole[own.start : own.stop]
+
+
+def summed_at_owners(
+    y: torch.Tensor, dist: Distribution, shape: torch.Size, dim: int, split: ChannelSplit
+) -> torch.Tensor:
+    """This rank's block under ``dist`` of y of ``shape``, given the share ``y`` of the filters that it computes."""
+    if split.blocks == 1:
+        return y
+    computed = tuple(split.computed(index) for index in range(dist.grid.shape[AXIS]))
+    return share_out(y, transfer_plan(dist, Needs(dist, ((dim, computed),)), tuple(shape)))
+
+
+def with_channels_split(x: DistTensor, dim: int, weight: torch.Tensor) -> DistTensor:
+    """``x`` as a layer with ``weight`` takes it: channels, dimension ``dim``, in balanced blocks over ``c``, or whole.
+
+    They stay split if they are; they are split if the weight is and the grid can. Other axes never split them.
+    """
+    axes = list(x.dist.axes)
+    wanted = x.dist.split[dim] == AXIS or (
+        isinstance(weight, DistTensor)
+        and bool(weight.dist.split_axes)
+        and x.grid.shape[AXIS] > 1
+        and AXIS not in axes[:dim] + axes[dim + 1 :]
+    )
+    axes[dim] = AXIS if wanted else None
+    return x.redistribute(Distribution(x.grid, axes))
