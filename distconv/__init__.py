@@ -32,6 +32,7 @@ from distconv.errors import (
 from distconv.grid import ProcessGrid, parse_grid
 from distconv.parallel import parallelize
 from distconv.plan import Plan
+from distconv.reduction import no_sync
 from distconv.tensor import DistTensor, from_local, gather, scatter
 from distconv.transfer import TransferPlan
 
@@ -63,6 +64,7 @@ __all__ = [
     "block_range",
     "from_local",
     "gather",
+    "no_sync",
     "parallelize",
     "parse_grid",
     "scatter",

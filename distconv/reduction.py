@@ -10,6 +10,8 @@ Source: Dryden et al. 2019, III-A (allreduce of dL/dw) and V-A (hidden behind th
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -91,6 +93,8 @@ class _Backward:
         bucket.launch()
 
     def finish(self) -> None:
+        for leaf, share, comm in _take_kept():
+            self.add(leaf, share, comm)
         for key in list(self.open):
             self._launch(key)
         with torch.no_grad():
@@ -107,10 +111,84 @@ _orphans: list[_Bucket] = []
 
 
 def defer(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
-    """Add the sum of ``share`` over ``comm`` to ``leaf.grad`` by the time the running backward returns."""
+    """Add the sum of ``share`` over ``comm`` to ``leaf.grad`` by the time the running backward returns.
+
+    Under :func:`no_sync`, by the time the next backward outside of it returns.
+    """
+    if _keeping:
+        _keep(leaf, share, comm)
+        return
     task: int = torch._C._current_graph_task_id()
     backward = _running.get(task)
     if backward is None:
         backward = _running[task] = _Backward()
         torch.autograd.Variable._execution_engine.queue_callback(backward.finish)
     backward.add(leaf, share, comm)
+
+
+# -- gradient accumulation --------------------------------------------------------------------------------------------
+
+_keeping = False
+"""Whether shares stay on this rank. A plain global: on a GPU autograd runs backward in threads of its own."""
+
+_keepers: list[weakref.ref[torch.Tensor]] = []
+"""Leaves whose gradients have kept shares, in the order in which they came: the same on all ranks."""
+
+_KEPT = "_distconv_kept"
+
+
+@dataclass(eq=False)
+class _Kept:
+    """Shares of a gradient that are still to be summed. They belong to the ``.grad`` tensor and go when it goes."""
+
+    version: int
+    shares: dict[int, tuple[torch.Tensor, MPI.Intracomm]] = field(default_factory=dict)
+
+
+@contextmanager
+def no_sync() -> Iterator[None]:
+    """Backward passes inside sum no gradients of parameters over the ranks: the next one outside does it for all.
+
+    For gradient accumulation over micro-batches, as ``DistributedDataParallel.no_sync``. ``.grad`` is complete once
+    that next backward has returned; ``zero_grad`` before it forgets what was accumulated.
+    """
+    global _keeping
+    before, _keeping = _keeping, True
+    try:
+        yield
+    finally:
+        _keeping = before
+
+
+def _kept(leaf: torch.Tensor) -> _Kept | None:
+    grad = leaf.grad
+    found: _Kept | None = getattr(grad, _KEPT, None)
+    if grad is None or found is None:
+        return None
+    # zero_grad(set_to_none=False) leaves the same tensor.
+    return None if grad._version != found.version and not grad.any() else found
+
+
+def _keep(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
+    with torch.no_grad():
+        kept = _kept(leaf)
+        if kept is None:
+            if leaf.grad is None:
+                leaf.grad = torch.zeros_like(leaf)
+            kept = _Kept(leaf.grad._version)
+            setattr(leaf.grad, _KEPT, kept)
+            _keepers.append(weakref.ref(leaf))
+        before, _ = kept.shares.get(comm.handle, (None, comm))
+        kept.shares[comm.handle] = (share.clone() if before is None else before + share, comm)
+
+
+def _take_kept() -> list[tuple[torch.Tensor, torch.Tensor, MPI.Intracomm]]:
+    """All shares that are kept, which are kept no longer."""
+    taken = []
+    for leaf in [leaf for leaf in (reference() for reference in _keepers) if leaf is not None]:
+        kept = _kept(leaf)
+        if kept is not None:
+            taken += [(leaf, share, comm) for share, comm in kept.shares.values()]
+            delattr(leaf.grad, _KEPT)
+    _keepers.clear()
+    return taken

@@ -21,7 +21,9 @@ _METADATA = frozenset(
 ) | frozenset(
     getattr(torch.Tensor, name).__get__
     for name in ("layout", "is_cuda", "is_sparse", "is_quantized", "is_meta", "itemsize", "nbytes")
-) | frozenset((torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed))  # fmt: skip
+) | frozenset((
+    torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed, torch._has_compatible_shallow_copy_type,
+))  # fmt: skip
 """What torch reads off the wrapper itself."""
 
 

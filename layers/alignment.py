@@ -70,12 +70,19 @@ def whole_over(tensor: torch.Tensor, dist: Distribution) -> torch.Tensor:
 
 def _frozen(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return ("tensor", tuple(value.shape), value.dtype)
+        return ("tensor", tuple(value.shape), _dtype(value))
     if isinstance(value, (list, tuple)):
         return tuple(_frozen(v) for v in value)
     if isinstance(value, slice):  # hashable only from Python 3.12 on
         return ("slice", value.start, value.stop, value.step)
     return value
+
+
+def _dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Of ``tensor``; under ``torch.autocast``, which makes operands alike, one for all that it converts."""
+    if torch._C._is_any_autocast_enabled() and tensor.dtype in (torch.float16, torch.bfloat16):
+        return torch.float32
+    return tensor.dtype
 
 
 def _thawed(value: Any, make: Callable[..., torch.Tensor]) -> Any:
@@ -164,6 +171,19 @@ def broadcast_shape(shapes: tuple[torch.Size, ...]) -> torch.Size:
     except RuntimeError:
         check_as_torch(lambda *operands: reduce(torch.add, operands), *(_on_meta(s, torch.float32) for s in shapes))
         raise
+
+
+def as_autocast(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """``tensors`` in the dtype that ``torch.autocast`` computes convolutions in, where it is on.
+
+    For operators whose work is an autograd.Function: what they save must be what they computed with.
+    """
+    device = next(t.device.type for t in tensors if t is not None)
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    # autocast leaves float64 alone.
+    return tuple(None if t is None else t.to(dtype) if t.dtype != torch.float64 else t for t in tensors)
 
 
 def balanced_input(tensor: DistTensor) -> DistTensor:

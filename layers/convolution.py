@@ -27,7 +27,7 @@ from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
 from distconv.functions import apply
 from distconv.kernels.convolution import Convolution, Geometry, Piece, Range, cut, is_free, merged
-from distconv.layers.alignment import check_dtypes, result_shape, whole_over
+from distconv.layers.alignment import as_autocast, check_dtypes, result_shape, whole_over
 from distconv.layers.channels import (
     channel_block,
     channel_needs,
@@ -173,16 +173,16 @@ def _convolution(
         w = whole_over(weight, x.dist)
         b = None if bias is None else whole_over(bias, x.dist)
         layer = _layer(x.dist, x.shape, out_shape, geometry, groups, None)
-        return DistTensor(apply(_Convolve, x.local, w, b, layer), x.dist, out_shape)
+        return DistTensor(apply(_Convolve, *as_autocast(x.local, w, b), layer), x.dist, out_shape)
     parts = x.grid.shape[AXIS]
     split = channel_split(x.shape[1], weight.shape[0], groups, parts, math.prod(strides))
     w = weight_block(weight, x.dist, split)
     b = None if bias is None else channel_block(bias, x.dist, 1, x.dist.split_axes)
     layer = _layer(x.dist, x.shape, out_shape, geometry, groups, split)
-    y = apply(_Convolve, x.local, w, b if split.blocks == 1 else None, layer)
+    y = apply(_Convolve, *as_autocast(x.local, w, b if split.blocks == 1 else None), layer)
     if split.blocks > 1:
         y = summed_at_owners(y, x.dist, out_shape, 1, split)
-        y = y if b is None else y + b.view(-1, *(1,) * count)
+        y = y if b is None else y + b.to(y.dtype).view(-1, *(1,) * count)
     return DistTensor(y, x.dist, out_shape)
 
 

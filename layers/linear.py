@@ -44,5 +44,5 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     y = F.linear(block, weight_block(weight, x.dist, split))
     y = summed_at_owners(y, x.dist, out_shape, last, split)
     if bias is not None:
-        y = y + channel_block(bias, x.dist, last, x.dist.split_axes)
+        y = y + channel_block(bias, x.dist, last, x.dist.split_axes).to(y.dtype)
     return DistTensor(y, x.dist, out_shape)

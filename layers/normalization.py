@@ -206,7 +206,12 @@ def batch_norm(
     channels = slice(own.start, own.stop)
     if not training or not dist.split_axes:
         mean, var = (None if t is None else t[channels] for t in (running_mean, running_var))
-        return DistTensor(F.batch_norm(x.local, mean, var, w, b, training, momentum, eps), dist, x.shape)
+        if own.extent:
+            y = F.batch_norm(x.local, mean, var, w, b, training, momentum, eps)
+        else:
+            # torch refuses no channels; the graph must be that of the other ranks.
+            y = x.local * sum((t.sum() for t in (w, b) if t is not None), x.local.new_ones(()))
+        return DistTensor(y, dist, x.shape)
     axes = tuple(a for a in dist.split_axes if a not in rest)
     reach = _Reach(_count(x, axes), grid, axes, channels, x.shape[1], over)
     running = (running_mean, running_var, momentum)

@@ -89,7 +89,7 @@ def _transposed(
     if split is not None:
         y = summed_at_owners(y, x.dist, out_shape, 1, split)
     if bias is not None:
-        y = y + channel_block(bias, x.dist, 1, x.dist.split_axes).view(-1, *(1,) * count)
+        y = y + channel_block(bias, x.dist, 1, x.dist.split_axes).to(y.dtype).view(-1, *(1,) * count)
     return DistTensor(y, x.dist, out_shape)
 
 

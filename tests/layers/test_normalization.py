@@ -152,6 +152,13 @@ def test_channels_may_be_split(comm, options, training):
             module_as_in_one_process(grid, module, 3 * normal(3, 4, 7, 5, seed=step) + 1)
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_ranks_without_channels_take_part(comm, training):
+    module = built(lambda: nn.BatchNorm2d(1)).train(training)
+    for grid in grids(comm, "ch"):
+        module_as_in_one_process(grid, module, normal(3, 1, 7, 5))
+
+
 def test_a_large_mean_of_split_channels_costs_no_digits(comm):
     x = normal(3, 4, 7, 5) + torch.tensor([1e5, 0, -1e5, 3]).view(1, 4, 1, 1)
     for grid in grids(comm, "ch"):
