@@ -274,6 +274,11 @@ def test_a_converted_dtype_is_refused_in_place(comm):
         bench.model.second.float()
 
 
+def distance(found, exact):
+    """Length of the difference of two gradients, all parameters together."""
+    return torch.cat([(a - b).flatten() for a, b in zip(found, exact, strict=True)]).norm()
+
+
 def test_autocast_computes_in_the_dtypes_of_torch_and_as_exactly(comm):
     x, label = normal(4, 3, 7, 9).float(), torch.tensor([0, 3, 1, 4])
 
@@ -297,5 +302,4 @@ def test_autocast_computes_in_the_dtypes_of_torch_and_as_exactly(comm):
     for grid in [*sharded_grids(comm), grid_over(comm, h=comm.size)]:
         found, other = gradients(grid, torch.bfloat16)
         assert other == dtypes
-        for ours, torchs, right in zip(found, lossy, exact, strict=True):
-            assert (ours - right).norm() < 2 * (torchs - right).norm()
+        assert distance(found, exact) < 1.5 * distance(lossy, exact)

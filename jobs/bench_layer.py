@@ -1,0 +1,174 @@
+"""``distconv bench layer``: a stack of equal convolutions over a grid: memory of the weights, traffic and time.
+
+Weights, their gradients and their optimizer state are counted as the tensors that a rank holds; traffic as the bytes
+that rank 0 hands to MPI. Times are against one rank with all channels, in turns of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from distconv.channels import AXIS
+from distconv.grid import ProcessGrid, parse_grid
+from distconv.jobs import bench_report
+from distconv.parallel import parallelize
+from distconv.sharding import convolution_split
+from distconv.tensor import DistTensor, scatter
+from distconv.transport import Traffic, counted
+
+from .exactness import wait_asleep
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 4 distconv bench layer --grid c=4 --channels 1024 --layers 2 --size 14
+  mpiexec -n 4 distconv bench layer --grid n=2,c=2 --channels 256 --groups 32 --batch 4
+"""
+
+MIB = 2**20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench layer``."""
+    parser.add_argument("--grid", default="", metavar="c=4", help="process grid (default: all ranks along c)")
+    parser.add_argument("--channels", type=int, default=1024, help="channels and filters (default: %(default)s)")
+    parser.add_argument("--groups", type=int, default=1, help="groups of each convolution (default: %(default)s)")
+    parser.add_argument("--kernel", type=int, default=3, help="odd extent of the kernels (default: %(default)s)")
+    parser.add_argument("--layers", type=int, default=2, help="convolutions with ReLU (default: %(default)s)")
+    parser.add_argument("--size", type=int, default=14, help="height and width of the sample (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=1, help="samples per step (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each variant (default: %(default)s)")
+
+
+class Stack:
+    """The layers with an optimizer and a sample, over ``grid``."""
+
+    def __init__(self, options: argparse.Namespace, grid: ProcessGrid) -> None:
+        torch.manual_seed(0)
+        layers: list[torch.nn.Module] = []
+        for _ in range(options.layers):
+            layers += [
+                torch.nn.Conv2d(
+                    options.channels,
+                    options.channels,
+                    options.kernel,
+                    padding=options.kernel // 2,
+                    groups=options.groups,
+                ),
+                torch.nn.ReLU(),
+            ]
+        self.model = parallelize(torch.nn.Sequential(*layers), grid)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3, momentum=0.9)
+        self.x = scatter(torch.randn(options.batch, options.channels, options.size, options.size), grid)
+
+    def step(self) -> None:
+        """Forward, backward, update."""
+        self.optimizer.zero_grad()
+        self.model(self.x).mean().backward()
+        self.optimizer.step()
+
+    def held(self) -> int:
+        """Bytes of weights, gradients and optimizer state on this rank."""
+        found = 0
+        for parameter in self.model.parameters():
+            kept = [parameter, parameter.grad, *self.optimizer.state[parameter].values()]
+            found += sum(_local(t).nbytes for t in kept if isinstance(t, torch.Tensor))
+        return found
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.local if isinstance(tensor, DistTensor) else tensor
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print. Collective over MPI.COMM_WORLD."""
+    comm = MPI.COMM_WORLD
+    grid = ProcessGrid(comm, **(parse_grid(options.grid) if options.grid else {AXIS: comm.size}))
+    split = Stack(options, grid)
+    with counted() as traffic:
+        split.step()
+    held = comm.gather(split.held())
+    single = Stack(options, ProcessGrid(MPI.COMM_SELF)) if comm.rank == 0 else None
+    times: dict[str, list[float]] = {"ranks": [], "one": []}
+    for turn in range(options.rounds + 1):
+        comm.Barrier()
+        found = {"ranks": _timed(split)}
+        if single is not None:
+            found["one"] = _timed(single)
+        wait_asleep(comm)
+        for name, seconds in found.items():
+            if turn:  # the first turn warms up
+                times[name].append(seconds)
+    if single is not None and held is not None:
+        _report(options, grid, split, single.held(), held, traffic, times)
+    return 0
+
+
+def _timed(stack: Stack) -> float:
+    start = time.perf_counter()
+    stack.step()
+    return time.perf_counter() - start
+
+
+def _report(
+    options: argparse.Namespace,
+    grid: ProcessGrid,
+    split: Stack,
+    alone: int,
+    held: list[int],
+    traffic: Traffic,
+    times: dict[str, list[float]],
+) -> None:
+    threads = torch.get_num_threads()
+    print(
+        bench_report.heading(
+            f"{options.layers} x (conv {options.kernel}x{options.kernel}, {options.channels} channels and filters, "
+            f"groups {options.groups}, ReLU) over {grid.describe()}, float32, N={options.batch}, "
+            f"{options.size} x {options.size}, SGD with momentum"
+        )
+    )
+    print(f"algorithm: {_algorithm(split, grid)}")
+    ratio = max(held) / alone
+    print(f"weights, gradients and optimizer state: one rank {alone / MIB:.2f} MiB, ", end="")
+    print(f"worst of {len(held)} ranks {max(held) / MIB:.2f} MiB, ratio {ratio:.4f}")
+    print("bytes that rank 0 hands to MPI in one step:")
+    for line in _traffic(traffic):
+        print(f"  {line}")
+    reference = statistics.median(times["one"])
+    print(bench_report.table_head(ratio="to one rank"))
+    print(bench_report.row(f"one rank x {threads} thread(s)", times["one"], reference))
+    print(bench_report.row(f"{grid.size} ranks x {threads} thread(s)", times["ranks"], reference))
+    figures: dict[str, Any] = {
+        "held_bytes": held,
+        "alone_bytes": alone,
+        "ratio": ratio,
+        "sent_bytes": dict(traffic.sent),
+        "reduced_bytes": {f"{what} over {ranks} ranks": size for (what, ranks), size in traffic.reduced.items()},
+        "median_s": {name: statistics.median(values) for name, values in times.items()},
+    }
+    print(bench_report.as_json(figures))
+
+
+def _algorithm(split: Stack, grid: ProcessGrid) -> str:
+    parts = grid.shape[AXIS]
+    if parts == 1:
+        return "weights whole on every rank"
+    chosen = convolution_split(next(m for m in split.model.modules() if isinstance(m, torch.nn.Conv2d)), parts)
+    blocks = chosen.blocks
+    name = "gather-x" if blocks == 1 else "reduce-y" if blocks == parts else "2-D"
+    return f"{name}: filters in {parts // blocks} blocks, channels in {blocks}"
+
+
+def _traffic(traffic: Traffic) -> Iterator[str]:
+    for what, size in sorted(traffic.sent.items()):
+        yield f"messages, {what}: {size / MIB:.3f} MiB"
+    for (what, ranks), size in sorted(traffic.reduced.items()):
+        yield f"allreduce over {ranks} ranks, {what}: {size / MIB:.3f} MiB"
+    gradients = sum(size for (what, _), size in traffic.reduced.items() if what.startswith("gradient"))
+    yield f"allreduce of gradients of weights in all: {gradients / MIB:.3f} MiB"
