@@ -48,6 +48,10 @@ def parallelize(
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     described = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items())
     agree(world, "parallelize", f"{type(model).__name__}: {described}")
+    if isinstance(target, ProcessGrid):
+        layers = {name: (module, target) for name, module in model.named_modules()}
+    else:
+        layers = {name: (model.get_submodule(name), grid) for name, grid in target.grids(model, world).items()}
     plain = {name: tensor for name, tensor in state.items() if not isinstance(tensor, DistTensor)}
     with watchdog.waiting(lambda: "parallelize"):
         if broadcast:
@@ -55,15 +59,10 @@ def parallelize(
                 _broadcast(world, tensor)
         else:
             _check_equal(world, plain)
-    if isinstance(target, ProcessGrid):
-        if target.shape[AXIS] > 1:
-            for name, module in model.named_modules():
-                shard(name, module, target)
-    else:
-        for name, grid in target.grids(model, world).items():
-            layer = model.get_submodule(name)
+    shard(layers)
+    if isinstance(target, Plan):
+        for layer, grid in layers.values():
             layer.register_forward_pre_hook(_Move(grid), with_kwargs=True)
-            shard(name, layer, grid)
     for parameter in model.parameters():
         if not isinstance(parameter, DistTensor):
             reduction.mark(parameter)

@@ -10,6 +10,7 @@ Source: Dryden et al. 2019, III-D (weights partitioned over channels and filters
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,27 +27,32 @@ from distconv.grid import ProcessGrid
 from distconv.tensor import DistTensor
 
 
-def shard(name: str, module: torch.nn.Module, grid: ProcessGrid) -> None:
-    """Leave of the parameters of the layer ``module`` what this rank works with when ``grid`` splits its channels.
+def shard(layers: Mapping[str, tuple[torch.nn.Module, ProcessGrid]]) -> None:
+    """Leave of the parameters of each layer what this rank works with when the layer's grid splits its channels.
 
     They stay the same objects, so an optimizer made before still has them.
 
     Raises
     ------
     ShapeError
-        If groups do not divide over the ranks along ``c``; the text names the layer.
+        If groups do not divide over the ranks along ``c``; the text names the layer. Nothing has changed then.
     """
+    layouts = {name: _checked_layouts(name, module, grid) for name, (module, grid) in layers.items()}
+    for name, (module, _) in layers.items():
+        for key, layout in layouts[name].items():
+            parameter = module._parameters.get(key)
+            if parameter is not None and not isinstance(parameter, DistTensor):
+                _replace(parameter, layout)
+        if layouts[name]:
+            module.register_state_dict_post_hook(_whole_in_place)
+            _watch_optimizers()
+
+
+def _checked_layouts(name: str, module: torch.nn.Module, grid: ProcessGrid) -> dict[str, Distribution]:
     try:
-        layouts = _layouts(module, grid)
+        return _layouts(module, grid)
     except ShapeError as error:
         raise ShapeError(f"{name!r}: {error}") from None
-    for key, layout in layouts.items():
-        parameter = module._parameters.get(key)
-        if parameter is not None and not isinstance(parameter, DistTensor):
-            _replace(parameter, layout)
-    if layouts:
-        module.register_state_dict_post_hook(_whole_in_place)
-        _watch_optimizers()
 
 
 def _layouts(module: torch.nn.Module, grid: ProcessGrid) -> dict[str, Distribution]:
