@@ -31,7 +31,8 @@ class _Redistribute(torch.autograd.Function):
     def forward(ctx: Any, local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
         ctx.plan = plan
         moved = plan.move(local, "redistribution")
-        return moved.view_as(moved) if moved is local else moved
+        # Elsewhere it is a copy: changing the result must not change the input on some ranks only.
+        return moved.clone() if moved is local else moved
 
     @staticmethod
     @once_differentiable

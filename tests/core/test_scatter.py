@@ -223,3 +223,12 @@ def test_an_expanded_tensor_is_scattered_like_a_full_one(comm):
     for grid in grids(comm, "nhw"):
         x = dc.scatter(counting(1, 1, 1, 7).expand(3, 2, 8, 7), grid)
         assert torch.equal(dc.gather(x), counting(1, 1, 1, 7).expand(3, 2, 8, 7))
+
+
+@pytest.mark.ranks(at_least=2)
+def test_changing_what_was_redistributed_changes_the_source_nowhere(comm):
+    grid = grid_over(comm, n=comm.size)
+    x = dc.scatter(normal(1, 3), grid)
+    y = x.redistribute(dc.Distribution(grid, (None, None)))
+    y.local.add_(1)
+    assert torch.equal(dc.gather(x), normal(1, 3))
