@@ -12,6 +12,7 @@ import torch
 from distconv.channels import AXIS, ChannelSplit
 from distconv.distribution import Distribution, Interval, block_range
 from distconv.functions import enter, share_out
+from distconv.layers.alignment import balanced_input
 from distconv.tensor import DistTensor
 from distconv.transfer import Needs, transfer_plan
 
@@ -66,12 +67,10 @@ def with_channels_split(x: DistTensor, dim: int, weight: torch.Tensor) -> DistTe
 
     They stay split if they are; they are split if the weight is and the grid can. Other axes never split them.
     """
+    sharded = isinstance(weight, DistTensor) and bool(weight.dist.split_axes)
+    split = x.dist.split[dim]
+    if split == AXIS or (split is None and not sharded):
+        return balanced_input(x)
     axes = list(x.dist.axes)
-    wanted = x.dist.split[dim] == AXIS or (
-        isinstance(weight, DistTensor)
-        and bool(weight.dist.split_axes)
-        and x.grid.shape[AXIS] > 1
-        and AXIS not in axes[:dim] + axes[dim + 1 :]
-    )
-    axes[dim] = AXIS if wanted else None
+    axes[dim] = AXIS if sharded and x.grid.shape[AXIS] > 1 and AXIS not in x.dist.split else None
     return x.redistribute(Distribution(x.grid, axes))
