@@ -82,7 +82,7 @@ class Plan:
         """
         world = comm or MPI.COMM_WORLD
         plan = together(world, lambda: cls._read(Path(path)), PlanError)
-        agree(world, f"plan {os.fspath(path)}", plan.to_json())
+        agree(world, "plan", repr(plan))
         return plan
 
     @classmethod
@@ -150,7 +150,7 @@ class Plan:
         PlanError
             On all ranks, if the plan does not fit the model or the ranks of ``comm``.
         """
-        agree(comm, "plan", self.to_json())
+        agree(comm, "plan", repr(self))
         if self.ranks not in (None, comm.size):
             raise PlanError(f"plan: made for {self.ranks} ranks, but there are {comm.size}; start {self.ranks} ranks")
         made: dict[tuple[tuple[str, int], ...], ProcessGrid] = {}
@@ -178,7 +178,8 @@ class Plan:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"Plan({', '.join(f'{p!r}: {_written(parts)}' for p, parts in self.layers.items())})"
+        ranks = "" if self.ranks is None else f", ranks={self.ranks}"
+        return f"Plan({', '.join(f'{p!r}: {_written(parts)}' for p, parts in self.layers.items())}{ranks})"
 
 
 def _positive(value: object) -> bool:
