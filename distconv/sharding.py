@@ -58,17 +58,19 @@ def _checked_layouts(name: str, module: torch.nn.Module, grid: ProcessGrid) -> d
 def _layouts(module: torch.nn.Module, grid: ProcessGrid) -> dict[str, Distribution]:
     """Layout of each parameter of ``module`` that is to be sharded over ``grid``."""
     parts = grid.shape[AXIS]
-    if parts == 1:
+    weight = module._parameters.get("weight")
+    # A weight that is computed (weight norm, spectral norm) stays whole, and asking for it would compute it.
+    if parts == 1 or weight is None:
         return {}
     vector = Distribution(grid, (AXIS,))
     if isinstance(module, _BatchNorm):
         return {"weight": vector, "bias": vector}
     if isinstance(module, torch.nn.Linear):
         split = channel_split(module.in_features, module.out_features, 1, parts)
-        return {"weight": split.weight_layout(grid, module.weight.shape), "bias": vector}
+        return {"weight": split.weight_layout(grid, weight.shape), "bias": vector}
     if isinstance(module, _ConvNd):
         transposed = isinstance(module, _ConvTransposeNd)
-        layout = convolution_split(module, parts).weight_layout(grid, module.weight.shape, transposed=transposed)
+        layout = convolution_split(module, parts).weight_layout(grid, weight.shape, transposed=transposed)
         return {"weight": layout, "bias": vector}
     return {}
 

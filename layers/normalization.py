@@ -202,20 +202,24 @@ def batch_norm(
     rest = tuple(a for a in dist.split_axes if a not in reached)
     w = None if weight is None else channel_block(weight, dist, 1, rest)
     b = None if bias is None else channel_block(bias, dist, 1, rest)
+    local = x.local
+    if 1 in local.shape[2:]:
+        # Where an extent is 1 torch's kernel may take other strides for those of channels_last, and then errs.
+        local = local.contiguous()
     own = x.box()[1] if over else Interval(0, x.shape[1])
     channels = slice(own.start, own.stop)
     if not training or not dist.split_axes:
         mean, var = (None if t is None else t[channels] for t in (running_mean, running_var))
         if own.extent:
-            y = F.batch_norm(x.local, mean, var, w, b, training, momentum, eps)
+            y = F.batch_norm(local, mean, var, w, b, training, momentum, eps)
         else:
             # torch refuses no channels; the graph must be that of the other ranks.
-            y = x.local * sum((t.sum() for t in (w, b) if t is not None), x.local.new_ones(()))
+            y = local * sum((t.sum() for t in (w, b) if t is not None), local.new_ones(()))
         return DistTensor(y, dist, x.shape)
     axes = tuple(a for a in dist.split_axes if a not in rest)
     reach = _Reach(_count(x, axes), grid, axes, channels, x.shape[1], over)
     running = (running_mean, running_var, momentum)
-    return DistTensor(apply(_BatchNorm, x.local, w, b, running, eps, reach), dist, x.shape)
+    return DistTensor(apply(_BatchNorm, local, w, b, running, eps, reach), dist, x.shape)
 
 
 def _count(x: DistTensor, axes: tuple[str, ...]) -> int:

@@ -78,8 +78,8 @@ def _transposed(
     filters = out_shape[1] if split is None else split.computed(x.dist.coordinate(1)).extent
     local_shape = (x.local.shape[0], filters, *x.dist.local_shape(out_shape)[2:])
     if 0 in local_shape or not block.numel():
-        # Zeros times everything, so that the graph is that of the other ranks.
-        y = block.sum() * 0 + w.sum() * 0 + block.new_zeros(local_shape)
+        # Sums of nothing, so that the graph is that of the other ranks.
+        y = block.reshape(-1)[:0].sum() + w.reshape(-1)[:0].sum() + block.new_zeros(local_shape)
     else:
         out = spatial_box(x.dist, out_shape)
         local_groups = groups if split is None else split.local_groups

@@ -303,3 +303,15 @@ def test_autocast_computes_in_the_dtypes_of_torch_and_as_exactly(comm):
         found, other = gradients(grid, torch.bfloat16)
         assert other == dtypes
         assert distance(found, exact) < 1.5 * distance(lossy, exact)
+
+
+def test_computed_weights_stay_whole_and_are_not_computed_once_more(comm):
+    def scenario(bench):
+        torch.manual_seed(5)
+        model = torch.nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 3)).double()
+        if bench.grid is not None:
+            dc.parallelize(model, bench.grid)
+        model(bench.batch(1)[0]).square().mean().backward()
+        return whole_gradients(model) | model.state_dict()
+
+    as_in_one_process(comm, scenario)

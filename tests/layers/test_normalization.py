@@ -173,3 +173,18 @@ def test_a_function_of_the_normalized_tensor_has_exact_gradients(comm):
         same_as_one_process(
             grid, lambda x, w, b: F.batch_norm(x, None, None, w, b, True).relu() * x, normal(3, 4, 7, 5), plain=(w, b)
         )
+
+
+@pytest.mark.ranks(at_least=2)
+def test_strides_that_torch_takes_for_channels_last_do_no_harm(comm):
+    for grid in grids(comm, "hw"):
+        module = norm(2)
+        turned = dc.scatter(normal(5, 4, comm.size, 9), grid)
+        turned.local = turned.local.transpose(1, 3).contiguous().transpose(1, 3)
+        x, w, b = normal(5, 4, comm.size, 9).requires_grad_(), module.weight, module.bias
+        gradient = normal(5, 4, comm.size, 9, seed=4)
+        expected = torch.autograd.grad(F.batch_norm(x, None, None, w, b, True), (x, w, b), gradient)
+        turned.requires_grad_()
+        found = torch.autograd.grad(F.batch_norm(turned, None, None, w, b, True), (turned, w, b), gradient)
+        for one, other in zip(found, expected, strict=True):
+            close(dc.gather(one), other, f"gradient on {grid}")
