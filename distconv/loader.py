@@ -20,7 +20,7 @@ from distconv.agreement import together
 from distconv.distribution import Distribution, Interval, default_axes
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
-from distconv.hdf5 import SampleFile
+from distconv.source import Source
 from distconv.tensor import DistTensor
 
 _ORDER, _MIRRORS = 0, 1
@@ -56,7 +56,7 @@ class Loader:
 
     def __init__(
         self,
-        file: SampleFile,
+        file: Source,
         fields: Sequence[Field],
         grid: ProcessGrid,
         batch: int,

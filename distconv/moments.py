@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from distconv.agreement import together
 from distconv.distribution import Box, Interval
 from distconv.errors import DataError
-from distconv.hdf5 import SampleFile
+from distconv.source import Source
 
 _MEAN, _SQUARE, _LOW, _HIGH = range(4)
 
@@ -31,7 +31,7 @@ class Moments:
     high: NDArray[np.float64]
 
 
-def moments(file: SampleFile, name: str, *, channels: bool = True) -> Moments:
+def moments(file: Source, name: str, *, channels: bool = True) -> Moments:
     """Moments of the dataset ``name`` (N, C, spatial...), or (N, spatial...) without ``channels``. Collective.
 
     Raises
@@ -64,7 +64,7 @@ def moments(file: SampleFile, name: str, *, channels: bool = True) -> Moments:
     return Moments(mean, np.where(constant, 1.0, std), low, high)
 
 
-def slabs(file: SampleFile, name: str, sample: int, channels: bool = True) -> list[Box]:
+def slabs(file: Source, name: str, sample: int, channels: bool = True) -> list[Box]:
     """Boxes that together cover one sample, each as high as a chunk, so that none is read twice."""
     first = 2 if channels else 1
     shape = file.shape(name)
@@ -76,7 +76,7 @@ def slabs(file: SampleFile, name: str, sample: int, channels: bool = True) -> li
     return [(*whole[:first], row, *whole[first + 1 :]) for row in rows]
 
 
-def _of_sample(file: SampleFile, name: str, sample: int, channels: bool) -> NDArray[np.float64]:
+def _of_sample(file: Source, name: str, sample: int, channels: bool) -> NDArray[np.float64]:
     count = 0
     total = np.zeros((4, file.shape(name)[1] if channels else 1))
     total[_LOW], total[_HIGH] = np.inf, -np.inf

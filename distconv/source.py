@@ -1,0 +1,36 @@
+"""What the loader and the moments ask of where samples come from; ``SampleFile`` is a source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from distconv.distribution import Box
+
+
+class Source(Protocol):
+    """Named datasets whose first dimension counts samples."""
+
+    path: Path
+    comm: MPI.Intracomm
+
+    def close(self) -> None: ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the dataset ``name``."""
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """What is read as a whole of the dataset ``name``."""
+
+    def read(self, name: str, box: Box) -> NDArray[np.generic]:
+        """The values of the dataset ``name`` in ``box``. Local."""
+
+    def check_unchanged(self) -> None:
+        """Raise DataError on all ranks if the data are not those that were opened. Collective."""
+
+    def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None:
+        """Warn if reading ``block`` of a sample reads much more than that."""
