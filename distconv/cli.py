@@ -33,9 +33,12 @@ class Command:
 COMMANDS: dict[tuple[str, ...], Command] = {
     ("train", "mesh"): Command("distconv.jobs.train_mesh", "train a network to find mesh cells about to tangle"),
     ("data", "mesh"): Command("distconv.jobs.data_mesh", "make mesh-tangling samples with the hydrodynamics code"),
+    ("train", "classify"): Command("distconv.jobs.train_classify", "train a network to classify images"),
     ("bench", "step"): Command("distconv.jobs.bench_step", "time a training step against plain torch"),
     ("bench", "halo"): Command("distconv.jobs.bench_halo", "time halo exchanges"),
+    ("bench", "layer"): Command("distconv.jobs.bench_layer", "memory, traffic and time of convolutions over a grid"),
     ("bench", "memory"): Command("distconv.jobs.bench_memory", "peak memory per rank against one rank"),
+    ("conformance",): Command("distconv.jobs.conformance.command", "every operator on every kind of grid against torch"),
     ("info",): Command("distconv.information", "versions, MPI library, ranks, threads, devices, transport, allocator"),
 }
 
@@ -43,6 +46,7 @@ EXAMPLES = """\
 examples:
   distconv data mesh --size 128 --samples 48 --out mesh.h5
   mpiexec -n 4 distconv train mesh --data mesh.h5 --grid n=2,h=2
+  mpiexec -n 4 distconv train classify --data mnist --model lenet5 --grid n=2,h=2
   mpiexec -n 2 distconv bench step --size 512 --channels 16 --layers 4
   distconv train mesh --help
 """

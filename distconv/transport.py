@@ -7,7 +7,10 @@ and through pinned host memory otherwise; ``DISTCONV_TRANSPORT=host|cuda-aware``
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 from mpi4py import MPI
@@ -65,12 +68,45 @@ def _buffers(tensor: torch.Tensor) -> list[MPI.buffer]:
     ]
 
 
+@dataclass(eq=False)
+class Traffic:
+    """Bytes that this rank hands to MPI while they are counted, by what they are for. :func:`counted` makes it."""
+
+    sent: Counter[str] = field(default_factory=Counter)
+    """Messages to other ranks, by purpose: ``"redistribution"``, ``"halo exchange"``, ..."""
+    reduced: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Buffers of allreduces, by purpose and number of ranks; one call counts its buffer once."""
+
+
+_counting: list[Traffic] = []
+
+
+@contextmanager
+def counted() -> Iterator[Traffic]:
+    """Count this rank's exchanges and allreduces inside; short agreements between ranks are no data and not counted.
+
+    ::
+
+        with counted() as traffic:
+            model(x).sum().backward()
+        print(sum(traffic.sent.values()), traffic.reduced)
+    """
+    traffic = Traffic()
+    _counting.append(traffic)
+    try:
+        yield traffic
+    finally:
+        _counting.remove(traffic)
+
+
 class Exchange:
     """Messages under way between this rank and its peers: posted at construction, complete after ``wait()``."""
 
     def __init__(self, comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
         check_running()
         self._what = what
+        for traffic in _counting:
+            traffic.sent[what] += sum(tensor.nbytes for _, tensor in sends)
         self._receives = [(peer, tensor, _host(tensor)) for peer, tensor in receives]
         # Device memory that MPI is to write may still be in use by kernels of its last owner.
         _synchronize([buffer for _, _, buffer in self._receives])
@@ -111,6 +147,8 @@ class Reduction:
         wide = tensor.to(_REDUCED_AS[tensor.dtype]) if tensor.dtype in _REDUCED_AS else tensor
         self._buffer = Exchange._staged(wide)
         _synchronize([wide])
+        for traffic in _counting:
+            traffic.reduced[what, comm.size] += self._buffer.nbytes
         mpi_type = _MPI_TYPES[self._buffer.dtype]
         view = MPI.buffer.fromaddress(self._buffer.data_ptr(), self._buffer.numel() * self._buffer.element_size())
         self._request = comm.Iallreduce(MPI.IN_PLACE, [view, mpi_type], op)

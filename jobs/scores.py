@@ -13,6 +13,8 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from distconv.distribution import Distribution
+
 BINS = 4096
 
 
@@ -73,6 +75,11 @@ class Histogram:
         """Share of the cells that are positive."""
         counts = self.counts.sum(0) if family is None else self.counts[self.families.index(family)]
         return float(counts[1].sum() / max(counts.sum(), 1))
+
+
+def counts_here(dist: Distribution) -> bool:
+    """Whether this rank counts its block: of the ranks that hold the same one, the first does."""
+    return all(coord == 0 for axis, coord in dist.grid.coords.items() if axis not in dist.split_axes)
 
 
 @dataclass(frozen=True)

@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from mpi4py import MPI
 
 from distconv.dispatch import implements
-from distconv.errors import LabelError, UnsupportedOperation
+from distconv.errors import LabelError, ShapeError, UnsupportedOperation
 from distconv.functions import sum_over
-from distconv.grid import ProcessGrid
 from distconv.layers.alignment import as_distributed, check_as_torch, result_shape
-from distconv.layers.elementwise import pointwise
-from distconv.layers.reductions import mean, sum
+from distconv.layers.elementwise import as_cast_for, pointwise
+from distconv.layers.ranges import outside
 from distconv.tensor import DistTensor
-from distconv.transport import allreduce
 
 
-def _reduced(losses: DistTensor, reduction: str) -> DistTensor:
+def _reduced(losses: torch.Tensor, reduction: str) -> torch.Tensor:
     if reduction == "none":
         return losses
-    return mean(losses) if reduction == "mean" else sum(losses)
+    return losses.mean() if reduction == "mean" else losses.sum()
 
 
-def _elementwise_loss(function: Callable[..., torch.Tensor], *operands: Any, **options: Any) -> DistTensor:
-    """A loss that is an elementwise function of its operands, then reduced."""
-    if options.pop("size_average", None) is not None or options.pop("reduce", None) is not None:
+def _check_old_options(function: Callable[..., torch.Tensor], size_average: Any, reduce: Any) -> None:
+    if size_average is not None or reduce is not None:
         raise UnsupportedOperation(f"{function.__name__} with size_average= or reduce=: use reduction=")
+
+
+def _elementwise_loss(function: Callable[..., torch.Tensor], *operands: Any, **options: Any) -> torch.Tensor:
+    """A loss that is an elementwise function of its operands, then reduced."""
+    _check_old_options(function, options.pop("size_average", None), options.pop("reduce", None))
     reduction = options.pop("reduction", "mean")
     result_shape(function, *operands, **options, reduction=reduction)
     return _reduced(pointwise(partial(function, reduction="none"), *operands, **options), reduction)
@@ -45,7 +47,7 @@ def binary_cross_entropy_with_logits(
     reduce: Any = None,
     reduction: str = "mean",
     pos_weight: torch.Tensor | None = None,
-) -> DistTensor:
+) -> torch.Tensor:
     """``F.binary_cross_entropy_with_logits``."""
     options = {"weight": weight, "pos_weight": pos_weight, "size_average": size_average, "reduce": reduce}
     return _elementwise_loss(F.binary_cross_entropy_with_logits, input, target, reduction=reduction, **options)
@@ -59,29 +61,112 @@ def binary_cross_entropy(
     size_average: Any = None,
     reduce: Any = None,
     reduction: str = "mean",
-) -> DistTensor:
+) -> torch.Tensor:
     """``F.binary_cross_entropy``."""
     options = {"weight": weight, "size_average": size_average, "reduce": reduce}
     return _elementwise_loss(F.binary_cross_entropy, input, target, reduction=reduction, **options)
 
 
-def _two_operand_loss(
-    function: Callable[..., torch.Tensor],
+def _unweighted_loss(function: Callable[..., torch.Tensor], *operands: torch.Tensor, **options: Any) -> torch.Tensor:
+    """A loss of two or three operands; recent versions of torch pass some of them a weight."""
+    if options.get("weight") is None:
+        options.pop("weight", None)
+    return _elementwise_loss(function, *operands, **options)
+
+
+for _loss in (
+    F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss, F.poisson_nll_loss,
+    F.hinge_embedding_loss, F.margin_ranking_loss,
+):  # fmt: skip
+    implements(_loss)(partial(_unweighted_loss, _loss))
+
+
+@implements(F.kl_div)
+def kl_div(
     input: torch.Tensor,
     target: torch.Tensor,
     size_average: Any = None,
     reduce: Any = None,
     reduction: str = "mean",
-    **options: Any,
-) -> DistTensor:
-    if options.get("weight") is None:
-        options.pop("weight", None)
-    options |= {"size_average": size_average, "reduce": reduce}
-    return _elementwise_loss(function, input, target, reduction=reduction, **options)
+    log_target: bool = False,
+) -> torch.Tensor:
+    """``F.kl_div``."""
+    by_sample = reduction == "batchmean"
+    options = {"size_average": size_average, "reduce": reduce, "log_target": log_target}
+    loss = _elementwise_loss(F.kl_div, input, target, reduction="sum" if by_sample else reduction, **options)
+    return loss / input.shape[0] if by_sample else loss
 
 
-for _loss in (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss):
-    implements(_loss)(partial(_two_operand_loss, _loss))
+# -- losses that are made of other operators, as in torch -------------------------------------------------------------
+
+
+def _check_reduction(reduction: str) -> None:
+    if reduction not in ("none", "mean", "sum"):
+        raise ShapeError(f"{reduction} is not valid")
+
+
+@implements(F.gaussian_nll_loss)
+def gaussian_nll_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    var: torch.Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """``F.gaussian_nll_loss``; ``var`` has the input's shape, or 1 or no element in the last dimension."""
+    _check_reduction(reduction)
+    var = torch.full_like(input, var) if isinstance(var, float) else var
+    if var.shape != input.shape and var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    if var.shape != input.shape and var.shape != (*input.shape[:-1], 1):
+        raise ShapeError("var is of incorrect size")
+    if bool((var < 0).any()):
+        raise ShapeError("var has negative entry/entries")
+    var = var.clone()
+    with torch.no_grad():
+        var.clamp_(min=eps)
+    losses = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    return _reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
+
+
+@implements(F.multilabel_soft_margin_loss)
+def multilabel_soft_margin_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """``F.multilabel_soft_margin_loss`` of (..., C)."""
+    _check_old_options(F.multilabel_soft_margin_loss, size_average, reduce)
+    _check_reduction(reduction)
+    losses = -(target * F.logsigmoid(input) + (1 - target) * F.logsigmoid(-input))
+    return _reduced((losses if weight is None else losses * weight).mean(dim=-1), reduction)
+
+
+@implements(F.cosine_embedding_loss)
+def cosine_embedding_loss(
+    input1: torch.Tensor,
+    input2: torch.Tensor,
+    target: torch.Tensor,
+    margin: float = 0,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """``F.cosine_embedding_loss`` of (N, D), or of (D) with a target of no dimension."""
+    _check_old_options(F.cosine_embedding_loss, size_average, reduce)
+    result_shape(F.cosine_embedding_loss, input1, input2, target, margin, reduction=reduction)
+    first, second = ((t * t).sum(dim=-1) + 1e-12 for t in (input1, input2))
+    cosine = (input1 * input2).sum(dim=-1) / (first * second).sqrt()
+    zero = torch.zeros_like(cosine)
+    alike = torch.where(target == 1, 1 - cosine, zero)
+    return _reduced(alike + torch.where(target == -1, (cosine - margin).clamp_min(0), zero), reduction)
+
+
+# -- losses of classes ------------------------------------------------------------------------------------------------
 
 
 @implements(F.cross_entropy)
@@ -94,7 +179,7 @@ def cross_entropy(
     reduce: Any = None,
     reduction: str = "mean",
     label_smoothing: float = 0.0,
-) -> DistTensor:
+) -> torch.Tensor:
     """``F.cross_entropy`` of logits (N, C, ...) and class indices (N, ...) or probabilities (N, C, ...)."""
     options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
     return _class_loss(F.cross_entropy, input, target, weight, size_average, reduce, reduction, options)
@@ -109,7 +194,7 @@ def nll_loss(
     ignore_index: int = -100,
     reduce: Any = None,
     reduction: str = "mean",
-) -> DistTensor:
+) -> torch.Tensor:
     """``F.nll_loss`` of log-probabilities (N, C, ...) and class indices (N, ...)."""
     return _class_loss(
         F.nll_loss, input, target, weight, size_average, reduce, reduction, {"ignore_index": ignore_index}
@@ -125,16 +210,15 @@ def _class_loss(
     reduce: Any,
     reduction: str,
     options: dict[str, Any],
-) -> DistTensor:
+) -> torch.Tensor:
     """The sum over the global mini-batch, divided by the global sum of the weights that torch divides by."""
-    if size_average is not None or reduce is not None:
-        raise UnsupportedOperation(f"{function.__name__} with size_average= or reduce=: use reduction=")
+    _check_old_options(function, size_average, reduce)
     shape = result_shape(function, input, target, weight, reduction=reduction, **options)
+    if input.dim() == 1:
+        options |= {"size_average": None, "reduce": None, "weight": weight, "reduction": reduction}
+        loss = function(input.unsqueeze(0), target.unsqueeze(0), **options)
+        return loss.squeeze(0) if reduction == "none" else loss
     grid = (input if isinstance(input, DistTensor) else target).grid  # type: ignore[attr-defined]
-    if input.dim() < 2:
-        raise UnsupportedOperation(
-            f"{function.__name__} of one sample without a sample dimension: add it (unsqueeze(0))"
-        )
     indices = not (target.is_floating_point() or target.dim() == input.dim())
     if indices and target.shape != (input.shape[0], *input.shape[2:]):
         check_as_torch(function, input, target, weight)
@@ -142,31 +226,25 @@ def _class_loss(
     if not isinstance(input, DistTensor) and isinstance(target, DistTensor):
         axes = target.dist.axes
         logits = logits.redistribute(target.dist.with_axes([axes[0], None, *axes[1:]] if indices else axes))
-    logits = logits.replicated([1])
+    logits = as_cast_for(logits.replicated([1]), lambda block: function(block, block[:, 0].long()), 1, 1)
     kept = [a for d, a in enumerate(logits.dist.axes) if d != 1]
     wanted = logits.dist.with_axes(kept if indices else logits.dist.axes)
     labels = as_distributed(target, grid).redistribute(wanted).local
     class_weight = None if weight is None else as_distributed(weight, grid).replicated().local.detach()
     if indices:
-        _check_labels(labels, input.shape[1], options["ignore_index"], grid)
+        wrong = outside(labels, input.shape[1], grid, options["ignore_index"])
+        if wrong is not None:
+            classes = input.shape[1]
+            raise LabelError(f"Target {wrong} is out of bounds: the logits have {classes} classes, 0 to {classes - 1}")
     losses = _local_losses(function, logits.local, labels, class_weight, options)
     if reduction == "none":
         return DistTensor(losses, logits.dist.with_axes(kept), shape)
-    parts = torch.stack([losses.sum(), _divisor(labels, class_weight, options["ignore_index"], indices, losses)])
-    total = sum_over(parts, grid, logits.dist.split_axes)
+    # In half precision neither the sum nor the count would be right.
+    wide = torch.promote_types(losses.dtype, torch.float32)
+    divisor = _divisor(labels, class_weight, options["ignore_index"], indices, losses).to(wide)
+    total = sum_over(torch.stack([losses.sum(dtype=wide), divisor]), grid, logits.dist.split_axes)
     result = total[0] if reduction == "sum" else total[0] / total[1]
-    return DistTensor(result, logits.dist.with_axes(()), shape)
-
-
-def _check_labels(labels: torch.Tensor, classes: int, ignore_index: int, grid: ProcessGrid) -> None:
-    """Raise LabelError on all ranks if any of them has a label outside the classes; on a GPU torch asserts it."""
-    if labels.is_cuda:
-        return
-    wrong = labels[(labels != ignore_index) & ((labels < 0) | (labels >= classes))]
-    found = torch.tensor([wrong.numel(), int(wrong[0]) if wrong.numel() else -(1 << 62)])
-    count, example = allreduce(grid.world, found, "check of labels", MPI.MAX).tolist()
-    if count:
-        raise LabelError(f"Target {example} is out of bounds: the logits have {classes} classes, 0 to {classes - 1}")
+    return DistTensor(result.to(losses.dtype), logits.dist.with_axes(()), shape)
 
 
 def _local_losses(
@@ -186,8 +264,6 @@ def _divisor(
 ) -> torch.Tensor:
     """What a mean divides by here: samples, less the ignored ones, or the sum of their classes' weights."""
     if not indices:
-        return torch.tensor(float(losses.numel()), dtype=losses.dtype, device=losses.device)
+        return torch.tensor(losses.numel(), device=losses.device)
     valid = labels != ignore_index
-    if weight is None:
-        return valid.sum().to(losses.dtype)
-    return weight[labels[valid]].sum().to(losses.dtype)
+    return valid.sum() if weight is None else weight[labels[valid]].sum()

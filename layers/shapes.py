@@ -1,73 +1,178 @@
-"""Views and slices: dimensions they leave alone stay split, those they touch are gathered first."""
+"""Views: dimensions that are merged, parted, reordered, added or dropped keep their splits wherever blocks permit."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from distconv.dispatch import implements
+from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
 from distconv.layers.alignment import result_shape
+from distconv.layers.blocks import Edges, balanced_edges, edges_of, irregular, is_cyclic, layout
+from distconv.layers.views import moved, no_way_back, viewed
 from distconv.tensor import DistTensor
 
 
-def _sizes(shape: Sequence[Any]) -> tuple[int, ...]:
-    return tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else tuple(shape)
+def sizes(given: Sequence[Any]) -> tuple[int, ...]:
+    """Sizes or dimensions as torch takes them: in a row, or as one sequence."""
+    return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], int) else tuple(given)
 
 
-@implements(torch.reshape, torch.Tensor.reshape, torch.Tensor.view)
-def reshape(input: DistTensor, *shape: Any) -> DistTensor:
-    """``torch.reshape``: leading and trailing dimensions of unchanged extent keep their splits."""
-    if len(shape) == 1 and isinstance(shape[0], torch.dtype):
+# -- merging and parting ----------------------------------------------------------------------------------------------
+
+
+@implements(torch.reshape, torch.Tensor.reshape)
+def reshape(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
+    """``torch.reshape``: a split dimension that leads those it is merged with or parted into stays split."""
+    out_shape = result_shape(torch.reshape, input, sizes(shape or (named["shape"],)))
+    return _reshaped(input, out_shape, no_way_back("reshape"))
+
+
+@implements(torch.Tensor.view)
+def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
+    """``Tensor.view``: as ``reshape``, but in torch it always shares memory."""
+    shape = shape or tuple(named.values())
+    if isinstance(shape[0], torch.dtype):
         raise UnsupportedOperation("view(dtype) of a DistTensor: convert with .to(dtype) instead")
-    sizes = _sizes(shape)
-    out_shape = result_shape(torch.reshape, input, sizes)
-    lead, trail = _unchanged(input.shape, out_shape)
-    middle = range(lead, input.dim() - trail)
-    x = input.replicated(middle)
-    kept = x.dist.axes[input.dim() - trail :] if trail else ()
-    axes = (*x.dist.axes[:lead], *(None,) * (len(out_shape) - lead - trail), *kept)
-    dist = x.dist.with_axes(axes)
-    return DistTensor(x.local.reshape(dist.local_shape(out_shape)), dist, out_shape)
+    out_shape = result_shape(torch.reshape, input, sizes(shape))
+    return _reshaped(input, out_shape, lambda result: input.copy_(reshape(result, input.shape)))
 
 
-def _unchanged(old: Sequence[int], new: Sequence[int]) -> tuple[int, int]:
-    """How many leading and how many trailing dimensions two shapes share."""
-    shortest = min(len(old), len(new))
-    lead = 0
-    while lead < shortest and old[lead] == new[lead]:
-        lead += 1
-    trail = 0
-    while trail < shortest - lead and old[-1 - trail] == new[-1 - trail]:
-        trail += 1
-    return lead, trail
+def _reshaped(input: DistTensor, out_shape: torch.Size, put_back: Callable[[DistTensor], object]) -> DistTensor:
+    source, target = _reshaping(input.dist, input.dist.axes, input.shape, out_shape)
+    local = input.redistribute(source).local
+    result = DistTensor(local.reshape(target.local_shape(out_shape)), target, out_shape)
+    return viewed(result, input) if source == input.dist else moved(result, put_back)
+
+
+@lru_cache(maxsize=4096)
+def _reshaping(
+    dist: Distribution, axes: tuple[str | None, ...], old: torch.Size, new: torch.Size
+) -> tuple[Distribution, Distribution]:
+    """Layout that the input is brought to, and that of the result, so that reshaping blocks reshapes the whole.
+
+    ``axes`` are those of ``dist``: equal distributions may differ in names of axes of one part.
+    """
+    if not old.numel():
+        return dist.replicate(), Distribution(dist.grid, (None,) * len(new))
+    source: list[str | None] = [None] * len(old)
+    target: list[str | None] = [None] * len(new)
+    before, cyclic = irregular(dist, axes)
+    after = dict(before)
+    for olds, news in _groups(old, new):
+        if len(olds) == len(news) == 1:
+            source[olds[0]] = target[news[0]] = axes[olds[0]]
+            continue
+        leading, first = _leading(old, olds), _leading(new, news)
+        if leading is None or first is None or axes[leading] is None or is_cyclic(dist, leading):
+            continue
+        step, new_step = math.prod(old[leading + 1 : olds.stop]), math.prod(new[first + 1 : news.stop])
+        cut = _cut(edges_of(dist, leading, old[leading]), step, new_step)
+        if cut is not None:
+            axis = axes[leading]
+            assert axis is not None
+            source[leading] = target[first] = axis
+            before[axis], after[axis] = (tuple(e // s for e in cut) for s in (step, new_step))
+    return layout(dist.grid, source, before, cyclic), layout(dist.grid, target, after, cyclic)
+
+
+def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
+    """Shortest runs of old and new dimensions that hold the same number of elements.
+
+    >>> _groups((6, 4, 5), (2, 3, 20))
+    [(range(0, 1), range(0, 2)), (range(1, 3), range(2, 3))]
+    """
+    found = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        start = (i, j)
+        i, j = min(i + 1, len(old)), min(j + 1, len(new))
+        while math.prod(old[start[0] : i]) != math.prod(new[start[1] : j]):
+            if math.prod(old[start[0] : i]) < math.prod(new[start[1] : j]):
+                i += 1
+            else:
+                j += 1
+        found.append((range(start[0], i), range(start[1], j)))
+    return found
+
+
+def _leading(shape: Sequence[int], dims: Sequence[int]) -> int | None:
+    return next((d for d in dims if shape[d] > 1), None)
+
+
+def _cut(edges: Edges, step: int, new_step: int) -> Edges | None:
+    """Where to cut the elements of a group, given ``edges`` of its leading dimension of ``step`` elements each.
+
+    At the edges where they are whole multiples of ``new_step``, else in balanced runs of both steps; None if there
+    are fewer of these than blocks.
+    """
+    flat = tuple(e * step for e in edges)
+    if all(e % new_step == 0 for e in flat):
+        return flat
+    unit = math.lcm(step, new_step)
+    parts = len(edges) - 1
+    if flat[-1] // unit < parts:
+        return None
+    return tuple(e * unit for e in balanced_edges(flat[-1] // unit, parts))
 
 
 @implements(torch.flatten, torch.Tensor.flatten)
 def flatten(input: DistTensor, start_dim: int = 0, end_dim: int = -1) -> DistTensor:
     """``torch.flatten``."""
-    return reshape(input, result_shape(torch.flatten, input, start_dim, end_dim))
+    return _reshaped(input, result_shape(torch.flatten, input, start_dim, end_dim), no_way_back("flatten"))
 
 
 @implements(torch.unflatten, torch.Tensor.unflatten)
 def unflatten(input: DistTensor, dim: int, sizes: Sequence[int]) -> DistTensor:
     """``torch.unflatten``."""
-    return reshape(input, result_shape(torch.unflatten, input, dim, tuple(sizes)))
+    return view(input, result_shape(torch.unflatten, input, dim, tuple(sizes)))
+
+
+@implements(torch.ravel, torch.Tensor.ravel)
+def ravel(input: DistTensor) -> DistTensor:
+    """``torch.ravel``."""
+    return reshape(input, -1)
+
+
+@implements(torch.Tensor.view_as)
+def view_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """``Tensor.view_as``: the shape of ``other``, whatever its layout."""
+    return input.view(tuple(other.shape))
+
+
+@implements(torch.Tensor.reshape_as)
+def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """``Tensor.reshape_as``: the shape of ``other``, whatever its layout."""
+    return input.reshape(tuple(other.shape))
+
+
+# -- dimensions of extent one -----------------------------------------------------------------------------------------
 
 
 @implements(torch.squeeze, torch.Tensor.squeeze)
 def squeeze(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistTensor:
     """``torch.squeeze``."""
+    gone = _of_extent_one(input, dim)
+    x = input.replicated(gone)
+    dist, shape = _without(x, gone)
+    result = DistTensor(x.local.reshape(dist.local_shape(shape)), dist, shape)
+    return viewed(result, input) if x is input else moved(result, lambda r: input.copy_(reshape(r, input.shape)))
+
+
+def _of_extent_one(input: DistTensor, dim: int | Sequence[int] | None) -> list[int]:
+    result_shape(torch.squeeze, input, *(() if dim is None else (dim,)))
     chosen = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
-    gone = {d % max(1, input.dim()) for d in chosen} & {d for d, n in enumerate(input.shape) if n == 1}
-    x = input.replicated(sorted(gone))
-    left = [d for d in range(input.dim()) if d not in gone]
-    dist = x.dist.with_axes([x.dist.axes[d] for d in left])
-    shape = torch.Size(input.shape[d] for d in left)
-    return DistTensor(x.local.reshape(dist.local_shape(shape)), dist, shape)
+    return sorted({d % max(1, input.dim()) for d in chosen} & {d for d, n in enumerate(input.shape) if n == 1})
+
+
+def _without(x: DistTensor, gone: Sequence[int]) -> tuple[Distribution, torch.Size]:
+    left = [d for d in range(x.dim()) if d not in gone]
+    return x.dist.with_axes([x.dist.axes[d] for d in left]), torch.Size(x.shape[d] for d in left)
 
 
 @implements(torch.unsqueeze, torch.Tensor.unsqueeze)
@@ -76,108 +181,78 @@ def unsqueeze(input: DistTensor, dim: int) -> DistTensor:
     shape = result_shape(torch.unsqueeze, input, dim)
     dim %= len(shape)
     axes = (*input.dist.axes[:dim], None, *input.dist.axes[dim:])
-    return DistTensor(input.local.unsqueeze(dim), input.dist.with_axes(axes), shape)
+    return viewed(DistTensor(input.local.unsqueeze(dim), input.dist.with_axes(axes), shape), input)
 
 
-@implements(torch.permute, torch.Tensor.permute)
-def permute(input: DistTensor, *dims: Any) -> DistTensor:
-    """``torch.permute``: the axes move with their dimensions."""
-    order = [d % input.dim() for d in _sizes(dims)]
-    shape = result_shape(torch.permute, input, tuple(order))
-    axes = [input.dist.axes[d] for d in order]
-    return DistTensor(input.local.permute(order), input.dist.with_axes(axes), shape)
+@implements(torch.Tensor.squeeze_)
+def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistTensor:
+    """``Tensor.squeeze_`` of dimensions that are not split."""
+    gone = _of_extent_one(input, dim)
+    if any(input.dist.split[d] for d in gone):
+        raise UnsupportedOperation(f"squeeze_ of a split dimension of {input.dist}: write x = x.squeeze(...)")
+    dist, shape = _without(input, gone)
+    input.local.squeeze_(gone)
+    input.dist, input._shape = dist, shape
+    return input
 
 
-@implements(torch.transpose, torch.Tensor.transpose)
-def transpose(input: DistTensor, dim0: int, dim1: int) -> DistTensor:
-    """``torch.transpose``."""
-    order = list(range(input.dim()))
-    order[dim0], order[dim1] = order[dim1], order[dim0]
-    return permute(input, order)
+@implements(torch.Tensor.unsqueeze_)
+def unsqueeze_(input: DistTensor, dim: int) -> DistTensor:
+    """``Tensor.unsqueeze_``."""
+    grown = unsqueeze(input, dim)
+    input.local.unsqueeze_(dim % grown.dim())
+    input.dist, input._shape = grown.dist, grown.shape
+    return input
 
 
-@implements(torch.Tensor.__getitem__)
-def getitem(input: DistTensor, index: Any) -> DistTensor:
-    """Basic indexing with integers, slices, None and ``...``; dimensions that are cut are gathered first."""
-    entries = list(index) if isinstance(index, tuple) else [index]
-    if any(not (e is None or e is Ellipsis or isinstance(e, (slice, int))) or isinstance(e, bool) for e in entries):
-        raise UnsupportedOperation("indexing a DistTensor with tensors or lists; gather it first (dc.gather(x)[index])")
-    named = sum(e is not None and e is not Ellipsis for e in entries)
-    rest: list[Any] = [slice(None)] * (input.dim() - named)
-    at = entries.index(Ellipsis) if Ellipsis in entries else len(entries)
-    entries[at : at + 1] = rest
-    out_shape = result_shape(torch.Tensor.__getitem__, input, tuple(entries))
-    cut: list[int] = []
-    axes: list[str | None] = []
-    local: list[Any] = []
-    dim = 0
-    for entry in entries:
-        if entry is None:
-            axes.append(None)
-            local.append(None)
-            continue
-        whole = isinstance(entry, slice) and entry.indices(input.shape[dim]) == (0, input.shape[dim], 1)
-        if not whole:
-            cut.append(dim)
-        # A slice of the whole extent takes the block whole, whatever its numbers.
-        local.append(slice(None) if whole else entry)
-        if not isinstance(entry, int):
-            axes.append(input.dist.axes[dim] if whole else None)
-        dim += 1
-    x = input.replicated(cut)
-    return DistTensor(x.local[tuple(local)], x.dist.with_axes(axes), out_shape)
+def _atleast(count: int, *tensors: Any) -> Any:
+    """``torch.atleast_1d``, ``2d`` or ``3d`` of one tensor or of several."""
+    if len(tensors) == 1 and not isinstance(tensors[0], torch.Tensor):
+        tensors = tuple(tensors[0])
+    grown = []
+    for tensor in tensors:
+        for at in ((0,), (0, 0), (0, 0, -1))[count - 1][tensor.dim() :]:
+            tensor = tensor.unsqueeze(at)
+        grown.append(tensor)
+    return grown[0] if len(grown) == 1 else tuple(grown)
 
 
-@implements(torch.narrow, torch.Tensor.narrow)
-def narrow(input: DistTensor, dim: int, start: int, length: int) -> DistTensor:
-    """``torch.narrow``."""
-    result_shape(torch.narrow, input, dim, start, length)
-    index: list[Any] = [slice(None)] * input.dim()
-    index[dim] = (
-        slice(start, start + length)
-        if start >= 0
-        else slice(start + input.shape[dim], start + input.shape[dim] + length)
-    )
-    return getitem(input, tuple(index))
+for _count, _function in enumerate((torch.atleast_1d, torch.atleast_2d, torch.atleast_3d), start=1):
+    implements(_function)(partial(_atleast, _count))
 
 
-@implements(torch.split, torch.Tensor.split)
-def split(input: DistTensor, split_size_or_sections: int | Sequence[int], dim: int = 0) -> tuple[DistTensor, ...]:
-    """``torch.split``."""
-    with torch._C.DisableTorchFunctionSubclass():
-        parts = torch.split(torch.empty(input.shape, device="meta"), split_size_or_sections, dim)  # type: ignore[arg-type]
-    return _narrowed(input, dim, [p.shape[dim] for p in parts])
+# -- order ------------------------------------------------------------------------------------------------------------
 
 
-@implements(torch.chunk, torch.Tensor.chunk)
-def chunk(input: DistTensor, chunks: int, dim: int = 0) -> tuple[DistTensor, ...]:
-    """``torch.chunk``."""
-    with torch._C.DisableTorchFunctionSubclass():
-        parts = torch.chunk(torch.empty(input.shape, device="meta"), chunks, dim)
-    return _narrowed(input, dim, [p.shape[dim] for p in parts])
+def permuted(input: DistTensor, order: Sequence[int]) -> DistTensor:
+    """``input`` with its dimensions in this order; the axes move with their dimensions."""
+    dist = input.dist.with_axes([input.dist.axes[d] for d in order])
+    shape = torch.Size(input.shape[d] for d in order)
+    return viewed(DistTensor(input.local.permute(*order), dist, shape), input)
 
 
-def _narrowed(input: DistTensor, dim: int, lengths: Sequence[int]) -> tuple[DistTensor, ...]:
-    x = input.replicated([dim % input.dim()])
-    starts = [sum(lengths[:i]) for i in range(len(lengths))]
-    return tuple(narrow(x, dim, start, length) for start, length in zip(starts, lengths, strict=True))
+def _reordered(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
+    """Any function that only permutes dimensions: torch shows the order by what it does to extents 0, 1, 2, ..."""
+    extents = torch.empty(tuple(range(input.dim())), device="meta")
+    return permuted(input, result_shape(function, extents, *(list(a) if _many(a) else a for a in args), **named))
 
 
-def _dimwise(function: Any, input: DistTensor, dim: int | None, **options: Any) -> DistTensor:
-    """``function`` along one dimension, which is gathered if it is split, and split again."""
-    if dim is None:
-        raise UnsupportedOperation(f"{function.__name__} of a DistTensor without dim=: say which dimension")
-    x = input.replicated([dim % input.dim()])
-    return DistTensor(function(x.local, dim, **options), x.dist, x.shape).redistribute(input.dist)
+def _many(argument: Any) -> bool:
+    return isinstance(argument, (list, tuple))
 
 
-@implements(F.softmax, torch.softmax, torch.Tensor.softmax)
-def softmax(input: DistTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> DistTensor:
-    """``F.softmax``."""
-    return _dimwise(torch.softmax, input, dim, dtype=dtype)
+def _register_orders() -> None:
+    names = "permute transpose movedim moveaxis swapaxes swapdims t adjoint".split()
+    functions = [getattr(h, n) for n in names for h in (torch, torch.Tensor) if hasattr(h, n)]
+    functions += [vars(torch._C.TensorBase)[n].__get__ for n in ("T", "mT", "H", "mH")]
+    for function in functions:
+        implements(function)(partial(_reordered, function))
 
 
-@implements(F.log_softmax, torch.log_softmax, torch.Tensor.log_softmax)
-def log_softmax(input: DistTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> DistTensor:
-    """``F.log_softmax``."""
-    return _dimwise(torch.log_softmax, input, dim, dtype=dtype)
+_register_orders()
+
+
+@implements(torch.Tensor.transpose_, torch.Tensor.t_, torch.Tensor.swapaxes_, torch.Tensor.swapdims_)
+def reorder_(input: DistTensor, *dims: int) -> DistTensor:
+    """In-place reordering, which a DistTensor does not have."""
+    raise UnsupportedOperation("transposing a DistTensor in place: write x = x.transpose(...)")

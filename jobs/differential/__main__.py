@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 from mpi4py import MPI
 
 from distconv.jobs import differential
+from distconv.jobs.differential import launch
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -35,21 +32,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--case", type=int, help="run this one and say what came of it")
     parser.add_argument("--first", type=int, default=0, help="number of the first case (default: %(default)s)")
     parser.add_argument("--ranks", help="start mpiexec by itself for each of these rank counts, e.g. 1,2,3,4,5,6")
-    parser.add_argument("--mpiexec", default=_mpiexec(), help="how to start a job (default: %(default)s)")
+    parser.add_argument("--mpiexec", default=launch.mpiexec(), help="how to start a job (default: %(default)s)")
     return parser
 
 
-def _mpiexec() -> str:
-    beside = Path(sys.prefix) / "bin" / "mpiexec"
-    return str(beside) if beside.exists() else shutil.which("mpiexec") or "mpiexec"
-
-
 def _start(ranks: int, options: argparse.Namespace) -> int:
-    command = [*options.mpiexec.split(), "-n", str(ranks), sys.executable, "-m", "distconv.jobs.differential"]
-    command += ["--seed", str(options.seed), "--only", options.only, "--cases", str(options.cases)]
-    command += ["--first", str(options.first)] if options.case is None else ["--case", str(options.case)]
-    print(f"== {ranks} rank{'s' if ranks > 1 else ''}", flush=True)
-    return subprocess.run(command, env={"OMP_NUM_THREADS": "1", **os.environ}).returncode
+    arguments = ["--seed", str(options.seed), "--only", options.only, "--cases", str(options.cases)]
+    arguments += ["--first", str(options.first)] if options.case is None else ["--case", str(options.case)]
+    return launch.start(options.mpiexec, ranks, "distconv.jobs.differential", arguments)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
-import threading
-import time
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -18,12 +15,10 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.differential import networks, operators
 from distconv.jobs.differential.draw import Draw, Program
 from distconv.jobs.differential.verdicts import Outcome, Refusal, Verdict, difference, judge, refusal
+from distconv.jobs.differential.watch import Watch
 from distconv.jobs.differential.worlds import RanksWorld, World, draw_extents
 
 TIME_LIMIT_S = 60.0
-HANG = 75
-"""Exit code of a job that stopped in a case."""
-
 KINDS = {"operators": (operators.draw,), "networks": (networks.draw,), "all": (operators.draw, networks.draw)}
 _NETWORKS_AMONG_ALL = 0.25
 
@@ -75,33 +70,31 @@ class Run:
     """A differential run on the ranks of ``comm``."""
 
     def __init__(self, comm: MPI.Intracomm, seed: int, kind: str = "all", time_limit_s: float = TIME_LIMIT_S) -> None:
-        self.comm, self.seed, self.kind, self.time_limit_s = comm, seed, kind, time_limit_s
+        self.comm, self.seed, self.kind = comm, seed, kind
         self.tally = Tally()
         self._private = comm.Dup()
         self._grids: dict[tuple[tuple[str, int], ...], ProcessGrid] = {}
-        self._case = ""
-        self._since = 0.0
+        self._watch = Watch(comm, time_limit_s)
 
     def cases(self, indices: Iterable[int], *, verbose: bool = False) -> Tally:
         """Run these cases; rank 0 prints each wrong one (with ``verbose`` all) as it is found."""
-        watch = threading.Event()
-        threading.Thread(target=self._watch, args=(watch,), daemon=True).start()
-        for index in indices:
-            self._since, self._case = time.monotonic(), f"case {index}"
-            name, verdict, text = self._run(index)
-            self.tally.add(name, verdict, text)
-            if self.comm.rank == 0 and (verbose or verdict is Verdict.WRONG):
-                print(f"{verdict.value}: {self._case}: {text}\n  {self._reproduction(index)}", flush=True)
-        watch.set()
+        with self._watch.running():
+            for index in indices:
+                self._watch.begin(f"case {index}")
+                name, verdict, text = self._run(index)
+                self.tally.add(name, verdict, text)
+                if self.comm.rank == 0 and (verbose or verdict is Verdict.WRONG):
+                    print(f"{verdict.value}: {self._watch.case}: {text}\n  {self._reproduction(index)}", flush=True)
         return self.tally
 
     def _run(self, index: int) -> tuple[str, Verdict, str]:
         program = draw_case(self.seed, index, self.kind)
         choices = random.Random(f"{self.seed}/{index}/{self.comm.size}")
         grid = self._grid(draw_extents(self.comm.size, program.spatial, choices))
-        self._case = f"case {index}: {program.name} {program.text} on {grid.describe()}"
+        self._watch.case = f"case {index}: {program.name} {program.text} on {grid.describe()}"
         reference, expected = self._attempt(program, World())
-        refused, found = self._attempt(program, RanksWorld(grid, choices))
+        other = self._grid(draw_extents(self.comm.size, program.spatial, choices))
+        refused, found = self._attempt(program, RanksWorld(grid, other, choices))
         compared = "" if refused or reference else difference(expected, found)
         outcomes = self._private.allgather(Outcome(refused, compared))
         return program.name, *judge(reference, outcomes)
@@ -117,7 +110,7 @@ class Run:
             self._compute(program, world)
         except Exception as error:
             if type(world) is not World:
-                self._case += f" [rank {self.comm.rank}: {type(error).__name__}: {error}]"
+                self._watch.case += f" [rank {self.comm.rank}: {type(error).__name__}: {error}]"
             return refusal(error), {}
         return None, world.results
 
@@ -130,10 +123,3 @@ class Run:
     def _reproduction(self, index: int) -> str:
         options = f"--seed {self.seed} --case {index}" + ("" if self.kind == "all" else f" --only {self.kind}")
         return f"mpiexec -n {self.comm.size} python -m distconv.jobs.differential {options}"
-
-    def _watch(self, done: threading.Event) -> None:
-        while not done.wait(1.0):
-            if time.monotonic() - self._since > self.time_limit_s:
-                print(f"HANG: rank {self.comm.rank}: {self._case}", file=sys.stderr, flush=True)
-                time.sleep(2.0)  # the other ranks say where they are, too
-                MPI.COMM_WORLD.Abort(HANG)

@@ -9,9 +9,11 @@ from typing import NamedTuple
 
 import torch
 
+from distconv.distribution import Distribution
 from distconv.errors import DistconvError
+from distconv.tensor import DistTensor
 
-TOLERANCE = 1e-10
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 """Largest error, relative to the largest value of the tensor."""
 
 _SMALL = 1e-2
@@ -51,36 +53,66 @@ def refusal(error: Exception) -> Refusal:
     return Refusal(type(error).__name__, str(error), isinstance(error, DistconvError))
 
 
-def difference(reference: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor]) -> str:
-    """The first way in which ``found`` is not ``reference``, or an empty text."""
+def difference(reference: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], condition: float = 1.0) -> str:
+    """The first way in which ``found`` is not ``reference``, or an empty text.
+
+    ``condition`` says how many times more than usual round-off counts. Of a DistTensor this rank's block is compared:
+    nothing is sent, so that one rank's mistake makes no other wait.
+    """
     for name, expected in reference.items():
         if name not in found:
             return f"{name} is missing"
-        text = _deviation(expected, found[name])
+        text = _deviation(expected, found[name], condition)
         if text:
             return f"{name} {text}"
     extra = set(found) - set(reference)
     return f"{min(extra)} should not be there" if extra else ""
 
 
-def _deviation(expected: torch.Tensor, found: torch.Tensor) -> str:
+def _deviation(expected: torch.Tensor, found: torch.Tensor, condition: float) -> str:
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return f"is {tuple(found.shape)} {found.dtype}, torch has {tuple(expected.shape)} {expected.dtype}"
+    whole = expected = expected.detach()
+    if isinstance(found, DistTensor):
+        if tuple(found.local.shape) != found.dist.local_shape(found.shape):
+            return f"is a block of {tuple(found.local.shape)} where it should be {found.dist.local_shape(found.shape)}"
+        expected, found = _block(expected, found.dist), found.local
+    found = found.detach()
     if not expected.is_floating_point():
         wrong = int((expected != found).sum())
         return f"differs in {wrong} of {expected.numel()}" if wrong else ""
     finite = expected.isfinite()
-    if not torch.equal(finite, found.isfinite()) or not torch.equal(expected.isnan(), found.isnan()):
+    if not torch.equal(finite, found.isfinite()) or not _same(expected[~finite], found[~finite]):
         return "is infinite or NaN where torch's is not, or not where it is"
     error = (expected - found)[finite].abs()
     if not error.numel():
         return ""
-    scale = max(float(expected[finite].abs().max()), _SMALL)
-    worst = float(error.max())
-    if worst <= TOLERANCE * scale:
+    worst, scale = float(error.max()), _scale(whole) if error.any() else 0.0
+    limit = TOLERANCE[expected.dtype] * scale * condition
+    if worst <= limit:
         return ""
-    count = int((error > TOLERANCE * scale).sum())
+    count = int((error > limit).sum())
     return f"{tuple(expected.shape)} differs by {worst:.3g} (scale {scale:.3g}) in {count} values"
+
+
+def _same(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    """Whether infinities are of one sign and NaN is where NaN is."""
+    return bool(((expected == found) | (expected.isnan() & found.isnan())).all())
+
+
+def _scale(whole: torch.Tensor) -> float:
+    """Largest value of a tensor that has a finite one."""
+    return max(float(whole[whole.isfinite()].abs().max()), _SMALL)
+
+
+def _block(whole: torch.Tensor, dist: Distribution) -> torch.Tensor:
+    """What this rank owns of ``whole`` under ``dist``, picked index by index."""
+    for dim, extent in enumerate(whole.shape):
+        if dist.split[dim] is not None:
+            owned = dist.intervals(dim, dist.coordinate(dim), extent)
+            index = torch.cat([torch.arange(0), *(torch.arange(i.start, i.stop) for i in owned)])
+            whole = whole.index_select(dim, index)
+    return whole
 
 
 def judge(reference: Refusal | None, outcomes: Sequence[Outcome]) -> tuple[Verdict, str]:

@@ -44,8 +44,10 @@ class World:
         return tensor.grad
 
     def record(self, name: str, tensor: torch.Tensor | None) -> None:
-        """Keep a tensor for the comparison."""
-        if tensor is not None:
+        """Keep a tensor for the comparison, of a distributed one this rank's block."""
+        if isinstance(tensor, DistTensor):
+            self.results[name] = DistTensor(tensor.local.detach().clone(), tensor.dist, tensor.shape)
+        elif tensor is not None:
             self.results[name] = tensor.detach().clone()
 
     def differentiate(self, y: torch.Tensor, **leaves: torch.Tensor | None) -> None:
@@ -68,12 +70,19 @@ class World:
             self.record(name, buffer)
 
 
-class RanksWorld(World):
-    """The ranks of ``grid``: inputs are scattered in distributions that ``choices`` draws, alike on all ranks."""
+_ELSEWHERE = 0.06
+"""How often an input is split over another grid of the same ranks."""
 
-    def __init__(self, grid: ProcessGrid, choices: random.Random) -> None:
+
+class RanksWorld(World):
+    """The ranks of ``grid``: inputs are scattered in distributions that ``choices`` draws, alike on all ranks.
+
+    A few are scattered over ``other``, which arranges the same ranks in another way.
+    """
+
+    def __init__(self, grid: ProcessGrid, other: ProcessGrid, choices: random.Random) -> None:
         super().__init__()
-        self._grid, self._choices = grid, choices
+        self._grid, self._other, self._choices = grid, other, choices
         self._leaves: list[tuple[torch.Tensor, torch.Tensor | None, int | None]] = []
 
     def put(self, value: torch.Tensor, dims: Dims = None, grad: bool = True) -> torch.Tensor:
@@ -88,7 +97,7 @@ class RanksWorld(World):
             leaf.requires_grad_(grad)
         x = scatter(leaf, dist, root=root)
         if style == "own":
-            x = DistTensor(x.local.detach(), x.dist, x.shape).requires_grad_(grad)
+            x = DistTensor(self._in_memory(x.local.detach()), x.dist, x.shape).requires_grad_(grad)
         self._leaves.append((x, x if style == "own" else leaf, root))
         return x
 
@@ -101,7 +110,14 @@ class RanksWorld(World):
             return value.repeat_interleave(2, dim=-1)[..., ::2]
         return value.clone()
 
+    def _in_memory(self, block: torch.Tensor) -> torch.Tensor:
+        """``block``, sometimes with channels last."""
+        if block.dim() not in (4, 5) or self._choices.random() > 0.1:
+            return block
+        return block.contiguous(memory_format=torch.channels_last if block.dim() == 4 else torch.channels_last_3d)
+
     def _distribution(self, shape: Sequence[int], dims: Dims) -> Distribution:
+        grid = self._other if self._choices.random() < _ELSEWHERE else self._grid
         axes = default_axes(dims, len(shape))
         kind = self._choices.choices(["usual", "partly", "turned"], [85, 11, 4])[0]
         if kind == "partly":
@@ -114,11 +130,11 @@ class RanksWorld(World):
         for axis, extent in named:
             kind = self._choices.choices(["balanced", "uneven", "cyclic"], [17, 2, 1])[0]
             if kind == "uneven":
-                inner = sorted(self._choices.randint(0, extent) for _ in range(self._grid.shape[axis] - 1))
+                inner = sorted(self._choices.randint(0, extent) for _ in range(grid.shape[axis] - 1))
                 boundaries[axis] = (0, *inner, extent)
             elif kind == "cyclic":
                 cyclic[axis] = self._choices.randint(1, 3)
-        return Distribution(self._grid, axes, boundaries=boundaries, cyclic=cyclic)
+        return Distribution(grid, axes, boundaries=boundaries, cyclic=cyclic)
 
     def model(self, module: torch.nn.Module, parallel: bool = True) -> torch.nn.Module:
         copied = copy.deepcopy(module)
@@ -134,24 +150,16 @@ class RanksWorld(World):
                 return grad if root is None else self._grid.world.bcast(grad, root=root)
         return tensor.grad
 
-    def record(self, name: str, tensor: torch.Tensor | None) -> None:
-        super().record(name, None if tensor is None else whole(tensor))
 
-
-def whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of ``tensor``, outside autograd; checks that its block is what its distribution says."""
-    if not isinstance(tensor, DistTensor):
-        return tensor
-    expected = tensor.dist.local_shape(tensor.shape)
-    if tuple(tensor.local.shape) != expected:
-        raise AssertionError(f"block of {tuple(tensor.local.shape)} instead of {expected}: {tensor}")
-    return gather(DistTensor(tensor.local.detach(), tensor.dist, tensor.shape))
+_CHANNELS = 0.25
+"""How often channels are among the axes that a grid may split."""
 
 
 def draw_extents(ranks: int, spatial: int, choices: random.Random) -> dict[str, int]:
-    """Extents of a grid of ``ranks``, mostly over samples and the ``spatial`` last of d, h, w."""
+    """Extents of a grid of ``ranks``, mostly over samples and the ``spatial`` last of d, h, w, sometimes channels."""
     used = ("d", "h", "w")[3 - spatial :]
-    weights = {axis: 0.08 for axis in AXES if axis != "c"} | {axis: 1.0 for axis in used} | {"n": 0.7}
+    weights = {axis: 0.08 for axis in AXES} | {axis: 1.0 for axis in used} | {"n": 0.7}
+    weights["c"] = 1.5 if choices.random() < _CHANNELS else 0.0
     extents: dict[str, int] = {}
     for factor in _factors(ranks, choices):
         axis = choices.choices(list(weights), list(weights.values()))[0]

@@ -1,19 +1,98 @@
 """Reference models. Ordinary torch modules: they know nothing of distribution, and nothing here imports distconv.
 
->>> sorted(MODELS)
-['mesh1k', 'mesh2k', 'unet']
+>>> sorted(MODELS)  # doctest: +NORMALIZE_WHITESPACE
+['alexnet', 'cosmoflow', 'lenet5', 'mesh1k', 'mesh2k', 'resnet110', 'resnet20', 'resnet50', 'resnet56', 'unet',
+ 'unet3d', 'vgg11', 'vgg11_bn', 'vgg16', 'vgg16_bn']
+>>> MODELS["lenet5"].sample, MODELS["lenet5"].predicts
+((1, 28, 28), 'class')
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import nn
 
-from .mesh import mesh1k, mesh2k
-from .unet import UNet, unet
+from .alexnet import AlexNet, alexnet
+from .cosmoflow import CosmoFlow, cosmoflow
+from .lenet import LeNet5, lenet5
+from .mesh import Mesh, mesh1k, mesh2k
+from .resnet import ResNet50, resnet50
+from .resnet_cifar import CifarResNet, resnet20, resnet56, resnet110
+from .unet import UNet, unet, unet3d
+from .vgg import VGG, vgg11, vgg11_bn, vgg16, vgg16_bn
 
-MODELS: dict[str, Callable[..., nn.Module]] = {"mesh1k": mesh1k, "mesh2k": mesh2k, "unet": unet}
-"""Factory of each model by its name; all take ``in_channels``, ``classes`` and ``width``."""
 
-__all__ = ["MODELS", "UNet", "mesh1k", "mesh2k", "unet"]
+@dataclass(frozen=True)
+class Reference:
+    """How to build one model, and what for.
+
+    ``sample`` is the shape (C, [D,] H, W) it was designed for. It predicts a ``class`` per sample, logits (N, classes);
+    ``values`` per sample, (N, classes); or ``cells``, logits of the sample's size, (N, classes, [D,] H, W).
+    """
+
+    factory: Callable[..., nn.Module]
+    sample: tuple[int, ...]
+    predicts: Literal["class", "values", "cells"]
+
+    def __call__(self, **options: int) -> nn.Module:
+        """A new model. All take ``in_channels``, ``classes`` and ``width``: the channels of the first convolution, in
+        proportion to which all others stand.
+        """
+        return self.factory(**options)
+
+
+_MNIST, _CIFAR = (1, 28, 28), (3, 32, 32)
+
+MODELS: dict[str, Reference] = {
+    "lenet5": Reference(lenet5, _MNIST, "class"),
+    "alexnet": Reference(alexnet, _CIFAR, "class"),
+    "vgg11": Reference(vgg11, _CIFAR, "class"),
+    "vgg11_bn": Reference(vgg11_bn, _CIFAR, "class"),
+    "vgg16": Reference(vgg16, _CIFAR, "class"),
+    "vgg16_bn": Reference(vgg16_bn, _CIFAR, "class"),
+    "resnet20": Reference(resnet20, _CIFAR, "class"),
+    "resnet56": Reference(resnet56, _CIFAR, "class"),
+    "resnet110": Reference(resnet110, _CIFAR, "class"),
+    "resnet50": Reference(resnet50, (3, 224, 224), "class"),
+    "cosmoflow": Reference(cosmoflow, (4, 128, 128, 128), "values"),
+    "mesh1k": Reference(mesh1k, (18, 1024, 1024), "cells"),
+    "mesh2k": Reference(mesh2k, (18, 2048, 2048), "cells"),
+    "unet": Reference(unet, (18, 512, 512), "cells"),
+    "unet3d": Reference(unet3d, (1, 128, 128, 128), "cells"),
+}
+"""The reference models by name."""
+
+MESH_MODELS = ("mesh1k", "mesh2k", "unet")
+"""Those for mesh tangling: by default they take its 18 channels and give one logit per cell."""
+
+__all__ = [
+    "MESH_MODELS",
+    "MODELS",
+    "VGG",
+    "AlexNet",
+    "CifarResNet",
+    "CosmoFlow",
+    "LeNet5",
+    "Mesh",
+    "Reference",
+    "ResNet50",
+    "UNet",
+    "alexnet",
+    "cosmoflow",
+    "lenet5",
+    "mesh1k",
+    "mesh2k",
+    "resnet20",
+    "resnet50",
+    "resnet56",
+    "resnet110",
+    "unet",
+    "unet3d",
+    "vgg11",
+    "vgg11_bn",
+    "vgg16",
+    "vgg16_bn",
+]

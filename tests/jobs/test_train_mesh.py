@@ -20,9 +20,10 @@ from distconv.errors import DataError, DistconvError
 from distconv.jobs import mesh_baselines, train_mesh
 from distconv.jobs.mesh_data import CHANNELS, flip
 from distconv.jobs.mesh_samples import MeshSamples, signs
-from distconv.jobs.mesh_training import Settings, Trainer, learning_rate
+from distconv.jobs.mesh_training import Settings, Trainer
 from distconv.jobs.scores import Histogram, Threshold, Verdict, judge, table
 from distconv.jobs.synthetic_samples import write_synthetic
+from distconv.jobs.training import learning_rate
 from tests.core.sample_files import common, flip_bit
 
 GRIDS = {1: {"n": 1}, 2: {"h": 2}, 4: {"n": 2, "w": 2}}
@@ -93,6 +94,26 @@ def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_pa
         first.model.state_dict().items(), second.model.state_dict().values(), strict=True
     ):
         assert torch.equal(found, expected), name
+    samples.close()
+
+
+PLANS = {
+    1: {"*": {"n": 1}},
+    2: {"*": {"h": 2}, "down.1.*": {"n": 2}, "predict": {"w": 2}},
+    4: {"*": {"h": 2, "w": 2}, "down.1.*": {"n": 2, "c": 2}, "up.*": {"n": 2, "h": 2}, "predict": {"w": 2}},
+}
+
+
+@on_ranks
+def test_a_plan_takes_the_same_steps_as_a_grid_and_scores_alike(comm: Any, shared_tmp_path: Path) -> None:
+    samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)
+    found = []
+    for place in (dc.ProcessGrid(comm, **GRIDS[comm.size]), dc.Plan(PLANS[comm.size])):
+        trainer = Trainer(SMALL, samples, place)
+        losses = [trainer.step(*batch.tensors) for batch in trainer.batches()]
+        found.append((losses, trainer.scores("heldout").counts))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-9)
+    assert np.array_equal(found[1][1], found[0][1])
     samples.close()
 
 

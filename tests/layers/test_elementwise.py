@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,21 +12,14 @@ from torch import nn
 
 import distconv as dc
 from tests.core.layouts import counting, grid_over, grids, normal, raises_everywhere, twenty_layouts
-from tests.layers.compare import UP_TO_SIX_RANKS, built, module_as_in_one_process, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, built, close, module_as_in_one_process, same_as_one_process
 
 SHAPE = (3, 2, 7, 4)
 
 UNARY = {
-    "relu": F.relu,
-    "sigmoid": torch.sigmoid,
     "tanh": lambda x: x.tanh(),
-    "gelu": F.gelu,
-    "silu": F.silu,
-    "softplus": F.softplus,
-    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
-    "elu": F.elu,
-    "hardswish": F.hardswish,
     "clamp": lambda x: x.clamp(-0.5, 0.5),
+    "clamp with tensors": lambda x: x.clamp(min=torch.zeros(4).double(), max=x.detach().abs() + 0.1),
     "exp": lambda x: x.exp(),
     "abs": abs,
     "power": lambda x: x**3,
@@ -31,22 +27,95 @@ UNARY = {
     "reversed operators": lambda x: 2 / (3 - (1 + 2 * x)),
     "square root": lambda x: (x * x + 1).sqrt(),
     "where": lambda x: torch.where(x > 0, x, 0.1 * x),
+    "where of a tensor": lambda x: x.where(x > 0, x * x),
     "masked_fill": lambda x: x.masked_fill(x > 0.3, 2.0),
     "float32 and back": lambda x: x.float().double(),
     "clone": lambda x: x.clone() * 2,
     "detach": lambda x: x * x.detach(),
     "zeros_like": lambda x: x + torch.zeros_like(x),
     "contiguous": lambda x: x.contiguous() * 2,
-    "in place": lambda x: F.relu_((x * 2).add_(0.1)),
-    "dropout in evaluation": lambda x: F.dropout(x * 2, 0.5, training=False),
+    "error function": lambda x: torch.special.ndtr(x) + torch.erf(x),
     "comparison": lambda x: (x > 0).double() * x,
+    "gated": lambda x: F.glu(x * 2),
+    "gated channels": lambda x: F.glu(x * 2, 1),
+    "softmax over channels": lambda x: nn.Softmax2d()(x),
+    "softmin": lambda x: F.softmin(x, dim=2),
+    "gelu approximated": lambda x: F.gelu(x, approximate="tanh"),
+    "softplus": lambda x: F.softplus(x, 2, 1.5),
+    "prelu": lambda x: F.prelu(x, torch.tensor([0.3, -0.2]).double()),
 }
+"""Functions of one tensor."""
+
+ACTIVATIONS = """
+relu relu6 elu selu celu leaky_relu hardtanh hardswish hardsigmoid silu mish rrelu gelu logsigmoid hardshrink
+softshrink tanhshrink softsign softplus sigmoid tanh threshold
+""".split()
+
+
+def activation(name, **options):
+    """One of torch's functions, with the arguments that it cannot do without."""
+    return partial(getattr(F, name), **({"threshold": 0.1, "value": -2.0} if name == "threshold" else {}), **options)
+
+
+@pytest.mark.filterwarnings("ignore:nn.functional")
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@UP_TO_SIX_RANKS
+def test_activations_equal_one_process(comm, name):
+    for grid in grids(comm, "ch"):
+        same_as_one_process(grid, activation(name), 2 * normal(*SHAPE))
+
+
+IN_PLACE = {
+    **{name: activation(name, inplace=True) for name in [*ACTIVATIONS[:12], "threshold"]},
+    **{f"{name}_": getattr(F, f"{name}_") for name in "relu elu selu celu leaky_relu hardtanh rrelu".split()},
+    "torch.relu_": torch.relu_,
+    "torch.celu_": torch.celu_,
+    "module": nn.SiLU(inplace=True),
+    "add_": lambda x: x.add_(0.1, alpha=2),
+    "clamp_": lambda x: x.clamp_(min=torch.zeros(4).double()),
+    "mul_": lambda x: x.mul_(torch.arange(7).double().view(7, 1)),
+    "masked_fill_": lambda x: x.masked_fill_(x.detach() > 0.5, 3.0),
+    "operator": lambda x: operator.iadd(x, 1),
+    "copy_": lambda x: x.copy_(torch.ones(7, 4).double()),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+@UP_TO_SIX_RANKS
+def test_in_place_operators_equal_one_process(comm, name):
+    def run(x):
+        y = x * 2
+        z = IN_PLACE[name](y)
+        assert z is y
+        return z * 1
+
+    for grid in grids(comm, "ch"):
+        same_as_one_process(grid, run, normal(*SHAPE))
+
+
+@pytest.mark.parametrize("change", [partial(F.relu, inplace=True), lambda x: x.mul_(2), torch.sigmoid_])
+def test_a_change_of_a_view_reaches_its_source(comm, change):
+    def run(x):
+        y = x * 1
+        change(y[:, :, 2:5])
+        return y * 1
+
+    for grid in grids(comm, "chw"):
+        same_as_one_process(grid, run, normal(*SHAPE))
+
+
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize("change", [partial(F.relu, inplace=True), torch.relu_, partial(F.dropout, inplace=True)])
+def test_a_change_that_cannot_reach_its_source_is_refused(comm, change):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    torch.manual_seed(0)
+    raises_everywhere(comm, dc.UnsupportedOperation, "clone", lambda: change(x.reshape(3, -1)))
 
 
 @pytest.mark.parametrize("name", UNARY)
 @UP_TO_SIX_RANKS
 def test_one_operand_equals_one_process(comm, name):
-    for grid in grids(comm, "nh"):
+    for grid in grids(comm, "nch"):
         same_as_one_process(grid, UNARY[name], normal(*SHAPE))
 
 
@@ -98,8 +167,9 @@ def test_functions_of_several_operands(comm, function):
 
 @pytest.mark.parametrize("slopes", [1, 2])
 def test_prelu_learns_its_slopes(comm, slopes):
-    for grid in grids(comm, "nhw"):
-        module_as_in_one_process(grid, built(lambda: nn.PReLU(slopes)), normal(*SHAPE))
+    for shape in (SHAPE, (3, 2), (1, 2, 3)):
+        for grid in grids(comm, "nchw"):
+            module_as_in_one_process(grid, built(lambda: nn.PReLU(slopes)), normal(*shape))
 
 
 def test_whole_numbers_and_truth_values(comm):
@@ -127,10 +197,73 @@ def test_an_in_place_operator_does_not_grow_its_target(comm):
 
 def test_writing_into_a_plain_tensor_is_refused(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
-    raises_everywhere(comm, dc.UnsupportedOperation, "into a plain tensor", lambda: normal(*SHAPE).add_(x))
+    if comm.size > 1:
+        raises_everywhere(comm, dc.UnsupportedOperation, "into a plain tensor", lambda: normal(*SHAPE).add_(x))
+    recorded = normal(2).requires_grad_() * 1
+    scale = x.sum()
+    raises_everywhere(comm, dc.UnsupportedOperation, "into a plain tensor", lambda: recorded.mul_(scale))
     raises_everywhere(comm, dc.UnsupportedOperation, "out=", lambda: torch.add(x, x, out=normal(*SHAPE)))
 
 
-def test_dropout_in_training_is_refused_until_its_mask_is_that_of_one_process(comm):
+def test_a_replicated_number_may_scale_plain_tensors_outside_of_autograd(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
-    raises_everywhere(comm, dc.UnsupportedOperation, "dropout with p=0.5", lambda: F.dropout(x, 0.5))
+    gradient, scale = normal(5, seed=1), x.square().sum().sqrt()
+    expected = gradient * normal(*SHAPE).norm()
+    assert gradient.mul_(scale) is gradient
+    close(gradient, expected, "scaled gradient")
+    weight = gradient.clone().requires_grad_()
+    with torch.no_grad():
+        weight.add_(x.mean())
+    close(weight.detach(), expected + normal(*SHAPE).mean(), "changed parameter")
+
+
+def test_a_result_may_go_into_a_distributed_tensor_outside_of_autograd(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    y = torch.zeros_like(x)
+    assert torch.maximum(x, x.neg(), out=y) is y
+    close(dc.gather(y), normal(*SHAPE).abs(), "maximum")
+    raises_everywhere(comm, dc.UnsupportedOperation, "out=", lambda: torch.mul(x.requires_grad_(), 2, out=y))
+
+
+def test_a_plain_tensor_converted_like_a_distributed_one_stays_plain(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    for y in (torch.ones(2).type_as(x), torch.ones(2).to(x)):
+        assert type(y) is torch.Tensor and y.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda x: F.rrelu(x, training=True), "rrelu in training"),
+        (lambda x: torch.where(x > 0), "condition alone"),
+    ],
+)
+def test_what_has_no_rule_is_refused_with_the_way_out(comm, call, match):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    raises_everywhere(comm, dc.UnsupportedOperation, match, lambda: call(x))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, **odd: torch.add(x, x, **odd),
+        lambda x, **odd: x.clamp(0, **odd),
+        lambda x, **odd: x.add_(1, **odd),
+        lambda x, **odd: x.clone(**odd),
+        lambda x, **odd: torch.where(x > 0, x, x, **odd),
+        lambda x, **odd: torch.prelu(x, torch.ones(1).double(), **odd),
+        lambda x, **odd: torch.dropout(x, 0.5, True, **odd),
+        lambda x, **odd: torch.max_pool2d(x, 2, **odd),
+        lambda x, **odd: torch.group_norm(x, 2, **odd),
+        lambda x, **odd: torch.layer_norm(x, (4,), **odd),
+        lambda x, **odd: torch.pixel_shuffle(x, 1, **odd),
+        lambda x, **odd: torch._C._nn.avg_pool2d(x, 2, **odd),
+        lambda x, **odd: torch.cosine_similarity(x, x, **odd),
+        lambda x, **odd: F.one_hot(x.long().abs(), **odd),
+    ],
+)
+def test_an_unknown_option_is_never_swallowed(comm, call):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    with pytest.raises(TypeError):
+        call(normal(*SHAPE), odd=1)
+    raises_everywhere(comm, TypeError, "odd|invalid combination", lambda: call(x, odd=1), same_text=False)

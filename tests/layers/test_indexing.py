@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 import distconv as dc
 from tests.core.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
-from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, close, same_as_one_process
 
 TARGETS = [
     {"scale_factor": 2},
@@ -38,10 +38,17 @@ def test_interpolation_equals_one_process(comm, mode, target):
         same_as_one_process(grid, partial(F.interpolate, **mode, **target), normal(2, 2, 7, 8))
 
 
-@pytest.mark.parametrize("mode", ["area", "bicubic"])
-def test_other_modes_gather_space(comm, mode):
-    for grid in grids(comm, "nhw"):
-        same_as_one_process(grid, partial(F.interpolate, size=(5, 9), mode=mode), normal(2, 2, 7, 8))
+@pytest.mark.parametrize(
+    "options",
+    [{"mode": "area"}, {"mode": "bicubic"}, {"mode": "bicubic", "align_corners": True}]
+    + [{"mode": mode, "antialias": True} for mode in ("bilinear", "bicubic")],
+    ids=lambda options: " ".join(map(str, options.values())),
+)
+@UP_TO_SIX_RANKS
+def test_other_modes_equal_one_process(comm, options):
+    for grid in grids(comm, "nchw"):
+        for target in ({"size": (5, 9)}, {"scale_factor": (0.4, 1.7)}, {"size": (14, 3)}):
+            same_as_one_process(grid, partial(F.interpolate, **target, **options), normal(2, 3, 7, 8))
 
 
 @pytest.mark.parametrize("corners", [False, True])
@@ -57,6 +64,28 @@ def test_ranks_without_rows_take_part_in_interpolation(comm):
     for grid in grids(comm, "nhw"):
         for options in ({"size": (9, 1)}, {"scale_factor": 2, "mode": "bilinear"}, {"size": (2, 2)}):
             same_as_one_process(grid, partial(F.interpolate, **options), normal(1, 2, 2, 3))
+
+
+def test_an_infinity_spreads_as_in_one_process(comm):
+    x = normal(1, 2, 4, 5)
+    x[0, 0, 1, 2], x[0, 1, 3, 4] = torch.inf, -torch.inf
+    for grid in grids(comm, "hw"):
+        for options in ({"size": (5, 13)}, {"size": (9, 3), "align_corners": True}):
+            found = F.interpolate(dc.scatter(x, grid), mode="bilinear", **options)
+            close(dc.gather(found), F.interpolate(x, mode="bilinear", **options), "infinities")
+
+
+@pytest.mark.parametrize("call", [lambda x: F.pad(x, [0, 0]), lambda x: F.pad(x, [0, 0, 0, 0], "reflect")])
+def test_the_result_never_shares_memory_with_the_input(comm, call):
+    x = dc.scatter(normal(2, 3, 7, 8), grid_over(comm, n=comm.size))
+    call(x).zero_()
+    close(dc.gather(x), normal(2, 3, 7, 8), "input")
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_padding_without_a_sample_dimension(comm, mode):
+    for grid in grids(comm, "cw"):
+        same_as_one_process(grid, lambda x: F.pad(x, (1, 2, 0, 1), mode), normal(3, 7, 8), dims=["chw"])
 
 
 def test_interpolation_and_its_gradient_are_adjoint(comm):
@@ -130,8 +159,69 @@ def test_padding_wider_than_the_input_is_refused_in_torchs_words(comm, mode, pad
     assert str(told.value).splitlines()[0] in text
 
 
-@pytest.mark.ranks(at_least=2)
-@pytest.mark.parametrize("call", [lambda x: F.pad(x, [1, 1]), lambda x: F.interpolate(x, scale_factor=2)])
-def test_split_channels_are_refused(comm, call):
-    x = dc.scatter(torch.zeros(1, 8, 7, 8), grid_over(comm, c=comm.size))
-    raises_everywhere(comm, dc.UnsupportedOperation, "its channels are split", lambda: call(x))
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: F.pad(x, [1, 2, 0, 1]),
+        lambda x: F.pad(x, [1, 2, 0, 1], "reflect"),
+        lambda x: F.pad(x, [0, 0, 0, 0, 1, 2]),
+        lambda x: F.interpolate(x, scale_factor=2),
+        lambda x: F.interpolate(x, size=(5, 9), mode="bilinear"),
+    ],
+)
+def test_split_channels_stay_split(comm, call):
+    for shape in ((2, 5, 7, 8), (1, 2, 7, 8)):
+        for grid in grids(comm, "chw"):
+            y = same_as_one_process(grid, call, normal(*shape))
+            assert y.dist.axes == ("n", "c", "h", "w")
+
+
+# -- sampling at given points -----------------------------------------------------------------------------------------
+
+
+def points(*shape):
+    """Points of which some lie outside of the input."""
+    return 0.7 * normal(*shape, 2, seed=5)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+@pytest.mark.parametrize("padding_mode", ["zeros", "border"])
+@pytest.mark.parametrize("corners", [False, True])
+@UP_TO_SIX_RANKS
+def test_sampling_equals_one_process(comm, mode, padding_mode, corners):
+    sample = partial(F.grid_sample, mode=mode, padding_mode=padding_mode, align_corners=corners)
+    for grid in grids(comm, "nchw"):
+        same_as_one_process(grid, sample, normal(3, 2, 7, 5), points(3, 4, 6), dims=["nchw", "nhw-"])
+
+
+def test_points_may_be_whole_or_split_otherwise_than_the_input(comm):
+    sample = partial(F.grid_sample, align_corners=False)
+    x, at = normal(3, 2, 7, 5), points(3, 4, 6)
+    for grid in grids(comm, "nchw"):
+        same_as_one_process(grid, sample, x, plain=(at,))
+        same_as_one_process(grid, lambda at, x: sample(x, at), at, plain=(x,), dims=["nwh-"])
+        same_as_one_process(grid, sample, x, at, dims=["nchw", "-wh-"])
+        same_as_one_process(grid, sample, x[:1], at[:1, :2], dims=["nchw", "nhw-"])
+
+
+def test_sampling_in_three_dimensions(comm):
+    at = 0.7 * normal(1, 2, 3, 4, 3, seed=5)
+    for grid in grids(comm, "dw"):
+        same_as_one_process(
+            grid, partial(F.grid_sample, align_corners=True), normal(1, 2, 3, 5, 4), at, dims=["ncdhw", "ndhw-"]
+        )
+
+
+def test_a_spatial_transformer_equals_one_process(comm):
+    def transformed(x, theta):
+        return F.grid_sample(x, F.affine_grid(theta, x.shape, align_corners=False), align_corners=False)
+
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(grid, transformed, normal(3, 2, 7, 5), normal(3, 2, 3, seed=1), dims=["nchw", "n--"])
+        same_as_one_process(grid, transformed, normal(3, 2, 7, 5), plain=(normal(3, 2, 3, seed=1),))
+
+
+def test_points_of_other_samples_are_refused_in_torchs_words(comm):
+    grid = grid_over(comm, h=comm.size)
+    x, at = dc.scatter(normal(3, 2, 7, 5), grid), dc.scatter(points(2, 4, 6), grid, dims="nhw-")
+    raises_everywhere(comm, dc.ShapeError, "batch size", lambda: F.grid_sample(x, at, align_corners=False))

@@ -12,7 +12,7 @@ import distconv as dc
 from tests.core.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process
 
-AXES = {0: ["nc", "n"], 1: ["n-w", "nw"], 2: ["n-hw", "nhw"], 3: ["n-dhw", "ndhw"]}
+AXES = {0: ["nc", "n"], 1: ["ncw", "nw"], 2: ["nchw", "nhw"], 3: ["ncdhw", "ndhw"]}
 SPACE = {0: (), 1: (9,), 2: (7, 4), 3: (3, 4, 5)}
 
 
@@ -33,7 +33,7 @@ def test_cross_entropy_equals_one_process(comm, count, reduction, weighted):
     weight = normal(4, seed=2).abs() + 0.1 if weighted else None
     loss = partial(F.cross_entropy, weight=weight, reduction=reduction, ignore_index=1, label_smoothing=0.1 * count)
     shape = SPACE[count]
-    for grid in grids(comm, ["n", "nw", "nhw", "dhw"][count]):
+    for grid in grids(comm, ["nc", "nw", "nchw", "cd"][count]):
         y = same_as_one_process(grid, loss, normal(5, 4, *shape), labels(5, *shape, ignored=1), dims=AXES[count])
         assert reduction == "none" or not y.dist.split_axes
 
@@ -109,14 +109,120 @@ def test_a_split_weight_of_bce_is_aligned(comm):
         )
 
 
-@pytest.mark.parametrize("loss", [F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss], ids=lambda f: f.__name__)
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+LOSSES = {
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "smooth l1": F.smooth_l1_loss,
+    "huber": partial(F.huber_loss, delta=0.7),
+    "soft margin": lambda a, b, **o: F.soft_margin_loss(a, b.detach().sign(), **o),
+    "poisson": F.poisson_nll_loss,
+    "poisson in full": partial(F.poisson_nll_loss, log_input=False, full=True),
+    "hinge embedding": lambda a, b, **o: F.hinge_embedding_loss(a, b.detach().sign(), **o),
+    "margin ranking": lambda a, b, **o: F.margin_ranking_loss(a, b, torch.ones(1, 1, 1, 5).double(), margin=0.3, **o),
+    "gaussian": lambda a, b, **o: F.gaussian_nll_loss(a, b, b.exp(), full=True, **o),
+    "gaussian of one variance": lambda a, b, **o: F.gaussian_nll_loss(a, b, 0.3, **o),
+    "gaussian without the last dimension": lambda a, b, **o: F.gaussian_nll_loss(a, b, b.mean(-1).abs(), **o),
+    "multilabel": lambda a, b, **o: F.multilabel_soft_margin_loss(a, (b > 0).double(), torch.arange(5), **o),
+    "divergence": lambda a, b, **o: F.kl_div(a.log_softmax(1), b.softmax(1), **o),
+    "divergence of logarithms": lambda a, b, **o: F.kl_div(a, b, log_target=True, **o),
+}
+
+
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
+@pytest.mark.parametrize("name", LOSSES)
 @UP_TO_SIX_RANKS
-def test_losses_of_two_tensors_equal_one_process(comm, loss, reduction):
-    for grid in grids(comm, "nh"):
-        same_as_one_process(
-            grid, lambda a, b: loss(a, b, reduction=reduction), normal(3, 2, 7, 5), normal(3, 2, 7, 5, seed=1)
-        )
+def test_losses_of_two_tensors_equal_one_process(comm, name):
+    a, b = normal(3, 2, 7, 5), normal(3, 2, 7, 5, seed=1)
+    reductions = ["mean", "sum", "none"] + ["batchmean"] * name.startswith("divergence")
+    for grid in grids(comm, "nch"):
+        for reduction in reductions:
+            positive = (a.abs(), b.abs()) if name.startswith("poisson") else (a, b)
+            y = same_as_one_process(grid, partial(LOSSES[name], reduction=reduction), *positive)
+            assert reduction == "none" or not y.dist.split_axes
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (4,)])
+def test_cosine_embedding_equals_one_process(comm, shape):
+    for grid in grids(comm, "nc"):
+        for reduction in ("mean", "none"):
+            loss = partial(F.cosine_embedding_loss, margin=-0.2, reduction=reduction)
+            dims, axes = (["nc", "nc", "n"], shape[:-1]) if len(shape) == 2 else (["c", "c", ""], ())
+            target = 2.0 * labels(*axes, classes=2) - 1
+            same_as_one_process(
+                grid, lambda a, b, t, loss=loss: loss(a, b, t.detach()), normal(*shape), normal(*shape, seed=1),
+                target.double(), dims=dims,
+            )  # fmt: skip
+
+
+def test_cosine_similarity_of_channels_equals_one_process(comm):
+    for grid in grids(comm, "nchw"):
+        same_as_one_process(grid, F.cosine_similarity, normal(3, 4, 7, 5), normal(3, 4, 7, 5, seed=1))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_one_sample_without_a_sample_dimension(comm, reduction):
+    weight = normal(4, seed=2).abs()
+    for grid in grids(comm, "nc"):
+        for target in (torch.tensor(2), normal(4, seed=1).softmax(0)):
+            loss = partial(F.cross_entropy, weight=weight, reduction=reduction)
+            dims = ["c", "c" if target.dim() else ""]
+            same_as_one_process(grid, lambda x, t, loss=loss: loss(x, t.detach()), normal(4), target, dims=dims)
+        same_as_one_process(grid, lambda x: F.nll_loss(x, torch.tensor(1), reduction=reduction), normal(4), dims=["n"])
+
+
+def test_half_precision_counts_all_labels(comm):
+    target = labels(3, 300, 300)
+    logits = normal(3, 4, 300, 300).half()
+    loss = F.cross_entropy(dc.scatter(logits, grid_over(comm, h=comm.size)), target)
+    expected = F.cross_entropy(logits.double(), target)
+    assert loss.dtype == torch.float16 and loss.item() == pytest.approx(expected.item(), rel=2e-3)
+
+
+# -- losses that users write ------------------------------------------------------------------------------------------
+
+
+def binary_dice(logits, target, smooth=1.0):
+    p = torch.sigmoid(logits)
+    intersection = (p * target).sum(dim=(2, 3))
+    union = p.sum(dim=(2, 3)) + target.sum(dim=(2, 3))
+    return 1 - ((2 * intersection + smooth) / (union + smooth)).mean()
+
+
+def flat_dice(logits, target):
+    p, t = torch.sigmoid(logits).reshape(-1), target.reshape(-1)
+    return 1 - (2.0 * (p * t).sum() + 1e-5) / ((p * p).sum() + (t * t).sum() + 1e-5)
+
+
+def class_dice(logits, labels):
+    p = F.softmax(logits, dim=1)
+    t = F.one_hot(labels, num_classes=logits.shape[1]).permute(0, 3, 1, 2).to(p.dtype)
+    numbers = 2 * torch.sum(p * t, (0, 2, 3)) / (torch.sum(p + t, (0, 2, 3))).clamp(min=1e-6)
+    return 1 - numbers[1:].mean() + F.cross_entropy(logits, labels)
+
+
+def focal(logits, target, gamma=2.0):
+    bce = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    return ((1 - torch.exp(-bce)) ** gamma * bce).mean()
+
+
+def tversky(logits, labels):
+    p = torch.softmax(logits, 1)
+    t = torch.zeros_like(p).scatter_(1, labels.unsqueeze(1), 1.0)
+    hits, misses, alarms = (v.flatten(2).sum(-1) for v in (p * t, (1 - p) * t, p * (1 - t)))
+    return (1 - (hits + 1) / (hits + 0.3 * misses + 0.7 * alarms + 1)).mean()
+
+
+@pytest.mark.parametrize("loss", [binary_dice, flat_dice, focal])
+def test_a_users_loss_of_masks_equals_one_process(comm, loss):
+    target = labels(3, 2, 7, 5, classes=2).double()
+    for grid in grids(comm, "nchw"):
+        same_as_one_process(grid, lambda x, t: loss(x, t.detach()), normal(3, 2, 7, 5), target)
+
+
+@pytest.mark.parametrize("loss", [class_dice, tversky])
+def test_a_users_loss_of_classes_equals_one_process(comm, loss):
+    for grid in grids(comm, "nchw"):
+        same_as_one_process(grid, loss, normal(3, 4, 7, 5), labels(3, 7, 5), dims=AXES[2])
 
 
 def test_nll_and_plain_bce_equal_one_process(comm):
@@ -150,7 +256,31 @@ def test_what_torch_refuses_is_refused(comm, call, match):
     raises_everywhere(comm, dc.ShapeError, match, lambda: call(*split))
 
 
-@pytest.mark.parametrize("loss", [F.cross_entropy, F.mse_loss])
+@pytest.mark.parametrize("loss", [F.cross_entropy, F.mse_loss, F.kl_div, F.multilabel_soft_margin_loss])
 def test_old_ways_to_reduce_are_refused(comm, loss):
     x = dc.scatter(normal(5, 4), grid_over(comm, n=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "use reduction=", lambda: loss(x, x, reduce=False))
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda x: F.gaussian_nll_loss(x, x, x), "var has negative entry"),
+        (lambda x: F.gaussian_nll_loss(x, x, x.abs(), reduction="all"), "all is not valid"),
+        (lambda x: F.gaussian_nll_loss(x, x, x.sum(0).abs()), "var is of incorrect size"),
+        (lambda x: F.mse_loss(x, x, reduction="all"), "all is not a valid value for reduction"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_torchs_words(comm, call, match):
+    with pytest.raises(ValueError, match=match):
+        call(normal(5, 4))
+    x = dc.scatter(normal(5, 4), grid_over(comm, n=comm.size))
+    raises_everywhere(comm, dc.ShapeError, match, lambda: call(x))
+
+
+def test_a_label_that_one_rank_alone_has_wrong_is_refused_on_all(comm):
+    target = labels(5, 7, 3)
+    target[4, 6, 2] = 9
+    grid = grid_over(comm, h=comm.size)
+    split = dc.scatter(normal(5, 4, 7, 3), grid), dc.scatter(target, grid, dims="nhw")
+    raises_everywhere(comm, dc.LabelError, "Target 9 is out of bounds", lambda: F.cross_entropy(*split))

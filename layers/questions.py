@@ -1,0 +1,87 @@
+"""Questions about tensors whose answer is no tensor; it is the same on all ranks."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+import torch
+
+from distconv.dispatch import implements
+from distconv.errors import UnsupportedOperation
+from distconv.tensor import DistTensor
+
+
+@implements(torch.equal, torch.Tensor.equal)
+def equal(input: torch.Tensor, other: torch.Tensor) -> bool:
+    """``torch.equal``."""
+    return input.shape == other.shape and bool((input == other).all())
+
+
+@implements(torch.allclose, torch.Tensor.allclose)
+def allclose(
+    input: torch.Tensor, other: torch.Tensor, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
+) -> bool:
+    """``torch.allclose``."""
+    return bool(torch.isclose(input, other, rtol, atol, equal_nan).all())
+
+
+@implements(torch.is_nonzero, torch.Tensor.is_nonzero)
+def is_nonzero(input: DistTensor) -> bool:
+    """``torch.is_nonzero``."""
+    return torch.is_nonzero(input.replicated().local)
+
+
+@implements(torch.Tensor.__contains__)
+def contains(input: DistTensor, element: Any) -> bool:
+    """``element in x``."""
+    return bool((input == element).any())
+
+
+@implements(torch.Tensor.__index__)
+def index(input: DistTensor) -> int:
+    """The value of a whole number, where Python wants an index."""
+    if input.is_floating_point() or input.numel() != 1:
+        raise TypeError("only integer tensors of a single element can be converted to an index")
+    return int(input)
+
+
+@implements(torch.result_type)
+def result_type(*operands: Any) -> torch.dtype:
+    """``torch.result_type``."""
+    plain = [torch.empty(o.shape, dtype=o.dtype, device="meta") if isinstance(o, torch.Tensor) else o for o in operands]
+    return torch.result_type(*plain)
+
+
+@implements(torch.is_same_size, torch.Tensor.is_same_size)
+def is_same_size(input: torch.Tensor, other: torch.Tensor) -> bool:
+    """``torch.is_same_size``."""
+    return input.shape == other.shape
+
+
+@implements(torch.Tensor.stride)
+def stride(input: DistTensor, dim: int | None = None) -> Any:
+    """``Tensor.stride`` of the global tensor, which is always contiguous."""
+    strides = tuple(reversed(list(accumulate((max(n, 1) for n in reversed(input.shape[1:])), mul, initial=1))))
+    strides = strides if input.dim() else ()
+    return strides if dim is None else strides[dim]
+
+
+@implements(torch.Tensor.storage_offset)
+def storage_offset(input: DistTensor) -> int:
+    """``Tensor.storage_offset`` of the global tensor."""
+    return 0
+
+
+@implements(torch.Tensor.type)
+def type_(input: DistTensor, dtype: Any = None, non_blocking: bool = False) -> Any:
+    """``Tensor.type``: the name of the type, or a conversion."""
+    found = input.local.type() if dtype is None else input.local.type(dtype, non_blocking)
+    return found if isinstance(found, str) else DistTensor(found, input.dist, input.shape)
+
+
+@implements(torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.storage, torch.as_strided)
+def memory(input: DistTensor, *_: Any) -> Any:
+    """The memory of the global tensor, which is nowhere in one piece."""
+    raise UnsupportedOperation("the memory of a DistTensor lies on many ranks: use .local for this rank's block")
