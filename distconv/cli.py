@@ -38,7 +38,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("bench", "halo"): Command("distconv.jobs.bench_halo", "time halo exchanges"),
     ("bench", "layer"): Command("distconv.jobs.bench_layer", "memory, traffic and time of convolutions over a grid"),
     ("bench", "memory"): Command("distconv.jobs.bench_memory", "peak memory per rank against one rank"),
-    ("conformance",): Command("distconv.jobs.conformance.command", "every operator on every kind of grid against torch"),
+    ("conformance",): Command(
+        "distconv.jobs.conformance.command", "every operator on every kind of grid against torch"
+    ),
     ("info",): Command("distconv.information", "versions, MPI library, ranks, threads, devices, transport, allocator"),
 }
 

@@ -134,8 +134,9 @@ class Loader:
         shape = (len(samples), *self.file.shape(each.dataset)[1:])
         mine, *space = self._distribution(each).box(None, shape)
         block = torch.empty((mine.extent, *(i.extent for i in space)), dtype=each.dtype)
-        for row, sample in zip(block.numpy(), samples[mine.start : mine.stop], strict=True):
-            row[...] = self._prepared(each, sample, space, self.mirrored(epoch, sample))
+        values = block.numpy()
+        for row, sample in enumerate(samples[mine.start : mine.stop]):
+            values[row] = self._prepared(each, sample, space, self.mirrored(epoch, sample))
         return block
 
     def _prepared(self, each: Field, sample: int, space: list[Interval], mirrored: str) -> NDArray[np.generic]:
@@ -150,11 +151,11 @@ class Loader:
         values = values.astype(np.result_type(values, _numpy(each.dtype)), copy=False)
         for axis in mirrored:
             if axis in each.odd:
-                values = values * _per_channel(each.odd[axis], values)
+                values = values * _per_channel(each.odd[axis], values, space[0])
         if each.shift is not None:
-            values = values - _per_channel(each.shift, values)
+            values = values - _per_channel(each.shift, values, space[0])
         if each.scale is not None:
-            values = values / _per_channel(each.scale, values)
+            values = values / _per_channel(each.scale, values, space[0])
         return values
 
 
@@ -162,5 +163,8 @@ def _numpy(dtype: torch.dtype) -> np.dtype:
     return torch.empty(0, dtype=dtype).numpy().dtype
 
 
-def _per_channel(numbers: Sequence[float] | NDArray[np.float64], values: NDArray[np.generic]) -> NDArray[np.generic]:
-    return np.asarray(numbers, values.dtype).reshape(-1, *(1,) * (values.ndim - 1))
+def _per_channel(
+    numbers: Sequence[float] | NDArray[np.float64], values: NDArray[np.generic], channels: Interval
+) -> NDArray[np.generic]:
+    mine = np.asarray(numbers, values.dtype)[channels.start : channels.stop]
+    return mine.reshape(-1, *(1,) * (values.ndim - 1))

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.ranks(1, 2, 4)
 
 ODD = {"h": (1.0, 1.0, -1.0), "w": (1.0, -1.0, 1.0)}
 FIELDS = (Field("x", "nchw", torch.float64, odd=ODD), Field("y", "nhw", torch.float32))
-GRIDS = {1: ["n=1"], 2: ["n=2", "h=2", "w=2"], 4: ["n=4", "h=4", "h=2,w=2", "n=2,h=2"]}
+GRIDS = {1: ["n=1"], 2: ["n=2", "h=2", "w=2", "c=2"], 4: ["n=4", "h=4", "h=2,w=2", "n=2,h=2", "c=2,h=2"]}
 
 
 def grids(comm: Any) -> list[dc.ProcessGrid]:

@@ -66,4 +66,3 @@ def test_late_weights_are_sharded_and_early_ones_whole(comm):
 def test_on_other_ranks_it_is_refused(comm):
     with pytest.raises(dc.PlanError, match="made for 4 ranks, but there are 2"):
         dc.parallelize(build(), dc.Plan.load(PLAN, comm), comm=comm)
-
