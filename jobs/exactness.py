@@ -244,8 +244,8 @@ def main(arguments: list[str] | None = None) -> int:
     if comm.rank == 0:
         changed = "with each batch reversed" if mesh else "with inputs changed by 1e-15"
         print(
-            f"{options.model} width {settings.width or 'as published'}, {'x'.join(map(str, size))}, batch 4, {options.steps} steps of "
-            f"{options.optimizer}, float64, "
+            f"{options.model} width {settings.width or 'as published'}, {'x'.join(map(str, size))}, batch 4, "
+            f"{options.steps} steps of {options.optimizer}, float64, "
             f"grid {options.grid}: losses differ by {found.loss:.1e}, weights by {found.weight:.1e}: "
             f"{'equal' if found.exact else 'NOT EQUAL'} (plain torch {changed}: {yardstick.loss:.1e}, "
             f"{yardstick.weight:.1e})"

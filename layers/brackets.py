@@ -119,7 +119,10 @@ def setitem(input: torch.Tensor, index: Any, value: Any) -> None:
         return
     part = cut(input, _as_slices(per_dim, input.shape))
     if isinstance(value, torch.Tensor):
-        part.local.copy_(aligned(_fitted(value, entries, shape, input), part.dist, part.shape))
+        source = aligned(_fitted(value, entries, shape, input), part.dist, part.shape)
+        # x[i] += 1 assigns a view of x to itself, which torch takes for an overlap where their strides differ.
+        overlaps = source.untyped_storage().data_ptr() == part.local.untyped_storage().data_ptr()
+        part.local.copy_(source.clone() if overlaps else source)
     else:
         part.local.fill_(value)
     changed(input)

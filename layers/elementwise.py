@@ -41,13 +41,13 @@ tanhshrink hardshrink softshrink logsigmoid
 entr erfcx expit gammaln i0e i1 i1e log_ndtr ndtr ndtri psi xlog1py zeta gammainc gammaincc
 __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__
 __pow__ __rpow__ __neg__ __pos__ __abs__ __invert__ __and__ __or__ __xor__ __rand__ __ror__ __rxor__
-__lshift__ __rshift__ __rlshift__ __rrshift__
+__lshift__ __rshift__ __rlshift__ __rrshift__ __div__
 __eq__ __ne__ __lt__ __le__ __gt__ __ge__
 """.split()
 
 _IN_PLACE = """
 __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ __ilshift__
-__irshift__ zero_ fill_ copy_
+__irshift__ zero_ fill_ copy_ detach_
 """.split()
 
 _UNARY = """

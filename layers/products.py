@@ -165,6 +165,8 @@ def _plus(
     """``beta * input + alpha * product(first, second)``; with ``beta`` 0 torch ignores ``input``, NaN and all."""
     result_shape(function, input, first, second, beta=beta, alpha=alpha)
     result: torch.Tensor = product(first, second)
+    if torch._C._is_any_autocast_enabled():
+        input = input.to(result.dtype)
     result = result if alpha == 1 else result * alpha
     return result if beta == 0 else result + (input if beta == 1 else input * beta)
 
@@ -269,6 +271,7 @@ def scaled_dot_product_attention(
             return F.scaled_dot_product_attention(q, k, v, mask, 0.0, **options)
         # torch leaves k and v out of the graph of an empty result; the other ranks have them in theirs.
         ends = [t.reshape(-1)[:0] for t in (q, k, v, mask) if t is not None and t.is_floating_point()]
-        return torch.cat(ends).reshape(*q.shape[:-1], v.shape[-1])
+        dtype = F.scaled_dot_product_attention(*(q.new_zeros(1, 1, 1),) * 3).dtype  # that of the other ranks
+        return torch.cat(ends).to(dtype).reshape(*q.shape[:-1], v.shape[-1])
 
     return contract(attend, operands, labels, [*_batch(query, 2), "l", "f"], shape, whole)

@@ -33,7 +33,7 @@ def cut(input: DistTensor, slices: Sequence[slice]) -> DistTensor:
     x = in_blocks(input, [d for d, (r, n) in enumerate(zip(ranges, input.shape, strict=True)) if len(r) != n])
     mine, dist = _cutting(x.dist, x.dist.axes, x.shape, ranges)
     result = DistTensor(x.local[mine], dist, torch.Size(len(r) for r in ranges))
-    return viewed(result, input) if x is input else moved(result, no_way_back("slicing"))
+    return viewed(result, input) if x is input else moved(result, lambda r: input.__setitem__(tuple(slices), r))
 
 
 @lru_cache(maxsize=4096)

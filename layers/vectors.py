@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from distconv.dispatch import implements
 from distconv.errors import UnsupportedOperation
 from distconv.layers.alignment import broadcast_shape, result_shape
-from distconv.layers.reductions import WIDE, Dims, dtype_of, folding, of_all_ranks, summed
+from distconv.layers.reductions import WIDE, Dims, dtype_of, folding, numbers_in, of_all_ranks, summed
 from distconv.tensor import DistTensor
 
 
@@ -128,7 +128,7 @@ def logsumexp(input: DistTensor, dim: Dims, keepdim: bool = False) -> torch.Tens
     """``torch.logsumexp``."""
     result_shape(torch.logsumexp, input, dim, keepdim)
     fold = folding(input, dim, keepdim)
-    if not fold.axes:
+    if not fold.axes or not numbers_in(input, fold):
         return fold.wrap(torch.logsumexp(input.local, fold.dims or -1, keepdim))
     highest = input.detach().amax(fold.dims, keepdim=True)
     highest = highest.masked_fill(highest.isinf(), 0)
@@ -142,7 +142,7 @@ def _soft(function: Any, input: DistTensor, dim: int | None, dtype: torch.dtype 
         raise UnsupportedOperation(f"{function.__name__} of a DistTensor without dim=: say which dimension")
     result_shape(function, input, dim, dtype=dtype)
     fold = folding(input, dim, True)
-    if not fold.axes:
+    if not fold.axes or not input.numel():
         return DistTensor(function(input.local, dim, dtype=dtype), input.dist, input.shape)
     x = input.to(dtype or dtype_of(partial(function, dim=-1), input))
     wide = x.to(WIDE.get(x.dtype, x.dtype))

@@ -140,7 +140,7 @@ class _Forward:
 
 
 def _forward(case: Case, sizes: Sizes, place: _Place) -> _Forward:
-    torch.manual_seed(_SEED)
+    torch.default_generator.manual_seed(_SEED)
     module = None if case.module is None else case.module(sizes).to(case.dtype)
     generator = torch.Generator().manual_seed(_SEED)
     inputs = [place.put(given, _values(case, given, sizes, generator)) for given in case.inputs]
@@ -148,7 +148,7 @@ def _forward(case: Case, sizes: Sizes, place: _Place) -> _Forward:
         leaf.requires_grad_(given.grad and leaf.is_floating_point())
     if module is not None:
         module = place.prepare(case, module)
-    torch.manual_seed(_SEED)  # what draws numbers draws the same ones in both worlds
+    torch.default_generator.manual_seed(_SEED)  # what draws numbers draws the same ones in both worlds
     result = case.function(*inputs) if module is None else case.function(module, *inputs)
     return _Forward(inputs, module, [result] if isinstance(result, torch.Tensor) else list(result))
 

@@ -73,7 +73,7 @@ def _habits(draw: Draw) -> Habits:
 def _network(draw: Draw, channels: int) -> tuple[Network, str]:
     names = [draw.pick(*BLOCKS) for _ in range(draw.number(1, 3))]
     head_name = draw.pick("pixels", "mean", "flatten", "pooled")
-    torch.manual_seed(draw.seed)
+    torch.default_generator.manual_seed(draw.seed)
     blocks: list[nn.Module] = [nn.Conv2d(2, channels, 3, padding=1)]
     blocks += [BLOCKS[name](draw, channels) for name in names]
     head = PixelHead(channels) if head_name == "pixels" else LinearHead(channels, head_name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,13 @@ from pathlib import Path
 import pytest
 import torch
 
+import distconv as dc
 from distconv.errors import ShapeError, UnsupportedOperation
 from distconv.jobs.differential.draw import Draw
 from distconv.jobs.differential.runs import Run, draw_case
 from distconv.jobs.differential.verdicts import Outcome, Verdict, difference, judge, refusal
+from distconv.jobs.differential.worlds import draw_extents
+from tests.core.layouts import grid_over
 
 EXACT = Outcome()
 
@@ -49,6 +53,12 @@ def test_a_case_is_the_same_whenever_it_is_drawn():
     assert torch.equal(Draw(1, 2).tensor(5), Draw(1, 2).tensor(5))
 
 
+def test_some_grids_split_channels():
+    drawn = [draw_extents(4, 2, random.Random(number)) for number in range(400)]
+    assert 40 < sum("c" in extents for extents in drawn) < 120
+    assert all(extents for extents in drawn)
+
+
 @pytest.mark.parametrize(
     ("found", "text"),
     [
@@ -65,6 +75,25 @@ def test_a_case_is_the_same_whenever_it_is_drawn():
 def test_differences_are_told(found, text):
     told = difference({"y": torch.ones(3).double()}, found)
     assert text in told if text else told == ""
+
+
+def test_the_tolerance_is_that_of_the_dtype():
+    ones = torch.ones(3, dtype=torch.float32)
+    assert difference({"y": ones}, {"y": ones + 1e-6}) == ""
+    assert "differs by" in difference({"y": ones}, {"y": ones + 1e-4})
+    assert difference({"y": ones}, {"y": ones + 1e-4}, condition=100) == ""
+
+
+def test_blocks_are_compared_where_they_are(comm):
+    grid = grid_over(comm, n=comm.size)
+    whole = torch.arange(7.0).double()
+    x = dc.scatter(whole, grid)
+    assert difference({"y": whole}, {"y": x}) == ""
+    x.local.add_(comm.rank == comm.size - 1)
+    told = comm.allgather(difference({"y": whole}, {"y": x}))
+    assert [bool(text) for text in told] == [rank == comm.size - 1 for rank in range(comm.size)]
+    wrong = dc.DistTensor(torch.zeros(9).double(), x.dist, x.shape)
+    assert "is a block of (9,) where it should be" in difference({"y": whole}, {"y": wrong})
 
 
 TORCHS = refusal(RuntimeError("too small"))

@@ -30,7 +30,7 @@ def seeded(function):
 @pytest.mark.parametrize("p", [0.3, 0.5, 0.0, 1.0])
 @UP_TO_SIX_RANKS
 def test_dropout_equals_one_process(comm, function, p):
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "ch"):
         same_as_one_process(grid, seeded(lambda x: function(x, p, True)), normal(*SHAPE))
 
 
@@ -76,9 +76,9 @@ def test_dropout_outside_training_is_the_identity(comm):
 
 
 def test_any_layout_will_do_and_ranks_without_elements_take_part(comm):
-    for dist in twenty_layouts(comm, (5, 7, 3)):
+    for dist in twenty_layouts(comm, (5, 7, 3))[::2]:
         same_as_one_process(dist, seeded(lambda x: F.dropout(x, 0.4)), normal(5, 7, 3))
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "nch"):
         same_as_one_process(grid, seeded(lambda x: F.dropout2d(x, 0.4)), normal(1, 2, 1, 3))
 
 

@@ -115,7 +115,7 @@ def test_a_change_that_cannot_reach_its_source_is_refused(comm, change):
 @pytest.mark.parametrize("name", UNARY)
 @UP_TO_SIX_RANKS
 def test_one_operand_equals_one_process(comm, name):
-    for grid in grids(comm, "nch"):
+    for grid in grids(comm, "ch"):
         same_as_one_process(grid, UNARY[name], normal(*SHAPE))
 
 
@@ -168,7 +168,7 @@ def test_functions_of_several_operands(comm, function):
 @pytest.mark.parametrize("slopes", [1, 2])
 def test_prelu_learns_its_slopes(comm, slopes):
     for shape in (SHAPE, (3, 2), (1, 2, 3)):
-        for grid in grids(comm, "nchw"):
+        for grid in grids(comm, "nch"):
             module_as_in_one_process(grid, built(lambda: nn.PReLU(slopes)), normal(*shape))
 
 

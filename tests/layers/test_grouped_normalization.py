@@ -31,7 +31,7 @@ def with_parameters(make):
 @UP_TO_SIX_RANKS
 def test_group_norm_equals_one_process(comm, groups):
     module = with_parameters(lambda: nn.GroupNorm(groups, 6))
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "nch"):
         module_as_in_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
 
 
@@ -50,7 +50,7 @@ def test_groups_with_fewer_channels_than_ranks(comm):
 
 
 def test_group_norm_of_any_layout(comm):
-    for dist in twenty_layouts(comm, (5, 6, 7)):
+    for dist in twenty_layouts(comm, (5, 6, 7))[::2]:
         same_as_one_process(
             dist, lambda x, w, b: F.group_norm(x, 2, w, b), normal(5, 6, 7), plain=(normal(6), normal(6, seed=1))
         )
@@ -109,7 +109,7 @@ def test_instance_norm_equals_one_process(comm, count, options):
 
 def test_instance_norm_with_fewer_rows_samples_or_channels_than_ranks(comm):
     module = with_parameters(lambda: nn.InstanceNorm2d(2, affine=True, track_running_stats=True))
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "nch"):
         module_as_in_one_process(grid, module.train(), normal(1, 2, 3, 2))
         module_as_in_one_process(grid, module.eval(), normal(1, 2, 3, 2))
 
@@ -125,7 +125,7 @@ def test_instance_norm_of_one_sample_without_a_sample_dimension(comm):
 @UP_TO_SIX_RANKS
 def test_layer_norm_equals_one_process(comm, shape, affine):
     module = with_parameters(lambda: nn.LayerNorm(shape, elementwise_affine=affine))
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "nch"):
         module_as_in_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
     module_as_in_one_process(grid, module, normal(1, 6, 7, 5))
 
@@ -139,7 +139,7 @@ def test_layer_norm_without_a_bias(comm):
 @pytest.mark.parametrize("eps", [None, 1e-3])
 def test_rms_norm_equals_one_process(comm, shape, eps):
     module = with_parameters(lambda: nn.RMSNorm(shape, eps=eps))
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "ch"):
         module_as_in_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
 
 
@@ -154,7 +154,7 @@ def test_local_response_norm_equals_one_process(comm, size):
 def test_normalized_vectors_equal_one_process(comm, dim):
     x = normal(*SHAPES[2])
     x[0, :, 0, 0] = 0
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "ch"):
         same_as_one_process(grid, lambda x: F.normalize(x, dim=dim), x)
 
 

@@ -155,7 +155,7 @@ def test_cosine_embedding_equals_one_process(comm, shape):
 
 
 def test_cosine_similarity_of_channels_equals_one_process(comm):
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "nc"):
         same_as_one_process(grid, F.cosine_similarity, normal(3, 4, 7, 5), normal(3, 4, 7, 5, seed=1))
 
 
@@ -215,13 +215,13 @@ def tversky(logits, labels):
 @pytest.mark.parametrize("loss", [binary_dice, flat_dice, focal])
 def test_a_users_loss_of_masks_equals_one_process(comm, loss):
     target = labels(3, 2, 7, 5, classes=2).double()
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "nch"):
         same_as_one_process(grid, lambda x, t: loss(x, t.detach()), normal(3, 2, 7, 5), target)
 
 
 @pytest.mark.parametrize("loss", [class_dice, tversky])
 def test_a_users_loss_of_classes_equals_one_process(comm, loss):
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "nch"):
         same_as_one_process(grid, loss, normal(3, 4, 7, 5), labels(3, 7, 5), dims=AXES[2])
 
 

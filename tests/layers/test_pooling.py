@@ -100,7 +100,7 @@ def test_ranks_without_outputs_take_part(comm, pool, size):
 @pytest.mark.parametrize("pool", [F.adaptive_avg_pool2d, F.adaptive_max_pool2d])
 @UP_TO_SIX_RANKS
 def test_adaptive_pooling_equals_one_process(comm, pool, size):
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "nch"):
         same_as_one_process(grid, lambda x: pool(x, size), normal(3, 2, 7, 9))
         same_as_one_process(grid, lambda x: pool(x, size), normal(1, 2, 8, 6).round())
 
@@ -166,7 +166,7 @@ def both(found):
 @UP_TO_SIX_RANKS
 def test_indices_count_in_the_global_space(comm, pool):
     options = {"return_indices": True} if pool.func in (F.max_pool2d, F.adaptive_max_pool2d) else {}
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "ch"):
         same_as_one_process(grid, lambda x: both(pool(x, **options)), normal(3, 2, 7, 9))
         same_as_one_process(grid, lambda x: both(pool(x, **options)), normal(1, 2, 8, 5).round())
 
@@ -304,7 +304,7 @@ def test_under_autocast_every_rank_has_the_dtype_of_one_process(comm, call):
     with torch.autocast("cpu", torch.bfloat16):
         torch.manual_seed(0)
         expected = call(x.bfloat16())
-        for grid in grids(comm, "nchw"):
+        for grid in grids(comm, "ch"):
             torch.manual_seed(0)
             y = call(dc.scatter(x.bfloat16(), grid))
             assert y.dtype == y.local.dtype == expected.dtype

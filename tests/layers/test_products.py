@@ -88,6 +88,17 @@ def test_matrices_that_do_not_fit_are_refused_in_torchs_words(comm):
     raises_everywhere(comm, dc.ShapeError, "same dtype", lambda: x @ normal(6, 4).float())
 
 
+def test_every_rank_computes_in_autocasts_dtype(comm):
+    x = normal(*SHAPE).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for dist in spread(comm, SHAPE):
+            y = dc.scatter(x, dist)
+            for name in ("matrices", "baddbmm", "einsum over space", "attention"):
+                found, expected = dc.gather(ONE[name](y)), ONE[name](x)
+                assert found.dtype == expected.dtype == torch.bfloat16
+                assert torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
+
+
 def test_attention_with_dropout_is_refused(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, n=comm.size))
     call = lambda: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)  # noqa: E731

@@ -28,7 +28,7 @@ def indices(*shape, below=4):
     ],
 )
 def test_it_equals_one_process(comm, call, dim):
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "ch"):
         same_as_one_process(grid, lambda x, i: call(x, i, dim), normal(*SHAPE), indices(*SHAPE))
 
 
@@ -40,7 +40,7 @@ def test_operands_of_other_extents_are_gathered(comm):
 
 
 def test_a_plain_tensor_of_zeros_may_become_one_hot_labels(comm):
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "ch"):
 
         def one_hot(x, labels):
             found = torch.zeros(x.shape, dtype=x.dtype).scatter_(1, labels, 1)

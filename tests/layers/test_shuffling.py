@@ -16,14 +16,14 @@ from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process
 @UP_TO_SIX_RANKS
 def test_pixel_shuffle_and_its_inverse_equal_one_process(comm, shape):
     dims = {3: "chw", 4: "nchw", 5: "n-chw"}[len(shape)]
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "nch"):
         y = same_as_one_process(grid, lambda x: F.pixel_shuffle(x, 2), normal(*shape), dims=[dims])
         same_as_one_process(grid, lambda x: F.pixel_unshuffle(x, 2), normal(*y.shape), dims=[dims])
         same_as_one_process(grid, lambda x: F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2), normal(*shape), dims=[dims])
 
 
 def test_any_layout_of_the_input_will_do(comm):
-    for dist in twenty_layouts(comm, (4, 6, 5)):
+    for dist in twenty_layouts(comm, (4, 6, 5))[::2]:
         same_as_one_process(dist, lambda x: F.pixel_shuffle(x, 2), normal(4, 6, 5))
 
 
@@ -58,7 +58,7 @@ def test_channel_shuffle_equals_one_process(comm, shape):
     ],
 )
 def test_unfold_and_fold_equal_one_process(comm, call):
-    for grid in grids(comm, "nchw"):
+    for grid in grids(comm, "ch"):
         same_as_one_process(grid, call, normal(3, 2, 7, 9))
     for grid in grids(comm, "ch"):
         same_as_one_process(grid, call, normal(2, 7, 9), dims=["chw"])

@@ -104,14 +104,14 @@ _AUTOCAST: dict[str, tuple[Callable[..., torch.Tensor], tuple[Input, ...]]] = {
     "conv_transpose2d": (lambda x, w: F.conv_transpose2d(x, w, stride=2), (_X, plain("c 3 2 2"))),
     "linear": (lambda x, w: F.linear(x, w), (Input("N C"), plain("3 c"))),
     "matmul": (lambda x, w: x @ w, (_X, plain("w 3"))),
-    "batch_norm": (lambda x, w: F.batch_norm(F.conv2d(x, w), None, None, training=True), (_X, plain("4 c 1 1"))),
+    "batch_norm": (lambda x, w: F.batch_norm(F.conv2d(x, w), None, None, training=True), (_X, plain("4 c 3 2"))),
     "cross_entropy": (lambda x, t: F.cross_entropy(x, t), (_X, _LABELS)),
     "softmax": (lambda x, w: F.conv2d(x, w).softmax(1), (_X, plain("4 c 1 1"))),
     "mul": (lambda x, w: F.conv2d(x, w) * x.mean(1, keepdim=True), (_X, plain("4 c 1 1"))),
 }
 
 CASES: tuple[Case, ...] = (
-    *(case(name, "keywords", function, _X, plain("c c 3 3")) for name, function in _KEYWORDS.items()),
+    *(case(name, "keywords", function, _X, plain("c c 3 3"), kinds=FEW) for name, function in _KEYWORDS.items()),
     *(case("arithmetic", f"with {name}", function, _X, kinds=FEW) for name, function in _ODD_OPERANDS.items()),
     *(case("mul", f"second {name}", _scaled, _X, b) for name, b in _OTHERWISE.items()),
     *(case("mul", f"first {name}", _scaled, b, _X) for name, b in _OTHERWISE.items()),

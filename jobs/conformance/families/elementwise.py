@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distconv.jobs.conformance.case import Case, Input, case, modules, plain
+from distconv.jobs.conformance.case import FEW, Case, Input, case, modules, plain
 
 _X = Input("N C H W")
 
@@ -101,8 +101,8 @@ def _assigned(a: torch.Tensor) -> torch.Tensor:
 
 
 CASES: tuple[Case, ...] = (
-    *(case(name, option, function, _X, multiple=2) for (name, option), function in _OF_ONE.items()),
-    *(case(name, "same layout", function, _X, _X) for name, function in _OF_TWO.items()),
+    *(case(name, option, function, _X, multiple=2, kinds=FEW) for (name, option), function in _OF_ONE.items()),
+    *(case(name, "same layout", function, _X, _X, kinds=FEW) for name, function in _OF_TWO.items()),
     *(case("mul", option, lambda a, b: a * b, _X, b) for option, b in _SECONDS.items() if option != "same layout"),
     *(case("sub", f"{option}, first", lambda a, b: b - a, _X, b) for option, b in _SECONDS.items() if b is not _X),
     case("maximum", "ties", lambda a, b: torch.maximum(a, b), Input("N C H W", "ties"), Input("N C H W", "ties")),

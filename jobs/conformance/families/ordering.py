@@ -51,7 +51,7 @@ _DIMENSIONS = {"C": 1, "H": 2}
 
 CASES: tuple[Case, ...] = (
     *(
-        case(name, letter, lambda x, function=function, d=d: function(x, d), _X, least={"h": 2, "w": 1})
+        case(name, letter, lambda x, function=function, d=d: function(x, d), _X, least={"h": 2, "w": 1}, kinds=FEW)
         for name, function in _ALONG.items()
         for letter, d in _DIMENSIONS.items()
     ),
@@ -59,5 +59,5 @@ CASES: tuple[Case, ...] = (
         case(name, "H, ties", lambda x, function=_ALONG[name]: function(x, 2), Input("N C H W", "ties"), kinds=FEW)
         for name in ("sort", "topk", "cummax", "median", "kthvalue")
     ),
-    *(case(name, option, function, _X) for (name, option), function in _WHOLE.items()),
+    *(case(name, option, function, _X, kinds=FEW) for (name, option), function in _WHOLE.items()),
 )

@@ -15,12 +15,13 @@ _KINDS = ("height", "samples + space", "uneven", "empty samples", "empty channel
 
 _UNARY = {
     "normal": """
-        abs absolute neg negative exp exp2 expm1 square sgn sign sin cos sinh cosh tanh atan arctan asinh arcsinh
+        abs absolute neg negative exp exp2 expm1 square sign sin cos sinh cosh tanh atan arctan asinh arcsinh
         sigmoid expit erf erfc erfcx relu ceil floor round trunc fix frac nan_to_num sinc positive deg2rad rad2deg
         angle conj conj_physical isreal i0 i0e i1 i1e ndtr log_ndtr""",
     "positive": "log log2 log10 log1p sqrt rsqrt reciprocal lgamma gammaln digamma psi entr",
     "unit": "asin arcsin acos arccos atanh arctanh erfinv logit tan ndtri",
     "above one": "acosh arccosh",
+    "ties": "sgn",
     "NaN": "isnan isfinite signbit isposinf isneginf",
     "infinite": "isinf isposinf isneginf nan_to_num",
     "bool": "logical_not bitwise_not",
@@ -31,18 +32,20 @@ _UNARY = {
 _BINARY = {
     "normal": """
         add sub subtract mul multiply div divide true_divide maximum minimum fmax fmin atan2 arctan2 hypot copysign
-        logaddexp logaddexp2 fmod remainder floor_divide""",
+        logaddexp logaddexp2 fmod remainder""",
     "positive": "pow float_power xlogy xlog1py ldexp",
     "ties": """
         eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose logical_and logical_or logical_xor
-        heaviside nextafter""",
-    "above one": "zeta gammainc gammaincc igamma igammac",
+        heaviside nextafter zeta gammainc gammaincc igamma igammac floor_divide""",
     "whole numbers": "bitwise_and bitwise_or bitwise_xor gcd lcm",
     "small numbers": "bitwise_left_shift bitwise_right_shift",
 }
 
-_FLAT = {"ties", "above one"}
-"""Operands that have no gradient: torch's functions of them have none, or not of both."""
+_FLAT = {"ties"}
+"""Operands without gradient, because torch has none for their functions."""
+
+_FLAT_IN_PLACE = {"sgn", "asinh", "arcsinh", "atanh", "arctanh", "acosh", "arccosh"}
+"""Functions that torch differentiates, but not in place."""
 
 _ACTIVATIONS = """relu relu6 elu selu celu gelu silu mish softplus hardsigmoid hardswish hardtanh softsign tanhshrink
     hardshrink softshrink logsigmoid leaky_relu sigmoid tanh threshold""".split()
@@ -50,19 +53,23 @@ _ACTIVATIONS = """relu relu6 elu selu celu gelu silu mish softplus hardsigmoid h
 _ARGUMENTS: dict[str, tuple[float, ...]] = {"threshold": (0.1, 20.0)}
 
 
-def _spelled(name: str) -> Iterator[tuple[str, Callable[..., Any]]]:
+def _spelled(name: str) -> Iterator[Callable[..., Any]]:
     """Each way to call ``name``; those in place get a copy of their first operand."""
     for holder in (torch.Tensor, torch, torch.special):
         if hasattr(holder, name):
-            yield f"{holder.__name__}.{name}", getattr(holder, name)
+            yield getattr(holder, name)
     for holder in (torch.Tensor, torch):
         if hasattr(holder, f"{name}_"):
             function = getattr(holder, f"{name}_")
-            yield f"{holder.__name__}.{name}_", lambda a, *b, function=function: function(a.clone(), *b)
+            yield _on_copy(function, name in _FLAT_IN_PLACE)
+
+
+def _on_copy(function: Callable[..., Any], flat: bool) -> Callable[..., Any]:
+    return lambda a, *b: function((a.detach() if flat else a).clone(), *b)
 
 
 def _every(name: str) -> Callable[..., Any]:
-    calls = [function for _, function in _spelled(name)]
+    calls = list(_spelled(name))
     return lambda *operands: tuple(function(*operands) for function in calls)
 
 
@@ -72,7 +79,7 @@ def _activated(name: str) -> Callable[[torch.Tensor], Any]:
 
     def call(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         found = [function(x, *arguments)]
-        if "inplace" in inspect.signature(function).parameters if inspect.isfunction(function) else False:
+        if inspect.isfunction(function) and "inplace" in inspect.signature(function).parameters:
             found.append(function(x * 1, *arguments, inplace=True))
         if hasattr(F, f"{name}_"):
             found.append(getattr(F, f"{name}_")(x * 1, *arguments))
@@ -82,7 +89,8 @@ def _activated(name: str) -> Callable[[torch.Tensor], Any]:
 
 
 def _unary(domain: str, name: str) -> Case:
-    return case(name, f"every spelling, {domain}", _every(name), Input("N C H W", domain), kinds=_KINDS)
+    x = Input("N C H W", domain, grad=domain not in _FLAT)
+    return case(name, f"every spelling, {domain}", _every(name), x, kinds=_KINDS)
 
 
 def _binary(domain: str, name: str) -> Case:
@@ -93,7 +101,8 @@ def _binary(domain: str, name: str) -> Case:
 def _by_sign(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Python's operators."""
     values = (a + b, a - b, a * b, a / b, a**2, 2**a, 2 + a, 2 - a, 2 * a, 2 / b, -a, +a, abs(a))
-    whole = (a // b, a % b, 7 // b, 7 % b, a // 2, a % 2)
+    flat_a, flat_b = a.detach(), b.detach()
+    whole = (flat_a // flat_b, a % b, 7 // flat_b, 7 % flat_b, flat_a // 2, a % 2)
     return *values, *whole, a < b, a <= b, a > b, a >= b, a == b, a != b, a < 1, a >= 1, a == 1
 
 

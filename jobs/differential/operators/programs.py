@@ -19,7 +19,7 @@ def image(draw: Draw, channels: int, sizes: tuple[int, ...], *, ties: bool = Fal
 
 def seeded(draw: Draw, build: Callable[[], nn.Module]) -> nn.Module:
     """A module in float64 whose parameters depend on the case alone."""
-    torch.manual_seed(draw.seed)
+    torch.default_generator.manual_seed(draw.seed)
     return build().double()
 
 
@@ -54,7 +54,7 @@ def on_function(
     def run(world: World) -> None:
         given = world.put(x, dims)
         if seed is not None:
-            torch.manual_seed(seed)
+            torch.default_generator.manual_seed(seed)
         y = function(given)
         if isinstance(y, tuple):
             for number, other in enumerate(y[1:]):
