@@ -86,4 +86,5 @@ def _around(have: Interval, needed: Range) -> list[int]:
 
 def no_outputs(block: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     """The result on a rank without outputs: empty, of ``shape``, and part of the graph like any other rank's."""
-    return block.reshape(-1)[:0].reshape(tuple(shape))
+    # A copy: in-place operators that follow must not touch the version of what the block is saved for.
+    return block.reshape(-1)[:0].reshape(tuple(shape)).clone()
