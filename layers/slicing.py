@@ -19,7 +19,7 @@ from distconv.layers.alignment import result_shape
 from distconv.layers.blocks import balanced_edges, edges_of, in_blocks, irregular, layout
 from distconv.layers.joining import cat
 from distconv.layers.shapes import reshape, sizes
-from distconv.layers.views import moved, no_way_back, viewed
+from distconv.layers.views import moved, no_way_back, one_of_several, viewed
 from distconv.layers.windows import no_outputs
 from distconv.tensor import DistTensor
 from distconv.transfer import Needs, transfer_plan
@@ -109,10 +109,16 @@ def _pieces(function: Any, input: DistTensor, *args: Any, **named: Any) -> tuple
         parts = function(torch.empty(input.shape, device="meta"), *args, **named)
     dims = [d for d, n in enumerate(input.shape) if any(p.shape[d] != n for p in parts)]
     if not dims:
-        return tuple(cut(input, [ALL] * input.dim()) for _ in parts)
+        return tuple(_one_of(cut(input, [ALL] * input.dim()), function) for _ in parts)
     (dim,) = dims
     stops = list(accumulate(p.shape[dim] for p in parts))
-    return tuple(part(input, dim, stop - p.shape[dim], stop) for p, stop in zip(parts, stops, strict=True))
+    pieces = (part(input, dim, stop - p.shape[dim], stop) for p, stop in zip(parts, stops, strict=True))
+    return tuple(_one_of(piece, function) for piece in pieces)
+
+
+def _one_of(piece: DistTensor, function: Any) -> DistTensor:
+    """``piece``, one of several views of a tensor: torch lets nobody change those in place while autograd records."""
+    return moved(piece, one_of_several(function.__name__)) if piece.requires_grad else piece
 
 
 for _name in ("split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"):

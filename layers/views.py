@@ -39,6 +39,18 @@ def no_way_back(name: str) -> Callable[[DistTensor], object]:
     return refuse
 
 
+def one_of_several(name: str) -> Callable[[DistTensor], object]:
+    """For one of several views that a function returns, which autograd cannot follow when it is changed in place."""
+
+    def refuse(view: DistTensor) -> None:
+        raise UnsupportedOperation(
+            f"in-place change of one of the results of {name}: in torch they are several views of one tensor, which "
+            "autograd does not let be changed in place; use the out-of-place operator"
+        )
+
+    return refuse
+
+
 def changed(tensor: DistTensor) -> None:
     """To be called when ``tensor`` has been changed in place, on all ranks alike.
 

@@ -106,6 +106,11 @@ class Case:
         """Grid axes that split one of its inputs."""
         return {axis for given in self.inputs for axis in given.axes() if axis}
 
+    @property
+    def infinite(self) -> bool:
+        """Whether an input has infinite values."""
+        return any("infinit" in given.values for given in self.inputs)
+
     def spatial(self) -> list[str]:
         """Those of them that are spatial."""
         return [axis for axis in SPATIAL if axis in self.axes()]

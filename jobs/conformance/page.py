@@ -53,10 +53,11 @@ _SIGNS = {
     Verdict.REDISTRIBUTES: "~",
     Verdict.RAISES: "!",
     Verdict.REFUSED: "t",
+    Verdict.INFINITE: "inf",
     Verdict.WRONG: "WRONG",
 }
 
-_WORST = [Verdict.WRONG, Verdict.RAISES, Verdict.REDISTRIBUTES, Verdict.REFUSED, Verdict.EXACT]
+_WORST = [Verdict.WRONG, Verdict.INFINITE, Verdict.RAISES, Verdict.REDISTRIBUTES, Verdict.REFUSED, Verdict.EXACT]
 
 _PREFACE = """\
 # Conformance
@@ -76,6 +77,7 @@ anything is wrong.
 | `~` | exact, after redistributions of so many bytes (forward and backward, all ranks; the most of any rank count) |
 | `!` | raises `UnsupportedOperation`, with a way out |
 | `t` | torch itself refuses these extents, and distconv with the same words |
+| `inf` | an input has infinities, and NaN is in other places than torch's: zero padding of a block times infinity |
 | `WRONG` | differs, or raises anything else, or raises on some ranks only, or names no way out |
 
 A number of ranks behind a sign says that only these rank counts come to it; the others do better. Empty: the tensors
@@ -182,7 +184,7 @@ def _messages(lines: Sequence[Line]) -> str:
     """Each message once, with how often it came, and the first row that got it."""
     found: dict[str, list[Line]] = {}
     for line in lines:
-        if line.verdict in (Verdict.RAISES, Verdict.WRONG):
+        if line.verdict in (Verdict.RAISES, Verdict.INFINITE, Verdict.WRONG):
             found.setdefault(_general(line), []).append(line)
     if not found:
         return ""

@@ -16,7 +16,7 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.conformance.case import VALUES, Case, Input, Sizes
 from distconv.jobs.conformance.layouts import Layout, layouts
 from distconv.jobs.differential import verdicts
-from distconv.jobs.differential.verdicts import Outcome, Refusal, difference, judge, refusal
+from distconv.jobs.differential.verdicts import NOT_FINITE, Outcome, Refusal, difference, judge, refusal
 from distconv.jobs.differential.watch import Watch
 from distconv.parallel import parallelize
 from distconv.tensor import DistTensor, scatter
@@ -33,12 +33,17 @@ _WAY_OUT = re.compile(
 
 
 class Verdict(Enum):
-    """The ends of a case. WRONG comprises all that must never happen, an exception without a way out included."""
+    """The ends of a case. WRONG comprises all that must never happen, an exception without a way out included.
+
+    INFINITE: an input has infinities, and NaN stands in other places than torch's: a block is padded with zeros where
+    torch has neighbours, and zero times infinity is NaN. Such numbers mean that a training has diverged before.
+    """
 
     EXACT = "exact"
     REDISTRIBUTES = "redistributes"
     RAISES = "raises"
     REFUSED = "refused as torch does"
+    INFINITE = "differs at infinities"
     WRONG = "WRONG"
 
 
@@ -188,7 +193,7 @@ class Run:
         compared = "" if refused or reference else difference(expected, found, case.condition)
         part = _Part(Outcome(refused, compared), traffic.sent, sum(traffic.reduced.values()))
         parts = self._private.allgather(part)
-        verdict, text = _judged(reference, parts)
+        verdict, text = _judged(case, reference, parts)
         moved, halo = _bytes(parts)
         if verdict is Verdict.EXACT and moved:
             verdict = Verdict.REDISTRIBUTES
@@ -218,8 +223,10 @@ class Run:
         return self._grids[extents]
 
 
-def _judged(reference: Refusal | None, parts: list[_Part]) -> tuple[Verdict, str]:
+def _judged(case: Case, reference: Refusal | None, parts: list[_Part]) -> tuple[Verdict, str]:
     verdict, text = judge(reference, [part.outcome for part in parts])
+    if verdict is verdicts.Verdict.WRONG and NOT_FINITE in text and case.infinite:
+        return Verdict.INFINITE, text
     if verdict is verdicts.Verdict.EXACT:
         return Verdict.EXACT, ""
     if verdict in (verdicts.Verdict.REFUSED, verdicts.Verdict.OTHER_WORDS):

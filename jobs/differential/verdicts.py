@@ -19,6 +19,9 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, to
 _SMALL = 1e-2
 """Tensors whose values stay below this (differences that cancel) are measured against it."""
 
+NOT_FINITE = "is infinite or NaN where torch's is not, or not where it is"
+"""What is said of a tensor with infinities or NaN in other places."""
+
 
 class Verdict(Enum):
     """The ends of a case; WRONG comprises all that must never happen."""
@@ -85,7 +88,7 @@ def _deviation(expected: torch.Tensor, found: torch.Tensor, condition: float) ->
         return f"differs in {wrong} of {expected.numel()}" if wrong else ""
     finite = expected.isfinite()
     if not torch.equal(finite, found.isfinite()) or not _same(expected[~finite], found[~finite]):
-        return "is infinite or NaN where torch's is not, or not where it is"
+        return NOT_FINITE
     error = (expected - found)[finite].abs()
     if not error.numel():
         return ""
