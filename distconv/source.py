@@ -18,7 +18,8 @@ class Source(Protocol):
     path: Path
     comm: MPI.Intracomm
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of the file on this rank."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of the dataset ``name``."""

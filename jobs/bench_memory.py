@@ -28,7 +28,8 @@ from distconv.tensor import DistTensor
 from .exactness import wait_asleep
 from .mesh_recipe import CHANNELS
 from .mesh_training import segmentation_loss
-from .train_mesh import grid_extents, peak_memory_bytes, positive
+from .training_options import grid_extents, positive
+from .training_report import peak_memory_bytes
 
 EXAMPLES = """\
 examples:

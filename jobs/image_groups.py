@@ -17,9 +17,10 @@ from distconv.agreement import agree, together
 from distconv.distribution import Interval
 from distconv.errors import DataError
 from distconv.hdf5 import Layout, SampleFile
+from distconv.source import Source
 
 from .image_data import read_cifar10, read_idx
-from .image_sources import Arrays, Source
+from .image_sources import Arrays
 
 TEN = 10
 """Classes of MNIST and CIFAR-10."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from distconv.agreement import together
 from distconv.distribution import Distribution, Interval
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
-from distconv.hdf5 import SampleFile
 from distconv.loader import Batch, Field, Loader
 from distconv.moments import moments
 from distconv.tensor import DistTensor
@@ -65,7 +64,7 @@ class ImageSamples:
                     f"{train.source.path} of {train.shape[1:]}"
                 )
         self.groups["train"] = replace(train, labels=train.labels[:limit])
-        self.moments = moments(_as_file(self._part("train")), train.dataset)
+        self.moments = moments(self._part("train"), train.dataset)
 
     @property
     def extents(self) -> tuple[int, ...]:
@@ -127,7 +126,7 @@ class ImageLoader(Loader):
     def __init__(
         self, part: Part, labels: NDArray[np.int64], field: Field, grid: ProcessGrid, batch: int, **options: Any
     ) -> None:
-        super().__init__(_as_file(part), (field,), grid, batch, **options)
+        super().__init__(part, (field,), grid, batch, **options)
         self.part, self._labels = part, labels
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
@@ -142,11 +141,6 @@ class ImageLoader(Loader):
         mine = dist.box(None, shape)[0]
         local = torch.from_numpy(self._labels[list(samples[mine.start : mine.stop])])
         return DistTensor(local.to(self.device), dist, shape)
-
-
-def _as_file(part: Part) -> SampleFile:
-    """The part, for what takes a SampleFile but asks of it no more than a Source has."""
-    return cast(SampleFile, part)
 
 
 def _check_labels(group: Group, classes: int) -> None:

@@ -3,30 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.distribution import Box, Interval
+from distconv.source import Source
 
 _SHIFTS = 2
 """Stream of random numbers; those of the loader are 0 and 1."""
-
-
-class Source(Protocol):
-    """What a loader asks of a ``SampleFile``."""
-
-    path: Path
-    comm: MPI.Intracomm
-
-    def close(self) -> None: ...
-    def shape(self, name: str) -> tuple[int, ...]: ...
-    def chunks(self, name: str) -> tuple[int, ...]: ...
-    def read(self, name: str, box: Box) -> NDArray[np.generic]: ...
-    def check_unchanged(self) -> None: ...
-    def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None: ...
 
 
 class Arrays:
@@ -69,6 +56,10 @@ class Part:
     def __init__(self, source: Source, samples: int, *, shift: int = 0, seed: int = 0) -> None:
         self.path, self.comm = source.path, source.comm
         self._source, self._samples, self._shift, self._seed = source, samples, shift, seed
+
+    def close(self) -> None:
+        """Let go of what it is a part of."""
+        self.source.close()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Global shape of a dataset, samples first."""

@@ -25,10 +25,7 @@ from .mesh_samples import MeshSamples
 from .mesh_training import Settings, Trainer
 from .scores import Threshold, Verdict, judge, table
 from .training_options import add_training_arguments, device_for, place_of, settings_of
-from .training_options import grid_extents as grid_extents
-from .training_options import positive as positive
 from .training_report import Metrics, announcement, conclude, picture, times
-from .training_report import peak_memory_bytes as peak_memory_bytes
 from .training_run import prepare, take_steps
 
 EXAMPLES = """\
