@@ -59,7 +59,7 @@ class Part:
 
     def close(self) -> None:
         """Let go of what it is a part of."""
-        self.source.close()
+        self._source.close()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Global shape of a dataset, samples first."""
