@@ -1,8 +1,8 @@
 """Runs the tests, serially and under mpiexec on several rank counts, and prints one table.
 
-    python tests/run.py                                           everything
+    python tests/run.py                                           everything but what is marked slow
     python tests/run.py --ranks 2,4 tests/core/test_grid.py -k name
-    python tests/run.py --ranks serial -m "not slow"
+    python tests/run.py --ranks 4 -m slow                         the long ones, which are left out without -m
 
 All other arguments go to pytest; paths are relative to the root of the checkout. A job that had to stop goes on in a
 new one behind the test that stopped it.
@@ -51,6 +51,8 @@ def main() -> int:
     selected = bool(arguments) or options.ranks != COUNTS
     if not any((ROOT / argument.split("::")[0]).exists() for argument in arguments):
         arguments.append(str(ROOT / "tests"))
+    if not any(argument.startswith("-m") for argument in arguments):
+        arguments += ["-m", "not slow"]
     with tempfile.TemporaryDirectory(prefix="distconv-tests-") as folder:
         columns = [run(ranks, arguments, options.results or Path(folder)) for ranks in options.ranks]
     print(table(columns))
