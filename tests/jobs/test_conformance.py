@@ -142,7 +142,9 @@ def test_the_command_prints_lines_and_totals_and_writes_them(mpiexec, tmp_path):
     lines = report.read_json(found)
     assert f"2 ranks: 2 operators, {len(lines)} cases: " in ended.stdout
     assert json.loads(found.read_text())[0]["verdict"] == "exact"
-    assert rows(written.read_text())["elementwise", "relu6", "activation"] == {line.layout for line in lines[:5]}
+    activation = [line for line in lines if (line.operator, line.option) == ("relu6", "activation")]
+    row = rows(written.read_text())[activation[0].family, "relu6", "activation"]
+    assert row == {line.layout for line in activation}
 
 
 def test_an_operator_that_is_not_there_is_bad_input(mpiexec):
@@ -173,7 +175,7 @@ def test_the_page_has_the_rows_and_cells_of_the_table():
     command = re.search(r"page --ranks ([\d,]+)", text)
     assert command
     ranks = [int(count) for count in command[1].split(",")]
-    assert ranks == [2, 3, 4, 6, 8]
+    assert {2, 3, 4, 6} <= set(ranks)
     expected = {
         (family, case.operator, case.option): {layout.kind for count in ranks for layout in layouts(case, count)}
         for family, cases in TABLE.items()
