@@ -21,7 +21,7 @@ from distconv.agreement import together
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
-from distconv.layers.models import MODELS
+from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.parallel import parallelize
 from distconv.tensor import DistTensor
 
@@ -60,7 +60,7 @@ class Peak:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv bench memory``."""
-    parser.add_argument("--model", choices=sorted(MODELS), default="mesh1k", help="default: %(default)s")
+    parser.add_argument("--model", choices=MESH_MODELS, default="mesh1k", help="default: %(default)s")
     parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
     parser.add_argument(
         "--size", type=positive, default=1024, help="height and width of the samples (default: %(default)s)"
