@@ -57,6 +57,9 @@ _SIGNS = {
     Verdict.WRONG: "WRONG",
 }
 
+BAR = "¦"
+"""What stands for a vertical bar in a table."""
+
 _WORST = [Verdict.WRONG, Verdict.INFINITE, Verdict.RAISES, Verdict.REDISTRIBUTES, Verdict.REFUSED, Verdict.EXACT]
 
 _PREFACE = """\
@@ -157,7 +160,9 @@ def _family(family: str, lines: Sequence[Line], counts: Sequence[int]) -> str:
         by_kind: dict[str, list[Line]] = {}
         for line in own:
             by_kind.setdefault(line.layout, []).append(line)
-        rows.append([f"`{operator}`", option, *(_cell(by_kind.get(kind, [])) for kind in kinds)])
+        # A bar would end the cell.
+        names = [f"`{operator}`".replace("|", BAR), option.replace("|", BAR)]
+        rows.append([*names, *(_cell(by_kind.get(kind, [])) for kind in kinds)])
     table = _table(["operator", "option", *(SHORT[kind][0] for kind in kinds)], rows)
     return f"## {family}\n\n{table}" + _messages(lines)
 

@@ -166,7 +166,8 @@ def rows(text):
             heads = cells[2:]
         elif line.startswith("| `") and family in TABLE:
             signs = {kinds[head] for head, cell in zip(heads, cells[2:], strict=True) if cell}
-            found[family, cells[0].strip("`"), cells[1]] = signs
+            operator, option = (cell.strip("`").replace(page.BAR, "|") for cell in cells[:2])
+            found[family, operator, option] = signs
     return found
 
 
