@@ -13,6 +13,8 @@ import distconv as dc
 from tests.core.layouts import normal, raises_everywhere
 from tests.layers.compare import close
 
+pytestmark = pytest.mark.ranks(at_most=6)
+
 
 class Net(nn.Module):
     def __init__(self):
