@@ -86,14 +86,14 @@ def test_the_tolerance_is_that_of_the_dtype():
 
 def test_blocks_are_compared_where_they_are(comm):
     grid = grid_over(comm, n=comm.size)
-    whole = torch.arange(7.0).double()
+    whole = torch.arange(17.0).double()
     x = dc.scatter(whole, grid)
     assert difference({"y": whole}, {"y": x}) == ""
     x.local.add_(comm.rank == comm.size - 1)
     told = comm.allgather(difference({"y": whole}, {"y": x}))
     assert [bool(text) for text in told] == [rank == comm.size - 1 for rank in range(comm.size)]
-    wrong = dc.DistTensor(torch.zeros(9).double(), x.dist, x.shape)
-    assert "is a block of (9,) where it should be" in difference({"y": whole}, {"y": wrong})
+    wrong = dc.DistTensor(torch.zeros(19).double(), x.dist, x.shape)
+    assert "is a block of (19,) where it should be" in difference({"y": whole}, {"y": wrong})
 
 
 TORCHS = refusal(RuntimeError("too small"))
