@@ -9,7 +9,7 @@ block i % b to filter block i // b, of b and p / b blocks:
 
 Weights never move. With groups, filters are split and only their own groups' channels are needed.
 
-Source: Dryden et al. 2019, III-D; the 2-D combination is that of distributed matrix products (SUMMA's stationary-A).
+Source: Dryden et al. 2019, III-D, which leaves the choice of distributions open.
 """
 
 from __future__ import annotations

@@ -30,6 +30,9 @@ _METADATA = frozenset(
 """What torch reads off the wrapper itself."""
 
 
+_DATA = vars(torch._C.TensorBase)["data"]
+
+
 class DistTensor(torch.Tensor):
     """A global tensor of which this rank holds ``local``, the block it owns under ``dist``.
 
@@ -159,7 +162,8 @@ class DistTensor(torch.Tensor):
     @property
     def data(self) -> DistTensor:
         """The tensor outside autograd, on the same memory."""
-        return DistTensor(self.local.data, self.dist, self.shape)
+        found: DistTensor = dispatch.operator_for(_DATA.__get__)(self)
+        return found
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:

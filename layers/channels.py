@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 
 from distconv.channels import AXIS, ChannelSplit
-from distconv.distribution import Distribution, Interval, block_range
+from distconv.distribution import Distribution, Interval
 from distconv.functions import enter, share_out
 from distconv.layers.alignment import balanced_input
 from distconv.tensor import DistTensor
@@ -36,20 +36,23 @@ def weight_block(
     return enter(weight, dist.grid, dist.split_axes)[part]
 
 
-def channel_block(vector: torch.Tensor, dist: Distribution, dim: int, axes: Sequence[str]) -> torch.Tensor:
-    """The part of ``vector`` (C,) for the channels, dimension ``dim``, that this rank owns under ``dist`` (balanced).
+def parameter_block(
+    parameter: torch.Tensor, dist: Distribution, dims: Sequence[int], axes: Sequence[str] | None = None
+) -> torch.Tensor:
+    """The part of ``parameter``, which spans the dimensions ``dims``, for the block that this rank owns under ``dist``.
 
-    Its gradient is summed over those of ``axes`` that do not split it.
+    Its gradient is summed over those of ``axes`` (default: all that split ``dist``) that do not split it. None of
+    ``dims`` may be block-cyclic.
     """
-    axis = dist.split[dim]
-    if isinstance(vector, DistTensor):
-        local = vector.redistribute(Distribution(dist.grid, (axis,))).local
-        return enter(local, dist.grid, [a for a in axes if a != axis])
-    whole = enter(vector, dist.grid, axes)
-    if axis is None:
-        return whole
-    own = block_range(len(vector), dist.grid.shape[axis], dist.grid.coords[axis])
-    return whole[own.start : own.stop]
+    summed = dist.split_axes if axes is None else axes
+    split = {dist.split[dim] for dim in dims} - {None}
+    if not split and not isinstance(parameter, DistTensor):
+        return enter(parameter, dist.grid, summed)
+    wanted = dist.with_axes([dist.axes[dim] for dim in dims])
+    if isinstance(parameter, DistTensor):
+        return enter(parameter.redistribute(wanted).local, dist.grid, [a for a in summed if a not in split])
+    part = tuple(slice(i.start, i.stop) for i in wanted.box(None, parameter.shape))
+    return enter(parameter, dist.grid, summed)[part]
 
 
 def summed_at_owners(

@@ -29,8 +29,8 @@ from distconv.functions import apply
 from distconv.kernels.convolution import Convolution, Geometry, Piece, Range, cut, is_free, merged
 from distconv.layers.alignment import as_autocast, check_dtypes, result_shape, whole_over
 from distconv.layers.channels import (
-    channel_block,
     channel_needs,
+    parameter_block,
     summed_at_owners,
     weight_block,
     with_channels_split,
@@ -177,7 +177,7 @@ def _convolution(
     parts = x.grid.shape[AXIS]
     split = channel_split(x.shape[1], weight.shape[0], groups, parts, math.prod(strides))
     w = weight_block(weight, x.dist, split)
-    b = None if bias is None else channel_block(bias, x.dist, 1, x.dist.split_axes)
+    b = None if bias is None else parameter_block(bias, x.dist, [1])
     layer = _layer(x.dist, x.shape, out_shape, geometry, groups, split)
     y = apply(_Convolve, *as_autocast(x.local, w, b if split.blocks == 1 else None), layer)
     if split.blocks > 1:

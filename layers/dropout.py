@@ -10,7 +10,6 @@ another order of the elements in memory (channels_last), give other masks in one
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,10 +18,9 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from distconv import agreement
 from distconv.dispatch import implements
-from distconv.errors import MismatchError
 from distconv.layers.alignment import aligned, result_shape
+from distconv.layers.creation import agree_on_generator
 from distconv.layers.views import changed
 from distconv.tensor import DistTensor
 
@@ -30,21 +28,9 @@ _SATURATION = 1.7580993408473766
 """Minus the limit of SELU at minus infinity: what alpha dropout sets elements to, before it scales."""
 
 
-def _agree_on_generator(x: DistTensor) -> None:
-    """Raise MismatchError on all ranks if their next random numbers would differ."""
-    if x.grid.size == 1 or agreement.level == "off":
-        return
-    state = torch.cuda.get_rng_state(x.device) if x.device.type == "cuda" else torch.get_rng_state()
-    digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=6).hexdigest()
-    try:
-        agreement.agree(x.grid.world, "dropout's random generator", f"state {digest}")
-    except MismatchError as error:
-        raise MismatchError(f"{error}: seed all ranks alike (torch.manual_seed)") from None
-
-
 def _mask(x: DistTensor, decided: int, keep: float) -> torch.Tensor:
     """True where this rank keeps an element; one decision per index of the first ``decided`` dimensions."""
-    _agree_on_generator(x)
+    agree_on_generator(x)
     shape = [*x.shape[:decided], *(1,) * (x.dim() - decided)]
     whole = torch.empty(shape, dtype=torch.bool, device=x.device).bernoulli_(keep)
     return aligned(whole, x.dist, x.shape)

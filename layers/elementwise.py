@@ -5,7 +5,7 @@ Source: Dryden et al. 2019, III-B.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from distconv.layers.alignment import (
     result_shape,
     whole_over,
 )
+from distconv.layers.channels import parameter_block
 from distconv.layers.views import changed, viewed
 from distconv.tensor import DistTensor
 
@@ -161,12 +162,6 @@ def _register() -> None:
 _register()
 
 
-@implements(vars(torch._C.TensorBase)["data"].__get__)
-def data(tensor: DistTensor) -> DistTensor:
-    """The tensor outside autograd, on the same memory."""
-    return viewed(DistTensor(tensor.local.data, tensor.dist, tensor.shape), tensor)
-
-
 @implements(torch.where)
 def where(condition: torch.Tensor, *branches: Any, **named: Any) -> DistTensor:
     """``torch.where`` with two branches."""
@@ -226,16 +221,10 @@ def as_cast_for(x: DistTensor, probe: Callable[[torch.Tensor], torch.Tensor], *s
     return DistTensor(x.local.to(probe(x.local.new_zeros(shape)).dtype), x.dist, x.shape)
 
 
-def parameter_block(parameter: torch.Tensor, x: DistTensor, dims: Sequence[int]) -> torch.Tensor:
-    """The part of a parameter spanning the dimensions ``dims`` of ``x`` that belongs to this rank's block of ``x``.
-
-    Its gradient is summed over all axes that split ``x``. No dimension of ``x`` may be block-cyclic.
-    """
-    block, box = whole_over(parameter, x.dist), x.box()
-    for at, dim in enumerate(dims):
-        if x.dist.split[dim] is not None:
-            block = block.narrow(at, box[dim].start, box[dim].extent)
-    return block
+@implements(vars(torch._C.TensorBase)["data"].__get__)
+def data(tensor: DistTensor) -> DistTensor:
+    """The tensor outside autograd, on the same memory."""
+    return viewed(DistTensor(tensor.local.data, tensor.dist, tensor.shape), tensor)
 
 
 @implements(F.prelu, torch.prelu, torch.Tensor.prelu)
@@ -247,4 +236,4 @@ def prelu(input: torch.Tensor, weight: torch.Tensor) -> DistTensor:
     if weight.numel() == 1:
         return DistTensor(F.prelu(input.local, whole_over(weight, input.dist)), input.dist, input.shape)
     x = balanced_input(input) if input.dist.cyclic else input
-    return DistTensor(F.prelu(x.local, parameter_block(weight, x, [1])), x.dist, x.shape)
+    return DistTensor(F.prelu(x.local, parameter_block(weight, x.dist, [1])), x.dist, x.shape)

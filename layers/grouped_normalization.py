@@ -25,7 +25,8 @@ from distconv.errors import ShapeError, UnsupportedOperation
 from distconv.functions import apply, enter, sum_over
 from distconv.grid import ProcessGrid
 from distconv.layers.alignment import balanced_input, result_shape
-from distconv.layers.elementwise import as_cast_for, parameter_block
+from distconv.layers.channels import parameter_block
+from distconv.layers.elementwise import as_cast_for
 from distconv.tensor import DistTensor
 from distconv.transport import allreduce
 
@@ -198,7 +199,7 @@ def _prepared(
 
 
 def _parameters(x: DistTensor, dims: Sequence[int], *parameters: torch.Tensor | None) -> list[torch.Tensor | None]:
-    return [None if p is None else parameter_block(p, x, dims) for p in parameters]
+    return [None if p is None else parameter_block(p, x.dist, dims) for p in parameters]
 
 
 def _by_channel(
@@ -274,7 +275,7 @@ def _with_known_statistics(
     bias: torch.Tensor | None,
     eps: float,
 ) -> DistTensor:
-    mean, var = (parameter_block(t, x, [1]) for t in (mean, var))
+    mean, var = (parameter_block(t, x.dist, [1]) for t in (mean, var))
     weight, bias = _parameters(x, [1], weight, bias)
     scale = (var + eps).rsqrt() if weight is None else (var + eps).rsqrt() * weight
     shift = -mean * scale if bias is None else bias - mean * scale

@@ -14,8 +14,8 @@ from distconv.errors import UnsupportedOperation
 from distconv.functions import assemble
 from distconv.layers.alignment import check_dtypes, result_shape, whole_over
 from distconv.layers.channels import (
-    channel_block,
     channel_needs,
+    parameter_block,
     summed_at_owners,
     weight_block,
     with_channels_split,
@@ -44,5 +44,5 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     y = F.linear(block, weight_block(weight, x.dist, split))
     y = summed_at_owners(y, x.dist, out_shape, last, split)
     if bias is not None:
-        y = y + channel_block(bias, x.dist, last, x.dist.split_axes).to(y.dtype)
+        y = y + parameter_block(bias, x.dist, [last]).to(y.dtype)
     return DistTensor(y, x.dist, out_shape)

@@ -23,7 +23,7 @@ from distconv.errors import ShapeError, UnsupportedOperation
 from distconv.functions import apply
 from distconv.grid import ProcessGrid
 from distconv.layers.alignment import balanced_input, result_shape
-from distconv.layers.channels import channel_block
+from distconv.layers.channels import parameter_block
 from distconv.tensor import DistTensor
 from distconv.transport import allreduce
 
@@ -200,8 +200,8 @@ def batch_norm(
     dist, grid = x.dist, x.grid
     reached = [dist.split[d] for d in _DIMENSIONS[_statistics.get()] if d < len(dist.split)] if training else []
     rest = tuple(a for a in dist.split_axes if a not in reached)
-    w = None if weight is None else channel_block(weight, dist, 1, rest)
-    b = None if bias is None else channel_block(bias, dist, 1, rest)
+    w = None if weight is None else parameter_block(weight, dist, [1], rest)
+    b = None if bias is None else parameter_block(bias, dist, [1], rest)
     local = x.local
     if 1 in local.shape[2:]:
         # Where an extent is 1 torch's kernel may take other strides for those of channels_last, and then errs.

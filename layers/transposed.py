@@ -20,8 +20,8 @@ from distconv.errors import UnsupportedOperation
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.alignment import check_as_torch, check_dtypes, result_shape, whole_over
 from distconv.layers.channels import (
-    channel_block,
     channel_needs,
+    parameter_block,
     summed_at_owners,
     weight_block,
     with_channels_split,
@@ -89,7 +89,7 @@ def _transposed(
     if split is not None:
         y = summed_at_owners(y, x.dist, out_shape, 1, split)
     if bias is not None:
-        y = y + channel_block(bias, x.dist, 1, x.dist.split_axes).to(y.dtype).view(-1, *(1,) * count)
+        y = y + parameter_block(bias, x.dist, [1]).to(y.dtype).view(-1, *(1,) * count)
     return DistTensor(y, x.dist, out_shape)
 
 
