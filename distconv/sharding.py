@@ -91,15 +91,10 @@ def _replace(parameter: torch.Tensor, layout: Distribution) -> None:
         parameter.grad = None
     if parameter.requires_grad:
         reduction.mark(local)
-    sharded = as_parameter(DistTensor(local, layout, parameter.shape))
+    sharded = DistTensor(local, layout, parameter.shape)
+    sharded._is_param = True  # what isinstance(..., torch.nn.Parameter) looks at
     with torch._C.DisableTorchFunctionSubclass():
         torch.utils.swap_tensors(parameter, sharded)
-
-
-def as_parameter(tensor: DistTensor) -> DistTensor:
-    """``tensor`` as what ``isinstance(..., torch.nn.Parameter)`` is true of."""
-    tensor._is_param = True
-    return tensor
 
 
 def _whole_in_place(module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:

@@ -18,8 +18,7 @@ import torch.nn.functional as F
 
 from distconv.dispatch import implements
 from distconv.kernels.convolution import Range
-from distconv.layers.alignment import balanced_input, result_shape
-from distconv.layers.elementwise import as_cast_for
+from distconv.layers.alignment import as_cast_for, balanced_input, result_shape
 from distconv.layers.pooling import avg_pool, lowest, max_pool, unbatched
 from distconv.layers.reductions import mean
 from distconv.layers.windows import needed_block, spatial_box

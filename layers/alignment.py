@@ -186,6 +186,16 @@ def as_autocast(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...
     return tuple(None if t is None else t.to(dtype) if t.dtype != torch.float64 else t for t in tensors)
 
 
+def as_cast_for(x: DistTensor, probe: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> DistTensor:
+    """``x`` in the dtype to which ``torch.autocast``, where it is on, converts the input of ``probe``.
+
+    ``probe`` is called with one small block of ``shape``: a rank's own may be empty and take another way.
+    """
+    if not torch.is_autocast_enabled(x.device.type):
+        return x
+    return DistTensor(x.local.to(probe(x.local.new_zeros(shape)).dtype), x.dist, x.shape)
+
+
 def balanced_input(tensor: DistTensor) -> DistTensor:
     """``tensor`` with balanced blocks, as operators take it that compute a block's extent from the output's."""
     if tensor.dist.boundaries or tensor.dist.cyclic:

@@ -211,16 +211,6 @@ implements(F.rrelu, torch.rrelu)(partial(_rrelu, False))
 implements(torch.rrelu_)(partial(_rrelu, True))
 
 
-def as_cast_for(x: DistTensor, probe: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> DistTensor:
-    """``x`` in the dtype to which ``torch.autocast``, where it is on, converts the input of ``probe``.
-
-    ``probe`` is called with one small block of ``shape``: a rank's own may be empty and take another way.
-    """
-    if not torch.is_autocast_enabled(x.device.type):
-        return x
-    return DistTensor(x.local.to(probe(x.local.new_zeros(shape)).dtype), x.dist, x.shape)
-
-
 @implements(vars(torch._C.TensorBase)["data"].__get__)
 def data(tensor: DistTensor) -> DistTensor:
     """The tensor outside autograd, on the same memory."""

@@ -24,9 +24,8 @@ from distconv.dispatch import implements
 from distconv.errors import ShapeError, UnsupportedOperation
 from distconv.functions import apply, enter, sum_over
 from distconv.grid import ProcessGrid
-from distconv.layers.alignment import balanced_input, result_shape
+from distconv.layers.alignment import as_cast_for, balanced_input, result_shape
 from distconv.layers.channels import parameter_block
-from distconv.layers.elementwise import as_cast_for
 from distconv.tensor import DistTensor
 from distconv.transport import allreduce
 

@@ -14,8 +14,7 @@ from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.functions import enter
 from distconv.kernels.convolution import Geometry, Range
-from distconv.layers.alignment import as_distributed, balanced_input, result_shape
-from distconv.layers.elementwise import as_cast_for
+from distconv.layers.alignment import as_cast_for, as_distributed, balanced_input, result_shape
 from distconv.layers.pooling import whole_space
 from distconv.layers.windows import needed_block, no_outputs, spatial_box
 from distconv.tensor import DistTensor

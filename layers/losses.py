@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from distconv.dispatch import implements
 from distconv.errors import LabelError, ShapeError, UnsupportedOperation
 from distconv.functions import sum_over
-from distconv.layers.alignment import as_distributed, check_as_torch, result_shape
-from distconv.layers.elementwise import as_cast_for, pointwise
+from distconv.layers.alignment import as_cast_for, as_distributed, check_as_torch, result_shape
+from distconv.layers.elementwise import pointwise
 from distconv.layers.ranges import outside
 from distconv.tensor import DistTensor
 

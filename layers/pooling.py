@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from distconv.dispatch import implements
 from distconv.errors import ShapeError, UnsupportedOperation
 from distconv.kernels.convolution import Geometry, Range
-from distconv.layers.alignment import as_distributed, balanced_input, result_shape
-from distconv.layers.elementwise import as_cast_for
+from distconv.layers.alignment import as_cast_for, as_distributed, balanced_input, result_shape
 from distconv.layers.ranges import outside
 from distconv.layers.windows import needed_block, no_outputs, spatial_box, spread
 from distconv.tensor import DistTensor
