@@ -34,9 +34,11 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("train", "mesh"): Command("distconv.jobs.train_mesh", "train a network to find mesh cells about to tangle"),
     ("data", "mesh"): Command("distconv.jobs.data_mesh", "make mesh-tangling samples with the hydrodynamics code"),
     ("train", "classify"): Command("distconv.jobs.train_classify", "train a network to classify images"),
+    ("plan",): Command("distconv.jobs.plan", "choose each layer's distribution for a machine, and write the plan"),
     ("bench", "step"): Command("distconv.jobs.bench_step", "time a training step against plain torch"),
     ("bench", "halo"): Command("distconv.jobs.bench_halo", "time halo exchanges"),
     ("bench", "layer"): Command("distconv.jobs.bench_layer", "memory, traffic and time of convolutions over a grid"),
+    ("bench", "scaling"): Command("distconv.jobs.bench_scaling", "step times over rank counts against predictions"),
     ("bench", "memory"): Command("distconv.jobs.bench_memory", "peak memory per rank against one rank"),
     ("conformance",): Command(
         "distconv.jobs.conformance.command", "every operator on every kind of grid against torch"
@@ -49,6 +51,7 @@ examples:
   distconv data mesh --size 128 --samples 48 --out mesh.h5
   mpiexec -n 4 distconv train mesh --data mesh.h5 --grid n=2,h=2
   mpiexec -n 4 distconv train classify --data mnist --model lenet5 --grid n=2,h=2
+  distconv plan --model resnet50 --input 3,224,224 --batch 256 --ranks 64 --machine lassen --out plan.json
   mpiexec -n 2 distconv bench step --size 512 --channels 16 --layers 4
   distconv train mesh --help
 """

@@ -48,3 +48,7 @@ class CheckpointError(DistconvError, RuntimeError):
 
 class PlanError(DistconvError, ValueError):
     """A plan that does not fit: wrong file, unknown layer, impossible grid."""
+
+
+class MachineError(DistconvError, ValueError):
+    """A machine description that cannot be: unknown name, unreadable file, wrong unit, missing key."""

@@ -16,7 +16,7 @@ from distconv.errors import CommunicatorError, GridError
 AXES = ("n", "c", "d", "h", "w", "r")
 """Samples, channels, depth, height, width, and plain replicas."""
 
-_SLOWEST_FIRST = ("r", "n", "d", "h", "w", "c")
+SLOWEST_FIRST = ("r", "n", "d", "h", "w", "c")
 """Rank order: neighbours along ``c``, then along the spatial axes, share a node."""
 
 
@@ -68,14 +68,14 @@ class ProcessGrid:
     def coords_of(self, rank: int) -> dict[str, int]:
         """Coordinate along every axis of ``rank``."""
         coords: dict[str, int] = {}
-        for name in reversed(_SLOWEST_FIRST):
+        for name in reversed(SLOWEST_FIRST):
             rank, coords[name] = divmod(rank, self.shape[name])
         return coords
 
     def rank_of(self, coords: dict[str, int]) -> int:
         """Rank at ``coords``; axes left out count as 0."""
         rank = 0
-        for name in _SLOWEST_FIRST:
+        for name in SLOWEST_FIRST:
             rank = rank * self.shape[name] + coords.get(name, 0)
         return rank
 

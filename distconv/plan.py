@@ -61,7 +61,7 @@ class Plan:
                     raise PlanError(f"plan: {pattern!r}: {axis}={number!r} must be a positive whole number of parts")
             if ranks is not None and ranks % math.prod(parts.values()):
                 raise PlanError(
-                    f"plan: {pattern!r}: {_written(parts)} has {math.prod(parts.values())} parts, which do not divide "
+                    f"plan: {pattern!r}: {written(parts)} has {math.prod(parts.values())} parts, which do not divide "
                     f"the plan's {ranks} ranks"
                 )
         self.layers = {pattern: dict(parts) for pattern, parts in layers.items()}
@@ -129,10 +129,10 @@ class Plan:
         modules = dict(model.named_modules())
         for pattern, parts in self.layers.items():
             matching = [
-                name for name, m in modules.items() if name == pattern or (_decides(m) and fnmatchcase(name, pattern))
+                name for name, m in modules.items() if name == pattern or (decides(m) and fnmatchcase(name, pattern))
             ]
             if not matching:
-                deciding = [name for name, m in modules.items() if _decides(m)]
+                deciding = [name for name, m in modules.items() if decides(m)]
                 raise PlanError(
                     f"plan: {pattern!r} matches no layer of {type(model).__name__}; its {len(deciding)} convolution "
                     f"and linear layers are {', '.join(deciding[:8])}{', ...' if len(deciding) > 8 else ''}"
@@ -159,7 +159,7 @@ class Plan:
             product = math.prod(parts.values())
             if comm.size % product:
                 raise PlanError(
-                    f"plan: {name!r}: {_written(parts)} has {product} parts, which do not divide the {comm.size} ranks"
+                    f"plan: {name!r}: {written(parts)} has {product} parts, which do not divide the {comm.size} ranks"
                 )
             axes = {**parts, "r": parts.get("r", 1) * (comm.size // product)}
             key = tuple(sorted((axis, number) for axis, number in axes.items() if number > 1))
@@ -179,18 +179,18 @@ class Plan:
 
     def __repr__(self) -> str:
         ranks = "" if self.ranks is None else f", ranks={self.ranks}"
-        return f"Plan({', '.join(f'{p!r}: {_written(parts)}' for p, parts in self.layers.items())}{ranks})"
+        return f"Plan({', '.join(f'{p!r}: {written(parts)}' for p, parts in self.layers.items())}{ranks})"
 
 
 def _positive(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def _written(parts: Mapping[str, int]) -> str:
+def written(parts: Mapping[str, int]) -> str:
     return ",".join(f"{axis}={number}" for axis, number in parts.items()) or "n=1"
 
 
-def _decides(module: torch.nn.Module) -> bool:
+def decides(module: torch.nn.Module) -> bool:
     """Whether ``module`` is a convolution or linear layer: those decide their distribution (V-C)."""
     return isinstance(module, (_ConvNd, torch.nn.Linear))
 

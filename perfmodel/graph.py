@@ -1,0 +1,144 @@
+"""The layers of a network and what flows between them, as recorded by :func:`distconv.perfmodel.trace`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+INPUT = -1
+"""Producer of what the network is given."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor that an operation reads or makes.
+
+    ``shape`` is global, ``storage`` equal for tensors that share memory, ``producer`` the index of the operation that
+    made it last, or INPUT.
+    """
+
+    shape: tuple[int, ...]
+    itemsize: int
+    dtype: str
+    storage: int
+    producer: int
+    requires_grad: bool
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        product = 1
+        for extent in self.shape:
+            product *= extent
+        return product
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A parameter or buffer of the model; ``trained`` if it has a gradient, ``name`` empty if it is neither."""
+
+    name: str
+    shape: tuple[int, ...]
+    itemsize: int
+    dtype: str
+    trained: bool
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        product = 1
+        for extent in self.shape:
+            product *= extent
+        return product
+
+
+@dataclass(frozen=True)
+class Window:
+    """Extents along the spatial dimensions of what a convolution or pooling looks at."""
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    transposed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One call of a torch function in the forward pass.
+
+    ``kind`` is the function's name; ``layer`` the deciding layer whose distribution it has; ``decides`` says that it is
+    that layer. ``args`` and ``kwargs`` are the call's, with a :class:`Value` or :class:`Constant` for each tensor.
+    ``saved`` are the tensors that autograd keeps for its backward pass. ``in_place`` and ``view`` say that its result
+    is its input, or shares its memory.
+    """
+
+    index: int
+    name: str
+    kind: str
+    layer: str
+    decides: bool
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    inputs: tuple[Value, ...]
+    constants: tuple[Constant, ...]
+    outputs: tuple[Value, ...]
+    saved: tuple[Value, ...]
+    in_place: bool
+    view: bool
+    window: Window | None = None
+    groups: int = 1
+
+    @property
+    def parameters(self) -> tuple[Constant, ...]:
+        """What it is trained on."""
+        return tuple(constant for constant in self.constants if constant.trained)
+
+    @property
+    def x(self) -> Value:
+        """Its first input."""
+        return self.inputs[0]
+
+    @property
+    def y(self) -> Value:
+        """Its first output."""
+        return self.outputs[0]
+
+
+@dataclass(eq=False)
+class LayerGraph:
+    """Operations in the order of the forward pass.
+
+    ``deciding`` are the names of the convolution and linear layers, in the order in which they run: a plan gives each
+    of them a distribution (V-C); every other operation has its first argument's.
+    """
+
+    model: str
+    input_shapes: tuple[tuple[int, ...], ...]
+    input_layer: str
+    operations: tuple[Operation, ...]
+    deciding: tuple[str, ...]
+    caches: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def by_layer(self) -> dict[str, tuple[Operation, ...]]:
+        """The calls of each deciding layer: more than one where it is used more than once."""
+        return {name: tuple(op for op in self.operations if op.decides and op.layer == name) for name in self.deciding}
+
+    @property
+    def batch(self) -> int:
+        """Samples in the mini-batch."""
+        return self.input_shapes[0][0]
+
+    def layer_of(self, value: Value) -> str:
+        """The deciding layer whose distribution ``value`` has."""
+        return self.input_layer if value.producer == INPUT else self.operations[value.producer].layer
+
+    def __repr__(self) -> str:
+        return (
+            f"LayerGraph({self.model}, inputs {self.input_shapes}, {len(self.operations)} operations, "
+            f"{len(self.deciding)} deciding layers)"
+        )

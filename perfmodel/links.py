@@ -1,0 +1,49 @@
+"""Links between ranks, and groups of ranks that talk to each other.
+
+Source: Dryden et al. 2019, II-B: sending n bytes costs alpha + beta n; links are full-duplex and do not interfere.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distconv.errors import MachineError
+
+
+@dataclass(frozen=True)
+class Link:
+    """What one rank sees of a link while the other ranks of its node use theirs."""
+
+    latency_s: float
+    bandwidth_bytes_per_s: float
+
+    def send(self, nbytes: float) -> float:
+        """Seconds to send ``nbytes`` and receive as many.
+
+        >>> Link(latency_s=2.0, bandwidth_bytes_per_s=10.0).send(50)
+        7.0
+        """
+        return self.latency_s + nbytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that communicate: how many, and at most how many of them are on one node.
+
+    Raises
+    ------
+    MachineError
+        If either is less than one.
+    """
+
+    ranks: int
+    per_node: int
+
+    def __post_init__(self) -> None:
+        if self.ranks < 1 or self.per_node < 1:
+            raise MachineError(f"a group of {self.ranks} ranks, {self.per_node} per node: both must be at least 1")
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the ranks lie on, at the least."""
+        return -(-self.ranks // self.per_node)

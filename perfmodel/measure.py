@@ -1,0 +1,194 @@
+"""Measured times of operations on one rank: the table of a machine (V-A: warm-up runs, then the mean of ten).
+
+An operation is run as distconv runs it, on distributed tensors of a single rank that have the block's extents, so the
+cost of getting there is in the figure. Copies of the tensors are used in turn, because between two uses in a training
+step everything else has passed through the caches.
+
+Source: Dryden et al. 2019, V-A and VI-A.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch.utils._pytree import tree_map
+
+from distconv.distribution import Distribution
+from distconv.grid import ProcessGrid
+from distconv.perfmodel.evaluate import Model
+from distconv.perfmodel.graph import Constant, Value
+from distconv.perfmodel.plans import Candidate
+from distconv.perfmodel.work import PHASES, LocalCall, local_call, work
+from distconv.tensor import DistTensor
+
+WARM_UP = 2
+REPETITIONS = 10
+"""The paper's: the mean of ten runs after some that warm up."""
+
+CACHE_BYTES = 64 << 20
+"""Copies of the tensors take as much as this, so that none is found in a cache."""
+
+MOST_COPIES = 8
+
+
+def calls_of(model: Model, strategies: Iterable[Mapping[str, Candidate]]) -> dict[str, LocalCall]:
+    """What ranks compute under any of the strategies, by the key under which its time is kept."""
+    found: dict[str, LocalCall] = {}
+    for strategy in strategies:
+        for op in model.graph.operations:
+            if not op.view:
+                call = local_call(op, model.parts(strategy[op.layer]))
+                found.setdefault(call.key, call)
+    return found
+
+
+def measure(calls: Mapping[str, LocalCall], comm: MPI.Intracomm, device: torch.device) -> dict[str, float]:
+    """Seconds of each phase of each call, with all ranks of ``comm`` at work at once. Collective.
+
+    The mean over the ranks. What cannot be run by itself is left out, on all ranks.
+    """
+    table: dict[str, float] = {}
+    grid = ProcessGrid(MPI.COMM_SELF)
+    for key, call in calls.items():
+        try:
+            runs: dict[str, Callable[[], object]] | None = _runs(call, grid, device)
+        except (RuntimeError, TypeError, ValueError, NotImplementedError):
+            runs = None
+        if not comm.allreduce(runs is not None, MPI.LAND) or runs is None:
+            continue
+        for phase, run in runs.items():
+            seconds = _timed(run, comm, device)
+            table[f"{key} {phase}"] = comm.allreduce(seconds) / comm.size
+    return table
+
+
+def _timed(run: Callable[[], object], comm: MPI.Intracomm, device: torch.device) -> float:
+    for _ in range(WARM_UP):
+        run()
+    comm.Barrier()
+    _finish(device)
+    start = time.perf_counter()
+    for _ in range(REPETITIONS):
+        run()
+    _finish(device)
+    return (time.perf_counter() - start) / REPETITIONS
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class _Copy:
+    """The arguments of a call, as tensors of its own, and its result."""
+
+    def __init__(self, call: LocalCall, grid: ProcessGrid, device: torch.device) -> None:
+        op = call.operation
+        values = iter(zip(op.inputs, call.inputs, strict=True))
+        self.inputs: list[torch.Tensor] = []
+        constants = {
+            constant: _random(shape, constant.dtype, device, constant.trained)
+            for constant, shape in zip(op.constants, call.constants, strict=True)
+        }
+        self.weights = [tensor for constant, tensor in constants.items() if constant.trained]
+
+        def tensor(leaf: Any) -> Any:
+            if isinstance(leaf, Value):
+                value, shape = next(values)
+                made = _random(shape, value.dtype, device, value.requires_grad)
+                self.inputs.append(made)
+                axes = Distribution(grid, (None,) * len(shape))
+                return DistTensor(made.clone() if op.in_place else made, axes, torch.Size(shape))
+            return constants[leaf] if isinstance(leaf, Constant) else leaf
+
+        args = tree_map(tensor, op.args, is_leaf=_is_tensor)
+        self.kwargs = tree_map(tensor, dict(op.kwargs), is_leaf=_is_tensor)
+        self.args = _with_groups(args, call.groups) if op.kind.startswith("conv") else args
+        if "groups" in self.kwargs:
+            self.kwargs["groups"] = call.groups
+        self.function = op.function
+        self.result: Any = None
+        self.error: torch.Tensor | None = None
+        self.wanted = [t for t in self.inputs if t.requires_grad]
+
+    def forward(self) -> object:
+        """Run the operation."""
+        return self.function(*self.args, **self.kwargs)
+
+    def keep(self) -> None:
+        """Run it and keep the result, to go backward from as often as it takes."""
+        self.result = self.forward()
+        local = self.result.local
+        self.result = local
+        self.error = torch.randn_like(local) if local.is_floating_point() else None
+
+    def backward(self, wanted: Sequence[torch.Tensor]) -> object:
+        """The gradients of ``wanted``."""
+        return torch.autograd.grad(self.result, list(wanted), self.error, retain_graph=True, allow_unused=True)
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, (Value, Constant))
+
+
+def _random(shape: Sequence[int], dtype: str, device: torch.device, requires_grad: bool) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    if kind.is_floating_point:
+        return torch.rand(tuple(shape), dtype=kind, device=device).requires_grad_(requires_grad)
+    return torch.ones(tuple(shape), dtype=kind, device=device)
+
+
+def _with_groups(args: Sequence[Any], groups: int) -> Sequence[Any]:
+    """Positional arguments of a convolution, transposed or not, with its local number of groups."""
+    return (*args[:6], groups, *args[7:]) if len(args) > 6 else args
+
+
+def _runs(call: LocalCall, grid: ProcessGrid, device: torch.device) -> dict[str, Callable[[], object]]:
+    """How to run each phase of a call once."""
+    size = sum(v.itemsize * _elements(s) for v, s in zip(call.operation.inputs, call.inputs, strict=True))
+    count = max(2, min(MOST_COPIES, CACHE_BYTES // max(1, 2 * size)))
+    copies = [_Copy(call, grid, device) for _ in range(count)]
+    runs: dict[str, Callable[[], object]] = {"forward": _in_turn([copy.forward for copy in copies])}
+    if call.operation.in_place:  # running it again would spoil what its backward pass needs
+        copies = [_Copy(call, grid, device) for _ in range(count)]
+    for phase in PHASES[1:]:
+        if not work(call, phase).kernels:
+            continue
+        wanted = [copy.weights if phase == "weight" else _inputs(call, copy) for copy in copies]
+        if wanted[0]:
+            for copy in copies:
+                copy.keep()
+            runs[phase] = _in_turn([_backward(copy, w) for copy, w in zip(copies, wanted, strict=True)])
+    for run in runs.values():
+        run()
+    return runs
+
+
+def _inputs(call: LocalCall, copy: _Copy) -> list[torch.Tensor]:
+    """What BPx differentiates: the inputs; where BPw is not measured by itself the weights too."""
+    return copy.wanted + ([] if work(call, "weight").kernels else copy.weights)
+
+
+def _backward(copy: _Copy, wanted: Sequence[torch.Tensor]) -> Callable[[], object]:
+    return lambda: copy.backward(wanted)
+
+
+def _in_turn(runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    turns = _endless(runs)
+    return lambda: next(turns)()
+
+
+def _endless(runs: Sequence[Callable[[], object]]) -> Iterator[Callable[[], object]]:
+    while True:
+        yield from runs
+
+
+def _elements(shape: Sequence[int]) -> int:
+    product = 1
+    for extent in shape:
+        product *= extent
+    return product
