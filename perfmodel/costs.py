@@ -10,9 +10,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from distconv.perfmodel.collectives import GemmTime, distributed_gemm
 from distconv.perfmodel.geometry import Parts, axes_of, halo, local_shape, redistribution
 from distconv.perfmodel.graph import Operation, Value
-from distconv.perfmodel.machine import Group, Machine
+from distconv.perfmodel.machine import Machine
 from distconv.perfmodel.settings import Settings
 from distconv.perfmodel.work import LocalCall, Work, local_call, work
 
@@ -89,10 +90,11 @@ class Costs:
         call = local_call(op, parts)
         fp, bpx, bpw = (self.compute(call, phase) for phase in ("forward", "input", "weight"))
         exchange, strips = self._halo(op, call, parts), self._strips(op, call, parts)
-        gather, reduce = self._channels(op, call, parts)
+        channels = self._channels(op, call, parts)
         sync_forward, sync_backward = self._sync(op, call, parts)
-        backward = op.y.requires_grad and any(value.requires_grad for value in op.inputs)
-        halo_forward, halo_backward = exchange + gather, exchange + gather if backward else 0.0
+        error = op.x.requires_grad and op.y.requires_grad
+        halo_forward = exchange + channels.gather_x
+        halo_backward = (exchange + channels.sum_dx if error else 0.0) + channels.gather_dy
         if strips and self.overlap_halo:
             # The interior while halos travel, then the strips along all sides that have one, side by side (IV-A).
             inside = math.prod(max(0.0, 1 - sum(shares)) for shares in strips)
@@ -100,9 +102,8 @@ class Costs:
             forward += self.compute(call, "forward", 1 - inside, sum(len(shares) for shares in strips))
         else:
             forward = self._together(fp, halo_forward)
-        forward += reduce + sync_forward
-        before = (reduce if op.y.requires_grad else 0.0) + sync_backward
-        before += self._together(bpw or bpx, halo_backward)
+        forward += channels.sum_y + sync_forward
+        before = sync_backward + self._together(bpw or bpx, halo_backward)
         after = bpx if bpw else 0.0
         bpa, update = self._parameters(op, call, parts)
         return OperationCost(
@@ -110,8 +111,8 @@ class Costs:
             bpx,
             bpw,
             bpa,
-            halo_forward + reduce,
-            halo_backward + (reduce if op.y.requires_grad else 0.0),
+            halo_forward + channels.sum_y,
+            halo_backward,
             sync_forward,
             sync_backward,
             update,
@@ -167,20 +168,14 @@ class Costs:
             if any(found):
                 yield dim, found
 
-    def _channels(self, op: Operation, call: LocalCall, parts: Parts) -> tuple[float, float]:
-        """Gathering the channels that are needed, and summing shares of y at its owners (III-D)."""
-        if call.split is None:
-            return 0.0, 0.0
-        blocks = call.split.blocks
-        group = parts.group("c")
+    def _channels(self, op: Operation, call: LocalCall, parts: Parts) -> GemmTime:
+        """Gathering the channels that are needed, and summing shares at their owners (III-D)."""
         own = local_shape(op.x.shape, parts)
-        needed = math.prod(call.inputs[0]) * op.x.itemsize
-        gather = reduce = 0.0
-        if math.prod(call.inputs[0]) > math.prod(own):
-            gather = self.machine.allgather(_part(group, parts.c // blocks), needed)
-        if blocks > 1:
-            reduce = self.machine.reduce_scatter(_part(group, blocks), math.prod(call.outputs[0]) * op.y.itemsize)
-        return gather, reduce
+        if call.split is None or (call.split.blocks == 1 and math.prod(call.inputs[0]) <= math.prod(own)):
+            return GemmTime(0.0, 0.0, 0.0, 0.0)
+        result = math.prod(local_shape(op.y.shape, parts)) * op.y.itemsize
+        size = math.prod(own) * op.x.itemsize
+        return distributed_gemm(self.machine, parts.group("c"), call.split.blocks, size, result)
 
     def _sync(self, op: Operation, call: LocalCall, parts: Parts) -> tuple[float, float]:
         """Reductions that computation waits for, forward and backward."""
@@ -248,8 +243,3 @@ class Costs:
         time += moved.far_messages * machine.network.latency_s + far / machine.network.bandwidth_bytes_per_s
         # Packed on one side, put in place on the other.
         return time + self.roofline(Work(bytes=4.0 * (near + far), kernels=2))
-
-
-def _part(group: Group, ranks: int) -> Group:
-    """So many neighbours of ``group``."""
-    return Group(ranks, min(ranks, group.per_node))

@@ -28,7 +28,7 @@ Indices = npt.NDArray[np.int64]
 DECIMALS = 12
 """Sums (of the order of one) are compared after rounding to so many."""
 
-TOLERANCE = 1e-12
+TOLERANCE = 1e-13
 """A sum that may not pass zero is that much above it by rounding."""
 
 KEY_LIMIT = 2**40

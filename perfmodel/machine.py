@@ -137,11 +137,12 @@ class Machine:
 
     def levels(self, group: Group) -> Levels:
         """The group as collectives see it."""
-        gamma = SUM_PASSES / self.computing(group.per_node).roofline.bytes_per_s
+        near = min(group.ranks, group.per_node)
+        gamma = SUM_PASSES / self.computing(near).roofline.bytes_per_s
         link = self.node if group.nodes == 1 else self.network
         return Levels(
             flat=Level(group.ranks, link, gamma),
-            node=Level(min(group.ranks, group.per_node), self.node, gamma),
+            node=Level(near, self.node, gamma),
             across=Level(group.nodes, self.network, gamma),
         )
 
@@ -156,17 +157,13 @@ class Machine:
         MachineError
             If there is none, or something in the file is not as it should be; the text names the key.
         """
-        path = _BUILT_IN / f"{name_or_path}.yaml"
-        if name_or_path not in built_in():
+        if name_or_path in built_in():
+            path = _BUILT_IN / f"{name_or_path}.yaml"
+        else:
             path = Path(name_or_path)
-            if (
-                isinstance(name_or_path, str)
-                and path.name == name_or_path
-                and not path.suffix
-                and not os.path.exists(path)
-            ):
+            if len(path.parts) == 1 and not path.suffix and not os.path.exists(path):
                 raise MachineError(
-                    f"machine {quantities.shown(name_or_path)}: there is none of this name; built in are "
+                    f"machine {quantities.shown(str(path))}: there is none of this name; built in are "
                     f"{', '.join(built_in())}; a file is named by its path, such as ./machine.yaml"
                 )
         return _machine(quantities.read(path), str(path))

@@ -10,7 +10,7 @@ Source: Dryden et al. 2019, V-A and VI-A.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.perfmodel.evaluate import Model
 from distconv.perfmodel.graph import Constant, Value
+from distconv.perfmodel.machine import Roofline
 from distconv.perfmodel.plans import Candidate
 from distconv.perfmodel.work import PHASES, LocalCall, local_call, work
 from distconv.tensor import DistTensor
@@ -34,15 +35,17 @@ CACHE_BYTES = 64 << 20
 
 MOST_COPIES = 8
 
+LARGE_ELEMENTS = 1 << 24
+"""Of the sum that measures the bandwidth of memory."""
 
-def calls_of(model: Model, strategies: Iterable[Mapping[str, Candidate]]) -> dict[str, LocalCall]:
-    """What ranks compute under any of the strategies, by the key under which its time is kept."""
+
+def calls_of(model: Model, candidates: Mapping[str, Sequence[Candidate]]) -> dict[str, LocalCall]:
+    """What a rank computes of each operation under any of its layer's candidates, by the key of its time."""
     found: dict[str, LocalCall] = {}
-    for strategy in strategies:
-        for op in model.graph.operations:
-            if not op.view:
-                call = local_call(op, model.parts(strategy[op.layer]))
-                found.setdefault(call.key, call)
+    for op in model.graph.operations:
+        for candidate in () if op.view else candidates[op.layer]:
+            call = local_call(op, model.parts(candidate))
+            found.setdefault(call.key, call)
     return found
 
 
@@ -61,16 +64,32 @@ def measure(calls: Mapping[str, LocalCall], comm: MPI.Intracomm, device: torch.d
         if not comm.allreduce(runs is not None, MPI.LAND) or runs is None:
             continue
         for phase, run in runs.items():
-            seconds = _timed(run, comm, device)
-            table[f"{key} {phase}"] = comm.allreduce(seconds) / comm.size
+            table[f"{key} {phase}"] = _mean(comm, _timed(run, comm, device))
     return table
 
 
+def measure_roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
+    """FLOP/s of a large convolution, bytes/s of a large sum and the time of a tiny one, all ranks at once. Collective."""
+    x, w = torch.rand(4, 128, 64, 64, device=device), torch.rand(128, 128, 3, 3, device=device)
+    large = [torch.rand(LARGE_ELEMENTS, device=device) for _ in range(3)]
+    tiny = [torch.rand(64, device=device) for _ in range(3)]
+    macs = x.numel() * w[0].numel()
+    convolution = _mean(comm, _timed(lambda: torch.conv2d(x, w, padding=1), comm, device))
+    addition = _mean(comm, _timed(lambda: torch.add(large[0], large[1], out=large[2]), comm, device))
+    kernel = _mean(comm, _timed(lambda: torch.add(tiny[0], tiny[1], out=tiny[2]), comm, device))
+    return Roofline(2 * macs / convolution, 3 * 4 * LARGE_ELEMENTS / addition, kernel)
+
+
+def _mean(comm: MPI.Intracomm, seconds: float) -> float:
+    return float(comm.allreduce(seconds)) / comm.size
+
+
 def _timed(run: Callable[[], object], comm: MPI.Intracomm, device: torch.device) -> float:
+    """Mean of ten runs with all ranks at work."""
     for _ in range(WARM_UP):
         run()
-    comm.Barrier()
     _finish(device)
+    comm.Barrier()
     start = time.perf_counter()
     for _ in range(REPETITIONS):
         run()

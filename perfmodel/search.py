@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from distconv.errors import DistconvError
 from distconv.perfmodel.elimination import Elimination, decision_order
-from distconv.perfmodel.labels import Guide, LabelSearch
+from distconv.perfmodel.labels import TOLERANCE, Guide, LabelSearch
 from distconv.perfmodel.multipliers import best_weights
 from distconv.perfmodel.problem import Array, Choices, Problem, Sums, one
 
@@ -29,6 +30,7 @@ FEW = 20_000
 """So many combinations are enumerated."""
 
 CHUNK = 4096
+ROUNDING = 1e-12
 CLOSED = 1e-9
 """A gap below this is rounding."""
 
@@ -90,7 +92,7 @@ class Infeasible(DistconvError, ValueError):
 def solve(
     problem: Problem, limit: float | None = None, starts: Sequence[Sequence[int]] = (), seconds: float = 20.0
 ) -> Solution:
-    """The fastest choice whose memory is at most ``limit`` bytes; of equal ones always the same.
+    """The fastest choice whose memory is at most ``limit`` bytes (up to rounding); of equal ones always the same.
 
     ``starts`` are choices to begin with; the result is not slower than any of them that fits. After about ``seconds``
     the search ends with what it has, and only then does the result depend on the speed of the machine.
@@ -125,15 +127,15 @@ def search(
         sums = sums.subject_to(problem.memory_sums().scaled(1 / memory_scale), limit / memory_scale)
 
     def cost(choices: Choices) -> float:
-        fits = limit is None or problem.memories(choices) <= limit
-        return float(problem.times(choices)) / scale if fits else np.inf
+        allowed = limit is None or fits(problem.memories(choices), limit)
+        return float(problem.times(choices)) / scale if allowed else np.inf
 
     minimum = Minimum(sums, cost, deadline)
     for choices in known:
         minimum.improve(choices)
     if limit is not None and minimum.best is None:
         smallest = search_memory(problem, limit, starts, deadline, few)
-        if smallest.memory > limit:
+        if not fits(np.array(smallest.memory), limit):
             raise Infeasible(limit, smallest)
         minimum.improve(one(smallest.choices))
     best, bound = minimum.found()
@@ -165,6 +167,11 @@ def proven(value: float, bound: float) -> tuple[float, bool]:
     """The bound of a minimised ``value``, and whether no more than rounding is between them."""
     closed = bound >= value * (1 - CLOSED)
     return value if closed else bound, closed
+
+
+def fits(memory: Array, limit: float) -> npt.NDArray[np.bool_]:
+    """Whether ``memory`` is at most ``limit`` up to rounding, which is less than a byte."""
+    return memory <= limit * (1 + ROUNDING)
 
 
 def excess(value: float, bound: float) -> float:
@@ -219,8 +226,9 @@ class Minimum:
         choices, cut = LabelSearch(elimination, [guide], self.bound).run(width, self._expired)
         for row in choices:
             self.improve(self._whole(row))
-            if np.isfinite(self.cost(self._whole(row))):
-                break
+            if not np.isfinite(self.cost(self._whole(row))):
+                # Rounding at the limit decided, and may have ended the label of one that fits.
+                cut = -np.inf
         self._raise(cut)
 
     def _elimination(self) -> Elimination:
@@ -292,7 +300,7 @@ def worst(sums: Sums, values: Array) -> Array:
     if sums.objective == values.shape[-1]:
         return objective
     excess = values[..., sums.objective :].max(axis=-1)
-    return np.where(excess > 0, INFEASIBLE * (1 + excess), objective)
+    return np.where(excess > TOLERANCE, INFEASIBLE * (1 + excess), objective)
 
 
 def fastest_of_all(problem: Problem, limit: float | None) -> Solution:
@@ -317,7 +325,7 @@ def enumerated(problem: Problem, cost: Callable[[Choices], Array], limit: float)
     for start in range(0, problem.combinations, CHUNK):
         count = min(CHUNK, problem.combinations - start)
         choices = np.stack(np.unravel_index(np.arange(start, start + count), problem.sizes), axis=-1)
-        costs = np.where(problem.memories(choices) <= limit, cost(choices), np.inf)
+        costs = np.where(fits(problem.memories(choices), limit), cost(choices), np.inf)
         if costs.min() < least:
             best, least = choices[costs.argmin()], float(costs.min())
     return best, least

@@ -87,9 +87,7 @@ def test_halos_of_transposed_convolutions_cover_every_input_that_touches_an_outp
         for index in range(parts):
             own = block_range(extent, parts, index)
             outs = set(block_range(out, parts, index))
-            touching = [
-                i for i in range(extent) if {i * stride - padding + k * dilation for k in range(kernel)} & outs
-            ]
+            touching = [i for i in range(extent) if {i * stride - padding + k * dilation for k in range(kernel)} & outs]
             most = max(most, max(0, own.start - min(touching)) + max(0, max(touching) + 1 - own.stop))
         # The range may begin and end with inputs that only lie between those that touch.
         assert most <= sum(geometry.halo(window, extent, out, parts, 0)) <= most + 2 * (dilation - 1)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distconv.perfmodel import network_profile
 from distconv.perfmodel.network_profile import (
     SIZES,
     far_partners,
@@ -65,6 +66,18 @@ def test_a_measurement_is_the_same_on_all_ranks_and_of_sane_order(comm):
     for link in (found.node.exchange, found.node.allreduce):
         assert 1e-7 < link.latency_s < 1e-1
         assert 1e6 < link.bandwidth_bytes_per_s < 1e13
+
+
+@pytest.mark.ranks(3, 4)
+def test_ranks_on_several_nodes_measure_the_network_too(comm, monkeypatch):
+    """Also where nodes have different numbers of ranks, so that some have nobody to exchange with."""
+    monkeypatch.setattr(network_profile, "node_indices", lambda comm: [0, 0, 2, 2][: comm.size])
+    monkeypatch.setattr(network_profile, "SIZES", (8, 1024, 65536))
+    found = profile_network(comm)
+    assert found.node is not None and found.network is not None
+    assert len(set(comm.allgather(found))) == 1
+    for link in (found.network.exchange, found.network.allreduce):
+        assert 0 < link.latency_s < math.inf and 0 < link.bandwidth_bytes_per_s < math.inf
 
 
 @pytest.mark.ranks(1)
