@@ -138,8 +138,17 @@ class Model:
         return Problem(
             tuple(len(found) for found in grids.values()),
             tuple(_merged(self._table(term, grids, index) for term in self.time)),
-            tuple(self._table(term, grids, index) for term in self.memory),
+            tuple(self._shared_tables(grids, index)),
         )
+
+    def _shared_tables(self, grids: Mapping[str, list[Parts]], index: Mapping[str, int]) -> Iterator[Step]:
+        """Steps of memory; what is released has the table with which it was kept."""
+        kept: dict[int, Step] = {}
+        for term in self.memory:
+            known = kept.get(id(term.of))
+            step = self._table(term, grids, index) if known is None else known
+            kept[id(term.of)] = step
+            yield Step(term.kind, step.variables, step.table)
 
     @staticmethod
     def _table(term: _Term, grids: Mapping[str, list[Parts]], index: Mapping[str, int]) -> Step:

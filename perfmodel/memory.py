@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from distconv.perfmodel.costs import Costs
 from distconv.perfmodel.geometry import Parts, axes_of, local_shape
@@ -24,7 +25,7 @@ from distconv.perfmodel.work import local_call
 
 @dataclass(frozen=True, eq=False)
 class MemoryTerm:
-    """Bytes that depend on the distribution of one layer or of two."""
+    """Bytes that depend on the distribution of one layer or of two. A RELEASE has the ``size`` of the KEEP it ends."""
 
     kind: Kind
     layers: tuple[str, ...]
@@ -95,10 +96,9 @@ def _keep_all(graph: LayerGraph) -> Iterator[MemoryTerm]:
 def _autograd(graph: LayerGraph) -> Iterator[MemoryTerm]:
     kept = _Kept(graph)
     lasts = _last_uses(graph)
-    waiting: dict[int, list[Value]] = {}
+    waiting: dict[int, list[MemoryTerm]] = {}
     for op in graph.operations:
-        for value in waiting.pop(op.index, []):
-            yield _wait(graph, value, -1)
+        yield from waiting.pop(op.index, [])
         yield from kept.terms(op)
         yield MemoryTerm(Kind.TRANSIENT, (op.layer,), lambda parts, op=op: _working(op, parts))
         for layer, value in _moved(graph, op):
@@ -107,12 +107,9 @@ def _autograd(graph: LayerGraph) -> Iterator[MemoryTerm]:
             last = lasts.get((value.producer, value.storage), op.index)
             if last > op.index + 1 and not op.view and value.elements > 1:
                 # Its error signal (or itself, where it is not saved) is there until that last operation.
-                waiting.setdefault(last, []).append(value)
-                yield _wait(graph, value, 1)
-
-
-def _wait(graph: LayerGraph, value: Value, sign: int) -> MemoryTerm:
-    return MemoryTerm(Kind.KEEP, (graph.layer_of(value),), lambda parts: sign * block_bytes(value, parts))
+                layers, size = (op.layer,), partial(block_bytes, value)
+                waiting.setdefault(last, []).append(MemoryTerm(Kind.RELEASE, layers, size))
+                yield MemoryTerm(Kind.KEEP, layers, size)
 
 
 def _last_uses(graph: LayerGraph) -> dict[tuple[int, int], int]:

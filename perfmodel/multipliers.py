@@ -24,6 +24,9 @@ STEP = 0.3
 ACCURACY = 1e-4
 """Relative distance of the bound from what any weights can give."""
 
+PATIENCE = 12
+"""Rounds without a better bound, as there are where buckets are split: planes are of whole choices, so above it."""
+
 LARGEST = 100.0
 """Bound of the weight of a sum that may not pass zero, in which the linear program stays bounded."""
 
@@ -42,13 +45,15 @@ def best_weights(
     """
     best = elimination.run(weights)
     planes = [_plane(best, found)]
+    patience = PATIENCE
     for _ in range(rounds):
         target, ceiling = _highest(np.array(planes), elimination.sums.objective)
-        if finished(best.bound) or ceiling - best.bound <= ACCURACY * abs(ceiling):
+        if finished(best.bound) or ceiling - best.bound <= ACCURACY * abs(ceiling) or not patience:
             break
         asked = weights + STEP * (target - weights)
         relaxation = elimination.run(asked)
         planes.append(_plane(relaxation, found))
+        patience = PATIENCE if relaxation.bound > best.bound + ACCURACY * abs(best.bound) else patience - 1
         if relaxation.bound > best.bound:
             weights, best = asked, relaxation
     return weights

@@ -7,7 +7,7 @@ One variable per deciding layer, its value the index of a candidate. Time passes
 
 and a step takes max(T, E). Unrolled, that is the largest of sums of terms: for each allreduce k, all that computes
 before it is queued plus all allreduces from it on. Memory is a largest of sums too: resident terms, plus what has been
-kept up to a point, plus what is needed at that point alone.
+kept up to a point (and not released), plus what is needed at that point alone.
 
 Source: Dryden et al. 2019, V-B (greedy overlap, one allreduce at a time), V-C.
 """
@@ -34,6 +34,7 @@ class Kind(Enum):
     ALLREDUCE = "allreduce"
     RESIDENT = "resident"
     KEEP = "keep"
+    RELEASE = "release"
     TRANSIENT = "transient"
 
 
@@ -56,6 +57,8 @@ def peak(terms: Iterable[tuple[Kind, Any]], largest: Callable[[Any, Any], Any]) 
             resident = resident + term
         elif kind is Kind.KEEP:
             kept = kept + term
+        elif kind is Kind.RELEASE:
+            kept = kept - term
         else:
             most = largest(most, kept + term)
     return resident + largest(most, kept)
@@ -79,7 +82,8 @@ class Problem:
     """Time and memory of every choice of one candidate per variable.
 
     ``sizes`` are the numbers of candidates; ``time`` holds COMPUTE and ALLREDUCE steps in the order in which they
-    happen; ``memory`` holds RESIDENT, KEEP and TRANSIENT steps in the order of the forward pass.
+    happen; ``memory`` holds RESIDENT, KEEP, RELEASE and TRANSIENT steps in the order of the forward pass; a
+    RELEASE has the very table of the KEEP that it ends.
     """
 
     sizes: tuple[int, ...]
@@ -100,7 +104,7 @@ class Problem:
 
     def memory_sums(self) -> Sums:
         """The sums whose largest is :meth:`memories`."""
-        return unrolled(self.sizes, self.memory, memory_rows([step.kind for step in self.memory]))
+        return unrolled(self.sizes, self.memory, memory_rows(self.memory))
 
     @property
     def combinations(self) -> int:
@@ -194,20 +198,26 @@ def time_rows(kinds: Sequence[Kind]) -> Array:
     return np.concatenate([rows, computes[None]]).astype(np.float64)
 
 
-def memory_rows(kinds: Sequence[Kind]) -> Array:
-    """Which steps each sum of memory adds: residents, all kept before a transient, and it; or residents and kept."""
+def memory_rows(steps: Sequence[Step]) -> Array:
+    """Which steps each sum of memory adds: residents, all kept at a transient, and it; or residents and what stays."""
     residents, keeps, transients = (
-        np.array([kind is which for kind in kinds], dtype=bool) for which in (Kind.RESIDENT, Kind.KEEP, Kind.TRANSIENT)
+        np.array([step.kind is which for step in steps], dtype=bool)
+        for which in (Kind.RESIDENT, Kind.KEEP, Kind.TRANSIENT)
     )
-    when = np.arange(len(kinds))
+    when = np.arange(len(steps))
+    ends = np.full(len(steps), len(steps))
+    kept = {id(step.table): index for index, step in enumerate(steps) if step.kind is Kind.KEEP}
+    for index, step in enumerate(steps):
+        if step.kind is Kind.RELEASE:
+            ends[kept[id(step.table)]] = index
     peaks = when[transients][:, None]
-    rows = residents | (keeps & (when < peaks)) | (when == peaks)
-    return np.concatenate([rows, (residents | keeps)[None]]).astype(np.float64)
+    rows = residents | (keeps & (when < peaks) & (peaks < ends)) | (when == peaks)
+    return np.concatenate([rows, (residents | (keeps & (ends == len(steps))))[None]]).astype(np.float64)
 
 
 def unrolled(sizes: tuple[int, ...], steps: Sequence[Step], rows: Array) -> Sums:
     """Sums of ``steps``: without zero terms, without rows that others contain, and with equal terms added up."""
-    alive = [index for index, step in enumerate(steps) if step.table.any()]
+    alive = [index for index, step in enumerate(steps) if step.table.any() and step.kind is not Kind.RELEASE]
     rows = largest(rows[:, alive])
     merged: dict[tuple[tuple[int, ...], bytes], Array] = {}
     columns: dict[tuple[tuple[int, ...], bytes], Array] = {}

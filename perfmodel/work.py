@@ -26,7 +26,7 @@ PHASES = ("forward", "input", "weight")
 
 @dataclass(frozen=True)
 class Work:
-    """FLOPs, bytes read and written, elements of the result (what kernels run in parallel over), and kernels."""
+    """FLOPs, bytes read and written, elements that kernels run in parallel over, and kernels."""
 
     flops: float = 0.0
     bytes: float = 0.0
@@ -238,12 +238,14 @@ def _memory_bound(call: LocalCall, phase: str) -> Work:
     passes = _PASSES.get(op.kind, 1)
     read = passes * _bytes(call.inputs, op.inputs)
     written = _bytes(call.outputs, op.outputs)
+    # Threads share out what is larger: a sum is split over what it sums up, a gradient of few over what they went into.
+    elements = max(math.prod(shape) for shape in (*call.inputs, *call.outputs))
     if phase == "forward":
-        return Work(bytes=read + written, elements=math.prod(call.outputs[0]))
+        return Work(bytes=read + written, elements=elements)
     # Backward reads dL/dy and what was saved, as often as forward read x, and writes dL/dx.
     scale = math.prod(call.outputs[0]) / max(1, op.y.elements)
     saved = sum(value.elements * value.itemsize for value in op.saved) * scale
-    return Work(bytes=passes * (written + saved) + _bytes(call.inputs, op.inputs), elements=math.prod(call.inputs[0]))
+    return Work(bytes=passes * (written + saved) + _bytes(call.inputs, op.inputs), elements=elements)
 
 
 def _bytes(shapes: tuple[Shape, ...], values: tuple[Value, ...]) -> float:
