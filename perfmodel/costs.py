@@ -66,10 +66,10 @@ class Costs:
         found = work(call, phase)
         if not found.kernels or share <= 0:
             return 0.0
-        roofline = self._here.roofline
-        measured = self._here.table.get(f"{call.key} {phase}")
+        table = self._here.table
+        measured = table.get(f"{call.key} {phase}") if table else None
         if measured is not None:
-            return measured * share + (pieces - 1) * roofline.kernel_s
+            return measured * share + (pieces - 1) * self._here.roofline.kernel_s
         flops, nbytes, elements = (share * figure for figure in (found.flops, found.bytes, found.elements))
         return self.roofline(Work(flops, nbytes, elements, found.kernels + pieces - 1))
 

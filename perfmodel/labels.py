@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -187,40 +188,48 @@ def levels(sums: Sums, order: Sequence[int]) -> tuple[Columns, list[Level]]:
     """The columns before any decision, and a level for each variable."""
     position = {variable: index for index, variable in enumerate(order)}
     last = np.array([max((position[v] for v in scope), default=-1) for scope in sums.scopes], dtype=np.int64)
+    most = np.array([table.max() for table in sums.tables])
     near = neighbours(sums)
-    first = columns = columns_after(sums, last > -1, np.arange(len(sums.rows)))
+    first = columns = columns_after(sums, last > -1, np.arange(len(sums.rows)), most)
     result = []
     for index, variable in enumerate(order):
         here = np.flatnonzero(last == index)
         patterns, pattern_of = np.unique(sums.rows[:, here], axis=0, return_inverse=True)
         pairs = np.stack([columns.column_of, pattern_of.ravel()], axis=1)
         candidates, candidate_of = np.unique(pairs, axis=0, return_inverse=True)
-        columns = columns_after(sums, last > index, candidate_of.ravel())
+        columns = columns_after(sums, last > index, candidate_of.ravel(), most)
         decided = [v for v in order[: index + 1] if any(position[other] > index for other in near[v])]
         tables = increment_tables(sums, variable, here, patterns)
         result.append(Level(variable, tables, candidates[:, 0], candidates[:, 1], columns, tuple(decided)))
     return first, result
 
 
-def columns_after(sums: Sums, future: npt.NDArray[np.bool_], candidate_of: Indices) -> Columns:
-    """Sums in columns when the terms ``future`` are still to come.
+def columns_after(sums: Sums, future: npt.NDArray[np.bool_], candidate_of: Indices, most: Array) -> Columns:
+    """Sums in columns when the terms ``future``, each ``most`` as large, are still to come.
 
     A sum counts only while it is above every other one to which at least the same terms will be added, so it may be
     taken for the largest of them.
     """
     coming = sums.rows * future
     objective = np.arange(len(sums.rows)) < sums.objective
-    covered = ((coming @ (1 - coming).T) == 0) & (objective[:, None] == objective)
-    most = coming @ np.array([table.max() for table in sums.tables])
-    members: dict[tuple[int, ...], int] = {}
-    column_of = np.array(
-        [members.setdefault(tuple(np.unique(candidate_of[row]).tolist()), len(members)) for row in covered]
-    )
-    most_of_column = np.zeros(len(members))
-    np.maximum.at(most_of_column, column_of, most)
-    kinds = np.zeros(len(members), bool)
-    kinds[column_of] = objective
-    return Columns(tuple(np.array(group) for group in members), candidate_of, column_of, most_of_column, kinds)
+    kinds, first, kind_of = alike(np.column_stack([objective, coming]))
+    # Which kinds of sum will grow at least as much as which others.
+    covered = ((kinds[:, 1:] @ (1 - kinds[:, 1:]).T) == 0) & (kinds[:, :1] == kinds[:, 0])
+    holds = np.zeros((len(kinds), int(candidate_of.max()) + 1))
+    holds[kind_of, candidate_of] = 1
+    members, leaders, column_of_kind = alike(covered @ holds > 0)
+    column_of = column_of_kind[kind_of]
+    still = np.zeros(len(members))
+    np.maximum.at(still, column_of, coming @ most)
+    return Columns(tuple(map(np.flatnonzero, members)), candidate_of, column_of, still, objective[first[leaders]])
+
+
+def alike(rows: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], Indices, Indices]:
+    """The different ones of ``rows`` of zeros and ones, where each is first, and which of them each row is."""
+    index: dict[bytes, int] = {}
+    which = np.array([index.setdefault(row.tobytes(), len(index)) for row in np.packbits(rows > 0, axis=1)])
+    first = np.unique(which, return_index=True)[1]
+    return rows[first], first, which
 
 
 def increment_tables(
