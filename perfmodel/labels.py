@@ -44,15 +44,6 @@ HURRIED_WIDTH = 200
 
 
 @dataclass(frozen=True, eq=False)
-class Guide:
-    """Ends labels whose bound from ``relaxation`` (that of ``weights``) is above ``threshold``."""
-
-    weights: Array
-    relaxation: Relaxation
-    threshold: float
-
-
-@dataclass(frozen=True, eq=False)
 class Columns:
     """Sums with the same past or the same future as one column: the largest of its ``members`` among candidates.
 
@@ -84,7 +75,7 @@ class Level:
 
 @dataclass(eq=False)
 class Labels:
-    """Partial ``choices`` (labels, variables), their columns ``values``, and ``bounds`` (labels, guides)."""
+    """Partial ``choices`` (labels, variables), their ``values`` (labels, columns), and ``bounds`` (labels)."""
 
     choices: npt.NDArray[np.int16]
     values: Array
@@ -99,19 +90,21 @@ class Labels:
 
 
 class LabelSearch:
-    """Label search over the variables of ``elimination`` in its order, for one set of guides.
+    """Label search over the variables of ``elimination`` in its order.
 
-    The first guide's bounds are those of what is minimised; ``floor`` is a known bound of it. Sums should be of the
-    order of one.
+    Labels end whose bound from ``weights`` (one per sum) is above ``threshold``. ``floor`` is a known bound of what is
+    minimised. Sums should be of the order of one.
     """
 
-    def __init__(self, elimination: Elimination, guides: Sequence[Guide], floor: float):
-        self.sums, self.guides, self.floor = elimination.sums, guides, floor
+    def __init__(self, elimination: Elimination, weights: Array, threshold: float, floor: float):
+        self.sums, self.weights, self.threshold, self.floor = elimination.sums, weights, threshold, floor
         self.first, self.levels = levels(self.sums, elimination.order)
-        self._excesses = [by_variable(elimination, guide.relaxation) for guide in guides]
+        relaxation = elimination.run(weights)
+        self._bound = relaxation.bound
+        self._excesses = by_variable(relaxation)
 
     def run(self, width: int, expired: Callable[[], bool]) -> tuple[Choices, float]:
-        """Complete choices within the thresholds, best first, and a bound of all others within them.
+        """Complete choices within the threshold, best first, and a bound of all others within it.
 
         The bound is infinite if ``width`` was enough. After ``expired()`` there is little width.
         """
@@ -122,8 +115,8 @@ class LabelSearch:
             labels, cut = self._decided(labels, level, width)
             bound = min(bound, cut)
             labels = labels.take(undominated(group_keys(labels.choices, self.sums.sizes, level), labels.values))
-            labels, cut = fewest(labels, width)
-            bound = min(bound, cut)
+            which, cut = lowest(np.arange(len(labels)), labels.bounds, width)
+            labels, bound = labels.take(which), min(bound, cut)
         best = np.argsort(labels.values[:, self.levels[-1].columns.column_of[0]], kind="stable")
         return labels.choices[best].astype(np.int64), bound
 
@@ -132,21 +125,17 @@ class LabelSearch:
             float(t) if not scope else 0.0 for t, scope in zip(self.sums.tables, self.sums.scopes, strict=True)
         ]
         start = (self.sums.offsets + self.sums.rows @ np.array(constants))[None]
-        bounds = np.array([[guide.relaxation.bound for guide in self.guides]])
-        return self._merged(Labels(np.zeros((1, len(self.sums.sizes)), np.int16), start, bounds), self.first)
+        choices = np.zeros((1, len(self.sums.sizes)), np.int16)
+        return self._merged(Labels(choices, start, np.array([self._bound])), self.first)
 
     def _decided(self, labels: Labels, level: Level, width: int) -> tuple[Labels, float]:
         """All labels with each value of the level's variable, and the least bound of those that were too many."""
         size = self.sums.sizes[level.variable]
-        bounds = np.empty((len(labels), size, len(self.guides)))
-        alive = np.ones((len(labels), size), bool)
-        for index, guide in enumerate(self.guides):
-            bounds[..., index] = labels.bounds[:, index, None]
-            for scope, strides, excess in self._excesses[index][level.variable]:
-                bounds[..., index] += excess[labels.choices[:, scope] @ strides]
-            alive &= bounds[..., index] <= guide.threshold
-        which = np.flatnonzero(alive)
-        which, cut = lowest(which, bounds[..., 0].ravel()[which], CROWD * width)
+        bounds = np.repeat(labels.bounds[:, None], size, axis=1)
+        for scope, strides, excess in self._excesses[level.variable]:
+            bounds += excess[labels.choices[:, scope] @ strides]
+        which = np.flatnonzero(bounds <= self.threshold)
+        which, cut = lowest(which, bounds.ravel()[which], CROWD * width)
         parents, values = which // size, which % size
         choices = labels.choices[parents]
         choices[:, level.variable] = values
@@ -154,26 +143,23 @@ class LabelSearch:
         for other, table in level.tables:
             increments += table[choices[:, other] if other is not None else 0, values]
         candidates = labels.values[parents][:, level.old] + increments[:, level.increment]
-        merged = self._merged(Labels(choices, candidates, bounds.reshape(-1, len(self.guides))[which]), level.columns)
-        within = (merged.bounds <= [guide.threshold for guide in self.guides]).all(axis=1)
-        within &= (merged.values[:, ~level.columns.objective] <= TOLERANCE).all(axis=1)
-        return merged.take(np.flatnonzero(within)), cut
+        merged = self._merged(Labels(choices, candidates, bounds.ravel()[which]), level.columns)
+        allowed = (merged.values[:, ~level.columns.objective] <= TOLERANCE).all(axis=1)
+        return merged.take(np.flatnonzero(allowed & (merged.bounds <= self.threshold))), cut
 
     def _merged(self, labels: Labels, columns: Columns) -> Labels:
         """Candidates' values become columns; what the largest gains on the weighted sum, the bound gains."""
         floors = np.where(columns.objective, self.floor, 0.0) - columns.future
         values = np.stack([labels.values[:, members].max(axis=1) for members in columns.members], axis=1)
         values = np.maximum(values, floors)
-        gains = []
-        for guide in self.guides:
-            new = np.bincount(columns.column_of, guide.weights, len(columns.members))
-            old = np.bincount(columns.candidate_of, guide.weights, labels.values.shape[1])
-            gains.append(values @ new - labels.values @ old)
-        return Labels(labels.choices, values, labels.bounds + np.stack(gains, axis=1))
+        new = np.bincount(columns.column_of, self.weights, len(columns.members))
+        old = np.bincount(columns.candidate_of, self.weights, labels.values.shape[1])
+        return Labels(labels.choices, values, labels.bounds + values @ new - labels.values @ old)
 
 
-def by_variable(elimination: Elimination, relaxation: Relaxation) -> dict[int, list[tuple[Indices, Indices, Array]]]:
+def by_variable(relaxation: Relaxation) -> dict[int, list[tuple[Indices, Indices, Array]]]:
     """For each variable its buckets: scope, strides into, and table (choices of the scope, values) of their excess."""
+    elimination = relaxation.elimination
     result: dict[int, list[tuple[Indices, Indices, Array]]] = {variable: [] for variable in elimination.order}
     sizes = elimination.sums.sizes
     for index, bucket in enumerate(elimination.buckets):
@@ -297,9 +283,3 @@ def lowest(which: Indices, bounds: Array, count: int) -> tuple[Indices, float]:
         return which, np.inf
     order = np.argpartition(bounds, count)
     return which[np.sort(order[:count])], float(bounds[order[count]])
-
-
-def fewest(labels: Labels, width: int) -> tuple[Labels, float]:
-    """The ``width`` labels with the least bounds, and the least bound of the others."""
-    which, cut = lowest(np.arange(len(labels)), labels.bounds[:, 0], width)
-    return labels.take(which), cut

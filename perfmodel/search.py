@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from distconv.errors import DistconvError
 from distconv.perfmodel.elimination import Elimination, decision_order
-from distconv.perfmodel.labels import TOLERANCE, Guide, LabelSearch
+from distconv.perfmodel.labels import TOLERANCE, LabelSearch
 from distconv.perfmodel.multipliers import best_weights
 from distconv.perfmodel.problem import Array, Choices, Problem, Sums, one
 
@@ -30,7 +30,11 @@ FEW = 20_000
 """So many combinations are enumerated."""
 
 CHUNK = 4096
+"""Combinations enumerated at a time."""
+
 ROUNDING = 1e-12
+"""By so much (relative) more memory still fits."""
+
 CLOSED = 1e-9
 """A gap below this is rounding."""
 
@@ -38,6 +42,7 @@ WIDTHS = (300, 3_000, 30_000, 100_000)
 """Labels of one round after the other."""
 
 WEIGHT_ROUNDS = 150
+
 WORTHWHILE = 0.9
 """Weights are improved again when at most this share of the values is left."""
 
@@ -221,9 +226,8 @@ class Minimum:
             self._weigh()
         if self._finished():
             return
-        elimination = self._elimination()
-        guide = Guide(self._weights, elimination.run(self._weights), self._threshold)
-        choices, cut = LabelSearch(elimination, [guide], self.bound).run(width, self._expired)
+        labels = LabelSearch(self._elimination(), self._weights, self._threshold, self.bound)
+        choices, cut = labels.run(width, self._expired)
         for row in choices:
             self.improve(self._whole(row))
             if not np.isfinite(self.cost(self._whole(row))):
