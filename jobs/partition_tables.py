@@ -1,0 +1,123 @@
+"""Prints how networks are cut into pipeline stages: published layer profiles, and SparsePipe's mixed GPUs.
+
+    python -m distconv.jobs.partition_tables PROFILE.txt ...
+
+The first table needs profiles (PipeDream's text or ours), the second none: its layer times are a roofline's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from distconv.errors import DistconvError
+from distconv.perfmodel import partition_published as published
+from distconv.perfmodel.layer_profile import Profile
+from distconv.perfmodel.partition import METHODS, StagePartition, partition, stage_time
+
+from .training_options import positive
+
+GIGABIT = 1e9 / 8
+SHOWN = {"sparsepipe": "sorted", "exact": "exact", "pipedream": "MP"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables; 2 and one line on bad input."""
+    options = _parser().parse_args(arguments)
+    try:
+        rows = {
+            "profiles": profile_table(options.profiles, options.devices, options.bandwidth),
+            "mixed": [row for sparse in (True, False) for row in mixed_table(sparse, options.gigabits)],
+        }
+        if options.json:
+            Path(options.json).write_text(json.dumps(rows, indent=1))
+    except (DistconvError, OSError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float) -> list[dict[str, object]]:
+    """PipeDream's partition of each profile, and what each method's takes under SparsePipe's Eqs. 4-5."""
+    if paths:
+        print(f"PipeDream's optimizer, {bandwidth:g} bytes/s; times per mini-batch in s; right: all under Eqs. 4-5")
+        print(f"{'profile':<16}{'devices':>8}{'replicas':>12}{'time':>10}{'speedup':>9}  ", end="")
+        print("".join(f"{method:>12}" for method in METHODS), " first layer of each stage")
+    rows: list[dict[str, object]] = []
+    for path in paths:
+        profile = Profile.load(path)
+        alone = sum(layer.time_s for layer in profile.layers)
+        for count in counts:
+            found = {method: partition(profile, count, bandwidth, method) for method in METHODS}
+            costs = {method: stage_time(profile, each, count, bandwidth) for method, each in found.items()}
+            own = found["pipedream"]
+            print(f"{Path(path).stem:<16}{count:>8}{_config(own):>12}{own.time:>10.5f}", end="")
+            print(f"{alone / own.time:>9.2f}  ", end="")
+            print("".join(f"{cost:>12.5f}" for cost in costs.values()), "", " ".join(stage[0] for stage in own.stages))
+            rows.append({"profile": Path(path).stem, "devices": count, **_figures(own), "eq5_s": costs})
+    return rows
+
+
+def mixed_table(sparse: bool, gigabits: Sequence[float]) -> list[dict[str, object]]:
+    """The partitions for the GPUs of Table III beside those of the paper, one row for each bandwidth."""
+    profile = published.vgg16_bn("TitanXP", sparse)
+    print(
+        f"\nSparsePipe, Table III: VGG16-BN, {'sparse' if sparse else 'dense'} {published.RESOLUTION}^3, batch "
+        f"{published.BATCH}, roofline of Table I; times per mini-batch in s under Eqs. 4-5; = as in the paper"
+    )
+    print(f"{'GPUs':>4}{'Gb/s':>6}  ", "".join(f"{name:<12}{'time':>9}  " for name in SHOWN.values()), sep="", end="")
+    print(f"{'ratio':<7}{'paper MP':<11}{'paper HETE':<11} sorted order's stages")
+    rows: list[dict[str, object]] = []
+    for published_row in published.TABLE_III:
+        devices = published.devices(published_row.counts, sparse)
+        for gigabit in gigabits:
+            bandwidth = gigabit * GIGABIT
+            found = {method: partition(profile, devices, bandwidth, method) for method in SHOWN}
+            costs = {method: stage_time(profile, each, devices, bandwidth) for method, each in found.items()}
+            same = {
+                "sparsepipe": found["sparsepipe"].assignment == published_row.assignment,
+                "exact": found["exact"].assignment == published_row.assignment,
+                "pipedream": _config(found["pipedream"]) == published_row.homogeneous,
+            }
+            print(f"{sum(published_row.counts.values()):>4}{gigabit:>6g}  ", end="")
+            for method in SHOWN:
+                print(f"{_config(found[method]):<11}{'=' if same[method] else ' '}{costs[method]:>9.5f}  ", end="")
+            print(f"{costs['sparsepipe'] / costs['exact']:>5.3f}  {published_row.homogeneous:<11}", end="")
+            print(f"{published_row.heterogeneous:<11}", _held(found["sparsepipe"]))
+            rows.append({"sparse": sparse, "gigabit": gigabit, "as_published": same, "time_s": costs})
+            rows[-1] |= {"stages": {method: _figures(each) for method, each in found.items()}}
+    return rows
+
+
+def _config(found: StagePartition) -> str:
+    return "-".join(map(str, found.replicas))
+
+
+def _held(found: StagePartition) -> str:
+    groups = [" + ".join(f"{count} {name}" for name, count in held.items()) for held in found.assignment]
+    edges = [0, *found.cuts, sum(map(len, found.stages))]
+    return " ".join(f"({group}: {a}-{b - 1})" for group, (a, b) in zip(groups, pairwise(edges), strict=True))
+
+
+def _figures(found: StagePartition) -> dict[str, object]:
+    return {"cuts": found.cuts, "replicas": found.replicas, "assignment": found.assignment, "predicted_s": found.time}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="partition_tables", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("profiles", nargs="*", metavar="PROFILE", help="layer profiles")
+    parser.add_argument("--devices", type=positive, nargs="+", default=[4, 8], metavar="N", help="default: 4 8")
+    parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes/s between them (default: %(default)g)")
+    parser.add_argument(
+        "--gigabits", type=float, nargs="+", default=[1, 2, 3, 5, 7, 10], metavar="G", help="default: 1 2 3 5 7 10"
+    )
+    parser.add_argument("--json", metavar="PATH", help="write the figures to this file too")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,85 @@
+"""Kinds of devices that stages are placed on, and what is refused about them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distconv.errors import DistconvError
+
+
+class PartitionError(DistconvError, ValueError):
+    """A partition that cannot be: no devices, an impossible bandwidth, a network that no memory holds."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """``count`` devices of one kind. ``times`` has seconds (forward and backward) of each layer on one of them.
+
+    ``times`` is in the order of the profile's ``layers``; None means the profile's own times. ``memory`` is the bytes
+    of one device; None means enough.
+
+    Raises
+    ------
+    PartitionError
+        If a figure cannot be.
+    """
+
+    name: str
+    count: int = 1
+    times: Sequence[float] | None = None
+    memory: float | None = None
+
+    def __post_init__(self) -> None:
+        if type(self.count) is not int or self.count < 1:
+            raise PartitionError(f"device {self.name!r}: found count={self.count!r}, expected a positive whole number")
+        if self.memory is not None:
+            check_positive(self.memory, f"device {self.name!r}: memory", "bytes")
+        if self.times is not None:
+            for index, time in enumerate(self.times):
+                if isinstance(time, bool) or not isinstance(time, (int, float)) or not 0 <= time < math.inf:
+                    raise PartitionError(
+                        f"device {self.name!r}: found {time!r} as the time of layer {index}, expected seconds >= 0"
+                    )
+            object.__setattr__(self, "times", tuple(self.times))
+
+
+def as_devices(devices: int | Sequence[Device], layers: int) -> tuple[Device, ...]:
+    """One kind for a number of devices, or the list, checked.
+
+    Raises
+    ------
+    PartitionError
+        If there are none, one is no Device, two have one name, or one has times for another number of layers.
+    """
+    if isinstance(devices, int) and not isinstance(devices, bool):
+        if devices < 1:
+            raise PartitionError(f"partition: found {devices} devices, expected at least one")
+        return (Device("device", devices),)
+    if not isinstance(devices, Sequence) or not devices:
+        raise PartitionError(f"partition: found devices={devices!r}, expected a number or a list of Device")
+    for device in devices:
+        if not isinstance(device, Device):
+            raise PartitionError(f"partition: found {device!r} among the devices, expected a Device")
+        if device.times is not None and len(device.times) != layers:
+            raise PartitionError(
+                f"device {device.name!r}: found times of {len(device.times)} layers, the profile has {layers}"
+            )
+    names = [device.name for device in devices]
+    if len(set(names)) < len(names):
+        raise PartitionError(f"partition: found devices named {', '.join(names)}: each kind once, with its count")
+    return tuple(devices)
+
+
+def check_positive(value: object, what: str, unit: str) -> float:
+    """``value`` as a float.
+
+    Raises
+    ------
+    PartitionError
+        If it is not a positive, finite number.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise PartitionError(f"{what}: found {value!r}, expected a positive number of {unit} such as 1e9")
+    return float(value)
