@@ -40,6 +40,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("bench", "layer"): Command("distconv.jobs.bench_layer", "memory, traffic and time of convolutions over a grid"),
     ("bench", "scaling"): Command("distconv.jobs.bench_scaling", "step times over rank counts against predictions"),
     ("bench", "memory"): Command("distconv.jobs.bench_memory", "peak memory per rank against one rank"),
+    ("simulate",): Command("distconv.jobs.simulate", "time, memory and a picture of a pipeline schedule"),
     ("conformance",): Command(
         "distconv.jobs.conformance.command", "every operator on every kind of grid against torch"
     ),

@@ -1,0 +1,137 @@
+"""The schedules by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from . import orders
+from .actions import Schedule, ScheduleError, Weights
+from .transfers import with_transfers
+from .versions import with_versions
+
+
+@dataclass(frozen=True)
+class Family:
+    """What sets the schedules of one name apart. ``summary``: in a line, for help."""
+
+    summary: str
+    order: Callable[..., orders.Orders]
+    weights: Weights = Weights.SYNCHRONOUS
+    options: tuple[str, ...] = ()
+    hidden_transfers: bool = False
+    concurrent: bool = False
+
+
+FAMILIES = {
+    "gpipe": Family("all forwards, then all backwards", orders.gpipe),
+    "1f1b-sno": Family("forwards and backwards in turn", orders.one_f_one_b),
+    "1f1b-so": Family("1F1B with doubled warm-up, which hides transfers", orders.doubled_warm_up),
+    "1f1b-as": Family("1F1B that passes results on while computing", orders.one_f_one_b, hidden_transfers=True),
+    "fbp-as": Family(
+        "forward and backward at the same time", orders.doubled_warm_up, hidden_transfers=True, concurrent=True
+    ),
+    "pipedream": Family(
+        "an update after each mini-batch, weights stashed",
+        orders.pipedream,
+        Weights.STASH,
+        ("vertical_sync", "replicas"),
+    ),
+    "spectrain": Family("an update after each mini-batch, weights predicted", orders.one_f_one_b, Weights.PREDICT),
+    "stale": Family("an update in each cycle, newest weights", orders.stale, Weights.NEWEST, ("switch_after",)),
+    "interleaved": Family("1F1B over several chunks a stage", orders.interleaved, options=("chunks",)),
+    "zero-bubble": Family("dL/dw apart, where 1F1B would wait", orders.zero_bubble),
+}
+
+
+def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Schedule:
+    """The schedule ``name`` of ``microbatches`` micro-batches (asynchronous ones: mini-batches) over ``stages`` stages.
+
+    Options: ``chunks`` of each stage (interleaved; default 2); ``vertical_sync`` (pipedream; default False);
+    ``replicas`` of each stage (pipedream; default 1 each); ``switch_after`` that many mini-batches go on without
+    pipelining (stale; default: never).
+
+    Raises
+    ------
+    ScheduleError
+        For an unknown name, counts below one, or an option that the schedule does not have.
+
+    >>> schedule("1f1b-sno", 2, 3).stages[1][0]
+    Action(kind=<Kind.RECEIVE: 'receive'>, stage=1, microbatch=0, chunk=0, peer=0, version=None, payload=<Kind.F: 'F'>)
+    """
+    if name not in FAMILIES:
+        raise ScheduleError(f"there is no schedule {name!r}; there are {', '.join(FAMILIES)}")
+    stages = _check_count(name, "stages", stages)
+    microbatches = _check_count(name, "microbatches", microbatches)
+    family = FAMILIES[name]
+    unknown = sorted(set(options) - set(family.options))
+    if unknown:
+        known = ", ".join(family.options) or "none"
+        raise ScheduleError(f"{name}: option {unknown[0]!r} does not apply; its options: {known}")
+    given = {option: CHECKS[option](name, options.get(option), stages, microbatches) for option in family.options}
+    vertical_sync = given.pop("vertical_sync", False)
+    found = family.order(stages, microbatches, **given)
+    passes = Schedule(
+        name,
+        with_versions(found, family.weights, vertical_sync),
+        microbatches,
+        family.weights,
+        given.get("chunks", 1),
+        family.hidden_transfers,
+        family.concurrent,
+        given.get("replicas", (1,) * stages),
+    )
+    return with_transfers(passes)
+
+
+def _check_count(name: str, what: str, value: Any, least: int = 1, most: float = math.inf) -> int:
+    """``value`` if it is a whole number in range."""
+    # NumPy's whole numbers are welcome, True is not.
+    if hasattr(value, "__index__") and not isinstance(value, bool) and least <= value <= most:
+        return int(value)
+    limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
+    raise ScheduleError(f"{name}: {what}={value!r} is not a whole number {limits}")
+
+
+def _chunks(name: str, value: Any, stages: int, microbatches: int) -> int:
+    return _check_count(name, "chunks", 2 if value is None else value)
+
+
+def _vertical_sync(name: str, value: Any, stages: int, microbatches: int) -> bool:
+    if value not in (None, True, False):
+        raise ScheduleError(f"{name}: vertical_sync={value!r} is neither True nor False")
+    return bool(value)
+
+
+def _replicas(name: str, value: Any, stages: int, microbatches: int) -> tuple[int, ...]:
+    return per_stage_replicas(name, 1 if value is None else value, stages)
+
+
+def _switch_after(name: str, value: Any, stages: int, microbatches: int) -> int:
+    return _check_count(name, "switch_after", microbatches if value is None else value, 0, microbatches)
+
+
+CHECKS: dict[str, Callable[[str, Any, int, int], Any]] = {
+    "chunks": _chunks,
+    "vertical_sync": _vertical_sync,
+    "replicas": _replicas,
+    "switch_after": _switch_after,
+}
+
+
+def per_stage_replicas(name: str, value: Any, stages: int) -> tuple[int, ...]:
+    """Replicas as one count for each stage.
+
+    Raises
+    ------
+    ScheduleError
+        If there are not ``stages`` of them, or one is below 1.
+    """
+    counts = tuple(value) if isinstance(value, Iterable) else (value,) * stages
+    if len(counts) != stages:
+        raise ScheduleError(
+            f"{name}: {len(counts)} counts of replicas for {stages} stages; give one number or {stages}"
+        )
+    return tuple(_check_count(name, f"replicas of stage {stage}", count) for stage, count in enumerate(counts))

@@ -1,0 +1,114 @@
+"""The order of passes on each stage, one short pure function for each family of schedules.
+
+Each returns, for every stage, its steps; weight versions and messages are added afterwards (``families.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .actions import Kind
+
+
+class Step(NamedTuple):
+    """One pass of one micro-batch through one chunk, or a switch of schedules."""
+
+    kind: Kind
+    microbatch: int | None
+    chunk: int = 0
+
+
+Orders = list[list[Step]]
+
+
+def alternating(microbatches: int, in_flight: int) -> list[Step]:
+    """One stage of 1F1B: forwards until ``in_flight`` micro-batches are on the way, then a B and an F in turn.
+
+    >>> [f"{step.kind}{step.microbatch}" for step in alternating(3, 2)]
+    ['F0', 'F1', 'B0', 'F2', 'B1', 'B2']
+    """
+    ahead = min(in_flight, microbatches)
+    steps = [Step(Kind.F, m) for m in range(ahead)]
+    for m in range(microbatches):
+        steps.append(Step(Kind.B, m))
+        if m + ahead < microbatches:
+            steps.append(Step(Kind.F, m + ahead))
+    return steps
+
+
+def gpipe(stages: int, microbatches: int) -> Orders:
+    """All forwards, then all backwards in reverse (Huang et al. 2019)."""
+    forward = [Step(Kind.F, m) for m in range(microbatches)]
+    backward = [Step(Kind.B, m) for m in reversed(range(microbatches))]
+    return [forward + backward for _ in range(stages)]
+
+
+def one_f_one_b(stages: int, microbatches: int) -> Orders:
+    """At most N - i + 1 micro-batches in flight on stage i of 1..N. Source: BaPipe, Figures 5a and 6a."""
+    return [alternating(microbatches, stages - stage) for stage in range(stages)]
+
+
+def doubled_warm_up(stages: int, microbatches: int) -> Orders:
+    """At most 2(N - i + 1) in flight, so that transfers hide behind other micro-batches. Source: BaPipe, Figure 6b.
+
+    In FBP-AS each F runs beside the B that follows it in this order (Figure 5b).
+    """
+    return [alternating(microbatches, 2 * (stages - stage)) for stage in range(stages)]
+
+
+def pipedream(stages: int, microbatches: int, replicas: Sequence[int]) -> Orders:
+    """1F1B in which each replica keeps ceil(ranks from here on / replicas here) mini-batches in flight.
+
+    Source: Harlap et al. 2018 (NUM_OPT_ACTIVE_MINIBATCHES and 1F1B round robin); SparsePipe III-A.
+    """
+    in_flight = (here * -(-sum(replicas[stage:]) // here) for stage, here in enumerate(replicas))
+    return [alternating(microbatches, count) for count in in_flight]
+
+
+def stale(stages: int, microbatches: int, switch_after: int) -> Orders:
+    """Mini-batch m is in forward stage i (1..K+1) in cycle m + i - 1 and in its backward in cycle m + 2K + 1 - i.
+
+    So 2(K - i + 1) cycles, and as many updates, lie between the two passes. From mini-batch ``switch_after`` on
+    without pipelining, one mini-batch at a time (hybrid). Source: stale weights, 4.1 and 4.2.
+    """
+    rest = [Step(kind, m) for m in range(switch_after, microbatches) for kind in (Kind.F, Kind.B)]
+    tail = [Step(Kind.SWITCH, None), *rest] if rest else []
+    return [alternating(switch_after, 2 * (stages - 1 - stage) + 1) + tail for stage in range(stages)]
+
+
+def interleaved(stages: int, microbatches: int, chunks: int) -> Orders:
+    """1F1B over ``chunks`` parts on each stage, in groups of N micro-batches (Narayanan et al. 2021, 2.2).
+
+    A last group that is smaller keeps the order of a whole one, without the micro-batches that are not there.
+    """
+    if chunks == 1:
+        return one_f_one_b(stages, microbatches)
+    groups = [range(start, start + stages) for start in range(0, microbatches, stages)]
+    forward = [Step(Kind.F, m, c) for group in groups for c in range(chunks) for m in group]
+    backward = [Step(Kind.B, m, c) for group in groups for c in reversed(range(chunks)) for m in group]
+    orders = []
+    for stage in range(stages):
+        ahead = min(2 * (stages - stage - 1) + (chunks - 1) * stages + 1, len(forward))
+        late = forward[ahead:]
+        paired = [step for pair in zip(backward, late, strict=False) for step in pair]
+        whole = forward[:ahead] + paired + backward[len(late) :]
+        orders.append([step for step in whole if step.microbatch in range(microbatches)])
+    return orders
+
+
+def zero_bubble(stages: int, microbatches: int) -> Orders:
+    """1F1B whose W on stage i of 0..N-1 comes i micro-batches after its B: N in flight everywhere.
+
+    At the end the Ws fill the time in which 1F1B waits for gradients (Qi et al. 2024, ZB-H1).
+    """
+    orders = []
+    for stage in range(stages):
+        steps: list[Step] = []
+        for step in alternating(microbatches, stages - stage):
+            steps.append(step)
+            if step.kind is Kind.B and step.microbatch is not None and step.microbatch >= stage:
+                steps.append(Step(Kind.W, step.microbatch - stage))
+        done = max(0, microbatches - stage)
+        orders.append(steps + [Step(Kind.W, m) for m in range(done, microbatches)])
+    return orders

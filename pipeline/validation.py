@@ -1,0 +1,178 @@
+"""Checks that a schedule can run: every pass once and in order, no deadlock, weights that exist and agree."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from .actions import COMPUTE, Action, Kind, Schedule, ScheduleError, Weights
+
+
+def validate(schedule: Schedule) -> None:
+    """Nothing if ``schedule`` can run.
+
+    Checked: each stage does F, then B, then W of every micro-batch and chunk once; a pass's input is received before
+    it, and what it makes is sent after it; each receive meets its send in order; no deadlock when a send ends only at
+    its receive and a receive only at its send; weight versions are those that the policy allows and that exist.
+
+    Raises
+    ------
+    ScheduleError
+        Naming stage, operation and micro-batch.
+    """
+    for stage, actions in enumerate(schedule.stages):
+        for action in actions:
+            if action.stage != stage:
+                raise ScheduleError(f"{schedule.name}: {action} stands in the list of stage {stage}")
+        _check_passes(schedule, stage, actions)
+        _check_ends(schedule, actions)
+        _check_inputs(schedule, actions)
+        _check_versions(schedule, actions)
+    _check_pairs(schedule)
+    _check_rendezvous(schedule)
+
+
+def _check_passes(schedule: Schedule, stage: int, actions: list[Action]) -> None:
+    """F, then B, then W, once each."""
+    kinds = (Kind.F, Kind.B, Kind.W) if schedule.splits_backward else (Kind.F, Kind.B)
+    done: Counter[tuple[Kind, int | None, int]] = Counter()
+    for action in actions:
+        if action.kind in COMPUTE:
+            before = kinds[: kinds.index(action.kind)][-1:]
+            if before and not done[before[0], action.microbatch, action.chunk]:
+                raise ScheduleError(f"{schedule.name}: {action} comes before its {before[0]}")
+            done[action.kind, action.microbatch, action.chunk] += 1
+    wanted = {(kind, m, c) for kind in kinds for m in range(schedule.microbatches) for c in range(schedule.chunks)}
+    for kind, microbatch, chunk in sorted(wanted ^ done.keys(), key=str):
+        missing = (kind, microbatch, chunk) in wanted
+        action = Action(kind, stage, microbatch, chunk)
+        raise ScheduleError(f"{schedule.name}: {action} {'is missing' if missing else 'is of no micro-batch or chunk'}")
+    for (kind, microbatch, chunk), count in done.items():
+        if count > 1:
+            raise ScheduleError(f"{schedule.name}: {Action(kind, stage, microbatch, chunk)} is there {count} times")
+
+
+def _check_ends(schedule: Schedule, actions: list[Action]) -> None:
+    """Sends and receives name what they carry and the stage at the other end."""
+    for action in actions:
+        if action.kind in (Kind.SEND, Kind.RECEIVE):
+            message = schedule.carries(action)
+            if message is None:
+                raise ScheduleError(f"{schedule.name}: {action} carries nothing that is passed on between stages")
+            right = schedule.sends(message) if action.kind is Kind.SEND else schedule.receives(message)
+            if action != right:
+                raise ScheduleError(f"{schedule.name}: {action} should be: {right}")
+
+
+def _check_inputs(schedule: Schedule, actions: list[Action]) -> None:
+    """Received before it is needed, sent after it is made."""
+    if len(schedule.stages) == 1:
+        return
+    received, made = set(), set()
+    for action in actions:
+        message = schedule.carries(action)
+        needed = schedule.needs(action)
+        if needed is not None and needed not in received:
+            raise ScheduleError(f"{schedule.name}: {action} comes before its input is received")
+        if action.kind is Kind.SEND and message not in made:
+            raise ScheduleError(f"{schedule.name}: {action} comes before {action.payload} has made it")
+        if action.kind is Kind.RECEIVE:
+            received.add(message)
+        made.add(schedule.makes(action))
+
+
+def _check_pairs(schedule: Schedule) -> None:
+    """Between two stages messages are received in the order in which they are sent."""
+    for here in range(len(schedule.stages)):
+        for there in range(len(schedule.stages)):
+            sent = _between(schedule.stages[here], Kind.SEND, there)
+            received = _between(schedule.stages[there], Kind.RECEIVE, here)
+            for send, receive in zip(sent, received, strict=False):
+                if schedule.carries(send) != schedule.carries(receive):
+                    raise ScheduleError(f"{schedule.name}: {receive} meets another message: {send}")
+            for action in [*sent[len(received) :], *received[len(sent) :]]:
+                raise ScheduleError(f"{schedule.name}: {action} has no counterpart")
+
+
+def _between(actions: list[Action], kind: Kind, peer: int) -> list[Action]:
+    return [action for action in actions if action.kind is kind and action.peer == peer]
+
+
+def _check_rendezvous(schedule: Schedule) -> None:
+    """Run all lists with sends and receives that end together."""
+    lists = schedule.stages
+    at = [0] * len(lists)
+
+    def head(stage: int) -> Action | None:
+        return lists[stage][at[stage]] if at[stage] < len(lists[stage]) else None
+
+    def step(stage: int) -> bool:
+        action = head(stage)
+        if action is None or action.kind is Kind.RECEIVE:
+            return False
+        if action.kind is Kind.SEND:
+            assert action.peer is not None
+            other = head(action.peer)
+            if other is None or other.kind is not Kind.RECEIVE or schedule.carries(other) != schedule.carries(action):
+                return False
+            at[action.peer] += 1
+        at[stage] += 1
+        return True
+
+    while any([step(stage) for stage in range(len(lists))]):
+        pass
+    blocked = [action for action in map(head, range(len(lists))) if action is not None]
+    if blocked:
+        raise ScheduleError(
+            f"{schedule.name}: deadlock under synchronous sends: {_listed(blocked)} wait for each other"
+        )
+
+
+def _listed(actions: Iterable[Action]) -> str:
+    return "; ".join(map(str, actions))
+
+
+def _check_versions(schedule: Schedule, actions: list[Action]) -> None:
+    """Each pass uses weights that are there, and the two passes of a micro-batch those that the policy says."""
+    newest = 0
+    stashed: dict[int, int | None] = {}
+    predicted: Action | None = None
+    forward: dict[tuple[int | None, int], int | None] = {}
+    for action in actions:
+        if action.kind is Kind.UPDATE:
+            newest += 1
+            if action.version != newest:
+                raise ScheduleError(f"{schedule.name}: {action} makes version {action.version}, not {newest}")
+        elif action.kind is Kind.STASH:
+            if action.version != newest:
+                raise ScheduleError(f"{schedule.name}: {action} keeps version {action.version}; there is {newest}")
+            stashed[newest] = action.microbatch
+        elif action.kind is Kind.PREDICT:
+            predicted = action
+        elif action.kind in COMPUTE:
+            there = {newest, *stashed}
+            if predicted is not None and predicted.microbatch == action.microbatch:
+                there = {predicted.version or 0}
+            if action.version not in there:
+                versions = ", ".join(map(str, sorted(there)))
+                raise ScheduleError(f"{schedule.name}: {action} uses weights {action.version}; there are {versions}")
+            _check_policy(schedule, action, newest, forward)
+            predicted = None
+            if action.kind is (Kind.W if schedule.splits_backward else Kind.B):
+                stashed = {version: last for version, last in stashed.items() if last != action.microbatch}
+
+
+def _check_policy(
+    schedule: Schedule, action: Action, newest: int, forward: dict[tuple[int | None, int], int | None]
+) -> None:
+    wanted = newest
+    if action.kind is Kind.F:
+        forward[action.microbatch, action.chunk] = action.version
+    elif schedule.weights is not Weights.NEWEST:
+        wanted = forward[action.microbatch, action.chunk] or 0
+    free = action.kind is Kind.F and schedule.weights in (Weights.STASH, Weights.PREDICT)
+    if not free and action.version != wanted:
+        raise ScheduleError(
+            f"{schedule.name}: {action} uses weights {action.version}; "
+            f"the policy {schedule.weights.value!r} wants {wanted}"
+        )

@@ -1,0 +1,58 @@
+"""``distconv simulate``: numbers on rank 0, a picture, a trace, and one line on bad input."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from distconv.cli import BAD_INPUT, main
+
+SO = ["simulate", "--schedule", "1f1b-so", "--stages", "3", "--microbatches", "8", "--transfer", "0.5"]
+
+
+@pytest.mark.ranks(1, 2)
+def test_it_prints_time_and_memory_and_writes_picture_and_trace(comm, tmp_path_factory, capfd):
+    folder = comm.bcast(tmp_path_factory.mktemp("simulate") if comm.rank == 0 else None)
+    picture, trace = folder / "so.png", folder / "so.json"
+    assert main([*SO, "--plot", str(picture), "--trace", str(trace)]) == 0
+    out = capfd.readouterr().out
+    comm.Barrier()
+    if comm.rank == 0:
+        assert "1f1b-so, 3 stages, 8 micro-batches: time 32, bubble 25.0%" in out
+        assert [line.split()[2] for line in out.splitlines()[2:5]] == ["6", "4", "2"]
+        assert picture.stat().st_size > 0 and json.loads(trace.read_text())["traceEvents"]
+    else:
+        assert out == ""
+
+
+@pytest.mark.ranks(1)
+def test_costs_may_be_one_per_stage_and_options_go_to_their_schedule(comm, capfd):
+    arguments = "--schedule pipedream --stages 2 --microbatches 24 --replicas 2,1 --forward 2,1 --backward 4,2"
+    assert main(["simulate", *arguments.split()]) == 0
+    assert "time 78, bubble 7.7%" in capfd.readouterr().out
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--schedule", "fly"], "there is no schedule 'fly'; there are gpipe"),
+        (["--stages", "0"], "stages=0 is not a whole number"),
+        (["--forward", "1,2"], "forward: 2 costs for 3 stages"),
+        (["--forward", "nan"], "forward of stage 0 is nan"),
+        (["--backward", "two"], "argument --backward: 'two' is neither a number nor numbers with commas"),
+        (["--replicas", "1.5"], "argument --replicas: '1.5' is neither a whole number"),
+        (["--chunks", "2"], "1f1b-so: option 'chunks' does not apply"),
+        (["--plot", "/nowhere/so.png"], "No such file or directory: '/nowhere/so.png'"),
+        (["--plot", "so.xyz"], "Format 'xyz' is not supported"),
+    ],
+)
+def test_bad_input_is_one_line(comm, capfd, extra, message):
+    try:
+        code = main([*SO, *extra])
+    except SystemExit as end:
+        code = end.code
+    assert code == BAD_INPUT
+    error = capfd.readouterr().err
+    assert (message in error and error.count("\n") == 1) if comm.rank == 0 else error == ""

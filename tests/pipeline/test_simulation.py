@@ -1,0 +1,148 @@
+"""The simulator against longest paths, and each thing that it models by itself."""
+
+from __future__ import annotations
+
+import random
+
+import networkx as nx
+import numpy as np
+import pytest
+
+from distconv.pipeline import FAMILIES, ScheduleError, schedule, simulate
+
+SEQUENTIAL = [name for name in FAMILIES if name != "fbp-as"]
+
+
+def longest_path(found, forward, backward, weight, transfer, update):
+    """Time of the last event, from a graph: passes are edges from their begin to their end."""
+    graph = nx.DiGraph()
+    count = len(found.stages)
+    split = any(action.kind == "W" for action in found)
+    for stage, actions in enumerate(found.stages):
+        cost = {
+            "F": forward[stage] / found.chunks,
+            "B": (backward[stage] if split else backward[stage] + weight[stage]) / found.chunks,
+            "W": weight[stage] / found.chunks,
+            "update": update[stage],
+        }
+        last = None
+        for position, action in enumerate(a for a in actions if a.kind in cost):
+            part = action.chunk * count + stage
+            name = (str(action.kind), part, action.microbatch, position if action.kind == "update" else 0)
+            graph.add_edge((*name, "begin"), (*name, "end"), time=cost[action.kind])
+            if last is not None:
+                graph.add_edge((*last, "end"), (*name, "begin"), time=0)
+            last = name
+    for part in range(count * found.chunks - 1):
+        latency = 0 if found.hidden_transfers else transfer[part % count]
+        for m in range(found.microbatches):
+            graph.add_edge(("F", part, m, 0, "end"), ("F", part + 1, m, 0, "begin"), time=latency)
+            graph.add_edge(("B", part + 1, m, 0, "end"), ("B", part, m, 0, "begin"), time=latency)
+    return nx.dag_longest_path_length(graph, weight="time")
+
+
+@pytest.mark.parametrize("name", SEQUENTIAL)
+def test_with_unequal_costs_the_time_is_the_longest_path(name):
+    draw = random.Random(name)
+    for _ in range(40):
+        stages = draw.randint(2, 6)
+        found = schedule(name, stages, draw.randint(1, 14))
+        costs = [[draw.uniform(0, 3) for _ in range(stages)] for _ in range(5)]
+        forward, backward, weight, transfer, update = costs
+        timeline = simulate(found, forward, backward, weight, transfer, update)
+        assert timeline.makespan == pytest.approx(longest_path(found, *costs), rel=1e-12)
+
+
+def test_forward_and_backward_share_a_stage_without_losing_time():
+    """One stage alone: its work is the time, whatever the shares are."""
+    timeline = simulate(schedule("fbp-as", 1, 5), 1, 4)
+    assert timeline.makespan == pytest.approx(25, rel=1e-12) and timeline.bubble == pytest.approx(0, abs=1e-12)
+    (second,) = (span for span in timeline.spans if span.action.kind == "F" and span.action.microbatch == 1)
+    (first,) = (span for span in timeline.spans if span.action.kind == "B" and span.action.microbatch == 0)
+    assert (second.start, second.end) == (first.start, first.end) == (1, 6)
+
+
+def test_sharing_keeps_every_stage_within_its_work_and_the_bottleneck_busy():
+    draw = random.Random(0)
+    for _ in range(50):
+        stages, microbatches = draw.randint(1, 5), draw.randint(1, 12)
+        forward, backward = ([draw.uniform(0.1, 3) for _ in range(stages)] for _ in range(2))
+        timeline = simulate(schedule("fbp-as", stages, microbatches), forward, backward)
+        work = [microbatches * (f + b) for f, b in zip(forward, backward, strict=True)]
+        assert timeline.work == pytest.approx(sum(work))
+        assert timeline.makespan >= max(max(work), sum(forward) + sum(backward)) * (1 - 1e-12)
+        for span in timeline.spans:
+            cost = {"F": forward, "B": backward}.get(str(span.action.kind), [0.0] * stages)[span.action.stage]
+            assert span.end - span.start >= cost * (1 - 1e-9)
+
+
+def test_interleaving_divides_the_bubble_by_the_chunks():
+    stages, microbatches = 4, 8
+    for chunks in (1, 2, 4):
+        time = simulate(schedule("interleaved", stages, microbatches, chunks=chunks), 1, 2).makespan
+        assert time == pytest.approx(3 * microbatches + 3 * (stages - 1) / chunks)
+
+
+def test_zero_bubble_waits_a_third_as_long_as_1f1b_with_the_same_memory():
+    zero = simulate(schedule("zero-bubble", 4, 12), 1, 1, 1)
+    one = simulate(schedule("1f1b-sno", 4, 12), 1, 2)
+    assert (zero.makespan - 36, one.makespan - 36) == (3, 9)
+    assert max(zero.peak_activations) == max(one.peak_activations) == 4
+
+
+def test_a_schedule_that_has_w_spends_half_of_backward_on_it_unless_told():
+    found = schedule("zero-bubble", 3, 5)
+    assert simulate(found, 1, 3).makespan == simulate(found, 1, 1.5, 1.5).makespan
+
+
+def test_a_schedule_without_w_does_it_in_its_backward():
+    found = schedule("gpipe", 3, 5)
+    assert simulate(found, 1, 2, 1).makespan == simulate(found, 1, 3).makespan
+
+
+def test_replicas_take_mini_batches_in_turn_and_double_the_throughput():
+    found = schedule("pipedream", 2, 40, replicas=[2, 1])
+    timeline = simulate(found, [2, 1], [4, 2])
+    assert timeline.replicas == (2, 1)
+    assert timeline.makespan < 40 * 3 * 1.1
+    assert {(span.action.microbatch % 2, span.replica) for span in timeline.spans if span.action.stage == 0} == {
+        (0, 0),
+        (1, 1),
+    }
+
+
+def test_replicas_of_a_synchronous_schedule_update_together():
+    timeline = simulate(schedule("gpipe", 1, 3), 1, 2, update=5, replicas=2)
+    updates = [(span.replica, span.start, span.end) for span in timeline.spans if span.action.kind == "update"]
+    assert sorted(updates) == [(0, 6, 11), (1, 6, 11)]
+
+
+def test_activation_and_transfer_may_differ_from_stage_to_stage():
+    timeline = simulate(schedule("1f1b-sno", 3, 6), 1, 2, transfer=[1, 10, 0], activation=np.array([10, 20, 40]))
+    assert timeline.peak_activations == [30, 40, 40]
+    assert simulate(schedule("1f1b-sno", 3, 1), 1, 2, transfer=[1, 10, 0]).makespan == 9 + 2 * 11
+
+
+def test_a_schedule_that_costs_nothing_takes_no_time():
+    timeline = simulate(schedule("1f1b-sno", 3, 4), 0, 0)
+    assert timeline.makespan == timeline.bubble == 0
+
+
+@pytest.mark.parametrize(
+    ("costs", "message"),
+    [
+        ({"forward": [1, 2]}, "forward: 2 costs for 3 stages; give one number or 3"),
+        ({"forward": -1}, "forward of stage 0 is -1.0; costs are finite and not below zero"),
+        ({"backward": [1, float("nan"), 1]}, "backward of stage 1 is nan"),
+        ({"weight": float("inf")}, "weight of stage 0 is inf"),
+        ({"transfer": "fast"}, "transfer='fast' is neither a number nor one number per stage"),
+        ({"update": [None] * 3}, "is neither a number nor"),
+        ({"activation": [1] * 4}, "activation: 4 costs for 3 stages"),
+        ({"replicas": 0}, "replicas of stage 0=0 is not a whole number"),
+        ({"replicas": [1, 1]}, "2 counts of replicas for 3 stages"),
+    ],
+)
+def test_costs_that_do_not_fit_are_refused_in_a_line(costs, message):
+    with pytest.raises(ScheduleError) as error:
+        simulate(schedule("gpipe", 3, 2), **{"forward": 1, "backward": 2, **costs})
+    assert message in str(error.value) and "\n" not in str(error.value)
