@@ -61,14 +61,7 @@ def run(options: argparse.Namespace) -> int:
     device = torch.device(device_for(options.device, comm))
     known = on_rank_0(comm, lambda: _known(options))
     graph = None if options.model is None else traced(options)
-    nodes = node_indices(comm)
-    per_node = max(nodes.count(node) for node in nodes)
-    machine = known or _links(options.name, profile_network(comm, device), per_node, device)
-    compute = {entry.busy: entry for entry in machine.compute} if known else {}
-    for busy in sorted({1, min(per_node, comm.size)}):
-        found = _computed(compute.get(busy), busy, graph, machine, options.ranks or [1, comm.size], comm, device)
-        compute[busy] = comm.bcast(found)
-    machine = replace(machine, compute=tuple(entry for _, entry in sorted(compute.items())))
+    machine = profiled(known, options.name, graph, options.ranks or [1, comm.size], comm, device)
     if comm.rank == 0:
         machine.save(options.out)
         entries = sum(len(entry.table) for entry in machine.compute)
@@ -78,6 +71,28 @@ def run(options: argparse.Namespace) -> int:
             f"{entries} measured times of layers"
         )
     return 0
+
+
+def profiled(
+    known: Machine | None,
+    name: str,
+    graph: LayerGraph | None,
+    ranks: list[int],
+    comm: MPI.Intracomm,
+    device: torch.device,
+) -> Machine:
+    """This machine, with what of ``graph`` a rank computes on ``ranks`` ranks; ``known`` is not measured again.
+
+    Collective over ``comm``.
+    """
+    nodes = node_indices(comm)
+    per_node = max(nodes.count(node) for node in nodes)
+    machine = known or _links(name, profile_network(comm, device), per_node, device)
+    compute = {entry.busy: entry for entry in machine.compute} if known else {}
+    for busy in sorted({1, min(per_node, comm.size)}):
+        found = _computed(compute.get(busy), busy, graph, machine, ranks, comm, device)
+        compute[busy] = comm.bcast(found)
+    return replace(machine, compute=tuple(entry for _, entry in sorted(compute.items())))
 
 
 def _known(options: argparse.Namespace) -> Machine | None:
