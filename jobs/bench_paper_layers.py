@@ -19,7 +19,7 @@ from distconv.perfmodel.costs import Costs
 from distconv.perfmodel.geometry import Parts
 from distconv.perfmodel.machine import Machine
 from distconv.perfmodel.settings import Settings
-from distconv.perfmodel.trace import trace
+from distconv.perfmodel.tracing import trace
 from distconv.reduction import no_sync
 
 from . import bench_comparison, bench_report

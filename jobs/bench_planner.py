@@ -15,7 +15,7 @@ from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.machine import Machine
 from distconv.perfmodel.plans import candidates
 from distconv.perfmodel.quantities import MEMORY
-from distconv.perfmodel.select import Strategy, select
+from distconv.perfmodel.selection import Strategy, select
 
 from . import bench_report
 from .planning_options import add_machine_argument, add_network_arguments, memory_size, on_rank_0, traced
@@ -53,7 +53,9 @@ def _compared(options: argparse.Namespace) -> None:
             f"{' x '.join(map(str, options.input))}, planned for {machine.name}"
         )
     )
-    heads = zip(("plans", "exact ms", "gap", "plan s", "path ms", "plan s", "wins by"), (8, 10, 7, 9, 10, 9, 8), strict=True)
+    heads = zip(
+        ("plans", "exact ms", "gap", "plan s", "path ms", "plan s", "wins by"), (8, 10, 7, 9, 10, 9, 8), strict=True
+    )
     print(" ".join(["ranks".rjust(6), *(head.rjust(width) for head, width in heads)]))
     wins = []
     for ranks in [count for count in rank_counts(options.most) if count >= options.least]:

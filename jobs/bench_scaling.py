@@ -17,7 +17,7 @@ from mpi4py import MPI
 from distconv.distribution import Distribution, default_axes
 from distconv.parallel import parallelize
 from distconv.perfmodel.machine import Machine
-from distconv.perfmodel.select import pure
+from distconv.perfmodel.selection import pure
 from distconv.plan import Plan, written
 
 from . import bench_comparison, bench_report, plan_picture

@@ -18,13 +18,13 @@ import torch
 
 from distconv.layers.models import MODELS
 from distconv.perfmodel.calibrate import LASSEN, Constant, amdahl, calibrate, fit_amdahl, from_data_sheets
-from distconv.perfmodel.evaluate import Model
+from distconv.perfmodel.evaluation import Model
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.machine import Machine
 from distconv.perfmodel.plans import resolve
 from distconv.perfmodel.published import TABLES, Cell, calibrates
 from distconv.perfmodel.settings import Settings
-from distconv.perfmodel.trace import trace
+from distconv.perfmodel.tracing import trace
 
 Grid = Mapping[str, int]
 Grids = Mapping[int, Grid]

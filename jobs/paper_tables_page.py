@@ -20,7 +20,7 @@ from distconv.jobs.paper_tables import (
     seconds,
 )
 from distconv.perfmodel.calibrate import LASSEN, Constant, constants_of, with_constants
-from distconv.perfmodel.evaluate import evaluate
+from distconv.perfmodel.evaluation import evaluate
 from distconv.perfmodel.machine import Machine
 from distconv.perfmodel.published import TABLES, Cell, Table, calibrates
 from distconv.plan import written

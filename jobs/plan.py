@@ -13,7 +13,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from distconv.perfmodel.machine import Machine
-from distconv.perfmodel.select import METHODS, Strategy, select
+from distconv.perfmodel.selection import METHODS, Strategy, select
 from distconv.perfmodel.settings import BATCH_NORM, MEMORY_MODELS, Settings
 
 from . import plan_picture, plan_report

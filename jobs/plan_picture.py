@@ -11,8 +11,8 @@ import numpy as np
 
 from distconv.errors import DataError
 from distconv.grid import AXES
-from distconv.perfmodel.evaluate import Prediction
-from distconv.perfmodel.select import Strategy
+from distconv.perfmodel.evaluation import Prediction
+from distconv.perfmodel.selection import Strategy
 
 from .plan_report import FIGURES
 from .scaling_prediction import Curves, Point

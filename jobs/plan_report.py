@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Iterator
 
 from distconv.layers.models import MESH_MODELS
-from distconv.perfmodel.evaluate import Prediction
+from distconv.perfmodel.evaluation import Prediction
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.machine import Machine
-from distconv.perfmodel.select import Strategy
+from distconv.perfmodel.selection import Strategy
 from distconv.plan import written
 
 from .mesh_recipe import CHANNELS

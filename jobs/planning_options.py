@@ -15,7 +15,7 @@ from distconv.layers.models import MODELS
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.machine import built_in
 from distconv.perfmodel.quantities import MEMORY, UNITS, parsed
-from distconv.perfmodel.trace import trace
+from distconv.perfmodel.tracing import trace
 
 from .exactness import wait_asleep
 from .model_factory import build_model

@@ -17,10 +17,10 @@ import scipy.stats
 import torch
 from mpi4py import MPI
 
-from distconv.perfmodel.evaluate import evaluate
+from distconv.perfmodel.evaluation import evaluate
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.machine import Machine
-from distconv.perfmodel.select import select
+from distconv.perfmodel.selection import select
 from distconv.plan import Plan, written
 
 from . import bench_scaling
@@ -106,7 +106,9 @@ def _print_rows(rows: list[Row]) -> None:
 def _summarise(rows: list[Row]) -> None:
     errors = [abs(row.error) for row in rows]
     order = scipy.stats.spearmanr([row.predicted for row in rows], [row.measured for row in rows]).statistic
-    print(f"{len(rows)} pairs: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, Spearman {order:.3f}")
+    print(
+        f"{len(rows)} pairs: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, Spearman {order:.3f}"
+    )
     for name in dict.fromkeys(row.model for row in rows):
         several = [row for row in rows if row.model == name and row.ranks > 1]
         best = min(several, key=lambda row: row.measured)

@@ -17,7 +17,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.perfmodel.evaluate import Model
+from distconv.perfmodel.evaluation import Model
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.links import Link
 from distconv.perfmodel.machine import Compute, Machine, Overlap

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from distconv.errors import PlanError
-from distconv.perfmodel.evaluate import Prediction
+from distconv.perfmodel.evaluation import Prediction
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.machine import Machine
-from distconv.perfmodel.select import Strategy, select
+from distconv.perfmodel.selection import Strategy, select
 
 SEARCH_S = 2.0
 """Seconds of search for each number of ranks: in most networks the best plan is proven by then."""

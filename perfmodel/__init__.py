@@ -1,6 +1,34 @@
-"""Part of the ``distconv`` package; import it as ``distconv.perfmodel``."""
+"""Part of the ``distconv`` package; import it as ``distconv.perfmodel``.
+
+What a training step costs, and which plan costs least: machines, traced graphs, predictions, strategies.
+"""
 
 if __name__ != "distconv.perfmodel":
     raise ImportError(
         "import this package as distconv.perfmodel: under the bare name 'perfmodel' its classes would exist twice"
     )
+
+from distconv.perfmodel.evaluation import LayerPrediction, Prediction, evaluate
+from distconv.perfmodel.graph import LayerGraph
+from distconv.perfmodel.machine import Machine
+from distconv.perfmodel.plans import candidates
+from distconv.perfmodel.selection import Strategy, select
+from distconv.perfmodel.settings import Settings
+from distconv.perfmodel.tracing import trace
+from distconv.perfmodel.work import LocalCall, Work, register_cost
+
+__all__ = [
+    "LayerGraph",
+    "LayerPrediction",
+    "LocalCall",
+    "Machine",
+    "Prediction",
+    "Settings",
+    "Strategy",
+    "Work",
+    "candidates",
+    "evaluate",
+    "register_cost",
+    "select",
+    "trace",
+]

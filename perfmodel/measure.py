@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.kernels.convolution import Convolution, Geometry, Piece, Range, cut, is_free, merged
-from distconv.perfmodel.evaluate import Model
+from distconv.perfmodel.evaluation import Model
 from distconv.perfmodel.graph import Constant, Value
 from distconv.perfmodel.machine import Roofline
 from distconv.perfmodel.pieces import Pieces

@@ -7,8 +7,8 @@ import torch
 
 import distconv as dc
 from distconv.layers.models import MODELS
-from distconv.perfmodel.select import select
-from distconv.perfmodel.trace import trace
+from distconv.perfmodel.selection import select
+from distconv.perfmodel.tracing import trace
 from tests.core.layouts import normal
 from tests.perfmodel.networks import machine
 
@@ -56,4 +56,6 @@ def test_a_planned_network_trains_as_one_process_does(comm, name, bandwidth):
     found, other = _trained(name, plan, comm)
     torch.testing.assert_close(found, losses, rtol=1e-10, atol=1e-12)
     for key, tensor in state.items():
-        torch.testing.assert_close(other[key], tensor, rtol=1e-8, atol=1e-10, msg=lambda text, key=key: f"{key}: {text}")
+        torch.testing.assert_close(
+            other[key], tensor, rtol=1e-8, atol=1e-10, msg=lambda text, key=key: f"{key}: {text}"
+        )

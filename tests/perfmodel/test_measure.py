@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distconv.perfmodel.evaluate import Model
+from distconv.perfmodel.evaluation import Model
 from distconv.perfmodel.measure import calls_of, measure, measure_roofline
 from distconv.perfmodel.plans import candidates
 from distconv.perfmodel.settings import Settings
-from distconv.perfmodel.trace import trace
+from distconv.perfmodel.tracing import trace
 from distconv.perfmodel.work import PHASES, local_call, work
 from tests.perfmodel.networks import machine
 

@@ -13,13 +13,13 @@ from torch import nn
 import distconv as dc
 from distconv.layers.models import MODELS
 from distconv.perfmodel.costs import Costs
-from distconv.perfmodel.evaluate import Model, evaluate
+from distconv.perfmodel.evaluation import Model, evaluate
 from distconv.perfmodel.geometry import Parts
 from distconv.perfmodel.links import Group, Link
 from distconv.perfmodel.machine import Compute, Machine, Overlap, Roofline
 from distconv.perfmodel.plans import candidates
 from distconv.perfmodel.settings import Settings, SettingsError
-from distconv.perfmodel.trace import trace
+from distconv.perfmodel.tracing import trace
 from distconv.perfmodel.work import Work, register_cost, unknown, work
 from tests.perfmodel.networks import RandomNetwork, machine
 
@@ -48,7 +48,7 @@ def test_a_convolution_costs_what_the_paper_says():
     assert cost.fp == pytest.approx(KERNEL + flops / FLOPS, rel=1e-12)
     assert cost.bpx == cost.fp and cost.bpw == cost.fp
 
-    def sr(elements):  # noqa: D103
+    def sr(elements):
         return 1e-4 + 4 * elements / 1e6 + 2 * KERNEL  # with packing and unpacking
 
     halo = 2 * sr(2 * 3 * 4 * width) + 2 * sr(2 * 3 * 4 * height) + 4 * sr(2 * 2 * 3 * 4)
