@@ -25,8 +25,8 @@ from .training_options import positive
 EXAMPLES = """\
 examples:
   distconv bench planner --model resnet50 --input 3,224,224 --batch 256 --machine lassen --to 2048
-  distconv bench planner --model unet3d --width 32 --input 1,256,256,256 --batch 4 --machine lassen --from 256 --to 256 \\
-      --memory 0.68GB
+  distconv bench planner --model unet3d --width 32 --input 1,256,256,256 --batch 4 --machine lassen --from 256 \\
+      --to 256 --memory 0.68GB
 """
 
 

@@ -106,9 +106,8 @@ def _print_rows(rows: list[Row]) -> None:
 def _summarise(rows: list[Row]) -> None:
     errors = [abs(row.error) for row in rows]
     order = scipy.stats.spearmanr([row.predicted for row in rows], [row.measured for row in rows]).statistic
-    print(
-        f"{len(rows)} pairs: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, Spearman {order:.3f}"
-    )
+    median, worst = statistics.median(errors), max(errors)
+    print(f"{len(rows)} pairs: median error {median:.1%}, largest {worst:.1%}, Spearman {order:.3f}")
     for name in dict.fromkeys(row.model for row in rows):
         several = [row for row in rows if row.model == name and row.ranks > 1]
         best = min(several, key=lambda row: row.measured)
