@@ -62,15 +62,17 @@ def run(options: argparse.Namespace) -> int:
     known = on_rank_0(comm, lambda: _known(options))
     graph = None if options.model is None else traced(options)
     machine = profiled(known, options.name, graph, options.ranks or [1, comm.size], comm, device)
-    if comm.rank == 0:
-        machine.save(options.out)
-        entries = sum(len(entry.table) for entry in machine.compute)
-        print(
-            f"{options.out}: {machine.name}, {machine.ranks_per_node} ranks per node; an exchange takes "
-            f"{machine.node.latency_s * 1e6:.1f} us and {machine.node.bandwidth_bytes_per_s / 1e9:.2f} GB/s on a node; "
-            f"{entries} measured times of layers"
-        )
+    on_rank_0(comm, lambda: _save(machine, options.out))
     return 0
+
+
+def _save(machine: Machine, path: Path) -> None:
+    machine.save(path)
+    print(
+        f"{path}: {machine.name}, {machine.ranks_per_node} ranks per node; an exchange takes "
+        f"{machine.node.latency_s * 1e6:.1f} us and {machine.node.bandwidth_bytes_per_s / 1e9:.2f} GB/s on a node; "
+        f"{sum(len(entry.table) for entry in machine.compute)} measured times of layers"
+    )
 
 
 def profiled(

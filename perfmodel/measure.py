@@ -1,7 +1,7 @@
 """Measured times of operations on one rank: the table of a machine (V-A: warm-up runs, then the mean of ten).
 
-An operation is run as distconv runs it, on distributed tensors of a single rank that have the block's extents, so the
-cost of getting there is in the figure. Copies of the tensors are used in turn, because between two uses in a training
+An operation is run as distconv runs it, on distributed tensors of which each rank at work has a block (split over their
+samples), so the cost of getting there is in the figure. Copies of the tensors are used in turn, because between two uses in a training
 step everything else has passed through the caches.
 
 Source: Dryden et al. 2019, V-A and VI-A.
@@ -58,7 +58,7 @@ def measure(calls: Mapping[str, LocalCall], comm: MPI.Intracomm, device: torch.d
     The mean over the ranks. What cannot be run by itself is left out, on all ranks.
     """
     table: dict[str, float] = {}
-    grid = ProcessGrid(MPI.COMM_SELF)
+    grid = ProcessGrid(comm, n=comm.size)
     for key, call in calls.items():
         try:
             runs: dict[str, Callable[[], object]] | None = _runs(call, grid, device)
@@ -126,8 +126,9 @@ class _Copy:
                 value, shape = next(values)
                 made = _random(shape, value.dtype, device, value.requires_grad and phase != "weight")
                 self.leaves += [made] if made.requires_grad else []
-                axes = Distribution(grid, (None,) * len(shape))
-                return DistTensor(made.clone() if op.in_place else made, axes, torch.Size(shape))
+                whole = torch.Size((shape[0] * grid.size, *shape[1:]) if shape else ())
+                dist = Distribution(grid, ("n", *(None,) * (len(shape) - 1)) if shape else ())
+                return DistTensor(made.clone() if op.in_place else made, dist, whole)
             return constants[leaf] if isinstance(leaf, Constant) else leaf
 
         args = tree_map(tensor, op.args, is_leaf=_is_tensor)

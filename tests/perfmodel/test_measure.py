@@ -77,7 +77,7 @@ def test_what_cannot_be_run_by_itself_is_left_out(comm):
     """A constant of the global extents meets a block."""
     graph = trace(Explicit(), (4, 4, 8, 8))
     model = Model.of(graph, machine(), 2, Settings())
-    table = measure(calls_of(model, {"conv": [{"n": 2}]}), comm, CPU)
+    table = measure(calls_of(model, {"conv": [{"h": 2}]}), comm, CPU)
     assert any(key.startswith("conv2d") for key in table)
     assert not any(key.startswith("mul") for key in table)
 
