@@ -107,6 +107,7 @@ def measured(
         times: dict[str, list[float]] = {name: [] for name in steps}
         for turn in range(WARM_UP + options.rounds):
             for name, step in steps.items():
+                step()  # the plan before has filled the caches
                 seconds = timed(working, device, step)
                 if turn >= WARM_UP:
                     times[name].append(seconds)

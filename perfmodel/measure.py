@@ -1,8 +1,8 @@
 """Measured times of operations on one rank: the table of a machine (V-A: warm-up runs, then the mean of ten).
 
 An operation is run as distconv runs it, on distributed tensors of which each rank at work has a block (split over their
-samples), so the cost of getting there is in the figure. Copies of the tensors are used in turn, because between two uses in a training
-step everything else has passed through the caches.
+samples), so the cost of getting there is in the figure. Copies of the tensors are used in turn, because between two
+uses in a training step everything else has passed through the caches.
 
 Source: Dryden et al. 2019, V-A and VI-A.
 """
@@ -10,6 +10,7 @@ Source: Dryden et al. 2019, V-A and VI-A.
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -33,6 +34,9 @@ WARM_UP = 2
 REPETITIONS = 10
 """The paper's: the mean of ten runs after some that warm up."""
 
+ROUNDS = 3
+"""Times that all of it is measured, so that what else the machine does for a while does not count."""
+
 CACHE_BYTES = 64 << 20
 """Copies of the tensors take as much as this, so that none is found in a cache."""
 
@@ -55,40 +59,45 @@ def calls_of(model: Model, candidates: Mapping[str, Sequence[Candidate]]) -> dic
 def measure(calls: Mapping[str, LocalCall], comm: MPI.Intracomm, device: torch.device) -> dict[str, float]:
     """Seconds of each phase of each call, with all ranks of ``comm`` at work at once. Collective.
 
-    The mean over the ranks. What cannot be run by itself is left out, on all ranks.
+    The slowest rank's, and of several rounds the median. What cannot be run by itself is left out, on all ranks.
     """
-    table: dict[str, float] = {}
+    found: dict[str, list[float]] = {}
     grid = ProcessGrid(comm, n=comm.size)
-    for key, call in calls.items():
-        try:
-            runs: dict[str, Callable[[], object]] | None = _runs(call, grid, device)
-        except (RuntimeError, TypeError, ValueError, NotImplementedError):
-            runs = None
-        if not comm.allreduce(runs is not None, MPI.LAND) or runs is None:
-            continue
+    for _ in range(ROUNDS):
+        for key, call in calls.items():
+            for phase, seconds in _measured(call, grid, comm, device):
+                found.setdefault(f"{key} {phase}", []).append(seconds)
+    return {key: statistics.median(times) for key, times in found.items()}
+
+
+def _measured(
+    call: LocalCall, grid: ProcessGrid, comm: MPI.Intracomm, device: torch.device
+) -> Iterator[tuple[str, float]]:
+    try:
+        runs: dict[str, Callable[[], object]] | None = _runs(call, grid, device)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        runs = None
+    if comm.allreduce(runs is not None, MPI.LAND) and runs is not None:
         for phase, run in runs.items():
-            table[f"{key} {phase}"] = _mean(comm, _timed(run, comm, device))
-    return table
+            yield phase, _timed(run, comm, device)
 
 
 def measure_roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
-    """FLOP/s of a large convolution, bytes/s of a large sum, time of a tiny one; all ranks at once. Collective."""
+    """FLOP/s of a large convolution, bytes/s of a large sum, time of a tiny ReLU; all ranks at once. Collective."""
+    grid = ProcessGrid(comm, n=comm.size)
     x, w = torch.rand(4, 128, 64, 64, device=device), torch.rand(128, 128, 3, 3, device=device)
     large = [torch.rand(LARGE_ELEMENTS, device=device) for _ in range(3)]
-    tiny = [torch.rand(64, device=device) for _ in range(3)]
+    block = torch.rand(1, 64, device=device, requires_grad=True)
+    tiny = DistTensor(block, Distribution(grid, ("n", None)), torch.Size((grid.size, 64)))
     macs = x.numel() * w[0].numel()
-    convolution = _mean(comm, _timed(lambda: torch.conv2d(x, w, padding=1), comm, device))
-    addition = _mean(comm, _timed(lambda: torch.add(large[0], large[1], out=large[2]), comm, device))
-    kernel = _mean(comm, _timed(lambda: torch.add(tiny[0], tiny[1], out=tiny[2]), comm, device))
+    convolution = _timed(lambda: torch.conv2d(x, w, padding=1), comm, device)
+    addition = _timed(lambda: torch.add(large[0], large[1], out=large[2]), comm, device)
+    kernel = _timed(lambda: torch.relu(tiny), comm, device)
     return Roofline(2 * macs / convolution, 3 * 4 * LARGE_ELEMENTS / addition, kernel)
 
 
-def _mean(comm: MPI.Intracomm, seconds: float) -> float:
-    return float(comm.allreduce(seconds)) / comm.size
-
-
 def _timed(run: Callable[[], object], comm: MPI.Intracomm, device: torch.device) -> float:
-    """Mean of ten runs with all ranks at work."""
+    """Mean of ten runs with all ranks at work, on the slowest of them: the others wait for it sooner or later."""
     for _ in range(WARM_UP):
         run()
     _finish(device)
@@ -97,7 +106,7 @@ def _timed(run: Callable[[], object], comm: MPI.Intracomm, device: torch.device)
     for _ in range(REPETITIONS):
         run()
     _finish(device)
-    return (time.perf_counter() - start) / REPETITIONS
+    return float(comm.allreduce((time.perf_counter() - start) / REPETITIONS, MPI.MAX))
 
 
 def _finish(device: torch.device) -> None:
