@@ -30,10 +30,11 @@ from .profile import profiled
 CASES = {
     model: argparse.Namespace(model=model, input=sample, batch=batch, width=width, classes=None)
     for model, sample, batch, width in (
-        ("unet", (18, 96, 96), 4, 16),
+        ("lenet5", (1, 28, 28), 64, None),
+        ("unet", (18, 64, 64), 2, 16),
         ("resnet20", (3, 32, 32), 32, None),
         ("vgg11_bn", (3, 32, 32), 16, None),
-        ("mesh1k", (18, 256, 256), 2, 32),
+        ("mesh1k", (18, 384, 384), 2, 32),
     )
 }
 """Networks with the extents of their mini-batches, as the commands that plan take them."""

@@ -125,15 +125,16 @@ def _needed(window: Window, dim: int, out: range) -> tuple[int, int]:
 
 
 class Moved(NamedTuple):
-    """What the busiest rank receives in a redistribution: elements and messages, on its node and from others."""
+    """What the busiest rank receives in a redistribution, elements and messages, from its node and others; and keeps."""
 
     near: int
     far: int
     near_messages: int
     far_messages: int
+    kept: int
 
 
-NOTHING = Moved(0, 0, 0, 0)
+NOTHING = Moved(0, 0, 0, 0, 0)
 
 
 MOST_RANKS = 128
@@ -167,7 +168,7 @@ def redistribution(shape: tuple[int, ...], source: Parts, target: Parts) -> Move
     )
     near_messages = int((shares[worst] > 0).sum())
     far_messages = max(1, senders - near_messages - (own[worst] > 0)) if far[worst] else 0
-    return Moved(int(near[worst]), int(far[worst]), near_messages, int(far_messages))
+    return Moved(int(near[worst]), int(far[worst]), near_messages, int(far_messages), int(own[worst]))
 
 
 @lru_cache(maxsize=64)
