@@ -20,8 +20,8 @@ from distconv.errors import DistconvError
 from distconv.perfmodel.evaluation import Model
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.links import Link
-from distconv.perfmodel.machine import Compute, Machine, Overlap
-from distconv.perfmodel.measure import calls_of, measure, measure_roofline
+from distconv.perfmodel.machine import Compute, Machine, Overlap, Roofline
+from distconv.perfmodel.measure import calls_of, measure, measure_exchange, measure_roofline
 from distconv.perfmodel.network_profile import NetworkProfile, node_indices, profile_network
 from distconv.perfmodel.plans import candidates
 from distconv.perfmodel.settings import Settings
@@ -142,7 +142,7 @@ def _computed(
         wait_asleep(comm)
         return Compute(1, machine.compute[0].roofline)
     group = MPI.COMM_SELF if busy == 1 else comm
-    found = known or Compute(busy, measure_roofline(group, device))
+    found = known or Compute(busy, _roofline(group, device))
     if graph is not None:
         counts = [count for count in ranks if min(count, machine.ranks_per_node) == busy]
         calls = _calls(graph, machine, counts)
@@ -151,6 +151,11 @@ def _computed(
     if busy == 1:
         wait_asleep(comm)
     return found
+
+
+def _roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
+    found = measure_roofline(comm, device)
+    return found if comm.size == 1 else replace(found, exchange_s=measure_exchange(comm, device))
 
 
 def _calls(graph: LayerGraph, machine: Machine, counts: list[int]) -> dict[str, LocalCall]:

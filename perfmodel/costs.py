@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from distconv.perfmodel.collectives import GemmTime, distributed_gemm
 from distconv.perfmodel.geometry import Parts, axes_of, halo, local_shape, redistribution
@@ -135,7 +135,7 @@ class Costs:
         widths = dict(self._widths(op, parts))
         sides = {dim: sum(1 for width in found if width) for dim, found in widths.items()}
         near = {dim: max(0, sides[dim] - parts.far_neighbours(str(axes_of(op.x.shape)[dim]))) for dim in widths}
-        block, total = call.inputs[0], 0.0
+        block, total = call.inputs[0], self._here.roofline.exchange_s if widths else 0.0
         for count in range(1, len(widths) + 1):
             for dims in itertools.combinations(widths, count):
                 messages, close = math.prod(sides[d] for d in dims), math.prod(near[d] for d in dims)
@@ -178,7 +178,9 @@ class Costs:
             return GemmTime(0.0, 0.0, 0.0, 0.0)
         result = math.prod(local_shape(op.y.shape, parts)) * op.y.itemsize
         size = math.prod(own) * op.x.itemsize
-        return distributed_gemm(self.machine, parts.group("c"), call.split.blocks, size, result)
+        found = distributed_gemm(self.machine, parts.group("c"), call.split.blocks, size, result)
+        more = self._here.roofline.exchange_s
+        return GemmTime(*(time + more if time else 0.0 for time in astuple(found)))
 
     def _sync(self, op: Operation, call: LocalCall, parts: Parts) -> tuple[float, float]:
         """Reductions that computation waits for, forward and backward."""

@@ -125,7 +125,7 @@ def _needed(window: Window, dim: int, out: range) -> tuple[int, int]:
 
 
 class Moved(NamedTuple):
-    """What the busiest rank receives in a redistribution, elements and messages, from its node and others; and keeps."""
+    """Elements and messages that the busiest rank of a redistribution receives, near and far, and what it keeps."""
 
     near: int
     far: int

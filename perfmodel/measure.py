@@ -23,10 +23,12 @@ from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.kernels.convolution import Convolution, Geometry, Piece, Range, cut, is_free, merged
 from distconv.perfmodel.evaluation import Model
+from distconv.perfmodel.geometry import Parts
 from distconv.perfmodel.graph import Constant, Value
 from distconv.perfmodel.machine import Roofline
 from distconv.perfmodel.pieces import Pieces
 from distconv.perfmodel.plans import Candidate
+from distconv.perfmodel.tracing import trace
 from distconv.perfmodel.work import PHASES, LocalCall, local_call, work
 from distconv.tensor import DistTensor
 
@@ -36,6 +38,9 @@ REPETITIONS = 10
 
 ROUNDS = 3
 """Times that all of it is measured, so that what else the machine does for a while does not count."""
+
+EXCHANGES = 15
+"""Differences of which the median is the fixed cost of an exchange."""
 
 CACHE_BYTES = 64 << 20
 """Copies of the tensors take as much as this, so that none is found in a cache."""
@@ -94,6 +99,27 @@ def measure_roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
     addition = _timed(lambda: torch.add(large[0], large[1], out=large[2]), comm, device)
     kernel = _timed(lambda: torch.relu(tiny), comm, device)
     return Roofline(2 * macs / convolution, 3 * 4 * LARGE_ELEMENTS / addition, kernel)
+
+
+def measure_exchange(comm: MPI.Intracomm, device: torch.device) -> float:
+    """Seconds that a convolution with neighbours takes beyond its computation; forward, a short halo. Collective."""
+    shape = (8, 16, 16 * comm.size, 16)
+    graph = trace(torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3, padding=1, bias=False)), shape)
+    call = local_call(graph.operations[0], Parts.of({"h": comm.size}, comm.size, comm.size))
+    grid = ProcessGrid(comm, h=comm.size)
+    x = DistTensor(
+        torch.rand(8, 16, 16, 16, device=device), Distribution(grid, ("n", "c", "h", "w")), torch.Size(shape)
+    )
+    weight = torch.rand(16, 16, 3, 3, device=device, requires_grad=True)
+    computing = _runs(call, grid, device)["forward"]
+
+    def exchanging() -> object:
+        return torch.conv2d(x, weight, padding=1)
+
+    def difference() -> float:
+        return _timed(exchanging, comm, device) - _timed(computing, comm, device)
+
+    return max(0.0, statistics.median(difference() for _ in range(EXCHANGES)))
 
 
 def _timed(run: Callable[[], object], comm: MPI.Intracomm, device: torch.device) -> float:
