@@ -248,4 +248,4 @@ class Costs:
         time += moved.far_messages * machine.network.latency_s + far / machine.network.bandwidth_bytes_per_s
         # Packed on one side, put in place on the other; what a rank keeps is copied too.
         copied = 2 * (near + far) + moved.kept * value.itemsize
-        return time + self.roofline(Work(bytes=2 * STRIDED * copied, kernels=2))
+        return time + self.roofline(Work(bytes=2 * STRIDED * copied, kernels=2)) + self._here.roofline.exchange_s
