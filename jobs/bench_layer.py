@@ -3,7 +3,8 @@
 Weights, their gradients and their optimizer state are counted as the tensors that a rank holds; traffic as the bytes
 that rank 0 hands to MPI. Times are against one rank with all channels, in turns of the same run.
 
-With --layer it is a single convolution of the paper instead: FP and BP, and with --machine what is predicted for them.
+With --layer it is a single convolution of the paper instead: FP and BP, and what is predicted for them: for --machine,
+or for this machine, which is profiled first.
 """
 
 from __future__ import annotations

@@ -17,14 +17,18 @@ from distconv.grid import ProcessGrid
 from distconv.parallel import parallelize
 from distconv.perfmodel.costs import Costs
 from distconv.perfmodel.geometry import Parts
+from distconv.perfmodel.graph import Operation
 from distconv.perfmodel.machine import Machine
+from distconv.perfmodel.measure import measure
 from distconv.perfmodel.settings import Settings
 from distconv.perfmodel.tracing import trace
+from distconv.perfmodel.work import local_call
 from distconv.reduction import no_sync
 
 from . import bench_comparison, bench_report
 from .bench_comparison import Comparison, random, timed
 from .exactness import wait_asleep
+from .profile import profiled
 
 WARM_UP = 3
 REPETITIONS = 10
@@ -87,18 +91,42 @@ class Bench:
         return dict(zip(PHASES, (forward, backward), strict=True))
 
 
+def operation(layer: PaperLayer, batch: int) -> Operation:
+    """The layer as it is within a network, where its input has a gradient."""
+    (op,) = trace(torch.nn.Sequential(layer.build()), layer.input_shape(batch)).operations
+    return replace(op, inputs=(replace(op.x, requires_grad=True),))
+
+
+def this_machine(layer: PaperLayer, batch: int, axes: Mapping[str, int], device: torch.device) -> Machine:
+    """This machine, profiled for the layer on one rank and over the grid (V-A). Collective over MPI.COMM_WORLD."""
+    comm, op = MPI.COMM_WORLD, operation(layer, batch)
+    machine = profiled(None, "this machine", None, [], comm, device)
+    compute = {entry.busy: entry for entry in machine.compute}
+    for busy, parts, ranks in ((1, {}, 1), (machine.ranks_per_node, axes, comm.size)):
+        call = local_call(op, Parts.of(parts, ranks, machine.ranks_per_node))
+        table: dict[str, float] = {}
+        if ranks > 1 or comm.rank == 0:
+            table = measure({call.key: call}, MPI.COMM_SELF if ranks == 1 else comm, device)
+        wait_asleep(comm)
+        known = compute[busy]
+        compute[busy] = replace(known, table={**known.table, **comm.bcast(table)})
+    return replace(machine, compute=tuple(entry for _, entry in sorted(compute.items())))
+
+
 def predicted(layer: PaperLayer, batch: int, axes: Mapping[str, int], ranks: int, machine: Machine) -> dict[str, float]:
     """Seconds of FP and of BP, exchanges included as far as computation does not hide them, without the allreduce."""
-    (op,) = trace(torch.nn.Sequential(layer.build()), layer.input_shape(batch)).operations
-    # Within a network its input has a gradient.
-    op = replace(op, inputs=(replace(op.x, requires_grad=True),))
+    op = operation(layer, batch)
     cost = Costs(machine, ranks, Settings()).operation(op, Parts.of(axes, ranks, machine.ranks_per_node))
     return dict(zip(PHASES, (cost.forward, cost.before_reduce + cost.after_reduce), strict=True))
 
 
 def run(name: str, batch: int, axes: Mapping[str, int], device: torch.device, machine: Machine | None) -> None:
-    """Measure over all ranks and on one, taking turns, and print. Collective over MPI.COMM_WORLD."""
+    """Measure over all ranks and on one, taking turns, and print; predicted for ``machine``, or for this one.
+
+    Collective over MPI.COMM_WORLD.
+    """
     comm, layer = MPI.COMM_WORLD, LAYERS[name]
+    machine = machine or this_machine(layer, batch, axes, device)
     grid = ProcessGrid(comm, **axes)
     benches = {"ranks": Bench(layer, batch, grid, device)}
     if comm.rank == 0:
@@ -118,27 +146,27 @@ def _compared(
     layer: PaperLayer,
     batch: int,
     axes: Mapping[str, int],
-    machine: Machine | None,
+    machine: Machine,
     times: Mapping[str, list[dict[str, float]]],
     grid: ProcessGrid,
 ) -> list[Comparison]:
     rows = []
     for which, where, parts, ranks in (("one", "1 rank", {}, 1), ("ranks", grid.describe(), axes, grid.size)):
-        expected = predicted(layer, batch, parts, ranks, machine) if machine else {}
+        expected = predicted(layer, batch, parts, ranks, machine)
         for phase in PHASES:
-            rows.append(Comparison(f"{phase}, {where}", [turn[phase] for turn in times[which]], expected.get(phase)))
+            rows.append(Comparison(f"{phase}, {where}", [turn[phase] for turn in times[which]], expected[phase]))
     return rows
 
 
 def _report(
-    name: str, batch: int, grid: ProcessGrid, rows: list[Comparison], device: torch.device, machine: Machine | None
+    name: str, batch: int, grid: ProcessGrid, rows: list[Comparison], device: torch.device, machine: Machine
 ) -> None:
-    layer, on = LAYERS[name], f", predicted for {machine.name}" if machine else ""
+    layer = LAYERS[name]
     print(
         bench_report.heading(
             f"{name}: C={layer.channels}, {layer.extent} x {layer.extent}, F={layer.filters}, K={layer.kernel}, "
             f"S={layer.stride}, float32, N={batch}, {device.type}, over {grid.describe()}, {torch.get_num_threads()} "
-            f"thread(s) per rank{on}; BP without the allreduce"
+            f"thread(s) per rank, predicted for {machine.name}; BP without the allreduce"
         )
     )
     print(bench_comparison.table_head(f"ms, {REPETITIONS} runs"))

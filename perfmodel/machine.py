@@ -11,7 +11,7 @@ A file describes one, with units on all quantities::
     overlap: {halo: true, allreduce: true}                 # whether it goes on behind compute
     compute:
     - busy: 1                                              # while so many ranks of a node compute
-      roofline: {flops: 15.7 TFLOP/s, bandwidth: 900 GB/s, kernel: 10 us}
+      roofline: {flops: 15.7 TFLOP/s, bandwidth: 900 GB/s, kernel: 10 us}  # and small, exchange: see Roofline
       table_s: {a key: 0.0032}                             # measured times in seconds (optional)
 
 Source: Dryden et al. 2019, II-B, V-A, VI.

@@ -209,7 +209,7 @@ def test_what_is_saved_is_loaded_as_it_was(tmp_path_factory, a, b, c, table, fla
         node=Link(b, c),
         network=Link(c, a),
         overlap=Overlap(flag, not flag),
-        compute=(Compute(1, Roofline(a, b, c, small=a)), Compute(3, Roofline(c, b, a), table)),
+        compute=(Compute(1, Roofline(a, b, c, small=a, exchange_s=b)), Compute(3, Roofline(c, b, a), table)),
     )
     one.save(path)
     assert Machine.load(path) == one

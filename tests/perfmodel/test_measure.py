@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from distconv.perfmodel.evaluation import Model
-from distconv.perfmodel.measure import calls_of, measure, measure_roofline
+from distconv.perfmodel.measure import calls_of, measure, measure_exchange, measure_roofline
 from distconv.perfmodel.plans import candidates
 from distconv.perfmodel.settings import Settings
 from distconv.perfmodel.tracing import trace
@@ -86,3 +86,8 @@ def test_what_cannot_be_run_by_itself_is_left_out(comm):
 def test_a_roofline_is_positive_and_finite(comm):
     found = measure_roofline(comm, CPU)
     assert 1e8 < found.flops_per_s < 1e14 and 1e7 < found.bytes_per_s < 1e13 and 1e-8 < found.kernel_s < 1e-2
+
+
+@pytest.mark.ranks(2)
+def test_the_fixed_cost_of_an_exchange_is_a_short_time(comm):
+    assert 0 <= measure_exchange(comm, CPU) < 0.1
