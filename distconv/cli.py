@@ -39,8 +39,10 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("bench", "halo"): Command("distconv.jobs.bench_halo", "time halo exchanges"),
     ("bench", "layer"): Command("distconv.jobs.bench_layer", "memory, traffic and time of convolutions over a grid"),
     ("bench", "scaling"): Command("distconv.jobs.bench_scaling", "step times over rank counts against predictions"),
+    ("bench", "planner"): Command("distconv.jobs.bench_planner", "the exact search against the paper's selector"),
     ("bench", "memory"): Command("distconv.jobs.bench_memory", "peak memory per rank against one rank"),
     ("simulate",): Command("distconv.jobs.simulate", "time, memory and a picture of a pipeline schedule"),
+    ("profile",): Command("distconv.jobs.profile", "measure this machine and a network's layers for the planner"),
     ("conformance",): Command(
         "distconv.jobs.conformance.command", "every operator on every kind of grid against torch"
     ),

@@ -2,6 +2,9 @@
 
 Weights, their gradients and their optimizer state are counted as the tensors that a rank holds; traffic as the bytes
 that rank 0 hands to MPI. Times are against one rank with all channels, in turns of the same run.
+
+With --layer it is a single convolution of the paper instead: FP and BP, and what is predicted for them: for --machine,
+or for this machine, which is profiled first.
 """
 
 from __future__ import annotations
@@ -16,19 +19,25 @@ import torch
 from mpi4py import MPI
 
 from distconv.channels import AXIS
+from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid, parse_grid
 from distconv.jobs import bench_report
 from distconv.parallel import parallelize
+from distconv.perfmodel.machine import Machine
 from distconv.sharding import convolution_split
 from distconv.tensor import DistTensor, scatter
 from distconv.transport import Traffic, counted
 
+from . import bench_paper_layers
 from .exactness import wait_asleep
+from .planning_options import add_machine_argument, on_rank_0
+from .training_options import device_for, positive
 
 EXAMPLES = """\
 examples:
   mpiexec -n 4 distconv bench layer --grid c=4 --channels 1024 --layers 2 --size 14
   mpiexec -n 4 distconv bench layer --grid n=2,c=2 --channels 256 --groups 32 --batch 4
+  mpiexec -n 2 distconv bench layer --layer conv1 --grid h=2 --batch 1 --machine localhost
 """
 
 MIB = 2**20
@@ -37,13 +46,22 @@ MIB = 2**20
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv bench layer``."""
     parser.add_argument("--grid", default="", metavar="c=4", help="process grid (default: all ranks along c)")
-    parser.add_argument("--channels", type=int, default=1024, help="channels and filters (default: %(default)s)")
-    parser.add_argument("--groups", type=int, default=1, help="groups of each convolution (default: %(default)s)")
-    parser.add_argument("--kernel", type=int, default=3, help="odd extent of the kernels (default: %(default)s)")
-    parser.add_argument("--layers", type=int, default=2, help="convolutions with ReLU (default: %(default)s)")
-    parser.add_argument("--size", type=int, default=14, help="height and width of the sample (default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=1, help="samples per step (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="turns of each variant (default: %(default)s)")
+    parser.add_argument(
+        "--layer",
+        choices=bench_paper_layers.LAYERS,
+        help="this layer, float32 (with --grid, --batch, --device and --machine)",
+    )
+    parser.add_argument("--device", default="cpu", help="of --layer: cpu or cuda (default: %(default)s)")
+    add_machine_argument(parser, required=False)
+    parser.add_argument("--channels", type=positive, default=1024, help="channels and filters (default: %(default)s)")
+    parser.add_argument("--groups", type=positive, default=1, help="groups of each convolution (default: %(default)s)")
+    parser.add_argument("--kernel", type=positive, default=3, help="odd extent of the kernels (default: %(default)s)")
+    parser.add_argument("--layers", type=positive, default=2, help="convolutions with ReLU (default: %(default)s)")
+    parser.add_argument(
+        "--size", type=positive, default=14, help="height and width of the sample (default: %(default)s)"
+    )
+    parser.add_argument("--batch", type=positive, default=1, help="samples per step (default: %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=5, help="turns of each variant (default: %(default)s)")
 
 
 class Stack:
@@ -89,7 +107,15 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def run(options: argparse.Namespace) -> int:
     """Measure and print. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
-    grid = ProcessGrid(comm, **(parse_grid(options.grid) if options.grid else {AXIS: comm.size}))
+    axes = parse_grid(options.grid) if options.grid else {AXIS: comm.size}
+    if options.layer is not None:
+        machine = on_rank_0(comm, lambda: Machine.load(options.machine)) if options.machine else None
+        device = torch.device(device_for(options.device, comm))
+        bench_paper_layers.run(options.layer, options.batch, axes, device, machine)
+        return 0
+    if options.machine is not None:
+        raise DistconvError("--machine: predictions are for a single layer; name it with --layer")
+    grid = ProcessGrid(comm, **axes)
     split = Stack(options, grid)
     with counted() as traffic:
         split.step()

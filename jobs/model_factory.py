@@ -1,4 +1,4 @@
-"""A classifier by name: one of the reference models, or ``package.module:factory`` of the user's own."""
+"""A model by its name: one of the reference models, or ``package.module:factory`` of the user's own."""
 
 from __future__ import annotations
 
@@ -30,34 +30,44 @@ class ModelError(DistconvError, ValueError):
 def build_classifier(
     name: str, comm: MPI.Intracomm, *, seed: int, in_channels: int, classes: int, width: int | None = None
 ) -> torch.nn.Module:
+    """As :func:`build_model`, of the reference models only the ``CLASSIFIERS``. Collective."""
+    return together(comm, lambda: _built(name, "classifier", seed, in_channels, classes, width), ModelError)
+
+
+def build_model(
+    name: str, comm: MPI.Intracomm, *, seed: int, in_channels: int, classes: int | None = None, width: int | None = None
+) -> torch.nn.Module:
     """A new model with weights that follow from the seed alone. Collective.
 
-    Its factory is called with those of ``in_channels``, ``classes`` (or ``num_classes``) and ``width`` that it takes.
-    The current directory is searched for modules too.
+    Its factory is called with those of ``in_channels``, ``classes`` (or ``num_classes``) and ``width`` that it takes
+    and that are not None. The current directory is searched for modules too.
 
     Raises
     ------
     ModelError
         On all ranks, in one line, if there is no such model, it cannot be imported or built, or is no nn.Module.
     """
-
-    def build() -> torch.nn.Module:
-        factory = _factory(name)
-        arguments = _arguments(name, factory, in_channels, classes, width)
-        torch.manual_seed(seed)
-        model = _guarded(name, lambda: factory(**arguments))
-        if not isinstance(model, torch.nn.Module):
-            raise ModelError(f"--model {name} returned {type(model).__name__}; it must return a torch.nn.Module")
-        return model
-
-    return together(comm, build, ModelError)
+    return together(comm, lambda: _built(name, "model", seed, in_channels, classes, width), ModelError)
 
 
-def _factory(name: str) -> Callable[..., Any]:
+def _built(
+    name: str, kind: str, seed: int, in_channels: int, classes: int | None, width: int | None
+) -> torch.nn.Module:
+    factory = _factory(name, kind)
+    arguments = _arguments(name, factory, in_channels, classes, width)
+    torch.manual_seed(seed)
+    model = _guarded(name, lambda: factory(**arguments))
+    if not isinstance(model, torch.nn.Module):
+        raise ModelError(f"--model {name} returned {type(model).__name__}; it must return a torch.nn.Module")
+    return model
+
+
+def _factory(name: str, kind: str) -> Callable[..., Any]:
     if ":" not in name:
-        if name not in CLASSIFIERS:
+        known = CLASSIFIERS if kind == "classifier" else tuple(MODELS)
+        if name not in known:
             raise ModelError(
-                f"--model {name}: there is no such classifier; there are {', '.join(CLASSIFIERS)}, or your own as "
+                f"--model {name}: there is no such {kind}; there are {', '.join(known)}, or your own as "
                 "package.module:factory"
             )
         return MODELS[name].factory
@@ -89,7 +99,7 @@ def _module(name: str, module: str) -> Any:
 
 
 def _arguments(
-    name: str, factory: Callable[..., Any], in_channels: int, classes: int, width: int | None
+    name: str, factory: Callable[..., Any], in_channels: int, classes: int | None, width: int | None
 ) -> dict[str, int]:
     try:
         taken = set(inspect.signature(factory).parameters)

@@ -17,7 +17,7 @@ from pathlib import Path
 from distconv.errors import DistconvError
 from distconv.perfmodel import partition_published as published
 from distconv.perfmodel.layer_profile import Profile
-from distconv.perfmodel.partition import METHODS, StagePartition, partition, stage_time
+from distconv.perfmodel.partitioning import METHODS, StagePartition, partition, stage_time
 
 from .training_options import positive
 

@@ -17,11 +17,11 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.perfmodel.evaluate import Model
+from distconv.perfmodel.evaluation import Model
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.links import Link
-from distconv.perfmodel.machine import Compute, Machine, Overlap
-from distconv.perfmodel.measure import calls_of, measure, measure_roofline
+from distconv.perfmodel.machine import Compute, Machine, Overlap, Roofline
+from distconv.perfmodel.measure import calls_of, measure, measure_exchange, measure_roofline
 from distconv.perfmodel.network_profile import NetworkProfile, node_indices, profile_network
 from distconv.perfmodel.plans import candidates
 from distconv.perfmodel.settings import Settings
@@ -61,23 +61,40 @@ def run(options: argparse.Namespace) -> int:
     device = torch.device(device_for(options.device, comm))
     known = on_rank_0(comm, lambda: _known(options))
     graph = None if options.model is None else traced(options)
+    machine = profiled(known, options.name, graph, options.ranks or [1, comm.size], comm, device)
+    on_rank_0(comm, lambda: _save(machine, options.out))
+    return 0
+
+
+def _save(machine: Machine, path: Path) -> None:
+    machine.save(path)
+    print(
+        f"{path}: {machine.name}, {machine.ranks_per_node} ranks per node; an exchange takes "
+        f"{machine.node.latency_s * 1e6:.1f} us and {machine.node.bandwidth_bytes_per_s / 1e9:.2f} GB/s on a node; "
+        f"{sum(len(entry.table) for entry in machine.compute)} measured times of layers"
+    )
+
+
+def profiled(
+    known: Machine | None,
+    name: str,
+    graph: LayerGraph | None,
+    ranks: list[int],
+    comm: MPI.Intracomm,
+    device: torch.device,
+) -> Machine:
+    """This machine, with what of ``graph`` a rank computes on ``ranks`` ranks; ``known`` is not measured again.
+
+    Collective over ``comm``.
+    """
     nodes = node_indices(comm)
     per_node = max(nodes.count(node) for node in nodes)
-    machine = known or _links(options.name, profile_network(comm, device), per_node, device)
+    machine = known or _links(name, profile_network(comm, device), per_node, device)
     compute = {entry.busy: entry for entry in machine.compute} if known else {}
     for busy in sorted({1, min(per_node, comm.size)}):
-        found = _computed(compute.get(busy), busy, graph, machine, options.ranks or [1, comm.size], comm, device)
+        found = _computed(compute.get(busy), busy, graph, machine, ranks, comm, device)
         compute[busy] = comm.bcast(found)
-    machine = replace(machine, compute=tuple(entry for _, entry in sorted(compute.items())))
-    if comm.rank == 0:
-        machine.save(options.out)
-        entries = sum(len(entry.table) for entry in machine.compute)
-        print(
-            f"{options.out}: {machine.name}, {machine.ranks_per_node} ranks per node; an exchange takes "
-            f"{machine.node.latency_s * 1e6:.1f} us and {machine.node.bandwidth_bytes_per_s / 1e9:.2f} GB/s on a node; "
-            f"{entries} measured times of layers"
-        )
-    return 0
+    return replace(machine, compute=tuple(entry for _, entry in sorted(compute.items())))
 
 
 def _known(options: argparse.Namespace) -> Machine | None:
@@ -125,7 +142,7 @@ def _computed(
         wait_asleep(comm)
         return Compute(1, machine.compute[0].roofline)
     group = MPI.COMM_SELF if busy == 1 else comm
-    found = known or Compute(busy, measure_roofline(group, device))
+    found = known or Compute(busy, _roofline(group, device))
     if graph is not None:
         counts = [count for count in ranks if min(count, machine.ranks_per_node) == busy]
         calls = _calls(graph, machine, counts)
@@ -134,6 +151,11 @@ def _computed(
     if busy == 1:
         wait_asleep(comm)
     return found
+
+
+def _roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
+    found = measure_roofline(comm, device)
+    return found if comm.size == 1 else replace(found, exchange_s=measure_exchange(comm, device))
 
 
 def _calls(graph: LayerGraph, machine: Machine, counts: list[int]) -> dict[str, LocalCall]:

@@ -97,14 +97,21 @@ def local_shape(shape: Sequence[int], parts: Parts, axes: Sequence[str | None] |
 @lru_cache(maxsize=65536)
 def halo(window: Window, extent: int, out_extent: int, parts: int, dim: int) -> tuple[int, int]:
     """Input rows below and above its own block of the rank that needs most, along spatial dimension ``dim``."""
-    most = (0, 0)
-    for index in range(parts):
-        own, out = block_range(extent, parts, index), block_range(out_extent, parts, index)
-        if out and own:
-            start, stop = _needed(window, dim, out)
-            found = max(0, own.start - max(start, 0)), max(0, min(stop, extent) - own.stop)
-            most = max(most, found, key=sum)
-    return most
+    return _ghosts(window, extent, out_extent, parts, dim, halo_index(window, extent, out_extent, parts, dim))
+
+
+@lru_cache(maxsize=65536)
+def halo_index(window: Window, extent: int, out_extent: int, parts: int, dim: int) -> int:
+    """The block along spatial dimension ``dim`` that needs most rows of others; the first of several."""
+    return max(range(parts), key=lambda index: sum(_ghosts(window, extent, out_extent, parts, dim, index)))
+
+
+def _ghosts(window: Window, extent: int, out_extent: int, parts: int, dim: int, index: int) -> tuple[int, int]:
+    own, out = block_range(extent, parts, index), block_range(out_extent, parts, index)
+    if not out or not own:
+        return (0, 0)
+    start, stop = _needed(window, dim, out)
+    return max(0, own.start - max(start, 0)), max(0, min(stop, extent) - own.stop)
 
 
 def _needed(window: Window, dim: int, out: range) -> tuple[int, int]:
@@ -118,15 +125,16 @@ def _needed(window: Window, dim: int, out: range) -> tuple[int, int]:
 
 
 class Moved(NamedTuple):
-    """What the busiest rank receives in a redistribution: elements and messages, on its node and from others."""
+    """Elements and messages that the busiest rank of a redistribution receives, near and far, and what it keeps."""
 
     near: int
     far: int
     near_messages: int
     far_messages: int
+    kept: int
 
 
-NOTHING = Moved(0, 0, 0, 0)
+NOTHING = Moved(0, 0, 0, 0, 0)
 
 
 MOST_RANKS = 128
@@ -160,7 +168,7 @@ def redistribution(shape: tuple[int, ...], source: Parts, target: Parts) -> Move
     )
     near_messages = int((shares[worst] > 0).sum())
     far_messages = max(1, senders - near_messages - (own[worst] > 0)) if far[worst] else 0
-    return Moved(int(near[worst]), int(far[worst]), near_messages, int(far_messages))
+    return Moved(int(near[worst]), int(far[worst]), near_messages, int(far_messages), int(own[worst]))
 
 
 @lru_cache(maxsize=64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,10 +30,7 @@ class Value:
     @property
     def elements(self) -> int:
         """Number of elements."""
-        product = 1
-        for extent in self.shape:
-            product *= extent
-        return product
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -48,10 +46,7 @@ class Constant:
     @property
     def elements(self) -> int:
         """Number of elements."""
-        product = 1
-        for extent in self.shape:
-            product *= extent
-        return product
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)

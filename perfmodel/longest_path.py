@@ -11,7 +11,7 @@ from itertools import pairwise
 import networkx as nx
 import numpy as np
 
-from distconv.perfmodel.evaluate import Model
+from distconv.perfmodel.evaluation import Model
 from distconv.perfmodel.geometry import Parts
 from distconv.perfmodel.graph import INPUT, LayerGraph
 from distconv.perfmodel.plans import Candidate

@@ -11,7 +11,7 @@ A file describes one, with units on all quantities::
     overlap: {halo: true, allreduce: true}                 # whether it goes on behind compute
     compute:
     - busy: 1                                              # while so many ranks of a node compute
-      roofline: {flops: 15.7 TFLOP/s, bandwidth: 900 GB/s, kernel: 10 us}
+      roofline: {flops: 15.7 TFLOP/s, bandwidth: 900 GB/s, kernel: 10 us}  # and small, exchange: see Roofline
       table_s: {a key: 0.0032}                             # measured times in seconds (optional)
 
 Source: Dryden et al. 2019, II-B, V-A, VI.
@@ -47,8 +47,9 @@ class Overlap:
 class Roofline:
     """Time of a kernel that was not measured: its arithmetic or its memory traffic, whichever takes longer.
 
-    ``kernel_s`` is the fixed cost of each kernel. A result of fewer than ``small`` elements fills only its share of the
-    device (0: any result fills it).
+    ``kernel_s`` is the fixed cost of each kernel, ``exchange_s`` that of each exchange with neighbours beyond its
+    messages: what the framework does for it, and waiting for ranks that are not ready. A result of fewer than
+    ``small`` elements fills only its share of the device (0: any result fills it).
 
     Source: Williams, Waterman, Patterson 2009; Dryden et al. 2019, VI-A (fixed kernel overheads).
     """
@@ -57,6 +58,7 @@ class Roofline:
     bytes_per_s: float
     kernel_s: float
     small: float = 0.0
+    exchange_s: float = 0.0
 
     def time(self, flops: float, nbytes: float, elements: float) -> float:
         """Seconds of a kernel that does ``flops``, moves ``nbytes`` and has a result of ``elements`` elements.
@@ -199,7 +201,7 @@ def _link(section: Section) -> Link:
 
 
 def _compute(section: Section) -> Compute:
-    roofline = section.section("roofline", ("flops", "bandwidth", "kernel"), ("small",))
+    roofline = section.section("roofline", ("flops", "bandwidth", "kernel"), ("small", "exchange"))
     return Compute(
         busy=section.count("busy"),
         roofline=Roofline(
@@ -207,6 +209,7 @@ def _compute(section: Section) -> Compute:
             bytes_per_s=roofline.quantity("bandwidth", BANDWIDTH),
             kernel_s=roofline.quantity("kernel", TIME),
             small=roofline.quantity("small", ELEMENTS) if "small" in roofline.content else 0.0,
+            exchange_s=roofline.quantity("exchange", TIME) if "exchange" in roofline.content else 0.0,
         ),
         table=section.seconds("table_s") if "table_s" in section.content else {},
     )
@@ -227,6 +230,8 @@ def _content(machine: Machine) -> dict[str, object]:
         }
         if entry.roofline.small:
             roofline["small"] = quantities.written(entry.roofline.small, ELEMENTS)
+        if entry.roofline.exchange_s:
+            roofline["exchange"] = quantities.written(entry.roofline.exchange_s, TIME)
         table = {"table_s": {key: float(value) for key, value in entry.table.items()}} if entry.table else {}
         return {"busy": entry.busy, "roofline": roofline, **table}
 

@@ -22,7 +22,7 @@ import numpy as np
 from distconv.perfmodel.partition_devices import PartitionError
 from distconv.perfmodel.partition_memory import does_not_fit, excess, least_memory
 from distconv.perfmodel.partition_search import Move
-from distconv.perfmodel.stage_time import Array, Counts, Stage, Terms, staged
+from distconv.perfmodel.stage_costs import Array, Counts, Stage, Terms, staged
 
 BISECTIONS = 60
 """Each halves the range of the time of a shared partition: down to rounding."""

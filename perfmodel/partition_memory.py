@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from distconv.perfmodel.partition_devices import PartitionError
 from distconv.perfmodel.partition_search import Move, cheapest
-from distconv.perfmodel.stage_time import Array, Stage, Terms
+from distconv.perfmodel.stage_costs import Array, Stage, Terms
 
 
 def fitting(terms: Terms, move: Move, first: float | Array, last: float | Array) -> npt.NDArray[np.bool_]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distconv.perfmodel.stage_time import Array, Counts, Stage
+from distconv.perfmodel.stage_costs import Array, Counts, Stage
 
 
 @dataclass(frozen=True)

@@ -109,10 +109,7 @@ class Problem:
     @property
     def combinations(self) -> int:
         """Number of choices, exact."""
-        product = 1
-        for size in self.sizes:
-            product *= size
-        return product
+        return math.prod(self.sizes)
 
 
 class Sums:

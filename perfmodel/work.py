@@ -17,6 +17,7 @@ from distconv.channels import ChannelSplit, channel_split
 from distconv.errors import ShapeError
 from distconv.perfmodel.geometry import Parts, axes_of, local_shape
 from distconv.perfmodel.graph import LayerGraph, Operation, Value
+from distconv.perfmodel.pieces import Pieces, pieces_of
 
 Shape = tuple[int, ...]
 
@@ -41,7 +42,8 @@ NONE = Work(kernels=0)
 class LocalCall:
     """An operation on one rank: the shapes of its blocks, with the channels that it needs and computes.
 
-    ``split`` says how channels and filters are split, where they are.
+    ``split`` says how channels and filters are split, where they are; ``pieces`` what of a convolution's input comes
+    from others.
     """
 
     operation: Operation
@@ -50,6 +52,7 @@ class LocalCall:
     outputs: tuple[Shape, ...]
     groups: int
     split: ChannelSplit | None
+    pieces: Pieces | None = None
 
     @property
     def key(self) -> str:
@@ -61,6 +64,8 @@ class LocalCall:
             written += [f"k{_x(w.kernel)}", f"s{_x(w.stride)}", f"p{_x(w.padding)}", f"d{_x(w.dilation)}"]
         if self.groups > 1:
             written.append(f"g{self.groups}")
+        if self.pieces is not None:
+            written += ["of", self.pieces.name]
         return " ".join([*written, op.y.dtype])
 
 
@@ -76,7 +81,8 @@ def local_call(op: Operation, parts: Parts) -> LocalCall:
     constants = tuple(constant.shape for constant in op.constants)
     split = channel_layout(op, parts.c)
     if split is None:
-        return LocalCall(op, inputs, _local_constants(op, constants, inputs), outputs, op.groups, None)
+        whole = _local_constants(op, constants, inputs)
+        return LocalCall(op, inputs, whole, outputs, op.groups, None, pieces_of(op, parts, None))
     axis = _feature_dim(op)
     needed = max(split.needed(i).extent for i in range(split.parts))
     computed = max(split.computed(i).extent for i in range(split.parts))
@@ -91,6 +97,7 @@ def local_call(op: Operation, parts: Parts) -> LocalCall:
         (_with(outputs[0], axis, computed), *outputs[1:]),
         split.local_groups,
         split,
+        pieces_of(op, parts, split),
     )
 
 

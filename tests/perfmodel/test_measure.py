@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distconv.perfmodel.evaluate import Model
-from distconv.perfmodel.measure import calls_of, measure, measure_roofline
+from distconv.perfmodel.evaluation import Model
+from distconv.perfmodel.measure import calls_of, measure, measure_exchange, measure_roofline
 from distconv.perfmodel.plans import candidates
 from distconv.perfmodel.settings import Settings
-from distconv.perfmodel.trace import trace
+from distconv.perfmodel.tracing import trace
 from distconv.perfmodel.work import PHASES, local_call, work
 from tests.perfmodel.networks import machine
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_run_by_itself_is_left_out(comm):
     """A constant of the global extents meets a block."""
     graph = trace(Explicit(), (4, 4, 8, 8))
     model = Model.of(graph, machine(), 2, Settings())
-    table = measure(calls_of(model, {"conv": [{"n": 2}]}), comm, CPU)
+    table = measure(calls_of(model, {"conv": [{"h": 2}]}), comm, CPU)
     assert any(key.startswith("conv2d") for key in table)
     assert not any(key.startswith("mul") for key in table)
 
@@ -86,3 +86,8 @@ def test_what_cannot_be_run_by_itself_is_left_out(comm):
 def test_a_roofline_is_positive_and_finite(comm):
     found = measure_roofline(comm, CPU)
     assert 1e8 < found.flops_per_s < 1e14 and 1e7 < found.bytes_per_s < 1e13 and 1e-8 < found.kernel_s < 1e-2
+
+
+@pytest.mark.ranks(2)
+def test_the_fixed_cost_of_an_exchange_is_a_short_time(comm):
+    assert 0 <= measure_exchange(comm, CPU) < 0.1

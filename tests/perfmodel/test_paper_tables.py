@@ -19,12 +19,12 @@ from distconv.jobs.paper_tables import (
 )
 from distconv.jobs.paper_tables_page import error_row
 from distconv.perfmodel.calibrate import LASSEN, constants_of, fit_amdahl, from_data_sheets
-from distconv.perfmodel.evaluate import evaluate
+from distconv.perfmodel.evaluation import evaluate
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.machine import Machine
 from distconv.perfmodel.plans import candidates
 from distconv.perfmodel.published import TABLES, calibrates
-from distconv.perfmodel.select import select
+from distconv.perfmodel.selection import select
 
 PAGE = Path(__file__).parents[2] / "docs" / "paper-tables.md"
 KEEP_ALL = {"memory_model": "keep-all", "workspace": 2**30}

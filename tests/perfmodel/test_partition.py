@@ -14,8 +14,8 @@ import distconv as dc
 from distconv.jobs import partition_tables
 from distconv.perfmodel import partition_published as published
 from distconv.perfmodel.layer_profile import Layer, Profile
-from distconv.perfmodel.partition import METHODS, Device, PartitionError, partition, stage_time
-from distconv.perfmodel.stage_time import COSTS, StagePartition, Terms
+from distconv.perfmodel.partitioning import METHODS, Device, PartitionError, partition, stage_time
+from distconv.perfmodel.stage_costs import COSTS, StagePartition, Terms
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "profiles"
 BANDWIDTH = 50.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from distconv.perfmodel.layer_profile import Layer, Profile
-from distconv.perfmodel.partition import Device, PartitionError, partition, stage_time
 from distconv.perfmodel.partition_bapipe import Chain
-from distconv.perfmodel.stage_time import COSTS, Terms
+from distconv.perfmodel.partitioning import Device, PartitionError, partition, stage_time
+from distconv.perfmodel.stage_costs import COSTS, Terms
 
 FAST = 1e12
 

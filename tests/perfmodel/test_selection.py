@@ -10,10 +10,10 @@ import torch
 
 import distconv as dc
 from distconv.layers.models import MODELS
-from distconv.perfmodel.evaluate import evaluate
+from distconv.perfmodel.evaluation import evaluate
 from distconv.perfmodel.plans import candidates
-from distconv.perfmodel.select import select
-from distconv.perfmodel.trace import trace
+from distconv.perfmodel.selection import select
+from distconv.perfmodel.tracing import trace
 from tests.perfmodel.networks import RandomNetwork, machine
 
 MOST_COMBINATIONS = 700

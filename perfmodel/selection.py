@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from distconv.errors import PlanError
-from distconv.perfmodel.evaluate import Model, Prediction, evaluate
+from distconv.perfmodel.evaluation import Model, Prediction, evaluate
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.longest_path import longest_path
 from distconv.perfmodel.machine import Machine
@@ -90,9 +90,7 @@ def select(
     )
 
 
-def _exact(
-    model: Model, options: Mapping[str, Sequence[Candidate]], memory: float | None, seconds: float
-) -> Solution:
+def _exact(model: Model, options: Mapping[str, Sequence[Candidate]], memory: float | None, seconds: float) -> Solution:
     """The best that is found, not slower than what the paper's method finds."""
     problem = model.problem(options)
     start = _path(model, options, 0.0)

@@ -22,7 +22,7 @@ from distconv.perfmodel.layer_profile import Profile
 from distconv.perfmodel.partition_devices import Device, PartitionError, as_devices
 from distconv.perfmodel.partition_memory import does_not_fit, fitting
 from distconv.perfmodel.partition_search import Move, any_groups, cheapest, successive_groups
-from distconv.perfmodel.stage_time import COSTS, Array, Counts, Stage, StagePartition, Terms, stage_time
+from distconv.perfmodel.stage_costs import COSTS, Array, Counts, Stage, StagePartition, Terms, stage_time
 
 __all__ = ["METHODS", "Device", "PartitionError", "StagePartition", "partition", "stage_time"]
 

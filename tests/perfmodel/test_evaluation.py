@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,13 +14,13 @@ from torch import nn
 import distconv as dc
 from distconv.layers.models import MODELS
 from distconv.perfmodel.costs import Costs
-from distconv.perfmodel.evaluate import Model, evaluate
+from distconv.perfmodel.evaluation import Model, evaluate
 from distconv.perfmodel.geometry import Parts
 from distconv.perfmodel.links import Group, Link
 from distconv.perfmodel.machine import Compute, Machine, Overlap, Roofline
 from distconv.perfmodel.plans import candidates
 from distconv.perfmodel.settings import Settings, SettingsError
-from distconv.perfmodel.trace import trace
+from distconv.perfmodel.tracing import trace
 from distconv.perfmodel.work import Work, register_cost, unknown, work
 from tests.perfmodel.networks import RandomNetwork, machine
 
@@ -48,7 +49,7 @@ def test_a_convolution_costs_what_the_paper_says():
     assert cost.fp == pytest.approx(KERNEL + flops / FLOPS, rel=1e-12)
     assert cost.bpx == cost.fp and cost.bpw == cost.fp
 
-    def sr(elements):  # noqa: D103
+    def sr(elements):
         return 1e-4 + 4 * elements / 1e6 + 2 * KERNEL  # with packing and unpacking
 
     halo = 2 * sr(2 * 3 * 4 * width) + 2 * sr(2 * 3 * 4 * height) + 4 * sr(2 * 2 * 3 * 4)
@@ -264,3 +265,17 @@ def test_ranks_must_be_a_positive_number(ranks):
     graph = trace(MODELS["lenet5"].factory(), (8, 1, 28, 28))
     with pytest.raises(dc.PlanError, match="ranks="):
         candidates(graph, ranks)
+
+
+def test_exchanges_and_redistributions_have_a_fixed_cost():
+    graph = trace(convolution(), (4, 4, 16, 16))
+    here = plain()
+    slow = replace(
+        here, compute=(replace(here.compute[0], roofline=replace(here.compute[0].roofline, exchange_s=0.5)),)
+    )
+    op, two = graph.operations[1], Parts.of({"h": 2}, 2, 4)
+    costs = [Costs(machine, 2, Settings()) for machine in (here, slow)]
+    halos = [cost.operation(op, two).halo_forward for cost in costs]
+    moves = [cost.shuffle(op.x, Parts.of({"n": 2}, 2, 4), two) for cost in costs]
+    assert halos[1] - halos[0] == pytest.approx(0.5) and moves[1] - moves[0] == pytest.approx(0.5)
+    assert costs[1].operation(op, Parts.of({"n": 2}, 2, 4)).halo_forward == 0

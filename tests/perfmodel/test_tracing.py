@@ -9,7 +9,7 @@ from torch import nn
 
 from distconv.layers.models import MODELS
 from distconv.perfmodel.graph import INPUT
-from distconv.perfmodel.trace import TraceError, trace
+from distconv.perfmodel.tracing import TraceError, trace
 
 SAMPLES = {
     "mesh1k": (18, 64, 64),

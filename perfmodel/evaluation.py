@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,11 @@ class Model:
         self.costs = Costs(machine, ranks, settings)
         self.per_node = machine.ranks_per_node
         self.time = tuple(self._steps())
-        self.memory = tuple(_Term(t.kind, t.layers, t.size) for t in memory_terms(graph, self.costs))
+
+    @cached_property
+    def memory(self) -> tuple[_Term, ...]:
+        """Terms of memory in the order of the forward pass."""
+        return tuple(_Term(term.kind, term.layers, term.size) for term in memory_terms(self.graph, self.costs))
 
     @classmethod
     def of(cls, graph: LayerGraph, machine: Machine, ranks: int, settings: Settings) -> Model:
