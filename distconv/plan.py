@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -125,21 +125,13 @@ class Plan:
         PlanError
             If a pattern matches no layer, or gives a layer an axis that its input has not got.
         """
-        found: dict[str, dict[str, int]] = {}
         modules = dict(model.named_modules())
-        for pattern, parts in self.layers.items():
-            matching = [
-                name for name, m in modules.items() if name == pattern or (decides(m) and fnmatchcase(name, pattern))
-            ]
-            if not matching:
-                deciding = [name for name, m in modules.items() if decides(m)]
-                raise PlanError(
-                    f"plan: {pattern!r} matches no layer of {type(model).__name__}; its {len(deciding)} convolution "
-                    f"and linear layers are {', '.join(deciding[:8])}{', ...' if len(deciding) > 8 else ''}"
-                )
-            found.update(dict.fromkeys(matching, parts))
+        deciding = [name for name, module in modules.items() if decides(module)]
+        found = matched(self.layers, modules, deciding, type(model).__name__)
         for name, parts in found.items():
-            _check_axes(name, modules[name], parts)
+            module = modules[name]
+            if isinstance(module, _ConvNd):
+                check_axes(name, type(module).__name__, len(module.kernel_size), parts)
         return {name: found[name] for name in modules if name in found}
 
     def grids(self, model: torch.nn.Module, comm: MPI.Intracomm) -> dict[str, ProcessGrid]:
@@ -156,11 +148,8 @@ class Plan:
         made: dict[tuple[tuple[str, int], ...], ProcessGrid] = {}
         grids = {}
         for name, parts in self.parts(model).items():
+            check_product(name, parts, comm.size)
             product = math.prod(parts.values())
-            if comm.size % product:
-                raise PlanError(
-                    f"plan: {name!r}: {written(parts)} has {product} parts, which do not divide the {comm.size} ranks"
-                )
             axes = {**parts, "r": parts.get("r", 1) * (comm.size // product)}
             key = tuple(sorted((axis, number) for axis, number in axes.items() if number > 1))
             if key not in made:
@@ -195,18 +184,47 @@ def decides(module: torch.nn.Module) -> bool:
     return isinstance(module, (_ConvNd, torch.nn.Linear))
 
 
-def _check_axes(name: str, module: torch.nn.Module, parts: Mapping[str, int]) -> None:
+def matched(
+    layers: Mapping[str, Mapping[str, int]], names: Collection[str], deciding: Sequence[str], model: str
+) -> dict[str, dict[str, int]]:
+    """Parts of every layer that a pattern matches, later patterns winning.
+
+    A pattern is one of ``names``, or matches some of the layers ``deciding``.
+
+    Raises
+    ------
+    PlanError
+        If it is and does neither; the text names ``model``.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for pattern, parts in layers.items():
+        matching = [pattern] if pattern in names else [name for name in deciding if fnmatchcase(name, pattern)]
+        if not matching:
+            raise PlanError(
+                f"plan: {pattern!r} matches no layer of {model}; its {len(deciding)} convolution and linear layers are "
+                f"{', '.join(deciding[:8])}{', ...' if len(deciding) > 8 else ''}"
+            )
+        found.update((name, dict(parts)) for name in matching)
+    return found
+
+
+def check_product(name: str, parts: Mapping[str, int], ranks: int) -> None:
+    """Raise PlanError if the parts of a layer do not divide ``ranks``."""
+    product = math.prod(parts.values())
+    if ranks % product:
+        raise PlanError(f"plan: {name!r}: {written(parts)} has {product} parts, which do not divide the {ranks} ranks")
+
+
+def check_axes(name: str, kind: str, dimensions: int, parts: Mapping[str, int]) -> None:
     """Raise PlanError if ``parts`` split a dimension that a convolution's input has not got.
 
     Of a linear layer they may: it computes redundantly there, as it must at N = 1.
     """
-    if not isinstance(module, _ConvNd):
-        return
-    axes = ("n", "c", *_SPATIAL[len(module.kernel_size)], "r")
+    axes = ("n", "c", *_SPATIAL[dimensions], "r")
     wrong = [axis for axis, number in parts.items() if number > 1 and axis not in axes]
     if wrong:
         raise PlanError(
-            f"plan: {name!r} ({type(module).__name__}) is split along {', '.join(wrong)}, but its input has only "
+            f"plan: {name!r} ({kind}) is split along {', '.join(wrong)}, but its input has only "
             f"{', '.join(axes[:-1])}; use those, or r to let ranks compute the same"
         )
 

@@ -10,7 +10,7 @@ Source: Dryden et al. 2019, V-A and V-B.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -23,12 +23,13 @@ from distconv.perfmodel.graph import LayerGraph, Operation
 from distconv.perfmodel.machine import Machine
 from distconv.perfmodel.memory import memory_terms
 from distconv.perfmodel.plans import Candidate, resolve
-from distconv.perfmodel.problem import Kind, Problem, Step, makespan, peak
+from distconv.perfmodel.problem import Kind, Problem, Step, Term, makespan, peak
 from distconv.perfmodel.settings import Settings
-from distconv.perfmodel.work import unknown
+from distconv.perfmodel.work import registered, unknown
 from distconv.plan import Plan
 
-Strategy = Mapping[str, Candidate]
+Assignment = Mapping[str, Candidate]
+"""A distribution for each deciding layer, by its name."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,6 @@ class Prediction:
     unknown: tuple[str, ...] = field(default=())
 
 
-@dataclass(frozen=True, eq=False)
-class _Term:
-    kind: Kind
-    layers: tuple[str, ...]
-    of: Callable[..., float]
-
-
 class Model:
     """The cost of a graph on ``ranks`` ranks of a machine: terms in the order in which they happen."""
 
@@ -89,29 +83,29 @@ class Model:
         self.time = tuple(self._steps())
 
     @cached_property
-    def memory(self) -> tuple[_Term, ...]:
+    def memory(self) -> tuple[Term, ...]:
         """Terms of memory in the order of the forward pass."""
-        return tuple(_Term(term.kind, term.layers, term.size) for term in memory_terms(self.graph, self.costs))
+        return tuple(memory_terms(self.graph, self.costs))
 
     @classmethod
     def of(cls, graph: LayerGraph, machine: Machine, ranks: int, settings: Settings) -> Model:
         """The model of these; kept with the graph, because costs are worked out once."""
-        key = (id(machine), ranks, settings)
-        found = graph.caches.get(key)
-        if found is None or found.costs.machine is not machine:
-            found = graph.caches[key] = cls(graph, machine, ranks, settings)
+        key = (machine, ranks, settings, registered())
+        if key not in graph.caches:
+            graph.caches[key] = cls(graph, machine, ranks, settings)
+        found: Model = graph.caches[key]
         return found
 
     def parts(self, candidate: Candidate) -> Parts:
         """The grid that a candidate stands for."""
         return Parts.of(candidate, self.ranks, self.per_node)
 
-    def _steps(self) -> Iterator[_Term]:
+    def _steps(self) -> Iterator[Term]:
         costs, graph = self.costs, self.graph
         reduce = Kind.ALLREDUCE if costs.overlap_allreduce else Kind.COMPUTE
 
-        def term(kind: Kind, op: Operation, what: str) -> _Term:
-            return _Term(kind, (op.layer,), lambda parts: getattr(costs.operation(op, parts), what))
+        def term(kind: Kind, op: Operation, what: str) -> Term:
+            return Term(kind, (op.layer,), lambda parts: getattr(costs.operation(op, parts), what))
 
         for op in graph.operations:
             if op.parameters:
@@ -126,15 +120,15 @@ class Model:
             yield term(Kind.COMPUTE, op, "after_reduce")
             yield from self._shuffles(op, backward=True)
 
-    def _shuffles(self, op: Operation, *, backward: bool) -> Iterator[_Term]:
+    def _shuffles(self, op: Operation, *, backward: bool) -> Iterator[Term]:
         for value in op.inputs:
             layer = self.graph.layer_of(value)
             if layer == op.layer or (backward and not value.requires_grad):
                 continue
             if backward:
-                yield _Term(Kind.COMPUTE, (layer, op.layer), lambda u, v, x=value: self.costs.shuffle(x, v, u))
+                yield Term(Kind.COMPUTE, (layer, op.layer), lambda u, v, x=value: self.costs.shuffle(x, v, u))
             else:
-                yield _Term(Kind.COMPUTE, (layer, op.layer), lambda u, v, x=value: self.costs.shuffle(x, u, v))
+                yield Term(Kind.COMPUTE, (layer, op.layer), lambda u, v, x=value: self.costs.shuffle(x, u, v))
 
     def problem(self, candidates: Mapping[str, Sequence[Candidate]]) -> Problem:
         """Tables over ``candidates``, with a variable for each layer in the order of the mapping."""
@@ -156,7 +150,7 @@ class Model:
             yield Step(term.kind, step.variables, step.table)
 
     @staticmethod
-    def _table(term: _Term, grids: Mapping[str, list[Parts]], index: Mapping[str, int]) -> Step:
+    def _table(term: Term, grids: Mapping[str, list[Parts]], index: Mapping[str, int]) -> Step:
         variables = tuple(index[name] for name in term.layers)
         if not variables:
             return Step(term.kind, (), np.asarray(term.of(), dtype=np.float64))
@@ -166,11 +160,11 @@ class Model:
         u, v = term.layers
         return Step(term.kind, variables, np.array([[term.of(a, b) for b in grids[v]] for a in grids[u]]))
 
-    def value(self, strategy: Strategy) -> tuple[float, float]:
+    def value(self, strategy: Assignment) -> tuple[float, float]:
         """Seconds and bytes of one strategy."""
         grids = {name: self.parts(candidate) for name, candidate in strategy.items()}
 
-        def terms(steps: tuple[_Term, ...]) -> Iterator[tuple[Kind, float]]:
+        def terms(steps: tuple[Term, ...]) -> Iterator[tuple[Kind, float]]:
             return ((term.kind, term.of(*[grids[name] for name in term.layers])) for term in steps)
 
         return float(makespan(terms(self.time), max)), float(peak(terms(self.memory), max))
@@ -190,7 +184,9 @@ def _merged(steps: Iterator[Step]) -> Iterator[Step]:
     yield from (Step(Kind.COMPUTE, variables, table) for variables, table in sums.items())
 
 
-def evaluate(graph: LayerGraph, plan: Plan | Strategy, machine: Machine, ranks: int, **assumptions: Any) -> Prediction:
+def evaluate(
+    graph: LayerGraph, plan: Plan | Assignment, machine: Machine, ranks: int, **assumptions: Any
+) -> Prediction:
     """Predict a training step of ``graph`` under ``plan`` (a Plan, or the parts of each deciding layer by its name).
 
     ``assumptions`` are those of :class:`Settings`: ``memory_model``, ``workspace``, ``optimizer_slots``, ...
@@ -210,7 +206,7 @@ def evaluate(graph: LayerGraph, plan: Plan | Strategy, machine: Machine, ranks: 
     return Prediction(time, memory, layers, max(0.0, spent - time), unknown(graph))
 
 
-def _layers(model: Model, strategy: Strategy) -> dict[str, LayerPrediction]:
+def _layers(model: Model, strategy: Assignment) -> dict[str, LayerPrediction]:
     """What the operations of each layer cost, and the shuffles of what they read."""
     sums: dict[str, dict[str, float]] = {name: dict.fromkeys(_FIGURES, 0.0) for name in strategy}
     grids = {name: model.parts(candidate) for name, candidate in strategy.items()}

@@ -20,7 +20,6 @@ import numpy.typing as npt
 
 from distconv.distribution import block_range, default_axes
 from distconv.grid import SLOWEST_FIRST
-from distconv.kernels.convolution import Geometry
 from distconv.perfmodel.graph import Window
 from distconv.perfmodel.machine import Group
 
@@ -110,18 +109,8 @@ def _ghosts(window: Window, extent: int, out_extent: int, parts: int, dim: int, 
     own, out = block_range(extent, parts, index), block_range(out_extent, parts, index)
     if not out or not own:
         return (0, 0)
-    start, stop = _needed(window, dim, out)
+    start, stop = window.needed(dim, (out.start, out.stop))
     return max(0, own.start - max(start, 0)), max(0, min(stop, extent) - own.stop)
-
-
-def _needed(window: Window, dim: int, out: range) -> tuple[int, int]:
-    geometry = Geometry(window.kernel, window.stride, window.padding, window.dilation)
-    if not window.transposed:
-        return geometry.needed(dim, (out.start, out.stop))
-    # Output o is touched by inputs i with o = i * stride - padding + k * dilation.
-    first = out.start + window.padding[dim] - geometry.reach(dim) + 1
-    last = out.stop - 1 + window.padding[dim]
-    return -(-first // window.stride[dim]), last // window.stride[dim] + 1
 
 
 class Moved(NamedTuple):

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from distconv.kernels.convolution import Geometry, Range
+
 INPUT = -1
 """Producer of what the network is given."""
 
@@ -50,14 +52,19 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Window:
-    """Extents along the spatial dimensions of what a convolution or pooling looks at."""
+class Window(Geometry):
+    """What a convolution or pooling looks at; ``transposed`` if its outputs look at it."""
 
-    kernel: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
     transposed: bool = False
+
+    def needed(self, dim: int, out: Range) -> Range:
+        """Input range that the outputs ``out`` (not empty) of dimension ``dim`` need; may leave the input."""
+        if not self.transposed:
+            return super().needed(dim, out)
+        # Output o is touched by inputs i with o = i * stride - padding + k * dilation.
+        first = out[0] + self.padding[dim] - self.reach(dim) + 1
+        last = out[1] - 1 + self.padding[dim]
+        return -(-first // self.stride[dim]), last // self.stride[dim] + 1
 
 
 @dataclass(frozen=True, eq=False)

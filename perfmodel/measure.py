@@ -9,6 +9,7 @@ Source: Dryden et al. 2019, V-A and VI-A.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 import time
@@ -21,7 +22,7 @@ from torch.utils._pytree import tree_map
 
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
-from distconv.kernels.convolution import Convolution, Geometry, Piece, Range, cut, is_free, merged
+from distconv.kernels.convolution import Convolution, Piece, Range, cut, is_free, merged
 from distconv.perfmodel.evaluation import Model
 from distconv.perfmodel.geometry import Parts
 from distconv.perfmodel.graph import Constant, Value
@@ -190,17 +191,16 @@ class _InPieces:
     def __init__(self, call: LocalCall, pieces: Pieces, phase: str, device: torch.device) -> None:
         op, window = call.operation, call.operation.window
         assert window is not None
-        geometry = Geometry(window.kernel, window.stride, window.padding, window.dilation)
         self.phase = phase
-        self.work = Convolution(geometry, call.groups, pieces.out, pieces.needed[0])
+        self.work = Convolution(window, call.groups, pieces.out, pieces.needed[0])
         samples, kind = call.inputs[0][0], op.x.dtype
 
         def piece(box: tuple[Range, ...]) -> Piece:
             return Piece(_random((samples, *(b - a for a, b in box)), kind, device, False), box)
 
         self.pieces = [piece(pieces.own), *(piece(box) for box in pieces.ghosts())]
-        self.free = is_free(pieces.own[1:], pieces.out, geometry)
-        space = (geometry.needed(dim, out) for dim, out in enumerate(pieces.out))
+        self.free = is_free(pieces.own[1:], pieces.out, window)
+        space = (window.needed(dim, out) for dim, out in enumerate(pieces.out))
         self.needed = (pieces.needed[0], *space)
         self.weight = _random(call.constants[0], kind, device, False)
         self.bias = _random(call.constants[1], kind, device, False) if len(call.constants) > 1 else None
@@ -268,10 +268,5 @@ def _copy(call: LocalCall, phase: str, grid: ProcessGrid, device: torch.device) 
 
 
 def _in_turn(runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    turns = _endless(runs)
+    turns = itertools.cycle(runs)
     return lambda: next(turns)()
-
-
-def _endless(runs: Sequence[Callable[[], object]]) -> Iterator[Callable[[], object]]:
-    while True:
-        yield from runs

@@ -13,31 +13,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from distconv.perfmodel.costs import Costs
 from distconv.perfmodel.geometry import Parts, axes_of, local_shape
 from distconv.perfmodel.graph import INPUT, LayerGraph, Operation, Value
-from distconv.perfmodel.problem import Kind
+from distconv.perfmodel.problem import Kind, Term
 from distconv.perfmodel.work import local_call
 
 
-@dataclass(frozen=True, eq=False)
-class MemoryTerm:
-    """Bytes that depend on the distribution of one layer or of two. A RELEASE has the ``size`` of the KEEP it ends."""
-
-    kind: Kind
-    layers: tuple[str, ...]
-    size: Callable[..., float]
-
-
-def memory_terms(graph: LayerGraph, costs: Costs) -> Iterator[MemoryTerm]:
+def memory_terms(graph: LayerGraph, costs: Costs) -> Iterator[Term]:
     """The terms of ``graph``, in the order of its forward pass."""
     for op in graph.operations:
-        yield MemoryTerm(Kind.RESIDENT, (op.layer,), lambda parts, op=op: _state(op, costs, parts))
+        yield Term(Kind.RESIDENT, (op.layer,), lambda parts, op=op: _state(op, costs, parts))
     workspace = costs.settings.workspace
-    yield MemoryTerm(Kind.RESIDENT, (), lambda: workspace)
+    yield Term(Kind.RESIDENT, (), lambda: workspace)
     if costs.settings.memory_model == "keep-all":
         yield from _keep_all(graph)
     else:
@@ -81,35 +71,35 @@ def _copy(value: Value, copies: int) -> Callable[[Parts, Parts], float]:
     return size
 
 
-def _keep_all(graph: LayerGraph) -> Iterator[MemoryTerm]:
+def _keep_all(graph: LayerGraph) -> Iterator[Term]:
     x = graph.operations[0].x
-    yield MemoryTerm(Kind.KEEP, (graph.input_layer,), lambda parts: block_bytes(x, parts))
+    yield Term(Kind.KEEP, (graph.input_layer,), lambda parts: block_bytes(x, parts))
     for op in graph.operations:
         if not op.view:
             for value in op.outputs:
-                yield MemoryTerm(Kind.KEEP, (op.layer,), lambda parts, value=value: 2 * block_bytes(value, parts))
-        yield MemoryTerm(Kind.KEEP, (op.layer,), lambda parts, op=op: 2 * _received(op, parts))
+                yield Term(Kind.KEEP, (op.layer,), lambda parts, value=value: 2 * block_bytes(value, parts))
+        yield Term(Kind.KEEP, (op.layer,), lambda parts, op=op: 2 * _received(op, parts))
         for layer, value in _moved(graph, op):
-            yield MemoryTerm(Kind.KEEP, (layer, op.layer), _copy(value, 2))
+            yield Term(Kind.KEEP, (layer, op.layer), _copy(value, 2))
 
 
-def _autograd(graph: LayerGraph) -> Iterator[MemoryTerm]:
+def _autograd(graph: LayerGraph) -> Iterator[Term]:
     kept = _Kept(graph)
     lasts = _last_uses(graph)
-    waiting: dict[int, list[MemoryTerm]] = {}
+    waiting: dict[int, list[Term]] = {}
     for op in graph.operations:
         yield from waiting.pop(op.index, [])
         yield from kept.terms(op)
-        yield MemoryTerm(Kind.TRANSIENT, (op.layer,), lambda parts, op=op: _working(op, parts))
+        yield Term(Kind.TRANSIENT, (op.layer,), lambda parts, op=op: _working(op, parts))
         for layer, value in _moved(graph, op):
-            yield MemoryTerm(Kind.TRANSIENT, (layer, op.layer), _copy(value, 2))
+            yield Term(Kind.TRANSIENT, (layer, op.layer), _copy(value, 2))
         for value in op.outputs:
             last = lasts.get((value.producer, value.storage), op.index)
             if last > op.index + 1 and not op.view and value.elements > 1:
                 # Its error signal (or itself, where it is not saved) is there until that last operation.
                 layers, size = (op.layer,), partial(block_bytes, value)
-                waiting.setdefault(last, []).append(MemoryTerm(Kind.RELEASE, layers, size))
-                yield MemoryTerm(Kind.KEEP, layers, size)
+                waiting.setdefault(last, []).append(Term(Kind.RELEASE, layers, size))
+                yield Term(Kind.KEEP, layers, size)
 
 
 def _last_uses(graph: LayerGraph) -> dict[tuple[int, int], int]:
@@ -136,23 +126,19 @@ class _Kept:
                 self.makers.setdefault(value.storage, op.layer)
         self.counted: set[tuple[int, str]] = set()
 
-    def terms(self, op: Operation) -> Iterator[MemoryTerm]:
+    def terms(self, op: Operation) -> Iterator[Term]:
         """What ``op`` is the first to save."""
-        yield MemoryTerm(Kind.KEEP, (op.layer,), lambda parts: _received(op, parts) if op.saved else 0.0)
+        yield Term(Kind.KEEP, (op.layer,), lambda parts: _received(op, parts) if op.saved else 0.0)
         for value in op.saved:
             maker = self.makers.get(value.storage, self.graph.input_layer if self._given(op, value) else op.layer)
             if (value.storage, op.layer) in self.counted:
                 continue
             self.counted.add((value.storage, op.layer))
-            if maker == op.layer or (value.storage, maker) in self.counted:
-                copies = maker != op.layer
-                if copies:
-                    yield MemoryTerm(Kind.KEEP, (maker, op.layer), _copy(value, 1))
-                else:
-                    yield MemoryTerm(Kind.KEEP, (op.layer,), lambda parts, value=value: block_bytes(value, parts))
+            if maker != op.layer and (value.storage, maker) in self.counted:
+                yield Term(Kind.KEEP, (maker, op.layer), _copy(value, 1))
             else:
                 # Saved where it is used: as it was made, or as the copy that was moved there.
-                yield MemoryTerm(Kind.KEEP, (op.layer,), lambda parts, value=value: block_bytes(value, parts))
+                yield Term(Kind.KEEP, (op.layer,), lambda parts, value=value: block_bytes(value, parts))
 
     @staticmethod
     def _given(op: Operation, value: Value) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from distconv.channels import ChannelSplit
 from distconv.distribution import block_range
-from distconv.kernels.convolution import Geometry, Range
+from distconv.kernels.convolution import Range
 from distconv.perfmodel.geometry import Parts, axes_of, halo_index
 from distconv.perfmodel.graph import Operation
 
@@ -52,13 +52,12 @@ def pieces_of(op: Operation, parts: Parts, split: ChannelSplit | None) -> Pieces
     if split is not None and op.groups == 1:
         needed = [(0, max(split.needed(index).extent for index in range(split.parts)))]
         own = [(0, min(needed[0][1], -(-op.x.shape[1] // split.parts)))]
-    geometry = Geometry(op.window.kernel, op.window.stride, op.window.padding, op.window.dilation)
     for dim, axis in enumerate(axes_of(op.x.shape)[2:]):
         extent, out_extent = op.x.shape[dim + 2], op.y.shape[dim + 2]
         count = parts.along(axis)
         index = halo_index(op.window, extent, out_extent, count, dim)
         block, result = block_range(extent, count, index), block_range(out_extent, count, index)
-        start, stop = geometry.needed(dim, (result.start, result.stop))
+        start, stop = op.window.needed(dim, (result.start, result.stop))
         own.append((block.start, block.stop))
         needed.append((min(max(start, 0), block.start), max(min(stop, extent), block.stop)))
         out.append((result.start, result.stop))

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
 
 from distconv.errors import PlanError
-from distconv.grid import AXES
 from distconv.perfmodel.costs import SPATIAL
 from distconv.perfmodel.geometry import Parts, axes_of
 from distconv.perfmodel.graph import LayerGraph, Operation
-from distconv.perfmodel.work import divides, local_call, work
-from distconv.plan import Plan, written
+from distconv.perfmodel.work import axes_in, divides, local_call, work
+from distconv.plan import Plan, check_axes, check_product, matched
 
 Candidate = Mapping[str, int]
 
@@ -37,15 +35,7 @@ def resolve(graph: LayerGraph, plan: Plan | Mapping[str, Candidate], ranks: int)
     if isinstance(plan, Plan) and plan.ranks not in (None, ranks):
         raise PlanError(f"plan: made for {plan.ranks} ranks, not for {ranks}; plan for {ranks} ranks")
     given = plan.layers if isinstance(plan, Plan) else plan
-    named: dict[str, Candidate] = {}
-    for pattern, parts in given.items():
-        found = [pattern] if pattern in graph.by_layer else [n for n in graph.deciding if fnmatchcase(n, pattern)]
-        if not found:
-            raise PlanError(
-                f"plan: {pattern!r} matches no layer of {graph.model}; its {len(graph.deciding)} convolution and "
-                f"linear layers are {', '.join(graph.deciding[:8])}{', ...' if len(graph.deciding) > 8 else ''}"
-            )
-        named.update(dict.fromkeys(found, parts))
+    named = matched(given, graph.by_layer, graph.deciding, graph.model)
     resolved: dict[str, dict[str, int]] = {}
     for name in graph.deciding:
         op = graph.by_layer[name][0]
@@ -67,18 +57,9 @@ def _checked(graph: LayerGraph, op: Operation, parts: Candidate, ranks: int) -> 
 
 def _check(op: Operation, parts: Candidate, ranks: int) -> None:
     Plan({op.layer: parts})
-    product = math.prod(parts.values())
-    if ranks % product:
-        raise PlanError(
-            f"plan: {op.layer!r}: {written(parts)} has {product} parts, which do not divide the {ranks} ranks"
-        )
-    axes = {axis for axis in axes_of((2,) * len(op.x.shape)) if axis} | {"r"}
-    wrong = [axis for axis, number in parts.items() if number > 1 and axis not in axes]
-    if wrong and op.kind != "linear":
-        raise PlanError(
-            f"plan: {op.layer!r} ({op.kind}) is split along {', '.join(wrong)}, but its input has only "
-            f"{', '.join(a for a in AXES if a in axes and a != 'r')}; use those, or r to let ranks compute the same"
-        )
+    check_product(op.layer, parts, ranks)
+    if op.kind != "linear":
+        check_axes(op.layer, op.kind, len(op.x.shape) - 2, parts)
     channels = parts.get("c", 1)
     if channels > 1 and not divides(op, channels):
         raise PlanError(
@@ -136,12 +117,9 @@ def _limits(calls: tuple[Operation, ...]) -> dict[str, int]:
     """Most parts along each axis that leave no rank without work, in all calls of the layer."""
     limits: dict[str, int] = {}
     for op in calls:
-        axes = ("n", "c") if op.kind == "linear" else axes_of((2,) * len(op.x.shape))
-        for dim, axis in enumerate(axes):
+        for axis, extent, out_extent in zip(axes_in(op, op.x), op.x.shape, op.y.shape, strict=True):
             if axis:
-                extent = min(op.x.shape[dim], op.y.shape[dim]) if op.kind != "linear" or dim == 0 else None
-                known = min(op.x.shape[-1], op.y.shape[-1]) if extent is None else extent
-                limits[axis] = min(known, limits.get(axis, known))
+                limits[axis] = min(extent, out_extent, limits.get(axis, extent))
     return limits
 
 

@@ -65,6 +65,18 @@ def peak(terms: Iterable[tuple[Kind, Any]], largest: Callable[[Any, Any], Any]) 
 
 
 @dataclass(frozen=True, eq=False)
+class Term:
+    """Seconds or bytes that depend on the distribution of no layer, one or two: ``of`` takes as many.
+
+    A RELEASE has the very ``of`` of the KEEP that it ends.
+    """
+
+    kind: Kind
+    layers: tuple[str, ...]
+    of: Callable[..., float]
+
+
+@dataclass(frozen=True, eq=False)
 class Step:
     """A term of time (seconds) or memory (bytes): ``table[choices of variables]``, of none, one or two variables."""
 

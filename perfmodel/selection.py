@@ -101,7 +101,7 @@ def _exact(model: Model, options: Mapping[str, Sequence[Candidate]], memory: flo
     try:
         return solve(problem, memory, starts, seconds)
     except Infeasible as error:
-        raise _too_small(model, options, memory, error) from None
+        raise _too_small(model, options, memory, error.choices, error.smallest) from None
 
 
 def _along_paths(
@@ -113,8 +113,9 @@ def _along_paths(
         time, size = model.value({name: options[name][i] for name, i in zip(options, path, strict=True)})
         if memory is None or size <= memory:
             return Solution(tuple(path), time, size, 0.0, False)
+    assert memory is not None
     smallest = smallest_memory(model.problem(options), [path], seconds)
-    raise _too_small(model, options, memory or 0.0, Infeasible(memory or 0.0, smallest))
+    raise _too_small(model, options, memory, smallest.choices, smallest.memory)
 
 
 def _path(model: Model, options: Mapping[str, Sequence[Candidate]], price: float) -> list[int]:
@@ -122,19 +123,21 @@ def _path(model: Model, options: Mapping[str, Sequence[Candidate]], price: float
     return [found[name] for name in options]
 
 
-def _too_small(model: Model, options: Mapping[str, Sequence[Candidate]], memory: float, error: Infeasible) -> PlanError:
+def _too_small(
+    model: Model, options: Mapping[str, Sequence[Candidate]], memory: float, choices: Sequence[int], smallest: float
+) -> PlanError:
     """The error of a limit that nothing fits: with the layer that holds most in the smallest plan."""
-    grids = {n: model.parts(options[n][i]) for n, i in zip(options, error.choices, strict=True)}
+    chosen = {name: options[name][i] for name, i in zip(options, choices, strict=True)}
     held: dict[str, float] = dict.fromkeys(options, 0.0)
     for term in model.memory:
-        if term.layers and term.kind is not Kind.TRANSIENT:
-            held[term.layers[-1]] += term.of(*[grids[name] for name in term.layers])
+        if term.layers and term.kind in (Kind.RESIDENT, Kind.KEEP):
+            held[term.layers[-1]] += term.of(*[model.parts(chosen[name]) for name in term.layers])
     tightest = max(held, key=lambda name: held[name])
     return PlanError(
         f"select: no plan of {model.graph.model} on {model.ranks} ranks fits into {memory / 1e9:.4g} GB per rank; the "
-        f"smallest limit that works is {error.smallest:.0f} bytes ({error.smallest / 1e9:.4g} GB), the tightest layer "
-        f"{tightest!r} ({written(options[tightest][error.choices[list(options).index(tightest)]])}) with "
-        f"{held[tightest] / 1e9:.4g} GB; use more ranks, smaller samples or fewer of them"
+        f"smallest limit that works is {smallest:.0f} bytes ({smallest / 1e9:.4g} GB), the tightest layer "
+        f"{tightest!r} ({written(chosen[tightest])}) with {held[tightest] / 1e9:.4g} GB; use more ranks, smaller "
+        "samples or fewer of them"
     )
 
 

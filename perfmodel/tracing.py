@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from distconv.plan import decides
 
 
 class TraceError(DistconvError, ValueError):
-    """A model that does not run on tensors without elements, or that no layer of decides a distribution."""
+    """A model that does not run on tensors without elements, or none of whose layers decides a distribution."""
 
 
 def trace(model: torch.nn.Module, input_shape: Sequence[int] | Sequence[Sequence[int]]) -> LayerGraph:
@@ -32,8 +32,7 @@ def trace(model: torch.nn.Module, input_shape: Sequence[int] | Sequence[Sequence
         If the model cannot take such input, needs values of tensors, or has no convolution or linear layer.
     """
     shapes = _shapes(input_shape)
-    state = {name: _meta(p, p.requires_grad) for name, p in model.named_parameters(remove_duplicate=False)}
-    _tie(model, state)
+    state = _parameters(model)
     state |= {name: _meta(b, False) for name, b in model.named_buffers()}
     floating = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
     inputs = [torch.empty(shape, dtype=floating, device="meta") for shape in shapes]
@@ -74,11 +73,13 @@ def _meta(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=requires_grad)
 
 
-def _tie(model: torch.nn.Module, state: dict[str, torch.Tensor]) -> None:
-    """Let names of one and the same parameter stand for one and the same meta tensor."""
-    first: dict[int, str] = {}
+def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A meta tensor for each parameter, the same one for all names of one parameter."""
+    made: dict[int, torch.Tensor] = {}
+    found = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        state[name] = state[first.setdefault(id(parameter), name)]
+        found[name] = made.setdefault(id(parameter), _meta(parameter, parameter.requires_grad))
+    return found
 
 
 class _Recorder(TorchFunctionMode):
@@ -108,14 +109,20 @@ class _Recorder(TorchFunctionMode):
         """Record, and know which module is running."""
         hooks = []
         for name, module in model.named_modules():
-            hooks.append(module.register_forward_pre_hook(_entering(weakref.ref(self), name)))
-            hooks.append(module.register_forward_hook(_leaving(weakref.ref(self))))
+            hooks.append(module.register_forward_pre_hook(self._entering(name)))
+            hooks.append(module.register_forward_hook(self._leave))
         try:
             with self:
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
+
+    def _entering(self, name: str) -> Callable[[torch.nn.Module, Any], None]:
+        return lambda module, args: self.stack.append((name, module))
+
+    def _leave(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+        self.stack.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -173,7 +180,7 @@ class _Recorder(TorchFunctionMode):
                 index,
                 self._name(kind, layer),
                 kind,
-                layer or self._inherited(inputs[0]),
+                layer,
                 bool(layer),
                 function,
                 described[0],
@@ -188,9 +195,6 @@ class _Recorder(TorchFunctionMode):
                 groups,
             )
         )
-
-    def _inherited(self, value: Value) -> str:
-        return "" if value.producer == INPUT else self.operations[value.producer].layer
 
     def _decision(self, kind: str, described: tuple[Any, Any]) -> tuple[str, Window | None, int]:
         """The layer that this call is, if it is one that decides; what it looks at; its groups."""
@@ -213,20 +217,6 @@ def _noting(saved: list[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]
         return tensor
 
     return pack
-
-
-def _entering(recorder: Any, name: str) -> Any:
-    def hook(module: torch.nn.Module, args: Any) -> None:
-        recorder().stack.append((name, module))
-
-    return hook
-
-
-def _leaving(recorder: Any) -> Any:
-    def hook(module: torch.nn.Module, args: Any, result: Any) -> None:
-        recorder().stack.pop()
-
-    return hook
 
 
 _CONVOLUTIONS = {f"conv{d}d": d for d in (1, 2, 3)} | {f"conv_transpose{d}d": d for d in (1, 2, 3)}
@@ -293,20 +283,12 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _graph(model: torch.nn.Module, shapes: tuple[tuple[int, ...], ...], recorder: _Recorder) -> LayerGraph:
-    """What was recorded, with the grid of the input (that of the first layer by modules) filled in."""
+    """What was recorded, with the layer whose distribution each operation has: for the input the first by modules."""
     ran = set(recorder.deciding)
     first = next(name for name, _ in model.named_modules() if name in ran)
-    operations = []
-    layers: dict[int, str] = {}
+    operations: list[Operation] = []
     for op in recorder.operations:
         producer = op.inputs[0].producer
-        layers[op.index] = op.layer if op.decides else first if producer == INPUT else layers[producer]
-        operations.append(_with_layer(op, layers[op.index]))
+        inherited = first if producer == INPUT else operations[producer].layer
+        operations.append(op if op.decides else replace(op, layer=inherited))
     return LayerGraph(type(model).__name__, shapes, first, tuple(operations), tuple(recorder.deciding))
-
-
-def _with_layer(op: Operation, layer: str) -> Operation:
-    if op.layer == layer:
-        return op
-    values = {name: getattr(op, name) for name in Operation.__dataclass_fields__}
-    return Operation(**{**values, "layer": layer})

@@ -76,8 +76,8 @@ def _x(shape: Shape) -> str:
 @lru_cache(maxsize=1 << 17)
 def local_call(op: Operation, parts: Parts) -> LocalCall:
     """The largest piece of ``op`` that a rank of the grid ``parts`` computes."""
-    inputs = tuple(local_shape(value.shape, parts, _axes(op, value)) for value in op.inputs)
-    outputs = tuple(local_shape(value.shape, parts, _axes(op, value)) for value in op.outputs)
+    inputs = tuple(local_shape(value.shape, parts, axes_in(op, value)) for value in op.inputs)
+    outputs = tuple(local_shape(value.shape, parts, axes_in(op, value)) for value in op.outputs)
     constants = tuple(constant.shape for constant in op.constants)
     split = channel_layout(op, parts.c)
     if split is None:
@@ -101,7 +101,7 @@ def local_call(op: Operation, parts: Parts) -> LocalCall:
     )
 
 
-def _axes(op: Operation, value: Value) -> tuple[str | None, ...]:
+def axes_in(op: Operation, value: Value) -> tuple[str | None, ...]:
     """A linear layer splits the first dimension and its features, whatever lies between."""
     if op.kind == "linear" and len(value.shape) > 1:
         return ("n", *(None,) * (len(value.shape) - 2), "c")
@@ -186,6 +186,11 @@ def register_cost(kind: str, cost: Cost) -> None:
     """
     _registered[kind] = cost
     work.cache_clear()
+
+
+def registered() -> tuple[tuple[str, Cost], ...]:
+    """What has been registered: costs that were worked out under other registrations are stale."""
+    return tuple(_registered.items())
 
 
 def unknown(graph: LayerGraph) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from torch import nn
 
 import distconv as dc
 from distconv.layers.models import MODELS
+from distconv.perfmodel import work as work_module
 from distconv.perfmodel.costs import Costs
 from distconv.perfmodel.evaluation import Model, evaluate
 from distconv.perfmodel.geometry import Parts
@@ -21,7 +22,7 @@ from distconv.perfmodel.machine import Compute, Machine, Overlap, Roofline
 from distconv.perfmodel.plans import candidates
 from distconv.perfmodel.settings import Settings, SettingsError
 from distconv.perfmodel.tracing import trace
-from distconv.perfmodel.work import Work, register_cost, unknown, work
+from distconv.perfmodel.work import Work, local_call, register_cost
 from tests.perfmodel.networks import RandomNetwork, machine
 
 FLOPS, KERNEL = 1e9, 1e-5
@@ -204,31 +205,21 @@ class Odd(nn.Module):
         return torch.logcumsumexp(self.conv(x), 3)
 
 
-def test_unknown_functions_are_listed_and_priced_as_registered():
-    graph = trace(Odd(), (4, 4, 8, 8))
-    op = graph.operations[1]
-    assert evaluate(graph, {"*": {"n": 2}}, plain(), 2).unknown == ("logcumsumexp (logcumsumexp)",)
-    before = evaluate(graph, {"*": {"n": 2}}, plain(), 2).time
+def test_unknown_functions_are_listed_and_priced_as_registered(monkeypatch):
+    monkeypatch.setattr(work_module, "_registered", {})
+    graph, here = trace(Odd(), (4, 4, 8, 8)), plain()
+    before = evaluate(graph, {"*": {"n": 2}}, here, 2)
+    assert before.unknown == ("logcumsumexp (logcumsumexp)",)
     register_cost("logcumsumexp", lambda call: (Work(flops=1e6 * call.outputs[0][0]), Work(flops=2e6)))
-    try:
-        fresh = trace(Odd(), (4, 4, 8, 8))
-        assert unknown(fresh) == ()
-        after = evaluate(fresh, {"*": {"n": 2}}, plain(), 2).time
-        assert after - before == pytest.approx((2e6 + 2e6) / FLOPS, rel=1e-9)
-    finally:
-        from distconv.perfmodel import work as module
-
-        module._registered.pop("logcumsumexp")
-        module.work.cache_clear()
-    assert work is not None and op.kind == "logcumsumexp"
+    after = evaluate(graph, {"*": {"n": 2}}, here, 2)
+    assert after.unknown == ()
+    assert after.time - before.time == pytest.approx((2e6 + 2e6) / FLOPS, rel=1e-9)
 
 
 def test_measured_times_come_before_the_roofline():
     graph = trace(convolution(), (2, 4, 8, 8))
     costs = Costs(plain(), 1, Settings())
     op, alone = graph.operations[1], Parts(1, 4)
-    from distconv.perfmodel.work import local_call
-
     key = local_call(op, alone).key
     here = plain()
     table = Compute(1, here.compute[0].roofline, {f"{key} forward": 0.25, f"{key} weight": 0.5})
