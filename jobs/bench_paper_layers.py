@@ -20,6 +20,7 @@ from distconv.perfmodel.geometry import Parts
 from distconv.perfmodel.graph import Operation
 from distconv.perfmodel.machine import Machine
 from distconv.perfmodel.measure import measure
+from distconv.perfmodel.network_profile import profile_network
 from distconv.perfmodel.settings import Settings
 from distconv.perfmodel.tracing import trace
 from distconv.perfmodel.work import local_call
@@ -28,7 +29,8 @@ from distconv.reduction import no_sync
 from . import bench_comparison, bench_report
 from .bench_comparison import Comparison, random, timed
 from .exactness import wait_asleep
-from .profile import profiled
+from .planning_options import on_first_ranks
+from .profile import machine_of
 
 WARM_UP = 3
 REPETITIONS = 10
@@ -100,17 +102,16 @@ def operation(layer: PaperLayer, batch: int) -> Operation:
 def this_machine(layer: PaperLayer, batch: int, axes: Mapping[str, int], device: torch.device) -> Machine:
     """This machine, profiled for the layer on one rank and over the grid (V-A). Collective over MPI.COMM_WORLD."""
     comm, op = MPI.COMM_WORLD, operation(layer, batch)
-    machine = profiled(None, "this machine", None, [], comm, device)
-    compute = {entry.busy: entry for entry in machine.compute}
-    for busy, parts, ranks in ((1, {}, 1), (machine.ranks_per_node, axes, comm.size)):
+    machine = machine_of("this machine", profile_network(comm, device), comm, device)
+
+    def table(parts: Mapping[str, int], ranks: int, group: MPI.Intracomm) -> dict[str, float]:
         call = local_call(op, Parts.of(parts, ranks, machine.ranks_per_node))
-        table: dict[str, float] = {}
-        if ranks > 1 or comm.rank == 0:
-            table = measure({call.key: call}, MPI.COMM_SELF if ranks == 1 else comm, device)
-        wait_asleep(comm)
-        known = compute[busy]
-        compute[busy] = replace(known, table={**known.table, **comm.bcast(table)})
-    return replace(machine, compute=tuple(entry for _, entry in sorted(compute.items())))
+        return on_first_ranks(comm, ranks, lambda: measure({call.key: call}, group, device))
+
+    alone, *together = machine.compute
+    entries = [replace(alone, table=table({}, 1, MPI.COMM_SELF))]
+    entries += [replace(entry, table=table(axes, comm.size, comm)) for entry in together]
+    return replace(machine, compute=tuple(entries))
 
 
 def predicted(layer: PaperLayer, batch: int, axes: Mapping[str, int], ranks: int, machine: Machine) -> dict[str, float]:

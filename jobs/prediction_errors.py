@@ -20,12 +20,13 @@ from mpi4py import MPI
 from distconv.perfmodel.evaluation import evaluate
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.machine import Machine
+from distconv.perfmodel.network_profile import profile_network
 from distconv.perfmodel.selection import select
 from distconv.plan import Plan, written
 
 from . import bench_scaling
 from .planning_options import traced
-from .profile import profiled
+from .profile import machine_of, profiled
 
 CASES = {
     model: argparse.Namespace(model=model, input=sample, batch=batch, width=width, classes=None)
@@ -67,14 +68,14 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(CASES), help="some of %(default)s")
     options = parser.parse_args()
     comm = MPI.COMM_WORLD
-    machine: Machine | None = None
     rows: list[Row] = []
     device = torch.device("cpu")
+    machine = machine_of("here", profile_network(comm, device), comm, device)
     for name in options.models.split(","):
         case = CASES[name]
         case.rounds = options.rounds
         graph = traced(case)
-        machine = profiled(machine, "here", graph, [1, comm.size], comm, device)
+        machine = profiled(machine, graph, [1, comm.size], comm, device)
         for ranks in (1, comm.size):
             plans = _plans(graph, machine, ranks)
             measured = bench_scaling.measured(case, comm, ranks, plans, device)

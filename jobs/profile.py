@@ -10,26 +10,27 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from mpi4py import MPI
 
-from distconv.errors import DistconvError
-from distconv.perfmodel.evaluation import Model
+from distconv.errors import DistconvError, MachineError
 from distconv.perfmodel.graph import LayerGraph
-from distconv.perfmodel.links import Link
+from distconv.perfmodel.links import Group, Link
 from distconv.perfmodel.machine import Compute, Machine, Overlap, Roofline
 from distconv.perfmodel.measure import calls_of, measure, measure_exchange, measure_roofline
 from distconv.perfmodel.network_profile import NetworkProfile, node_indices, profile_network
 from distconv.perfmodel.plans import candidates
-from distconv.perfmodel.settings import Settings
 from distconv.perfmodel.work import LocalCall
 
-from .exactness import wait_asleep
-from .planning_options import add_network_arguments, check_writable, on_rank_0, traced
+from .planning_options import add_network_arguments, check_writable, on_first_ranks, on_rank_0, traced
 from .training_options import device_for, positive
+
+T = TypeVar("T")
 
 EXAMPLES = """\
 examples:
@@ -59,42 +60,16 @@ def run(options: argparse.Namespace) -> int:
     """Measure and write. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
     device = torch.device(device_for(options.device, comm))
-    known = on_rank_0(comm, lambda: _known(options))
+    machine = on_rank_0(comm, lambda: _known(options))
     graph = None if options.model is None else traced(options)
-    machine = profiled(known, options.name, graph, options.ranks or [1, comm.size], comm, device)
-    on_rank_0(comm, lambda: _save(machine, options.out))
+    network = None
+    if machine is None:
+        network = profile_network(comm, device)
+        machine = machine_of(options.name, network, comm, device)
+    if graph is not None:
+        machine = profiled(machine, graph, options.ranks or [1, comm.size], comm, device)
+    on_rank_0(comm, lambda: _save(machine, network, options.out))
     return 0
-
-
-def _save(machine: Machine, path: Path) -> None:
-    machine.save(path)
-    print(
-        f"{path}: {machine.name}, {machine.ranks_per_node} ranks per node; an exchange takes "
-        f"{machine.node.latency_s * 1e6:.1f} us and {machine.node.bandwidth_bytes_per_s / 1e9:.2f} GB/s on a node; "
-        f"{sum(len(entry.table) for entry in machine.compute)} measured times of layers"
-    )
-
-
-def profiled(
-    known: Machine | None,
-    name: str,
-    graph: LayerGraph | None,
-    ranks: list[int],
-    comm: MPI.Intracomm,
-    device: torch.device,
-) -> Machine:
-    """This machine, with what of ``graph`` a rank computes on ``ranks`` ranks; ``known`` is not measured again.
-
-    Collective over ``comm``.
-    """
-    nodes = node_indices(comm)
-    per_node = max(nodes.count(node) for node in nodes)
-    machine = known or _links(name, profile_network(comm, device), per_node, device)
-    compute = {entry.busy: entry for entry in machine.compute} if known else {}
-    for busy in sorted({1, min(per_node, comm.size)}):
-        found = _computed(compute.get(busy), busy, graph, machine, ranks, comm, device)
-        compute[busy] = comm.bcast(found)
-    return replace(machine, compute=tuple(entry for _, entry in sorted(compute.items())))
 
 
 def _known(options: argparse.Namespace) -> Machine | None:
@@ -104,21 +79,43 @@ def _known(options: argparse.Namespace) -> Machine | None:
     return Machine.load(options.out) if options.out.exists() else None
 
 
-def _links(name: str, measured: NetworkProfile, per_node: int, device: torch.device) -> Machine:
-    """A machine with measured links. Where there is no second rank or node, the other link stands for it."""
-    node = measured.node or measured.network
-    network = measured.network or measured.node
-    alone = Link(1e-6, 1e10)  # one rank alone sends nothing
+def _save(machine: Machine, network: NetworkProfile | None, path: Path) -> None:
+    machine.save(path)
+    print(f"{path}: {machine.name}, {sum(len(entry.table) for entry in machine.compute)} measured times of operations")
+    if network is not None and network.node is not None:
+        node, ranks = machine.node, machine.ranks_per_node
+        measured, modelled = network.node.allreduce.send(2**20), machine.allreduce(Group(ranks, ranks), 2**20)
+        print(
+            f"on a node an exchange takes {node.latency_s * 1e6:.1f} us and {node.bandwidth_bytes_per_s / 1e9:.2f} GB/s,"
+            f" an allreduce of 1 MiB over its {ranks} ranks {measured * 1e6:.0f} us ({modelled * 1e6:.0f} by the model)"
+        )
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def machine_of(name: str, network: NetworkProfile, comm: MPI.Intracomm, device: torch.device) -> Machine:
+    """This machine: its links and how fast a rank computes, alone and with all others at work. Collective.
+
+    Where there is no second rank or node, the other link stands for it.
+    """
+    nodes = node_indices(comm)
+    per_node = max(nodes.count(node) for node in nodes)
+    near, far = network.node or network.network, network.network or network.node
+    alone = Link(1e-6, 1e10)  # one rank sends nothing
     # MPI on the host makes no progress while torch computes.
     hides = device.type == "cuda"
     return Machine(
         name,
         per_node,
         _memory_bytes(per_node, device),
-        node.exchange if node else alone,
-        network.exchange if network else alone,
+        near.exchange if near else alone,
+        far.exchange if far else alone,
         Overlap(hides, hides),
-        (Compute(1, measure_roofline(MPI.COMM_SELF, device)),),
+        tuple(
+            Compute(busy, _at_work(busy, comm, lambda group: _roofline(group, device)))
+            for busy in sorted({1, per_node})
+        ),
     )
 
 
@@ -128,38 +125,52 @@ def _memory_bytes(per_node: int, device: torch.device) -> float:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / per_node
 
 
-def _computed(
-    known: Compute | None,
-    busy: int,
-    graph: LayerGraph | None,
-    machine: Machine,
-    ranks: list[int],
-    comm: MPI.Intracomm,
-    device: torch.device,
-) -> Compute:
-    """Compute with ``busy`` ranks of each node at work: what is known, and what is not yet."""
-    if busy == 1 and comm.rank > 0:
-        wait_asleep(comm)
-        return Compute(1, machine.compute[0].roofline)
-    group = MPI.COMM_SELF if busy == 1 else comm
-    found = known or Compute(busy, _roofline(group, device))
-    if graph is not None:
-        counts = [count for count in ranks if min(count, machine.ranks_per_node) == busy]
-        calls = _calls(graph, machine, counts)
-        missing = {key: call for key, call in calls.items() if f"{key} forward" not in found.table}
-        found = replace(found, table={**found.table, **measure(missing, group, device)})
-    if busy == 1:
-        wait_asleep(comm)
-    return found
-
-
 def _roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
     found = measure_roofline(comm, device)
     return found if comm.size == 1 else replace(found, exchange_s=measure_exchange(comm, device))
 
 
-def _calls(graph: LayerGraph, machine: Machine, counts: list[int]) -> dict[str, LocalCall]:
+def _at_work(busy: int, comm: MPI.Intracomm, action: Callable[[MPI.Intracomm], T]) -> T:
+    """What ``action`` returns, with rank 0 alone at work or all ranks of all nodes."""
+    if busy == 1:
+        return on_first_ranks(comm, 1, lambda: action(MPI.COMM_SELF))
+    return on_first_ranks(comm, comm.size, lambda: action(comm))
+
+
+def profiled(
+    machine: Machine, graph: LayerGraph, ranks: Sequence[int], comm: MPI.Intracomm, device: torch.device
+) -> Machine:
+    """``machine`` with what a rank computes of ``graph`` on ``ranks`` ranks, where its table has not got it yet.
+
+    Collective over ``comm``.
+
+    Raises
+    ------
+    MachineError
+        On all ranks, if ``machine`` was measured with another number of ranks on a node.
+    """
+    nodes = node_indices(comm)
+    per_node = max(nodes.count(node) for node in nodes)
+    if per_node != machine.ranks_per_node:
+        raise MachineError(
+            f"machine {machine.name}: measured with {machine.ranks_per_node} ranks per node, but there are {per_node}; "
+            f"start {machine.ranks_per_node} on each node, or write another file"
+        )
+    return replace(machine, compute=tuple(_with_table(e, machine, graph, ranks, comm, device) for e in machine.compute))
+
+
+def _with_table(
+    entry: Compute,
+    machine: Machine,
+    graph: LayerGraph,
+    ranks: Sequence[int],
+    comm: MPI.Intracomm,
+    device: torch.device,
+) -> Compute:
     calls: dict[str, LocalCall] = {}
-    for count in counts:
-        calls |= calls_of(Model.of(graph, machine, count, Settings()), candidates(graph, count))
-    return calls
+    for count in ranks:
+        if min(count, machine.ranks_per_node) == entry.busy:
+            calls |= calls_of(graph, candidates(graph, count), count, machine.ranks_per_node)
+    missing = {key: call for key, call in calls.items() if f"{key} forward" not in entry.table}
+    found = _at_work(entry.busy, comm, lambda group: measure(missing, group, device))
+    return replace(entry, table={**entry.table, **found})

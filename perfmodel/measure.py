@@ -23,9 +23,8 @@ from torch.utils._pytree import tree_map
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.kernels.convolution import Convolution, Piece, Range, cut, is_free, merged
-from distconv.perfmodel.evaluation import Model
 from distconv.perfmodel.geometry import Parts
-from distconv.perfmodel.graph import Constant, Value
+from distconv.perfmodel.graph import Constant, LayerGraph, Value
 from distconv.perfmodel.machine import Roofline
 from distconv.perfmodel.pieces import Pieces
 from distconv.perfmodel.plans import Candidate
@@ -52,12 +51,14 @@ LARGE_ELEMENTS = 1 << 24
 """Of the sum that measures the bandwidth of memory."""
 
 
-def calls_of(model: Model, candidates: Mapping[str, Sequence[Candidate]]) -> dict[str, LocalCall]:
+def calls_of(
+    graph: LayerGraph, candidates: Mapping[str, Sequence[Candidate]], ranks: int, per_node: int
+) -> dict[str, LocalCall]:
     """What a rank computes of each operation under any of its layer's candidates, by the key of its time."""
     found: dict[str, LocalCall] = {}
-    for op in model.graph.operations:
+    for op in graph.operations:
         for candidate in () if op.view else candidates[op.layer]:
-            call = local_call(op, model.parts(candidate))
+            call = local_call(op, Parts.of(candidate, ranks, per_node))
             found.setdefault(call.key, call)
     return found
 

@@ -39,7 +39,7 @@ def test_every_phase_of_every_operation_is_measured_for_every_candidate(comm):
     graph = trace(Network(), (4, 4, 8, 8))
     model = Model.of(graph, machine(), 2, Settings())
     options = candidates(graph, 2)
-    table = measure(calls_of(model, options), comm, CPU)
+    table = measure(calls_of(graph, options, 2, model.per_node), comm, CPU)
     for op in graph.operations:
         for candidate in options[op.layer]:
             call = local_call(op, model.parts(candidate))
@@ -53,7 +53,7 @@ def test_every_phase_of_every_operation_is_measured_for_every_candidate(comm):
 def test_costs_are_taken_from_the_table(comm):
     graph = trace(Network(), (4, 4, 8, 8))
     options = {name: [{"n": 2}] for name in graph.deciding}
-    table = measure(calls_of(Model.of(graph, machine(), 2, Settings()), options), comm, CPU)
+    table = measure(calls_of(graph, options, 2, 2), comm, CPU)
     here = machine()
     here = dataclasses.replace(here, compute=(dataclasses.replace(here.compute[0], table=table),))
     model = Model.of(graph, here, 2, Settings())
@@ -76,8 +76,7 @@ class Explicit(nn.Module):
 def test_what_cannot_be_run_by_itself_is_left_out(comm):
     """A constant of the global extents meets a block."""
     graph = trace(Explicit(), (4, 4, 8, 8))
-    model = Model.of(graph, machine(), 2, Settings())
-    table = measure(calls_of(model, {"conv": [{"h": 2}]}), comm, CPU)
+    table = measure(calls_of(graph, {"conv": [{"h": 2}]}, 2, 2), comm, CPU)
     assert any(key.startswith("conv2d") for key in table)
     assert not any(key.startswith("mul") for key in table)
 
