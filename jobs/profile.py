@@ -86,8 +86,9 @@ def _save(machine: Machine, network: NetworkProfile | None, path: Path) -> None:
         node, ranks = machine.node, machine.ranks_per_node
         measured, modelled = network.node.allreduce.send(2**20), machine.allreduce(Group(ranks, ranks), 2**20)
         print(
-            f"on a node an exchange takes {node.latency_s * 1e6:.1f} us and {node.bandwidth_bytes_per_s / 1e9:.2f} GB/s,"
-            f" an allreduce of 1 MiB over its {ranks} ranks {measured * 1e6:.0f} us ({modelled * 1e6:.0f} by the model)"
+            f"on a node an exchange takes {node.latency_s * 1e6:.1f} us and {node.bandwidth_bytes_per_s / 1e9:.2f} "
+            f"GB/s, an allreduce of 1 MiB over its {ranks} ranks {measured * 1e6:.0f} us ({modelled * 1e6:.0f} by the "
+            "model)"
         )
 
 
