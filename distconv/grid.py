@@ -20,7 +20,41 @@ SLOWEST_FIRST = ("r", "n", "d", "h", "w", "c")
 """Rank order: neighbours along ``c``, then along the spatial axes, share a node."""
 
 
-class ProcessGrid:
+class Arrangement:
+    """Ranks along named axes, without a communicator: any rank works out where any other one is.
+
+    Axes left out of ``axes`` have one part.
+    """
+
+    def __init__(self, **axes: int) -> None:
+        for name, parts in axes.items():
+            if name not in AXES:
+                raise GridError(f"process grid: unknown axis {name!r}; the axes are {', '.join(AXES)}")
+            if not isinstance(parts, int) or isinstance(parts, bool) or parts < 1:
+                raise GridError(f"process grid: {name}={parts!r} must be a positive number of parts")
+        self.shape = {name: axes.get(name, 1) for name in AXES}
+        self.size = math.prod(self.shape.values())
+
+    def coords_of(self, rank: int) -> dict[str, int]:
+        """Coordinate along every axis of ``rank``."""
+        coords: dict[str, int] = {}
+        for name in reversed(SLOWEST_FIRST):
+            rank, coords[name] = divmod(rank, self.shape[name])
+        return coords
+
+    def rank_of(self, coords: dict[str, int]) -> int:
+        """Rank at ``coords``; axes left out count as 0."""
+        rank = 0
+        for name in SLOWEST_FIRST:
+            rank = rank * self.shape[name] + coords.get(name, 0)
+        return rank
+
+    def describe(self) -> str:
+        """The grid as users write it, for example ``n=2,h=2``."""
+        return ",".join(f"{k}={v}" for k, v in self.shape.items() if v != 1) or "n=1"
+
+
+class ProcessGrid(Arrangement):
     """The ranks of ``comm`` arranged along named axes; axes left out have one part.
 
     Ranks vary fastest along ``c``, then ``w``, ``h``, ``d``, and slowest along ``n`` (``r`` outside it).
@@ -42,42 +76,18 @@ class ProcessGrid:
             raise CommunicatorError(
                 "ProcessGrid was given MPI.COMM_NULL (a freed communicator, or one this rank is not in)"
             )
-        self.shape = {name: axes.get(name, 1) for name in AXES}
         agree(comm, "ProcessGrid", ", ".join(f"{k}={v!r}" for k, v in sorted(axes.items())))
-        self._check(axes, comm.size)
+        super().__init__(**axes)
+        if self.size != comm.size:
+            raise GridError(
+                f"process grid {self.describe()} has {self.size} parts but the communicator has {comm.size} ranks; "
+                f"start {self.size} ranks or choose extents whose product is {comm.size}"
+            )
         self.world = comm.Dup()
         self.rank: int = comm.rank
-        self.size: int = comm.size
         self.coords = self.coords_of(self.rank)
         self._comms: dict[tuple[str, ...], MPI.Intracomm] = {}
         self._factored: dict[tuple[int, int], ProcessGrid] = {}
-
-    def _check(self, axes: dict[str, int], size: int) -> None:
-        for name, parts in axes.items():
-            if name not in AXES:
-                raise GridError(f"process grid: unknown axis {name!r}; the axes are {', '.join(AXES)}")
-            if not isinstance(parts, int) or isinstance(parts, bool) or parts < 1:
-                raise GridError(f"process grid: {name}={parts!r} must be a positive number of parts")
-        product = math.prod(self.shape.values())
-        if product != size:
-            raise GridError(
-                f"process grid {self.describe()} has {product} parts but the communicator has {size} ranks; "
-                f"start {product} ranks or choose extents whose product is {size}"
-            )
-
-    def coords_of(self, rank: int) -> dict[str, int]:
-        """Coordinate along every axis of ``rank``."""
-        coords: dict[str, int] = {}
-        for name in reversed(SLOWEST_FIRST):
-            rank, coords[name] = divmod(rank, self.shape[name])
-        return coords
-
-    def rank_of(self, coords: dict[str, int]) -> int:
-        """Rank at ``coords``; axes left out count as 0."""
-        rank = 0
-        for name in SLOWEST_FIRST:
-            rank = rank * self.shape[name] + coords.get(name, 0)
-        return rank
 
     def split_axes(self, axes: Iterable[str | None]) -> tuple[str, ...]:
         """Those of ``axes`` that really split something (more than one part), in canonical order."""
@@ -125,10 +135,6 @@ class ProcessGrid:
     def same_as(self, other: ProcessGrid) -> bool:
         """Whether ``other`` arranges the same ranks in the same way."""
         return other is self or self.key == other.key
-
-    def describe(self) -> str:
-        """The grid as users write it, for example ``n=2,h=2``."""
-        return ",".join(f"{k}={v}" for k, v in self.shape.items() if v != 1) or "n=1"
 
     def __repr__(self) -> str:
         return f"ProcessGrid({self.describe()}, {self.size} ranks)"

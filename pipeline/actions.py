@@ -34,7 +34,9 @@ class Kind(str, Enum):
     RECEIVE = "receive"
     """The last moment to post the receive. What needs the message waits for it, not this action."""
     UPDATE = "update"
-    """Optimizer step; afterwards the weights are ``version``. Of one mini-batch if it names one, else of all."""
+    """Optimizer step; afterwards the weights are ``version``. Of one mini-batch if it names one, else of all.
+
+    Replicas of a stage do it together: each after its own mini-batch, with the gradients of all of them."""
     STASH = "stash"
     """Keep a copy of weights ``version`` until the last gradient of ``microbatch`` is done."""
     PREDICT = "predict"
@@ -60,6 +62,8 @@ class Weights(str, Enum):
     """Both passes with a version predicted from the newest (SpecTrain)."""
     NEWEST = "newest"
     """Each pass with the newest weights there are; one copy (stale weights)."""
+    RECOMPUTE = "recompute"
+    """As NEWEST, but a stage keeps only its input: B runs the forward again, so its activations are new, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,15 @@ class Schedule:
             row = (f"{a.kind}{a.microbatch}{f'.{a.chunk}' if a.chunk else ''}" for a in actions if a.kind in COMPUTE)
             rows.append(f"  stage {stage}: {' '.join(row)}")
         return "\n".join(rows)
+
+    def of_replica(self, stage: int, replica: int, replicas: int) -> list[Action]:
+        """What one of ``replicas`` ranks of a stage does: all that concerns its micro-batches, which come in turn."""
+        return [a for a in self.stages[stage] if a.microbatch is None or a.microbatch % replicas == replica]
+
+    @cached_property
+    def asynchronous(self) -> bool:
+        """Whether each mini-batch has an update of its own."""
+        return any(action.kind is Kind.UPDATE and action.microbatch is not None for action in self)
 
     @cached_property
     def splits_backward(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from . import orders
 from .actions import Schedule, ScheduleError, Weights
 from .transfers import with_transfers
-from .versions import with_versions
+from .versions import many_updates, one_update
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,8 @@ def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Sched
 
     Options: ``chunks`` of each stage (interleaved; default 2); ``vertical_sync`` (pipedream; default False);
     ``replicas`` of each stage (pipedream; default 1 each); ``switch_after`` that many mini-batches go on without
-    pipelining (stale; default: never).
+    pipelining (stale; default: never); ``weights`` of the passes, one of ``Weights`` (asynchronous ones: any but
+    synchronous, default the family's own; synchronous ones: recompute, default none).
 
     Raises
     ------
@@ -66,24 +67,46 @@ def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Sched
     stages = _check_count(name, "stages", stages)
     microbatches = _check_count(name, "microbatches", microbatches)
     family = FAMILIES[name]
+    weights = _weights(name, family, options.pop("weights", None))
     unknown = sorted(set(options) - set(family.options))
     if unknown:
-        known = ", ".join(family.options) or "none"
+        known = ", ".join((*family.options, "weights"))
         raise ScheduleError(f"{name}: option {unknown[0]!r} does not apply; its options: {known}")
     given = {option: CHECKS[option](name, options.get(option), stages, microbatches) for option in family.options}
     vertical_sync = given.pop("vertical_sync", False)
+    replicas = given.get("replicas", (1,) * stages)
+    _check_vertical_sync(name, vertical_sync, weights, replicas)
     found = family.order(stages, microbatches, **given)
+    asynchronous = family.weights is not Weights.SYNCHRONOUS
     passes = Schedule(
         name,
-        with_versions(found, family.weights, vertical_sync),
+        many_updates(found, weights, replicas, vertical_sync) if asynchronous else one_update(found),
         microbatches,
-        family.weights,
+        weights,
         given.get("chunks", 1),
         family.hidden_transfers,
         family.concurrent,
-        given.get("replicas", (1,) * stages),
+        replicas,
     )
     return with_transfers(passes)
+
+
+def _weights(name: str, family: Family, value: Any) -> Weights:
+    """The weight policy that ``value`` names, if the family can have it."""
+    synchronous = family.weights is Weights.SYNCHRONOUS
+    possible = (Weights.RECOMPUTE,) if synchronous else tuple(w for w in Weights if w is not Weights.SYNCHRONOUS)
+    if value is None or value == family.weights:
+        return family.weights
+    if value not in tuple(possible):
+        raise ScheduleError(f"{name}: weights={value!r} must be one of {', '.join(w.value for w in possible)}")
+    return Weights(value)
+
+
+def _check_vertical_sync(name: str, vertical_sync: bool, weights: Weights, replicas: tuple[int, ...]) -> None:
+    if vertical_sync and weights is not Weights.STASH:
+        raise ScheduleError(f"{name}: vertical_sync needs old versions: weights='stash', not {weights.value!r}")
+    if vertical_sync and len(set(replicas)) > 1:
+        raise ScheduleError(f"{name}: vertical_sync needs equal replicas on all stages, not {list(replicas)}")
 
 
 def _check_count(name: str, what: str, value: Any, least: int = 1, most: float = math.inf) -> int:

@@ -46,7 +46,7 @@ def staleness(schedule: Schedule) -> list[int]:
     for actions in schedule.stages:
         used = {a.microbatch: a.version for a in actions if a.kind is Kind.F}
         changed = {a.microbatch: a.version for a in actions if a.kind is Kind.UPDATE}
-        found.append(max((_gap(used[m], version) for m, version in changed.items() if m is not None), default=0))
+        found.append(max((_gap(version, changed[m]) for m, version in used.items() if m in changed), default=0))
     return found
 
 

@@ -5,6 +5,7 @@ Each returns, for every stage, its steps; weight versions and messages are added
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -60,10 +61,11 @@ def doubled_warm_up(stages: int, microbatches: int) -> Orders:
 def pipedream(stages: int, microbatches: int, replicas: Sequence[int]) -> Orders:
     """1F1B in which each replica keeps ceil(ranks from here on / replicas here) mini-batches in flight.
 
-    Source: Harlap et al. 2018 (NUM_OPT_ACTIVE_MINIBATCHES and 1F1B round robin); SparsePipe III-A.
+    No stage keeps more than the one before it hands on. Source: Harlap et al. 2018 (NUM_OPT_ACTIVE_MINIBATCHES and
+    1F1B round robin); SparsePipe III-A.
     """
     in_flight = (here * -(-sum(replicas[stage:]) // here) for stage, here in enumerate(replicas))
-    return [alternating(microbatches, count) for count in in_flight]
+    return [alternating(microbatches, count) for count in itertools.accumulate(in_flight, min)]
 
 
 def stale(stages: int, microbatches: int, switch_after: int) -> Orders:

@@ -45,6 +45,11 @@ def simulate(
     counts = per_stage_replicas(
         schedule.name, (schedule.replicas or 1) if replicas is None else replicas, len(costs.forward)
     )
+    if schedule.asynchronous and counts != schedule.replicas:
+        raise ScheduleError(
+            f"{schedule.name}: replicas {list(counts)}, but its updates are for {list(schedule.replicas)}; "
+            "make the schedule with these replicas"
+        )
     return _Simulation(schedule, costs, counts).run()
 
 
@@ -141,11 +146,15 @@ class _Simulation:
         return Timeline(self.schedule, self.spans, self.replicas, work, peaks)
 
     def _begin(self, stage: int) -> None:
-        """Begin whatever can begin now on a stage."""
-        for rank in self.stages[stage]:
-            started = [index for index in range(len(rank.tracks)) if self._begin_track(rank, index)]
-            if started:
-                self._foresee(rank)
+        """Begin whatever can begin now on a stage; replicas that wait for each other make several rounds of it."""
+        while any([self._begin_rank(rank) for rank in self.stages[stage]]):
+            pass
+
+    def _begin_rank(self, rank: _Rank) -> bool:
+        started = [index for index in range(len(rank.tracks)) if self._begin_track(rank, index)]
+        if started:
+            self._foresee(rank)
+        return bool(started)
 
     def _begin_track(self, rank: _Rank, index: int) -> bool:
         """Go on until a pass begins (True) or has to wait."""
@@ -164,9 +173,10 @@ class _Simulation:
     def _is_ready(self, rank: _Rank, track: _Track, action: Action) -> bool:
         if sum(other.ended for other in rank.tracks if other is not track) < track.behind[track.next]:
             return False
-        if action.kind is Kind.UPDATE and action.microbatch is None:
+        if action.kind is Kind.UPDATE:
             # The gradients of all replicas are summed first.
-            return all(other.tracks[-1].head == action for other in self.stages[rank.stage])
+            heads = [other.tracks[-1].head for other in self.stages[rank.stage]]
+            return all(h is not None and (h.kind, h.version) == (action.kind, action.version) for h in heads)
         needed = self.schedule.needs(action)
         return needed is None or needed in self.arrived or len(self.stages) == 1
 
@@ -218,7 +228,7 @@ class _Simulation:
 
 def _tracks(schedule: Schedule, stage: int, replica: int, replicas: int) -> list[_Track]:
     """What one replica does: its micro-batches in turn, as one track or as a forward and a backward one."""
-    own = [a for a in schedule.stages[stage] if a.microbatch is None or a.microbatch % replicas == replica]
+    own = schedule.of_replica(stage, replica, replicas)
     if not schedule.concurrent:
         return [_Track(own, [0] * len(own))]
     tracks = [_Track([], []), _Track([], [])]

@@ -27,7 +27,9 @@ def validate(schedule: Schedule) -> None:
         _check_passes(schedule, stage, actions)
         _check_ends(schedule, actions)
         _check_inputs(schedule, actions)
-        _check_versions(schedule, actions)
+        replicas = schedule.replicas[stage] if schedule.replicas else 1
+        for replica in range(replicas):
+            _check_versions(schedule, schedule.of_replica(stage, replica, replicas))
     _check_pairs(schedule)
     _check_rendezvous(schedule)
 

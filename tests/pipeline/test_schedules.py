@@ -107,7 +107,7 @@ def test_replicas_of_a_stage_raise_what_it_has_on_the_way():
         (("gpipe", 2, 0), {}, "gpipe: microbatches=0 is not"),
         (("gpipe", 2, 2.0), {}, "gpipe: microbatches=2.0 is not"),
         (("gpipe", True, 2), {}, "gpipe: stages=True is not"),
-        (("gpipe", 2, 2), {"chunks": 2}, "gpipe: option 'chunks' does not apply; its options: none"),
+        (("gpipe", 2, 2), {"chunks": 2}, "gpipe: option 'chunks' does not apply; its options: weights"),
         (("pipedream", 2, 2), {"chunks": 2}, "does not apply; its options: vertical_sync, replicas"),
         (("interleaved", 2, 2), {"chunks": 0}, "interleaved: chunks=0 is not"),
         (("pipedream", 2, 2), {"vertical_sync": "no"}, "pipedream: vertical_sync='no' is neither"),
