@@ -58,7 +58,7 @@ def parallelize(
             for tensor in plain.values():
                 _broadcast(world, tensor)
         else:
-            _check_equal(world, plain)
+            check_equal(world, plain)
     shard(layers)
     if isinstance(target, Plan):
         for layer, grid in layers.values():
@@ -102,7 +102,7 @@ def _broadcast(world: MPI.Intracomm, tensor: torch.Tensor) -> None:
         tensor.copy_(torch.from_numpy(values).view(tensor.dtype).reshape(tensor.shape))
 
 
-def _check_equal(world: MPI.Intracomm, state: dict[str, torch.Tensor]) -> None:
+def check_equal(world: MPI.Intracomm, state: dict[str, torch.Tensor]) -> None:
     digests = np.array([_digest(tensor) for tensor in state.values()], dtype=np.int64)
     extremes = np.concatenate([digests, -digests])
     world.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)

@@ -124,14 +124,25 @@ class Exchange:
         host = _host(tensor)
         return tensor if host is tensor else host.copy_(tensor, non_blocking=True)
 
-    def wait(self) -> None:
-        """Block until every message has been sent and received."""
+    def done(self) -> bool:
+        """Whether every message has been sent and received; ``wait()`` then returns at once."""
+        return bool(MPI.Request.Testall(self._requests))
+
+    def wait(self, what: str | None = None) -> None:
+        """Block until every message has been sent and received; ``what`` for, if it was not known at the start."""
+        self._what = what or self._what
         with watchdog.waiting(self._describe):
             MPI.Request.Waitall(self._requests)
         for _, tensor, buffer in self._receives:
             if buffer is not tensor:
                 tensor.copy_(buffer, non_blocking=True)
         self._kept.clear()
+
+    def cancel(self) -> None:
+        """Give up receives that nothing was sent for."""
+        for request in self._requests:
+            request.Cancel()
+        MPI.Request.Waitall(self._requests)
 
     def _describe(self) -> str:
         peers = sorted({peer for peer, *_ in self._receives} | {peer for peer, _ in self._kept})

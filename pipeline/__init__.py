@@ -5,9 +5,12 @@ if __name__ != "distconv.pipeline":
         "import this package as distconv.pipeline: under the bare name 'pipeline' its classes would exist twice"
     )
 
-from .actions import Action, Kind, Schedule, ScheduleError, Weights
+from .actions import Action, Kind, PipelineError, Schedule, ScheduleError, Weights
 from .families import FAMILIES, schedule
+from .runtime import Pipeline
+from .serial import SerialPipeline
 from .simulation import simulate
+from .splitting import SplitError, split
 from .timeline import Span, Timeline
 from .validation import validate
 
@@ -15,12 +18,17 @@ __all__ = [
     "FAMILIES",
     "Action",
     "Kind",
+    "Pipeline",
+    "PipelineError",
     "Schedule",
     "ScheduleError",
+    "SerialPipeline",
     "Span",
+    "SplitError",
     "Timeline",
     "Weights",
     "schedule",
     "simulate",
+    "split",
     "validate",
 ]

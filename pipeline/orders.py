@@ -39,9 +39,12 @@ def alternating(microbatches: int, in_flight: int) -> list[Step]:
 
 
 def gpipe(stages: int, microbatches: int) -> Orders:
-    """All forwards, then all backwards in reverse (Huang et al. 2019)."""
+    """All forwards, then all backwards (Huang et al. 2019).
+
+    In the same order: gradients then add up as they do in one process, micro-batch after micro-batch.
+    """
     forward = [Step(Kind.F, m) for m in range(microbatches)]
-    backward = [Step(Kind.B, m) for m in reversed(range(microbatches))]
+    backward = [Step(Kind.B, m) for m in range(microbatches)]
     return [forward + backward for _ in range(stages)]
 
 

@@ -1,0 +1,92 @@
+"""A backward pass in two halves: B gives the gradients of a stage's inputs, W those of its weights.
+
+B runs through the whole graph but leaves out the weights of convolutions and matrix products, and keeps the gradients
+that reach those; W starts at each of them. Nothing is computed twice. What is cheap beside them (biases elsewhere,
+batch norm), what is shared by several operators, and what a Python function computes at once stays with B.
+
+Source: Qi et al. 2024 (zero bubble pipeline parallelism), 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import GradientEdge, Node
+
+
+class _Use(NamedTuple):
+    """A parameter, and the operator that alone uses it."""
+
+    parameter: torch.Tensor
+    operator: Node
+
+
+@dataclass(frozen=True)
+class WeightHalf:
+    """What is left of a backward pass after its first half; holds the graph until it runs."""
+
+    weights: list[list[torch.Tensor]]
+    edges: list[GradientEdge]
+    gradients: list[torch.Tensor | None]
+
+    def run(self) -> None:
+        """Add the gradients of the weights to their ``.grad``."""
+        for edge, gradient, weights in zip(self.edges, self.gradients, self.weights, strict=True):
+            if gradient is not None:
+                torch.autograd.backward([edge], [gradient], inputs=weights)
+
+
+def backward_of_inputs(
+    outputs: Sequence[torch.Tensor],
+    gradients: Sequence[torch.Tensor],
+    inputs: Sequence[torch.Tensor],
+    parameters: Sequence[torch.Tensor],
+) -> WeightHalf:
+    """The first half: ``.grad`` of ``inputs`` (leaves) and of the parameters that cannot wait."""
+    apart: dict[Node, list[torch.Tensor]] = {}
+    for use in _uses(outputs, parameters):
+        apart.setdefault(use.operator, []).append(use.parameter)
+    apart = {operator: weights for operator, weights in apart.items() if any(w.dim() > 1 for w in weights)}
+    later = {id(weight) for weights in apart.values() for weight in weights}
+    now = [*inputs, *(p for p in parameters if p.requires_grad and id(p) not in later)]
+    edges = [GradientEdge(operator, 0) for operator in apart]
+    targets: list[Any] = [*now, *edges]
+    found = torch.autograd.grad(outputs, targets, gradients, retain_graph=True, allow_unused=True)
+    with torch.no_grad():
+        for leaf, gradient in zip(now, found[: len(now)], strict=True):
+            if gradient is not None:
+                leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
+    return WeightHalf(list(apart.values()), edges, list(found[len(now) :]))
+
+
+def _uses(outputs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> Iterator[_Use]:
+    """The parameters that one operator alone uses, directly or through views such as a transpose."""
+    users = _users(outputs)
+    for parameter in parameters:
+        node, above = None, [n for n in users if getattr(n, "variable", None) is parameter]
+        while len(above) == 1 and len(users[above[0]]) == 1:
+            node, _ = users[above[0]][0]
+            if len(node.next_functions) > 1:
+                break
+            above, node = [node], None
+        if node is not None and not issubclass(type(node), BackwardCFunction) and all(i == 0 for _, i in users[node]):
+            yield _Use(parameter, node)
+
+
+def _users(outputs: Sequence[torch.Tensor]) -> dict[Node, list[tuple[Node, int]]]:
+    """For each node of the graph the nodes that use it, with the number of the output that they use."""
+    users: dict[Node, list[tuple[Node, int]]] = {o.grad_fn: [] for o in outputs if o.grad_fn is not None}
+    todo = list(users)
+    while todo:
+        node = todo.pop()
+        for used, index in node.next_functions:
+            if used is not None:
+                if used not in users:
+                    users[used] = []
+                    todo.append(used)
+                users[used].append((node, index))
+    return users

@@ -1,0 +1,63 @@
+"""What the replicas of a stage do together: add their gradients, always in the same order, and exchange small facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from mpi4py import MPI
+
+from distconv import watchdog
+from distconv.transport import Exchange
+
+T = TypeVar("T")
+
+
+def everyone(comm: MPI.Intracomm, mine: T, what: str) -> list[T]:
+    """``mine`` of every replica, in their order."""
+    with watchdog.waiting(lambda: what):
+        return comm.allgather(mine)
+
+
+def add_gradients(comm: MPI.Intracomm, parameters: Sequence[torch.Tensor], divisor: int, what: str) -> None:
+    """Make ``.grad`` on every replica the sum of all replicas' (replica 0 first), divided by ``divisor``.
+
+    A gradient that only some have counts as zero on the others; one that nobody has stays None. Each replica adds one
+    part of all and sends it to the others, so that 2 (p - 1) / p of the gradients cross, as in a ring.
+    """
+    there = everyone(comm, [parameter.grad is not None for parameter in parameters], what)
+    wanted = [p for p, *has in zip(parameters, *there, strict=True) if any(has)]
+    for dtype in dict.fromkeys(parameter.dtype for parameter in wanted):
+        grads = []
+        for parameter in (p for p in wanted if p.dtype is dtype):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            grads.append(parameter.grad)
+        total = _ordered_sum(comm, torch.cat([grad.reshape(-1) for grad in grads]), what)
+        if divisor != 1:
+            total /= divisor
+        for grad, part in zip(grads, total.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(part.view(grad.shape))
+
+
+def _ordered_sum(comm: MPI.Intracomm, flat: torch.Tensor, what: str) -> torch.Tensor:
+    """The sum over all ranks, rank 0's first: the same bits whatever the MPI library would do."""
+    shares = list(flat.tensor_split(comm.size))
+    mine = shares[comm.rank]
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    theirs = {rank: torch.empty_like(mine) for rank in others}
+    _swap(comm, {rank: shares[rank] for rank in others}, theirs, what)
+    terms = [mine if rank == comm.rank else theirs[rank] for rank in range(comm.size)]
+    total = terms[0].clone()
+    for term in terms[1:]:
+        total += term
+    found = torch.empty_like(flat)
+    parts = list(found.tensor_split(comm.size))
+    parts[comm.rank].copy_(total)
+    _swap(comm, dict.fromkeys(others, total), {rank: parts[rank] for rank in others}, what)
+    return found
+
+
+def _swap(comm: MPI.Intracomm, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor], what: str) -> None:
+    Exchange(comm, list(sends.items()), list(receives.items()), what).wait()

@@ -1,0 +1,360 @@
+"""Pipelined training without ranks: the numbers that stale weights give, for any cuts, schedule and weight policy.
+
+Source: stale weights, 5 (the simulated implementation). There is no schedule in here: which weights a pass uses is a
+formula. With N stages and a_k mini-batches in flight on stage k = 0..N-1, the forward of mini-batch m finds weights of
+version max(0, m - a_k + 1), the number of updates so far, and its backward version m.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from .actions import ScheduleError
+from .entering import entering, leaf
+from .seeding import seeded
+
+Tensors = tuple[Tensor, ...]
+Gradients = tuple[Tensor | None, ...]
+Run = Callable[..., Tensors]
+"""A stage's part of one forward pass."""
+Weights = list[Tensor] | None
+"""Values for a stage's parameters; None: those that they have."""
+
+IN_FLIGHT: dict[str, Callable[[int, int], int]] = {
+    "pipedream": lambda stages, stage: stages - stage,
+    "spectrain": lambda stages, stage: stages - stage,
+    "stale": lambda stages, stage: 2 * (stages - 1 - stage) + 1,
+}
+"""a_k of the asynchronous schedules, which update after each mini-batch."""
+SYNCHRONOUS = ("gpipe", "1f1b-sno", "1f1b-so", "1f1b-as", "interleaved", "zero-bubble")
+"""Schedules that differ in time alone: one update with the gradient of the whole mini-batch."""
+WEIGHTS = ("newest", "stash", "recompute", "predict")
+DEFAULT_WEIGHTS = {"pipedream": "stash", "spectrain": "predict", "stale": "newest"}
+
+
+class SerialPipeline:
+    """Trains ``stages`` (as ``split`` makes them) with the numbers of a pipeline, one pass after the other.
+
+    ``loss(output, target)`` is the mean over samples; ``optimizer`` makes a torch optimizer of the parameters of each
+    stage that has any. ``weights`` says what a backward uses (asynchronous schedules):
+
+    - ``newest``: the activations of its forward, and the newest weights (stale weights, 4.1). Weights that forward
+      itself copies (autocast, weight norm) are activations.
+    - ``stash``: the weights of its forward (PipeDream); with ``vertical_sync`` all stages' forwards use the version
+      with which the first stage began the mini-batch.
+    - ``recompute``: a second forward with the newest weights, from the stage's input; same random numbers, and buffers
+      (running statistics) do not change again.
+    - ``predict``: both passes use weights extrapolated by the last update to version m + floor(k / 2) (SpecTrain).
+
+    A synchronous schedule takes ``weights="recompute"`` or none. Random numbers are those of :func:`seeded` for
+    torch's seed at construction, the mini-batch, the micro-batch, and the stage; the loss belongs to the last stage.
+
+    Attributes: ``losses``, pairs of mini-batch (counted from 0) and loss; ``optimizers``, one for each stage, or None.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        loss: Callable[[Any, Any], Tensor],
+        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        schedule: str = "stale",
+        microbatches: int = 1,
+        weights: str | None = None,
+        vertical_sync: bool = False,
+    ) -> None:
+        self._plan = _plan(schedule, microbatches, weights, vertical_sync)
+        self._loss = loss
+        self._seed = torch.initial_seed()
+        self._stages = [_Stage(index, module, optimizer) for index, module in enumerate(stages)]
+        self.optimizers = [stage.optimizer for stage in self._stages]
+        self.losses: list[tuple[int, float]] = []
+        self._begun = 0
+        self._unreported: deque[tuple[int, Tensor]] = deque()
+        self._gradients: dict[tuple[int, int], Gradients] = {}  # of the outputs of (stage, flight)
+        self._restart()
+
+    def step(self, x: Tensor, target: Tensor) -> float | None:
+        """Train with one mini-batch x (N, ...).
+
+        Synchronous schedules return its loss; asynchronous ones that of the mini-batch whose last update was made, None
+        as long as there is none. Afterwards ``.grad`` is what the last update of each stage used.
+        """
+        if self._plan.schedule in SYNCHRONOUS:
+            self._synchronous_step(x, target)
+        else:
+            self._asynchronous_step(x, target)
+        self._begun += 1
+        if self._begun - self._origin < self._in_flight[0]:
+            return None
+        return self._report()
+
+    def drain(self) -> None:
+        """Do the backward passes and updates that are still to come; the next mini-batch finds an empty pipeline."""
+        for stage in reversed(self._stages):
+            for minibatch in sorted(stage.flights):
+                self._backward_and_update(stage, minibatch)
+        while self._unreported:
+            self._report()
+        self._restart()
+
+    def switch(
+        self, schedule: str, microbatches: int = 1, weights: str | None = None, vertical_sync: bool = False
+    ) -> None:
+        """Drain, and go on with another schedule (hybrid training: stale weights, 4.2)."""
+        plan = _plan(schedule, microbatches, weights, vertical_sync)
+        self.drain()
+        self._plan = plan
+        self._restart()
+
+    def _restart(self) -> None:
+        count = len(self._stages)
+        in_flight = IN_FLIGHT.get(self._plan.schedule)
+        self._in_flight = [in_flight(count, index) if in_flight else 1 for index in range(count)]
+        self._origin = self._begun
+        for stage in self._stages:
+            stage.version = 0
+            stage.copies.clear()
+
+    def _report(self) -> float:
+        minibatch, loss = self._unreported.popleft()
+        self.losses.append((minibatch, float(loss)))
+        return self.losses[-1][1]
+
+    def _synchronous_step(self, x: Tensor, target: Tensor) -> None:
+        for stage in self._stages:
+            stage.clear_gradients()
+        count = min(self._plan.microbatches, len(x))
+        total = 0.0
+        for index, (piece, its_target) in enumerate(
+            zip(x.tensor_split(count), target.tensor_split(count), strict=True)
+        ):
+            share = len(piece) / len(x)
+            total += float(self._forward(index, piece, its_target, index, share)) * share
+            for stage in reversed(self._stages):
+                self._backward(stage, index)
+        for stage in self._stages:
+            if stage.optimizer is not None:
+                stage.optimizer.step()
+        self._unreported.append((self._begun, torch.tensor(total, dtype=torch.float64)))
+
+    def _asynchronous_step(self, x: Tensor, target: Tensor) -> None:
+        minibatch = self._begun - self._origin
+        self._unreported.append((self._begun, self._forward(minibatch, x, target)))
+        for stage in reversed(self._stages):
+            finished = minibatch - self._in_flight[stage.index] + 1
+            if finished >= 0:
+                self._backward_and_update(stage, finished)
+
+    def _forward(self, flight: int, x: Tensor, target: Tensor, microbatch: int = 0, share: float = 1.0) -> Tensor:
+        """Through all stages, on which ``flight`` then is in flight; the loss, of which the update gets ``share``."""
+        values: Tensors = (x,)
+        for stage in self._stages:
+            run = self._run(stage, target, self._begun, microbatch)
+            weights = stage.weights_of(self._version(stage, flight))
+            values = stage.forward(flight, values, run, weights, keep=self._plan.weights != "recompute")
+        loss = values[0].detach()
+        self._gradients[len(self._stages) - 1, flight] = (torch.full_like(loss, share),)
+        return loss
+
+    def _run(self, stage: _Stage, target: Tensor, minibatch: int, microbatch: int) -> Run:
+        """Gives the same however often it is called with the same weights."""
+
+        def run(*inputs: Tensor) -> Tensors:
+            devices = {value.device for value in inputs if value.is_cuda}
+            with seeded(self._seed, minibatch, microbatch, stage.index, tuple(devices)):
+                outputs = stage.module(*inputs)
+                if stage is self._stages[-1]:
+                    return (self._loss(outputs, target),)
+            return outputs if isinstance(outputs, tuple) else (outputs,)
+
+        return run
+
+    def _backward(self, stage: _Stage, flight: int) -> None:
+        weights = stage.weights_of(self._version(stage, flight))
+        gradients = stage.backward(flight, self._gradients.pop((stage.index, flight)), weights)
+        if stage.index > 0:
+            self._gradients[stage.index - 1, flight] = gradients
+
+    def _backward_and_update(self, stage: _Stage, minibatch: int) -> None:
+        stage.clear_gradients()
+        self._backward(stage, minibatch)
+        needed_from = {"stash": self._version(stage, minibatch + 1), "predict": minibatch}
+        stage.update(needed_from.get(self._plan.weights, minibatch + 1))
+
+    def _version(self, stage: _Stage, minibatch: int) -> int:
+        """The version of the weights that a pass over ``minibatch`` uses now."""
+        if self._plan.weights == "stash":
+            first_or_own = 0 if self._plan.vertical_sync else stage.index
+            return max(0, minibatch - self._in_flight[first_or_own] + 1)
+        if self._plan.weights == "predict":
+            return minibatch + stage.index // 2
+        return stage.version
+
+
+@dataclass(frozen=True)
+class _Plan:
+    schedule: str
+    microbatches: int
+    weights: str
+    vertical_sync: bool
+
+
+def _plan(schedule: str, microbatches: int, weights: str | None, vertical_sync: bool) -> _Plan:
+    """What was asked for, checked and complete."""
+    if schedule not in SYNCHRONOUS and schedule not in IN_FLIGHT:
+        raise ScheduleError(f"schedule={schedule!r}: choose from {', '.join((*SYNCHRONOUS, *IN_FLIGHT))}")
+    if weights is not None and weights not in WEIGHTS:
+        raise ScheduleError(f"weights={weights!r}: choose from {', '.join(WEIGHTS)}")
+    if schedule in SYNCHRONOUS and weights not in (None, "recompute"):
+        raise ScheduleError(
+            f"weights={weights!r}: {schedule} has one version of the weights; recompute, or leave it out"
+        )
+    if microbatches < 1 or (schedule in IN_FLIGHT and microbatches > 1):
+        most = "1: it updates after every mini-batch" if schedule in IN_FLIGHT else "1 or more"
+        raise ScheduleError(f"microbatches={microbatches}: {schedule} takes {most}")
+    weights = weights or DEFAULT_WEIGHTS.get(schedule, "newest")
+    if vertical_sync and weights != "stash":
+        raise ScheduleError(f"vertical_sync needs weights='stash', which keeps old versions (here: {weights!r})")
+    return _Plan(schedule, microbatches, weights, vertical_sync)
+
+
+class _Flight(NamedTuple):
+    """What a stage keeps between the two passes; no outputs: they are computed again."""
+
+    inputs: Tensors
+    outputs: Tensors | None
+    run: Run
+
+
+class _Stage:
+    """One stage's weights, of which ``version`` counts the updates, and what is in flight on it."""
+
+    def __init__(
+        self,
+        index: int,
+        module: nn.Module,
+        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    ) -> None:
+        self.index, self.module = index, module
+        self.parameters = list(module.parameters())
+        self.optimizer = optimizer(self.parameters) if self.parameters else None
+        self.version = 0
+        self.copies: dict[int, list[Tensor]] = {}
+        self.flights: dict[int, _Flight] = {}
+
+    def weights_of(self, version: int) -> Weights:
+        """Old weights, or extrapolated ones; None: the newest as they are."""
+        ahead = version - self.version
+        if ahead < 0:
+            return self.copies[version]
+        before = self.copies.get(self.version - 1)
+        if ahead == 0 or before is None:
+            return None
+        with torch.no_grad():
+            return [torch.add(w, w - b, alpha=ahead) for w, b in zip(self.parameters, before, strict=True)]
+
+    def forward(self, flight: int, values: Tensors, run: Run, weights: Weights, keep: bool) -> Tensors:
+        """``keep``: the activations, for the backward; else only the input."""
+        inputs = tuple(leaf(value) if self.index > 0 else value.detach() for value in values)
+        if keep:
+            with self._holding(weights), _aliases(self.parameters):
+                outputs = run(*map(entering, inputs))
+        else:
+            outputs = _without_graph(run, inputs)
+        self.flights[flight] = _Flight(inputs, outputs if keep else None, run)
+        return outputs
+
+    def backward(self, flight: int, gradients: Gradients, weights: Weights) -> Gradients:
+        """Adds to the parameters' gradients; from the ``gradients`` of its outputs those of the stage's inputs."""
+        inputs, outputs, run = self.flights.pop(flight)
+        with self._holding(weights), _buffers_kept(self.module, outputs is None):
+            outputs = run(*map(entering, inputs)) if outputs is None else outputs
+            pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
+            if pairs:
+                torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+        return tuple(value.grad for value in inputs)
+
+    def update(self, needed_from: int) -> None:
+        """One optimizer step. Copies of the weights stay from version ``needed_from`` on."""
+        if needed_from <= self.version:
+            self.copies[self.version] = [weight.detach().clone() for weight in self.parameters]
+        self.copies = {version: copy for version, copy in self.copies.items() if version >= needed_from}
+        if self.optimizer is not None:
+            self.optimizer.step()
+        self.version += 1
+
+    def clear_gradients(self) -> None:
+        for weight in self.parameters:
+            weight.grad = None
+
+    @contextmanager
+    def _holding(self, weights: Weights) -> Iterator[None]:
+        """The parameters have the values ``weights`` (None: their own)."""
+        if weights is None:
+            yield
+            return
+        newest = [weight.detach().clone() for weight in self.parameters]
+        _copy(weights, self.parameters)
+        try:
+            yield
+        finally:
+            _copy(newest, self.parameters)
+
+
+@torch.no_grad()
+def _copy(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    for value, tensor in zip(values, tensors, strict=True):
+        tensor.copy_(value)
+
+
+def _aliases(parameters: Sequence[nn.Parameter]) -> saved_tensors_hooks:
+    """Autograd's references to weights show what the weights are when they are read, and it does not mind the change.
+
+    That of anything else it must mind, as without hooks it would.
+    """
+    weights = {weight.untyped_storage().data_ptr() for weight in parameters}
+
+    def pack(tensor: Tensor) -> tuple[Tensor, int | None]:
+        is_weight = tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() in weights
+        # Not the tensor itself: an output that its own step keeps would keep that step for ever.
+        return tensor.detach(), None if is_weight else tensor._version
+
+    def unpack(packed: tuple[Tensor, int | None]) -> Tensor:
+        tensor, version = packed
+        if version not in (None, tensor._version):
+            raise RuntimeError(
+                f"a {tuple(tensor.shape)} tensor that the backward pass needs was changed in place since its forward; "
+                "the model must leave it as it is"
+            )
+        return tensor
+
+    return saved_tensors_hooks(pack, unpack)
+
+
+@torch.no_grad()
+def _without_graph(run: Run, inputs: Tensors) -> Tensors:
+    versions = [value._version for value in inputs]
+    outputs = run(*inputs)
+    if [value._version for value in inputs] != versions:
+        raise ScheduleError(
+            "weights='recompute': a stage changes its input in place, which it needs once more; make that inplace=False"
+        )
+    return outputs
+
+
+@contextmanager
+def _buffers_kept(module: nn.Module, keep: bool) -> Iterator[None]:
+    """With ``keep``, the module's buffers are afterwards what they are now."""
+    owners = list(module.modules()) if keep else []
+    kept = [(owner, name, b, b.clone()) for owner in owners for name, b in owner._buffers.items() if b is not None]
+    yield
+    for owner, name, buffer, value in kept:
+        owner._buffers[name] = buffer.copy_(value)
