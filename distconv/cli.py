@@ -40,6 +40,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("bench", "layer"): Command("distconv.jobs.bench_layer", "memory, traffic and time of convolutions over a grid"),
     ("bench", "scaling"): Command("distconv.jobs.bench_scaling", "step times over rank counts against predictions"),
     ("bench", "planner"): Command("distconv.jobs.bench_planner", "the exact search against the paper's selector"),
+    ("bench", "pipeline"): Command("distconv.jobs.bench_pipeline", "pipelined steps against one process and torch"),
     ("bench", "memory"): Command("distconv.jobs.bench_memory", "peak memory per rank against one rank"),
     ("simulate",): Command("distconv.jobs.simulate", "time, memory and a picture of a pipeline schedule"),
     ("profile",): Command("distconv.jobs.profile", "measure this machine and a network's layers for the planner"),

@@ -66,7 +66,7 @@ class _TorchChild:
         self._process.communicate("0\n")
 
 
-def _rest(comm: MPI.Intracomm) -> None:
+def rest(comm: MPI.Intracomm) -> None:
     """A barrier that leaves the cores to others: MPI's own would spin on them."""
     request = comm.Ibarrier()
     while not request.Test():
@@ -118,7 +118,7 @@ def _measure(world: MPI.Intracomm, options: argparse.Namespace, size: int) -> di
             found[f"distconv, 1 rank x {threads} thread(s)"] = single(options.steps)
         for name, child in children.items():
             found[name] = child.steps(options.steps)
-        _rest(world)
+        rest(world)
         if turn:  # the first turn warms up
             for name, values in found.items():
                 times.setdefault(name, []).append(statistics.median(values))

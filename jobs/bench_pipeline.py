@@ -1,0 +1,270 @@
+"""``distconv bench pipeline``: pipelined training steps against one process and torch's own, interleaved in one run.
+
+All ranks run one thread. References: the whole model on one rank while the others rest; PyTorch's 1F1B
+(torch.distributed.pipelining) and DistributedDataParallel over gloo, on the same ranks. The ideal of a schedule is its
+simulation with the times that its passes took, so what lies between is messages, waiting and bookkeeping.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn.parallel import DistributedDataParallel
+
+from distconv.errors import DistconvError
+from distconv.jobs import bench_report
+from distconv.jobs.bench_step import rest
+from distconv.jobs.training_options import positive
+from distconv.layers.models import vgg16_bn
+from distconv.pipeline import Kind, Pipeline, Timeline, simulate, split
+
+Steps = Callable[[int], float]
+"""Does that many steps and gives the seconds of one."""
+
+SIZE, CLASSES = 32, 10
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench pipeline``."""
+    parser.add_argument("--width", type=positive, default=16, help="of VGG-16 with batch norm (default: %(default)s)")
+    parser.add_argument("--batch", type=positive, default=64, help="samples per mini-batch (default: %(default)s)")
+    parser.add_argument("--microbatches", type=positive, default=8, help="per mini-batch (default: %(default)s)")
+    parser.add_argument("--ppv", help="layers after which the model is cut (default: balanced by time)")
+    parser.add_argument("--rounds", type=positive, default=7, help="turns of each variant; their medians are compared")
+    parser.add_argument("--steps", type=positive, default=12, help="steps per turn (default: %(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print. Collective over MPI.COMM_WORLD."""
+    world = MPI.COMM_WORLD
+    if world.size < 2:
+        raise DistconvError("bench pipeline needs one rank for each stage: start 2 or more")
+    torch.set_num_threads(1)
+    cuts = [int(k) for k in options.ppv.split(",")] if options.ppv else _balanced(world, options)
+    if len(cuts) != world.size - 1:
+        raise DistconvError(f"--ppv {options.ppv}: {len(cuts)} cuts make {len(cuts) + 1} stages for {world.size} ranks")
+    _join(world)
+    bench = _Bench(world, options, cuts)
+    times = bench.measure()
+    traces = bench.traces()
+    if world.rank == 0:
+        print(_report(options, cuts, times, traces))
+    world.Barrier()
+    dist.destroy_process_group()
+    return 0
+
+
+def _model(options: argparse.Namespace) -> nn.Module:
+    torch.manual_seed(0)
+    return vgg16_bn(width=options.width, classes=CLASSES)
+
+
+def _data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(samples, 3, SIZE, SIZE, generator=generator)
+    return x, torch.randint(CLASSES, (samples,), generator=generator)
+
+
+def _optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+def _join(world: MPI.Intracomm) -> None:
+    """Make the ranks a process group of torch's."""
+    with tempfile.NamedTemporaryFile(prefix="distconv-", delete=False) as file:
+        path = world.bcast(file.name, root=0)
+    dist.init_process_group(
+        "gloo", f"file://{path}", rank=world.rank, world_size=world.size, timeout=timedelta(minutes=10)
+    )
+
+
+def _balanced(world: MPI.Intracomm, options: argparse.Namespace) -> list[int]:
+    """The cuts after which the stages take the same time, as far as whole layers allow: measured on rank 0."""
+    found: list[int] = []
+    if world.rank == 0:
+        layers = sum(isinstance(module, (nn.Conv2d, nn.Linear)) for module in _model(options).modules())
+        stages = split(_model(options), list(range(1, layers)))
+        times = _layer_times(stages, *_data(max(1, options.batch // options.microbatches)))
+        for stage in range(1, world.size):
+            wanted = sum(times) * stage / world.size
+            reached = [abs(sum(times[:cut]) - wanted) for cut in range(1, layers)]
+            found.append(reached.index(min(reached)) + 1)
+    return world.bcast(found, root=0)  # type: ignore[no-any-return]
+
+
+def _layer_times(stages: Sequence[nn.Module], x: torch.Tensor, target: torch.Tensor, rounds: int = 9) -> list[float]:
+    """Median seconds of forward and backward of each stage."""
+    times: list[list[float]] = [[] for _ in stages]
+    for _ in range(rounds):
+        value = x
+        for index, stage in enumerate(stages):
+            start = time.perf_counter()
+            leaf = value.detach().requires_grad_(index > 0)
+            value = stage(leaf)
+            value.sum().backward()
+            times[index].append(time.perf_counter() - start)
+    return [statistics.median(each) for each in times]
+
+
+class _Bench:
+    """The variants, each ready to do steps on all ranks."""
+
+    def __init__(self, world: MPI.Intracomm, options: argparse.Namespace, cuts: Sequence[int]) -> None:
+        self.world, self.options, self.cuts = world, options, cuts
+        self.x, self.target = _data(options.batch)
+        self.pipes = {
+            "1f1b-sno": self._pipe("1f1b-sno", options.microbatches),
+            "zero-bubble": self._pipe("zero-bubble", options.microbatches),
+            "stale": self._pipe("stale"),
+            "pipedream": self._pipe("pipedream"),
+        }
+        self.variants: dict[str, Steps] = {
+            "1f1b-sno": self._steps_of(self.pipes["1f1b-sno"]),
+            "torch 1F1B, gloo": self._torch_pipe(),
+            "zero-bubble": self._steps_of(self.pipes["zero-bubble"]),
+            "one rank": self._one_rank(),
+            "DDP, gloo": self._ddp(),
+            "stale": self._steps_of(self.pipes["stale"]),
+            "pipedream": self._steps_of(self.pipes["pipedream"]),
+        }
+
+    def measure(self) -> dict[str, list[float]]:
+        """Seconds per step of every variant, one for each round."""
+        times: dict[str, list[float]] = {name: [] for name in self.variants}
+        for turn in range(self.options.rounds + 1):
+            for name, steps in self.variants.items():
+                rest(self.world)
+                self.world.Barrier()
+                found = self.world.allreduce(steps(self.options.steps), MPI.MAX)
+                if turn:  # the first turn warms up
+                    times[name].append(found)
+        return times
+
+    def traces(self) -> dict[str, Timeline]:
+        """The passes of some steps of the synchronous schedules."""
+        found = {}
+        for name in ("1f1b-sno", "zero-bubble"):
+            with self.pipes[name].traced() as timeline:
+                for _ in range(self.options.steps):
+                    self.pipes[name].step(self.x, self.target)
+            found[name] = timeline()
+        return found
+
+    def _pipe(self, schedule: str, microbatches: int = 1) -> Pipeline:
+        stages = split(_model(self.options), self.cuts)
+        loss = nn.functional.cross_entropy
+        return Pipeline(stages, self.world, schedule, loss, microbatches=microbatches, optimizer=_optimizer)
+
+    def _steps_of(self, pipe: Pipeline) -> Steps:
+        return _timed(lambda: pipe.step(self.x, self.target))
+
+    def _torch_pipe(self) -> Steps:
+        stage_module = split(_model(self.options), self.cuts)[self.world.rank]
+        stage = PipelineStage(stage_module, self.world.rank, self.world.size, torch.device("cpu"))
+        schedule = Schedule1F1B(stage, self.options.microbatches, nn.functional.cross_entropy)
+        optimizer = _optimizer(list(stage_module.parameters()))
+        first, last = self.world.rank == 0, self.world.rank == self.world.size - 1
+
+        def step() -> None:
+            optimizer.zero_grad()
+            schedule.step(*([self.x] if first else []), **({"target": self.target} if last else {}))
+            optimizer.step()
+
+        return _timed(step)
+
+    def _one_rank(self) -> Steps:
+        if self.world.rank:
+            return lambda _: 0.0
+        return _timed(_plain_step(_model(self.options), self.x, self.target))
+
+    def _ddp(self) -> Steps:
+        model = DistributedDataParallel(_model(self.options))
+        x, target = (whole.tensor_split(self.world.size)[self.world.rank] for whole in (self.x, self.target))
+        return _timed(_plain_step(model, x, target))
+
+
+def _plain_step(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
+    optimizer = _optimizer(list(model.parameters()))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), target).backward()
+        optimizer.step()
+
+    return step
+
+
+def _timed(step: Callable[[], object]) -> Steps:
+    def steps(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        return (time.perf_counter() - start) / count
+
+    return steps
+
+
+def _cost(timeline: Timeline, kind: Kind, stages: int) -> list[float]:
+    """The median time of a pass on each stage."""
+    return [
+        statistics.median(s.end - s.start for s in timeline.spans if (s.action.kind, s.action.stage) == (kind, stage))
+        for stage in range(stages)
+    ]
+
+
+def _ideal(timeline: Timeline, stages: int) -> float:
+    """How long the schedule takes if passes take what they took, and nothing else takes time."""
+    forward, backward, update = (_cost(timeline, kind, stages) for kind in (Kind.F, Kind.B, Kind.UPDATE))
+    weight = _cost(timeline, Kind.W, stages) if timeline.schedule.splits_backward else None
+    return simulate(timeline.schedule, forward, backward, weight, update=update).makespan
+
+
+def _report(
+    options: argparse.Namespace, cuts: Sequence[int], times: dict[str, list[float]], traces: dict[str, Timeline]
+) -> str:
+    stages = len(cuts) + 1
+    lines = [
+        bench_report.heading(
+            f"training step, float32, VGG-16-BN of width {options.width}, {options.batch} images of {SIZE}x{SIZE}, "
+            f"{options.microbatches} micro-batches, cut after layer {', '.join(map(str, cuts))}"
+        )
+    ]
+    references = {"1f1b-sno": "torch 1F1B, gloo", "zero-bubble": "1f1b-sno", "stale": "DDP, gloo"}
+    references |= {"pipedream": "DDP, gloo", "torch 1F1B, gloo": "one rank", "DDP, gloo": "one rank"}
+    lines.append(bench_report.table_head())
+    for name, values in times.items():
+        reference = references.get(name)
+        # Ratios of the same round: the machine's speed drifts between rounds.
+        ratio = [a / b for a, b in zip(values, times[reference], strict=True)] if reference else [1.0]
+        lines.append(f"{bench_report.row(name, values)}  {statistics.median(ratio):6.3f} of {reference or name}")
+    one = times["one rank"]
+    for name in ("stale", "pipedream", "DDP, gloo"):
+        gains = [a / b for a, b in zip(one, times[name], strict=True)]
+        lines.append(f"{name}: {statistics.median(gains):.2f} times as fast as one rank")
+    for name, timeline in traces.items():
+        ideal, taken = _ideal(timeline, stages), timeline.makespan / options.steps
+        lines.append(
+            f"{name}: {1e3 * taken:.2f} ms a step, its passes alone {1e3 * ideal:.2f} ms by simulation: "
+            f"ratio {taken / ideal:.3f}"
+        )
+    whole = _cost(traces["1f1b-sno"], Kind.B, stages)
+    halves = [
+        b + w
+        for b, w in zip(
+            _cost(traces["zero-bubble"], Kind.B, stages), _cost(traces["zero-bubble"], Kind.W, stages), strict=True
+        )
+    ]
+    shares = ", ".join(f"{apart / together:.3f}" for apart, together in zip(halves, whole, strict=True))
+    lines.append(f"zero-bubble: B + W against a whole backward, by stage: {shares}")
+    figures = {"times_s": times, "cuts": list(cuts), "halves_s": halves, "whole_s": whole}
+    return "\n".join([*lines, bench_report.as_json(figures)])
