@@ -173,11 +173,12 @@ class _Bench:
         stage = PipelineStage(stage_module, self.world.rank, self.world.size, torch.device("cpu"))
         schedule = Schedule1F1B(stage, self.options.microbatches, nn.functional.cross_entropy)
         optimizer = _optimizer(list(stage_module.parameters()))
-        first, last = self.world.rank == 0, self.world.rank == self.world.size - 1
+        inputs = [self.x] if self.world.rank == 0 else []
+        target = self.target if self.world.rank == self.world.size - 1 else None
 
         def step() -> None:
             optimizer.zero_grad()
-            schedule.step(*([self.x] if first else []), **({"target": self.target} if last else {}))
+            schedule.step(*inputs, target=target)
             optimizer.step()
 
         return _timed(step)

@@ -8,10 +8,10 @@ parts; part ``chunk * stages + stage`` is a stage's chunk number ``chunk``.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from distconv.errors import DistconvError
 
@@ -110,7 +110,7 @@ class Schedule:
 
     ``hidden_transfers``: results are passed on while they are computed (asynchronous execution), so a transfer takes
     no time of its own. ``concurrent``: an F and the B that comes next in the list share the stage. ``replicas``: ranks
-    of each stage, which take mini-batches in turn; none given: one each.
+    of each stage, which take mini-batches in turn; none given: one each. ``options``: with which it was asked for.
     """
 
     name: str
@@ -121,6 +121,7 @@ class Schedule:
     hidden_transfers: bool = False
     concurrent: bool = False
     replicas: tuple[int, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __iter__(self) -> Iterator[Action]:
         return (action for actions in self.stages for action in actions)

@@ -67,6 +67,7 @@ def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Sched
     stages = _check_count(name, "stages", stages)
     microbatches = _check_count(name, "microbatches", microbatches)
     family = FAMILIES[name]
+    asked = {key: value for key, value in options.items() if value is not None}
     weights = _weights(name, family, options.pop("weights", None))
     unknown = sorted(set(options) - set(family.options))
     if unknown:
@@ -87,6 +88,7 @@ def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Sched
         family.hidden_transfers,
         family.concurrent,
         replicas,
+        asked,
     )
     return with_transfers(passes)
 

@@ -30,8 +30,9 @@ HEADER_BYTES = 8 * HEADER
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes, so that a message can be read in place."""
 
-STANDING_BYTES = 1 << 30
-"""A standing receive is never larger; transport cuts longer messages."""
+STANDING_BYTES = (1 << 30) - HEADER_BYTES
+"""A standing receive has room for no more tensors. It must be one message: transport cuts what is longer than 1 GiB,
+and of several receives a shorter message would leave some unfilled."""
 
 DTYPES = (
     torch.float32,
@@ -266,11 +267,14 @@ class Mailbox:
             stream.wait()
 
     def close(self) -> None:
-        """Wait until everything has been sent, and receive nothing more."""
+        """Wait until everything has been sent, and receive nothing more. Collective."""
         self.flush()
         for stream in self._incoming.values():
             stream.standing.cancel()
         self._incoming.clear()
+        for comm in self._comms.values():
+            comm.Free()
+        self._comms.clear()
 
 
 def _aligned(offset: int) -> int:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,11 +20,11 @@ from distconv.parallel import check_equal, parallelize
 from distconv.tensor import DistTensor
 
 from .actions import Schedule, ScheduleError
-from .families import FAMILIES, per_stage_replicas, schedule
+from .course import chunks_of, course
+from .families import per_stage_replicas
 from .mail import Mailbox
 from .memory import peak_memory
 from .placement import Placement
-from .stream import Stream
 from .timeline import Span, Timeline
 from .worker import Feed, Loss, Worker
 
@@ -37,7 +36,8 @@ class Pipeline:
 
     ``stages``: all modules, in order and alike on every rank (:func:`distconv.pipeline.split` cuts a model); each is
     called with what the one before returns, a tensor or a tuple of tensors, and a tensor that a later stage needs is
-    handed on. ``schedule``: a name (see :func:`distconv.pipeline.schedule`), with its ``options``. ``loss(output,
+    handed on. ``schedule``: a name (see :func:`distconv.pipeline.schedule`) with its ``options``, or a
+    schedule. ``loss(output,
     target)`` is the mean over samples. ``microbatches``: into how many a synchronous schedule cuts a mini-batch, at
     most one per sample, of balanced sizes. ``replicas`` of each stage (one number: of all) take micro-batches in turn;
     ``grids`` (extents by axis, None: one rank) distribute the tensors within a stage. Ranks go stage by stage, replica
@@ -63,7 +63,7 @@ class Pipeline:
         self,
         stages: Sequence[nn.Module],
         comm: MPI.Intracomm,
-        schedule: str,
+        schedule: str | Schedule,
         loss: Loss,
         microbatches: int = 1,
         replicas: int | Sequence[int] | None = None,
@@ -75,16 +75,18 @@ class Pipeline:
     ) -> None:
         check_running()
         self.modules = list(stages)
-        described = f"{schedule}, {microbatches=}, {replicas=}, {weights=}, {batch_norm=}, {grids=}, {options=}"
+        described = f"{schedule!r}, {microbatches=}, {replicas=}, {weights=}, {batch_norm=}, {grids=}, {options=}"
         agree(comm, "Pipeline", f"{_described(self.modules)}; {described}; seed {torch.initial_seed()}")
         if batch_norm not in BATCH_NORM:
             raise ScheduleError(f"batch_norm={batch_norm!r} must be one of {', '.join(BATCH_NORM)}")
-        self._chunks = _chunks_of(schedule, options)
+        self._chunks = chunks_of(schedule, options)
         if not self.modules or len(self.modules) % self._chunks:
-            raise ScheduleError(f"{schedule}: {len(self.modules)} stages cannot be {self._chunks} chunks on each rank")
+            raise ScheduleError(f"{len(self.modules)} stages cannot be {self._chunks} on each rank")
         count = len(self.modules) // self._chunks
-        self._placement = Placement(comm.size, per_stage_replicas(schedule, replicas or 1, count), grids)
-        self._follow(schedule, microbatches, weights, options)
+        if replicas is None:
+            replicas = (isinstance(schedule, Schedule) and schedule.replicas) or 1
+        self._placement = Placement(comm.size, per_stage_replicas("pipeline", replicas, count), grids)
+        self._course = course(schedule, count, self._placement.replicas, microbatches, weights, options)
         _check_separate(self.modules, count)
         with watchdog.waiting(lambda: "comparing the stages' parameters"):
             check_equal(comm, _state(self.modules))
@@ -115,33 +117,9 @@ class Pipeline:
         self._mailbox = mailbox
         return Worker(place, modules, grid, mailbox, twins, loss, made, batch_norm, torch.initial_seed())
 
-    def _follow(self, name: str, microbatches: int, weights: str | None, options: Mapping[str, Any]) -> None:
-        """Take up a schedule; all that can be wrong with it is found here, before anything is sent."""
-        count = len(self._placement.replicas)
-        family = FAMILIES.get(name)
-        if family is not None and family.concurrent:
-            raise ScheduleError(f"{name}: forward and backward at the same time can be simulated, not run on one rank")
-        given = dict(options) | ({} if weights is None else {"weights": weights})
-        if family is not None and "replicas" in family.options:
-            given["replicas"] = self._placement.replicas
-        if "switch_after" in given:
-            raise ScheduleError(f"{name}: switch_after is for simulations; call switch() when it is time")
-        first = schedule(name, count, 1, **given)
-        self._stream = Stream(name, count, **given) if first.asynchronous else None
-        if first.asynchronous and first.replicas != self._placement.replicas:
-            raise ScheduleError(f"{name} has no replicas; give every stage one rank, or use pipedream")
-        if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
-            raise ScheduleError(f"{name}: microbatches={microbatches!r} is not a whole number of at least 1")
-        if first.asynchronous and microbatches > 1:
-            raise ScheduleError(
-                f"{name}: microbatches={microbatches}, but it updates after every mini-batch; pass 1 and smaller ones"
-            )
-        self._microbatches = microbatches
-        self._make: Callable[[int], Schedule] = lru_cache(maxsize=None)(lambda m: schedule(name, count, m, **given))
-
     def _restart(self) -> None:
         self._origin = self._reported = self._begun
-        self._worker.begin(self._make(1) if self._stream is None else self._stream.schedule)
+        self._worker.begin(self._course.begins)
 
     # -- what it is on this rank --------------------------------------------------------------------------------------
 
@@ -180,19 +158,19 @@ class Pipeline:
             raise ShapeError(
                 f"step: x {tuple(x.shape)} and target {tuple(target.shape)} need as many samples, one or more"
             )
-        if self._stream is None:
+        if self._course.stream is None:
             self._synchronous_step(x, target)
         else:
             number = self._begun - self._origin
             self._worker.feed(number, Feed(x, target, 1.0, self._begun, 0))
-            self._worker.perform(self._stream.step(self.stage, self.replica, number))
+            self._worker.perform(self._course.stream.step(self.stage, self.replica, number))
             self._begun += 1
-            self._report(self._stream.completed(number))
+            self._report(self._course.stream.completed(number))
         return self.losses[-1][1] if self._reported > self._origin else None
 
     def _synchronous_step(self, x: torch.Tensor, target: torch.Tensor) -> None:
-        count = min(self._microbatches, len(x))
-        made = self._make(count)
+        count = min(self._course.microbatches, len(x))
+        made = self._course.make(count)
         self._worker.begin(made)
         pieces = zip(x.tensor_split(count), target.tensor_split(count), strict=True)
         shares = []
@@ -214,22 +192,23 @@ class Pipeline:
     def drain(self) -> None:
         """Finish the mini-batches that are under way; the next one finds an empty pipeline."""
         steps = self._begun - self._origin
-        if self._stream is not None and steps:
-            self._worker.perform(self._stream.rest(self.stage, self.replica, steps))
+        if self._course.stream is not None and steps:
+            self._worker.perform(self._course.stream.rest(self.stage, self.replica, steps))
             self._report(steps)
         self._mailbox.flush()
         self._restart()
 
-    def switch(self, schedule: str, microbatches: int = 1, weights: str | None = None, **options: Any) -> None:
+    def switch(
+        self, schedule: str | Schedule, microbatches: int = 1, weights: str | None = None, **options: Any
+    ) -> None:
         """Drain, and go on with another schedule (hybrid training: stale weights, 4.2)."""
-        agree(self._comm, "switch", f"{schedule}, {microbatches=}, {weights=}, {options=}")
-        if _chunks_of(schedule, options) != self._chunks:
-            raise ScheduleError(f"{schedule}: each rank has {self._chunks} chunks of the model, which cannot change")
-        before = self._stream
-        self._follow(schedule, microbatches, weights, options)
-        after, self._stream = self._stream, before
+        agree(self._comm, "switch", f"{schedule!r}, {microbatches=}, {weights=}, {options=}")
+        if chunks_of(schedule, options) != self._chunks:
+            raise ScheduleError(f"switch: each rank has {self._chunks} chunks of the model, which cannot change")
+        replicas = self._placement.replicas
+        found = course(schedule, len(replicas), replicas, microbatches, weights, options)
         self.drain()
-        self._stream = after
+        self._course = found
         self._restart()
 
     # -- the whole model ----------------------------------------------------------------------------------------------
@@ -242,7 +221,7 @@ class Pipeline:
         ScheduleError
             If mini-batches are under way: drain first.
         """
-        if self._stream is not None and self._begun > self._origin:
+        if self._course.stream is not None and self._begun > self._origin:
             raise ScheduleError("synchronize: mini-batches are under way; call drain() first")
         for index, module in enumerate(self.modules):
             stage = index % len(self._placement.replicas)
@@ -276,21 +255,13 @@ class Pipeline:
         mine = [replace(span, start=span.start - begun, end=span.end - begun) for span in spans]
         every = [span for part in self._comm.allgather(mine) for span in part]
         work = sum(span.end - span.start for span in every)
-        made = self._make(self._microbatches) if self._stream is None else self._stream.schedule
+        made = self._course.begins
         return Timeline(made, every, self._placement.replicas, work, [stage.in_flight for stage in peak_memory(made)])
 
     def close(self) -> None:
         """Finish what is under way and free communicators."""
         self.drain()
         self._mailbox.close()
-
-
-def _chunks_of(name: str, options: Mapping[str, Any]) -> int:
-    """How many modules each rank has."""
-    family = FAMILIES.get(name)
-    if family is None or "chunks" not in family.options:
-        return 1
-    return schedule(name, 1, 1, **{k: v for k, v in options.items() if k == "chunks"}).chunks
 
 
 def _state(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:

@@ -118,7 +118,7 @@ class Worker:
                 self._do[action.kind](action)
             except PipelineError:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:  # of the latter Python would tell nobody, and others would wait
                 raise PipelineError(f"rank {MPI.COMM_WORLD.rank}, {action}: {type(error).__name__}: {error}") from error
             if self.spans is not None and action.kind in COMPUTE | {Kind.UPDATE}:
                 self.spans.append(Span(action, self.place.replica, start, time.perf_counter()))

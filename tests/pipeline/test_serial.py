@@ -477,3 +477,10 @@ def test_each_forward_draws_the_numbers_of_its_mini_batch_micro_batch_and_stage(
             with seeded(torch.initial_seed(), minibatch, microbatch, stage):
                 expected.append(torch.rand(1).item())
         assert module[0].drawn == expected
+
+
+def test_a_stage_that_changes_what_the_one_before_needs_is_refused_as_in_one_process():
+    stages = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), nn.ReLU(inplace=True)]
+    pipe = SerialPipeline(stages, F.mse_loss, partial(torch.optim.SGD, lr=0.1), "gpipe")
+    with pytest.raises(RuntimeError, match=r"in.place"):
+        pipe.step(torch.randn(2, WIDTH), torch.randn(2, WIDTH))
