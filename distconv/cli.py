@@ -17,7 +17,7 @@ from typing import IO, NoReturn
 
 from mpi4py import MPI
 
-from distconv.errors import DistconvError
+from distconv.errors import DistconvError, PipelineError
 
 BAD_INPUT = 2
 
@@ -92,6 +92,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job.add_arguments(parser)
         code: int = job.run(parser.parse_args(given[len(words) :]))
         return code
+    except PipelineError:
+        raise  # on this rank alone: the excepthook ends the job
     except DistconvError as error:
         # Raised on all ranks alike: all of them end here.
         if MPI.COMM_WORLD.rank == 0:

@@ -52,3 +52,10 @@ class PlanError(DistconvError, ValueError):
 
 class MachineError(DistconvError, ValueError):
     """A machine description that cannot be: unknown name, unreadable file, wrong unit, missing key."""
+
+
+class PipelineError(DistconvError, RuntimeError):
+    """A pass of a pipeline failed, or its ranks or stages do not fit each other.
+
+    Raised on the rank that finds out, naming it; the others wait for what it was to send, so the job has to end.
+    """

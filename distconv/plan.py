@@ -26,11 +26,11 @@ from torch.nn.modules.conv import _ConvNd
 
 from distconv.agreement import agree, together
 from distconv.errors import PlanError
+from distconv.files import read_text
 from distconv.grid import AXES, ProcessGrid
 
 FORMAT = "distconv-plan"
 VERSION = 1
-LARGEST_FILE_BYTES = 10 << 20
 
 _SPATIAL = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
@@ -87,12 +87,10 @@ class Plan:
 
     @classmethod
     def _read(cls, path: Path) -> Plan:
+        text = read_text(path, "plan", PlanError)
         try:
-            size = path.stat().st_size
-            if size > LARGEST_FILE_BYTES:
-                raise PlanError(f"plan {path}: {size} bytes are too many for a plan ({LARGEST_FILE_BYTES} at most)")
-            content = json.loads(path.read_bytes(), object_pairs_hook=_without_twins, parse_constant=_no_number)
-        except (OSError, ValueError, RecursionError) as error:
+            content = json.loads(text, object_pairs_hook=_without_twins, parse_constant=_no_number)
+        except (ValueError, RecursionError) as error:
             raise PlanError(f"plan {path} cannot be read: {error}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise PlanError(f'plan {path}: no plan of distconv: it must be an object with "format": "{FORMAT}"')

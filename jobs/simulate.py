@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--activation", type=cost, default=1.0, help="memory of a micro-batch (default: %(default)s)")
     parser.add_argument("--replicas", type=counts, help="ranks of each stage (default: 1)")
     parser.add_argument("--chunks", type=int, help="parts of the model on each stage (interleaved)")
+    parser.add_argument("--weights", metavar="POLICY", help="stash, predict, newest or recompute (default: its own)")
     parser.add_argument("--vertical-sync", action="store_true", default=None, help="one version throughout (pipedream)")
     parser.add_argument("--switch-after", type=int, metavar="M", help="mini-batches until it is sequential (stale)")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write a Gantt chart (.png, .pdf, .svg)")
@@ -92,7 +93,7 @@ def counts(text: str) -> int | list[int]:
 
 
 def _schedule(options: argparse.Namespace) -> Any:
-    given = {name: getattr(options, name) for name in ("chunks", "vertical_sync", "switch_after")}
+    given = {name: getattr(options, name) for name in ("chunks", "weights", "vertical_sync", "switch_after")}
     family = FAMILIES.get(options.schedule)
     if family is not None and "replicas" in family.options:
         given["replicas"] = options.replicas

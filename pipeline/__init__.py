@@ -5,7 +5,9 @@ if __name__ != "distconv.pipeline":
         "import this package as distconv.pipeline: under the bare name 'pipeline' its classes would exist twice"
     )
 
-from .actions import Action, Kind, PipelineError, Schedule, ScheduleError, Weights
+from distconv.errors import PipelineError
+
+from .actions import Action, Kind, Schedule, ScheduleError, Weights
 from .families import FAMILIES, schedule
 from .runtime import Pipeline
 from .serial import SerialPipeline

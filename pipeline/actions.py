@@ -20,10 +20,6 @@ class ScheduleError(DistconvError, ValueError):
     """A schedule that cannot be, or costs that do not fit it."""
 
 
-class PipelineError(DistconvError, RuntimeError):
-    """A pass failed, or ranks or stages do not fit each other. Raised where it is found; the job cannot go on."""
-
-
 class Kind(str, Enum):
     """What an action does."""
 

@@ -16,10 +16,11 @@ import torch
 from mpi4py import MPI
 
 from distconv.distribution import Box
+from distconv.errors import PipelineError
 from distconv.grid import ProcessGrid
 from distconv.transport import Exchange
 
-from .actions import Kind, Message, PipelineError
+from .actions import Kind, Message
 from .boundaries import Extents, blocks, extents, from_boundary, local, routes, within
 from .placement import Place, Placement
 

@@ -102,8 +102,8 @@ class Pipeline:
     ) -> Worker:
         place = self._placement.places[self._comm.rank]
         places = self._placement.places
-        group = MPI.Intracomm(self._comm.Split(places.index(place._replace(member=0)), self._comm.rank))
-        twins = MPI.Intracomm(self._comm.Split(places.index(place._replace(replica=0)), self._comm.rank))
+        self._group = group = MPI.Intracomm(self._comm.Split(places.index(place._replace(member=0)), self._comm.rank))
+        self._twins = twins = MPI.Intracomm(self._comm.Split(places.index(place._replace(replica=0)), self._comm.rank))
         shape = self._placement.grids[place.stage]
         grid = ProcessGrid(group, **shape.shape) if shape.size > 1 else None
         modules = self.modules[place.stage :: len(self._placement.replicas)]
@@ -137,6 +137,23 @@ class Pipeline:
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer of this rank's stage, for learning-rate schedules; None where it has no parameters."""
         return self._worker.optimizer
+
+    @property
+    def minibatches(self) -> int:
+        """Mini-batches begun. A resumed run sets it, while none is under way: random numbers go on as they would have.
+
+        Raises
+        ------
+        ScheduleError
+            If mini-batches are under way.
+        """
+        return self._begun
+
+    @minibatches.setter
+    def minibatches(self, count: int) -> None:
+        self._check_empty("minibatches")
+        self._begun = count
+        self._restart()
 
     # -- training -----------------------------------------------------------------------------------------------------
 
@@ -221,8 +238,7 @@ class Pipeline:
         ScheduleError
             If mini-batches are under way: drain first.
         """
-        if self._course.stream is not None and self._begun > self._origin:
-            raise ScheduleError("synchronize: mini-batches are under way; call drain() first")
+        self._check_empty("synchronize")
         for index, module in enumerate(self.modules):
             stage = index % len(self._placement.replicas)
             mine = module.state_dict() if stage == self.stage else None
@@ -230,6 +246,12 @@ class Pipeline:
                 state = self._comm.bcast(mine, root=self._placement.ranks(stage, 0)[0])
             if mine is None:
                 module.load_state_dict(state)
+
+    def _check_empty(self, what: str) -> None:
+        if self._course.stream is not None and self._begun > self._origin:
+            raise ScheduleError(
+                f"{what}: {self._begun - self._origin} mini-batches may be under way; call drain() first"
+            )
 
     @contextmanager
     def traced(self) -> Iterator[Callable[[], Timeline]]:
@@ -259,9 +281,11 @@ class Pipeline:
         return Timeline(made, every, self._placement.replicas, work, [stage.in_flight for stage in peak_memory(made)])
 
     def close(self) -> None:
-        """Finish what is under way and free communicators."""
+        """Finish what is under way and free the pipeline's communicators; a stage's grid stays, for its model."""
         self.drain()
         self._mailbox.close()
+        for comm in (self._group, self._twins, self._comm):
+            comm.Free()
 
 
 def _state(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:

@@ -13,10 +13,11 @@ from mpi4py import MPI
 from torch import nn
 
 from distconv.distribution import default_axes
+from distconv.errors import PipelineError
 from distconv.grid import ProcessGrid
 from distconv.tensor import DistTensor, scatter
 
-from .actions import COMPUTE, Action, Kind, Message, PipelineError, Schedule, Weights
+from .actions import COMPUTE, Action, Kind, Message, Schedule, Weights
 from .boundaries import local, to_boundary
 from .entering import entering, leaf
 from .halves import WeightHalf, backward_of_inputs
