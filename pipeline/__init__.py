@@ -12,7 +12,8 @@ from .families import FAMILIES, schedule
 from .runtime import Pipeline
 from .serial import SerialPipeline
 from .simulation import simulate
-from .splitting import SplitError, split
+from .splitting import split
+from .stage_graphs import SplitError
 from .timeline import Span, Timeline
 from .validation import validate
 

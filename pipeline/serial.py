@@ -8,25 +8,16 @@ version max(0, m - a_k + 1), the number of updates so far, and its backward vers
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from .actions import ScheduleError
-from .entering import entering, leaf
 from .seeding import seeded
-
-Tensors = tuple[Tensor, ...]
-Gradients = tuple[Tensor | None, ...]
-Run = Callable[..., Tensors]
-"""A stage's part of one forward pass."""
-Weights = list[Tensor] | None
-"""Values for a stage's parameters; None: those that they have."""
+from .serial_stage import Gradients, Run, SerialStage, Tensors
 
 IN_FLIGHT: dict[str, Callable[[int, int], int]] = {
     "pipedream": lambda stages, stage: stages - stage,
@@ -73,7 +64,7 @@ class SerialPipeline:
         self._plan = _plan(schedule, microbatches, weights, vertical_sync)
         self._loss = loss
         self._seed = torch.initial_seed()
-        self._stages = [_Stage(index, module, optimizer) for index, module in enumerate(stages)]
+        self._stages = [SerialStage(index, module, optimizer) for index, module in enumerate(stages)]
         self.optimizers = [stage.optimizer for stage in self._stages]
         self.losses: list[tuple[int, float]] = []
         self._begun = 0
@@ -164,7 +155,7 @@ class SerialPipeline:
         self._gradients[len(self._stages) - 1, flight] = (torch.full_like(loss, share),)
         return loss
 
-    def _run(self, stage: _Stage, target: Tensor, minibatch: int, microbatch: int) -> Run:
+    def _run(self, stage: SerialStage, target: Tensor, minibatch: int, microbatch: int) -> Run:
         """Gives the same however often it is called with the same weights."""
 
         def run(*inputs: Tensor) -> Tensors:
@@ -177,19 +168,19 @@ class SerialPipeline:
 
         return run
 
-    def _backward(self, stage: _Stage, flight: int) -> None:
+    def _backward(self, stage: SerialStage, flight: int) -> None:
         weights = stage.weights_of(self._version(stage, flight))
         gradients = stage.backward(flight, self._gradients.pop((stage.index, flight)), weights)
         if stage.index > 0:
             self._gradients[stage.index - 1, flight] = gradients
 
-    def _backward_and_update(self, stage: _Stage, minibatch: int) -> None:
+    def _backward_and_update(self, stage: SerialStage, minibatch: int) -> None:
         stage.clear_gradients()
         self._backward(stage, minibatch)
         needed_from = {"stash": self._version(stage, minibatch + 1), "predict": minibatch}
         stage.update(needed_from.get(self._plan.weights, minibatch + 1))
 
-    def _version(self, stage: _Stage, minibatch: int) -> int:
+    def _version(self, stage: SerialStage, minibatch: int) -> int:
         """The version of the weights that a pass over ``minibatch`` uses now."""
         if self._plan.weights == "stash":
             first_or_own = 0 if self._plan.vertical_sync else stage.index
@@ -224,137 +215,3 @@ def _plan(schedule: str, microbatches: int, weights: str | None, vertical_sync: 
     if vertical_sync and weights != "stash":
         raise ScheduleError(f"vertical_sync needs weights='stash', which keeps old versions (here: {weights!r})")
     return _Plan(schedule, microbatches, weights, vertical_sync)
-
-
-class _Flight(NamedTuple):
-    """What a stage keeps between the two passes; no outputs: they are computed again."""
-
-    inputs: Tensors
-    outputs: Tensors | None
-    run: Run
-
-
-class _Stage:
-    """One stage's weights, of which ``version`` counts the updates, and what is in flight on it."""
-
-    def __init__(
-        self,
-        index: int,
-        module: nn.Module,
-        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
-    ) -> None:
-        self.index, self.module = index, module
-        self.parameters = list(module.parameters())
-        self.optimizer = optimizer(self.parameters) if self.parameters else None
-        self.version = 0
-        self.copies: dict[int, list[Tensor]] = {}
-        self.flights: dict[int, _Flight] = {}
-
-    def weights_of(self, version: int) -> Weights:
-        """Old weights, or extrapolated ones; None: the newest as they are."""
-        ahead = version - self.version
-        if ahead < 0:
-            return self.copies[version]
-        before = self.copies.get(self.version - 1)
-        if ahead == 0 or before is None:
-            return None
-        with torch.no_grad():
-            return [torch.add(w, w - b, alpha=ahead) for w, b in zip(self.parameters, before, strict=True)]
-
-    def forward(self, flight: int, values: Tensors, run: Run, weights: Weights, keep: bool) -> Tensors:
-        """``keep``: the activations, for the backward; else only the input."""
-        inputs = tuple(leaf(value) if self.index > 0 else value.detach() for value in values)
-        if keep:
-            with self._holding(weights), _aliases(self.parameters):
-                outputs = run(*map(entering, inputs))
-        else:
-            outputs = _without_graph(run, inputs)
-        self.flights[flight] = _Flight(inputs, outputs if keep else None, run)
-        return outputs
-
-    def backward(self, flight: int, gradients: Gradients, weights: Weights) -> Gradients:
-        """Adds to the parameters' gradients; from the ``gradients`` of its outputs those of the stage's inputs."""
-        inputs, outputs, run = self.flights.pop(flight)
-        with self._holding(weights), _buffers_kept(self.module, outputs is None):
-            outputs = run(*map(entering, inputs)) if outputs is None else outputs
-            pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
-            if pairs:
-                torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
-        return tuple(value.grad for value in inputs)
-
-    def update(self, needed_from: int) -> None:
-        """One optimizer step. Copies of the weights stay from version ``needed_from`` on."""
-        if needed_from <= self.version:
-            self.copies[self.version] = [weight.detach().clone() for weight in self.parameters]
-        self.copies = {version: copy for version, copy in self.copies.items() if version >= needed_from}
-        if self.optimizer is not None:
-            self.optimizer.step()
-        self.version += 1
-
-    def clear_gradients(self) -> None:
-        for weight in self.parameters:
-            weight.grad = None
-
-    @contextmanager
-    def _holding(self, weights: Weights) -> Iterator[None]:
-        """The parameters have the values ``weights`` (None: their own)."""
-        if weights is None:
-            yield
-            return
-        newest = [weight.detach().clone() for weight in self.parameters]
-        _copy(weights, self.parameters)
-        try:
-            yield
-        finally:
-            _copy(newest, self.parameters)
-
-
-@torch.no_grad()
-def _copy(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    for value, tensor in zip(values, tensors, strict=True):
-        tensor.copy_(value)
-
-
-def _aliases(parameters: Sequence[nn.Parameter]) -> saved_tensors_hooks:
-    """Autograd's references to weights show what the weights are when they are read, and it does not mind the change.
-
-    That of anything else it must mind, as without hooks it would.
-    """
-    weights = {weight.untyped_storage().data_ptr() for weight in parameters}
-
-    def pack(tensor: Tensor) -> tuple[Tensor, int | None]:
-        is_weight = tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() in weights
-        # Not the tensor itself: an output that its own step keeps would keep that step for ever.
-        return tensor.detach(), None if is_weight else tensor._version
-
-    def unpack(packed: tuple[Tensor, int | None]) -> Tensor:
-        tensor, version = packed
-        if version not in (None, tensor._version):
-            raise RuntimeError(
-                f"a {tuple(tensor.shape)} tensor that the backward pass needs was changed in place since its forward; "
-                "the model must leave it as it is"
-            )
-        return tensor
-
-    return saved_tensors_hooks(pack, unpack)
-
-
-@torch.no_grad()
-def _without_graph(run: Run, inputs: Tensors) -> Tensors:
-    versions = [value._version for value in inputs]
-    outputs = run(*inputs)
-    if [value._version for value in inputs] != versions:
-        raise ScheduleError(
-            "weights='recompute': a stage changes its input in place, which it needs once more; make that inplace=False"
-        )
-    return outputs
-
-
-@contextmanager
-def _buffers_kept(module: nn.Module, keep: bool) -> Iterator[None]:
-    """With ``keep``, the module's buffers are afterwards what they are now."""
-    owners = list(module.modules()) if keep else []
-    kept = [(owner, name, b, b.clone()) for owner in owners for name, b in owner._buffers.items() if b is not None]
-    yield
-    for owner, name, buffer, value in kept:
-        owner._buffers[name] = buffer.copy_(value)

@@ -215,10 +215,7 @@ class Worker:
         kept = self._passes[action.microbatch, action.chunk]
         message = self._schedule.needs(action)
         feed = self._fed[action.microbatch]
-        if not self._clean:
-            for module in self.modules:
-                module.zero_grad(set_to_none=True)
-            self._clean = True
+        self._clear_gradients()
         if self._schedule.weights is Weights.RECOMPUTE:
             kept.outputs = self._run(action, feed, kept.inputs, again=True)
         if message is None:
@@ -265,7 +262,15 @@ class Worker:
 
     # -- updates ------------------------------------------------------------------------------------------------------
 
+    def _clear_gradients(self) -> None:
+        """Before the first gradient after an update."""
+        if not self._clean:
+            for module in self.modules:
+                module.zero_grad(set_to_none=True)
+            self._clean = True
+
     def _update(self, action: Action) -> None:
+        self._clear_gradients()  # of a replica for which there was no micro-batch
         if self._collects:
             records = [self._statistics.records]
             if self._twins.size > 1:

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from distconv.layers.models import MODELS
-from distconv.pipeline.splitting import LAYERS, SplitError, split
+from distconv.pipeline.splitting import split
+from distconv.pipeline.stage_graphs import LAYERS, SplitError
 
 SAMPLES = {
     "lenet5": (1, 28, 28),
