@@ -44,3 +44,4 @@ def set_up() -> None:
         torch.set_num_threads(threads_for(_cores(), node.allgather(_cores())))
         node.Free()
     watchdog.install_excepthooks()
+    watchdog.install_exit_hook()

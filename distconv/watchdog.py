@@ -6,6 +6,7 @@ thread looks at what the blocked threads said they wait for. ``DISTCONV_TIMEOUT_
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import os
 import sys
@@ -15,12 +16,17 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import NoReturn
 
 from mpi4py import MPI
 
 ABORT_CODE = 75
 """Exit code of a job that the watchdog ended (EX_TEMPFAIL)."""
 
+_EXIT_TOGETHER_S = 2.0
+"""Ranks that leave with an error code within this time of each other leave together."""
+
+_exit_code = 0
 timeout_s = float(os.environ.get("DISTCONV_TIMEOUT_S", "600"))
 _waits: dict[int, tuple[float, Callable[[], str]]] = {}
 _started = threading.Lock()
@@ -75,6 +81,39 @@ def install_excepthooks() -> None:
     """Make an uncaught exception on one rank, in the main thread or another, end the whole job with code 1."""
     sys.excepthook = _excepthook
     threading.excepthook = lambda failed: _report(failed.exc_type, failed.exc_value, failed.exc_traceback)
+
+
+def install_exit_hook() -> None:
+    """Make ``sys.exit`` with another code than 0 end the whole job with that code, unless all ranks leave like that.
+
+    Python tells no hook about SystemExit, and MPI would wait in its finalization for the ranks that stayed.
+    """
+    leave = sys.exit
+
+    def exit_and_remember(status: str | int | None = None, /) -> NoReturn:
+        global _exit_code
+        _exit_code = status if isinstance(status, int) else int(status is not None)
+        leave(status)
+
+    sys.exit = exit_and_remember
+    atexit.register(_leave)
+
+
+def _leave() -> None:
+    if not _exit_code or MPI.Is_finalized():
+        return
+    everyone = MPI.COMM_WORLD.Ibarrier()
+    end = time.monotonic() + _EXIT_TOGETHER_S
+    while not everyone.Test():
+        if time.monotonic() > end:
+            print(
+                f"distconv: rank {MPI.COMM_WORLD.rank} left with exit code {_exit_code} and the others did not; "
+                "ending the job",
+                file=sys.stderr,
+                flush=True,
+            )
+            MPI.COMM_WORLD.Abort(_exit_code)
+        time.sleep(0.01)
 
 
 def _excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:

@@ -17,11 +17,11 @@ from distconv.tensor import DistTensor
 
 @dataclass(frozen=True)
 class Comparison:
-    """Measured times of something and, with a machine to predict it for, the prediction; all in seconds."""
+    """Measured times of something and what was predicted for it, all in seconds."""
 
     name: str
     measured_s: Sequence[float]
-    predicted_s: float | None = None
+    predicted_s: float
 
     @property
     def mean_s(self) -> float:
@@ -31,24 +31,29 @@ class Comparison:
     @property
     def deviation_s(self) -> float:
         """Their standard deviation."""
-        return statistics.stdev(self.measured_s) if len(self.measured_s) > 1 else 0.0
+        return deviation(self.measured_s)
 
     def figures(self) -> dict[str, Any]:
         """For JSON."""
         return {"mean_s": self.mean_s, "deviation_s": self.deviation_s, "predicted_s": self.predicted_s}
 
 
-def table_head(label: str = "ms") -> str:
+def deviation(values: Sequence[float]) -> float:
+    """Standard deviation of a sample, as an estimate of that of all; 0 of a single value."""
+    return statistics.stdev(values) if len(values) > 1 else 0.0
+
+
+def table_head(label: str) -> str:
     """Column names for :func:`row`."""
     return f"{label:<44} {'mean':>10} {'deviation':>10} {'predicted':>10}  predicted/mean"
 
 
 def row(found: Comparison) -> str:
     """A line of the table."""
-    line = f"{found.name:<44} {1e3 * found.mean_s:10.3f} {1e3 * found.deviation_s:10.3f}"
-    if found.predicted_s is None:
-        return f"{line} {'-':>10}"
-    return f"{line} {1e3 * found.predicted_s:10.3f}  {found.predicted_s / found.mean_s:14.3f}"
+    return (
+        f"{found.name:<44} {1e3 * found.mean_s:10.3f} {1e3 * found.deviation_s:10.3f} "
+        f"{1e3 * found.predicted_s:10.3f}  {found.predicted_s / found.mean_s:14.3f}"
+    )
 
 
 def timed(comm: MPI.Intracomm, device: torch.device, action: Callable[[], object]) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 
 import torch
@@ -13,6 +12,7 @@ from mpi4py import MPI
 import distconv as dc
 from distconv.distribution import Distribution, default_axes
 from distconv.jobs import bench_report
+from distconv.jobs.bench_comparison import timed
 from distconv.kernels.convolution import Geometry
 from distconv.layers.windows import window_needs
 from distconv.transfer import TransferPlan, transfer_plan
@@ -52,10 +52,7 @@ def _times(comm: MPI.Intracomm, actions: dict[str, Callable[[], None]], repeats:
     times: dict[str, list[float]] = {name: [] for name in actions}
     for turn in range(repeats + 5):
         for name, action in actions.items():
-            comm.Barrier()
-            start = time.perf_counter()
-            action()
-            slowest = comm.allreduce(time.perf_counter() - start, MPI.MAX)
+            slowest = timed(comm, torch.device("cpu"), action)
             if turn >= 5:
                 times[name].append(slowest)
     return times

@@ -42,6 +42,9 @@ examples:
 
 MIB = 2**20
 
+STACK = {"channels": 1024, "groups": 1, "kernel": 3, "layers": 2, "size": 14, "rounds": 5}
+"""Options of the stack of layers, with their defaults."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv bench layer``."""
@@ -51,17 +54,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=bench_paper_layers.LAYERS,
         help="this layer, float32 (with --grid, --batch, --device and --machine)",
     )
-    parser.add_argument("--device", default="cpu", help="of --layer: cpu or cuda (default: %(default)s)")
+    parser.add_argument("--device", help="of --layer: cpu or cuda (default: cpu)")
     add_machine_argument(parser, required=False)
-    parser.add_argument("--channels", type=positive, default=1024, help="channels and filters (default: %(default)s)")
-    parser.add_argument("--groups", type=positive, default=1, help="groups of each convolution (default: %(default)s)")
-    parser.add_argument("--kernel", type=positive, default=3, help="odd extent of the kernels (default: %(default)s)")
-    parser.add_argument("--layers", type=positive, default=2, help="convolutions with ReLU (default: %(default)s)")
-    parser.add_argument(
-        "--size", type=positive, default=14, help="height and width of the sample (default: %(default)s)"
-    )
     parser.add_argument("--batch", type=positive, default=1, help="samples per step (default: %(default)s)")
-    parser.add_argument("--rounds", type=positive, default=5, help="turns of each variant (default: %(default)s)")
+    for name, text in (
+        ("channels", "channels and filters"),
+        ("groups", "groups of each convolution"),
+        ("kernel", "odd extent of the kernels"),
+        ("layers", "convolutions with ReLU"),
+        ("size", "height and width of the sample"),
+        ("rounds", "turns of each variant"),
+    ):
+        parser.add_argument(f"--{name}", type=positive, help=f"{text} (without --layer; default: {STACK[name]})")
 
 
 class Stack:
@@ -108,13 +112,13 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
     axes = parse_grid(options.grid) if options.grid else {AXIS: comm.size}
+    _check(options)
     if options.layer is not None:
         machine = on_rank_0(comm, lambda: Machine.load(options.machine)) if options.machine else None
-        device = torch.device(device_for(options.device, comm))
+        device = torch.device(device_for(options.device or "cpu", comm))
         bench_paper_layers.run(options.layer, options.batch, axes, device, machine)
         return 0
-    if options.machine is not None:
-        raise DistconvError("--machine: predictions are for a single layer; name it with --layer")
+    options = argparse.Namespace(**vars(options) | _stack(options))
     grid = ProcessGrid(comm, **axes)
     split = Stack(options, grid)
     with counted() as traffic:
@@ -134,6 +138,24 @@ def run(options: argparse.Namespace) -> int:
     if single is not None and held is not None:
         _report(options, grid, split, single.held(), held, traffic, times)
     return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise DistconvError for options that would be ignored, and layers that cannot be."""
+    strange = [name for name in (STACK if options.layer else ("device", "machine")) if getattr(options, name)]
+    if strange and options.layer:
+        raise DistconvError(f"--{strange[0]} is of the stack of layers, but --layer {options.layer} is a single one")
+    if strange:
+        raise DistconvError(f"--{strange[0]}: that is for a single layer; name it with --layer")
+    found = _stack(options)
+    if found["channels"] % found["groups"]:
+        raise DistconvError(f"--groups {found['groups']} does not divide --channels {found['channels']}")
+    if found["kernel"] % 2 == 0:
+        raise DistconvError(f"--kernel {found['kernel']}: the extent must be odd, or outputs are larger than inputs")
+
+
+def _stack(options: argparse.Namespace) -> dict[str, int]:
+    return {name: getattr(options, name) or default for name, default in STACK.items()}
 
 
 def _timed(stack: Stack) -> float:

@@ -11,6 +11,8 @@ import time
 
 from mpi4py import MPI
 
+from distconv.errors import DistconvError
+from distconv.perfmodel import geometry, work
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.machine import Machine
 from distconv.perfmodel.plans import candidates
@@ -40,7 +42,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plan for each power of two ranks and print. Collective over MPI.COMM_WORLD; rank 0 works."""
+    """Plan for ``--from`` to ``--to`` ranks and print: for powers of two, and ``--to``. Collective; rank 0 works."""
+    if options.least > options.most:
+        raise DistconvError(f"--from {options.least} is more than --to {options.most}")
     on_rank_0(MPI.COMM_WORLD, lambda: _compared(options))
     return 0
 
@@ -80,6 +84,9 @@ def _timed(
 ) -> tuple[Strategy, float]:
     """A strategy and the seconds it took, with all costs worked out anew."""
     graph.caches.clear()
+    for cached in (*vars(geometry).values(), *vars(work).values()):
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
     start = time.perf_counter()
     found = select(graph, machine, ranks, memory, method)
     return found, time.perf_counter() - start

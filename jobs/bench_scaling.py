@@ -178,7 +178,7 @@ def _report(
 
 
 def _grid(plan: Plan) -> str:
-    """The grid of a plan that has only one."""
+    """The grid of a plan, or how many it has."""
     grids = {written(parts) for parts in plan.layers.values()}
     return f" ({next(iter(grids))})" if len(grids) == 1 else f" ({len(grids)} grids)"
 
@@ -186,5 +186,5 @@ def _grid(plan: Plan) -> str:
 def _print_predictions(predicted: Curves) -> None:
     print(f"\n{'predicted ms per step':<24}{''.join(f'{name:>14}' for name in predicted)}")
     for ranks in predicted["planned"]:
-        times = [found[ranks].time if ranks in found else None for found in predicted.values()]
-        print(f"{ranks:>6} ranks{'':<12}{''.join(f'{1e3 * t:>14.3f}' if t else f'{chr(45):>14}' for t in times)}")
+        times = [f"{1e3 * found[ranks].time:.3f}" if ranks in found else "-" for found in predicted.values()]
+        print(f"{ranks:>6} ranks{'':<12}{''.join(time.rjust(14) for time in times)}")

@@ -1,11 +1,11 @@
-"""The page of :mod:`distconv.jobs.paper_tables`: constants, tables, errors, and why cells are off, in Markdown."""
+"""The page of :mod:`distconv.jobs.paper_predictions`: constants, tables, errors, and why cells are off, in Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from distconv.jobs.paper_tables import (
+from distconv.jobs.paper_predictions import (
     CELLS,
     GRIDS,
     SETTINGS,
@@ -52,19 +52,8 @@ Mini-batch times of Tables II and III come out longer than published: rates are 
 """
 
 FORMS = """\
-The form of the cost model was changed while this page was first made, with these held-out errors (I, II, III, all):
-
-1. 3.1, 21.0, 59.5, 25.1 %: a weight gradient fills the device only by the weight's elements; no time for packing
-   halos; a fixed cost for each side of a block instead of the strips that wait for its halo; two neighbours even where
-   a dimension is cut in two.
-2. 3.0, 8.8, 22.2, 10.4 %: the sum of a weight gradient is split over samples and positions as well.
-3. 2.0, 20.1, 18.9, 13.5 %: packing, strips one after the other, neighbours that are there; 16 GPUs as 8x2.
-4. 2.0, 20.2, 19.0, 13.5 %: strips of all sides side by side.
-5. The present one: work of operations other than convolutions is shared out over inputs or outputs, whichever are more.
-
-In 1 to 4 the latency on a node was fitted and the memory bandwidth was not, within wider bounds. The reasons for the
-changes are physical, but their errors were seen, and so were those of several bounds before the present ones were set.
-What else could be chosen, computed anew with the present form:
+The held-out cells were seen while the cost model got its form and the constants their bounds: each change has a
+physical reason, but held out they are from the fit alone. What else could be chosen, with the present form:
 """
 
 

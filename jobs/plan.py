@@ -101,7 +101,7 @@ def _plan(options: argparse.Namespace) -> None:
         strategy.plan.save(options.out)
         print(f"plan: {options.out}; train with it: {plan_report.training(options, graph)}")
     if options.plot is not None:
-        fewer = strategies(graph, machine, rank_counts(options.ranks)[:-1], memory, **assumptions)
+        fewer = strategies(graph, machine, rank_counts(options.ranks)[:-1], memory, options.method, **assumptions)
         title = (
             f"{options.model}, {options.batch} samples, on {options.ranks} ranks of {machine.name} ({strategy.method})"
         )

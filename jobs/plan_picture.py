@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from distconv.grid import AXES
 from distconv.perfmodel.evaluation import Prediction
 from distconv.perfmodel.selection import Strategy
 
+from .bench_comparison import deviation
 from .plan_report import FIGURES
 from .scaling_prediction import Curves, Point
 
@@ -56,7 +58,7 @@ def draw_measured(
     draw_scaling(axis, curves, math.inf)
     for name, found in measured.items():
         colour, marker = STYLES[name]
-        mean, spread = ([1e3 * f(times) for times in found.values()] for f in (np.mean, np.std))
+        mean, spread = ([1e3 * f(times) for times in found.values()] for f in (statistics.fmean, deviation))
         axis.errorbar(list(found), mean, spread, fmt=marker, color=colour, markersize=9, label=f"{name}, measured")
     axis.legend(fontsize=8)
     figure.savefig(path, dpi=110)

@@ -38,7 +38,7 @@ def heading(options: argparse.Namespace, graph: LayerGraph, machine: Machine, me
 
 def totals(strategy: Strategy) -> Iterator[str]:
     """Sums over all layers, before anything is hidden, for the plan and for pure parallelism; bound and gap."""
-    heads = "".join(f"{head:>9}" for head in (*FIGURES, "hidden", "step"))
+    heads = "".join(f" {head:>10}" for head in (*FIGURES, "hidden", "step"))
     yield f"  {'ms of all layers':<24}{heads}  GB per rank"
     yield _total("this plan", strategy.prediction)
     for name, alone in strategy.uniform.items():
@@ -51,7 +51,7 @@ def totals(strategy: Strategy) -> Iterator[str]:
 
 def _total(name: str, prediction: Prediction) -> str:
     sums = {figure: sum(getattr(layer, figure) for layer in prediction.layers.values()) for figure in FIGURES.values()}
-    shown = "".join(f"{1e3 * value:>9.3f}" for value in (*sums.values(), prediction.hidden, prediction.time))
+    shown = "".join(f" {1e3 * value:>10.3f}" for value in (*sums.values(), prediction.hidden, prediction.time))
     return f"  {name:<24}{shown}  {prediction.memory / 1e9:>11.4g}"
 
 
@@ -64,9 +64,9 @@ def _gap(strategy: Strategy) -> str:
 def layers(prediction: Prediction) -> Iterator[str]:
     """A line for each layer with all that inherits its distribution."""
     width = max(map(len, prediction.layers))
-    yield f"  {'ms of each layer':<{width}} {'distribution':<18}{''.join(f'{head:>9}' for head in FIGURES)}"
+    yield f"  {'ms of each layer':<{width}} {'distribution':<18}{''.join(f' {head:>10}' for head in FIGURES)}"
     for name, layer in prediction.layers.items():
-        times = "".join(f"{1e3 * getattr(layer, figure):>9.3f}" for figure in FIGURES.values())
+        times = "".join(f" {1e3 * getattr(layer, figure):>10.3f}" for figure in FIGURES.values())
         yield f"  {name:<{width}} {written(layer.parts):<18}{times}"
 
 

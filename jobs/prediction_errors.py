@@ -11,12 +11,17 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import scipy.stats
 import torch
 from mpi4py import MPI
 
+from distconv.cli import BAD_INPUT, Parser
+from distconv.errors import DistconvError
 from distconv.perfmodel.evaluation import evaluate
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.machine import Machine
@@ -25,8 +30,9 @@ from distconv.perfmodel.selection import select
 from distconv.plan import Plan, written
 
 from . import bench_scaling
-from .planning_options import traced
+from .planning_options import on_rank_0, traced
 from .profile import machine_of, profiled
+from .training_options import positive
 
 CASES = {
     model: argparse.Namespace(model=model, input=sample, batch=batch, width=width, classes=None)
@@ -61,23 +67,36 @@ GRIDS = ("n", "h", "w", "c")
 """Axes along which all ranks are put, one after the other."""
 
 
-def main() -> int:
-    """Profile, predict, measure, print. Collective over MPI.COMM_WORLD."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each variant (default: %(default)s)")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Profile, predict, measure, print; 2 and one line on bad input. Collective over MPI.COMM_WORLD."""
+    parser = Parser(prog="prediction_errors", description=__doc__)
+    parser.add_argument("--rounds", type=positive, default=9, help="turns of each variant (default: %(default)s)")
     parser.add_argument("--models", default=",".join(CASES), help="some of %(default)s")
-    options = parser.parse_args()
-    comm = MPI.COMM_WORLD
+    options = parser.parse_args(arguments)
+    try:
+        _run(options.models.split(","), options.rounds, MPI.COMM_WORLD)
+    except DistconvError as error:
+        if MPI.COMM_WORLD.rank == 0:
+            print(f"prediction_errors: {error}", file=sys.stderr)
+        return BAD_INPUT
+    return 0
+
+
+def _run(names: Sequence[str], rounds: int, comm: MPI.Intracomm) -> None:
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        raise DistconvError(f"--models {unknown[0]}: there is no such network; there are {', '.join(CASES)}")
+    if comm.size == 1:
+        raise DistconvError("one rank has nothing to choose a plan for; start it with mpiexec -n 2, or more")
     rows: list[Row] = []
     device = torch.device("cpu")
     machine = machine_of("here", profile_network(comm, device), comm, device)
-    for name in options.models.split(","):
-        case = CASES[name]
-        case.rounds = options.rounds
+    for name in names:
+        case = argparse.Namespace(**vars(CASES[name]), rounds=rounds)
         graph = traced(case)
         machine = profiled(machine, graph, [1, comm.size], comm, device)
         for ranks in (1, comm.size):
-            plans = _plans(graph, machine, ranks)
+            plans = on_rank_0(comm, partial(_plans, graph, machine, ranks))
             measured = bench_scaling.measured(case, comm, ranks, plans, device)
             for grid, plan in plans.items():
                 predicted = evaluate(graph, plan, machine, ranks).time
@@ -86,11 +105,10 @@ def main() -> int:
                 _print_rows(rows[-len(plans) :])
     if comm.rank == 0:
         _summarise(rows)
-    return 0
 
 
 def _plans(graph: LayerGraph, machine: Machine, ranks: int) -> dict[str, Plan]:
-    """One grid for all layers, along each axis; and what the planner chooses."""
+    """One grid for all layers, along each axis; and what the planner chooses, which the time it has may decide."""
     grids = [{axis: ranks} for axis in GRIDS] if ranks > 1 else [{}]
     plans = {written(parts): Plan({"*": parts}, ranks) for parts in grids}
     return plans | ({"planned": select(graph, machine, ranks).plan} if ranks > 1 else {})

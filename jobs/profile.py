@@ -3,6 +3,9 @@
 Start it on as many ranks as a node has (on two nodes to measure the network too). Layers are measured at the extents
 that their blocks have on ``--ranks`` ranks, which need not be there: warm-up runs, then the mean of ten (V-A). What the
 file already has is not measured again.
+
+With ``--layers`` it is a profile of the network's layers instead, measured in training steps of one process: what
+pipeline stages are cut by (``distconv.perfmodel.partition``).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from mpi4py import MPI
 
 from distconv.errors import DistconvError, MachineError
 from distconv.perfmodel.graph import LayerGraph
+from distconv.perfmodel.layer_timing import ITERATIONS, WARM_UP, Timing, time_layers
 from distconv.perfmodel.links import Group, Link
 from distconv.perfmodel.machine import Compute, Machine, Overlap, Roofline
 from distconv.perfmodel.measure import calls_of, measure, measure_exchange, measure_roofline
@@ -27,6 +31,7 @@ from distconv.perfmodel.network_profile import NetworkProfile, node_indices, pro
 from distconv.perfmodel.plans import candidates
 from distconv.perfmodel.work import LocalCall
 
+from .model_factory import build_model
 from .planning_options import add_network_arguments, check_writable, on_first_ranks, on_rank_0, traced
 from .training_options import device_for, positive
 
@@ -39,12 +44,13 @@ examples:
   srun -N 2 --ntasks-per-node 4 distconv profile --out gpus.yaml --device cuda --model resnet50 --input 3,224,224 \\
     --batch 256 --ranks 4,16,64
   distconv plan --machine here.yaml --model resnet20 --input 3,32,32 --batch 16 --ranks 2
+  distconv profile --layers --model vgg16 --input 3,32,32 --batch 32 --iterations 20 --out vgg16.json
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv profile``."""
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="machine file to write, or to add to")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="machine file to write, or to add to")
     parser.add_argument("--name", default=platform.node() or "here", help="name of the machine (default: %(default)s)")
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     add_network_arguments(parser, required=False)
@@ -54,12 +60,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="P,P",
         help="rank counts to measure layers for (default: 1 and those of this run)",
     )
+    parser.add_argument(
+        "--layers", action="store_true", help="time each layer in training steps of one process; --out: layer profile"
+    )
+    parser.add_argument("--warmup", type=int, metavar="N", help=f"steps before (--layers; default: {WARM_UP})")
+    parser.add_argument("--iterations", type=positive, metavar="N", help=f"steps measured (default: {ITERATIONS})")
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and write. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
     device = torch.device(device_for(options.device, comm))
+    if options.layers:
+        on_rank_0(comm, lambda: _time_layers(options, device, comm.size))
+        return 0
     machine = on_rank_0(comm, lambda: _known(options))
     graph = None if options.model is None else traced(options)
     network = None
@@ -68,28 +82,79 @@ def run(options: argparse.Namespace) -> int:
         machine = machine_of(options.name, network, comm, device)
     if graph is not None:
         machine = profiled(machine, graph, options.ranks or [1, comm.size], comm, device)
-    on_rank_0(comm, lambda: _save(machine, network, options.out))
+    nodes = len(set(node_indices(comm)))
+    on_rank_0(comm, lambda: _save(machine, network, nodes, options.out))
     return 0
 
 
 def _known(options: argparse.Namespace) -> Machine | None:
+    if options.out is None:
+        raise DistconvError("--out is missing: the machine file to write, or to add to")
+    if options.warmup is not None or options.iterations is not None:
+        raise DistconvError("--warmup and --iterations are for --layers alone")
     check_writable("--out", options.out)
     if options.model is not None and (options.input is None or options.batch is None):
         raise DistconvError("--model needs --input and --batch: the extents of one sample, and samples per step")
+    for name in ("ranks", "input", "batch", "width", "classes"):
+        if options.model is None and getattr(options, name) is not None:
+            raise DistconvError(f"--{name} is for the layers of a network; name it with --model")
     return Machine.load(options.out) if options.out.exists() else None
 
 
-def _save(machine: Machine, network: NetworkProfile | None, path: Path) -> None:
+def _save(machine: Machine, network: NetworkProfile | None, nodes: int, path: Path) -> None:
     machine.save(path)
     print(f"{path}: {machine.name}, {sum(len(entry.table) for entry in machine.compute)} measured times of operations")
-    if network is not None and network.node is not None:
-        node, ranks = machine.node, machine.ranks_per_node
-        measured, modelled = network.node.allreduce.send(2**20), machine.allreduce(Group(ranks, ranks), 2**20)
-        print(
-            f"on a node an exchange takes {node.latency_s * 1e6:.1f} us and {node.bandwidth_bytes_per_s / 1e9:.2f} "
-            f"GB/s, an allreduce of 1 MiB over its {ranks} ranks {measured * 1e6:.0f} us ({modelled * 1e6:.0f} by the "
-            "model)"
-        )
+    if network is None:
+        return
+    ranks = machine.ranks_per_node
+    for where, found, group, over in (
+        ("on a node", network.node, Group(ranks, ranks), f"its {ranks} ranks"),
+        ("between nodes", network.network, Group(nodes, 1), f"one rank of each of {nodes} nodes, all at once,"),
+    ):
+        if found is not None:
+            measured, modelled = found.allreduce.send(2**20), machine.allreduce(group, 2**20)
+            print(
+                f"{where} an exchange takes {found.exchange.latency_s * 1e6:.1f} us and "
+                f"{found.exchange.bandwidth_bytes_per_s / 1e9:.2f} GB/s, an allreduce of 1 MiB over {over} "
+                f"{measured * 1e6:.0f} us ({modelled * 1e6:.0f} by the model)"
+            )
+
+
+# -- layers in training steps -----------------------------------------------------------------------------------------
+
+
+def _time_layers(options: argparse.Namespace, device: torch.device, ranks: int) -> None:
+    if ranks > 1:
+        raise DistconvError(f"--layers measures one process, this run has {ranks} ranks; start it without mpiexec")
+    if None in (options.model, options.input, options.batch):
+        raise DistconvError("--layers needs --model, --input and --batch: the network, one sample's extents, samples")
+    if options.ranks is not None:
+        raise DistconvError("--ranks is for a machine file; with --layers a layer is measured whole")
+    if options.out is not None:
+        check_writable("--out", options.out)
+    model = build_model(
+        options.model, MPI.COMM_SELF, seed=0, in_channels=options.input[0], classes=options.classes, width=options.width
+    )
+    x = torch.rand(options.batch, *options.input, device=device)
+    warm_up = WARM_UP if options.warmup is None else options.warmup
+    found = time_layers(model.to(device), [x], warm_up, options.iterations or ITERATIONS)
+    _print_layers(options, device, found)
+    if options.out is not None:
+        found.profile.save(options.out)
+        print(f"{options.out}: {len(found.profile.layers)} layers")
+
+
+def _print_layers(options: argparse.Namespace, device: torch.device, found: Timing) -> None:
+    print(f"{options.model}, {options.batch} samples of {'x'.join(map(str, options.input))}, {device}, float32:")
+    print(f"{'layer':<32}{'forward ms':>12}{'backward ms':>13}{'output kB':>12}{'parameters kB':>15}")
+    for layer in found.profile.layers:
+        print(f"{layer.name:<32}{layer.forward_s * 1e3:>12.3f}{layer.backward_s * 1e3:>13.3f}", end="")
+        print(f"{layer.activation_bytes / 1e3:>12.1f}{layer.parameter_bytes / 1e3:>15.1f}")
+    total = sum(layer.time_s for layer in found.profile.layers)
+    print(
+        f"sum of the layers {total * 1e3:.3f} ms, whole step without hooks {found.step_s * 1e3:.3f} ms: "
+        f"ratio {found.ratio:.3f}"
+    )
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
@@ -170,7 +235,7 @@ def _with_table(
 ) -> Compute:
     calls: dict[str, LocalCall] = {}
     for count in ranks:
-        if min(count, machine.ranks_per_node) == entry.busy:
+        if machine.computing(count).busy == entry.busy:
             calls |= calls_of(graph, candidates(graph, count), count, machine.ranks_per_node)
     missing = {key: call for key, call in calls.items() if f"{key} forward" not in entry.table}
     found = _at_work(entry.busy, comm, lambda group: measure(missing, group, device))

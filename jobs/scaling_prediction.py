@@ -44,13 +44,18 @@ def rank_counts(most: int) -> list[int]:
 
 
 def strategies(
-    graph: LayerGraph, machine: Machine, counts: Iterable[int], memory: float | None = None, **assumptions: Any
+    graph: LayerGraph,
+    machine: Machine,
+    counts: Iterable[int],
+    memory: float | None = None,
+    method: str = "exact",
+    **assumptions: Any,
 ) -> dict[int, Strategy]:
     """A plan for each number of ranks on which one fits into ``memory`` bytes per rank."""
     found = {}
     for ranks in counts:
         try:
-            found[ranks] = select(graph, machine, ranks, memory, seconds=SEARCH_S, **assumptions)
+            found[ranks] = select(graph, machine, ranks, memory, method, SEARCH_S, **assumptions)
         except PlanError:
             continue
     return found

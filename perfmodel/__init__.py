@@ -9,11 +9,13 @@ if __name__ != "distconv.perfmodel":
     )
 
 from distconv.perfmodel.evaluation import LayerPrediction, Prediction, evaluate
+from distconv.perfmodel.exploration import Exploration, explore
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.layer_profile import Layer, Profile
 from distconv.perfmodel.machine import Machine
 from distconv.perfmodel.partitioning import Device, StagePartition, partition
 from distconv.perfmodel.plans import candidates
+from distconv.perfmodel.predicted_profile import predicted_profile
 from distconv.perfmodel.selection import Strategy, select
 from distconv.perfmodel.settings import Settings
 from distconv.perfmodel.stage_costs import stage_time
@@ -22,6 +24,7 @@ from distconv.perfmodel.work import LocalCall, Work, register_cost
 
 __all__ = [
     "Device",
+    "Exploration",
     "Layer",
     "LayerGraph",
     "LayerPrediction",
@@ -35,7 +38,9 @@ __all__ = [
     "Work",
     "candidates",
     "evaluate",
+    "explore",
     "partition",
+    "predicted_profile",
     "register_cost",
     "select",
     "stage_time",

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import least_squares, minimize_scalar
 
 from distconv.perfmodel.machine import Machine
 from distconv.perfmodel.published import Cell
@@ -90,9 +91,8 @@ def calibrate(
 ) -> Machine:
     """``machine`` with ``constants`` fitted to ``cells``, which have the first cell of each of their rows.
 
-    Least squares over the logarithms of predicted over measured times, and of the ratios of speed-ups. Needs scipy.
+    Least squares over the logarithms of predicted over measured times, and of the ratios of speed-ups.
     """
-    from scipy.optimize import least_squares
 
     def at(point: Array) -> Machine:
         values = np.exp(point)
@@ -111,8 +111,8 @@ def calibrate(
 
 def _residuals(machine: Machine, cells: Sequence[Cell], predict: Predict) -> Array:
     times = {cell: np.log(predict(machine, cell) / cell.time_s) for cell in cells}
-    base = {cell.samples: time for cell, time in times.items() if cell.is_base}
-    speedups = [base[cell.samples] - time for cell, time in times.items() if not cell.is_base]
+    base = {(cell.table, cell.samples): time for cell, time in times.items() if cell.is_base}
+    speedups = [base[cell.table, cell.samples] - time for cell, time in times.items() if not cell.is_base]
     return np.array([*times.values(), *speedups])
 
 
@@ -133,8 +133,7 @@ def _over_one(serial: float, group: int) -> float:
 
 
 def fit_amdahl(cells: Sequence[Cell]) -> float:
-    """The serial share for which Amdahl's law has the least mean absolute error over ``cells``. Needs scipy."""
-    from scipy.optimize import minimize_scalar
+    """The serial share for which Amdahl's law has the least mean absolute error over ``cells``."""
 
     def mean_error(serial: float) -> float:
         return float(np.mean([abs(amdahl(serial, c.group, c.base_group) / c.speedup - 1) for c in cells]))

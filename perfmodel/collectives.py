@@ -117,21 +117,6 @@ def reduce_scatter_pairwise(level: Level, n: float) -> float:
     return level.steps(level.ranks - 1, level.others * n, level.others * n)
 
 
-# -- alltoall: n bytes on each rank, n / p of them for each rank ------------------------------------------------------
-
-
-def alltoall_bruck(level: Level, n: float) -> float:
-    """Blocks are passed on lg p times, half of them each time: the fewest messages."""
-    rest = level.ranks - (1 << level.power)
-    passed = n / 2 * level.power + (n / level.ranks * rest if rest else 0.0)
-    return level.steps(level.power + bool(rest), passed)
-
-
-def alltoall_pairwise(level: Level, n: float) -> float:
-    """Each rank sends each other one its block; its own stays where it is."""
-    return level.steps(level.ranks - 1, level.others * n)
-
-
 # -- the cheapest, over one kind of link and over two -----------------------------------------------------------------
 
 
@@ -145,7 +130,6 @@ def _cheapest(*algorithms: Algorithm) -> Algorithm:
 flat_allreduce = _cheapest(allreduce_recursive_doubling, allreduce_rabenseifner, allreduce_ring)
 flat_allgather = _cheapest(allgather_doubling, allgather_ring)
 flat_reduce_scatter = _cheapest(reduce_scatter_halving, reduce_scatter_pairwise)
-flat_alltoall = _cheapest(alltoall_bruck, alltoall_pairwise)
 
 
 @dataclass(frozen=True)
@@ -181,26 +165,6 @@ def allgather(levels: Levels, n: float) -> float:
     if not levels.nested:
         return flat
     return min(flat, flat_allgather(levels.across, n / levels.node.ranks) + flat_allgather(levels.node, n))
-
-
-def reduce_scatter(levels: Levels, n: float) -> float:
-    """Flat, or: reduce-scatter on the node, then of each part between nodes. ``n`` is on each rank before."""
-    flat = flat_reduce_scatter(levels.flat, n)
-    if not levels.nested:
-        return flat
-    return min(flat, flat_reduce_scatter(levels.node, n) + flat_reduce_scatter(levels.across, n / levels.node.ranks))
-
-
-def alltoall(levels: Levels, n: float) -> float:
-    """Flat, pairwise with each message on its own link, or first on the node and then between nodes.
-
-    ``n`` is on each rank, what it keeps included.
-    """
-    flat = flat_alltoall(levels.flat, n)
-    if not levels.nested or not n:
-        return flat
-    direct = messages(levels, levels.flat.ranks - 1, n / levels.flat.ranks)
-    return min(flat, direct, flat_alltoall(levels.node, n) + flat_alltoall(levels.across, n))
 
 
 def messages(levels: Levels, peers: int, nbytes: float) -> float:

@@ -21,16 +21,18 @@ import itertools
 import json
 import math
 import re
+import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
 import networkx as nx
 
 from distconv.errors import DistconvError
-
-LARGEST_FILE_BYTES = 10 << 20
+from distconv.files import read_text
+from distconv.perfmodel.quantities import number
 
 _FIGURES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _NODE = re.compile(
@@ -65,10 +67,12 @@ class Layer:
             raise ProfileError(f"profile: found {_shown(self.name)} as the name of a layer, expected text")
         for key in _KEYS[1:]:
             value = getattr(self, key)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            if (found := number(value)) is None:
                 raise ProfileError(
                     f"profile: layer {_shown(self.name)}: {key}: found {_shown(value)}, expected a finite number >= 0"
                 )
+            # Of Python's own kinds, which JSON knows.
+            object.__setattr__(self, key, int(value) if isinstance(value, Integral) else found)
 
     @property
     def time_s(self) -> float:
@@ -90,8 +94,8 @@ class Profile:
     Raises
     ------
     ProfileError
-        If there is no layer, a name is there twice, an edge is there twice or leads to an unknown layer, or the edges
-        form a cycle.
+        If there is no layer, a name is there twice, a sum over the layers is no finite number, an edge is there twice
+        or leads to an unknown layer, or the edges form a cycle.
 
     >>> Profile([Layer("a", 1.0, 2.0, 8, 0), Layer("b", 1.0, 2.0, 8, 4)]).edges
     (('a', 'b'),)
@@ -106,6 +110,9 @@ class Profile:
             raise ProfileError("profile: found no layer, expected at least one")
         edges = list(itertools.pairwise(names)) if self.edges is None else [(a, b) for a, b in self.edges]
         _check_once(names, "layer")
+        for key in ("time_s", *_KEYS[3:]):
+            if not math.isfinite(sum(getattr(layer, key) for layer in self.layers)):
+                raise ProfileError(f"profile: {key}: the sum over {len(names)} layers is too large for a number")
         _check_once(edges, "edge")
         graph = nx.DiGraph()
         graph.add_nodes_from(names)
@@ -137,14 +144,10 @@ class Profile:
         for producer, consumer in self.edges or ():
             last[producer] = max(last[producer], place[consumer])
         change = [0.0] * (len(self.layers) + 2)
-        total, found = 0.0, []
         for index, layer in enumerate(self.layers):
             change[index + 1] += layer.activation_bytes
             change[max(index, last[layer.name]) + 1] -= layer.activation_bytes
-        for step in change[: len(self.layers)]:
-            total += step
-            found.append(total)
-        return (*found, 0.0)
+        return (*itertools.accumulate(change[: len(self.layers)]), 0.0)
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
@@ -155,7 +158,7 @@ class Profile:
         ProfileError
             If the file cannot be read or is malformed: names the file, the line or key, what was found and expected.
         """
-        text = _read(path)
+        text = read_text(path, "profile", ProfileError)
         try:
             return _from_json(text) if text.lstrip().startswith(("{", "[")) else _from_pipedream(text)
         except ProfileError as error:
@@ -177,30 +180,18 @@ class Profile:
             raise ProfileError(f"profile {path} cannot be written: {error.strerror or error}") from error
 
 
-def _read(path: str | Path) -> str:
-    try:
-        with Path(path).open("rb") as file:
-            content = file.read(LARGEST_FILE_BYTES + 1)
-        if len(content) > LARGEST_FILE_BYTES:
-            raise ProfileError(f"profile {path}: more than {LARGEST_FILE_BYTES} bytes are too many for a profile")
-        return content.decode("utf-8")
-    except OSError as error:
-        raise ProfileError(f"profile {path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ProfileError(f"profile {path} cannot be read: byte {error.start} is no UTF-8 text") from error
-
-
 # -- our format -------------------------------------------------------------------------------------------------------
 
 
 def _from_json(text: str) -> Profile:
     try:
         content = json.loads(text, object_pairs_hook=_once_each)
+    except ProfileError:
+        raise
     except json.JSONDecodeError as error:
         raise ProfileError(f"profile: line {error.lineno}: no JSON: {error.msg}") from error
-    except (RecursionError, ValueError) as error:
-        # Thousands of nested brackets, or a number of thousands of digits.
-        raise error if isinstance(error, ProfileError) else ProfileError(f"profile: no JSON: {error}") from error
+    except (RecursionError, ValueError) as error:  # thousands of nested brackets, or a number of thousands of digits
+        raise ProfileError(f"profile: no JSON: {error}") from error
     found = _mapping(content, "the file", ("layers", "edges"))
     layers = [Layer(**_mapping(item, f"layers[{i}]", _KEYS)) for i, item in enumerate(_list(found, "layers"))]
     return Profile(layers, [_pair(item, i) for i, item in enumerate(_list(found, "edges"))])
@@ -238,7 +229,7 @@ def _from_pipedream(text: str) -> Profile:
     layers: list[Layer] = []
     inputs: set[str] = set()
     edges: list[tuple[str, str]] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for line_number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -249,10 +240,16 @@ def _from_pipedream(text: str) -> Profile:
             else:
                 layers.append(_layer(found))
         except ProfileError as error:
-            raise ProfileError(f"profile, line {number}{str(error).removeprefix('profile')}") from error
+            raise ProfileError(f"profile, line {line_number}{str(error).removeprefix('profile')}") from error
     # Nodes stand in the order of a hash table; their numbers are the order in which they ran.
-    layers.sort(key=lambda layer: int("".join(re.findall(r"\d+$", layer.name)) or 0))
+    layers.sort(key=lambda layer: _place(layer.name))
     return Profile(layers, [edge for edge in edges if edge[0] not in inputs])
+
+
+def _place(name: str) -> tuple[int, str]:
+    """What sorts names by the number at their end, which may have any number of digits."""
+    digits = name[len(name.rstrip(string.digits)) :].lstrip("0")
+    return len(digits), digits
 
 
 def _layer(found: re.Match[str]) -> Layer:
@@ -274,8 +271,9 @@ def _matched(pattern: re.Pattern[str], line: str, expected: str) -> re.Match[str
 
 def _number(text: str) -> float:
     """A number, or the sum of ``[number; number]``: a layer with several outputs."""
+    several = text.startswith("[") and text.endswith("]")
     try:
-        return sum(float(part) for part in text.removeprefix("[").removesuffix("]").split(";"))
+        return sum(float(part) for part in (text[1:-1].split(";") if several else [text]))
     except ValueError as error:
         raise ProfileError(f"profile: found {_shown(text)}, expected a number") from error
 

@@ -5,6 +5,7 @@ A file describes one, with units on all quantities::
     name: lassen
     ranks_per_node: 4
     memory: 16 GB                                          # of one rank
+    on_chip: 43 MB                                         # of it: where weights can stay for good (FPGAs; optional)
     links:
       node: {latency: 10 us, bandwidth: 75 GB/s}           # between ranks of a node
       network: {latency: 10 us, bandwidth: 6.25 GB/s}      # between nodes, one rank's share of it
@@ -14,7 +15,7 @@ A file describes one, with units on all quantities::
       roofline: {flops: 15.7 TFLOP/s, bandwidth: 900 GB/s, kernel: 10 us}  # and small, exchange: see Roofline
       table_s: {a key: 0.0032}                             # measured times in seconds (optional)
 
-Source: Dryden et al. 2019, II-B, V-A, VI.
+Source: Dryden et al. 2019, II-B, V-A, VI; Zhao et al. 2020 (BaPipe), 4.3, for FPGAs.
 """
 
 from __future__ import annotations
@@ -87,7 +88,8 @@ class Machine:
     """Nodes of ``ranks_per_node`` ranks with ``memory_bytes`` each.
 
     ``network`` is one rank's share of a node's link to the others while all ranks of the node use it. ``compute`` is in
-    the order of ``busy`` and starts with 1.
+    the order of ``busy`` and starts with 1. ``on_chip_bytes``: memory beside the compute units of a rank in which
+    weights can stay from one sample to the next (0: caches at most).
 
     Raises
     ------
@@ -102,6 +104,7 @@ class Machine:
     network: Link
     overlap: Overlap
     compute: tuple[Compute, ...]
+    on_chip_bytes: float = 0.0
 
     def __post_init__(self) -> None:
         busy = [entry.busy for entry in self.compute]
@@ -125,17 +128,9 @@ class Machine:
         """Seconds until each rank has all ``bytes_total``, of which each had its part."""
         return collectives.allgather(self.levels(group), bytes_total)
 
-    def reduce_scatter(self, group: Group, bytes_total: float) -> float:
-        """Seconds to sum ``bytes_total`` on each rank over the group so that each has its part of the sum."""
-        return collectives.reduce_scatter(self.levels(group), bytes_total)
-
-    def alltoall(self, group: Group, bytes_per_rank: float) -> float:
-        """Seconds for each rank to send every rank its part of ``bytes_per_rank``, one part of which stays."""
-        return collectives.alltoall(self.levels(group), bytes_per_rank)
-
     def computing(self, ranks: int) -> Compute:
         """Compute of a rank while ``ranks`` ranks of its node compute: the last entry that is not busier."""
-        return [self.compute[0], *(entry for entry in self.compute if entry.busy <= ranks)][-1]
+        return [entry for entry in self.compute if entry.busy <= ranks][-1]
 
     def levels(self, group: Group) -> Levels:
         """The group as collectives see it."""
@@ -182,7 +177,7 @@ def built_in() -> list[str]:
 
 def _machine(content: object, source: str) -> Machine:
     keys = "name", "ranks_per_node", "memory", "links", "overlap", "compute"
-    top = Section(content, source, "", keys)
+    top = Section(content, source, "", keys, ("on_chip",))
     links = top.section("links", ("node", "network"))
     overlap = top.section("overlap", ("halo", "allreduce"))
     return Machine(
@@ -193,6 +188,7 @@ def _machine(content: object, source: str) -> Machine:
         network=_link(links.section("network", ("latency", "bandwidth"))),
         overlap=Overlap(halo=overlap.flag("halo"), allreduce=overlap.flag("allreduce")),
         compute=tuple(_compute(entry) for entry in top.sections("compute", ("busy", "roofline"), ("table_s",))),
+        on_chip_bytes=top.quantity("on_chip", MEMORY) if "on_chip" in top.content else 0.0,
     )
 
 
@@ -239,6 +235,7 @@ def _content(machine: Machine) -> dict[str, object]:
         "name": machine.name,
         "ranks_per_node": machine.ranks_per_node,
         "memory": quantities.written(machine.memory_bytes, MEMORY),
+        **({"on_chip": quantities.written(machine.on_chip_bytes, MEMORY)} if machine.on_chip_bytes else {}),
         "links": {"node": link(machine.node), "network": link(machine.network)},
         "overlap": {"halo": machine.overlap.halo, "allreduce": machine.overlap.allreduce},
         "compute": [compute(entry) for entry in machine.compute],

@@ -3,8 +3,8 @@
 1. Inter-layer: cuts near equal time (Eq. 1), then single cuts move while that helps.
 2. If a boundary takes longer than the slowest stage: only cuts that carry at most a_th = T BW, and step 1 again. The
    faster of both results stays.
-3. Otherwise intra-layer: the layers at the cuts are shared between their two stages.
-4. If a stage has too little memory, cuts move until all fit.
+3. Otherwise intra-layer: the layers at the cuts are shared between the stages beside them, if that is faster.
+4. If a stage has too little memory, as shared or with whole layers, cuts move until all fit.
 
 Source: Zhao et al. 2020 (BaPipe), 3.3. The paper leaves open how steps 1 and 4 iterate; here every cut may move to the
 next one allowed, and the move that lowers the sorted stage times most is taken; step 2 as printed
@@ -39,15 +39,15 @@ def balanced(terms: Terms) -> tuple[list[int], list[Stage]]:
     chain = Chain(terms)
     allowed = list(range(1, terms.size))
     cuts = chain.improved(chain.start(allowed), allowed)
-    shared: Sequence[float] = cuts
+    positions: Sequence[float] = cuts
     if chain.slowest_boundary(cuts) > chain.slowest_stage(cuts):
         small = chain.coarse()
-        shared = cuts = min(cuts, chain.improved(chain.start(small), small), key=chain.time)
+        positions = cuts = min(cuts, chain.improved(chain.start(small), small), key=chain.time)
     else:
-        shared = min(cuts, chain.shared(cuts), key=chain.time)
-    if excess(terms, chain.stages(shared)):
-        shared = cuts = chain.tuned(cuts)
-    return list(cuts), chain.stages(shared)
+        cuts, positions = chain.shared(cuts)
+    if excess(terms, chain.stages(positions)) or excess(terms, chain.stages(cuts)):
+        positions = cuts = chain.tuned(cuts)
+    return list(cuts), chain.stages(positions)
 
 
 class Chain:
@@ -109,7 +109,7 @@ class Chain:
             return excess(self.terms, self.stages(candidate)), sorted(self.works(candidate), reverse=True)
 
         best = list(cuts)
-        while (found := min(_neighbours(best, allowed), key=key, default=best)) != best and key(found) < key(best):
+        while key(found := min(_neighbours(best, allowed), key=key, default=best)) < key(best):
             best = found
         return best
 
@@ -125,8 +125,18 @@ class Chain:
 
     # -- 3. inside of layers ------------------------------------------------------------------------------------------
 
-    def shared(self, cuts: Sequence[int]) -> list[float]:
-        """Positions at most one layer from the cuts whose slowest stage takes least."""
+    def shared(self, cuts: list[int]) -> tuple[list[int], Sequence[float]]:
+        """Cuts, and positions at most one layer from ``cuts`` whose slowest stage takes least; else ``cuts`` for both.
+
+        Where a position is that of a whole layer, so is the cut. Positions count only if they are faster and each stage
+        has a layer of its own at the cuts.
+        """
+        positions = self._evenest(cuts)
+        whole = [int(at) if at == int(at) else cut for cut, at in zip(cuts, positions, strict=True)]
+        each = all(a < b for a, b in pairwise([0, *whole, self.terms.size]))
+        return (whole, positions) if each and self.time(positions) < self.time(cuts) else (cuts, cuts)
+
+    def _evenest(self, cuts: Sequence[int]) -> list[float]:
         low, high = 0.0, self.slowest_stage(cuts)
         best: list[float] = list(cuts)
         for _ in range(BISECTIONS):
@@ -170,11 +180,11 @@ class Chain:
 
 
 def _neighbours(cuts: list[int], allowed: Sequence[int]) -> list[list[int]]:
-    """All cuts of which one is the next or the previous one allowed, still in increasing order."""
+    """All cuts of which one, all being allowed, is the next or the previous one allowed, still in increasing order."""
     found = []
     for index, cut in enumerate(cuts):
-        place = bisect.bisect_left(allowed, cut)
-        for other in (place - 1, place + 1 if place < len(allowed) and allowed[place] == cut else place):
+        place = allowed.index(cut)
+        for other in (place - 1, place + 1):
             if 0 <= other < len(allowed):
                 moved = [*cuts[:index], allowed[other], *cuts[index + 1 :]]
                 if all(a < b for a, b in pairwise(moved)):

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Integral
+from typing import TypeGuard
 
 from distconv.errors import DistconvError
+from distconv.perfmodel.quantities import number
 
 
 class PartitionError(DistconvError, ValueError):
@@ -32,17 +35,24 @@ class Device:
     memory: float | None = None
 
     def __post_init__(self) -> None:
-        if type(self.count) is not int or self.count < 1:
+        if not _is_whole(self.count) or self.count < 1:
             raise PartitionError(f"device {self.name!r}: found count={self.count!r}, expected a positive whole number")
+        object.__setattr__(self, "count", int(self.count))
         if self.memory is not None:
             check_positive(self.memory, f"device {self.name!r}: memory", "bytes")
         if self.times is not None:
-            for index, time in enumerate(self.times):
-                if isinstance(time, bool) or not isinstance(time, (int, float)) or not 0 <= time < math.inf:
-                    raise PartitionError(
-                        f"device {self.name!r}: found {time!r} as the time of layer {index}, expected seconds >= 0"
-                    )
-            object.__setattr__(self, "times", tuple(self.times))
+            times = [number(time) for time in self.times]
+            if None in times:
+                wrong = times.index(None)
+                raise PartitionError(
+                    f"device {self.name!r}: found {_shown(self.times[wrong])} as the time of layer {wrong}, expected "
+                    "seconds >= 0"
+                )
+            if not math.isfinite(sum(time for time in times if time is not None)):
+                raise PartitionError(
+                    f"device {self.name!r}: the sum of its {len(times)} times is too large for a number"
+                )
+            object.__setattr__(self, "times", tuple(times))
 
 
 def as_devices(devices: int | Sequence[Device], layers: int) -> tuple[Device, ...]:
@@ -53,10 +63,10 @@ def as_devices(devices: int | Sequence[Device], layers: int) -> tuple[Device, ..
     PartitionError
         If there are none, one is no Device, two have one name, or one has times for another number of layers.
     """
-    if isinstance(devices, int) and not isinstance(devices, bool):
+    if _is_whole(devices):
         if devices < 1:
             raise PartitionError(f"partition: found {devices} devices, expected at least one")
-        return (Device("device", devices),)
+        return (Device("device", int(devices)),)
     if not isinstance(devices, Sequence) or not devices:
         raise PartitionError(f"partition: found devices={devices!r}, expected a number or a list of Device")
     for device in devices:
@@ -80,6 +90,16 @@ def check_positive(value: object, what: str, unit: str) -> float:
     PartitionError
         If it is not a positive, finite number.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise PartitionError(f"{what}: found {value!r}, expected a positive number of {unit} such as 1e9")
-    return float(value)
+    found = number(value)
+    if not found:
+        raise PartitionError(f"{what}: found {_shown(value)}, expected a positive number of {unit} such as 1e9")
+    return found
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

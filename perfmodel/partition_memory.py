@@ -43,7 +43,9 @@ def does_not_fit(terms: Terms, moves: Sequence[Move]) -> PartitionError:
     held = [device for device, count in zip(terms.devices, fullest.counts, strict=True) if count]
     smallest = next(device for device in held if device.memory == room)
     names = [layer.name for layer in terms.profile.layers[int(fullest.first) : int(fullest.last)]]
-    others = f" (and the others {needed / room:.4g} times theirs)" if len(terms.devices) > 1 else ""
+    # The next larger number of three decimals: rounded down it would not be enough.
+    times = (math.floor(1000 * needed / room) + 1) / 1000
+    others = f" (and the others {times:.3f} times theirs)" if len(terms.devices) > 1 else ""
     return PartitionError(
         f"partition: no partition fits the memory: in the one that needs least, stage {stages.index(fullest) + 1} of "
         f"{len(stages)} (layers {names[0]!r} to {names[-1]!r}) needs {needed} bytes on device {smallest.name!r}, "

@@ -9,13 +9,14 @@ import math
 import re
 from collections.abc import Sequence
 from decimal import Decimal
+from numbers import Real
 from pathlib import Path
 
 import yaml
 
 from distconv.errors import MachineError
+from distconv.files import read_text
 
-LARGEST_FILE_BYTES = 10 << 20
 DEEPEST_NESTING = 32
 """Far deeper than any file of ours; at some hundred thousand levels the YAML library ends the process."""
 
@@ -55,6 +56,21 @@ def parsed(text: str, kind: str) -> float | None:
         return None
     value = float(Decimal(match[1]) * Decimal(UNITS[kind][match[2]]))
     return value if 0.0 < value < math.inf else None
+
+
+def number(value: object) -> float | None:
+    """``value`` as a float, None if it is no finite number >= 0; NumPy's numbers are numbers, True and False are not.
+
+    >>> number(3), number(-1), number(10**400), number(True)
+    (3.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if 0.0 <= found < math.inf else None
 
 
 def written(value: float, kind: str) -> str:
@@ -134,7 +150,7 @@ class Section:
         for name, value in table.items():
             if not isinstance(name, str):
                 raise self._error(self._below(key, shown(name, quoted=False)), shown(name), "text as its key")
-            if type(value) not in (int, float) or not 0 < value < math.inf:
+            if not number(value):
                 raise self._error(
                     self._below(key, shown(name, quoted=False)),
                     shown(value),
@@ -183,15 +199,12 @@ def read(path: Path) -> object:
     MachineError
         If it cannot be read, is no YAML, is too large or nested too deeply, or has a key twice.
     """
+    text = read_text(path, "machine", MachineError)
     try:
-        with path.open("rb") as file:
-            content = file.read(LARGEST_FILE_BYTES + 1)
-        if len(content) > LARGEST_FILE_BYTES:
-            raise MachineError(f"machine {path}: more than {LARGEST_FILE_BYTES} bytes are too many for a machine")
-        return _loaded(content.decode("utf-8"), path)
+        return _loaded(text, path)
     except MachineError:
         raise
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
         raise MachineError(f"machine {path} cannot be read as YAML: {reason}") from error
 

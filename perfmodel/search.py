@@ -95,36 +95,29 @@ class Infeasible(DistconvError, ValueError):
 
 
 def solve(
-    problem: Problem, limit: float | None = None, starts: Sequence[Sequence[int]] = (), seconds: float = 20.0
+    problem: Problem,
+    limit: float | None = None,
+    starts: Sequence[Sequence[int]] = (),
+    seconds: float = 20.0,
+    few: int = FEW,
 ) -> Solution:
     """The fastest choice whose memory is at most ``limit`` bytes (up to rounding); of equal ones always the same.
 
     ``starts`` are choices to begin with; the result is not slower than any of them that fits. After about ``seconds``
-    the search ends with what it has, and only then does the result depend on the speed of the machine.
+    the search ends with what it has, and only then does the result depend on the speed of the machine. Up to ``few``
+    combinations are all tried.
 
     Raises
     ------
     Infeasible
         If no choice is found to fit.
     """
-    return search(problem, limit, starts, seconds, FEW)
-
-
-def smallest_memory(problem: Problem, starts: Sequence[Sequence[int]] = (), seconds: float = 20.0) -> Smallest:
-    """The choice that takes the least memory, as :func:`solve` finds the fastest one."""
-    return search_memory(problem, -np.inf, starts, time.perf_counter() + seconds, FEW)
-
-
-def search(
-    problem: Problem, limit: float | None, starts: Sequence[Sequence[int]], seconds: float, few: int
-) -> Solution:
-    """:func:`solve`, enumerating up to ``few`` combinations."""
     deadline = time.perf_counter() + seconds
     if problem.combinations <= few:
         return fastest_of_all(problem, limit)
     sums = problem.time_sums()
-    known = [one(start) for start in starts] or [np.zeros(len(problem.sizes), np.int64)]
-    scale = min(float(worst(sums, sums.values(improved(sums, c)))) for c in known) or 1.0
+    known = _known(problem, starts)
+    scale = _scale(sums, known)
     sums = sums.scaled(1 / scale)
     if limit is not None:
         # A power of two: bytes stay exact.
@@ -139,7 +132,7 @@ def search(
     for choices in known:
         minimum.improve(choices)
     if limit is not None and minimum.best is None:
-        smallest = search_memory(problem, limit, starts, deadline, few)
+        smallest = smallest_memory(problem, starts, deadline - time.perf_counter(), few, limit)
         if not fits(np.array(smallest.memory), limit):
             raise Infeasible(limit, smallest)
         minimum.improve(one(smallest.choices))
@@ -147,20 +140,34 @@ def search(
     return Solution(*described(problem, best), *proven(float(problem.times(best)), bound * scale))
 
 
-def search_memory(
-    problem: Problem, enough: float, starts: Sequence[Sequence[int]], deadline: float, few: int
+def smallest_memory(
+    problem: Problem,
+    starts: Sequence[Sequence[int]] = (),
+    seconds: float = 20.0,
+    few: int = FEW,
+    enough: float = -np.inf,
 ) -> Smallest:
-    """:func:`smallest_memory`, content with a choice of at most ``enough`` bytes."""
+    """The choice of least memory, as :func:`solve` finds the fastest one; any of at most ``enough`` bytes will do."""
+    deadline = time.perf_counter() + seconds
     if problem.combinations <= few:
         return smallest_of_all(problem)
     sums = problem.memory_sums()
-    known = [one(start) for start in starts] or [np.zeros(len(problem.sizes), np.int64)]
-    scale = min(float(worst(sums, sums.values(improved(sums, c)))) for c in known) or 1.0
+    known = _known(problem, starts)
+    scale = _scale(sums, known)
     minimum = Minimum(sums.scaled(1 / scale), lambda c: float(problem.memories(c)) / scale, deadline, enough / scale)
     for choices in known:
         minimum.improve(choices)
     best, bound = minimum.found()
     return Smallest(*described(problem, best), *proven(float(problem.memories(best)), bound * scale))
+
+
+def _known(problem: Problem, starts: Sequence[Sequence[int]]) -> list[Choices]:
+    return [one(start) for start in starts] or [np.zeros(len(problem.sizes), np.int64)]
+
+
+def _scale(sums: Sums, known: Sequence[Choices]) -> float:
+    """Of the order of the minimum, not zero: what the known choices come to."""
+    return min(float(worst(sums, sums.values(improved(sums, choices)))) for choices in known) or 1.0
 
 
 def described(problem: Problem, choices: Choices) -> tuple[tuple[int, ...], float, float]:
@@ -303,8 +310,8 @@ def worst(sums: Sums, values: Array) -> Array:
     objective: Array = values[..., : sums.objective].max(axis=-1)
     if sums.objective == values.shape[-1]:
         return objective
-    excess = values[..., sums.objective :].max(axis=-1)
-    return np.where(excess > TOLERANCE, INFEASIBLE * (1 + excess), objective)
+    passed = values[..., sums.objective :].max(axis=-1)
+    return np.where(passed > TOLERANCE, INFEASIBLE * (1 + passed), objective)
 
 
 def fastest_of_all(problem: Problem, limit: float | None) -> Solution:

@@ -67,7 +67,7 @@ class StagePartition:
     in ``stages``; ``assignment[i]`` says how many devices of each name hold a replica of it. ``time`` is in seconds per
     mini-batch, by the method's own cost.
 
-    ``positions`` are the cuts in layers. They differ from ``cuts`` only where BaPipe shares a layer between two stages:
+    ``positions`` are the cuts in layers. They differ from ``cuts`` only where BaPipe shares a layer between stages:
     2.25 gives a quarter of layer 2 to the stage before; ``time`` is that of ``positions``.
     """
 
@@ -166,7 +166,8 @@ def stage_time(
     Raises
     ------
     PartitionError
-        If the partition has devices that ``devices`` lacks, or another number of layers than the profile.
+        If the partition has devices that ``devices`` lacks or more than there are of a kind, or another number of
+        layers than the profile.
     """
     if cost not in COSTS:
         raise PartitionError(f"stage_time: there is no cost {cost!r}; there are {', '.join(COSTS)}")
@@ -180,6 +181,11 @@ def stage_time(
             f"the profile {terms.size} layers and there are devices {names}"
         )
     counts = [tuple(held.get(name, 0) for name in names) for held in partition.assignment]
+    for device, used in zip(terms.devices, map(sum, zip(*counts, strict=True)), strict=True):
+        if used > device.count:
+            raise PartitionError(
+                f"stage_time: the partition has {used} devices {device.name!r}, but there are {device.count}"
+            )
     return terms.time(staged([0, *partition.cuts, terms.size], counts))
 
 

@@ -80,11 +80,11 @@ class RunningStatistics:
 
     def commit(self, records: Sequence[Record], deferred: bool) -> None:
         """Update the layers with ``records`` of one mini-batch, of all micro-batches in their order."""
-        self.records.clear()
         for number, layer in enumerate(self.layers):
             of_layer = sorted((r for r in records if r.layer == number), key=lambda record: record.microbatch)
             for mean, variance in [_merged(of_layer)] if deferred and of_layer else _each(of_layer):
                 _update(layer, mean, variance)
+        self.records.clear()
 
 
 def _each(records: Sequence[Record]) -> list[tuple[torch.Tensor, torch.Tensor]]:

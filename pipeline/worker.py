@@ -119,7 +119,7 @@ class Worker:
                 self._do[action.kind](action)
             except PipelineError:
                 raise
-            except (Exception, SystemExit) as error:  # of the latter Python would tell nobody, and others would wait
+            except Exception as error:
                 raise PipelineError(f"rank {MPI.COMM_WORLD.rank}, {action}: {type(error).__name__}: {error}") from error
             if self.spans is not None and action.kind in COMPUTE | {Kind.UPDATE}:
                 self.spans.append(Span(action, self.place.replica, start, time.perf_counter()))
@@ -208,7 +208,12 @@ class Worker:
 
     @property
     def _collects(self) -> bool:
-        return self._deferred or self._twins.size > 1
+        return self._merges or self._twins.size > 1
+
+    @property
+    def _merges(self) -> bool:
+        """Whether a mini-batch has several micro-batches whose statistics are to be those of one."""
+        return self._deferred and not self._schedule.asynchronous
 
     def _backward(self, action: Action) -> None:
         assert action.microbatch is not None
@@ -275,7 +280,7 @@ class Worker:
             records = [self._statistics.records]
             if self._twins.size > 1:
                 records = everyone(self._twins, self._statistics.records, str(action))
-            self._statistics.commit([record for each in records for record in each], self._deferred)
+            self._statistics.commit([record for each in records for record in each], self._merges)
         if self._twins.size > 1:
             for losses in everyone(self._twins, self.losses, str(action)):
                 self.losses.update(losses)

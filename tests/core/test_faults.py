@@ -162,3 +162,22 @@ def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(mpiexec):
     assert ended.returncode == 1, ended.stderr
     assert "rank 1 failed" in ended.stderr
     assert "ValueError: only here" in ended.stderr
+
+
+@pytest.mark.parametrize(("who", "code"), [("rank == 1", 3), ("rank >= 0", 4), ("rank < 0", 0)])
+def test_a_rank_that_leaves_with_an_error_code_ends_the_job_with_it(mpiexec, who, code):
+    # Where all leave alike nobody waits; where one does the others would, for its message.
+    end = mpiexec(
+        2,
+        f"""
+        import sys
+        import distconv
+        from mpi4py import MPI
+        rank = MPI.COMM_WORLD.rank
+        if {who}:
+            sys.exit({code})
+        MPI.COMM_WORLD.Sendrecv(bytearray(1), 1 - rank, recvbuf=bytearray(1), source=1 - rank)
+        """,
+    )
+    assert end.returncode == code
+    assert ("left with exit code 3 and the others did not" in end.stderr) == (code == 3)

@@ -1,8 +1,14 @@
-"""A machine and networks for the tests of the commands that plan."""
+"""A machine and networks for the tests of the commands that plan, and the folder they are in."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distconv.perfmodel import work
 
 MACHINE = """\
 name: tiny
@@ -73,6 +79,19 @@ class Shy(Bessel):
 def number():
     return 7
 """
+
+
+@pytest.fixture(autouse=True)
+def folder(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory of all ranks, with a machine and networks. For every test of a module that imports it."""
+    if comm.rank == 0:
+        write(shared_tmp_path)
+    comm.Barrier()
+    monkeypatch.chdir(shared_tmp_path)
+    monkeypatch.setattr(sys, "path", [str(shared_tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "planned_nets", raising=False)
+    monkeypatch.setattr(work, "_registered", dict(work._registered))
+    return shared_tmp_path
 
 
 def write(folder: Path) -> None:

@@ -77,9 +77,16 @@ def test_the_stack_of_layers_is_still_there(comm: Any, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--machine", "localhost"], "--machine: predictions are for a single layer; name it with --layer"),
+        (["--machine", "localhost"], "--machine: that is for a single layer; name it with --layer"),
         (["--layer", "conv1", "--machine", "laptop"], "machine 'laptop': there is none of this name"),
-        (["--layer", "conv1", "--grid", "h=3"], "3"),
+        (["--layer", "conv1", "--grid", "h=3"], "process grid h=3 has 3 parts but the communicator has 2 ranks"),
+        (
+            ["--layer", "conv1", "--rounds", "3"],
+            "--rounds is of the stack of layers, but --layer conv1 is a single one",
+        ),
+        (["--device", "cpu"], "--device: that is for a single layer; name it with --layer"),
+        (["--channels", "10", "--groups", "3"], "--groups 3 does not divide --channels 10"),
+        (["--kernel", "2"], "--kernel 2: the extent must be odd"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +12,7 @@ from distconv import cli
 from distconv.jobs.scaling_prediction import rank_counts
 from tests.jobs import planned_files
 
-
-@pytest.fixture(autouse=True)
-def folder(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory of all ranks, with a machine and networks."""
-    if comm.rank == 0:
-        planned_files.write(shared_tmp_path)
-    comm.Barrier()
-    monkeypatch.chdir(shared_tmp_path)
-    monkeypatch.setattr(sys, "path", [str(shared_tmp_path), *sys.path])
-    monkeypatch.delitem(sys.modules, "planned_nets", raising=False)
-    return shared_tmp_path
+folder = planned_files.folder
 
 
 def bench(model: str, *more: str) -> int:

@@ -14,24 +14,15 @@ import torch.nn.functional as F
 
 import distconv as dc
 from distconv import cli
+from distconv.jobs import plan_picture, plan_report
 from distconv.jobs.model_factory import build_model
-from distconv.perfmodel import work
+from distconv.jobs.scaling_prediction import Point
+from distconv.perfmodel import selection
 from tests.jobs import planned_files
 
+folder = planned_files.folder
+
 NETWORK = ["--model", "planned_nets:build", "--input", "3,16,16", "--batch", "4"]
-
-
-@pytest.fixture(autouse=True)
-def folder(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory of all ranks, with a machine and networks."""
-    if comm.rank == 0:
-        planned_files.write(shared_tmp_path)
-    comm.Barrier()
-    monkeypatch.chdir(shared_tmp_path)
-    monkeypatch.setattr(sys, "path", [str(shared_tmp_path), *sys.path])
-    monkeypatch.delitem(sys.modules, "planned_nets", raising=False)
-    monkeypatch.setattr(work, "_registered", dict(work._registered))
-    return shared_tmp_path
 
 
 def plan(*more: str, network: list[str] = NETWORK, ranks: int = 2) -> int:
@@ -134,6 +125,45 @@ def test_the_picture_is_drawn(comm: Any, folder: Path, capsys: pytest.CaptureFix
     assert plan("--plot", "plan.png", ranks=4) == 0
     assert (folder / "plan.png").read_bytes().startswith(b"\x89PNG")
     assert "picture: plan.png" in capsys.readouterr().out
+
+
+@pytest.mark.ranks(1)
+def test_the_curve_of_plans_is_of_one_method(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = []
+
+    def select(*arguments: Any, **keywords: Any) -> Any:
+        found = selection.select(*arguments, **keywords)
+        methods.append(found.method)
+        return found
+
+    monkeypatch.setattr("distconv.jobs.plan.select", select)
+    monkeypatch.setattr("distconv.jobs.scaling_prediction.select", select)
+    assert plan("--plot", "plan.png", "--method", "longest-path", ranks=4) == 0
+    assert methods == ["longest-path"] * 3
+
+
+@pytest.mark.ranks(1)
+def test_bars_are_the_deviations_of_the_tables(comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr("matplotlib.axes.Axes.errorbar", lambda self, x, y, yerr, **_: drawn.append((x, y, yerr)))
+    monkeypatch.setattr("matplotlib.axes.Axes.legend", lambda *_, **__: None)
+    curves = {"planned": {1: Point(2.0, 1.0), 2: Point(1.0, 1.0)}}
+    plan_picture.draw_measured(folder / "x.png", curves, {"planned": {1: [1.0, 3.0], 2: [1.0]}}, "title")
+    assert drawn == [([1, 2], [2000.0, 1000.0], [pytest.approx(1000 * 2**0.5), 0.0])]
+
+
+@pytest.mark.ranks(1)
+def test_columns_of_long_steps_do_not_run_together(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """1 FLOP takes 1 us: steps of hours."""
+    machine = planned_files.MACHINE.replace("1 GFLOP/s", "1 MFLOP/s").replace("1 GB/s", "1 kB/s")
+    Path("slow.yaml").write_text(machine)
+    assert plan("--layers", "--machine", "./slow.yaml") == 0
+    lines = capsys.readouterr().out.splitlines()
+    totals = next(line for line in lines if line.startswith("  this plan"))
+    assert float(totals.split()[-2]) > 1e5
+    assert len(totals.split()) == 2 + len(plan_report.FIGURES) + 3
+    start = next(index for index, line in enumerate(lines) if line.startswith("  ms of each layer"))
+    assert all(len(line.split()) == 2 + len(plan_report.FIGURES) for line in lines[start + 1 :])
 
 
 @pytest.mark.ranks(2)

@@ -46,6 +46,19 @@ def test_fitted_constants_are_those_that_made_the_times(machine: Machine):
     assert {name: found[name] for name in CHOSEN} == pytest.approx(CHOSEN, rel=0.01)
 
 
+def test_speedups_are_over_the_first_cell_of_their_own_table(machine: Machine):
+    """Tables I and II both have a row of 128 samples; their first columns are 1 and 2 GPUs."""
+    chosen = with_constants(machine, CHOSEN)
+    cells = [cell for table in TABLES[:2] for cell in table.cells if cell.samples == 128]
+    base = {cell.table: step(chosen, cell) for cell in cells if cell.is_base}
+    assert len(set(base.values())) == 2
+    made = [replace(cell, time_s=step(chosen, cell), base_s=base[cell.table]) for cell in cells]
+    constants = [constant for constant in LASSEN if constant.name in CHOSEN]
+    for order in (made, made[::-1]):
+        found = constants_of(calibrate(from_data_sheets(machine), order, step, constants))
+        assert {name: found[name] for name in CHOSEN} == pytest.approx(CHOSEN, rel=0.01)
+
+
 def test_fitted_constants_stay_within_their_bounds(machine: Machine):
     slow = with_constants(machine, {"flops": 1e12, "network latency": 50e-6})
     found = constants_of(calibrate(machine, rows(lambda c: step(slow, c)), step))

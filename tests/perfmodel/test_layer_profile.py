@@ -6,10 +6,12 @@ import json
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import distconv as dc
-from distconv.perfmodel.layer_profile import LARGEST_FILE_BYTES, Layer, Profile, ProfileError
+from distconv.files import LARGEST_BYTES
+from distconv.perfmodel.layer_profile import Layer, Profile, ProfileError
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data" / "profiles"
 
@@ -87,7 +89,9 @@ def test_what_nobody_reads_is_carried_to_the_end():
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
 def test_the_published_profiles_hold_all_their_nodes_but_the_input(tmp_path):
-    for path in sorted(DATA.glob("*.txt")):
+    paths = sorted(DATA.glob("*.txt"))
+    assert len(paths) == 6
+    for path in paths:
         profile = Profile.load(path)
         nodes = [line for line in path.read_text().splitlines() if line.startswith("node")]
         assert len(profile.layers) == len(nodes) - 1
@@ -106,6 +110,11 @@ def test_the_published_profiles_hold_all_their_nodes_but_the_input(tmp_path):
         (TEXT.replace("forward_compute_time=1.000", "forward_compute_time=-1"), ("line 1:", "forward_s", "-0.001")),
         (TEXT.replace("parameter_size=7168.000", "parameter_size=nan"), ("line 4:", "parameter_bytes", "nan")),
         (TEXT.replace("=[16.0; 4.0]", "=inf"), ("line 4:", "activation_bytes", "inf")),
+        (TEXT.replace("=[16.0; 4.0]", "=[1e308; 1e308]"), ("line 4:", "activation_bytes", "inf")),
+        (TEXT.replace("=[16.0; 4.0]", "=[16.0"), ("line 4:", "'[16.0'", "a number")),
+        (TEXT.replace("=[16.0; 4.0]", "=16.0]"), ("line 4:", "'16.0]'", "a number")),
+        (TEXT.replace("=[16.0; 4.0]", "=16.0; 4.0"), ("line 4:", "'16.0; 4.0'", "a number")),
+        (TEXT.replace("=8.000", "=1e308").replace("size=8.0,", "size=1e308,"), ("activation_bytes", "too large")),
         (TEXT.replace("activation_size=8.000, ", ""), ("line 1:", "activation_size=NUMBER")),
         (TEXT.replace("\tnode2 -- node3", "\tnode2 node3"), ("line 6:", "'node2 node3'", "NAME -- NAME")),
         (TEXT.replace("\tnode2 -- node3", "\tnode2 -- node33"), ("no layer 'node33'",)),
@@ -115,7 +124,7 @@ def test_the_published_profiles_hold_all_their_nodes_but_the_input(tmp_path):
         (TEXT.replace("node10 -- Add", "node3 -- Add"), ("layer 'node3' is there twice",)),
         ("", ("no layer",)),
         (b"\xff\xfe", ("byte 0", "UTF-8")),
-        (b"x" * (LARGEST_FILE_BYTES + 1), ("too many",)),
+        (b"x" * (LARGEST_BYTES + 1), ("too many",)),
     ],
 )
 def test_malformed_text_is_refused_with_its_line(tmp_path, wrong, parts):
@@ -137,6 +146,8 @@ ROW = {"name": "a", "forward_s": 1.0, "backward_s": 2.0, "activation_bytes": 8, 
         ({"layers": [{**ROW, "backward_s": float("nan")}], "edges": []}, ("backward_s", "nan")),
         ({"layers": [{**ROW, "activation_bytes": -1}], "edges": []}, ("activation_bytes", "-1")),
         ({"layers": [{**ROW, "parameter_bytes": True}], "edges": []}, ("parameter_bytes", "True")),
+        ({"layers": [{**ROW, "parameter_bytes": 10**400}], "edges": []}, ("parameter_bytes", "10000000000")),
+        ({"layers": [{**ROW, "forward_s": 1e308, "backward_s": 1e308}], "edges": []}, ("time_s", "too large")),
         ({"layers": [{**ROW, "name": ""}], "edges": []}, ("name of a layer",)),
         ({"layers": [ROW], "edges": [["a"]]}, ("edges[0]", "two layers")),
         ({"layers": [ROW], "edges": [["a", "b"]]}, ("no layer 'b'",)),
@@ -157,6 +168,33 @@ def test_malformed_json_is_refused_with_its_key(tmp_path, wrong, parts):
 )
 def test_what_is_no_json_is_refused(tmp_path, text, part):
     refused(tmp_path, text, part)
+
+
+def test_an_error_is_not_its_own_cause(tmp_path):
+    with pytest.raises(ProfileError) as raised:
+        loaded(tmp_path, '{"edges": [], "edges": []}')
+    found = raised.value
+    while found.__cause__ is not None:
+        assert found.__cause__ is not found
+        found = found.__cause__
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, int])
+def test_numbers_of_any_kind_are_figures_that_can_be_saved(tmp_path, kind):
+    profile = Profile([Layer("a", *map(kind, (1, 2, 8, 4)))])
+    assert profile.layers == (Layer("a", 1.0, 2.0, 8.0, 4.0),)
+    profile.save(tmp_path / "net.json")
+    assert Profile.load(tmp_path / "net.json") == profile
+
+
+def test_nodes_are_in_the_order_of_their_numbers_however_long(tmp_path):
+    long = "node" + "9" * 5000
+    text = TEXT.replace("node3", long)
+    assert [each.name for each in loaded(tmp_path, text.replace(f"{long} -- node10", f"node10 -- {long}")).layers] == [
+        "node2",
+        "node10",
+        long,
+    ]
 
 
 def test_a_missing_file_and_one_that_cannot_be_written_are_named(tmp_path):

@@ -97,6 +97,7 @@ WRONG_VALUES = [
     ("other: 1.0e-5", "other: 0", "compute[1].table_s.other", "found 0", "a positive number of seconds"),
     ("other: 1.0e-5", "other: .nan", "compute[1].table_s.other", "found nan", "a positive number of seconds"),
     ("other: 1.0e-5", "other: 1 ms", "compute[1].table_s.other", "'1 ms'", "a positive number of seconds"),
+    ("other: 1.0e-5", f"other: {10**400}", "compute[1].table_s.other", "found 1000", "a positive number of seconds"),
     ("other: 1.0e-5", "other: true", "compute[1].table_s.other", "found True", "a positive number of seconds"),
     ("other: 1.0e-5", "3: 1.0e-5", "compute[1].table_s.3", "found 3", "text as its key"),
 ]
@@ -177,7 +178,7 @@ def test_a_file_that_is_not_there_or_a_folder_is_refused(tmp_path):
 
 
 def test_an_unknown_name_lists_those_that_exist():
-    with pytest.raises(dc.MachineError, match=r"'lasen': there is none.*h200-node, lassen, localhost"):
+    with pytest.raises(dc.MachineError, match=r"'lasen': there is none.*h200-node, lassen, localhost, v100-pcie"):
         Machine.load("lasen")
 
 
@@ -210,6 +211,7 @@ def test_what_is_saved_is_loaded_as_it_was(tmp_path_factory, a, b, c, table, fla
         network=Link(c, a),
         overlap=Overlap(flag, not flag),
         compute=(Compute(1, Roofline(a, b, c, small=a, exchange_s=b)), Compute(3, Roofline(c, b, a), table)),
+        on_chip_bytes=b if flag else 0.0,
     )
     one.save(path)
     assert Machine.load(path) == one
@@ -249,7 +251,7 @@ def test_a_table_of_many_thousand_entries_takes_a_line_each(tmp_path):
 
 
 def test_the_built_in_machines_are_those_that_are_documented():
-    assert built_in() == ["h200-node", "lassen", "localhost"]
+    assert built_in() == ["h200-node", "lassen", "localhost", "v100-pcie", "vcu118", "vcu129"]
 
 
 def test_lassen_is_the_machine_of_the_paper():

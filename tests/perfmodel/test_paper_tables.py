@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from distconv.errors import PlanError
-from distconv.jobs.paper_tables import (
+from distconv.jobs.paper_predictions import (
     CELLS,
     Predictions,
     amdahl_error,
     calibrated,
     graph_of,
     held_out,
-    main,
     mean_error,
 )
+from distconv.jobs.paper_tables import main
 from distconv.jobs.paper_tables_page import error_row
 from distconv.perfmodel.calibrate import LASSEN, constants_of, fit_amdahl, from_data_sheets
 from distconv.perfmodel.evaluation import evaluate

@@ -129,7 +129,9 @@ def test_memory_grows_with_the_mini_batches_in_flight():
 @pytest.mark.parametrize("cost", ["pipedream", "sparsepipe"])
 def test_stage_time_of_any_partition_is_the_sum_by_hand(seed, cost):
     profile, devices = random_profile(seed), random_devices(seed)
-    for cuts, held in itertools.islice(every_partition(6, devices), 0, None, 7):
+    sample = list(itertools.islice(every_partition(6, devices), 0, None, 7))
+    assert sample
+    for cuts, held in sample:
         found = StagePartition("", tuple(cuts), tuple(cuts), (("",) * 6,), tuple(held), 0.0)
         expected = by_hand(profile, cuts, held, devices, BANDWIDTH, cost)
         assert stage_time(profile, found, devices, BANDWIDTH, cost) == pytest.approx(expected, rel=1e-12)
@@ -151,8 +153,9 @@ def test_exact_is_as_good_as_brute_force(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_exact_is_as_good_as_brute_force_within_memory(seed):
-    profile, devices = random_profile(seed), random_devices(seed, memory=2500.0)
+@pytest.mark.parametrize("memory", [1200.0, 2500.0])
+def test_exact_is_as_good_as_brute_force_within_memory(seed, memory):
+    profile, devices = random_profile(seed), random_devices(seed, memory=memory)
     allowed = [each for each in every_partition(6, devices) if fits(profile, *each, devices)]
     if not allowed:
         with pytest.raises(PartitionError, match="fits the memory"):
@@ -191,7 +194,7 @@ def test_sparsepipe_is_the_best_over_its_one_order(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "exact"])
 def test_no_method_is_better_than_exact(seed, method):
     profile = random_profile(seed, layers=12)
     devices = random_devices(seed, layers=12)
@@ -252,23 +255,46 @@ def over_antichains(profile, count, bandwidth):
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
-@pytest.mark.parametrize("name", ["alexnet", "vgg16", "squeezenet1_0", "resnet50", "densenet121"])
-@pytest.mark.parametrize("count", [4, 8])
-def test_one_linear_order_is_as_good_as_all_antichains_on_published_profiles(name, count):
+@pytest.mark.parametrize("name", ["alexnet", "vgg16", "squeezenet1_0", "densenet121"])
+@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize("bandwidth", [1e8, 1e9, 1e10])
+def test_one_linear_order_is_as_good_as_all_antichains_on_four_published_profiles(name, count, bandwidth):
     profile = Profile.load(DATA / f"{name}.txt")
-    assert partition(profile, count, 1e9).time == pytest.approx(over_antichains(profile, count, 1e9), rel=1e-12)
+    best = over_antichains(profile, count, bandwidth)
+    assert partition(profile, count, bandwidth).time == pytest.approx(best, rel=1e-12)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
+@pytest.mark.parametrize(
+    ("count", "bandwidth", "faster"), [(2, 1e9, 0.029), (8, 1e10, 0.012), (4, 1e9, 0.0), (8, 1e9, 0.0)]
+)
+def test_other_orders_are_up_to_3_percent_faster_on_resnet50(count, bandwidth, faster):
+    profile = Profile.load(DATA / "resnet50.txt")
+    best = over_antichains(profile, count, bandwidth)
+    assert 1 - best / partition(profile, count, bandwidth).time == pytest.approx(faster, abs=1e-3)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
+def test_another_order_is_more_than_10_percent_faster_on_inception_v3():
+    profile = Profile.load(DATA / "inception_v3.txt")
+    draw = random.Random(0)
+    orders = [Profile(draw.sample(profile.layers, len(profile.layers)), profile.edges) for _ in range(20)]
+    best = min(partition(order, 4, 1e9).time for order in orders)
+    assert best < 0.9 * partition(profile, 4, 1e9).time
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
 @pytest.mark.parametrize("count", [4, 8])
 def test_no_method_is_better_than_exact_on_published_profiles(count):
-    for path in sorted(DATA.glob("*.txt")):
+    paths = sorted(DATA.glob("*.txt"))
+    assert len(paths) == 6
+    for path in paths:
         profile = Profile.load(path)
         costs = {m: stage_time(profile, partition(profile, count, 1e9, m), count, 1e9) for m in METHODS}
         assert costs["exact"] == min(costs.values()), (path.stem, costs)
 
 
-def test_the_eight_gpus_of_sparsepipe_are_split_as_in_table_iii_over_gigabit_ethernet():
+def test_eight_gpus_over_gigabit_ethernet_split_the_dense_network_as_table_iii_splits_the_sparse_one():
     row = published.TABLE_III[-1]
     devices = published.devices(row.counts, sparse=False)
     found = partition(published.vgg16_bn("TitanXP", sparse=False), devices, 1e9 / 8, "sparsepipe")
@@ -281,6 +307,16 @@ def test_vgg16_bn_has_the_papers_53_layers_and_the_first_block_computes_most():
     assert len(profile.layers) == 53
     assert sum(layer.time_s for layer in profile.layers[:24]) > 0.5 * sum(layer.time_s for layer in profile.layers)
     assert sum(layer.parameter_bytes for layer in profile.layers[24:]) > 200e6
+
+
+@pytest.mark.parametrize("row", published.TABLE_III, ids=lambda row: str(sum(row.counts.values())))
+def test_no_published_split_beats_exact_and_the_same_split_costs_the_same(row):
+    profile, devices = published.vgg16_bn("TitanXP", sparse=False), published.devices(row.counts, sparse=False)
+    theirs = partition_tables.as_published(profile, row, devices, 1e9 / 8)
+    found = partition(profile, devices, 1e9 / 8, "exact")
+    assert theirs >= found.time
+    if found.assignment == row.assignment:
+        assert theirs == found.time
 
 
 def test_the_tables_are_printed_and_bad_input_ends_with_one_line(tmp_path, capsys):
@@ -314,6 +350,29 @@ def test_where_no_memory_is_enough_the_smallest_that_works_is_named_and_works(me
         tried(enough - 1.0)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_the_factor_that_is_named_for_the_other_devices_is_enough(seed):
+    profile, sizes = random_profile(seed), {"A": 1.0, "B": 3.7}
+
+    def tried(sizes):
+        return partition(profile, [Device(name, 2, memory=size) for name, size in sizes.items()], BANDWIDTH, "exact")
+
+    with pytest.raises(PartitionError, match="times theirs") as raised:
+        tried(sizes)
+    message = str(raised.value)
+    named, enough = message.split("on device '")[1][0], float(message.split("works is ")[1].split()[0])
+    factor = float(message.split("the others ")[1].split()[0])
+    assert tried({name: enough if name == named else factor * size for name, size in sizes.items()}).time > 0
+
+
+def test_numpys_numbers_are_devices_times_and_bandwidths():
+    profile, times = random_profile(0), np.linspace(1.0, 2.0, 6, dtype=np.float32)
+    plain = partition(profile, [Device("gpu", 2, times.tolist(), 1e9)], 1e9)
+    devices = [Device("gpu", np.int64(2), times, np.float32(1e9))]
+    assert partition(profile, devices, np.float32(1e9)) == plain
+    assert partition(profile, np.int64(2), np.int64(10**9)) == partition(profile, 2, 1e9)
+
+
 @pytest.mark.parametrize(
     "devices, bandwidth, parts",
     [
@@ -330,6 +389,7 @@ def test_where_no_memory_is_enough_the_smallest_that_works_is_named_and_works(me
         (2, math.nan, ("bandwidth", "nan")),
         (2, math.inf, ("bandwidth", "inf")),
         (2, "10 GB/s", ("bandwidth", "'10 GB/s'", "such as 1e9")),
+        (2, 10**400, ("bandwidth", "1000")),
         (2, True, ("bandwidth", "True")),
         (2, None, ("bandwidth", "None")),
     ],
@@ -352,6 +412,8 @@ def test_impossible_devices_and_bandwidths_are_refused(devices, bandwidth, parts
         ({"times": [1.0, -1.0]}, "-1.0 as the time of layer 1"),
         ({"times": [math.nan]}, "nan as the time of layer 0"),
         ({"times": ["fast"]}, "'fast' as the time of layer 0"),
+        ({"times": [10**400]}, "as the time of layer 0"),
+        ({"times": [1e308, 1e308]}, "the sum of its 2 times is too large"),
         ({"memory": 0}, "memory"),
         ({"memory": "16 GB"}, "'16 GB'"),
     ],
@@ -373,3 +435,5 @@ def test_unknown_methods_costs_and_foreign_partitions_are_refused():
         stage_time(random_profile(0, layers=7), found, 2, 1e9)
     with pytest.raises(PartitionError, match=r"there are devices \['gpu'\]"):
         stage_time(profile, found, [Device("gpu", 2)], 1e9)
+    with pytest.raises(PartitionError, match="has 2 devices 'device', but there are 1"):
+        stage_time(profile, found, 1, 1e9)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import random
+
 import pytest
 
 from distconv.perfmodel.layer_profile import Layer, Profile
 from distconv.perfmodel.partition_bapipe import Chain
+from distconv.perfmodel.partition_memory import excess
 from distconv.perfmodel.partitioning import Device, PartitionError, partition, stage_time
 from distconv.perfmodel.stage_costs import COSTS, Terms
 
@@ -61,6 +65,36 @@ def test_no_layer_is_shared_where_that_makes_a_boundary_the_slowest():
     found = partition(profile, 2, 1.0, "bapipe")
     assert found.positions == (float(found.cuts[0]),)
     assert found.time == 2.0
+
+
+def test_positions_that_move_whole_layers_move_the_cuts_with_them_and_leave_no_stage_empty():
+    moved = 0
+    for seed in range(300):
+        draw = random.Random(seed)
+        times = [draw.choice([0.1, 1.0, draw.uniform(0, 8)]) for _ in range(draw.randint(4, 8))]
+        count = draw.randint(2, 4)
+        found = partition(chain_of(times), count, FAST, "bapipe")
+        whole = Chain(Terms(chain_of(times), count, FAST, COSTS["bapipe"])).time(found.cuts)
+        assert all(found.stages) and found.time <= whole
+        edges = [0.0, *found.positions, float(len(times))]
+        assert all(a < b for a, b in itertools.pairwise(edges))
+        for cut, at in zip(found.cuts, found.positions, strict=True):
+            assert at == cut if at == int(at) else abs(at - cut) < 1
+        moved += found.positions != found.cuts
+    assert moved > 100
+
+
+def test_whole_layers_fit_the_memory_too_where_a_layer_is_shared():
+    profile = chain_of([1.0] * 3, [1.0, 10.0, 5.0], parameters=0.0)
+    roomy = partition(profile, 2, FAST, "bapipe")
+    assert roomy.cuts == (1,) and roomy.positions == pytest.approx((1.5,))
+    # Shared, the first stage holds 2 (1 + 5) bytes and the second 5 + 5; whole, the second holds 15.
+    with pytest.raises(PartitionError, match="the smallest memory that works is 15 bytes"):
+        partition(profile, [Device("gpu", 2, memory=14.0)], FAST, "bapipe")
+    tight = [Device("gpu", 2, memory=15.0)]
+    found = partition(profile, tight, FAST, "bapipe")
+    terms = Terms(profile, tight, FAST, COSTS["bapipe"])
+    assert excess(terms, Chain(terms).stages(found.cuts)) == excess(terms, Chain(terms).stages(found.positions)) == 0
 
 
 def test_where_a_boundary_is_the_slowest_only_small_ones_are_cut():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from distconv.errors import DistconvError
 from distconv.perfmodel import labels
 from distconv.perfmodel.elimination import Elimination, decision_order
 from distconv.perfmodel.problem import Kind, Problem, Step, one
-from distconv.perfmodel.search import Infeasible, search, search_memory, smallest_memory, solve
+from distconv.perfmodel.search import Infeasible, smallest_memory, solve
 
 NONE = 0
 """As many combinations as are enumerated where the search itself is tested."""
@@ -115,7 +114,7 @@ def close(left, right):
 def test_the_fastest_choice_is_the_one_of_brute_force(few):
     for seed in range(120):
         problem = random_problem(seed)
-        found = search(problem, None, (), 20.0, few)
+        found = solve(problem, few=few)
         best, _ = brute_force(problem)
         assert found.optimal and close(found.time, best) and close(found.bound, best), seed
         assert valid(problem, found.choices), seed
@@ -130,7 +129,7 @@ def test_the_fastest_choice_within_a_memory_limit_is_the_one_of_brute_force(few)
         _, smallest = brute_force(problem)
         for limit in (smallest, smallest + 0.5):
             best, _ = brute_force(problem, limit)
-            found = search(problem, limit, (), 20.0, few)
+            found = solve(problem, limit, few=few)
             assert found.optimal and close(found.time, best) and found.memory <= limit * (1 + 1e-12), (seed, limit)
 
 
@@ -140,10 +139,10 @@ def test_a_limit_of_whole_bytes_is_met_to_the_byte():
         _, smallest = brute_force(problem)
         for limit in (smallest, smallest + 1.0):
             best, _ = brute_force(problem, limit)
-            found = search(problem, limit, (), 20.0, NONE)
+            found = solve(problem, limit, few=NONE)
             assert close(found.time, best) and found.memory <= limit, (seed, limit)
         with pytest.raises(Infeasible):
-            search(problem, smallest - 1.0, (), 20.0, NONE)
+            solve(problem, smallest - 1.0, few=NONE)
 
 
 def in_bytes(problem):
@@ -160,7 +159,7 @@ def test_a_limit_that_nothing_fits_names_the_smallest_choice(few):
         problem = random_problem(seed)
         _, smallest = brute_force(problem)
         with pytest.raises(Infeasible, match=r"the smallest known takes .*; give each rank more memory") as caught:
-            search(problem, smallest - 0.1, (), 20.0, few)
+            solve(problem, smallest - 0.1, few=few)
         assert isinstance(caught.value, DistconvError) and isinstance(caught.value, ValueError)
         assert close(caught.value.smallest, smallest) and close(caught.value.bound, smallest)
         assert close(plain_memory(problem, caught.value.choices), smallest)
@@ -171,7 +170,7 @@ def test_the_smallest_memory_is_that_of_brute_force(few):
     for seed in range(50):
         problem = random_problem(seed)
         _, smallest = brute_force(problem)
-        found = search_memory(problem, -np.inf, (), time.perf_counter() + 20, few)
+        found = smallest_memory(problem, few=few)
         assert found.optimal and close(found.memory, smallest) and found.gap == 0, seed
         assert close(plain_memory(problem, found.choices), smallest), seed
 
@@ -181,7 +180,7 @@ def test_bounds_hold_and_starts_are_kept_when_there_is_no_time():
         problem = random_problem(seed, allreduces=1.2)
         best, _ = brute_force(problem)
         start = [size - 1 for size in problem.sizes]
-        found = search(problem, None, [start], 0.0, NONE)
+        found = solve(problem, None, [start], 0.0, NONE)
         assert found.bound <= best * (1 + 1e-9) and best <= found.time * (1 + 1e-12), seed
         assert found.time <= plain_time(problem, start), seed
 
@@ -193,14 +192,14 @@ def test_bounds_hold_and_starts_are_kept_when_few_labels_are(monkeypatch):
         problem = random_problem(seed, (4, 3, 4, 2, 4), 1.2)
         best, smallest = brute_force(problem)
         start = [0] * 5
-        found = search(problem, None, [start], 20.0, NONE)
+        found = solve(problem, None, [start], 20.0, NONE)
         assert found.bound <= best * (1 + 1e-9) and best <= found.time * (1 + 1e-12), seed
         assert found.time <= plain_time(problem, start), seed
         if found.optimal:
             proven += 1
             assert close(found.time, best), seed
         best, _ = brute_force(problem, smallest + 0.3)
-        found = search(problem, smallest + 0.3, [start], 20.0, NONE)
+        found = solve(problem, smallest + 0.3, [start], 20.0, NONE)
         assert found.bound <= best * (1 + 1e-9) and best <= found.time * (1 + 1e-12), seed
     assert 0 < proven < 30
 
@@ -210,7 +209,7 @@ def test_a_start_that_is_the_best_is_returned_by_its_time():
         problem = random_problem(seed, (3, 3, 3))
         choices = list(itertools.product(*map(range, problem.sizes)))
         best = min(choices, key=lambda choice: plain_time(problem, choice))
-        assert search(problem, None, [best], 0.0, NONE).time == float(problem.times(one(best)))
+        assert solve(problem, None, [best], 0.0, NONE).time == float(problem.times(one(best)))
 
 
 def test_the_same_problem_has_the_same_answer():
@@ -244,7 +243,7 @@ def test_of_equal_choices_the_first_is_enumerated():
 )
 def test_small_and_empty_problems_have_their_answer(few, sizes, steps, expected):
     steps = tuple(Step(kind, variables, np.array(table)) for kind, variables, table in steps)
-    found = search(Problem(sizes, steps, ()), None, (), 20.0, few)
+    found = solve(Problem(sizes, steps, ()), few=few)
     assert found.time == expected == found.bound and found.optimal and found.gap == 0 and found.memory == 0
 
 
@@ -294,9 +293,9 @@ def test_the_search_is_exact_where_buckets_are_split(monkeypatch):
     for seed in range(15, 35):
         problem = random_problem(seed, (3, 2, 4, 3, 3), density=0.8)
         best, smallest = brute_force(problem)
-        assert close(search(problem, None, (), 20.0, NONE).time, best), seed
+        assert close(solve(problem, few=NONE).time, best), seed
         best, _ = brute_force(problem, smallest + 0.5)
-        assert close(search(problem, smallest + 0.5, (), 20.0, NONE).time, best), seed
+        assert close(solve(problem, smallest + 0.5, few=NONE).time, best), seed
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3])

@@ -1,0 +1,263 @@
+"""``explore``: data parallelism or a pipeline, with which schedule, cuts and number of micro-batches.
+
+    devices:  R pipelines side by side, each of N stages: stage i of all of them has the same layers
+              R = 1: BaPipe's daisy chain;  N = 1: data parallelism ("dp")
+
+Every combination that fits the memory is priced by the closed forms of :mod:`distconv.perfmodel.schedule_costs`, plus
+what of the gradients' allreduce over the R replicas is not hidden; the fastest one is the result. BaPipe looks at
+R = 1 and at data parallelism; ``joint`` at every R that divides the devices, and its cuts are chosen for the time and
+the memory of the very schedule (:mod:`distconv.perfmodel.exploration_cuts`). Replicas that differ from stage to stage
+are not looked at: in the simulation pipelines with such stages took up to 1.5 times as long as the closed form. Nor are
+distributions within a layer: a stage's layers run whole, on one device.
+
+Source: Zhao et al. 2020 (BaPipe), 3.2, 3.3, Tables I and II.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from distconv.errors import DistconvError
+from distconv.perfmodel.exploration_cuts import balanced_cuts, best_cuts, emptiest_cuts
+from distconv.perfmodel.exploration_stages import PARALLEL, Setting, Stages, whole
+from distconv.perfmodel.layer_profile import Profile
+from distconv.perfmodel.machine import Machine
+from distconv.perfmodel.partition_devices import Device, as_devices
+from distconv.perfmodel.partitioning import StagePartition
+from distconv.perfmodel.predicted_profile import scaled
+from distconv.perfmodel.schedule_costs import SCHEDULES
+
+SYNCHRONOUS = (PARALLEL, "1f1b-sno", "1f1b-so")
+"""What accelerators can do that compute and communicate in turn, such as GPUs."""
+
+ASYNCHRONOUS = (PARALLEL, "1f1b-as", "fbp-as")
+"""What accelerators can do that pass results on while they compute them, such as FPGAs."""
+
+SHOWN = 8
+
+
+class ExplorationError(DistconvError, ValueError):
+    """A question that has no answer: impossible numbers, or no combination fits the memory."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One combination: ``time`` in seconds of a mini-batch, ``memory`` in bytes on a device of each stage.
+
+    ``microbatches`` are those of the whole mini-batch; each of the ``replicas`` gets its share of them.
+    """
+
+    schedule: str
+    stages: StagePartition
+    microbatches: int
+    replicas: int
+    time: float
+    memory: tuple[float, ...]
+    fits: bool
+
+    def __str__(self) -> str:
+        shape = f"{len(self.memory)} stages" if len(self.memory) > 1 else "1 stage"
+        shape += f" x {self.replicas} replicas" if self.replicas > 1 else ""
+        size = f"{max(self.memory) / 1e9:.3g} GB" + ("" if self.fits else ": too much")
+        return f"{self.schedule:<9} {shape:<24} {self.microbatches:>5} micro-batches {self.time:>11.6g} s  {size}"
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """The fastest choice that fits, and all that were considered, fastest first and those that do not fit last.
+
+    ``stages`` is its partition, ``time`` in seconds of a mini-batch, ``memory`` in bytes on the fullest device.
+    """
+
+    best: Choice
+    table: tuple[Choice, ...]
+    room: float
+    question: str
+
+    @property
+    def schedule(self) -> str:
+        """``dp`` (data parallelism), or the schedule's name for ``distconv.pipeline.schedule``."""
+        return self.best.schedule
+
+    @property
+    def stages(self) -> StagePartition:
+        """Where the network is cut and which devices have what."""
+        return self.best.stages
+
+    @property
+    def microbatches(self) -> int:
+        """Micro-batches that the mini-batch is divided into."""
+        return self.best.microbatches
+
+    @property
+    def time(self) -> float:
+        """Seconds of a mini-batch."""
+        return self.best.time
+
+    @property
+    def memory(self) -> float:
+        """Bytes on the fullest device."""
+        return max(self.best.memory)
+
+    def explain(self) -> str:
+        """Why: the choice, the best of each schedule beside it, and what did not fit."""
+        fitting = [choice for choice in self.table if choice.fits]
+        leaders: dict[str, Choice] = {}
+        for choice in fitting:
+            leaders.setdefault(f"{choice.schedule} {choice.replicas > 1 and len(choice.memory) > 1}", choice)
+        lines = [self.question, f"best: {self.best}", *_cut(self.best)]
+        lines += [f"{choice}  {choice.time / self.time:.2f} x" for choice in leaders.values()]
+        lines.append(
+            f"{len(self.table)} combinations, {len(self.table) - len(fitting)} of them beyond {self.room / 1e9:.3g} GB"
+        )
+        return "\n".join(lines)
+
+
+def explore(
+    profile: Profile | Callable[[int], Profile],
+    machine: Machine,
+    devices: int | Sequence[Device],
+    batch: int,
+    *,
+    samples: int | None = None,
+    microbatches: Sequence[int] | None = None,
+    schedules: Sequence[str] = SYNCHRONOUS,
+    joint: bool = False,
+    share_layers: bool = False,
+    memory: float | None = None,
+    optimizer_slots: int = 1,
+) -> Exploration:
+    """The fastest training of a mini-batch of ``batch`` samples on all ``devices``, a number or kinds in their order.
+
+    ``profile``: what a micro-batch of so many samples costs, or a Profile of ``samples`` samples (default: ``batch``)
+    that others are in proportion to, as are the ``times`` of devices. Links and memory are the machine's; ``memory``
+    (bytes of a device) takes the latter's place. ``microbatches``: the numbers to look at; None: all divisors of
+    ``batch``. ``schedules``: ``dp`` and names from ``schedule_costs.SCHEDULES``. ``share_layers``: a layer at a cut may
+    be divided between its stages (BaPipe 3.3.2), which FPGAs can do and ``distconv.pipeline.Pipeline`` cannot.
+    ``optimizer_slots``: tensors of state per parameter (BaPipe's 2w is 0 of them). An optimizer takes no time here.
+
+    Raises
+    ------
+    ExplorationError
+        If a number or name cannot be, or nothing fits the memory: names what needs least, and how much.
+    PartitionError
+        If the devices cannot be.
+    """
+    _check(batch, schedules, optimizer_slots, microbatches)
+    if callable(profile) and not isinstance(devices, int) and any(device.times is not None for device in devices):
+        raise ExplorationError("explore: devices with times of their own need a Profile, not a function that makes one")
+    counts = _divisors(batch) if microbatches is None else sorted(set(microbatches))
+    found: list[Choice] = []
+    setting = None
+    for count in counts:
+        size = batch // count
+        share = 1.0 if callable(profile) else size / (samples or batch)
+        now = profile(size) if callable(profile) else scaled(profile, share)
+        kinds = _scaled_devices(as_devices(devices, len(now.layers)), share, memory or machine.memory_bytes)
+        setting = Setting(now, machine, kinds, optimizer_slots)
+        found += _choices(setting, schedules, count, joint, share_layers)
+    assert setting is not None
+    return _explored(found, setting, batch)
+
+
+def _explored(found: Sequence[Choice], setting: Setting, batch: int) -> Exploration:
+    total = sum(device.count for device in setting.devices)
+    question = f"{batch} samples on {total} devices of {setting.machine.name}"
+    if not found:
+        raise ExplorationError(
+            f"explore: {question}: no number of micro-batches suits any of the schedules; data parallelism needs a "
+            f"multiple of {total}, a pipeline at least {total} layers (there are {len(setting.profile.layers)})"
+        )
+    table = tuple(sorted(found, key=lambda choice: (not choice.fits, choice.time)))
+    room = min(device.memory for device in setting.devices if device.memory is not None)
+    if not table[0].fits:
+        least = min(table, key=lambda choice: max(choice.memory))
+        raise ExplorationError(
+            f"explore: {question}: nothing fits {room:.0f} bytes; least is needed by {least.schedule} with "
+            f"{least.microbatches} micro-batches: {max(least.memory):.0f} bytes"
+        )
+    return Exploration(table[0], table, room, question)
+
+
+def _choices(
+    setting: Setting, schedules: Sequence[str], microbatches: int, joint: bool, share_layers: bool
+) -> Iterator[Choice]:
+    total = sum(device.count for device in setting.devices)
+    for schedule in schedules:
+        if schedule == PARALLEL:
+            numbers = [total] if microbatches % total == 0 else []
+        else:
+            numbers = [r for r in _divisors(total) if r < total and microbatches % r == 0] if joint else [1]
+        for replicas in numbers:
+            stages = setting.stages(schedule, replicas, microbatches)
+            if stages is not None:
+                yield from _priced(stages, joint, share_layers)
+
+
+def _priced(stages: Stages, joint: bool, share_layers: bool) -> Iterator[Choice]:
+    """What BaPipe cuts, and for ``joint`` what the search does."""
+    found: list[Sequence[float]] = []
+    if stages.count == 1:
+        found.append(())
+    elif stages.replicas == 1:
+        positions = _balanced(stages)
+        found.append(positions if share_layers else whole(positions, stages.size))
+    if joint and stages.count > 1:
+        found.append(best_cuts(stages, found))
+    for positions in found:
+        memory = stages.memory(positions)
+        fits = all(needed <= room for needed, room in zip(memory, stages.rooms, strict=True))
+        name = PARALLEL if stages.count == 1 else stages.schedule
+        time = stages.time(positions)
+        yield Choice(name, stages.partition(positions), stages.microbatches, stages.replicas, time, memory, fits)
+
+
+def _balanced(stages: Stages) -> Sequence[float]:
+    """BaPipe's partition; where that is too much for a stage, the most balanced one that fits, or else fits nearly."""
+    free = stages.setting.balanced
+    if all(needed <= room for needed, room in zip(stages.memory(free.positions), stages.rooms, strict=True)):
+        return free.positions
+    return balanced_cuts(stages) or emptiest_cuts(stages)
+
+
+def _scaled_devices(devices: Sequence[Device], share: float, memory: float) -> list[Device]:
+    return [
+        Device(
+            device.name,
+            device.count,
+            None if device.times is None else [share * time for time in device.times],
+            memory if device.memory is None else device.memory,
+        )
+        for device in devices
+    ]
+
+
+def _cut(choice: Choice) -> list[str]:
+    """The layers at which stages begin."""
+    if len(choice.memory) == 1:
+        return []
+    begins = [stage[0] for stage in choice.stages.stages[1:]]
+    held = ", ".join(f"{size / 1e9:.3g}" for size in choice.memory)
+    return [f"cut before {', '.join(begins)}; GB of each stage: {held}"]
+
+
+def _check(batch: int, schedules: Sequence[str], slots: int, microbatches: Sequence[int] | None) -> None:
+    if type(batch) is not int or batch < 1:
+        raise ExplorationError(f"explore: found batch={batch!r}, expected a positive whole number of samples")
+    unknown = [name for name in schedules if name != PARALLEL and name not in SCHEDULES]
+    if unknown or not schedules:
+        raise ExplorationError(
+            f"explore: found schedules={list(schedules)!r}, expected some of {', '.join((PARALLEL, *SCHEDULES))}"
+        )
+    if type(slots) is not int or slots < 0:
+        raise ExplorationError(f"explore: found optimizer_slots={slots!r}, expected 0 or more")
+    for count in () if microbatches is None else microbatches:
+        if type(count) is not int or count < 1 or batch % count:
+            raise ExplorationError(f"explore: found {count!r} micro-batches, expected a divisor of {batch} samples")
+    if microbatches is not None and not microbatches:
+        raise ExplorationError("explore: found no number of micro-batches, expected at least one or None")
+
+
+def _divisors(number: int) -> list[int]:
+    return [count for count in range(1, number + 1) if number % count == 0]
