@@ -164,7 +164,7 @@ class SerialPipeline:
                 outputs = stage.module(*inputs)
                 if stage is self._stages[-1]:
                     return (self._loss(outputs, target),)
-            return outputs if isinstance(outputs, tuple) else (outputs,)
+            return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
 
         return run
 
