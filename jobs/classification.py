@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
 
+from distconv.agreement import together
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.loader import Batch
@@ -18,6 +22,8 @@ from distconv.tensor import gather
 from . import training
 from .image_samples import ImageSamples
 from .model_factory import ModelError, build_classifier
+from .pipeline_options import Pipelining
+from .pipeline_training import PipelineTrainer as AnyPipelineTrainer
 
 
 @dataclass(frozen=True)
@@ -50,47 +56,19 @@ class Score:
         return f"{100 * self.accuracy:.2f} % ({self.correct} of {self.samples}), loss {self.loss:.4f}"
 
 
-class Trainer(training.Trainer):
-    """A classifier in training on images."""
+class Classifier(training.Training):
+    """A classifier in training on images, however the ranks share the work."""
 
-    def __init__(
-        self, settings: Settings, samples: ImageSamples, place: ProcessGrid | Plan, device: str = "cpu"
-    ) -> None:
-        model = build_classifier(
-            settings.model,
-            samples.comm,
-            seed=settings.seed,
-            in_channels=samples.extents[0],
-            classes=samples.classes,
-            width=settings.width,
-        )
-        super().__init__(settings, model, place, samples.comm, device)
-        self.samples = samples
-        self.loader = samples.loader(
-            "train",
-            self.grid,
-            settings.batch,
-            dtype=self.dtype,
-            device=device,
-            seed=settings.seed,
-            shuffle=True,
-            augment=settings.augment,
-            drop_last=settings.drop_last,
-        )
+    settings: Settings
+    samples: ImageSamples
+
+    @abstractmethod
+    def predictions(self, group: str) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """Batches of ``train`` or ``test`` in the file's order, with all their logits (N, classes) on every rank."""
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         self._check_logits(outputs)
         return F.cross_entropy(outputs, labels)
-
-    @torch.no_grad()
-    def predictions(self, group: str) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Batches of ``train`` or ``test`` in the file's order, with all their logits (N, classes) on every rank."""
-        self.model.eval()
-        loader = self.samples.loader(group, self.grid, self.settings.batch, dtype=self.dtype, device=self.device)
-        for batch in loader.epoch(0):
-            logits = self.model(batch.tensors[0])
-            self._check_logits(logits)
-            yield batch, gather(logits).cpu()
 
     def evaluate(self, group: str) -> Score:
         """Loss and accuracy on the samples of ``train`` or ``test``, without augmentation. Collective.
@@ -114,10 +92,112 @@ class Trainer(training.Trainer):
             correct += int((logits.argmax(1) == labels).sum())
         return Score(len(of.labels), correct, total / len(of.labels))
 
+    def _take_samples(self, samples: ImageSamples) -> None:
+        self.samples = samples
+        self.loader = samples.loader(
+            "train",
+            self.grid,
+            self.settings.batch,
+            dtype=self.dtype,
+            device=self.device,
+            seed=self.settings.seed,
+            shuffle=True,
+            augment=self.settings.augment,
+            drop_last=self.settings.drop_last,
+        )
+
+    def _batches_of(self, group: str) -> Iterator[Batch]:
+        loader = self.samples.loader(group, self.grid, self.settings.batch, dtype=self.dtype, device=self.device)
+        return loader.epoch(0)
+
     def _check_logits(self, logits: torch.Tensor) -> None:
-        classes = self.samples.classes
-        if logits.dim() != 2 or logits.shape[1] < classes:
+        _check_logits(logits, self.settings, self.samples)
+
+
+class Trainer(Classifier, training.Trainer):
+    """A classifier in training over a grid, or as a plan says."""
+
+    def __init__(
+        self, settings: Settings, samples: ImageSamples, place: ProcessGrid | Plan, device: str = "cpu"
+    ) -> None:
+        super().__init__(settings, _model(settings, samples), place, samples.comm, device)
+        self._take_samples(samples)
+
+    @torch.no_grad()
+    def predictions(self, group: str) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """Batches of ``train`` or ``test`` in the file's order, with all their logits (N, classes) on every rank."""
+        self.model.eval()
+        for batch in self._batches_of(group):
+            logits = self.model(batch.tensors[0])
+            self._check_logits(logits)
+            yield batch, gather(logits).cpu()
+
+
+class PipelineTrainer(Classifier, AnyPipelineTrainer):
+    """A classifier in training as a pipeline."""
+
+    def __init__(self, settings: Settings, samples: ImageSamples, pipelining: Pipelining, device: str = "cpu") -> None:
+        model = _model(settings, samples).to(device, training.dtype_of(settings))
+        _try_out(model, settings, samples, device)
+        super().__init__(settings, model, samples.extents, pipelining, samples.comm, device)
+        self._take_samples(samples)
+
+    @torch.no_grad()
+    def predictions(self, group: str) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """Batches of ``train`` or ``test`` in the file's order, with all their logits (N, classes) on every rank.
+
+        Each rank computes whole batches in turn, so that the numbers are those of one process.
+        """
+        self.synchronize()
+        self.model.eval()
+        batches = self._batches_of(group)
+        while turn := list(islice(batches, self.comm.size)):
+            mine = turn[self.comm.rank : self.comm.rank + 1]
+            logits = together(self.comm, partial(self._logits_of, mine), ModelError)
+            yield from zip(turn, self.comm.allgather(logits), strict=False)
+
+    def _logits_of(self, batches: Sequence[Batch]) -> torch.Tensor | None:
+        """Of the one batch, or none, that this rank has."""
+        for batch in batches:
+            logits: torch.Tensor = self.model(batch.tensors[0].local)
+            self._check_logits(logits)
+            return logits.cpu()
+        return None
+
+
+def _model(settings: Settings, samples: ImageSamples) -> torch.nn.Module:
+    return build_classifier(
+        settings.model,
+        samples.comm,
+        seed=settings.seed,
+        in_channels=samples.extents[0],
+        classes=samples.classes,
+        width=settings.width,
+    )
+
+
+def _check_logits(logits: torch.Tensor, settings: Settings, samples: ImageSamples) -> None:
+    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else (type(logits).__name__,)
+    if len(shape) != 2 or shape[1] < samples.classes:
+        raise ModelError(
+            f"--model {settings.model} gives {shape} for images of {samples.extents}; a classifier gives (samples, "
+            f"classes) with at least {samples.classes} classes"
+        )
+
+
+@torch.no_grad()
+def _try_out(model: torch.nn.Module, settings: Settings, samples: ImageSamples, device: str) -> None:
+    """Find on all ranks what would fail in a pass of a pipeline on one rank alone."""
+
+    def attempt() -> None:
+        zeros = torch.zeros(1, *samples.extents, dtype=training.dtype_of(settings), device=device)
+        try:
+            logits = model.eval()(zeros)
+        except Exception as error:
             raise ModelError(
-                f"--model {self.settings.model} gives {tuple(logits.shape)} for images of {self.samples.extents}; a "
-                f"classifier gives (samples, classes) with at least {classes} classes"
-            )
+                f"--model {settings.model} fails on images of {samples.extents}: {type(error).__name__}: "
+                f"{' '.join(str(error).split())}"
+            ) from error
+        _check_logits(logits, settings, samples)
+
+    together(samples.comm, attempt, ModelError)

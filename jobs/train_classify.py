@@ -18,10 +18,11 @@ from mpi4py import MPI
 
 from distconv.errors import DataError
 
-from .classification import Score, Settings, Trainer
+from .classification import Classifier, PipelineTrainer, Score, Settings, Trainer
 from .classification_picture import Example, draw
 from .image_samples import ImageSamples
 from .model_factory import CLASSIFIERS
+from .pipeline_options import Pipelining, add_pipeline_arguments, pipelining_of
 from .training_options import add_training_arguments, device_for, place_of, positive, settings_of
 from .training_report import Metrics, announcement, conclude, picture, times
 from .training_run import prepare, take_steps
@@ -34,6 +35,8 @@ examples:
       --epochs 30 --lr 0.1 --weight-decay 1e-4 --out runs/cifar
   mpiexec -n 4 distconv train classify --data cifar10 --model vgg16_bn --plan plan.json
   mpiexec -n 4 distconv train classify --data images.h5 --model mypackage.nets:build --grid h=2,w=2
+  mpiexec -n 3 distconv train classify --data cifar10 --model vgg16_bn --pipeline 1f1b-so --microbatches 8
+  mpiexec -n 3 distconv train classify --data cifar10 --model resnet20 --pipeline stale --ppv 7,13 --switch-after 5000
   mpiexec -n 4 distconv train classify --data mnist --model lenet5 --out runs/mnist --resume
 """
 
@@ -72,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--evaluate-every", type=positive, default=1, metavar="EPOCHS", help="on the test images (default: %(default)s)"
     )
-    add_training_arguments(parser, defaults, out="runs/classify")
+    add_pipeline_arguments(parser, add_training_arguments(parser, defaults, out="runs/classify"))
 
 
 def augmentation(text: str) -> str:
@@ -98,10 +101,16 @@ def run(options: argparse.Namespace) -> int:
     comm = MPI.COMM_WORLD
     if options.data is None:
         raise DataError("train classify needs --data PATH: a folder of MNIST or CIFAR-10, or an HDF5 file of images")
-    place, device = place_of(options, comm), device_for(options.device, comm)
+    place = pipelining_of(options, comm.size) or place_of(options, comm)
+    device = device_for(options.device, comm)
     begin = time.perf_counter()
     with closing(_samples(options, comm)) as samples:
-        trainer = Trainer(settings_of(options, Settings), samples, place, device)
+        settings = settings_of(options, Settings)
+        trainer: Classifier
+        if isinstance(place, Pipelining):
+            trainer = PipelineTrainer(settings, samples, place, device)
+        else:
+            trainer = Trainer(settings, samples, place, device)
         resumed = prepare(options, trainer)
         if comm.rank == 0:
             print(announcement(trainer, " x ".join(map(str, samples.extents)), resumed), flush=True)
@@ -110,6 +119,7 @@ def run(options: argparse.Namespace) -> int:
             training_s = time.perf_counter() - begin
             train, test = trainer.evaluate("train"), trainer.evaluate("test") if "test" in samples.groups else None
             _report(trainer, metrics, Outcome(train, test, training_s, time.perf_counter() - begin))
+        trainer.close()
     return 0
 
 
@@ -124,16 +134,16 @@ def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> ImageSamples:
     )
 
 
-def _evaluate(options: argparse.Namespace, trainer: Trainer, metrics: Metrics) -> None:
+def _evaluate(options: argparse.Namespace, trainer: Classifier, metrics: Metrics) -> None:
     if "test" in trainer.samples.groups and trainer.epoch % options.evaluate_every == 0:
         metrics.write(**_line(trainer, "test", trainer.evaluate("test")))
 
 
-def _line(trainer: Trainer, group: str, score: Score) -> dict[str, Any]:
+def _line(trainer: Classifier, group: str, score: Score) -> dict[str, Any]:
     return {"step": trainer.step_count, "evaluation": group, "accuracy": score.accuracy, **asdict(score)}
 
 
-def _report(trainer: Trainer, metrics: Metrics, outcome: Outcome) -> None:
+def _report(trainer: Classifier, metrics: Metrics, outcome: Outcome) -> None:
     """Print, write summary.json and draw the picture, all on rank 0. Collective."""
     scores = {"train": outcome.train} | ({"test": outcome.test} if outcome.test else {})
     examples = _examples(trainer, list(scores)[-1])
@@ -157,7 +167,7 @@ def _report(trainer: Trainer, metrics: Metrics, outcome: Outcome) -> None:
     conclude(trainer, metrics, results, show)
 
 
-def _examples(trainer: Trainer, group: str) -> list[Example]:
+def _examples(trainer: Classifier, group: str) -> list[Example]:
     """The first images of a group as they are in the file, with the classes the network gives them. Collective."""
     of = trainer.samples.groups[group]
     batch, logits = next(trainer.predictions(group))

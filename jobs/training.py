@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 from mpi4py import MPI
@@ -56,11 +57,25 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
 
 def make_optimizer(settings: Settings, model: torch.nn.Module) -> torch.optim.Optimizer:
     """The optimizer that the settings ask for."""
+    return optimizer_of(settings, model.parameters())
+
+
+def optimizer_of(settings: Settings, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """As :func:`make_optimizer`, of some parameters."""
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(
-            model.parameters(), settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay
-        )
-    return torch.optim.Adam(model.parameters(), settings.lr, weight_decay=settings.weight_decay)
+        return torch.optim.SGD(parameters, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    return torch.optim.Adam(parameters, settings.lr, weight_decay=settings.weight_decay)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate from the next update on."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def dtype_of(settings: Settings) -> torch.dtype:
+    """What the model computes with."""
+    return getattr(torch, settings.dtype)  # type: ignore[no-any-return]
 
 
 def beside(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -70,27 +85,60 @@ def beside(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-class Trainer(ABC):
-    """A model in training over the ranks of ``comm``. ``step_count`` steps have been taken."""
+class Training(ABC):
+    """A model in training over the ranks of ``comm``, however they share the work."""
 
     loader: Loader
     """Of the training samples; a job sets it up."""
 
     def __init__(
-        self, settings: Settings, model: torch.nn.Module, place: ProcessGrid | Plan, comm: MPI.Intracomm, device: str
+        self, settings: Settings, model: torch.nn.Module, grid: ProcessGrid, comm: MPI.Intracomm, device: str
     ) -> None:
-        """``place`` is the grid of all layers, or the plan that says which layer is on which."""
-        self.settings, self.place, self.comm, self.device = settings, place, comm, device
-        self.dtype: torch.dtype = getattr(torch, settings.dtype)
-        self.grid = place.input_grid(model, comm) if isinstance(place, Plan) else place
-        """Where batches go."""
-        self.model = parallelize(model.to(device, self.dtype), place, comm=comm)
-        self.optimizer = make_optimizer(settings, self.model)
+        """``grid``: where batches go."""
+        self.settings, self.model, self.grid, self.comm, self.device = settings, model, grid, comm, device
+        self.dtype = dtype_of(settings)
+        self.optimizer = make_optimizer(settings, model)
         self.step_count = 0
+        """Steps that have been taken."""
+        self.losses: list[tuple[int, float]] = []
+        """Steps since this run began, counted from 1, and their losses as far as they are known."""
 
     @abstractmethod
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The loss of a batch; both lie over the same grid."""
+
+    @abstractmethod
+    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float | None:
+        """One step on a batch; the newest loss that is known, the same on all ranks. Collective.
+
+        Raises
+        ------
+        DistconvError
+            On all ranks, if a loss is not finite.
+        """
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Finish the steps that are under way; all losses are known then. Collective."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what MPI holds for the training alone. Collective."""
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """How the ranks share the work, as a user reads it."""
+
+    @property
+    @abstractmethod
+    def placement(self) -> dict[str, Any]:
+        """The same for JSON."""
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next step."""
+        return learning_rate(self.step_count, self.steps, self.settings.lr)
 
     @property
     def steps(self) -> int:
@@ -101,12 +149,6 @@ class Trainer(ABC):
     def epoch(self) -> int:
         """The epoch that the next step belongs to."""
         return self.step_count // self.loader.steps
-
-    @property
-    def where(self) -> str:
-        """The grid or the plan, as a user reads it."""
-        plan = f"a plan of {len(self.place.layers)} patterns, samples on " if isinstance(self.place, Plan) else ""
-        return f"{plan}grid {self.grid.describe()}"
 
     @property
     def parameter_count(self) -> int:
@@ -121,27 +163,17 @@ class Trainer(ABC):
                 if self.step_count >= self.steps:
                     return
 
-    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
-        """One step of the optimizer on a batch; returns the loss, the same on all ranks. Collective.
+    def note_loss(self, step: int, loss: float) -> None:
+        """Add to ``losses``.
 
         Raises
         ------
         DistconvError
-            On all ranks, if the loss is not finite; the weights are those from before the step.
+            If it is not finite.
         """
-        self.model.train()
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.step_count, self.steps, self.settings.lr)
-        self.optimizer.zero_grad()
-        outputs = self.model(inputs)
-        loss = self.loss(outputs, beside(labels, outputs))
-        value = float(loss.detach())
-        if not math.isfinite(value):
-            raise DistconvError(f"step {self.step_count + 1}: the loss is {value}; lower --lr or look at the data")
-        loss.backward()
-        self.optimizer.step()
-        self.step_count += 1
-        return value
+        if not math.isfinite(loss):
+            raise DistconvError(f"step {step}: the loss is {loss}; lower --lr or look at the data")
+        self.losses.append((step, loss))
 
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
@@ -149,7 +181,7 @@ class Trainer(ABC):
         """Write a checkpoint of everything that the following steps depend on. Collective."""
         tensors, values = training_state.capture(self.model, self.optimizer, self.comm)
         position = {"epoch": self.epoch, "batch": self.step_count % self.loader.steps, "samples": self.loader.samples}
-        values |= {"settings": asdict(self.settings), "position": position, "grid": self.grid.describe()}
+        values |= {"settings": asdict(self.settings), "position": position, "placement": self.placement}
         checkpoint.save(directory, self.step_count, tensors, values, self.comm)
 
     def resume(self, directory: str) -> bool:
@@ -177,3 +209,53 @@ class Trainer(ABC):
         ]
         if wrong:
             raise CheckpointError(f"checkpoint of step {found.step} was made with other settings: {'; '.join(wrong)}")
+
+
+class Trainer(Training):
+    """A model in training over a grid, or as a plan says."""
+
+    def __init__(
+        self, settings: Settings, model: torch.nn.Module, place: ProcessGrid | Plan, comm: MPI.Intracomm, device: str
+    ) -> None:
+        """``place`` is the grid of all layers, or the plan that says which layer is on which."""
+        self.place = place
+        grid = place.input_grid(model, comm) if isinstance(place, Plan) else place
+        model = parallelize(model.to(device, dtype_of(settings)), place, comm=comm)
+        super().__init__(settings, model, grid, comm, device)
+
+    @property
+    def where(self) -> str:
+        """The grid or the plan, as a user reads it."""
+        plan = f"a plan of {len(self.place.layers)} patterns, samples on " if isinstance(self.place, Plan) else ""
+        return f"{plan}grid {self.grid.describe()}"
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """The grid and the plan."""
+        return {"grid": self.grid.describe(), "plan": self.place.layers if isinstance(self.place, Plan) else None}
+
+    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+        """One step of the optimizer on a batch; returns its loss, the same on all ranks. Collective.
+
+        Raises
+        ------
+        DistconvError
+            On all ranks, if the loss is not finite; the weights are those from before the step.
+        """
+        self.model.train()
+        set_rate(self.optimizer, self.rate)
+        self.optimizer.zero_grad()
+        outputs = self.model(inputs)
+        loss = self.loss(outputs, beside(labels, outputs))
+        value = float(loss.detach())
+        self.note_loss(self.step_count + 1, value)
+        loss.backward()
+        self.optimizer.step()
+        self.step_count += 1
+        return value
+
+    def settle(self) -> None:
+        """Nothing is under way between steps."""
+
+    def close(self) -> None:
+        """Nothing to free: the grid may serve others."""

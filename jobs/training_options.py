@@ -21,8 +21,10 @@ from .training import Settings
 S = TypeVar("S", bound=Settings)
 
 
-def add_training_arguments(parser: argparse.ArgumentParser, defaults: Settings, out: str) -> None:
-    """Everything but the data, the model's name and the augmentation."""
+def add_training_arguments(
+    parser: argparse.ArgumentParser, defaults: Settings, out: str
+) -> argparse._MutuallyExclusiveGroup:
+    """Everything but the data, the model's name and the augmentation; returns the ways to share the work over ranks."""
     parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--grid", type=grid_extents, metavar="n=2,h=2", help="default: ranks along n, the rest along h")
@@ -49,6 +51,7 @@ def add_training_arguments(parser: argparse.ArgumentParser, defaults: Settings, 
     parser.add_argument(
         "--checkpoint-every", type=int, default=200, metavar="STEPS", help="0: never (default: %(default)s)"
     )
+    return place
 
 
 def grid_extents(text: str) -> dict[str, int]:

@@ -11,9 +11,8 @@ from typing import Any, TextIO
 
 from distconv.agreement import together
 from distconv.errors import DataError
-from distconv.plan import Plan
 
-from .training import Trainer
+from .training import Training
 
 
 class Metrics:
@@ -22,12 +21,12 @@ class Metrics:
     Lines of an interrupted run stay as far as it is resumed; an evaluation at the last step is made anew.
     """
 
-    def __init__(self, folder: Path, trainer: Trainer) -> None:
+    def __init__(self, folder: Path, trainer: Training) -> None:
         self.folder, self.path = folder, folder / "metrics.jsonl"
         self._stream: TextIO | None = None
         together(trainer.comm, lambda: self._open(trainer) if trainer.comm.rank == 0 else None, DataError)
 
-    def _open(self, trainer: Trainer) -> None:
+    def _open(self, trainer: Training) -> None:
         done = trainer.step_count
         kept = [line for line in self.lines() if line["step"] <= done] if done else []
         self._stream = self.path.open("w", buffering=1)
@@ -62,7 +61,7 @@ class Metrics:
             self._stream.close()
 
 
-def announcement(trainer: Trainer, extents: str, resumed: bool) -> str:
+def announcement(trainer: Training, extents: str, resumed: bool) -> str:
     """What is about to be trained, on samples of these ``extents``."""
     where = f"from step {trainer.step_count} on, " if resumed else ""
     return (
@@ -73,7 +72,7 @@ def announcement(trainer: Trainer, extents: str, resumed: bool) -> str:
     )
 
 
-def conclude(trainer: Trainer, metrics: Metrics, results: dict[str, Any], show: Callable[[], None]) -> None:
+def conclude(trainer: Training, metrics: Metrics, results: dict[str, Any], show: Callable[[], None]) -> None:
     """Write summary.json with the job's own ``results``, then ``show`` them, all on rank 0. Collective."""
     peaks = trainer.comm.gather(peak_memory_bytes(), root=0)
 
@@ -83,8 +82,7 @@ def conclude(trainer: Trainer, metrics: Metrics, results: dict[str, Any], show: 
         losses = metrics.losses()
         summary = {
             "settings": asdict(trainer.settings),
-            "grid": trainer.grid.describe(),
-            "plan": trainer.place.layers if isinstance(trainer.place, Plan) else None,
+            **trainer.placement,
             "ranks": trainer.comm.size,
             "steps": trainer.step_count,
             "final_loss": losses[-1][1] if losses else None,

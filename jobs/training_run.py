@@ -6,19 +6,20 @@ import argparse
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from distconv.agreement import together
 from distconv.errors import DataError
 
-from .training import Trainer
+from .training import Training
 from .training_report import Metrics
 
 CHECKPOINTS = "checkpoints"
 
 
-def prepare(options: argparse.Namespace, trainer: Trainer) -> bool:
+def prepare(options: argparse.Namespace, trainer: Training) -> bool:
     """Make the folder, resume if asked to; whether it did. Collective.
 
     Raises
@@ -49,31 +50,56 @@ def _put_aside(folder: Path) -> None:
 
 
 def take_steps(
-    options: argparse.Namespace, trainer: Trainer, metrics: Metrics, evaluate: Callable[[], None] | None = None
+    options: argparse.Namespace, trainer: Training, metrics: Metrics, evaluate: Callable[[], None] | None = None
 ) -> None:
-    """All steps still to be taken; ``evaluate`` is called behind each epoch but the last. Collective."""
+    """All steps still to be taken; ``evaluate`` is called behind each epoch but the last. Collective.
+
+    At the end of an epoch, and for a checkpoint, all that is under way is finished first.
+    """
     directory, every = str(Path(options.out) / CHECKPOINTS), options.checkpoint_every
+    lines = _Lines(trainer, metrics)
     with tqdm(
         total=trainer.steps, initial=trainer.step_count, disable=trainer.comm.rank != 0, unit="step", mininterval=1.0
     ) as bar:
         began = time.perf_counter()
         for batch in trainer.batches():
             epoch = trainer.epoch
-            loss = trainer.step(*batch.tensors)
-            seconds = time.perf_counter() - began
-            metrics.write(
-                step=trainer.step_count,
-                epoch=epoch,
-                loss=loss,
-                lr=trainer.optimizer.param_groups[0]["lr"],
-                seconds=round(seconds, 6),
-                samples_per_s=round(len(batch.samples) / seconds, 3),
-            )
-            bar.set_postfix_str(f"epoch {epoch}, loss {loss:.4f}", refresh=False)
+            trainer.step(*batch.tensors)
+            last, ended = trainer.step_count == trainer.steps, trainer.epoch > epoch
+            saves = every and (last or trainer.step_count % every == 0)
+            if last or ended or saves:
+                trainer.settle()
+            lines.add(epoch, len(batch.samples), time.perf_counter() - began)
+            bar.set_postfix_str(f"epoch {epoch}, loss {lines.newest}", refresh=False)
             bar.update()
-            last = trainer.step_count == trainer.steps
-            if evaluate is not None and trainer.epoch > epoch and not last:
+            if evaluate is not None and ended and not last:
                 evaluate()
-            if every and (last or trainer.step_count % every == 0):
+            if saves:
                 trainer.save(directory)
             began = time.perf_counter()
+
+
+class _Lines:
+    """The lines of the steps, each of which is written when its loss is known."""
+
+    def __init__(self, trainer: Training, metrics: Metrics) -> None:
+        self._trainer, self._metrics = trainer, metrics
+        self._waiting: dict[int, dict[str, Any]] = {}
+        self._written = len(trainer.losses)
+        self.newest = "unknown yet"
+
+    def add(self, epoch: int, samples: int, seconds: float) -> None:
+        """The step that was just taken."""
+        step = self._trainer.step_count
+        self._waiting[step] = {
+            "step": step,
+            "epoch": epoch,
+            "loss": None,
+            "lr": self._trainer.optimizer.param_groups[0]["lr"],
+            "seconds": round(seconds, 6),
+            "samples_per_s": round(samples / seconds, 3),
+        }
+        for known, loss in self._trainer.losses[self._written :]:
+            self._metrics.write(**self._waiting.pop(known) | {"loss": loss})
+            self.newest = f"{loss:.4f}"
+        self._written = len(self._trainer.losses)

@@ -383,7 +383,7 @@ def test_a_plan_that_does_not_fit_is_refused(
     for name, reason in (
         ("layer", "plan: 'c9' matches no layer of LeNet5"),
         ("ranks", f"plan: made for 8 ranks, but there are {comm.size}"),
-        ("none", "none.json cannot be read: [Errno 2] No such file or directory"),
+        ("none", "none.json cannot be read: No such file or directory"),
     ):
         arguments = ["train", "classify", "--data", str(data), "--plan", str(data / f"{name}.json")]
         code, error = outcome(arguments, capsys)
