@@ -36,14 +36,13 @@ class Pipeline:
 
     ``stages``: all modules, in order and alike on every rank (:func:`distconv.pipeline.split` cuts a model); each is
     called with what the one before returns, a tensor or a tuple of tensors, and a tensor that a later stage needs is
-    handed on. ``schedule``: a name (see :func:`distconv.pipeline.schedule`) with its ``options``, or a
-    schedule. ``loss(output,
-    target)`` is the mean over samples. ``microbatches``: into how many a synchronous schedule cuts a mini-batch, at
-    most one per sample, of balanced sizes. ``replicas`` of each stage (one number: of all) take micro-batches in turn;
-    ``grids`` (extents by axis, None: one rank) distribute the tensors within a stage. Ranks go stage by stage, replica
-    by replica. ``optimizer`` makes a torch optimizer of a list of parameters. ``weights`` is the policy of
-    asynchronous schedules, or "recompute". ``batch_norm``: running statistics after each micro-batch ("micro"), or
-    once per mini-batch as if it had been whole ("deferred"). Collective over ``comm``, as all of its methods.
+    handed on. ``schedule``: a name (see :func:`distconv.pipeline.schedule`) with its ``options``, or a schedule.
+    ``loss(output, target)`` is the mean over samples. ``microbatches``: into how many a synchronous schedule cuts a
+    mini-batch, at most one per sample, of balanced sizes. ``replicas`` of each stage (one number: of all) take
+    micro-batches in turn; ``grids`` (extents by axis, None: one rank) distribute the tensors within a stage. Ranks go
+    stage by stage, replica by replica. ``optimizer`` makes a torch optimizer of a list of parameters. ``weights`` is
+    the policy of asynchronous schedules, or "recompute". ``batch_norm``: running statistics after each micro-batch
+    ("micro"), or once per mini-batch as if it had been whole ("deferred"). Collective over ``comm``, as all methods.
 
     The numbers are those of one process: of ``SerialPipeline`` bit for bit, with dropout too.
 
