@@ -24,7 +24,7 @@ from .actions import Kind, Message
 from .boundaries import Extents, blocks, extents, from_boundary, local, routes, within
 from .placement import Place, Placement
 
-HEADER = 256
+HEADER = 512
 """Numbers of a header, int64."""
 
 HEADER_BYTES = 8 * HEADER
@@ -53,15 +53,22 @@ DTYPES = (
 
 @dataclass(frozen=True)
 class Described:
-    """One tensor of a message, with its global shape; ``dtype`` None: there is none."""
+    """One tensor of a message, with its global shape; ``dtype`` None: there is none.
+
+    ``strides`` of a tensor that goes from one rank to one rank, as a clone has them: whatever follows works on the same
+    memory format as in one process, and gives the same bits. Without them it is contiguous.
+    """
 
     dtype: torch.dtype | None
     shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
 
     @staticmethod
-    def of(value: torch.Tensor | None) -> Described:
+    def of(value: torch.Tensor | None, strided: bool) -> Described:
         """What ``value`` is."""
-        return Described(None) if value is None else Described(value.dtype, tuple(value.shape))
+        if value is None:
+            return Described(None)
+        return Described(value.dtype, tuple(value.shape), _strides(value) if strided else ())
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,7 @@ class Header:
             if each.dtype is not None and each.dtype not in DTYPES:
                 raise PipelineError(f"a tensor of {each.dtype} cannot cross between stages; convert it")
             code = -1 if each.dtype is None else DTYPES.index(each.dtype)
-            numbers += [code, len(each.shape), *each.shape]
+            numbers += [code, len(each.shape), *each.shape, len(each.strides), *each.strides]
         if len(numbers) > HEADER:
             raise PipelineError(
                 f"{len(self.tensors)} tensors cross between two stages: more than a header can describe"
@@ -98,9 +105,11 @@ class Header:
         tensors, at = [], 7
         for _ in range(count):
             code, dims = numbers[at : at + 2]
-            shape = tuple(numbers[at + 2 : at + 2 + dims])
-            tensors.append(Described(DTYPES[code] if code >= 0 else None, shape))
-            at += 2 + dims
+            end = at + 2 + dims
+            after = end + 1 + numbers[end]
+            shape, strides = tuple(numbers[at + 2 : end]), tuple(numbers[end + 1 : after])
+            tensors.append(Described(DTYPES[code] if code >= 0 else None, shape, strides))
+            at = after
         message = Message(Kind.B if backward else Kind.F, microbatch, part)
         return Header(message, step, tuple(tensors), float(np.int64(loss).view(np.float64)), nbytes)
 
@@ -184,15 +193,17 @@ class Mailbox:
         self, message: Message, stage: int, step: int, values: Sequence[torch.Tensor | None], loss: float, what: str
     ) -> None:
         """Send the boundary tensors ``values`` to ``stage``; they may change as soon as this returns."""
-        header = Header(message, step, tuple(map(Described.of, values)), loss)
+        strided = not self._extents(self._place.stage) and not self._extents(stage)
+        tensors = tuple(Described.of(value, strided) for value in values)
         for index, rank in enumerate(self._placement.ranks(stage, message.microbatch)):
             stream = self._outgoing.setdefault((message.payload, rank), _Outgoing(self._comms[message.payload], rank))
             pieces = self._pieces(values, stage, index)
             offsets, nbytes = _laid_out([piece.nbytes for piece in pieces])
             payload = torch.empty(HEADER_BYTES + nbytes, dtype=torch.uint8, device=self._device)
             for piece, offset in zip(pieces, offsets, strict=True):
-                _view(payload[HEADER_BYTES + offset :], piece.dtype, piece.shape).copy_(piece)
-            stream.send(Header(message, step, header.tensors, loss, nbytes), payload, what)
+                strides = _strides(piece) if strided else ()
+                _view(payload[HEADER_BYTES + offset :], piece.dtype, piece.shape, strides).copy_(piece)
+            stream.send(Header(message, step, tensors, loss, nbytes), payload, what)
 
     def _pieces(self, values: Sequence[torch.Tensor | None], stage: int, target: int) -> list[torch.Tensor]:
         mine, theirs = self._extents(self._place.stage), self._extents(stage)
@@ -245,7 +256,9 @@ class Mailbox:
             for route in routes(theirs, mine, each.shape):
                 if route.target == self._place.member:
                     start = _aligned(read[route.source])
-                    piece = _view(payloads[route.source][start:], each.dtype, [i.extent for i in route.box])
+                    piece = _view(
+                        payloads[route.source][start:], each.dtype, [i.extent for i in route.box], each.strides
+                    )
                     read[route.source] = start + piece.nbytes
                     if route.box == own:
                         block = piece
@@ -291,6 +304,12 @@ def _laid_out(sizes: Sequence[int]) -> tuple[list[int], int]:
     return offsets, end
 
 
-def _view(memory: torch.Tensor, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
-    """The first bytes of ``memory`` as a tensor."""
-    return memory[: math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+def _strides(value: torch.Tensor) -> tuple[int, ...]:
+    """Those of a clone: the same if ``value`` fills its memory, else in the same order."""
+    return torch.empty_like(value, device="meta").stride()
+
+
+def _view(memory: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int] = ()) -> torch.Tensor:
+    """The first bytes of ``memory`` as a tensor, contiguous without ``strides``."""
+    flat = memory[: math.prod(shape) * dtype.itemsize].view(dtype)
+    return flat.as_strided(shape, strides) if strides else flat.view(shape)

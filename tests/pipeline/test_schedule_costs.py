@@ -20,7 +20,8 @@ COST = st.floats(0.01, 10)
 @settings(max_examples=50)
 @given(stages=st.integers(1, 6), microbatches=st.integers(1, 40), forward=COST, backward=COST, share=st.floats(0, 0.5))
 def test_of_equal_stages_the_closed_form_is_the_simulated_time(name, stages, microbatches, forward, backward, share):
-    transfer = share * (forward + backward)
+    # In GPipe a link is busy with as many messages as a stage is with passes of one direction.
+    transfer = share * (2 * min(forward, backward) if name == "gpipe" else forward + backward)
     found = minibatch_time(
         name, [forward] * stages, [backward] * stages, [transfer] * (stages - 1), microbatches=microbatches
     )
@@ -41,12 +42,12 @@ def test_of_equal_stages_the_closed_form_is_table_ii(name, stages, microbatches,
     assert found == pytest.approx(table, rel=1e-12)
 
 
-# Smallest and largest ratio to the simulated time, and the largest mean.
+# Smallest and largest ratio to the simulated time, and the largest mean: what schedule_costs.py says of 600 pipelines.
 UNEQUAL = {
-    "1f1b-as": (1.0, 1.17, 1.025),
-    "1f1b-sno": (1.0, 1.14, 1.015),
-    "1f1b-so": (0.996, 1.21, 1.03),
-    "fbp-as": (0.996, 1.23, 1.037),
+    "1f1b-as": (1.0, 1.17, 1.03),
+    "1f1b-sno": (1.0, 1.15, 1.02),
+    "1f1b-so": (0.996, 1.22, 1.04),
+    "fbp-as": (0.996, 1.23, 1.04),
     "gpipe": (1.0, 1.0, 1.0),
 }
 
@@ -62,9 +63,16 @@ def _ratio(name, rng):
     stages, microbatches = rng.randint(2, 6), rng.choice([1, 2, 4, 8, 16, 32])
     forward = [1 + rng.random() for _ in range(stages)]
     backward = [2 * cost * (1 + 0.2 * rng.random()) for cost in forward]
-    transfer = [1.5 * rng.random() for _ in range(stages)]
+    transfer = [rng.random() for _ in range(stages)]
     simulated = simulate(schedule(name, stages, microbatches), forward, backward, transfer=transfer).makespan
     return minibatch_time(name, forward, backward, transfer[:-1], microbatches) / simulated
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_link_carries_one_message_at_a_time(name):
+    passes = 2 if name == "gpipe" else 1
+    found = minibatch_time(name, [1, 1], [2, 2], [50], 101) - minibatch_time(name, [1, 1], [2, 2], [50], 1)
+    assert found >= passes * 100 * 50
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
