@@ -110,10 +110,9 @@ class Stages:
 
     def time(self, positions: Sequence[float]) -> float:
         """Seconds of a mini-batch cut at ``positions``: the slowest of the replicas, and the allreduce behind it."""
-        transfer = [self._transfer(index, position) for index, position in enumerate(positions)]
         slowest = 0.0
         for kinds in self.pipelines:
-            forward, backward = self._passes(positions, kinds)
+            forward, backward, transfer = self.costs(positions, kinds)
             share = self.microbatches // self.replicas
             piped = minibatch_time(self.form, forward, backward, transfer, share)
             slowest = max(slowest, piped + self._exposed(positions, backward, transfer))
@@ -125,11 +124,13 @@ class Stages:
         kinds = self.setting.kinds
         return {tuple(kinds[first : first + self.count]) for first in range(0, len(kinds), self.count)}
 
-    def _passes(self, positions: Sequence[float], kinds: Sequence[int]) -> tuple[list[float], list[float]]:
+    def costs(self, positions: Sequence[float], kinds: Sequence[int]) -> tuple[list[float], list[float], list[float]]:
+        """Seconds of a micro-batch forward and backward on each stage and between stages, on devices of ``kinds``."""
         spans = list(zip(kinds, pairwise(self.edges(positions)), strict=True))
         forward = [self._between(self.setting.forward[kind], first, last) for kind, (first, last) in spans]
         both = [self._between(self.setting.terms.seconds[kind], first, last) for kind, (first, last) in spans]
-        return forward, [b - f for f, b in zip(forward, both, strict=True)]
+        transfer = [self._transfer(index, position) for index, position in enumerate(positions)]
+        return forward, [b - f for f, b in zip(forward, both, strict=True)], transfer
 
     def _transfer(self, index: int, position: float) -> float:
         """Seconds between stages ``index`` and the next, of the pipeline where that is slowest."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,3 +36,20 @@ def entering(value: torch.Tensor) -> torch.Tensor:
     if isinstance(value, DistTensor):
         return DistTensor(_Enter.apply(value.local), value.dist, value.shape)  # type: ignore[no-untyped-call]
     return _Enter.apply(value)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@contextmanager
+def gradients_of(leaves: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor | None]]:
+    """The gradients that reach ``leaves`` in a backward pass inside; None for those that none reaches.
+
+    As they come: ``.grad`` would have the leaf's memory order, and what follows would add up in another order than in
+    one process.
+    """
+    found: list[torch.Tensor | None] = [None] * len(leaves)
+    kept = ((i, value) for i, value in enumerate(leaves) if value.requires_grad)
+    hooks = [value.register_hook(partial(found.__setitem__, i)) for i, value in kept]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from mpi4py import MPI
 
@@ -22,96 +21,15 @@ from distconv.transport import Exchange
 
 from .actions import Kind, Message
 from .boundaries import Extents, blocks, extents, from_boundary, local, routes, within
+from .headers import HEADER_BYTES, Described, Header, strides_of
 from .placement import Place, Placement
 
-HEADER = 512
-"""Numbers of a header, int64."""
-
-HEADER_BYTES = 8 * HEADER
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes, so that a message can be read in place."""
 
 STANDING_BYTES = (1 << 30) - HEADER_BYTES
 """A standing receive has room for no more tensors. It must be one message: transport cuts what is longer than 1 GiB,
 and of several receives a shorter message would leave some unfilled."""
-
-DTYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.int16,
-    torch.int8,
-    torch.uint8,
-    torch.bool,
-    torch.complex64,
-    torch.complex128,
-)
-
-
-@dataclass(frozen=True)
-class Described:
-    """One tensor of a message, with its global shape; ``dtype`` None: there is none.
-
-    ``strides`` of a tensor that goes from one rank to one rank, as a clone has them: whatever follows works on the same
-    memory format as in one process, and gives the same bits. Without them it is contiguous.
-    """
-
-    dtype: torch.dtype | None
-    shape: tuple[int, ...] = ()
-    strides: tuple[int, ...] = ()
-
-    @staticmethod
-    def of(value: torch.Tensor | None, strided: bool) -> Described:
-        """What ``value`` is."""
-        if value is None:
-            return Described(None)
-        return Described(value.dtype, tuple(value.shape), _strides(value) if strided else ())
-
-
-@dataclass(frozen=True)
-class Header:
-    """What a message is: for which pass of which step, with which tensors; and the loss, where it is known."""
-
-    message: Message
-    step: int
-    tensors: tuple[Described, ...]
-    loss: float = math.nan
-    nbytes: int = 0
-    """Of the tensors, as they are laid out for one pair of ranks."""
-
-    def encode(self) -> torch.Tensor:
-        """As ``HEADER`` numbers. Raises PipelineError for more tensors than fit, or a dtype that cannot be sent."""
-        payload, microbatch, part = self.message
-        loss = int(np.float64(self.loss).view(np.int64))
-        numbers = [int(payload is Kind.B), microbatch, part, self.step, loss, self.nbytes, len(self.tensors)]
-        for each in self.tensors:
-            if each.dtype is not None and each.dtype not in DTYPES:
-                raise PipelineError(f"a tensor of {each.dtype} cannot cross between stages; convert it")
-            code = -1 if each.dtype is None else DTYPES.index(each.dtype)
-            numbers += [code, len(each.shape), *each.shape, len(each.strides), *each.strides]
-        if len(numbers) > HEADER:
-            raise PipelineError(
-                f"{len(self.tensors)} tensors cross between two stages: more than a header can describe"
-            )
-        return torch.tensor(numbers + [0] * (HEADER - len(numbers)), dtype=torch.int64)
-
-    @staticmethod
-    def decode(numbers: Sequence[int]) -> Header:
-        """The header that :meth:`encode` wrote."""
-        backward, microbatch, part, step, loss, nbytes, count = numbers[:7]
-        tensors, at = [], 7
-        for _ in range(count):
-            code, dims = numbers[at : at + 2]
-            end = at + 2 + dims
-            after = end + 1 + numbers[end]
-            shape, strides = tuple(numbers[at + 2 : end]), tuple(numbers[end + 1 : after])
-            tensors.append(Described(DTYPES[code] if code >= 0 else None, shape, strides))
-            at = after
-        message = Message(Kind.B if backward else Kind.F, microbatch, part)
-        return Header(message, step, tuple(tensors), float(np.int64(loss).view(np.float64)), nbytes)
 
 
 @dataclass(eq=False)
@@ -201,7 +119,7 @@ class Mailbox:
             offsets, nbytes = _laid_out([piece.nbytes for piece in pieces])
             payload = torch.empty(HEADER_BYTES + nbytes, dtype=torch.uint8, device=self._device)
             for piece, offset in zip(pieces, offsets, strict=True):
-                strides = _strides(piece) if strided else ()
+                strides = strides_of(piece) if strided else ()
                 _view(payload[HEADER_BYTES + offset :], piece.dtype, piece.shape, strides).copy_(piece)
             stream.send(Header(message, step, tensors, loss, nbytes), payload, what)
 
@@ -302,11 +220,6 @@ def _laid_out(sizes: Sequence[int]) -> tuple[list[int], int]:
         offsets.append(_aligned(end))
         end = offsets[-1] + size
     return offsets, end
-
-
-def _strides(value: torch.Tensor) -> tuple[int, ...]:
-    """Those of a clone: the same if ``value`` fills its memory, else in the same order."""
-    return torch.empty_like(value, device="meta").stride()
 
 
 def _view(memory: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int] = ()) -> torch.Tensor:

@@ -17,7 +17,7 @@ from distconv.agreement import agree, check_running
 from distconv.errors import ShapeError
 from distconv.grid import ProcessGrid
 from distconv.parallel import check_equal, parallelize
-from distconv.tensor import DistTensor
+from distconv.tensor import DistTensor, gather
 
 from .actions import Schedule, ScheduleError
 from .course import chunks_of, course
@@ -240,11 +240,13 @@ class Pipeline:
         self._check_empty("synchronize")
         for index, module in enumerate(self.modules):
             stage = index % len(self._placement.replicas)
-            mine = module.state_dict() if stage == self.stage else None
+            mine = _whole_state(module) if stage == self.stage else None
             with watchdog.waiting(lambda: "bringing a stage's state to all ranks"):
                 state = self._comm.bcast(mine, root=self._placement.ranks(stage, 0)[0])
             if mine is None:
-                module.load_state_dict(state)
+                with torch.no_grad():
+                    for name, tensor in _state([module]).items():
+                        tensor.copy_(state[name])
 
     def _check_empty(self, what: str) -> None:
         if self._course.stream is not None and self._begun > self._origin:
@@ -296,11 +298,17 @@ def _state(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
     }
 
 
+def _whole_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    """As :func:`_state`, with whole tensors where a grid has parts of them."""
+    return {name: gather(tensor.detach()) for name, tensor in _state([module]).items()}
+
+
 def _described(modules: Sequence[nn.Module]) -> str:
     for index, module in enumerate(modules):
         if not isinstance(module, nn.Module):
             raise ScheduleError(f"stage {index} is a {type(module).__name__}, not an nn.Module")
-    return "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in _state(modules).items())
+    tensors = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in _state(modules).items())
+    return f"stages {', '.join(type(module).__name__ for module in modules)}; {tensors}"
 
 
 def _check_separate(modules: Sequence[nn.Module], count: int) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from .actions import ScheduleError
-from .entering import entering, leaf
+from .entering import entering, gradients_of, leaf
 
 Tensors = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
@@ -73,9 +73,10 @@ class SerialStage:
         with self._holding(weights), _buffers_kept(self.module, outputs is None):
             outputs = run(*map(entering, inputs)) if outputs is None else outputs
             pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
-            if pairs:
-                torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
-        return tuple(value.grad for value in inputs)
+            with gradients_of(inputs) as found:
+                if pairs:
+                    torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+        return tuple(found)
 
     def update(self, needed_from: int) -> None:
         """One optimizer step. Copies of the weights stay from version ``needed_from`` on."""

@@ -19,7 +19,7 @@ from distconv.tensor import DistTensor, scatter
 
 from .actions import COMPUTE, Action, Kind, Message, Schedule, Weights
 from .boundaries import local, to_boundary
-from .entering import entering, leaf
+from .entering import entering, gradients_of, leaf
 from .halves import WeightHalf, backward_of_inputs
 from .mail import Mailbox
 from .placement import Place
@@ -232,11 +232,11 @@ class Worker:
             for o, g in zip(kept.outputs, gradients, strict=True)
             if g is not None and local(o).requires_grad
         ]
-        with self._weights.bound(action.version):
+        with self._weights.bound(action.version), gradients_of(kept.inputs) as found:
             self._differentiate(kept, pairs)
         made = self._schedule.makes(action)
         if made is not None:
-            self._made[made] = [value.grad for value in kept.inputs]
+            self._made[made] = found
         kept.outputs = []
         if not self._schedule.splits_backward:
             self._finish(action)

@@ -127,7 +127,7 @@ def random_stages(seed):
 
 def test_cuts_that_are_searched_for_are_all_but_the_best_of_all():
     fitting = optimal = 0
-    for seed in range(100, 200):
+    for seed in range(100, 140):
         stages = random_stages(seed)
         every = itertools.combinations(range(1, stages.size), stages.count - 1)
         best, found = min(key(stages, list(cuts)) for cuts in every), key(stages, best_cuts(stages))
@@ -136,7 +136,7 @@ def test_cuts_that_are_searched_for_are_all_but_the_best_of_all():
             fitting += 1
             optimal += found[1] <= best[1] * (1 + 1e-12)
             assert found[1] <= 1.005 * best[1]
-    assert fitting >= 50 and optimal >= fitting - 1
+    assert fitting >= 20 and optimal >= fitting - 1
 
 
 def test_a_search_from_the_emptiest_cuts_alone_finds_cuts_that_fit_where_there_are_any(monkeypatch):
@@ -182,6 +182,12 @@ def test_a_transfer_between_nodes_takes_their_link():
     assert explore(profile, slow, 4, 16, **arguments).time > one_node.time
     two = explore(profile, slow, 2, 16, **arguments)
     assert two.time == explore(profile, machine, 2, 16, **arguments).time
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_one_device_takes_the_whole_network(joint):
+    found = explore(equal_layers(), machine_of(1e9), 1, 16, schedules=PIPELINES, joint=joint)
+    assert found.schedule == "dp" and found.stages.cuts == () and found.time == pytest.approx(24.0)
 
 
 def test_cuts_beside_positions_leave_each_stage_a_layer():

@@ -12,6 +12,7 @@ from distconv.layers.models import MODELS
 from distconv.perfmodel.layer_profile import Profile
 from distconv.perfmodel.layer_timing import TimingError, time_layers
 from distconv.perfmodel.partitioning import METHODS, partition
+from distconv.pipeline.splitting import split
 
 PAUSE = 0.02
 
@@ -136,6 +137,17 @@ def test_stages_are_cut_by_a_measured_profile_that_went_through_a_file(tmp_path,
     assert {layer.name.split("#")[0] for layer in loaded.layers} <= {name for name, _ in model.named_modules()}
     for method in METHODS:
         assert sum(map(len, partition(loaded, 2, 1e9, method).stages)) == len(loaded.layers)
+
+
+def test_the_stages_of_a_partition_are_where_a_model_is_split():
+    model, x = MODELS["resnet20"](width=4).double(), torch.rand(2, 3, 32, 32, dtype=torch.float64)
+    found = partition(time_layers(model, [x], 0, 1).profile, 3, 1e9, "bapipe")
+    values = (x,)
+    model.eval()
+    for stage in split(model, [layers[0] for layers in found.stages[1:]]):
+        result = stage(*values)
+        values = result if isinstance(result, tuple) else (result,)
+    assert len(found.stages) == 3 and torch.equal(values[0], model(x))
 
 
 @pytest.mark.parametrize(

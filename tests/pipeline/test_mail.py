@@ -11,7 +11,8 @@ from distconv import transport
 from distconv.errors import PipelineError
 from distconv.pipeline import mail
 from distconv.pipeline.actions import Kind, Message
-from distconv.pipeline.mail import DTYPES, Described, Header, Mailbox
+from distconv.pipeline.headers import DTYPES, Described, Header
+from distconv.pipeline.mail import Mailbox
 from distconv.pipeline.placement import Placement
 from tests.core.layouts import normal
 

@@ -110,7 +110,7 @@ def test_other_arguments_on_one_rank_are_a_mismatch(comm, name):
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("what", ["weights", "shapes", "the seed", "a buffer"])
+@pytest.mark.parametrize("what", ["weights", "shapes", "the seed", "a buffer", "a stage"])
 def test_another_model_on_one_rank_is_a_mismatch(comm, what):
     stages = convolutions(2)
     if comm.rank == 1:
@@ -120,6 +120,8 @@ def test_another_model_on_one_rank_is_a_mismatch(comm, what):
             stages[1][1] = nn.Conv2d(2, 2, 1).double()
         elif what == "a buffer":
             stages[0][1].running_mean[0] = 3.0
+        elif what == "a stage":
+            stages.append(nn.Tanh())
         else:
             torch.manual_seed(99)
     raises_everywhere(comm, MismatchError, "rank", lambda: Pipeline(stages, comm, "gpipe", F.cross_entropy))

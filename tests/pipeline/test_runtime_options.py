@@ -127,6 +127,10 @@ def test_the_memory_format_of_a_tensor_survives_a_cut(comm, dtype, memory_format
         pipe.synchronize()
         assert_same(over_ranks, alone)
         pipe.close()
+        if name == "gpipe":
+            plainly = copies(stages)
+            train_plainly(plainly, data, microbatches)
+            assert_same(over_ranks, plainly)
 
 
 @pytest.mark.ranks(3, 4)
