@@ -26,22 +26,28 @@ from distconv.jobs import bench_report
 from distconv.jobs.bench_step import rest
 from distconv.jobs.training_options import positive
 from distconv.layers.models import vgg16_bn
+from distconv.perfmodel import Machine, partition
+from distconv.perfmodel.layer_timing import time_layers
 from distconv.pipeline import Kind, Pipeline, Timeline, simulate, split
 
 Steps = Callable[[int], float]
 """Does that many steps and gives the seconds of one."""
 
+Cuts = Sequence[str] | Sequence[int]
+
 SIZE, CLASSES = 32, 10
+WARM_UP, ITERATIONS = 5, 20
+"""Of the measurement that balances the stages."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv bench pipeline``."""
-    parser.add_argument("--width", type=positive, default=16, help="of VGG-16 with batch norm (default: %(default)s)")
+    parser.add_argument("--width", type=positive, default=64, help="of VGG-16 with batch norm (default: %(default)s)")
     parser.add_argument("--batch", type=positive, default=64, help="samples per mini-batch (default: %(default)s)")
     parser.add_argument("--microbatches", type=positive, default=8, help="per mini-batch (default: %(default)s)")
-    parser.add_argument("--ppv", help="layers after which the model is cut (default: balanced by time)")
-    parser.add_argument("--rounds", type=positive, default=7, help="turns of each variant; their medians are compared")
-    parser.add_argument("--steps", type=positive, default=12, help="steps per turn (default: %(default)s)")
+    parser.add_argument("--ppv", help="layers after which the model is cut (default: as balanced as measured)")
+    parser.add_argument("--rounds", type=positive, default=5, help="turns of each variant; their medians are compared")
+    parser.add_argument("--steps", type=positive, default=4, help="steps per turn (default: %(default)s)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -50,11 +56,9 @@ def run(options: argparse.Namespace) -> int:
     if world.size < 2:
         raise DistconvError("bench pipeline needs one rank for each stage: start 2 or more")
     torch.set_num_threads(1)
-    cuts = [int(k) for k in options.ppv.split(",")] if options.ppv else _balanced(world, options)
-    if len(cuts) != world.size - 1:
-        raise DistconvError(f"--ppv {options.ppv}: {len(cuts)} cuts make {len(cuts) + 1} stages for {world.size} ranks")
+    cuts = _cuts(world, options)
     _join(world)
-    bench = _Bench(world, options, cuts)
+    bench = _Bench(world, options, *cuts)
     times = bench.measure()
     traces = bench.traces()
     if world.rank == 0:
@@ -62,6 +66,17 @@ def run(options: argparse.Namespace) -> int:
     world.Barrier()
     dist.destroy_process_group()
     return 0
+
+
+def _cuts(world: MPI.Intracomm, options: argparse.Namespace) -> tuple[Cuts, Cuts]:
+    """Where stages begin if they work on micro-batches, and if on whole mini-batches."""
+    if not options.ppv:
+        micro = max(1, options.batch // options.microbatches)
+        return _balanced(world, options, micro), _balanced(world, options, options.batch)
+    cuts = [int(k) for k in options.ppv.split(",")]
+    if len(cuts) != world.size - 1:
+        raise DistconvError(f"--ppv {options.ppv}: {len(cuts)} cuts make {len(cuts) + 1} stages for {world.size} ranks")
+    return cuts, cuts
 
 
 def _model(options: argparse.Namespace) -> nn.Module:
@@ -88,45 +103,27 @@ def _join(world: MPI.Intracomm) -> None:
     )
 
 
-def _balanced(world: MPI.Intracomm, options: argparse.Namespace) -> list[int]:
-    """The cuts after which the stages take the same time, as far as whole layers allow: measured on rank 0."""
-    found: list[int] = []
+def _balanced(world: MPI.Intracomm, options: argparse.Namespace, samples: int) -> Cuts:
+    """The modules at which stages begin that take about the same time for so many samples: measured on rank 0."""
+    found: list[str] = []
     if world.rank == 0:
-        layers = sum(isinstance(module, (nn.Conv2d, nn.Linear)) for module in _model(options).modules())
-        stages = split(_model(options), list(range(1, layers)))
-        times = _layer_times(stages, *_data(max(1, options.batch // options.microbatches)))
-        for stage in range(1, world.size):
-            wanted = sum(times) * stage / world.size
-            reached = [abs(sum(times[:cut]) - wanted) for cut in range(1, layers)]
-            found.append(reached.index(min(reached)) + 1)
+        profile = time_layers(_model(options), _data(samples)[:1], WARM_UP, ITERATIONS).profile
+        cuts = partition(profile, world.size, Machine.load("localhost").node.bandwidth_bytes_per_s, "bapipe").cuts
+        found = [profile.layers[cut].name for cut in cuts]
     return world.bcast(found, root=0)  # type: ignore[no-any-return]
-
-
-def _layer_times(stages: Sequence[nn.Module], x: torch.Tensor, target: torch.Tensor, rounds: int = 9) -> list[float]:
-    """Median seconds of forward and backward of each stage."""
-    times: list[list[float]] = [[] for _ in stages]
-    for _ in range(rounds):
-        value = x
-        for index, stage in enumerate(stages):
-            start = time.perf_counter()
-            leaf = value.detach().requires_grad_(index > 0)
-            value = stage(leaf)
-            value.sum().backward()
-            times[index].append(time.perf_counter() - start)
-    return [statistics.median(each) for each in times]
 
 
 class _Bench:
     """The variants, each ready to do steps on all ranks."""
 
-    def __init__(self, world: MPI.Intracomm, options: argparse.Namespace, cuts: Sequence[int]) -> None:
-        self.world, self.options, self.cuts = world, options, cuts
+    def __init__(self, world: MPI.Intracomm, options: argparse.Namespace, micro: Cuts, whole: Cuts) -> None:
+        self.world, self.options, self.micro = world, options, micro
         self.x, self.target = _data(options.batch)
         self.pipes = {
-            "1f1b-sno": self._pipe("1f1b-sno", options.microbatches),
-            "zero-bubble": self._pipe("zero-bubble", options.microbatches),
-            "stale": self._pipe("stale"),
-            "pipedream": self._pipe("pipedream"),
+            "1f1b-sno": self._pipe("1f1b-sno", micro, options.microbatches),
+            "zero-bubble": self._pipe("zero-bubble", micro, options.microbatches),
+            "stale": self._pipe("stale", whole),
+            "pipedream": self._pipe("pipedream", whole),
         }
         self.variants: dict[str, Steps] = {
             "1f1b-sno": self._steps_of(self.pipes["1f1b-sno"]),
@@ -150,18 +147,18 @@ class _Bench:
                     times[name].append(found)
         return times
 
-    def traces(self) -> dict[str, Timeline]:
-        """The passes of some steps of the synchronous schedules."""
-        found = {}
-        for name in ("1f1b-sno", "zero-bubble"):
-            with self.pipes[name].traced() as timeline:
-                for _ in range(self.options.steps):
+    def traces(self) -> dict[str, list[Timeline]]:
+        """The passes of synchronous schedules, step by step in turn."""
+        found: dict[str, list[Timeline]] = {"1f1b-sno": [], "zero-bubble": []}
+        for _ in range(self.options.rounds * self.options.steps):
+            for name, timelines in found.items():
+                with self.pipes[name].traced() as timeline:
                     self.pipes[name].step(self.x, self.target)
-            found[name] = timeline()
+                timelines.append(timeline())
         return found
 
-    def _pipe(self, schedule: str, microbatches: int = 1) -> Pipeline:
-        stages = split(_model(self.options), self.cuts)
+    def _pipe(self, schedule: str, cuts: Cuts, microbatches: int = 1) -> Pipeline:
+        stages = split(_model(self.options), cuts)
         loss = nn.functional.cross_entropy
         return Pipeline(stages, self.world, schedule, loss, microbatches=microbatches, optimizer=_optimizer)
 
@@ -169,7 +166,7 @@ class _Bench:
         return _timed(lambda: pipe.step(self.x, self.target))
 
     def _torch_pipe(self) -> Steps:
-        stage_module = split(_model(self.options), self.cuts)[self.world.rank]
+        stage_module = split(_model(self.options), self.micro)[self.world.rank]
         stage = PipelineStage(stage_module, self.world.rank, self.world.size, torch.device("cpu"))
         schedule = Schedule1F1B(stage, self.options.microbatches, nn.functional.cross_entropy)
         optimizer = _optimizer(list(stage_module.parameters()))
@@ -215,29 +212,32 @@ def _timed(step: Callable[[], object]) -> Steps:
     return steps
 
 
-def _cost(timeline: Timeline, kind: Kind, stages: int) -> list[float]:
+def _cost(timelines: Sequence[Timeline], kind: Kind, stages: int) -> list[float]:
     """The median time of a pass on each stage."""
-    return [
-        statistics.median(s.end - s.start for s in timeline.spans if (s.action.kind, s.action.stage) == (kind, stage))
-        for stage in range(stages)
-    ]
+    spans = [span for timeline in timelines for span in timeline.spans if span.action.kind is kind]
+    return [statistics.median(s.end - s.start for s in spans if s.action.stage == stage) for stage in range(stages)]
 
 
-def _ideal(timeline: Timeline, stages: int) -> float:
+def _ideal(timelines: Sequence[Timeline], stages: int) -> float:
     """How long the schedule takes if passes take what they took, and nothing else takes time."""
-    forward, backward, update = (_cost(timeline, kind, stages) for kind in (Kind.F, Kind.B, Kind.UPDATE))
-    weight = _cost(timeline, Kind.W, stages) if timeline.schedule.splits_backward else None
-    return simulate(timeline.schedule, forward, backward, weight, update=update).makespan
+    forward, backward, update = (_cost(timelines, kind, stages) for kind in (Kind.F, Kind.B, Kind.UPDATE))
+    followed = timelines[0].schedule
+    weight = _cost(timelines, Kind.W, stages) if followed.splits_backward else None
+    return simulate(followed, forward, backward, weight, update=update).makespan
 
 
 def _report(
-    options: argparse.Namespace, cuts: Sequence[int], times: dict[str, list[float]], traces: dict[str, Timeline]
+    options: argparse.Namespace,
+    cuts: tuple[Cuts, Cuts],
+    times: dict[str, list[float]],
+    traces: dict[str, list[Timeline]],
 ) -> str:
-    stages = len(cuts) + 1
+    stages = len(cuts[0]) + 1
+    micro, whole_batch = (", ".join(map(str, each)) for each in cuts)
     lines = [
         bench_report.heading(
             f"training step, float32, VGG-16-BN of width {options.width}, {options.batch} images of {SIZE}x{SIZE}, "
-            f"{options.microbatches} micro-batches, cut after layer {', '.join(map(str, cuts))}"
+            f"{options.microbatches} micro-batches, cut at {micro} (asynchronous: {whole_batch})"
         )
     ]
     references = {"1f1b-sno": "torch 1F1B, gloo", "zero-bubble": "1f1b-sno", "stale": "DDP, gloo"}
@@ -252,8 +252,8 @@ def _report(
     for name in ("stale", "pipedream", "DDP, gloo"):
         gains = [a / b for a, b in zip(one, times[name], strict=True)]
         lines.append(f"{name}: {statistics.median(gains):.2f} times as fast as one rank")
-    for name, timeline in traces.items():
-        ideal, taken = _ideal(timeline, stages), timeline.makespan / options.steps
+    for name, timelines in traces.items():
+        ideal, taken = _ideal(timelines, stages), statistics.median(each.makespan for each in timelines)
         lines.append(
             f"{name}: {1e3 * taken:.2f} ms a step, its passes alone {1e3 * ideal:.2f} ms by simulation: "
             f"ratio {taken / ideal:.3f}"
@@ -267,5 +267,5 @@ def _report(
     ]
     shares = ", ".join(f"{apart / together:.3f}" for apart, together in zip(halves, whole, strict=True))
     lines.append(f"zero-bubble: B + W against a whole backward, by stage: {shares}")
-    figures = {"times_s": times, "cuts": list(cuts), "halves_s": halves, "whole_s": whole}
+    figures = {"times_s": times, "cuts": [micro, whole_batch], "halves_s": halves, "whole_s": whole}
     return "\n".join([*lines, bench_report.as_json(figures)])

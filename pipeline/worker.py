@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -76,6 +77,7 @@ class Worker:
         self._deferred = batch_norm == "deferred"
         self._statistics = RunningStatistics(modules)
         self._clean = False
+        self._next: Action | None = None
         self.spans: list[Span] | None = None
         self._do: dict[Kind, Callable[[Action], None]] = {
             Kind.F: self._forward,
@@ -112,7 +114,7 @@ class Worker:
         PipelineError
             Naming rank, stage, operation and micro-batch, whatever fails in one.
         """
-        for action in actions:
+        for action, self._next in zip_longest(actions, actions[1:]):
             try:
                 self._arrive(action)
                 start = time.perf_counter()
@@ -233,7 +235,7 @@ class Worker:
             if g is not None and local(o).requires_grad
         ]
         with self._weights.bound(action.version), gradients_of(kept.inputs) as found:
-            self._differentiate(kept, pairs)
+            self._differentiate(action, kept, pairs)
         made = self._schedule.makes(action)
         if made is not None:
             self._made[made] = found
@@ -241,12 +243,17 @@ class Worker:
         if not self._schedule.splits_backward:
             self._finish(action)
 
-    def _differentiate(self, kept: _Pass, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def _is_next(self, kind: Kind, action: Action) -> bool:
+        then = self._next
+        return then is not None and (then.kind, then.microbatch, then.chunk) == (kind, action.microbatch, action.chunk)
+
+    def _differentiate(self, action: Action, kept: _Pass, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         if not pairs:
             return
         outputs, gradients = zip(*pairs, strict=True)
-        # Over a grid the sums of gradients run behind the whole backward pass, which is not cut in two.
-        if self._schedule.splits_backward and self._grid is None:
+        # Over a grid the sums of gradients run behind the whole backward pass, which is not cut in two. Nor is one
+        # whose W comes next: nobody waits for its first half.
+        if self._schedule.splits_backward and self._grid is None and not self._is_next(Kind.W, action):
             inputs = [value for value in kept.inputs if value.requires_grad]
             kept.half = backward_of_inputs(outputs, gradients, inputs, self._leaves)
         else:

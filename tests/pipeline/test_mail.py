@@ -9,7 +9,7 @@ import torch
 
 from distconv import transport
 from distconv.errors import PipelineError
-from distconv.pipeline import mail
+from distconv.pipeline import headers, mail
 from distconv.pipeline.actions import Kind, Message
 from distconv.pipeline.headers import DTYPES, Described, Header
 from distconv.pipeline.mail import Mailbox
@@ -52,7 +52,7 @@ def test_a_header_keeps_a_loss_that_is_no_number():
 
 @pytest.mark.parametrize("shape", [(1,) * 4, ()], ids=str)
 def test_more_tensors_than_a_header_holds_are_refused(shape):
-    fits = (mail.HEADER - 7) // (3 + len(shape))
+    fits = (headers.HEADER - 7) // (3 + len(shape))
     Header(Message(Kind.F, 0, 1), 0, (Described(torch.float32, shape),) * fits).encode()
     with pytest.raises(PipelineError, match=f"{fits + 1} tensors cross between two stages"):
         Header(Message(Kind.F, 0, 1), 0, (Described(torch.float32, shape),) * (fits + 1)).encode()
@@ -67,7 +67,7 @@ def test_a_dtype_that_cannot_be_sent_is_named():
 @pytest.mark.parametrize("limit", [None, 1000])
 def test_messages_that_grow_and_shrink_arrive(comm, monkeypatch, limit):
     if limit is not None:  # as if messages were longer than MPI takes, and than a receive may stand
-        monkeypatch.setattr(transport, "_CHUNK_BYTES", mail.HEADER_BYTES + limit)
+        monkeypatch.setattr(transport, "_CHUNK_BYTES", headers.HEADER_BYTES + limit)
         monkeypatch.setattr(mail, "STANDING_BYTES", limit)
     box = mailbox(comm)
     for step, shape in enumerate(SHAPES * 2):
@@ -84,7 +84,7 @@ def test_messages_that_grow_and_shrink_arrive(comm, monkeypatch, limit):
 
 def test_a_standing_receive_is_one_message():
     # Of two receives a shorter message would fill only the first.
-    assert mail.HEADER_BYTES + mail.STANDING_BYTES <= transport._CHUNK_BYTES
+    assert headers.HEADER_BYTES + mail.STANDING_BYTES <= transport._CHUNK_BYTES
 
 
 @pytest.mark.ranks(2)

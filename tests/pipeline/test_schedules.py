@@ -38,7 +38,7 @@ def test_counts_may_be_whole_numbers_of_numpy():
 
 
 def test_gpipe_ends_all_forwards_first():
-    assert drawn("gpipe", 2, 3) == ["  stage 0: F0 F1 F2 B2 B1 B0", "  stage 1: F0 F1 F2 B2 B1 B0"]
+    assert drawn("gpipe", 2, 3) == ["  stage 0: F0 F1 F2 B0 B1 B2", "  stage 1: F0 F1 F2 B0 B1 B2"]
 
 
 def test_1f1b_is_that_of_figure_6a():
