@@ -1,0 +1,126 @@
+"""How the staleness experiment trains each network, and in which variants.
+
+Source: stale weights (Zhang, Abdelrahman 2021), appendix A: minibatch, rates, momentum, weight decay, falling rates.
+Ours is what the paper leaves open: the constants of the inverse policy (those of Caffe's LeNet example), when a rate is
+"decreased twice" (after a half and three quarters, as He et al. 2016 do it), the augmentation (crop and flip). A rate
+falls at the same fraction of the iterations however many there are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from distconv.errors import DistconvError
+
+MOMENTUM = 0.9
+PIPELINED_SHARE = 2 / 3
+"""Of a hybrid's iterations: the paper's Figure 7 has 20,000 of 30,000."""
+
+
+class VariantError(DistconvError, ValueError):
+    """A variant that is not written as one."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train: with registers after the layers of ``placement``, or not pipelined where there are none.
+
+    A ``hybrid`` goes on without pipelining after ``PIPELINED_SHARE`` of its iterations. ``rate`` is the learning rate
+    in all of its iterations, None what the recipe says for pipelined and for nonpipelined ones.
+
+    >>> Variant.parse("hybrid:7,13@0.01")
+    Variant(placement=(7, 13), hybrid=True, rate=0.01)
+    """
+
+    placement: tuple[int, ...] = ()
+    hybrid: bool = False
+    rate: float | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Variant:
+        """``nonpipelined``, ``7,13`` or ``hybrid:7,13``, each with ``@RATE`` where it is not the recipe's."""
+        match = re.fullmatch(r"(?:nonpipelined|(hybrid:)?(\d+(?:,\d+)*))(?:@(\d*\.?\d+(?:e[+-]?\d+)?))?", text)
+        if match is None:
+            raise VariantError(
+                f"{text!r} is no variant; write nonpipelined, layers that registers come after (7,13), or hybrid:7,13, "
+                "each with @RATE if its learning rate is not the recipe's"
+            )
+        hybrid, layers, rate = match.groups()
+        placement = tuple(map(int, layers.split(","))) if layers else ()
+        return cls(placement, hybrid is not None, float(rate) if rate else None)
+
+    def __str__(self) -> str:
+        text = ",".join(map(str, self.placement)) if self.placement else "nonpipelined"
+        return ("hybrid:" if self.hybrid else "") + text + (f"@{self.rate:g}" if self.rate else "")
+
+    def pipelined(self, iterations: int) -> int:
+        """How many of so many iterations are pipelined: the first ones."""
+        if not self.placement:
+            return 0
+        return round(PIPELINED_SHARE * iterations) if self.hybrid else iterations
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Settings of a network's training; ``falls`` gives the rate's factor after a fraction of the iterations."""
+
+    batch: int
+    rate: float
+    pipelined_rate: float
+    weight_decay: float
+    falls: Callable[[float], float]
+    falls_in_words: str
+    iterations: int
+    """Ours; the paper has ``paper_iterations``."""
+    paper_iterations: int
+    variants: tuple[str, ...]
+    nesterov: bool = False
+    augment: str = ""
+
+    def rate_of(self, variant: Variant, iteration: int, iterations: int) -> float:
+        """The learning rate of an iteration, of 0 to ``iterations`` - 1."""
+        of_kind = self.pipelined_rate if iteration < variant.pipelined(iterations) else self.rate
+        return (variant.rate or of_kind) * self.falls(iteration / iterations)
+
+
+RECIPES = {
+    "lenet5": Recipe(
+        batch=100,
+        rate=0.01,
+        pipelined_rate=0.01,
+        weight_decay=5e-4,
+        falls=lambda done: (1 + 1e-4 * 30_000 * done) ** -0.75,
+        falls_in_words="times (1 + 3 x fraction done)^-0.75",
+        iterations=6_000,
+        paper_iterations=30_000,
+        variants=("nonpipelined", "1", "1,2", "1,2,3", "1,2,3,4"),
+    ),
+    "resnet20": Recipe(
+        batch=128,
+        rate=0.1,
+        pipelined_rate=0.01,
+        weight_decay=1e-4,
+        falls=lambda done: 0.1 ** ((done >= 1 / 2) + (done >= 3 / 4)),
+        falls_in_words="by 10 after 1/2 and 3/4",
+        iterations=3_100,
+        paper_iterations=100_000,
+        variants=("nonpipelined", "nonpipelined@0.01", "7", "7,13", "7,13,19", "hybrid:7,13,19"),
+        augment="crop,flip",
+    ),
+    "vgg16_bn": Recipe(
+        batch=100,
+        rate=0.1,
+        pipelined_rate=0.1,
+        weight_decay=5e-4,
+        falls=lambda done: 0.5 ** int(10 * done),
+        falls_in_words="by 2 after every tenth",
+        iterations=3_000,
+        paper_iterations=250_000,
+        variants=("nonpipelined", "2", "2,4,7", "2,4,7,10", "hybrid:2,4,7,10"),
+        nesterov=True,
+        augment="crop,flip",
+    ),
+}
+"""By the names of ``distconv.layers.models``."""
