@@ -6,9 +6,10 @@ Times are in whatever unit the costs are given in. A cost is one number for all 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mpi4py import MPI
 
@@ -16,6 +17,8 @@ from distconv.agreement import together
 from distconv.errors import DistconvError
 from distconv.pipeline import FAMILIES, Timeline, schedule, simulate, validate
 from distconv.pipeline.memory import peak_memory, staleness
+
+T = TypeVar("T")
 
 EXAMPLES = """\
 examples:
@@ -76,19 +79,19 @@ def run(options: argparse.Namespace) -> int:
 
 def cost(text: str) -> float | list[float]:
     """``1.5``, or one number per stage: ``1,1.2,0.9``."""
-    try:
-        numbers = [float(word) for word in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a number nor numbers with commas") from None
-    return numbers if "," in text else numbers[0]
+    return _one_or_several(text, float, "a number")
 
 
 def counts(text: str) -> int | list[int]:
     """``2``, or one number per stage: ``2,1``."""
+    return _one_or_several(text, int, "a whole number")
+
+
+def _one_or_several(text: str, read: Callable[[str], T], what: str) -> T | list[T]:
     try:
-        numbers = [int(word) for word in text.split(",")]
+        numbers = [read(word) for word in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is neither a whole number nor such numbers with commas") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is neither {what} nor several of them with commas") from None
     return numbers if "," in text else numbers[0]
 
 

@@ -110,7 +110,9 @@ class Pipeline:
             for module in modules:
                 parallelize(module, grid)
         parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
-        device = next((parameter.device for parameter in parameters), torch.device("cpu"))
+        # A stage without parameters computes where the others do.
+        everything = (parameter for module in (*modules, *self.modules) for parameter in module.parameters())
+        device = next((parameter.device for parameter in everything), torch.device("cpu"))
         mailbox = Mailbox(self._comm, self._placement, place, grid, device)
         made = optimizer(parameters) if optimizer is not None and parameters else None
         self._mailbox = mailbox
