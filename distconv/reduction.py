@@ -131,8 +131,12 @@ def defer(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
 _keeping = False
 """Whether shares stay on this rank. A plain global: on a GPU autograd runs backward in threads of its own."""
 
-_keepers: list[weakref.ref[torch.Tensor]] = []
-"""Leaves whose gradients have kept shares, in the order in which they came: the same on all ranks."""
+_keepers: list[torch.Tensor] = []
+"""Leaves whose gradients have kept shares, in the order in which they came: the same on all ranks.
+
+Held until the next sum, though nobody else may want them any more: when Python frees a model is not the same on all
+ranks, and they would not agree on what there is to sum.
+"""
 
 _KEPT = "_distconv_kept"
 
@@ -177,7 +181,7 @@ def _keep(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
                 leaf.grad = torch.zeros_like(leaf)
             kept = _Kept(leaf.grad._version)
             setattr(leaf.grad, _KEPT, kept)
-            _keepers.append(weakref.ref(leaf))
+            _keepers.append(leaf)
         before, _ = kept.shares.get(comm.handle, (None, comm))
         kept.shares[comm.handle] = (share.clone() if before is None else before + share, comm)
 
@@ -185,7 +189,7 @@ def _keep(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
 def _take_kept() -> list[tuple[torch.Tensor, torch.Tensor, MPI.Intracomm]]:
     """All shares that are kept, which are kept no longer."""
     taken = []
-    for leaf in [leaf for leaf in (reference() for reference in _keepers) if leaf is not None]:
+    for leaf in _keepers:
         kept = _kept(leaf)
         if kept is not None:
             taken += [(leaf, share, comm) for share, comm in kept.shares.values()]

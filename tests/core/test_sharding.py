@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 
 import pytest
 import torch
@@ -192,6 +193,24 @@ def test_no_gradient_is_summed_within_no_sync(comm, monkeypatch):
     with dc.no_sync():
         bench.loss(1).backward()
     assert not started
+
+
+@pytest.mark.ranks(at_least=2)
+def test_a_model_that_only_some_ranks_still_have_does_not_part_them(comm):
+    # Python frees what is in a circle whenever it collects, which is not the same on all ranks.
+    bench = Bench(grid_over(comm, n=comm.size))
+    with dc.no_sync():
+        bench.loss(1).backward()
+    if comm.rank:
+        del bench
+        gc.collect()
+    after = Bench(grid_over(comm, n=comm.size))
+    after.loss(1).backward()
+    alone = Bench(None)
+    alone.loss(1).backward()
+    expected = dict(alone.model.named_parameters())
+    for name, parameter in after.model.named_parameters():
+        close(parameter.grad, expected[name].grad, name)
 
 
 def test_moving_averages_and_schedules(comm):
