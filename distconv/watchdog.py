@@ -26,6 +26,9 @@ ABORT_CODE = 75
 _EXIT_TOGETHER_S = 2.0
 """Ranks that leave with an error code within this time of each other leave together."""
 
+_LAST_WORDS_S = 0.2
+"""How long a launcher gets to pass on a report."""
+
 _exit_code = 0
 timeout_s = float(os.environ.get("DISTCONV_TIMEOUT_S", "600"))
 _waits: dict[int, tuple[float, Callable[[], str]]] = {}
@@ -74,7 +77,13 @@ def _end(waited: float, what: str) -> None:
         flush=True,
     )
     faulthandler.dump_traceback(file=sys.__stderr__ or 2)
-    MPI.COMM_WORLD.Abort(ABORT_CODE)
+    _abort(ABORT_CODE)
+
+
+def _abort(code: int) -> None:
+    """End the job. A launcher that is told so at once may drop what was just written to stderr."""
+    time.sleep(_LAST_WORDS_S)
+    MPI.COMM_WORLD.Abort(code)
 
 
 def install_excepthooks() -> None:
@@ -112,7 +121,7 @@ def _leave() -> None:
                 file=sys.stderr,
                 flush=True,
             )
-            MPI.COMM_WORLD.Abort(_exit_code)
+            _abort(_exit_code)
         time.sleep(0.01)
 
 
@@ -126,4 +135,4 @@ def _report(kind: type[BaseException], value: BaseException | None, trace: Trace
         return
     text = "".join(traceback.format_exception(kind, value, trace))
     print(f"distconv: rank {MPI.COMM_WORLD.rank} failed\n{text}", file=sys.stderr, end="", flush=True)
-    MPI.COMM_WORLD.Abort(1)
+    _abort(1)
