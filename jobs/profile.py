@@ -22,6 +22,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import DistconvError, MachineError
+from distconv.layers.models import MODELS
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.layer_timing import ITERATIONS, WARM_UP, Timing, time_layers
 from distconv.perfmodel.links import Group, Link
@@ -44,8 +45,12 @@ examples:
   srun -N 2 --ntasks-per-node 4 distconv profile --out gpus.yaml --device cuda --model resnet50 --input 3,224,224 \\
     --batch 256 --ranks 4,16,64
   distconv plan --machine here.yaml --model resnet20 --input 3,32,32 --batch 16 --ranks 2
-  distconv profile --layers --model vgg16 --input 3,32,32 --batch 32 --iterations 20 --out vgg16.json
+  distconv profile --model vgg16 --layers
+  distconv profile --layers --model vgg16 --input 3,64,64 --batch 8 --iterations 20 --out vgg16.json
 """
+
+BATCH = 32
+"""Samples of a step whose layers are timed, unless told otherwise."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="rank counts to measure layers for (default: 1 and those of this run)",
     )
     parser.add_argument(
-        "--layers", action="store_true", help="time each layer in training steps of one process; --out: layer profile"
+        "--layers",
+        action="store_true",
+        help="time each layer in training steps of one process; --out (default: MODEL-layers.json): layer profile",
     )
     parser.add_argument("--warmup", type=int, metavar="N", help=f"steps before (--layers; default: {WARM_UP})")
     parser.add_argument("--iterations", type=positive, metavar="N", help=f"steps measured (default: {ITERATIONS})")
@@ -126,26 +133,30 @@ def _save(machine: Machine, network: NetworkProfile | None, nodes: int, path: Pa
 def _time_layers(options: argparse.Namespace, device: torch.device, ranks: int) -> None:
     if ranks > 1:
         raise DistconvError(f"--layers measures one process, this run has {ranks} ranks; start it without mpiexec")
-    if None in (options.model, options.input, options.batch):
-        raise DistconvError("--layers needs --model, --input and --batch: the network, one sample's extents, samples")
+    if options.model is None:
+        raise DistconvError("--layers needs --model: a name, or MODULE:FACTORY")
+    known = MODELS.get(options.model)
+    shape: Sequence[int] | None = options.input or (known.sample if known else None)
+    if shape is None:
+        raise DistconvError(f"--layers: one sample's extents of {options.model} are not known; say --input C,H,W")
+    batch = options.batch or BATCH
+    out = options.out or Path(f"{options.model.replace(':', '-')}-layers.json")
     if options.ranks is not None:
         raise DistconvError("--ranks is for a machine file; with --layers a layer is measured whole")
-    if options.out is not None:
-        check_writable("--out", options.out)
+    check_writable("--out", out)
     model = build_model(
-        options.model, MPI.COMM_SELF, seed=0, in_channels=options.input[0], classes=options.classes, width=options.width
+        options.model, MPI.COMM_SELF, seed=0, in_channels=shape[0], classes=options.classes, width=options.width
     )
-    x = torch.rand(options.batch, *options.input, device=device)
+    x = torch.rand(batch, *shape, device=device)
     warm_up = WARM_UP if options.warmup is None else options.warmup
     found = time_layers(model.to(device), [x], warm_up, options.iterations or ITERATIONS)
-    _print_layers(options, device, found)
-    if options.out is not None:
-        found.profile.save(options.out)
-        print(f"{options.out}: {len(found.profile.layers)} layers")
+    print(f"{options.model}, {batch} samples of {'x'.join(map(str, shape))}, {device}, float32:")
+    _print_layers(found)
+    found.profile.save(out)
+    print(f"{out}: {len(found.profile.layers)} layers")
 
 
-def _print_layers(options: argparse.Namespace, device: torch.device, found: Timing) -> None:
-    print(f"{options.model}, {options.batch} samples of {'x'.join(map(str, options.input))}, {device}, float32:")
+def _print_layers(found: Timing) -> None:
     print(f"{'layer':<32}{'forward ms':>12}{'backward ms':>13}{'output kB':>12}{'parameters kB':>15}")
     for layer in found.profile.layers:
         print(f"{layer.name:<32}{layer.forward_s * 1e3:>12.3f}{layer.backward_s * 1e3:>13.3f}", end="")

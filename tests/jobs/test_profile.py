@@ -88,7 +88,8 @@ def test_layers_are_timed_in_training_steps_and_written(tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--layers", "--model", "lenet5"], "--layers needs --model, --input and --batch"),
+        (["--layers"], "--layers needs --model"),
+        (["--layers", "--model", "collections:Counter"], "extents of collections:Counter are not known"),
         (["--layers", *LENET, "--warmup", "-1"], "warm_up=-1"),
         (["--layers", *LENET, "--ranks", "2"], "--ranks is for a machine file"),
         (["--layers", *LENET, "--out", "/nowhere/at/all.json"], "there is no folder"),
