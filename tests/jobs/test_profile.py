@@ -85,6 +85,12 @@ def test_layers_are_timed_in_training_steps_and_written(tmp_path, capfd):
     assert "whole step without hooks" in capfd.readouterr().out
 
 
+def test_layers_of_a_known_network_need_no_more_than_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile", "--model", "lenet5", "--layers", "--warmup", "0", "--iterations", "1"]) == 0
+    assert len(Profile.load("lenet5-layers.json").layers) == 5
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
