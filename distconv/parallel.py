@@ -58,7 +58,7 @@ def parallelize(
             for tensor in plain.values():
                 _broadcast(world, tensor)
         else:
-            check_equal(world, plain)
+            check_equal(world, plain, "parallelize", ", or pass broadcast=True")
     shard(layers)
     if isinstance(target, Plan):
         for layer, grid in layers.values():
@@ -102,7 +102,8 @@ def _broadcast(world: MPI.Intracomm, tensor: torch.Tensor) -> None:
         tensor.copy_(torch.from_numpy(values).view(tensor.dtype).reshape(tensor.shape))
 
 
-def check_equal(world: MPI.Intracomm, state: dict[str, torch.Tensor]) -> None:
+def check_equal(world: MPI.Intracomm, state: dict[str, torch.Tensor], what: str, or_else: str = "") -> None:
+    """Raise MismatchError on all ranks unless ``state`` has the same values on each of them; ``what`` asks."""
     digests = np.array([_digest(tensor) for tensor in state.values()], dtype=np.int64)
     extremes = np.concatenate([digests, -digests])
     world.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
@@ -110,8 +111,8 @@ def check_equal(world: MPI.Intracomm, state: dict[str, torch.Tensor]) -> None:
     different = [name for name, differs in zip(state, low != high, strict=True) if differs]
     if different:
         raise MismatchError(
-            f"parallelize: {len(different)} of {len(state)} parameters and buffers differ between ranks, the first is "
-            f"{different[0]!r}; seed all ranks alike before building the model, or pass broadcast=True"
+            f"{what}: {len(different)} of {len(state)} parameters and buffers differ between ranks, the first is "
+            f"{different[0]!r}; seed all ranks alike before building the model{or_else}"
         )
 
 

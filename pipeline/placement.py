@@ -58,6 +58,10 @@ class Placement:
 
     def ranks(self, stage: int, microbatch: int) -> range:
         """The ranks of the replica of ``stage`` that has a micro-batch, in the order of its grid."""
-        replica = microbatch % self.replicas[stage]
-        first = self.places.index(Place(stage, replica, 0))
+        first = self._first[stage, microbatch % self.replicas[stage]]
         return range(first, first + self.grids[stage].size)
+
+    @cached_property
+    def _first(self) -> dict[tuple[int, int], int]:
+        """The first rank of every replica."""
+        return {(place.stage, place.replica): rank for rank, place in enumerate(self.places) if place.member == 0}

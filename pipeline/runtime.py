@@ -76,6 +76,9 @@ class Pipeline:
         self.modules = list(stages)
         described = f"{schedule!r}, {microbatches=}, {replicas=}, {weights=}, {batch_norm=}, {grids=}, {options=}"
         agree(comm, "Pipeline", f"{_described(self.modules)}; {described}; seed {torch.initial_seed()}")
+        for index, module in enumerate(self.modules):
+            if not isinstance(module, nn.Module):
+                raise ScheduleError(f"stage {index} is a {type(module).__name__}, not an nn.Module")
         if batch_norm not in BATCH_NORM:
             raise ScheduleError(f"batch_norm={batch_norm!r} must be one of {', '.join(BATCH_NORM)}")
         self._chunks = chunks_of(schedule, options)
@@ -88,7 +91,7 @@ class Pipeline:
         self._course = course(schedule, count, self._placement.replicas, microbatches, weights, options)
         _check_separate(self.modules, count)
         with watchdog.waiting(lambda: "comparing the stages' parameters"):
-            check_equal(comm, _state(self.modules))
+            check_equal(comm, _state(self.modules), "Pipeline")
         self._comm = comm.Dup()
         self._worker = self._work(loss, optimizer, batch_norm)
         self.losses: list[tuple[int, float]] = []
@@ -278,10 +281,12 @@ class Pipeline:
 
     def _timeline(self, begun: float, spans: Sequence[Span]) -> Timeline:
         mine = [replace(span, start=span.start - begun, end=span.end - begun) for span in spans]
-        every = [span for part in self._comm.allgather(mine) for span in part]
+        with watchdog.waiting(lambda: "collecting a trace"):
+            every = [span for part in self._comm.allgather(mine) for span in part]
         work = sum(span.end - span.start for span in every)
-        made = self._course.begins
-        return Timeline(made, every, self._placement.replicas, work, [stage.in_flight for stage in peak_memory(made)])
+        followed = self._course.begins
+        in_flight = [stage.in_flight for stage in peak_memory(followed)]
+        return Timeline(followed, every, self._placement.replicas, work, in_flight)
 
     def close(self) -> None:
         """Finish what is under way and free the pipeline's communicators; a stage's grid stays, for its model."""
@@ -305,11 +310,9 @@ def _whole_state(module: nn.Module) -> dict[str, torch.Tensor]:
     return {name: gather(tensor.detach()) for name, tensor in _state([module]).items()}
 
 
-def _described(modules: Sequence[nn.Module]) -> str:
-    for index, module in enumerate(modules):
-        if not isinstance(module, nn.Module):
-            raise ScheduleError(f"stage {index} is a {type(module).__name__}, not an nn.Module")
-    tensors = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in _state(modules).items())
+def _described(modules: Sequence[Any]) -> str:
+    known = [module for module in modules if isinstance(module, nn.Module)]
+    tensors = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in _state(known).items())
     return f"stages {', '.join(type(module).__name__ for module in modules)}; {tensors}"
 
 

@@ -31,18 +31,21 @@ class Stream:
         self._filled = -(-2 * in_flight // self._period) * self._period
         self.schedule = self._make(self._filled + 2 * self._period + in_flight)
         """A piece of it, long enough to hold every kind of action."""
-        self._ends = _ends(self.schedule, self._filled + self._period)
+        ranks = [(stage, replica) for stage, count in enumerate(self.replicas) for replica in range(count)]
+        self._lists = {rank: self.schedule.of_replica(*rank, self.replicas[rank[0]]) for rank in ranks}
+        self._ends = _ends(self.schedule, self._lists, self._filled + self._period)
+        self._completed = [self._updated(end) for end in self._ends]
 
     def step(self, stage: int, replica: int, number: int) -> list[Action]:
         """What one rank does in step ``number``."""
         alike = self._alike(number)
         start, stop = (self._end(stage, replica, last) for last in (alike - 1, alike))
-        return self._shifted(self._actions(stage, replica)[start:stop], number - alike)
+        return self._shifted(self._lists[stage, replica][start:stop], number - alike)
 
     def rest(self, stage: int, replica: int, steps: int) -> list[Action]:
         """What is left for one rank after ``steps`` steps, if no more come."""
         alike = self._alike(steps - 1) + 1
-        done = self._actions(stage, replica)[: self._end(stage, replica, alike - 1)]
+        done = self._lists[stage, replica][: self._end(stage, replica, alike - 1)]
         left = []
         known = Counter(map(_identity, done))
         for action in self._make(alike).of_replica(stage, replica, self.replicas[stage]):
@@ -55,14 +58,14 @@ class Stream:
     def completed(self, number: int) -> int:
         """How many mini-batches have changed the weights of every stage by the end of step ``number``."""
         alike = self._alike(number)
-        done = (
-            count * sum(action.kind is Kind.UPDATE for action in self._actions(stage, 0)[: self._end(stage, 0, alike)])
+        return self._completed[alike] + number - alike
+
+    def _updated(self, end: dict[tuple[int, int], int]) -> int:
+        """That number, if each rank is at ``end`` of its list; replicas are equally far."""
+        return min(
+            count * sum(action.kind is Kind.UPDATE for action in self._lists[stage, 0][: end[stage, 0]])
             for stage, count in enumerate(self.replicas)
         )
-        return min(done) + number - alike
-
-    def _actions(self, stage: int, replica: int) -> list[Action]:
-        return self.schedule.of_replica(stage, replica, self.replicas[stage])
 
     def _end(self, stage: int, replica: int, number: int) -> int:
         """How far one rank has come after step ``number`` (-1: before the first)."""
@@ -114,14 +117,12 @@ class _Run:
         return True
 
 
-def _ends(whole: Schedule, steps: int) -> list[dict[tuple[int, int], int]]:
+def _ends(whole: Schedule, lists: dict[tuple[int, int], list[Action]], steps: int) -> list[dict[tuple[int, int], int]]:
     """How far each rank, a stage and a replica of it, can come in each step."""
-    ranks = [(stage, replica) for stage, count in enumerate(whole.replicas) for replica in range(count)]
-    lists = {rank: whole.of_replica(*rank, whole.replicas[rank[0]]) for rank in ranks}
-    run = _Run(whole, lists, dict.fromkeys(ranks, 0))
+    run = _Run(whole, lists, dict.fromkeys(lists, 0))
     found = []
     for number in range(steps):
-        while any([run.advance(rank, number) for rank in ranks]):
+        while any([run.advance(rank, number) for rank in lists]):
             pass
         found.append(dict(run.at))
     return found
