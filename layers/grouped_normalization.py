@@ -26,17 +26,12 @@ from distconv.functions import apply, enter, sum_over
 from distconv.grid import ProcessGrid
 from distconv.layers.alignment import as_cast_for, balanced_input, result_shape
 from distconv.layers.channels import parameter_block
+from distconv.layers.moments import subtract_line, taken_near
 from distconv.tensor import DistTensor
 from distconv.transport import allreduce
 
-_BLOCK_ELEMENTS = 1 << 19
-"""Elements of a temporary: about what a core's cache holds."""
-
 _HALF = (torch.float16, torch.bfloat16)
 """Computed in float32, and rounded once."""
-
-_FAR = 10.0
-"""Squared distance from the mean, in variances, beyond which sums are taken again: at most one digit is lost."""
 
 Observer = Callable[[torch.Tensor, torch.Tensor], None]
 """Is told mean and variance (rows, groups) of what this rank normalizes."""
@@ -91,11 +86,7 @@ class _Groups:
             return origin + offset, (sums[1] / self.count - offset * offset).clamp_(min=0)
 
         origin = torch.zeros((self.shape[0], self.number), dtype=torch.float64, device=x.device)
-        total_mean, total_var = about(origin)
-        # Far from zero the difference of squares has lost digits; these ranks see the same sums: all take it again.
-        if bool((total_mean**2 > _FAR * total_var).any()):
-            total_mean, total_var = about(total_mean)
-        return total_mean, total_var
+        return taken_near(about, origin)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
@@ -151,20 +142,11 @@ class _Normalize(torch.autograd.Function):
             through = groups.summed(sums * factor, "group norm backward") / groups.count
             scale = (var + ctx.eps).rsqrt()
             slope, level = groups.per_part(through[0], flat.dtype), groups.per_part(through[1], flat.dtype)
-            _subtract_line(wide, flat, mean, slope * scale * scale, level * scale)
+            line = (mean, slope * scale * scale, level * scale)
+            subtract_line(wide, flat, *(t.view(1, -1, 1) for t in line))
         dx = wide.view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
         dw, db = (s.sum(0) if w else None for s, w in zip(sums, ctx.needs_input_grad[1:3], strict=True))
         return dx, dw, db, None, None, None, None
-
-
-def _subtract_line(
-    dx: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, slope: torch.Tensor, level: torch.Tensor
-) -> None:
-    """dx -= slope (x - mean) + level for (1, C, E), some channels at a time: x - mean would be one more activation."""
-    mean, slope, level = (t.view(1, -1, 1) for t in (mean, slope, level))
-    step = max(1, x.shape[1] * _BLOCK_ELEMENTS // max(1, x.numel()))
-    for c in (slice(i, i + step) for i in range(0, x.shape[1], step)):
-        dx[:, c].sub_(torch.addcmul(level[:, c], x[:, c] - mean[:, c], slope[:, c]))
 
 
 # -- preparation ------------------------------------------------------------------------------------------------------

@@ -24,17 +24,12 @@ from distconv.functions import apply
 from distconv.grid import ProcessGrid
 from distconv.layers.alignment import balanced_input, result_shape
 from distconv.layers.channels import parameter_block
+from distconv.layers.moments import subtract_line, taken_near
 from distconv.tensor import DistTensor
 from distconv.transport import allreduce
 
-_BLOCK_ELEMENTS = 1 << 19
-"""Elements of a temporary: about what a core's cache holds."""
-
 _PARAMETERS = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 """What parameters may be in place of the input's dtype."""
-
-_FAR = 10.0
-"""Squared distance from the mean, in variances, beyond which sums are taken again: at most one digit is lost."""
 
 Statistics = Literal["global", "spatial", "local"]
 
@@ -115,18 +110,9 @@ class _BatchNorm(torch.autograd.Function):
             factor = scale if weight is None else scale * weight
             shape = (1, -1) + (1,) * (x.dim() - 2)
             slope, level = (factor * scale * sums[0] / reach.count), (factor * sums[1] / reach.count)
-            _subtract_line(dx, x, *(t.view(shape).to(x.dtype) for t in (mean, slope, level)))
+            subtract_line(dx, x, *(t.view(shape).to(x.dtype) for t in (mean, slope, level)))
         dw = sums[0] if weight is not None and needed[1] else None
         return (dx if needed[0] else None), dw, (sums[1] if needed[2] else None), *(None,) * 3
-
-
-def _subtract_line(
-    dx: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, slope: torch.Tensor, level: torch.Tensor
-) -> None:
-    """dx -= slope (x - mean) + level, some channels at a time: a whole x - mean would be one more activation."""
-    step = max(1, x.shape[1] * _BLOCK_ELEMENTS // x.numel())
-    for c in (slice(i, i + step) for i in range(0, x.shape[1], step)):
-        dx[:, c].addcmul_(x[:, c] - mean[:, c], slope[:, c], value=-1).sub_(level[:, c])
 
 
 def _moments(
@@ -156,11 +142,7 @@ def _moments(
         offset = sums[0] / reach.count
         return origin + offset, (sums[1] / reach.count - offset * offset).clamp_(min=0)
 
-    total_mean, total_var = about(origin)
-    # Far from the mean the difference of squares has lost digits; all ranks see the same sums, so all take it again.
-    if bool(((total_mean - origin) ** 2 > _FAR * total_var).any()):
-        total_mean, total_var = about(total_mean)
-    return total_mean, total_var
+    return taken_near(about, origin)
 
 
 def _update_running(
