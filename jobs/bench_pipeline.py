@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -24,6 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from distconv.errors import DistconvError
 from distconv.jobs import bench_report
 from distconv.jobs.bench_step import rest
+from distconv.jobs.pipeline_options import counts
+from distconv.jobs.planning_options import on_rank_0
 from distconv.jobs.training_options import positive
 from distconv.layers.models import vgg16_bn
 from distconv.perfmodel import Machine, partition
@@ -45,7 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--width", type=positive, default=64, help="of VGG-16 with batch norm (default: %(default)s)")
     parser.add_argument("--batch", type=positive, default=64, help="samples per mini-batch (default: %(default)s)")
     parser.add_argument("--microbatches", type=positive, default=8, help="per mini-batch (default: %(default)s)")
-    parser.add_argument("--ppv", help="layers after which the model is cut (default: as balanced as measured)")
+    parser.add_argument(
+        "--ppv",
+        type=counts,
+        metavar="K,K",
+        help="cut after these layers (default: as balanced as measured)",
+    )
     parser.add_argument("--rounds", type=positive, default=5, help="turns of each variant; their medians are compared")
     parser.add_argument("--steps", type=positive, default=4, help="steps per turn (default: %(default)s)")
 
@@ -63,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     traces = bench.traces()
     if world.rank == 0:
         print(_report(options, cuts, times, traces))
-    world.Barrier()
+    bench.close()
     dist.destroy_process_group()
     return 0
 
@@ -73,9 +81,10 @@ def _cuts(world: MPI.Intracomm, options: argparse.Namespace) -> tuple[Cuts, Cuts
     if not options.ppv:
         micro = max(1, options.batch // options.microbatches)
         return _balanced(world, options, micro), _balanced(world, options, options.batch)
-    cuts = [int(k) for k in options.ppv.split(",")]
+    cuts: Cuts = options.ppv
     if len(cuts) != world.size - 1:
-        raise DistconvError(f"--ppv {options.ppv}: {len(cuts)} cuts make {len(cuts) + 1} stages for {world.size} ranks")
+        written = ",".join(map(str, cuts))
+        raise DistconvError(f"--ppv {written}: {len(cuts)} cuts make {len(cuts) + 1} stages for {world.size} ranks")
     return cuts, cuts
 
 
@@ -96,21 +105,21 @@ def _optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
 
 def _join(world: MPI.Intracomm) -> None:
     """Make the ranks a process group of torch's."""
-    with tempfile.NamedTemporaryFile(prefix="distconv-", delete=False) as file:
-        path = world.bcast(file.name, root=0)
+    file = on_rank_0(world, partial(tempfile.mkstemp, prefix="distconv-"))[1]
     dist.init_process_group(
-        "gloo", f"file://{path}", rank=world.rank, world_size=world.size, timeout=timedelta(minutes=10)
+        "gloo", f"file://{file}", rank=world.rank, world_size=world.size, timeout=timedelta(minutes=10)
     )
 
 
 def _balanced(world: MPI.Intracomm, options: argparse.Namespace, samples: int) -> Cuts:
     """The modules at which stages begin that take about the same time for so many samples: measured on rank 0."""
-    found: list[str] = []
-    if world.rank == 0:
+
+    def measured() -> Cuts:
         profile = time_layers(_model(options), _data(samples)[:1], WARM_UP, ITERATIONS).profile
         cuts = partition(profile, world.size, Machine.load("localhost").node.bandwidth_bytes_per_s, "bapipe").cuts
-        found = [profile.layers[cut].name for cut in cuts]
-    return world.bcast(found, root=0)  # type: ignore[no-any-return]
+        return [profile.layers[cut].name for cut in cuts]
+
+    return on_rank_0(world, measured)
 
 
 class _Bench:
@@ -156,6 +165,12 @@ class _Bench:
                     self.pipes[name].step(self.x, self.target)
                 timelines.append(timeline())
         return found
+
+    def close(self) -> None:
+        """Free what MPI holds for the pipelines; after the last message of all ranks."""
+        for pipe in self.pipes.values():
+            pipe.close()
+        self.world.Barrier()
 
     def _pipe(self, schedule: str, cuts: Cuts, microbatches: int = 1) -> Pipeline:
         stages = split(_model(self.options), cuts)

@@ -132,7 +132,7 @@ def train_at_random(
     model = MODELS[settings.model](in_channels=samples.sample[0], classes=samples.classes, **width).double()
     if grid is not None:
         parallelize(model, grid)
-    optimizer = training.make_optimizer(settings, model)
+    optimizer = training.make_optimizer(settings, model.parameters())
     losses = []
     for step in range(settings.steps or 1):
         x, target = samples.batch(settings.batch, step)

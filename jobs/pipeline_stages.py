@@ -10,7 +10,6 @@ import torch
 from distconv.perfmodel import Device, Layer, LayerGraph, Machine, Profile, partition, trace
 from distconv.perfmodel.predicted_profile import predicted_profile
 from distconv.pipeline import SplitError
-from distconv.pipeline.stage_graphs import LAYERS
 
 MACHINE = "localhost"
 """Its times balance the stages: only their ratios count."""
@@ -49,7 +48,7 @@ def _starts(model: torch.nn.Module, graph: LayerGraph) -> Iterator[tuple[str, st
     """Layers that are modules and called once, with the operations that they are."""
     modules = dict(model.named_modules())
     for op in graph.operations:
-        if op.decides and isinstance(modules.get(op.layer), LAYERS) and len(graph.by_layer[op.layer]) == 1:
+        if op.decides and op.layer in modules and len(graph.by_layer[op.layer]) == 1:
             yield op.layer, op.name
 
 

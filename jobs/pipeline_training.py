@@ -55,7 +55,7 @@ class PipelineTrainer(training.Training):
             self.loss,
             pipelining.microbatches,
             pipelining.replicas,
-            lambda parameters: training.optimizer_of(settings, parameters),
+            lambda parameters: training.make_optimizer(settings, parameters),
             pipelining.weights,
             pipelining.batch_norm,
             **pipelining.options,

@@ -26,12 +26,13 @@ from mpi4py import MPI
 
 from distconv.errors import DataError, DistconvError
 from distconv.layers.models import MODELS
+from distconv.pipeline import split
 
 from .image_samples import ImageSamples
 from .staleness_picture import draw
 from .staleness_recipes import MOMENTUM, RECIPES, Variant
 from .staleness_table import Results, rows_of, table
-from .staleness_training import Run, held_out, train
+from .staleness_training import Run, build, held_out, train
 from .training_options import positive, seed
 from .training_report import picture
 
@@ -91,7 +92,9 @@ def runs_of(options: argparse.Namespace, samples: ImageSamples) -> list[Run]:
 
 def make(runs: Sequence[Run], results: Results, samples: ImageSamples, evaluations: int) -> None:
     """Train those of ``runs`` that have no results yet; says after each what it came to and how long the rest takes."""
-    missing = [run for run in runs if results.of(run) is None]
+    missing = [run for run in dict.fromkeys(runs) if results.of(run) is None]
+    for run in {run.variant: run for run in missing}.values():
+        split(build(run, samples), Variant.parse(run.variant).placement)  # refuses what does not exist: now, not later
     print(f"{len(missing)} of {len(runs)} runs are to be made")
     test = held_out(samples)
     seconds: list[float] = []

@@ -42,7 +42,7 @@ class Variant:
     def parse(cls, text: str) -> Variant:
         """``nonpipelined``, ``7,13`` or ``hybrid:7,13``, each with ``@RATE`` where it is not the recipe's."""
         match = re.fullmatch(r"(?:nonpipelined|(hybrid:)?(\d+(?:,\d+)*))(?:@(\d*\.?\d+(?:e[+-]?\d+)?))?", text)
-        if match is None:
+        if match is None or (match[3] and not float(match[3])):
             raise VariantError(
                 f"{text!r} is no variant; write nonpipelined, layers that registers come after (7,13), or hybrid:7,13, "
                 "each with @RATE if its learning rate is not the recipe's"

@@ -24,6 +24,7 @@ from distconv.pipeline.splitting import split
 
 from .image_samples import ImageSamples
 from .staleness_recipes import MOMENTUM, RECIPES, Variant
+from .training import set_rate
 
 TEST_BATCH = 500
 
@@ -84,7 +85,8 @@ def iterations_of(
         for iteration in range(run.iterations):
             if variant.hybrid and iteration == pipelined:
                 pipe.switch("gpipe")
-            set_rate(pipe.optimizers, recipe.rate_of(variant, iteration, run.iterations))
+            for optimizer in filter(None, pipe.optimizers):
+                set_rate(optimizer, recipe.rate_of(variant, iteration, run.iterations))
             pipe.step(*next(data))
             if iteration + 1 == run.iterations:
                 pipe.drain()
@@ -110,13 +112,6 @@ def pipeline(run: Run, stages: list[nn.Module]) -> SerialPipeline:
         )
 
     return SerialPipeline(stages, F.cross_entropy, optimizer, "stale" if len(stages) > 1 else "gpipe")
-
-
-def set_rate(optimizers: Sequence[torch.optim.Optimizer | None], rate: float) -> None:
-    """The learning rate from the next update on."""
-    for optimizer in optimizers:
-        for group in optimizer.param_groups if optimizer is not None else ():
-            group["lr"] = rate
 
 
 def batches(run: Run, samples: ImageSamples) -> Generator[Pair]:

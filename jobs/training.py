@@ -55,13 +55,8 @@ def learning_rate(step: int, steps: int, peak: float) -> float:
     return peak * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
 
 
-def make_optimizer(settings: Settings, model: torch.nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(settings: Settings, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that the settings ask for."""
-    return optimizer_of(settings, model.parameters())
-
-
-def optimizer_of(settings: Settings, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """As :func:`make_optimizer`, of some parameters."""
     if settings.optimizer == "sgd":
         return torch.optim.SGD(parameters, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
     return torch.optim.Adam(parameters, settings.lr, weight_decay=settings.weight_decay)
@@ -97,7 +92,7 @@ class Training(ABC):
         """``grid``: where batches go."""
         self.settings, self.model, self.grid, self.comm, self.device = settings, model, grid, comm, device
         self.dtype = dtype_of(settings)
-        self.optimizer = make_optimizer(settings, model)
+        self.optimizer = make_optimizer(settings, model.parameters())
         self.step_count = 0
         """Steps that have been taken."""
         self.losses: list[tuple[int, float]] = []

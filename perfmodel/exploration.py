@@ -23,7 +23,7 @@ from distconv.perfmodel.exploration_cuts import balanced_cuts, best_cuts, emptie
 from distconv.perfmodel.exploration_stages import PARALLEL, Setting, Stages, whole
 from distconv.perfmodel.layer_profile import Profile
 from distconv.perfmodel.machine import Machine
-from distconv.perfmodel.partition_devices import Device, as_devices
+from distconv.perfmodel.partition_devices import Device, as_devices, check_positive
 from distconv.perfmodel.partitioning import StagePartition
 from distconv.perfmodel.predicted_profile import scaled
 from distconv.perfmodel.schedule_costs import SCHEDULES
@@ -33,8 +33,6 @@ SYNCHRONOUS = (PARALLEL, "1f1b-sno", "1f1b-so")
 
 ASYNCHRONOUS = (PARALLEL, "1f1b-as", "fbp-as")
 """What accelerators can do that pass results on while they compute them, such as FPGAs."""
-
-SHOWN = 8
 
 
 class ExplorationError(DistconvError, ValueError):
@@ -145,16 +143,19 @@ def explore(
         If the devices cannot be.
     """
     _check(batch, schedules, optimizer_slots, microbatches)
-    if callable(profile) and not isinstance(devices, int) and any(device.times is not None for device in devices):
+    whole_batch = batch if samples is None else _positive("samples", samples)
+    room = machine.memory_bytes if memory is None else check_positive(memory, "explore: memory", "bytes")
+    own_times = isinstance(devices, Sequence) and any(getattr(each, "times", None) is not None for each in devices)
+    if callable(profile) and own_times:
         raise ExplorationError("explore: devices with times of their own need a Profile, not a function that makes one")
     counts = _divisors(batch) if microbatches is None else sorted(set(microbatches))
     found: list[Choice] = []
     setting = None
     for count in counts:
         size = batch // count
-        share = 1.0 if callable(profile) else size / (samples or batch)
+        share = 1.0 if callable(profile) else size / whole_batch
         now = profile(size) if callable(profile) else scaled(profile, share)
-        kinds = _scaled_devices(as_devices(devices, len(now.layers)), share, memory or machine.memory_bytes)
+        kinds = _scaled_devices(as_devices(devices, len(now.layers)), share, room)
         setting = Setting(now, machine, kinds, optimizer_slots)
         found += _choices(setting, schedules, count, joint, share_layers)
     assert setting is not None
@@ -184,11 +185,11 @@ def _choices(
     setting: Setting, schedules: Sequence[str], microbatches: int, joint: bool, share_layers: bool
 ) -> Iterator[Choice]:
     total = sum(device.count for device in setting.devices)
-    for schedule in schedules:
+    for schedule in schedules if total > 1 else [PARALLEL]:
         if schedule == PARALLEL:
             numbers = [total] if microbatches % total == 0 else []
         else:
-            counts = [r for r in _divisors(total) if r < total] if joint and total > 1 else [1]
+            counts = [r for r in _divisors(total) if r < total] if joint else [1]
             numbers = [r for r in counts if microbatches % r == 0]
         for replicas in numbers:
             stages = setting.stages(schedule, replicas, microbatches)
@@ -209,9 +210,9 @@ def _priced(stages: Stages, joint: bool, share_layers: bool) -> Iterator[Choice]
     for positions in found:
         memory = stages.memory(positions)
         fits = all(needed <= room for needed, room in zip(memory, stages.rooms, strict=True))
-        name = PARALLEL if stages.count == 1 else stages.schedule
         time = stages.time(positions)
-        yield Choice(name, stages.partition(positions), stages.microbatches, stages.replicas, time, memory, fits)
+        cuts = stages.partition(positions)
+        yield Choice(stages.schedule, cuts, stages.microbatches, stages.replicas, time, memory, fits)
 
 
 def _balanced(stages: Stages) -> Sequence[float]:
@@ -243,9 +244,14 @@ def _cut(choice: Choice) -> list[str]:
     return [f"cut before {', '.join(begins)}; GB of each stage: {held}"]
 
 
+def _positive(name: str, samples: int) -> int:
+    if type(samples) is not int or samples < 1:
+        raise ExplorationError(f"explore: found {name}={samples!r}, expected a positive whole number of samples")
+    return samples
+
+
 def _check(batch: int, schedules: Sequence[str], slots: int, microbatches: Sequence[int] | None) -> None:
-    if type(batch) is not int or batch < 1:
-        raise ExplorationError(f"explore: found batch={batch!r}, expected a positive whole number of samples")
+    _positive("batch", batch)
     unknown = [name for name in schedules if name != PARALLEL and name not in SCHEDULES]
     if unknown or not schedules:
         raise ExplorationError(

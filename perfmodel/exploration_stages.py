@@ -171,7 +171,7 @@ class Stages:
     @cached_property
     def flying(self) -> list[int]:
         """Micro-batches in flight on each stage."""
-        return in_flight("1f1b-sno" if self.count == 1 else self.form, self.count, self.microbatches // self.replicas)
+        return in_flight(self.form, self.count, self.microbatches // self.replicas)
 
     @cached_property
     def rooms(self) -> list[float]:

@@ -258,7 +258,6 @@ class _Intervals:
     """What runs at which time: indices count the layers forward, then the layers backward."""
 
     clock: _Clock
-    layers: int
     found: list[tuple[int, Any, Any]] = field(default_factory=list)
     index: int = 0
     start: Any = None
@@ -284,7 +283,7 @@ def _layered(
 ) -> list[float]:
     """Seconds forward of each layer, then seconds backward of each, in one step."""
     model.zero_grad(set_to_none=True)
-    intervals, owned, names = _Intervals(clock, layers), set[Node](), list[str]()
+    intervals, owned, names = _Intervals(clock), set[Node](), list[str]()
 
     def own(values: object) -> None:
         layer = max(0, len(names) - 1)

@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 
 from distconv.perfmodel.partition_devices import PartitionError
+from distconv.plan import decides
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class _OutputCounter:
     def watch(self, model: nn.Module) -> None:
         """Count the calls of the modules of ``model`` from now on."""
         for module in model.modules():
-            if isinstance(module, (_ConvNd, nn.Linear)):
+            if decides(module):
                 module.register_forward_pre_hook(self._enter_layer)
             if module is not model and not isinstance(module, (nn.Sequential, nn.ModuleList)):
                 module.register_forward_hook(self._add)

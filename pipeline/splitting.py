@@ -12,7 +12,9 @@ from itertools import pairwise
 
 from torch import nn
 
-from .stage_graphs import LAYERS, Call, SplitError, Steps, is_hooked, traced_steps
+from distconv.plan import decides
+
+from .stage_graphs import Call, SplitError, Steps, is_hooked, traced_steps
 
 
 def split(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> list[nn.Module]:
@@ -59,12 +61,12 @@ def _sliceable(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> bool:
     if all(isinstance(cut, str) for cut in cuts):
         return all(cut in children for cut in cuts)
     inner = (inside for child in children.values() if child for inside in child.modules() if inside is not child)
-    return not any(isinstance(cut, str) for cut in cuts) and not any(isinstance(module, LAYERS) for module in inner)
+    return not any(isinstance(cut, str) for cut in cuts) and not any(decides(module) for module in inner)
 
 
 def _children(model: nn.Module) -> Steps:
     children = [(name, child) for name, child in model._modules.items() if child is not None]
-    calls = [Call(name, isinstance(child, LAYERS), index) for index, (name, child) in enumerate(children)]
+    calls = [Call(name, decides(child), index) for index, (name, child) in enumerate(children)]
 
     def build(positions: list[int]) -> list[nn.Module]:
         pieces = [children[begin:end] for begin, end in pairwise([0, *positions, len(children)])]

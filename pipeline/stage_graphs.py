@@ -15,9 +15,8 @@ import torch
 from torch import fx, nn
 
 from distconv.errors import DistconvError
+from distconv.plan import decides
 
-LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
-"""What an integer cut counts."""
 COMPUTATIONS = ("call_module", "call_function", "call_method")
 PLAIN_METHODS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "item", "tolist", "stride"})
 SEVERAL = frozenset({"chunk", "split", "tensor_split", "unbind"})
@@ -66,7 +65,7 @@ class _Tracer(fx.Tracer):
         self.modes = _modes()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return isinstance(m, LAYERS) or super().is_leaf_module(m, module_qualified_name)
+        return decides(m) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -75,7 +74,7 @@ class _Tracer(fx.Tracer):
         if is_hooked(m) and not self.is_leaf_module(m, name):
             raise SplitError("it has hooks, which torch.fx would call now and then never again")
         name = name.removeprefix("model").removeprefix(".")
-        self.calls.append(Call(name, isinstance(m, LAYERS), len(self.graph.nodes)))
+        self.calls.append(Call(name, decides(m), len(self.graph.nodes)))
         return super().call_module(m, forward, args, kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:

@@ -22,7 +22,7 @@ from distconv.jobs.image_samples import ImageSamples
 from distconv.jobs.model_factory import build_classifier
 from distconv.jobs.pipeline_options import Pipelining, pipelining_of
 from distconv.jobs.pipeline_stages import balanced_cuts
-from distconv.jobs.training import learning_rate, optimizer_of, set_rate
+from distconv.jobs.training import learning_rate, make_optimizer, set_rate
 from distconv.layers.models import MODELS
 from distconv.perfmodel import Machine, trace
 from distconv.perfmodel.predicted_profile import predicted_profile
@@ -74,7 +74,7 @@ def by_hand(
     serial = SerialPipeline(
         split(model, cuts),
         F.cross_entropy,
-        lambda parameters: optimizer_of(settings, parameters),
+        lambda parameters: make_optimizer(settings, parameters),
         of.schedule,
         of.microbatches,
         of.weights,

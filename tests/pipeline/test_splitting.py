@@ -11,7 +11,8 @@ from torch import nn
 
 from distconv.layers.models import MODELS
 from distconv.pipeline.splitting import split
-from distconv.pipeline.stage_graphs import LAYERS, SplitError
+from distconv.pipeline.stage_graphs import SplitError
+from distconv.plan import decides
 
 SAMPLES = {
     "lenet5": (1, 28, 28),
@@ -33,7 +34,7 @@ def float64():
 
 
 def layers(model):
-    return sum(isinstance(module, LAYERS) for module in model.modules())
+    return sum(decides(module) for module in model.modules())
 
 
 def through(stages, x):
