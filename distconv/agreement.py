@@ -19,6 +19,9 @@ from distconv.errors import CommunicatorError, DistconvError, MismatchError
 
 T = TypeVar("T")
 
+LONGEST = 240
+"""Characters of a text that a message shows: a large model's description would hide where it differs."""
+
 _LEVELS = ("off", "plan", "all")
 level = os.environ.get("DISTCONV_CHECK", "plan")
 if level not in _LEVELS:
@@ -52,8 +55,17 @@ def _disagreement(values: list[tuple[str, str]]) -> str:
     if len({what for what, _ in values}) > 1:
         listed = "; ".join(f"{text} on {_ranks(ranks)}" for text, ranks in _grouped(f"{w} {v}" for w, v in values))
         return f"ranks are at different operations: {listed}; every rank must call the same ones in the same order"
-    listed = "; ".join(f"{text} on {_ranks(ranks)}" for text, ranks in _grouped(v for _, v in values))
+    groups = _grouped(v for _, v in values)
+    same = len(os.path.commonprefix([text for text, _ in groups]))
+    listed = "; ".join(f"{_from(text, same)} on {_ranks(ranks)}" for text, ranks in groups)
     return f"{values[0][0]}: ranks disagree: {listed}; pass the same on every rank"
+
+
+def _from(text: str, place: int) -> str:
+    """``text``, of a long one what is about ``place``."""
+    begin = max(0, place - LONGEST // 2) if len(text) > LONGEST else 0
+    end = begin + LONGEST
+    return ("..." if begin else "") + text[begin:end] + ("..." if end < len(text) else "")
 
 
 def _grouped(texts: Iterable[str]) -> list[tuple[str, list[int]]]:

@@ -10,7 +10,7 @@ import argparse
 import importlib
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import IO, NoReturn
@@ -80,25 +80,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words is None:
         return _no_command(given)
     prog = " ".join(("distconv", *words))
+    return ended(prog, lambda: _run(prog, COMMANDS[words], given[len(words) :]))
+
+
+def ended(prog: str, action: Callable[[], int | None], *more: type[Exception]) -> int:
+    """The exit code of ``action`` (None: 0), or after a DistconvError ``BAD_INPUT`` and one line on rank 0.
+
+    ``more``: other errors that all ranks raise alike.
+    """
+    bad_input: tuple[type[Exception], ...] = (DistconvError, *more)
     try:
-        job = _job(COMMANDS[words])
-        parser = Parser(
-            prog=prog,
-            description=job.__doc__,
-            epilog=getattr(job, "EXAMPLES", None),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        job.add_arguments(parser)
-        code: int = job.run(parser.parse_args(given[len(words) :]))
-        return code
+        return action() or 0
     except PipelineError:
         raise  # on this rank alone: the excepthook ends the job
-    except DistconvError as error:
+    except bad_input as error:
         # Raised on all ranks alike: all of them end here.
         if MPI.COMM_WORLD.rank == 0:
             print(f"{prog}: {error}", file=sys.stderr, flush=True)
         return BAD_INPUT
+
+
+def _run(prog: str, command: Command, arguments: Sequence[str]) -> int:
+    job = _job(command)
+    parser = Parser(
+        prog=prog,
+        description=job.__doc__,
+        epilog=getattr(job, "EXAMPLES", None),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    job.add_arguments(parser)
+    code: int = job.run(parser.parse_args(arguments))
+    return code
 
 
 def _command_of(given: Sequence[str]) -> tuple[str, ...] | None:

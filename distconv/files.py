@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Callable
+from typing import Any
 
 from distconv.errors import DistconvError
 
@@ -29,3 +32,33 @@ def read_text(path: str | os.PathLike[str], what: str, error: type[DistconvError
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as failure:
         raise error(f"{what} {path} cannot be read: byte {failure.start} is no UTF-8 text") from failure
+
+
+def parsed_json(text: str, what: str, error: type[DistconvError], constant: Callable[[str], object] = float) -> Any:
+    """The content of a JSON text that has each key once; ``what`` names the file, for messages.
+
+    ``constant`` makes something of NaN, Infinity and -Infinity, or refuses them with a ValueError.
+
+    Raises
+    ------
+    error
+        If it is no JSON, has a key twice, or is nested too deeply.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_once_each, parse_constant=constant)
+    except (ValueError, RecursionError) as failure:  # ValueError also for a number of thousands of digits
+        raise error(f"{what} cannot be read as JSON: {failure}") from failure
+
+
+def short(text: str, most: int = 60) -> str:
+    """``text``, or its beginning and three dots: a file may hold anything of any size."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"key {short(repr(key))} is there twice, expected once")
+        found[key] = value
+    return found

@@ -56,7 +56,7 @@ def parallelize(
     with watchdog.waiting(lambda: "parallelize"):
         if broadcast:
             for tensor in plain.values():
-                _broadcast(world, tensor)
+                broadcast_tensor(world, tensor)
         else:
             check_equal(world, plain, "parallelize", ", or pass broadcast=True")
     shard(layers)
@@ -95,11 +95,13 @@ def _bytes(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-def _broadcast(world: MPI.Intracomm, tensor: torch.Tensor) -> None:
+def broadcast_tensor(world: MPI.Intracomm, tensor: torch.Tensor, root: int = 0) -> None:
+    """Make a plain ``tensor`` what it is on rank ``root``. Collective."""
     values = _bytes(tensor).copy()
-    world.Bcast([values, MPI.BYTE], root=0)
-    with torch.no_grad():
-        tensor.copy_(torch.from_numpy(values).view(tensor.dtype).reshape(tensor.shape))
+    world.Bcast([values, MPI.BYTE], root=root)
+    if world.rank != root:
+        with torch.no_grad():
+            tensor.copy_(torch.from_numpy(values).view(tensor.dtype).reshape(tensor.shape))
 
 
 def check_equal(world: MPI.Intracomm, state: dict[str, torch.Tensor], what: str, or_else: str = "") -> None:

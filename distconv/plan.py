@@ -18,7 +18,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import torch
 from mpi4py import MPI
@@ -26,7 +26,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from distconv.agreement import agree, together
 from distconv.errors import PlanError
-from distconv.files import read_text
+from distconv.files import parsed_json, read_text
 from distconv.grid import AXES, ProcessGrid
 
 FORMAT = "distconv-plan"
@@ -87,11 +87,7 @@ class Plan:
 
     @classmethod
     def _read(cls, path: Path) -> Plan:
-        text = read_text(path, "plan", PlanError)
-        try:
-            content = json.loads(text, object_pairs_hook=_without_twins, parse_constant=_no_number)
-        except (ValueError, RecursionError) as error:
-            raise PlanError(f"plan {path} cannot be read: {error}") from error
+        content = parsed_json(read_text(path, "plan", PlanError), f"plan {path}", PlanError, _no_number)
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise PlanError(f'plan {path}: no plan of distconv: it must be an object with "format": "{FORMAT}"')
         if content.get("version") != VERSION:
@@ -227,13 +223,5 @@ def check_axes(name: str, kind: str, dimensions: int, parts: Mapping[str, int]) 
         )
 
 
-def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    twins = sorted({name for name in names if names.count(name) > 1})
-    if twins:
-        raise ValueError(f"{twins[0]!r} is there twice")
-    return dict(pairs)
-
-
-def _no_number(text: str) -> Any:
+def _no_number(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a number of parts")

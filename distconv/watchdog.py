@@ -92,19 +92,33 @@ def install_excepthooks() -> None:
     threading.excepthook = lambda failed: _report(failed.exc_type, failed.exc_value, failed.exc_traceback)
 
 
+class _Exit(SystemExit):
+    """What ``sys.exit`` raises; knows whether it ends the process, or somebody catches it.
+
+    The interpreter, when nothing has caught it, asks for ``code``, with no Python frame left.
+    """
+
+    @property
+    def code(self) -> str | int | None:  # type: ignore[override]
+        global _exit_code
+        status: str | int | None = self.args[0] if self.args else None
+        try:
+            sys._getframe(1)
+        except ValueError:
+            _exit_code = status if isinstance(status, int) else int(status is not None)
+        return status
+
+
 def install_exit_hook() -> None:
     """Make ``sys.exit`` with another code than 0 end the whole job with that code, unless all ranks leave like that.
 
     Python tells no hook about SystemExit, and MPI would wait in its finalization for the ranks that stayed.
     """
-    leave = sys.exit
 
-    def exit_and_remember(status: str | int | None = None, /) -> NoReturn:
-        global _exit_code
-        _exit_code = status if isinstance(status, int) else int(status is not None)
-        leave(status)
+    def leave(status: str | int | None = None, /) -> NoReturn:
+        raise _Exit(status)
 
-    sys.exit = exit_and_remember
+    sys.exit = leave
     atexit.register(_leave)
 
 

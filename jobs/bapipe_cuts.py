@@ -12,18 +12,19 @@ from distconv.perfmodel.partition_devices import Device
 from distconv.pipeline import schedule, simulate
 
 from .bapipe_networks import networks
+from .printed_tables import Rows
 
 MICROBATCHES = 64
 SAMPLES = 32
 ENOUGH_BYTES = float(1 << 60)
 
 
-def cuts_table(machine: Machine) -> list[dict[str, object]]:
+def cuts_table(machine: Machine) -> Rows:
     """Seconds of a mini-batch by the closed form and simulated, with BaPipe's cuts and with those searched for."""
     print(f"\nCuts: s of {MICROBATCHES} micro-batches of {SAMPLES} samples, closed form (over simulated);", end="")
     print(f" {machine.name}, {machine.node.bandwidth_bytes_per_s / 1e9:.2f} GB/s")
     print(f"{'model':<10}{'GPUs':>5}  {'schedule':<10}{'BaPipe':<18}{'searched':<18}BaPipe / searched")
-    rows: list[dict[str, object]] = []
+    rows: Rows = []
     for model, profile in networks(machine).items():
         for gpus in (4, 8):
             setting = Setting(profile(SAMPLES), machine, [Device("GPU", gpus, memory=ENOUGH_BYTES)], 1)

@@ -28,10 +28,11 @@ from distconv.perfmodel.links import Group
 from distconv.perfmodel.machine import Machine
 from distconv.perfmodel.partition_devices import Device
 from distconv.perfmodel.tracing import trace
-from distconv.perfmodel.work import local_call, work
+from distconv.perfmodel.work import PHASES, local_call, work
 from distconv.pipeline import schedule, simulate
 
 from .bapipe_networks import IMAGE
+from .printed_tables import Rows
 
 BATCH = 128
 FP16_BYTES = 2
@@ -70,7 +71,7 @@ class Convolution:
         return Layer(self.name, *self.seconds(board, fetched), FP16_BYTES * self.outputs, FP16_BYTES * self.weights)
 
 
-def table_vi() -> list[dict[str, object]]:
+def table_vi() -> Rows:
     """Batch time of each cluster beside the paper's speedup."""
     print(f"\nTable VI: ResNet-50, {BATCH} samples in fp16, micro-batches of 1; seconds, speedup over data parallelism")
     print(f"{'':<20}{'data parallelism':<30}{'pipeline':<20}{'speedup over':<21}{'paper':>6}  stages' weights")
@@ -109,7 +110,7 @@ def convolutions() -> list[Convolution]:
 
 def _convolution(op: Operation) -> Convolution:
     call = local_call(op, Parts.of({}, 1, 1))
-    forward, *backward = (work(call, phase).flops for phase in ("forward", "input", "weight"))
+    forward, *backward = (work(call, phase).flops for phase in PHASES)
     weights = sum(constant.elements for constant in op.parameters)
     return Convolution(op.name, forward, sum(backward), op.x.elements, op.y.elements, weights)
 

@@ -20,6 +20,7 @@ from distconv.perfmodel.partitioning import partition
 from distconv.perfmodel.stage_costs import COSTS, Terms, staged
 
 from .bapipe_networks import gnmt
+from .printed_tables import Rows
 
 ADAM = 2
 
@@ -35,18 +36,18 @@ SYSTEMS = {"DP": PARALLEL, "GPipe": "gpipe", "BaPipe": "1f1b-sno"}
 """What each one runs."""
 
 
-def table_iv(machine: Machine) -> list[dict[str, object]]:
+def table_iv(machine: Machine) -> Rows:
     """Layers of the largest GNMT that trains with Adam, in all of the memory and in what 32 layers need."""
     enough = _bytes(TABLE_IV["DP"][1], 1, PARALLEL, machine)
     why = ", what 32 layers need here on one GPU"
     return rows_of(machine, machine.memory_bytes, "") + rows_of(machine, enough, why)
 
 
-def rows_of(machine: Machine, memory: float, why: str, counts: Sequence[int] = (1, 2, 4, 8)) -> list[dict[str, object]]:
+def rows_of(machine: Machine, memory: float, why: str, counts: Sequence[int] = (1, 2, 4, 8)) -> Rows:
     """The table for so many GPUs of ``memory`` bytes each."""
     print(f"\nTable IV: layers (parameters) of the largest GNMT-L in {memory / 1e9:.2f} GB{why}; ours | paper's")
     print(f"{'':<11}" + "".join(f"{f'{gpus} GPU(s)':<28}" for gpus in counts))
-    rows: list[dict[str, object]] = []
+    rows: Rows = []
     for system, published in TABLE_IV.items():
         print(f"{system:<11}", end="")
         for gpus in counts:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from torch import nn
 
 from distconv.layers.models import MODELS
+from distconv.layers.models import vgg16 as vgg16_for_cifar
 from distconv.perfmodel.layer_profile import Layer, Profile
 from distconv.perfmodel.machine import Machine, Roofline
 from distconv.perfmodel.predicted_profile import predicted_profile
@@ -24,8 +25,6 @@ IMAGE = (3, 224, 224)
 UNITS = 1024
 TOKENS = 50
 VOCABULARY = 32320
-WIDTHS = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-"""Filters of VGG-16's convolutions; 0 is a pooling."""
 
 ProfileOf = Callable[[int], Profile]
 """What a micro-batch of so many samples costs."""
@@ -33,17 +32,9 @@ ProfileOf = Callable[[int], Profile]
 
 def vgg16() -> nn.Module:
     """VGG-16 for 224 x 224 images and 1000 classes: 138.4 million parameters."""
-    layers: list[nn.Module] = []
-    channels = 3
-    for width in WIDTHS:
-        if width:
-            layers += [nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(inplace=True)]
-            channels = width
-        else:
-            layers.append(nn.MaxPool2d(2))
-    layers += [nn.Flatten(), nn.Linear(512 * 7 * 7, 4096), nn.ReLU(inplace=True), nn.Dropout()]
-    layers += [nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 1000)]
-    return nn.Sequential(*layers)
+    classifier = [nn.Flatten(), nn.Linear(512 * 7 * 7, 4096), nn.ReLU(inplace=True), nn.Dropout()]
+    classifier += [nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 1000)]
+    return nn.Sequential(*vgg16_for_cifar().features, *classifier)
 
 
 def images(model: nn.Module, machine: Machine) -> ProfileOf:

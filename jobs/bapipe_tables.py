@@ -12,23 +12,23 @@ given, with an allreduce that nothing hides. The figures of the pipelines are no
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from distconv.errors import DistconvError
+from distconv.cli import Parser
 from distconv.perfmodel.exploration import SYNCHRONOUS, Choice, Exploration, explore
 from distconv.perfmodel.exploration_stages import PARALLEL
 from distconv.perfmodel.machine import Link, Machine, Overlap
 from distconv.perfmodel.partitioning import partition
-from distconv.perfmodel.quantities import BANDWIDTH, UNITS, parsed
+from distconv.perfmodel.quantities import BANDWIDTH
 
 from .bapipe_cuts import cuts_table
 from .bapipe_fpga import table_vi
 from .bapipe_largest import table_iv
 from .bapipe_networks import ProfileOf, networks
+from .planning_options import quantity
+from .printed_tables import Rows, print_tables, tables_parser
 
 TABLES = ("III", "IV", "VI", "cuts")
 GPU_BATCH = 64
@@ -70,27 +70,24 @@ TABLE_III = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; 2 and one line on bad input."""
     options = _parser().parse_args(arguments)
-    try:
-        machine = Machine.load(options.machine)
-        made: dict[str, Callable[[], list[dict[str, object]]]] = {
-            "III": lambda: table_iii(machine, options.link, options.neighbours),
-            "IV": lambda: table_iv(machine),
-            "VI": table_vi,
-            "cuts": lambda: cuts_table(as_fitted(machine)),
-        }
-        rows = {name: made[name]() for name in options.tables}
-        if options.json:
-            Path(options.json).write_text(json.dumps(rows, indent=1))
-    except (DistconvError, OSError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return print_tables("bapipe_tables", lambda: _tables(options), options.json)
+
+
+def _tables(options: argparse.Namespace) -> dict[str, Rows]:
+    machine = Machine.load(options.machine)
+    made: dict[str, Callable[[], Rows]] = {
+        "III": lambda: table_iii(machine, options.link, options.neighbours),
+        "IV": lambda: table_iv(machine),
+        "VI": table_vi,
+        "cuts": lambda: cuts_table(as_fitted(machine)),
+    }
+    return {name: made[name]() for name in options.tables}
 
 
 # -- Table III --------------------------------------------------------------------------------------------------------
 
 
-def table_iii(machine: Machine, link: float | None, neighbours: float | None) -> list[dict[str, object]]:
+def table_iii(machine: Machine, link: float | None, neighbours: float | None) -> Rows:
     """Speedups over data parallelism of 64 samples per GPU, ours and the paper's."""
     if link is None:
         here = as_fitted(machine)
@@ -199,24 +196,17 @@ def _figures(choice: Choice) -> dict[str, object]:
     }
 
 
-def _bandwidth(text: str) -> float:
-    found = parsed(text, BANDWIDTH)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {BANDWIDTH} (units: {', '.join(UNITS[BANDWIDTH])})")
-    return found
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="bapipe_tables", description=(__doc__ or "").splitlines()[0])
+def _parser() -> Parser:
+    parser = tables_parser("bapipe_tables", __doc__)
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
     parser.add_argument("--machine", default="v100-pcie", metavar="NAME|FILE", help="default: %(default)s")
+    bandwidth = quantity(BANDWIDTH)
     parser.add_argument(
-        "--link", type=_bandwidth, metavar="16GB/s", help="between GPUs (default: what Table III's DP rows imply)"
+        "--link", type=bandwidth, metavar="16GB/s", help="between GPUs (default: what Table III's DP rows imply)"
     )
     parser.add_argument(
-        "--neighbours", type=_bandwidth, metavar="16GB/s", help="between a pipeline's stages (default: as the link)"
+        "--neighbours", type=bandwidth, metavar="16GB/s", help="between a pipeline's stages (default: as the link)"
     )
-    parser.add_argument("--json", metavar="PATH", help="write the figures to this file too")
     return parser
 
 

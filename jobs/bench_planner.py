@@ -20,7 +20,7 @@ from distconv.perfmodel.quantities import MEMORY
 from distconv.perfmodel.selection import Strategy, select
 
 from . import bench_report
-from .planning_options import add_machine_argument, add_network_arguments, memory_size, on_rank_0, traced
+from .planning_options import add_machine_argument, add_network_arguments, on_rank_0, quantity, traced
 from .scaling_prediction import rank_counts
 from .training_options import positive
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_machine_argument(parser, required=True)
     parser.add_argument("--from", dest="least", type=positive, default=4, help="fewest ranks (default: %(default)s)")
     parser.add_argument("--to", dest="most", type=positive, default=1024, help="most ranks (default: %(default)s)")
-    parser.add_argument("--memory", type=memory_size, help=f"limit per rank: {MEMORY} (default: none)")
+    parser.add_argument("--memory", type=quantity(MEMORY), help=f"limit per rank: {MEMORY} (default: none)")
 
 
 def run(options: argparse.Namespace) -> int:

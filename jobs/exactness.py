@@ -10,11 +10,11 @@ is shown by plain torch that sees the samples of each batch in reverse order, or
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
 import time
+from argparse import RawDescriptionHelpFormatter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from mpi4py import MPI
 
+from distconv.cli import Parser
 from distconv.grid import ProcessGrid, parse_grid
 from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.parallel import parallelize
@@ -215,7 +216,7 @@ def extents(text: str) -> tuple[int, ...]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the differences; 0 if they are within the limits, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="exactness", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
     parser.add_argument("--grid", default="n=1")
     parser.add_argument("--model", default="unet", choices=sorted(MODELS))
     parser.add_argument("--size", type=extents, help="default: 64x64 for mesh tangling, else the model's own")

@@ -5,26 +5,29 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from distconv.cli import Parser, ended
 from distconv.jobs.paper_predictions import Results
 from distconv.jobs.paper_tables_page import page
 from distconv.perfmodel.machine import Machine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the page, or write it."""
-    parser = argparse.ArgumentParser(prog="python -m distconv.jobs.paper_tables", description=__doc__)
+    """Print the page, or write it; 2 and one line on bad input."""
+    parser = Parser(prog="paper_tables", description=__doc__)
     parser.add_argument("--out", metavar="FILE", help="write the page here instead of printing it")
     options = parser.parse_args(arguments)
+    return ended("paper_tables", lambda: _page(options.out), OSError)
+
+
+def _page(path: str | None) -> None:
     text = page(Results.of(Machine.load("lassen")))
-    if options.out:
-        Path(options.out).write_text(text)
+    if path:
+        Path(path).write_text(text)
     else:
         print(text, end="")
-    return 0
 
 
 if __name__ == "__main__":

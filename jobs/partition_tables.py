@@ -8,21 +8,21 @@ The first table needs profiles (PipeDream's text or ours), the second none: its 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from distconv.errors import DistconvError
+from distconv.cli import Parser
 from distconv.perfmodel import partition_published as published
 from distconv.perfmodel.layer_profile import Profile
 from distconv.perfmodel.partition_devices import Device
-from distconv.perfmodel.partition_search import Move
+from distconv.perfmodel.partition_search import chain
 from distconv.perfmodel.partitioning import METHODS, StagePartition, least, partition, stage_time
 from distconv.perfmodel.stage_costs import COSTS, Terms
 
+from .printed_tables import Rows, print_tables, tables_parser
 from .training_options import positive
 
 GIGABIT = 1e9 / 8
@@ -32,26 +32,23 @@ SHOWN = {"sparsepipe": "sorted", "exact": "exact", "pipedream": "MP"}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables; 2 and one line on bad input."""
     options = _parser().parse_args(arguments)
-    try:
-        rows = {
-            "profiles": profile_table(options.profiles, options.devices, options.bandwidth),
-            "mixed": [row for sparse in (True, False) for row in mixed_table(sparse, options.gigabits)],
-        }
-        if options.json:
-            Path(options.json).write_text(json.dumps(rows, indent=1))
-    except (DistconvError, OSError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return print_tables("partition_tables", lambda: _tables(options), options.json)
 
 
-def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float) -> list[dict[str, object]]:
+def _tables(options: argparse.Namespace) -> dict[str, Rows]:
+    return {
+        "profiles": profile_table(options.profiles, options.devices, options.bandwidth),
+        "mixed": [row for sparse in (True, False) for row in mixed_table(sparse, options.gigabits)],
+    }
+
+
+def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float) -> Rows:
     """PipeDream's partition of each profile, and what each method's takes under SparsePipe's Eqs. 4-5."""
     if paths:
         print(f"PipeDream's optimizer, {bandwidth:g} bytes/s; times per mini-batch in s; right: all under Eqs. 4-5")
         print(f"{'profile':<16}{'devices':>8}{'replicas':>12}{'time':>10}{'speedup':>9}  ", end="")
         print("".join(f"{method:>12}" for method in METHODS), " first layer of each stage")
-    rows: list[dict[str, object]] = []
+    rows: Rows = []
     for path in paths:
         profile = Profile.load(path)
         alone = sum(layer.time_s for layer in profile.layers)
@@ -66,7 +63,7 @@ def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float)
     return rows
 
 
-def mixed_table(sparse: bool, gigabits: Sequence[float]) -> list[dict[str, object]]:
+def mixed_table(sparse: bool, gigabits: Sequence[float]) -> Rows:
     """The partitions for the GPUs of Table III beside those of the paper, one row for each bandwidth."""
     profile = published.vgg16_bn("TitanXP", sparse)
     print(
@@ -75,7 +72,7 @@ def mixed_table(sparse: bool, gigabits: Sequence[float]) -> list[dict[str, objec
     )
     print(f"{'GPUs':>4}{'Gb/s':>6}  ", "".join(f"{name:<12}{'time':>9}  " for name in SHOWN.values()), sep="", end="")
     print(f"{'ratio':<7}{'paper MP':<11}{'paper HETE':<11}{'time':>9}  sorted order's stages")
-    rows: list[dict[str, object]] = []
+    rows: Rows = []
     searched = dict.fromkeys(SHOWN, 0.0)
     for published_row in published.TABLE_III:
         devices = published.devices(published_row.counts, sparse)
@@ -107,10 +104,8 @@ def mixed_table(sparse: bool, gigabits: Sequence[float]) -> list[dict[str, objec
 def as_published(profile: Profile, row: published.Row, devices: Sequence[Device], bandwidth: float) -> float:
     """Seconds per mini-batch of the paper's HETE-MP groups with the best cuts for them; the paper prints no cuts."""
     groups = [tuple(held.get(device.name, 0) for device in devices) for held in row.assignment]
-    onward = [sum(map(sum, groups[index:])) for index in range(len(groups))]
-    moves = [Move((index,), (index + 1,), counts, onward[index]) for index, counts in enumerate(groups)]
     terms = Terms(profile, devices, bandwidth, COSTS["sparsepipe"])
-    return terms.time(least(terms, moves))
+    return terms.time(least(terms, chain(groups)))
 
 
 def _config(found: StagePartition) -> str:
@@ -127,15 +122,14 @@ def _figures(found: StagePartition) -> dict[str, object]:
     return {"cuts": found.cuts, "replicas": found.replicas, "assignment": found.assignment, "predicted_s": found.time}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="partition_tables", description=(__doc__ or "").splitlines()[0])
+def _parser() -> Parser:
+    parser = tables_parser("partition_tables", __doc__)
     parser.add_argument("profiles", nargs="*", metavar="PROFILE", help="layer profiles")
     parser.add_argument("--devices", type=positive, nargs="+", default=[4, 8], metavar="N", help="default: 4 8")
     parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes/s between them (default: %(default)g)")
     parser.add_argument(
         "--gigabits", type=float, nargs="+", default=[1, 2.5, 5, 10], metavar="G", help="default: 1 2.5 5 10"
     )
-    parser.add_argument("--json", metavar="PATH", help="write the figures to this file too")
     return parser
 
 

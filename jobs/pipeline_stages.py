@@ -56,13 +56,14 @@ def _blocks(profile: Profile, starts: Sequence[tuple[str, str]]) -> Profile:
     """Each layer together with what follows up to the next one, and the first with what is before it."""
     place = {layer.name: index for index, layer in enumerate(profile.layers)}
     edges = [0, *(place[operation] for _, operation in starts[1:]), len(place)]
+    crossing = profile.crossing_bytes
     return Profile(
         [
             Layer(
                 name,
                 sum(layer.forward_s for layer in profile.layers[first:end]),
                 sum(layer.backward_s for layer in profile.layers[first:end]),
-                profile.crossing_bytes[end],
+                crossing[end],
                 sum(layer.parameter_bytes for layer in profile.layers[first:end]),
             )
             for (name, _), (first, end) in zip(starts, pairwise(edges), strict=True)

@@ -23,7 +23,8 @@ from .pipeline_stages import balanced_cuts
 class PipelineTrainer(training.Training):
     """A model in training as a pipeline; ``optimizer`` is that of the whole model, filled for checkpoints alone.
 
-    ``sample`` is (C, H, W). Every rank gets whole mini-batches, of which its stage reads what it needs.
+    The model is on ``device`` and computes with the settings' type; ``sample`` is (C, H, W). Every rank gets whole
+    mini-batches, of which its stage reads what it needs.
     """
 
     def __init__(
@@ -35,7 +36,6 @@ class PipelineTrainer(training.Training):
         comm: MPI.Intracomm,
         device: str,
     ) -> None:
-        model = model.to(device, training.dtype_of(settings))
         super().__init__(settings, model, ProcessGrid(comm, r=comm.size), comm, device)
         self.pipelining = pipelining
         micro_batch = max(1, settings.batch // pipelining.microbatches)

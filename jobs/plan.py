@@ -13,6 +13,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from distconv.perfmodel.machine import Machine
+from distconv.perfmodel.quantities import MEMORY
 from distconv.perfmodel.selection import METHODS, Strategy, select
 from distconv.perfmodel.settings import BATCH_NORM, MEMORY_MODELS, Settings
 
@@ -21,8 +22,8 @@ from .planning_options import (
     add_machine_argument,
     add_network_arguments,
     check_writable,
-    memory_size,
     on_rank_0,
+    quantity,
     traced,
 )
 from .scaling_prediction import curves, rank_counts, strategies
@@ -43,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network_arguments(parser)
     parser.add_argument("--ranks", type=positive, required=True, help="ranks that will train")
     add_machine_argument(parser, required=True)
-    parser.add_argument("--memory", type=memory_size, metavar="16GB", help="of each rank (default: the machine's)")
+    parser.add_argument("--memory", type=quantity(MEMORY), metavar="16GB", help="of each rank (default: the machine's)")
     parser.add_argument(
         "--method", choices=METHODS, default=METHODS[0], help="exact, or as the paper does it (default: %(default)s)"
     )
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workspace",
-        type=memory_size,
+        type=quantity(MEMORY),
         default=defaults.workspace,
         metavar="1GB",
         help="of convolutions (default: none)",

@@ -14,7 +14,7 @@ from distconv.errors import DataError, DistconvError
 from distconv.layers.models import MODELS
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.machine import built_in
-from distconv.perfmodel.quantities import MEMORY, UNITS, parsed
+from distconv.perfmodel.quantities import UNITS, parsed
 from distconv.perfmodel.tracing import trace
 
 from .exactness import wait_asleep
@@ -60,12 +60,16 @@ def extents(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def memory_size(text: str) -> float:
-    """Bytes of a size with its unit, ``16GB``."""
-    found = parsed(text, MEMORY)
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not {MEMORY} (units: {', '.join(UNITS[MEMORY])})")
-    return found
+def quantity(kind: str) -> Callable[[str], float]:
+    """What reads a quantity of a kind of ``UNITS`` with its unit, such as ``16GB``, into base units."""
+
+    def read(text: str) -> float:
+        found = parsed(text, kind)
+        if found is None:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {kind} (units: {', '.join(UNITS[kind])})")
+        return found
+
+    return read
 
 
 def traced(options: argparse.Namespace) -> LayerGraph:

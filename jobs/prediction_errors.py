@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ import scipy.stats
 import torch
 from mpi4py import MPI
 
-from distconv.cli import BAD_INPUT, Parser
+from distconv.cli import Parser, ended
 from distconv.errors import DistconvError
 from distconv.perfmodel.evaluation import evaluate
 from distconv.perfmodel.graph import LayerGraph
@@ -73,13 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=positive, default=9, help="turns of each variant (default: %(default)s)")
     parser.add_argument("--models", default=",".join(CASES), help="some of %(default)s")
     options = parser.parse_args(arguments)
-    try:
-        _run(options.models.split(","), options.rounds, MPI.COMM_WORLD)
-    except DistconvError as error:
-        if MPI.COMM_WORLD.rank == 0:
-            print(f"prediction_errors: {error}", file=sys.stderr)
-        return BAD_INPUT
-    return 0
+    return ended("prediction_errors", lambda: _run(options.models.split(","), options.rounds, MPI.COMM_WORLD))
 
 
 def _run(names: Sequence[str], rounds: int, comm: MPI.Intracomm) -> None:

@@ -24,7 +24,8 @@ from pathlib import Path
 import torch
 from mpi4py import MPI
 
-from distconv.errors import DataError, DistconvError
+from distconv.cli import Parser, ended
+from distconv.errors import DataError
 from distconv.layers.models import MODELS
 from distconv.pipeline import split
 
@@ -43,21 +44,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        results = Results(options.results or Path("runs/staleness") / f"{options.network}.jsonl")
-        with closing(ImageSamples(options.data, MPI.COMM_SELF)) as samples:
-            runs = runs_of(options, samples)
-            print(_settings(runs[0]), flush=True)
-            make(runs, results, samples, options.evaluations)
-        rows = rows_of(results, runs)
-        print(table(rows))
-        path = results.path.with_suffix(".png")
-        print(picture(path, lambda: draw(path, rows, _settings(runs[0]))))
-    except (DistconvError, OSError) as error:
-        print(f"staleness: {error}", file=sys.stderr)
-        return 2
+        return ended("staleness", lambda: _experiment(options), OSError)
     finally:
         torch.set_num_threads(threads)
-    return 0
+
+
+def _experiment(options: argparse.Namespace) -> None:
+    results = Results(options.results or Path("runs/staleness") / f"{options.network}.jsonl")
+    with closing(ImageSamples(options.data, MPI.COMM_SELF)) as samples:
+        runs = runs_of(options, samples)
+        print(_settings(runs[0]), flush=True)
+        make(runs, results, samples, options.evaluations)
+    rows = rows_of(results, runs)
+    print(table(rows))
+    path = results.path.with_suffix(".png")
+    print(picture(path, lambda: draw(path, rows, _settings(runs[0]))))
 
 
 def runs_of(options: argparse.Namespace, samples: ImageSamples) -> list[Run]:
@@ -122,10 +123,8 @@ def _settings(run: Run) -> str:
     )
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="staleness", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def _parser() -> Parser:
+    parser = Parser(prog="staleness", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("network", choices=RECIPES)
     parser.add_argument(
         "--data", type=Path, required=True, metavar="PATH", help="folder of MNIST or CIFAR-10, or an HDF5 file"

@@ -12,6 +12,7 @@ from distconv.perfmodel.evaluation import LayerPrediction, Prediction, evaluate
 from distconv.perfmodel.exploration import Exploration, explore
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.layer_profile import Layer, Profile
+from distconv.perfmodel.layer_timing import time_layers
 from distconv.perfmodel.machine import Machine
 from distconv.perfmodel.partitioning import Device, StagePartition, partition
 from distconv.perfmodel.plans import candidates
@@ -44,5 +45,6 @@ __all__ = [
     "register_cost",
     "select",
     "stage_time",
+    "time_layers",
     "trace",
 ]

@@ -7,8 +7,8 @@ Every combination that fits the memory is priced by the closed forms of :mod:`di
 what of the gradients' allreduce over the R replicas is not hidden; the fastest one is the result. BaPipe looks at
 R = 1 and at data parallelism; ``joint`` at every R that divides the devices, and its cuts are chosen for the time and
 the memory of the very schedule (:mod:`distconv.perfmodel.exploration_cuts`). Replicas that differ from stage to stage
-are not looked at: in the simulation pipelines with such stages took up to 1.55 times as long as the closed form. Nor
-are distributions within a layer: a stage's layers run whole, on one device.
+are not looked at, which the closed forms do not know; nor are distributions within a layer: a stage's layers run whole,
+on one device.
 
 Source: Zhao et al. 2020 (BaPipe), 3.2, 3.3, Tables I and II.
 """

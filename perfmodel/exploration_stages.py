@@ -19,7 +19,7 @@ import numpy as np
 from distconv.perfmodel.layer_profile import Profile
 from distconv.perfmodel.links import Group
 from distconv.perfmodel.machine import Machine
-from distconv.perfmodel.partition_devices import Device
+from distconv.perfmodel.partition_devices import Device, kinds_in_order
 from distconv.perfmodel.partitioning import StagePartition, partition
 from distconv.perfmodel.schedule_costs import in_flight, minibatch_time
 from distconv.perfmodel.stage_costs import COSTS, Array, Terms
@@ -54,7 +54,7 @@ class Setting:
     @cached_property
     def kinds(self) -> list[int]:
         """The kind of each device."""
-        return [kind for kind, device in enumerate(self.devices) for _ in range(device.count)]
+        return kinds_in_order(self.devices)
 
     @cached_property
     def terms(self) -> Terms:

@@ -31,7 +31,7 @@ from typing import Any
 import networkx as nx
 
 from distconv.errors import DistconvError
-from distconv.files import read_text
+from distconv.files import parsed_json, read_text, short
 from distconv.perfmodel.quantities import number
 
 _FIGURES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
@@ -64,12 +64,13 @@ class Layer:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
-            raise ProfileError(f"profile: found {_shown(self.name)} as the name of a layer, expected text")
+            raise ProfileError(f"profile: found {short(repr(self.name))} as the name of a layer, expected text")
         for key in _KEYS[1:]:
             value = getattr(self, key)
             if (found := number(value)) is None:
                 raise ProfileError(
-                    f"profile: layer {_shown(self.name)}: {key}: found {_shown(value)}, expected a finite number >= 0"
+                    f"profile: layer {short(repr(self.name))}: {key}: found {short(repr(value))}, expected a finite "
+                    "number >= 0"
                 )
             # Of Python's own kinds, which JSON knows.
             object.__setattr__(self, key, int(value) if isinstance(value, Integral) else found)
@@ -119,7 +120,7 @@ class Profile:
         for edge in edges:
             for name in edge:
                 if name not in graph:
-                    raise ProfileError(f"profile: edge {_shown(edge)}: there is no layer {_shown(name)}")
+                    raise ProfileError(f"profile: edge {short(repr(edge))}: there is no layer {short(repr(name))}")
         graph.add_edges_from(edges)
         place = {name: index for index, name in enumerate(names)}
         try:
@@ -184,41 +185,28 @@ class Profile:
 
 
 def _from_json(text: str) -> Profile:
-    try:
-        content = json.loads(text, object_pairs_hook=_once_each)
-    except ProfileError:
-        raise
-    except json.JSONDecodeError as error:
-        raise ProfileError(f"profile: line {error.lineno}: no JSON: {error.msg}") from error
-    except (RecursionError, ValueError) as error:  # thousands of nested brackets, or a number of thousands of digits
-        raise ProfileError(f"profile: no JSON: {error}") from error
-    found = _mapping(content, "the file", ("layers", "edges"))
+    found = _mapping(parsed_json(text, "profile", ProfileError), "the file", ("layers", "edges"))
     layers = [Layer(**_mapping(item, f"layers[{i}]", _KEYS)) for i, item in enumerate(_list(found, "layers"))]
     return Profile(layers, [_pair(item, i) for i, item in enumerate(_list(found, "edges"))])
 
 
-def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    _check_once([key for key, _ in pairs], "key")
-    return dict(pairs)
-
-
 def _mapping(content: object, where: str, keys: Sequence[str]) -> Mapping[str, Any]:
     if not isinstance(content, dict) or set(content) != set(keys):
-        found = f"the keys {', '.join(content) or 'none'}" if isinstance(content, dict) else _shown(content)
-        raise ProfileError(f"profile: {where}: found {_short(found)}, expected a mapping of {', '.join(keys)}")
+        found = f"the keys {', '.join(content) or 'none'}" if isinstance(content, dict) else repr(content)
+        raise ProfileError(f"profile: {where}: found {short(found, 80)}, expected a mapping of {', '.join(keys)}")
     return content
 
 
 def _list(content: Mapping[str, object], key: str) -> list[object]:
     found = content[key]
     if not isinstance(found, list):
-        raise ProfileError(f"profile: {key}: found {_shown(found)}, expected a list")
+        raise ProfileError(f"profile: {key}: found {short(repr(found))}, expected a list")
     return found
 
 
 def _pair(item: object, index: int) -> tuple[str, str]:
     if not isinstance(item, list) or len(item) != 2 or not all(isinstance(name, str) for name in item):
-        raise ProfileError(f"profile: edges[{index}]: found {_shown(item)}, expected the names of two layers")
+        raise ProfileError(f"profile: edges[{index}]: found {short(repr(item))}, expected the names of two layers")
     return item[0], item[1]
 
 
@@ -265,7 +253,7 @@ def _edge(line: str) -> tuple[str, str]:
 def _matched(pattern: re.Pattern[str], line: str, expected: str) -> re.Match[str]:
     found = pattern.fullmatch(line.strip())
     if found is None:
-        raise ProfileError(f"profile: found {_shown(line.strip())}, expected {expected}")
+        raise ProfileError(f"profile: found {short(repr(line.strip()))}, expected {expected}")
     return found
 
 
@@ -275,20 +263,12 @@ def _number(text: str) -> float:
     try:
         return sum(float(part) for part in (text[1:-1].split(";") if several else [text]))
     except ValueError as error:
-        raise ProfileError(f"profile: found {_shown(text)}, expected a number") from error
+        raise ProfileError(f"profile: found {short(repr(text))}, expected a number") from error
 
 
 def _check_once(items: Iterable[object], what: str) -> None:
     seen = set()
     for item in items:
         if item in seen:
-            raise ProfileError(f"profile: {what} {_shown(item)} is there twice, expected once")
+            raise ProfileError(f"profile: {what} {short(repr(item))} is there twice, expected once")
         seen.add(item)
-
-
-def _shown(value: object) -> str:
-    return _short(repr(value))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."

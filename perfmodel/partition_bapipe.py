@@ -19,9 +19,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from distconv.perfmodel.partition_devices import PartitionError
+from distconv.perfmodel.partition_devices import PartitionError, kinds_in_order
 from distconv.perfmodel.partition_memory import does_not_fit, excess, least_memory
-from distconv.perfmodel.partition_search import Move
+from distconv.perfmodel.partition_search import chain
 from distconv.perfmodel.stage_costs import Array, Counts, Stage, Terms, staged
 
 BISECTIONS = 60
@@ -55,7 +55,7 @@ class Chain:
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
-        self.kinds = [kind for kind, device in enumerate(terms.devices) for _ in range(device.count)]
+        self.kinds = kinds_in_order(terms.devices)
         width = len(terms.devices)
         self.counts: list[Counts] = [tuple(int(kind == own) for kind in range(width)) for own in self.kinds]
         if len(self.kinds) > terms.size:
@@ -169,9 +169,7 @@ class Chain:
         found = self.improved(cuts, allowed)
         if not excess(self.terms, self.stages(found)):
             return found
-        moves = [
-            Move((index,), (index + 1,), counts, len(self.counts) - index) for index, counts in enumerate(self.counts)
-        ]
+        moves = chain(self.counts)
         emptiest = least_memory(self.terms, moves)
         assert emptiest is not None
         if excess(self.terms, emptiest):

@@ -9,6 +9,7 @@ from numbers import Integral
 from typing import TypeGuard
 
 from distconv.errors import DistconvError
+from distconv.files import short
 from distconv.perfmodel.quantities import number
 
 
@@ -45,8 +46,8 @@ class Device:
             if None in times:
                 wrong = times.index(None)
                 raise PartitionError(
-                    f"device {self.name!r}: found {_shown(self.times[wrong])} as the time of layer {wrong}, expected "
-                    "seconds >= 0"
+                    f"device {self.name!r}: found {short(repr(self.times[wrong]))} as the time of layer {wrong}, "
+                    "expected seconds >= 0"
                 )
             if not math.isfinite(sum(time for time in times if time is not None)):
                 raise PartitionError(
@@ -82,6 +83,15 @@ def as_devices(devices: int | Sequence[Device], layers: int) -> tuple[Device, ..
     return tuple(devices)
 
 
+def kinds_in_order(devices: Sequence[Device]) -> list[int]:
+    """The kind of each device, an index into ``devices``.
+
+    >>> kinds_in_order([Device("old", 2), Device("new")])
+    [0, 0, 1]
+    """
+    return [kind for kind, device in enumerate(devices) for _ in range(device.count)]
+
+
 def check_positive(value: object, what: str, unit: str) -> float:
     """``value`` as a float.
 
@@ -92,14 +102,9 @@ def check_positive(value: object, what: str, unit: str) -> float:
     """
     found = number(value)
     if not found:
-        raise PartitionError(f"{what}: found {_shown(value)}, expected a positive number of {unit} such as 1e9")
+        raise PartitionError(f"{what}: found {short(repr(value))}, expected a positive number of {unit} such as 1e9")
     return found
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from distconv.perfmodel.stage_costs import Array, Counts, Stage
+from distconv.perfmodel.stage_costs import Array, Counts, Stage, onward
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,12 @@ def successive_groups(order: Sequence[int], kinds: int) -> Iterator[Move]:
         for before in range(after):
             held = order[before:after]
             yield Move((before,), (after,), tuple(map(held.count, range(kinds))), len(order) - before)
+
+
+def chain(groups: Sequence[Counts]) -> list[Move]:
+    """These groups alone, one after the other; keys are numbers of them."""
+    devices = onward(groups)
+    return [Move((index,), (index + 1,), counts, devices[index]) for index, counts in enumerate(groups)]
 
 
 def cheapest(

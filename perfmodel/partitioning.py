@@ -19,7 +19,7 @@ import numpy as np
 
 from distconv.perfmodel import partition_bapipe
 from distconv.perfmodel.layer_profile import Profile
-from distconv.perfmodel.partition_devices import Device, PartitionError, as_devices
+from distconv.perfmodel.partition_devices import Device, PartitionError, as_devices, kinds_in_order
 from distconv.perfmodel.partition_memory import does_not_fit, fitting
 from distconv.perfmodel.partition_search import Move, any_groups, cheapest, successive_groups
 from distconv.perfmodel.stage_costs import COSTS, Array, Counts, Stage, StagePartition, Terms, stage_time
@@ -45,7 +45,8 @@ def partition(
     All methods cut the one order of ``profile.layers``. Where wide branches run side by side, cuts across them that no
     single order has may be narrower: on PipeDream's profile of Inception v3 with 4 devices and 1e9 bytes/s an order
     drawn at random was more than 10 % faster. Over 2, 4 and 8 devices and 1e8, 1e9 and 1e10 bytes/s the best of all
-    orders is up to 3 % faster on its profile of ResNet-50, and none is on the other four.
+    orders is up to 3 % faster on its profile of ResNet-50, and none is on the other four
+    (tests/perfmodel/test_partition.py).
 
     Raises
     ------
@@ -98,7 +99,7 @@ def _taken_for_equal(devices: Sequence[Device]) -> tuple[Device, ...]:
 
 def _given_out(stages: Sequence[Stage], devices: Sequence[Device]) -> list[Counts]:
     """Devices in the order in which they are listed, as many to each stage as it has."""
-    order = [kind for kind, device in enumerate(devices) for _ in range(device.count)]
+    order = kinds_in_order(devices)
     ends = np.cumsum([0] + [sum(stage.counts) for stage in stages]).tolist()
     held = [order[first:last] for first, last in pairwise(ends)]
     return [tuple(map(kinds.count, range(len(devices)))) for kinds in held]

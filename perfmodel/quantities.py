@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from distconv.errors import MachineError
-from distconv.files import read_text
+from distconv.files import read_text, short
 
 DEEPEST_NESTING = 32
 """Far deeper than any file of ours; at some hundred thousand levels the YAML library ends the process."""
@@ -187,8 +187,7 @@ def shown(value: object, quoted: bool = True) -> str:
         return "nothing"
     if isinstance(value, (dict, list)):
         return "a mapping" if isinstance(value, dict) else "a list"
-    text = repr(value) if quoted else " ".join(str(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return short(repr(value) if quoted else " ".join(str(value).split()))
 
 
 def read(path: Path) -> object:

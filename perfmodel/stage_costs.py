@@ -191,8 +191,16 @@ def stage_time(
 
 def staged(positions: Sequence[float], counts: Sequence[Counts]) -> list[Stage]:
     """Stages between successive positions."""
-    onward = [sum(map(sum, counts[index:])) for index in range(len(counts))]
-    return [Stage(*ends) for ends in zip(positions[:-1], positions[1:], counts, onward, strict=True)]
+    return [Stage(*ends) for ends in zip(positions[:-1], positions[1:], counts, onward(counts), strict=True)]
+
+
+def onward(counts: Sequence[Counts]) -> list[int]:
+    """Devices of each group and all behind it.
+
+    >>> onward([(2, 0), (0, 1)])
+    [3, 1]
+    """
+    return [sum(map(sum, counts[index:])) for index in range(len(counts))]
 
 
 def _sums(values: Sequence[float]) -> Array:

@@ -51,6 +51,13 @@ class Kind(str, Enum):
 COMPUTE = frozenset({Kind.F, Kind.B, Kind.W})
 
 
+def _kind(value: Kind | str) -> Kind:
+    try:
+        return Kind(value)
+    except ValueError:
+        raise ScheduleError(f"there is no kind of action {value!r}; there are {', '.join(map(str, Kind))}") from None
+
+
 class Weights(str, Enum):
     """Which weights the forward and the backward pass of a micro-batch use."""
 
@@ -72,7 +79,13 @@ class Action:
 
     ``chunk`` is always the acting stage's own. ``peer`` is a stage; of its replicas the one that has the micro-batch,
     number ``microbatch`` modulo their count. ``payload`` says of a send or receive whether it carries an activation
-    (F) or a gradient (B): with several chunks both may go to the same peer.
+    (F) or a gradient (B): with several chunks both may go to the same peer. Left out, it is an activation on the way
+    to a later stage, a gradient on the way to an earlier one. ``kind`` and ``payload`` may be given as text.
+
+    Raises
+    ------
+    ScheduleError
+        If there is no such kind.
     """
 
     kind: Kind
@@ -82,6 +95,13 @@ class Action:
     peer: int | None = None
     version: int | None = None
     payload: Kind | None = None
+
+    def __post_init__(self) -> None:
+        payload = self.payload
+        if payload is None and self.peer is not None and self.kind in (Kind.SEND, Kind.RECEIVE):
+            payload = Kind.F if (self.peer > self.stage) == (self.kind == Kind.SEND) else Kind.B
+        object.__setattr__(self, "kind", _kind(self.kind))
+        object.__setattr__(self, "payload", None if payload is None else _kind(payload))
 
     def __str__(self) -> str:
         parts = [str(self.kind) if self.payload is None else f"{self.kind} {self.payload}"]
@@ -158,6 +178,10 @@ class Schedule:
         part = action.chunk * len(self.stages) + action.stage
         first = 0 if action.kind is Kind.F else len(self.stages) * self.chunks - 1
         return None if part == first else Message(action.kind, action.microbatch, part)
+
+    def awaits(self, action: Action) -> Message | None:
+        """As :meth:`needs`, if the input comes as a message: one stage hands its chunks' results to itself."""
+        return None if len(self.stages) == 1 else self.needs(action)
 
     def makes(self, action: Action) -> Message | None:
         """The input that an F or B makes for the part after or before; None where that part does not exist."""

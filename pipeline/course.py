@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from .actions import Schedule, ScheduleError
-from .families import FAMILIES, schedule
+from .families import FAMILIES, check_count, schedule
 from .stream import Stream
 from .validation import validate
 
@@ -17,17 +17,13 @@ from .validation import validate
 class Course:
     """``make(m)``: the schedule of a mini-batch of m micro-batches, at most ``microbatches``.
 
-    ``stream``: what an asynchronous schedule does instead, step after step.
+    ``stream``: what an asynchronous schedule does instead, step after step. ``begins``: one of the kind that comes.
     """
 
     microbatches: int
     make: Callable[[int], Schedule]
     stream: Stream | None
-
-    @property
-    def begins(self) -> Schedule:
-        """A schedule that holds every kind of action that will come."""
-        return self.make(self.microbatches) if self.stream is None else self.stream.schedule
+    begins: Schedule
 
 
 def course(
@@ -47,8 +43,7 @@ def course(
     ScheduleError
         For whatever cannot be run.
     """
-    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
-        raise ScheduleError(f"{_name(given)}: microbatches={microbatches!r} is not a whole number of at least 1")
+    microbatches = check_count(_name(given), "microbatches", microbatches)
     known = dict(options) | ({} if weights is None else {"weights": weights})
     if isinstance(given, Schedule):
         _check_given(given, stages, replicas, known)
@@ -61,14 +56,15 @@ def course(
         )
     if not first.asynchronous:
         count = first.microbatches if isinstance(given, Schedule) and microbatches == 1 else microbatches
-        return Course(count, made, None)
+        return Course(count, made, None, first)
     if microbatches > 1:
         raise ScheduleError(
             f"{first.name}: microbatches={microbatches}, but it updates after every mini-batch; pass 1 and smaller ones"
         )
     if first.replicas != tuple(replicas):
         raise ScheduleError(f"{first.name} has no replicas; give every stage one rank, or use pipedream")
-    return Course(1, made, Stream(first.name, stages, **_with_replicas(first.name, replicas, known)))
+    stream = Stream(first.name, stages, **_with_replicas(first.name, replicas, known))
+    return Course(1, made, stream, stream.schedule)
 
 
 def chunks_of(given: str | Schedule, options: Mapping[str, Any]) -> int:

@@ -1,10 +1,7 @@
-"""Where a stage's own graph begins: leaves that receive the gradient, and what the stage may work on."""
+"""Where a stage's own graph begins: tensors that receive the gradient, and what the stage may work on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,44 +9,58 @@ import torch
 from distconv.tensor import DistTensor
 
 
-class _Enter(torch.autograd.Function):
-    """The same memory, but no leaf, nor a view of one: a stage may begin with an operation in place."""
+class Entry:
+    """A tensor that comes into a stage, cut off from the graph that made it.
 
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
-        return leaf.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient
-
-
-def leaf(value: torch.Tensor) -> torch.Tensor:
-    """``value`` cut off from the graph that made it; has a ``.grad`` after backward if its dtype can have one."""
-    return value.detach().requires_grad_(value.is_floating_point() or value.is_complex())
-
-
-def entering(value: torch.Tensor) -> torch.Tensor:
-    """What the stage gets in place of the leaf ``value``."""
-    if not value.requires_grad:
-        return value
-    if isinstance(value, DistTensor):
-        return DistTensor(_Enter.apply(value.local), value.dist, value.shape)  # type: ignore[no-untyped-call]
-    return _Enter.apply(value)  # type: ignore[no-any-return, no-untyped-call]
-
-
-@contextmanager
-def gradients_of(leaves: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor | None]]:
-    """The gradients that reach ``leaves`` in a backward pass inside; None for those that none reaches.
-
-    As they come: ``.grad`` would have the leaf's memory order, and what follows would add up in another order than in
-    one process.
+    ``gradient``: what reached it in the last backward pass, None if nothing did. It is as it came: ``.grad`` would have
+    a copy in the memory order of ``value``, and what follows would add up in another order than in one process.
     """
-    found: list[torch.Tensor | None] = [None] * len(leaves)
-    kept = ((i, value) for i, value in enumerate(leaves) if value.requires_grad)
-    hooks = [value.register_hook(partial(found.__setitem__, i)) for i, value in kept]
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+    def __init__(self, value: torch.Tensor, *, first: bool = False) -> None:
+        self.value = value.detach()
+        if not first:  # nobody asks for the gradient of the samples
+            self.value.requires_grad_(value.is_floating_point() or value.is_complex())
+        self._found: torch.Tensor | None = None
+
+    def enter(self) -> torch.Tensor:
+        """What the stage gets: the same memory, but no leaf nor a view, so that it may begin with work in place."""
+        if not self.value.requires_grad:
+            return self.value
+        if isinstance(self.value, DistTensor):
+            inside = _Enter.apply(self.value.local, self)  # type: ignore[no-untyped-call]
+            return DistTensor(inside, self.value.dist, self.value.shape)
+        return _Enter.apply(self.value, self)  # type: ignore[no-any-return, no-untyped-call]
+
+    @property
+    def gradient(self) -> torch.Tensor | None:
+        if self._found is None or not isinstance(self.value, DistTensor):
+            return self._found
+        return DistTensor(self._found, self.value.dist, self.value.shape)
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, entry: Entry) -> torch.Tensor:
+        ctx.entry = entry
+        ctx.set_materialize_grads(False)
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor | None) -> tuple[None, None]:
+        ctx.entry._found = gradient
+        return None, None
+
+
+def tensors_of(outputs: Any) -> list[torch.Tensor]:
+    """What a stage returns, as a list.
+
+    Raises
+    ------
+    TypeError
+        If it is neither a tensor nor several.
+    """
+    found = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+    for value in found:
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"a stage must return tensors, not {type(value).__name__}")
+    return found

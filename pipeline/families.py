@@ -10,7 +10,7 @@ from typing import Any
 from . import orders
 from .actions import Schedule, ScheduleError, Weights
 from .transfers import with_transfers
-from .versions import many_updates, one_update
+from .updates import many_updates, one_update
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Sched
     """
     if name not in FAMILIES:
         raise ScheduleError(f"there is no schedule {name!r}; there are {', '.join(FAMILIES)}")
-    stages = _check_count(name, "stages", stages)
-    microbatches = _check_count(name, "microbatches", microbatches)
+    stages = check_count(name, "stages", stages)
+    microbatches = check_count(name, "microbatches", microbatches)
     family = FAMILIES[name]
     asked = {key: value for key, value in options.items() if value is not None}
     weights = _weights(name, family, options.pop("weights", None))
@@ -111,7 +111,7 @@ def _check_vertical_sync(name: str, vertical_sync: bool, weights: Weights, repli
         raise ScheduleError(f"{name}: vertical_sync needs equal replicas on all stages, not {list(replicas)}")
 
 
-def _check_count(name: str, what: str, value: Any, least: int = 1, most: float = math.inf) -> int:
+def check_count(name: str, what: str, value: Any, least: int = 1, most: float = math.inf) -> int:
     """``value`` if it is a whole number in range."""
     # NumPy's whole numbers are welcome, True is not.
     if hasattr(value, "__index__") and not isinstance(value, bool) and least <= value <= most:
@@ -121,7 +121,7 @@ def _check_count(name: str, what: str, value: Any, least: int = 1, most: float =
 
 
 def _chunks(name: str, value: Any, stages: int, microbatches: int) -> int:
-    return _check_count(name, "chunks", 2 if value is None else value)
+    return check_count(name, "chunks", 2 if value is None else value)
 
 
 def _vertical_sync(name: str, value: Any, stages: int, microbatches: int) -> bool:
@@ -135,7 +135,7 @@ def _replicas(name: str, value: Any, stages: int, microbatches: int) -> tuple[in
 
 
 def _switch_after(name: str, value: Any, stages: int, microbatches: int) -> int:
-    return _check_count(name, "switch_after", microbatches if value is None else value, 0, microbatches)
+    return check_count(name, "switch_after", microbatches if value is None else value, 0, microbatches)
 
 
 CHECKS: dict[str, Callable[[str, Any, int, int], Any]] = {
@@ -144,6 +144,21 @@ CHECKS: dict[str, Callable[[str, Any, int, int], Any]] = {
     "replicas": _replicas,
     "switch_after": _switch_after,
 }
+
+
+def remade(given: Schedule, **options: Any) -> Schedule:
+    """``given``, which :func:`schedule` made, with other ``options``.
+
+    Raises
+    ------
+    ScheduleError
+        If it is of another origin, or does not have the options.
+    """
+    sizes = len(given.stages), given.microbatches
+    if given.name not in FAMILIES or schedule(given.name, *sizes, **given.options) != given:
+        asked = ", ".join(f"{name}={value}" for name, value in options.items())
+        raise ScheduleError(f"{given.name}: a schedule of one's own is as it is; make it for {asked}")
+    return schedule(given.name, *sizes, **given.options | options)
 
 
 def per_stage_replicas(name: str, value: Any, stages: int) -> tuple[int, ...]:
@@ -159,4 +174,4 @@ def per_stage_replicas(name: str, value: Any, stages: int) -> tuple[int, ...]:
         raise ScheduleError(
             f"{name}: {len(counts)} counts of replicas for {stages} stages; give one number or {stages}"
         )
-    return tuple(_check_count(name, f"replicas of stage {stage}", count) for stage, count in enumerate(counts))
+    return tuple(check_count(name, f"replicas of stage {stage}", count) for stage, count in enumerate(counts))

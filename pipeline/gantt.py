@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .actions import Kind
+from .actions import Kind, ScheduleError
 from .timeline import Span, Timeline
 
 COLOURS = {Kind.F: "#9ecae1", Kind.B: "#a1d99b", Kind.W: "#fdd0a2", Kind.UPDATE: "#bcbddc"}
@@ -18,9 +18,13 @@ def draw(timeline: Timeline, path: str | os.PathLike[str]) -> None:
 
     Raises
     ------
+    ScheduleError
+        If the path names no format, or is a folder.
     ImportError
         If matplotlib is not installed.
     """
+    if os.path.isdir(path) or not os.path.splitext(path)[1]:
+        raise ScheduleError(f"plot: {os.fspath(path)!r} has no ending that says the format; write picture.png")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +34,13 @@ DTYPES = (
 )
 
 
+class Minibatch(NamedTuple):
+    """Which mini-batch ranks work on: its number, and its samples."""
+
+    step: int
+    samples: int
+
+
 @dataclass(frozen=True)
 class Described:
     """One tensor of a message, with its global shape; ``dtype`` None: there is none.
@@ -55,10 +63,10 @@ class Described:
 
 @dataclass(frozen=True)
 class Header:
-    """What a message is: for which pass of which step, with which tensors; and the loss, where it is known."""
+    """What a message is: for which pass of what, with which tensors; and the loss, where it is known."""
 
     message: Message
-    step: int
+    minibatch: Minibatch
     tensors: tuple[Described, ...]
     loss: float = math.nan
     nbytes: int = 0
@@ -68,7 +76,7 @@ class Header:
         """As ``HEADER`` numbers. Raises PipelineError for more tensors than fit, or a dtype that cannot be sent."""
         payload, microbatch, part = self.message
         loss = int(np.float64(self.loss).view(np.int64))
-        numbers = [int(payload is Kind.B), microbatch, part, self.step, loss, self.nbytes, len(self.tensors)]
+        numbers = [int(payload is Kind.B), microbatch, part, *self.minibatch, loss, self.nbytes, len(self.tensors)]
         for each in self.tensors:
             if each.dtype is not None and each.dtype not in DTYPES:
                 raise PipelineError(f"a tensor of {each.dtype} cannot cross between stages; convert it")
@@ -83,8 +91,8 @@ class Header:
     @staticmethod
     def decode(numbers: Sequence[int]) -> Header:
         """The header that :meth:`encode` wrote."""
-        backward, microbatch, part, step, loss, nbytes, count = numbers[:7]
-        tensors, at = [], 7
+        backward, microbatch, part, step, samples, loss, nbytes, count = numbers[:8]
+        tensors, at = [], 8
         for _ in range(count):
             code, dims = numbers[at : at + 2]
             end = at + 2 + dims
@@ -93,7 +101,7 @@ class Header:
             tensors.append(Described(DTYPES[code] if code >= 0 else None, shape, strides))
             at = after
         message = Message(Kind.B if backward else Kind.F, microbatch, part)
-        return Header(message, step, tuple(tensors), float(np.int64(loss).view(np.float64)), nbytes)
+        return Header(message, Minibatch(step, samples), tuple(tensors), float(np.int64(loss).view(np.float64)), nbytes)
 
 
 def strides_of(value: torch.Tensor) -> tuple[int, ...]:

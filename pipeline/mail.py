@@ -21,7 +21,7 @@ from distconv.transport import Exchange
 
 from .actions import Kind, Message
 from .boundaries import Extents, blocks, extents, from_boundary, local, routes, within
-from .headers import HEADER_BYTES, Described, Header, strides_of
+from .headers import HEADER_BYTES, Described, Header, Minibatch, strides_of
 from .placement import Place, Placement
 
 ALIGNMENT = 64
@@ -108,7 +108,13 @@ class Mailbox:
                 self._incoming[message.payload, rank] = _Incoming(self._comms[message.payload], rank, self._device)
 
     def send(
-        self, message: Message, stage: int, step: int, values: Sequence[torch.Tensor | None], loss: float, what: str
+        self,
+        message: Message,
+        stage: int,
+        minibatch: Minibatch,
+        values: Sequence[torch.Tensor | None],
+        loss: float,
+        what: str,
     ) -> None:
         """Send the boundary tensors ``values`` to ``stage``; they may change as soon as this returns."""
         strided = not self._extents(self._place.stage) and not self._extents(stage)
@@ -121,7 +127,7 @@ class Mailbox:
             for piece, offset in zip(pieces, offsets, strict=True):
                 strides = strides_of(piece) if strided else ()
                 _view(payload[HEADER_BYTES + offset :], piece.dtype, piece.shape, strides).copy_(piece)
-            stream.send(Header(message, step, tensors, loss, nbytes), payload, what)
+            stream.send(Header(message, minibatch, tensors, loss, nbytes), payload, what)
 
     def _pieces(self, values: Sequence[torch.Tensor | None], stage: int, target: int) -> list[torch.Tensor]:
         mine, theirs = self._extents(self._place.stage), self._extents(stage)
@@ -135,22 +141,31 @@ class Mailbox:
                         found.append(local(value).detach()[within(route.box, own)])
         return found
 
-    def take(self, message: Message, stage: int, step: int, what: str) -> tuple[list[torch.Tensor | None], float]:
+    def take(
+        self, message: Message, stage: int, minibatch: Minibatch, what: str
+    ) -> tuple[list[torch.Tensor | None], float]:
         """The tensors of ``message`` from ``stage``, as this stage's boundary tensors, and the loss that came along.
 
         Raises
         ------
         PipelineError
-            If another message comes, as when ranks do different steps or stages give ranks different tensors.
+            If another message comes, as when ranks do different steps or are given other samples.
         """
         self.post(message, stage)
         arrived = []
         for rank in self._placement.ranks(stage, message.microbatch):
             header, payload = self._incoming[message.payload, rank].take(what)
-            if (header.message, header.step) != (message, step):
+            theirs = header.minibatch
+            if (header.message, theirs.step) != (message, minibatch.step):
                 raise PipelineError(
-                    f"{what} expects it for step {step} from rank {rank}, but that sends {header.message.payload} of "
-                    f"micro-batch {header.message.microbatch} of step {header.step}; all ranks must do the same steps"
+                    f"{what} expects it for step {minibatch.step} from rank {rank}, but that sends "
+                    f"{header.message.payload} of micro-batch {header.message.microbatch} of step {theirs.step}; all "
+                    "ranks must do the same steps"
+                )
+            if theirs.samples != minibatch.samples:
+                raise PipelineError(
+                    f"{what}: rank {rank} works on a mini-batch of {theirs.samples} samples, this rank was given "
+                    f"{minibatch.samples}; pass the same x and target on all ranks"
                 )
             arrived.append((header, payload))
         first = arrived[0][0]

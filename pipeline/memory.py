@@ -20,10 +20,6 @@ class StageMemory:
     in_flight: float
     versions: int
 
-    def total(self, activation: float, weights: float) -> float:
-        """Activations, weights and one gradient of them, in the unit of the two sizes."""
-        return self.in_flight * activation + (self.versions + 1) * weights
-
 
 def peak_memory(schedule: Schedule) -> list[StageMemory]:
     """The peak of each stage with one replica, whatever the costs are: what its list allows.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from mpi4py import MPI
@@ -11,7 +11,21 @@ from mpi4py import MPI
 from distconv import watchdog
 from distconv.transport import Exchange
 
+from .running_statistics import Record
+
 T = TypeVar("T")
+
+
+class Facts(NamedTuple):
+    """What a replica tells the others before an update: small beside its gradients.
+
+    ``losses`` by micro-batch, ``minibatches``: samples of the mini-batches it works on, by their numbers.
+    """
+
+    records: list[Record]
+    losses: dict[int, float]
+    has_gradients: list[bool]
+    minibatches: dict[int, int]
 
 
 def everyone(comm: MPI.Intracomm, mine: T, what: str) -> list[T]:
@@ -20,13 +34,20 @@ def everyone(comm: MPI.Intracomm, mine: T, what: str) -> list[T]:
         return comm.allgather(mine)
 
 
-def add_gradients(comm: MPI.Intracomm, parameters: Sequence[torch.Tensor], divisor: int, what: str) -> None:
+def has_gradients(parameters: Sequence[torch.Tensor]) -> list[bool]:
+    """Which of them have one."""
+    return [parameter.grad is not None for parameter in parameters]
+
+
+def add_gradients(
+    comm: MPI.Intracomm, parameters: Sequence[torch.Tensor], there: Sequence[Sequence[bool]], divisor: int, what: str
+) -> None:
     """Make ``.grad`` on every replica the sum of all replicas' (replica 0 first), divided by ``divisor``.
 
-    A gradient that only some have counts as zero on the others; one that nobody has stays None. Each replica adds one
-    part of all and sends it to the others, so that 2 (p - 1) / p of the gradients cross, as in a ring.
+    ``there``: :func:`has_gradients` of each. A gradient that only some have counts as zero on the others; one that
+    nobody has stays None. Each replica adds one part of all and sends it to the others, so that 2 (p - 1) / p of the
+    gradients cross, as in a ring.
     """
-    there = everyone(comm, [parameter.grad is not None for parameter in parameters], what)
     wanted = [p for p, *has in zip(parameters, *there, strict=True) if any(has)]
     for dtype in dict.fromkeys(parameter.dtype for parameter in wanted):
         grads = []

@@ -32,8 +32,8 @@ class Record:
 class RunningStatistics:
     """Takes the running statistics of the batch norms in ``modules`` out of their forward passes.
 
-    Inside :meth:`taken` a layer writes to scratch memory and a record is kept, or none if the micro-batch is None (a
-    forward pass that is run again). :func:`commit` brings records into the layers.
+    Inside :meth:`taken` a layer writes to scratch memory and a record is kept; :meth:`commit` brings records into the
+    layers.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
@@ -42,7 +42,7 @@ class RunningStatistics:
         self.records: list[Record] = []
 
     @contextmanager
-    def taken(self, microbatch: int | None) -> Iterator[None]:
+    def taken(self, microbatch: int) -> Iterator[None]:
         """Forward passes inside leave the layers' statistics as they are."""
         hooks = []
         for number, layer in enumerate(self.layers):
@@ -55,7 +55,7 @@ class RunningStatistics:
             for hook in hooks:
                 hook.remove()
 
-    def _hooks(self, number: int, microbatch: int | None) -> tuple[Callable[..., None], Callable[..., None]]:
+    def _hooks(self, number: int, microbatch: int) -> tuple[Callable[..., None], Callable[..., None]]:
         kept: dict[str, Any] = {}
 
         def before(layer: _BatchNorm, _: Any) -> None:
@@ -70,9 +70,8 @@ class RunningStatistics:
 
         def after(layer: _BatchNorm, inputs: Any, _: Any) -> None:
             assert layer.running_mean is not None and layer.running_var is not None
-            if microbatch is not None:
-                count = inputs[0].numel() // inputs[0].shape[1]
-                self.records.append(Record(microbatch, number, count, layer.running_mean, layer.running_var))
+            count = inputs[0].numel() // inputs[0].shape[1]
+            self.records.append(Record(microbatch, number, count, layer.running_mean, layer.running_var))
             for name, value in kept.items():
                 setattr(layer, name, value)
 

@@ -15,34 +15,37 @@ from torch import nn
 from distconv import watchdog
 from distconv.agreement import agree, check_running
 from distconv.errors import ShapeError
-from distconv.grid import ProcessGrid
 from distconv.parallel import check_equal, parallelize
-from distconv.tensor import DistTensor, gather
 
 from .actions import Schedule, ScheduleError
+from .actor import Actor
 from .course import chunks_of, course
 from .families import per_stage_replicas
-from .mail import Mailbox
+from .headers import Minibatch
 from .memory import peak_memory
+from .passes import Feed, Loss, Passes
 from .placement import Placement
+from .seat import Seat
+from .stage_state import check_separate, described, spread, state_of
 from .timeline import Span, Timeline
-from .worker import Feed, Loss, Worker
 
 BATCH_NORM = ("micro", "deferred")
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
 class Pipeline:
     """Trains a model that is cut into stages, each on its own ranks.
 
-    ``stages``: all modules, in order and alike on every rank (:func:`distconv.pipeline.split` cuts a model); each is
-    called with what the one before returns, a tensor or a tuple of tensors, and a tensor that a later stage needs is
-    handed on. ``schedule``: a name (see :func:`distconv.pipeline.schedule`) with its ``options``, or a schedule.
-    ``loss(output, target)`` is the mean over samples. ``microbatches``: into how many a synchronous schedule cuts a
-    mini-batch, at most one per sample, of balanced sizes. ``replicas`` of each stage (one number: of all) take
-    micro-batches in turn; ``grids`` (extents by axis, None: one rank) distribute the tensors within a stage. Ranks go
-    stage by stage, replica by replica. ``optimizer`` makes a torch optimizer of a list of parameters. ``weights`` is
-    the policy of asynchronous schedules, or "recompute". ``batch_norm``: running statistics after each micro-batch
-    ("micro"), or once per mini-batch as if it had been whole ("deferred"). Collective over ``comm``, as all methods.
+    ``stages``: all modules, in order and alike on every rank (:func:`distconv.pipeline.split` cuts a model). Each
+    returns a tensor or a tuple of tensors, which the next one is called with as its arguments; a tensor that a later
+    stage needs is handed on. ``schedule``: a schedule, or a name (see :func:`distconv.pipeline.schedule`) with its
+    ``options``. ``loss(output, target)`` is the mean over samples. ``microbatches``: into how many a synchronous
+    schedule cuts a mini-batch, at most one per sample, of balanced sizes. ``replicas`` of each stage (one number: of
+    all) take micro-batches in turn; ``grids`` (extents by axis, None: one rank) distribute the tensors within a stage.
+    Ranks go stage by stage, replica by replica. ``optimizer`` makes a torch optimizer of a list of parameters.
+    ``weights`` is the policy of asynchronous schedules, or "recompute". ``batch_norm``: running statistics after each
+    micro-batch ("micro"), or once per mini-batch as if it had been whole ("deferred"). Random numbers follow from the
+    first rank's torch seed. Collective over ``comm``, as all methods.
 
     The numbers are those of one process: of ``SerialPipeline`` bit for bit, with dropout too.
 
@@ -66,7 +69,7 @@ class Pipeline:
         loss: Loss,
         microbatches: int = 1,
         replicas: int | Sequence[int] | None = None,
-        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None = None,
+        optimizer: MakeOptimizer | None = None,
         weights: str | None = None,
         batch_norm: str = "micro",
         grids: Sequence[Mapping[str, int] | None] | None = None,
@@ -74,13 +77,10 @@ class Pipeline:
     ) -> None:
         check_running()
         self.modules = list(stages)
-        described = f"{schedule!r}, {microbatches=}, {replicas=}, {weights=}, {batch_norm=}, {grids=}, {options=}"
-        agree(comm, "Pipeline", f"{_described(self.modules)}; {described}; seed {torch.initial_seed()}")
-        for index, module in enumerate(self.modules):
-            if not isinstance(module, nn.Module):
-                raise ScheduleError(f"stage {index} is a {type(module).__name__}, not an nn.Module")
-        if batch_norm not in BATCH_NORM:
-            raise ScheduleError(f"batch_norm={batch_norm!r} must be one of {', '.join(BATCH_NORM)}")
+        arguments = f"{schedule!r}, {microbatches=}, {replicas=}, {weights=}, {batch_norm=}, {grids=}, {options=}"
+        agree(comm, "Pipeline's arguments", arguments)
+        agree(comm, "Pipeline's stages", described(self.modules))
+        _check_kinds(self.modules, schedule, loss, optimizer, batch_norm)
         self._chunks = chunks_of(schedule, options)
         if not self.modules or len(self.modules) % self._chunks:
             raise ScheduleError(f"{len(self.modules)} stages cannot be {self._chunks} on each rank")
@@ -89,58 +89,51 @@ class Pipeline:
             replicas = (isinstance(schedule, Schedule) and schedule.replicas) or 1
         self._placement = Placement(comm.size, per_stage_replicas("pipeline", replicas, count), grids)
         self._course = course(schedule, count, self._placement.replicas, microbatches, weights, options)
-        _check_separate(self.modules, count)
+        check_separate(self.modules, count)
         with watchdog.waiting(lambda: "comparing the stages' parameters"):
-            check_equal(comm, _state(self.modules), "Pipeline")
+            check_equal(comm, state_of(self.modules), "Pipeline")
+            seed: int = comm.bcast(torch.initial_seed())
         self._comm = comm.Dup()
-        self._worker = self._work(loss, optimizer, batch_norm)
+        self._actor = self._acting(loss, optimizer, batch_norm == "deferred", seed)
         self.losses: list[tuple[int, float]] = []
         """Mini-batches, counted from 0, and their losses; the same on all ranks."""
         self._begun = 0
         self._restart()
 
-    def _work(
-        self, loss: Loss, optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None, batch_norm: str
-    ) -> Worker:
-        place = self._placement.places[self._comm.rank]
-        places = self._placement.places
-        self._group = group = MPI.Intracomm(self._comm.Split(places.index(place._replace(member=0)), self._comm.rank))
-        self._twins = twins = MPI.Intracomm(self._comm.Split(places.index(place._replace(replica=0)), self._comm.rank))
-        shape = self._placement.grids[place.stage]
-        grid = ProcessGrid(group, **shape.shape) if shape.size > 1 else None
-        modules = self.modules[place.stage :: len(self._placement.replicas)]
-        if grid is not None:
-            for module in modules:
-                parallelize(module, grid)
-        parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
+    def _acting(self, loss: Loss, optimizer: MakeOptimizer | None, deferred: bool, seed: int) -> Actor:
+        stage = self._placement.places[self._comm.rank].stage
+        modules = self.modules[stage :: len(self._placement.replicas)]
         # A stage without parameters computes where the others do.
         everything = (parameter for module in (*modules, *self.modules) for parameter in module.parameters())
         device = next((parameter.device for parameter in everything), torch.device("cpu"))
-        mailbox = Mailbox(self._comm, self._placement, place, grid, device)
+        self._seat = seat = Seat.taken(self._comm, self._placement, device)
+        if seat.grid is not None:
+            for module in modules:
+                parallelize(module, seat.grid)
+        parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
         made = optimizer(parameters) if optimizer is not None and parameters else None
-        self._mailbox = mailbox
-        return Worker(place, modules, grid, mailbox, twins, loss, made, batch_norm, torch.initial_seed())
+        return Actor(seat, Passes(modules, seat.grid, loss, seed, seat.twins.size > 1, deferred), made)
 
     def _restart(self) -> None:
         self._origin = self._reported = self._begun
-        self._worker.begin(self._course.begins)
+        self._actor.begin(self._course.begins)
 
     # -- what it is on this rank --------------------------------------------------------------------------------------
 
     @property
     def stage(self) -> int:
         """The stage of this rank."""
-        return self._worker.place.stage
+        return self._seat.place.stage
 
     @property
     def replica(self) -> int:
         """Which replica of its stage this rank is."""
-        return self._worker.place.replica
+        return self._seat.place.replica
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer of this rank's stage, for learning-rate schedules; None where it has no parameters."""
-        return self._worker.optimizer
+        return self._actor.optimizer
 
     @property
     def minibatches(self) -> int:
@@ -175,6 +168,9 @@ class Pipeline:
         PipelineError
             On the rank where a pass fails.
         """
+        for name, value in (("x", x), ("target", target)):
+            if not isinstance(value, torch.Tensor):
+                raise ShapeError(f"step: {name} is a {type(value).__name__}; pass a torch.Tensor, samples first")
         if not x.dim() or not target.dim() or not len(x) or len(x) != len(target):
             raise ShapeError(
                 f"step: x {tuple(x.shape)} and target {tuple(target.shape)} need as many samples, one or more"
@@ -183,8 +179,8 @@ class Pipeline:
             self._synchronous_step(x, target)
         else:
             number = self._begun - self._origin
-            self._worker.feed(number, Feed(x, target, 1.0, self._begun, 0))
-            self._worker.perform(self._course.stream.step(self.stage, self.replica, number))
+            self._actor.feed(number, Feed(x, target, 1.0, Minibatch(self._begun, len(x)), 0))
+            self._actor.perform(self._course.stream.step(self.stage, self.replica, number))
             self._begun += 1
             self._report(self._course.stream.completed(number))
         return self.losses[-1][1] if self._reported > self._origin else None
@@ -192,31 +188,31 @@ class Pipeline:
     def _synchronous_step(self, x: torch.Tensor, target: torch.Tensor) -> None:
         count = min(self._course.microbatches, len(x))
         made = self._course.make(count)
-        self._worker.begin(made)
+        self._actor.begin(made)
         pieces = zip(x.tensor_split(count), target.tensor_split(count), strict=True)
-        shares = []
+        shares, minibatch = [], Minibatch(self._begun, len(x))
         for number, (piece, its_target) in enumerate(pieces):
             shares.append(len(piece) / len(x))
-            self._worker.feed(number, Feed(piece, its_target, shares[-1], self._begun, number))
-        self._worker.perform(made.of_replica(self.stage, self.replica, self._placement.replicas[self.stage]))
-        total = sum(self._worker.losses[number] * share for number, share in enumerate(shares))
+            self._actor.feed(number, Feed(piece, its_target, shares[-1], minibatch, number))
+        self._actor.perform(made.of_replica(self.stage, self.replica, self._placement.replicas[self.stage]))
+        total = sum(self._actor.losses[number] * share for number, share in enumerate(shares))
         self.losses.append((self._begun, total))
         self._begun += 1
         self._reported = self._begun
 
     def _report(self, completed: int) -> None:
         for number in range(self._reported - self._origin, completed):
-            self.losses.append((self._origin + number, self._worker.losses[number]))
+            self.losses.append((self._origin + number, self._actor.losses[number]))
         self._reported = self._origin + completed
-        self._worker.forget(completed)
+        self._actor.forget(completed)
 
     def drain(self) -> None:
         """Finish the mini-batches that are under way; the next one finds an empty pipeline."""
         steps = self._begun - self._origin
         if self._course.stream is not None and steps:
-            self._worker.perform(self._course.stream.rest(self.stage, self.replica, steps))
+            self._actor.perform(self._course.stream.rest(self.stage, self.replica, steps))
             self._report(steps)
-        self._mailbox.flush()
+        self._seat.mailbox.flush()
         self._restart()
 
     def switch(
@@ -245,13 +241,7 @@ class Pipeline:
         self._check_empty("synchronize")
         for index, module in enumerate(self.modules):
             stage = index % len(self._placement.replicas)
-            mine = _whole_state(module) if stage == self.stage else None
-            with watchdog.waiting(lambda: "bringing a stage's state to all ranks"):
-                state = self._comm.bcast(mine, root=self._placement.ranks(stage, 0)[0])
-            if mine is None:
-                with torch.no_grad():
-                    for name, tensor in _state([module]).items():
-                        tensor.copy_(state[name])
+            spread(self._comm, module, self._placement.ranks(stage, 0)[0], owned=stage == self.stage)
 
     def _check_empty(self, what: str) -> None:
         if self._course.stream is not None and self._begun > self._origin:
@@ -273,59 +263,41 @@ class Pipeline:
             self._comm.Barrier()
         begun = time.perf_counter()
         spans: list[Span] = []
-        self._worker.spans = spans
+        self._actor.spans = spans
         try:
             yield lambda: self._timeline(begun, spans)
         finally:
-            self._worker.spans = None
+            self._actor.spans = None
 
     def _timeline(self, begun: float, spans: Sequence[Span]) -> Timeline:
         mine = [replace(span, start=span.start - begun, end=span.end - begun) for span in spans]
         with watchdog.waiting(lambda: "collecting a trace"):
             every = [span for part in self._comm.allgather(mine) for span in part]
         work = sum(span.end - span.start for span in every)
-        followed = self._course.begins
+        followed = self._actor.schedule
         in_flight = [stage.in_flight for stage in peak_memory(followed)]
         return Timeline(followed, every, self._placement.replicas, work, in_flight)
 
     def close(self) -> None:
         """Finish what is under way and free the pipeline's communicators; a stage's grid stays, for its model."""
         self.drain()
-        self._mailbox.close()
-        for comm in (self._group, self._twins, self._comm):
-            comm.Free()
+        self._seat.close()
+        self._comm.Free()
 
 
-def _state(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
-    """Parameters and buffers of all stages, by a name that says which."""
-    return {
-        f"{index}.{name}": tensor
-        for index, module in enumerate(modules)
-        for name, tensor in (*module.named_parameters(), *module.named_buffers())
-    }
-
-
-def _whole_state(module: nn.Module) -> dict[str, torch.Tensor]:
-    """As :func:`_state`, with whole tensors where a grid has parts of them."""
-    return {name: gather(tensor.detach()) for name, tensor in _state([module]).items()}
-
-
-def _described(modules: Sequence[Any]) -> str:
-    known = [module for module in modules if isinstance(module, nn.Module)]
-    tensors = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in _state(known).items())
-    return f"stages {', '.join(type(module).__name__ for module in modules)}; {tensors}"
-
-
-def _check_separate(modules: Sequence[nn.Module], count: int) -> None:
-    """Refuse what is distributed already, and weights that two stages share."""
-    homes: dict[int, tuple[int, str]] = {}
-    for name, tensor in _state(modules).items():
-        index = int(name.partition(".")[0])
-        if isinstance(tensor, DistTensor):
-            raise ScheduleError(f"stage {index}: {name} is distributed already; pass plain modules, and grids=")
-        home, first = homes.setdefault(id(tensor), (index % count, name))
-        if home != index % count:
-            raise ScheduleError(
-                f"{first} and {name} are one tensor, but their stages are on different ranks; give each its own, or "
-                "cut the model elsewhere"
-            )
+def _check_kinds(modules: Sequence[Any], schedule: object, loss: object, optimizer: object, batch_norm: object) -> None:
+    """Raise ScheduleError for an argument that is something else than it should be."""
+    for index, module in enumerate(modules):
+        if not isinstance(module, nn.Module):
+            raise ScheduleError(f"stage {index} is a {type(module).__name__}, not an nn.Module")
+    if not isinstance(schedule, (str, Schedule)):
+        raise ScheduleError(f"schedule={schedule!r} is neither a name nor a Schedule")
+    if not callable(loss):
+        raise ScheduleError(f"loss is a {type(loss).__name__}; pass a function of output and target")
+    if not callable(optimizer) and optimizer is not None:
+        raise ScheduleError(
+            f"optimizer is a {type(optimizer).__name__}; pass a function of the parameters that makes one, such as "
+            "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
+        )
+    if batch_norm not in BATCH_NORM:
+        raise ScheduleError(f"batch_norm={batch_norm!r} must be one of {', '.join(BATCH_NORM)}")

@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .actions import ScheduleError
+from .actions import ScheduleError, Weights
+from .entering import tensors_of
+from .families import FAMILIES
 from .seeding import seeded
 from .serial_stage import Gradients, Run, SerialStage, Tensors
 
@@ -25,10 +27,12 @@ IN_FLIGHT: dict[str, Callable[[int, int], int]] = {
     "stale": lambda stages, stage: 2 * (stages - 1 - stage) + 1,
 }
 """a_k of the asynchronous schedules, which update after each mini-batch."""
-SYNCHRONOUS = ("gpipe", "1f1b-sno", "1f1b-so", "1f1b-as", "interleaved", "zero-bubble")
+SYNCHRONOUS = tuple(
+    name for name, family in FAMILIES.items() if family.weights is Weights.SYNCHRONOUS and not family.concurrent
+)
 """Schedules that differ in time alone: one update with the gradient of the whole mini-batch."""
 WEIGHTS = ("newest", "stash", "recompute", "predict")
-DEFAULT_WEIGHTS = {"pipedream": "stash", "spectrain": "predict", "stale": "newest"}
+DEFAULT_WEIGHTS = {name: FAMILIES[name].weights.value for name in IN_FLIGHT}
 
 
 class SerialPipeline:
@@ -164,7 +168,7 @@ class SerialPipeline:
                 outputs = stage.module(*inputs)
                 if stage is self._stages[-1]:
                     return (self._loss(outputs, target),)
-            return tuple(outputs) if isinstance(outputs, (tuple, list)) else (outputs,)
+            return tuple(tensors_of(outputs))
 
         return run
 

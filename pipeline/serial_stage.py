@@ -11,22 +11,24 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from .actions import ScheduleError
-from .entering import entering, gradients_of, leaf
+from .buffers import Buffers
+from .entering import Entry
 
 Tensors = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
 Run = Callable[..., Tensors]
 """A stage's part of one forward pass."""
-Weights = list[Tensor] | None
+Values = list[Tensor] | None
 """Values for a stage's parameters; None: those that they have."""
 
 
 class _Flight(NamedTuple):
-    """What a stage keeps between the two passes; no outputs: they are computed again."""
+    """What a stage keeps between the two passes; no outputs: they are computed again, with the buffers of then."""
 
-    inputs: Tensors
+    inputs: list[Entry]
     outputs: Tensors | None
     run: Run
+    buffers: Buffers | None
 
 
 class SerialStage:
@@ -45,7 +47,7 @@ class SerialStage:
         self.copies: dict[int, list[Tensor]] = {}
         self.flights: dict[int, _Flight] = {}
 
-    def weights_of(self, version: int) -> Weights:
+    def weights_of(self, version: int) -> Values:
         """Old weights, or extrapolated ones; None: the newest as they are."""
         ahead = version - self.version
         if ahead < 0:
@@ -56,27 +58,30 @@ class SerialStage:
         with torch.no_grad():
             return [torch.add(w, w - b, alpha=ahead) for w, b in zip(self.parameters, before, strict=True)]
 
-    def forward(self, flight: int, values: Tensors, run: Run, weights: Weights, keep: bool) -> Tensors:
+    def forward(self, flight: int, values: Tensors, run: Run, weights: Values, keep: bool) -> Tensors:
         """``keep``: the activations, for the backward; else only the input."""
-        inputs = tuple(leaf(value) if self.index > 0 else value.detach() for value in values)
+        inputs = [Entry(value, first=self.index == 0) for value in values]
+        buffers = None if keep else Buffers([self.module])
         if keep:
             with self._holding(weights), _aliases(self.parameters):
-                outputs = run(*map(entering, inputs))
+                outputs = run(*(entry.enter() for entry in inputs))
         else:
-            outputs = _without_graph(run, inputs)
-        self.flights[flight] = _Flight(inputs, outputs if keep else None, run)
+            outputs = _without_graph(run, [entry.value for entry in inputs])
+        self.flights[flight] = _Flight(inputs, outputs if keep else None, run, buffers)
         return outputs
 
-    def backward(self, flight: int, gradients: Gradients, weights: Weights) -> Gradients:
+    def backward(self, flight: int, gradients: Gradients, weights: Values) -> Gradients:
         """Adds to the parameters' gradients; from the ``gradients`` of its outputs those of the stage's inputs."""
-        inputs, outputs, run = self.flights.pop(flight)
-        with self._holding(weights), _buffers_kept(self.module, outputs is None):
-            outputs = run(*map(entering, inputs)) if outputs is None else outputs
+        inputs, outputs, run, buffers = self.flights.pop(flight)
+        with self._holding(weights):
+            if outputs is None:
+                assert buffers is not None
+                with buffers.again():
+                    outputs = run(*(entry.enter() for entry in inputs))
             pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
-            with gradients_of(inputs) as found:
-                if pairs:
-                    torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
-        return tuple(found)
+            if pairs:
+                torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+        return tuple(entry.gradient for entry in inputs)
 
     def update(self, needed_from: int) -> None:
         """One optimizer step. Copies of the weights stay from version ``needed_from`` on."""
@@ -92,7 +97,7 @@ class SerialStage:
             weight.grad = None
 
     @contextmanager
-    def _holding(self, weights: Weights) -> Iterator[None]:
+    def _holding(self, weights: Values) -> Iterator[None]:
         """The parameters have the values ``weights`` (None: their own)."""
         if weights is None:
             yield
@@ -136,7 +141,7 @@ def _aliases(parameters: Sequence[nn.Parameter]) -> saved_tensors_hooks:
 
 
 @torch.no_grad()
-def _without_graph(run: Run, inputs: Tensors) -> Tensors:
+def _without_graph(run: Run, inputs: Sequence[Tensor]) -> Tensors:
     versions = [value._version for value in inputs]
     outputs = run(*inputs)
     if [value._version for value in inputs] != versions:
@@ -144,13 +149,3 @@ def _without_graph(run: Run, inputs: Tensors) -> Tensors:
             "weights='recompute': a stage changes its input in place, which it needs once more; make that inplace=False"
         )
     return outputs
-
-
-@contextmanager
-def _buffers_kept(module: nn.Module, keep: bool) -> Iterator[None]:
-    """With ``keep``, the module's buffers are afterwards what they are now."""
-    owners = list(module.modules()) if keep else []
-    kept = [(owner, name, b, b.clone()) for owner in owners for name, b in owner._buffers.items() if b is not None]
-    yield
-    for owner, name, buffer, value in kept:
-        owner._buffers[name] = buffer.copy_(value)

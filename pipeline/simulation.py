@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from .actions import COMPUTE, Action, Kind, Message, Schedule, ScheduleError
 from .costs import Cost, Costs
-from .families import per_stage_replicas
+from .families import per_stage_replicas, remade
 from .timeline import Span, Timeline
 
 OCCUPYING = COMPUTE | {Kind.UPDATE}
@@ -33,7 +33,8 @@ def simulate(
     ``weight`` a schedule that has W spends half of ``backward`` on each. ``transfer`` is the latency of the boundary
     after a stage, both ways (after the last stage: back to the first, between chunks); it occupies nobody, and is
     hidden where the schedule says so. ``activation`` is what one micro-batch keeps on a stage. ``replicas`` of a stage
-    (default: the schedule's) take micro-batches in turn and do an update for all of them together. F and B of a
+    (default: the schedule's) take micro-batches in turn and do an update for all of them together; a schedule whose
+    updates are for other replicas is made again. F and B of a
     concurrent schedule share their rank in proportion to their work; one that is alone has all of it.
 
     Raises
@@ -42,14 +43,10 @@ def simulate(
         For costs or counts that do not fit, or lists that wait for each other for ever.
     """
     costs = Costs.of(schedule, forward, backward, weight, transfer, update, activation)
-    counts = per_stage_replicas(
-        schedule.name, (schedule.replicas or 1) if replicas is None else replicas, len(costs.forward)
-    )
+    own = schedule.replicas or 1
+    counts = per_stage_replicas(schedule.name, own if replicas is None else replicas, len(costs.forward))
     if schedule.asynchronous and counts != schedule.replicas:
-        raise ScheduleError(
-            f"{schedule.name}: replicas {list(counts)}, but its updates are for {list(schedule.replicas)}; "
-            "make the schedule with these replicas"
-        )
+        schedule = remade(schedule, replicas=counts)
     return _Simulation(schedule, costs, counts).run()
 
 
@@ -177,8 +174,8 @@ class _Simulation:
             # The gradients of all replicas are summed first.
             heads = [other.tracks[-1].head for other in self.stages[rank.stage]]
             return all(h is not None and (h.kind, h.version) == (action.kind, action.version) for h in heads)
-        needed = self.schedule.needs(action)
-        return needed is None or needed in self.arrived or len(self.stages) == 1
+        awaited = self.schedule.awaits(action)
+        return awaited is None or awaited in self.arrived
 
     def _pass_on(self, action: Action) -> None:
         message = self.schedule.carries(action)

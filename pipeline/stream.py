@@ -103,7 +103,7 @@ class _Run:
             return False
         if action.kind in (Kind.F, Kind.PREDICT) and action.microbatch is not None and action.microbatch > last:
             return False
-        if self.schedule.needs(action) not in self.made and len(self.schedule.stages) > 1:
+        if self.schedule.awaits(action) not in self.made:
             return False
         together = [rank]
         if action.kind is Kind.UPDATE:

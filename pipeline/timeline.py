@@ -1,4 +1,4 @@
-"""When each pass of a simulated schedule ran, and what follows from it."""
+"""When each pass of a schedule ran, simulated or measured, and what follows from it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """The outcome of a simulation. Times in the unit of the costs, ``peak_activations`` in that of ``activation``.
+    """The outcome of a simulation, or of a measurement.
+
+    Times are in the unit of the costs, ``peak_activations`` in that of ``activation``.
 
     ``work``: time that passes and updates need, over all ranks. ``peak_activations``: for each stage the most that one
     rank held at a time, from the start of F to the end of the micro-batch's last gradient.
@@ -36,7 +38,7 @@ class Timeline:
     @property
     def makespan(self) -> float:
         """When the last pass or update ends."""
-        return max(span.end for span in self.spans)
+        return max((span.end for span in self.spans), default=0.0)
 
     @property
     def bubble(self) -> float:
@@ -49,6 +51,8 @@ class Timeline:
 
         Raises
         ------
+        ScheduleError
+            If the path names no format, or is a folder.
         ImportError
             If matplotlib is not installed.
         """

@@ -66,13 +66,8 @@ def _awaited(schedule: Schedule, stage: _Stage) -> Message | None:
     """The message without which a stage cannot go on; None if it can, or is sending."""
     if stage.sending or stage.next == len(stage.todo):
         return None
-    needed = schedule.needs(stage.todo[stage.next])
-    return None if needed in stage.arrived or _is_local(schedule) else needed
-
-
-def _is_local(schedule: Schedule) -> bool:
-    """One stage hands its chunks' results to itself."""
-    return len(schedule.stages) == 1
+    needed = schedule.awaits(stage.todo[stage.next])
+    return None if needed in stage.arrived else needed
 
 
 def _deliver(schedule: Schedule, stages: list[_Stage], sender: _Stage) -> None:

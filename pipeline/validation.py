@@ -20,6 +20,8 @@ def validate(schedule: Schedule) -> None:
     ScheduleError
         Naming stage, operation and micro-batch.
     """
+    if not schedule.stages:
+        raise ScheduleError(f"{schedule.name}: there are no stages")
     for stage, actions in enumerate(schedule.stages):
         for action in actions:
             if action.stage != stage:
@@ -30,6 +32,7 @@ def validate(schedule: Schedule) -> None:
         replicas = schedule.replicas[stage] if schedule.replicas else 1
         for replica in range(replicas):
             _check_versions(schedule, schedule.of_replica(stage, replica, replicas))
+    _check_updates(schedule)
     _check_pairs(schedule)
     _check_rendezvous(schedule)
 
@@ -68,19 +71,25 @@ def _check_ends(schedule: Schedule, actions: list[Action]) -> None:
 
 def _check_inputs(schedule: Schedule, actions: list[Action]) -> None:
     """Received before it is needed, sent after it is made."""
-    if len(schedule.stages) == 1:
-        return
     received, made = set(), set()
     for action in actions:
         message = schedule.carries(action)
-        needed = schedule.needs(action)
-        if needed is not None and needed not in received:
+        awaited = schedule.awaits(action)
+        if awaited is not None and awaited not in received:
             raise ScheduleError(f"{schedule.name}: {action} comes before its input is received")
         if action.kind is Kind.SEND and message not in made:
             raise ScheduleError(f"{schedule.name}: {action} comes before {action.payload} has made it")
         if action.kind is Kind.RECEIVE:
             received.add(message)
         made.add(schedule.makes(action))
+
+
+def _check_updates(schedule: Schedule) -> None:
+    """All stages change their weights equally often."""
+    counts = [sum(action.kind is Kind.UPDATE for action in actions) for actions in schedule.stages]
+    for stage, count in enumerate(counts):
+        if count != counts[0]:
+            raise ScheduleError(f"{schedule.name}: stage {stage} has {count} updates, stage 0 has {counts[0]}")
 
 
 def _check_pairs(schedule: Schedule) -> None:

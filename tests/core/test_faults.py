@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,6 +15,9 @@ from torch import nn
 
 import distconv as dc
 from tests.core.layouts import grid_over, normal, raises_everywhere
+from tests.harness.launch import Job
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.ranks(at_least=2)
@@ -109,21 +118,13 @@ for name, attempt in attempts.items():
 """
 
 
-def test_before_mpi_is_initialized_it_says_so_and_does_not_crash(mpiexec):
-    ended = mpiexec(1, BEFORE_INIT, timeout=60)
+def test_before_mpi_is_initialized_it_says_so_and_does_not_crash():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", BEFORE_INIT]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert "told:" in ended.stdout
     assert "MPI" in ended.stdout
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_after_mpi_is_finalized_it_says_so_and_does_not_crash(mpiexec, ranks):
-    ended = mpiexec(ranks, AFTER_FINALIZE, timeout=60)
-    assert ended.returncode == 0, ended.stderr
-    names = ["grid", "scatter", "gather", "sum", "loss", "parallelize"] if ranks > 1 else ["grid", "scatter"]
-    for name in names:
-        assert f"{name} told:" in ended.stdout, ended.stdout
-    assert "finalized" in ended.stdout
 
 
 SKIPPED = """
@@ -138,13 +139,6 @@ else:
     time.sleep(60)
 """
 
-
-def test_a_rank_that_does_not_come_ends_the_job_with_a_report(mpiexec):
-    ended = mpiexec(2, SKIPPED, timeout=40, env={"DISTCONV_TIMEOUT_S": "3"})
-    assert ended.returncode == 75, ended.stderr
-    assert "rank 0 of 2 has waited" in ended.stderr
-
-
 FAILING = """
 from mpi4py import MPI
 import torch
@@ -156,28 +150,61 @@ if MPI.COMM_WORLD.rank == 1:
 x.gather()
 """
 
+# Where all leave alike nobody waits; where one does the others would, for its message.
+LEAVING = """
+import sys
+import distconv
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+if {who}:
+    sys.exit({code})
+MPI.COMM_WORLD.Sendrecv(bytearray(1), 1 - rank, recvbuf=bytearray(1), source=1 - rank)
+"""
+LEAVERS = [("rank == 1", 3), ("rank >= 0", 4), ("rank < 0", 0)]
 
-def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(mpiexec):
-    ended = mpiexec(2, FAILING, timeout=40)
+PROGRAMS = {
+    "after finalize": AFTER_FINALIZE,
+    "skipped": SKIPPED,
+    "failing": FAILING,
+    **{who: LEAVING.format(who=who, code=code) for who, code in LEAVERS},
+}
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """All of them at once: they wait more than they compute."""
+    with ExitStack() as stack:
+        environment = {"DISTCONV_TIMEOUT_S": "6"}
+        yield {name: stack.enter_context(Job(2, code, env=environment)) for name, code in PROGRAMS.items()}
+
+
+@pytest.mark.mpi
+def test_after_mpi_is_finalized_it_says_so_and_does_not_crash(jobs):
+    ended = jobs["after finalize"].wait(60)
+    assert ended.returncode == 0, ended.stderr
+    for name in ("grid", "scatter", "gather", "sum", "loss", "parallelize"):
+        assert f"{name} told:" in ended.stdout, ended.stdout
+    assert "finalized" in ended.stdout
+
+
+@pytest.mark.mpi
+def test_a_rank_that_does_not_come_ends_the_job_with_a_report(jobs):
+    ended = jobs["skipped"].wait(60)
+    assert ended.returncode == 75, ended.stderr
+    assert "rank 0 of 2 has waited" in ended.stderr
+
+
+@pytest.mark.mpi
+def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(jobs):
+    ended = jobs["failing"].wait(60)
     assert ended.returncode == 1, ended.stderr
     assert "rank 1 failed" in ended.stderr
     assert "ValueError: only here" in ended.stderr
 
 
-@pytest.mark.parametrize(("who", "code"), [("rank == 1", 3), ("rank >= 0", 4), ("rank < 0", 0)])
-def test_a_rank_that_leaves_with_an_error_code_ends_the_job_with_it(mpiexec, who, code):
-    # Where all leave alike nobody waits; where one does the others would, for its message.
-    end = mpiexec(
-        2,
-        f"""
-        import sys
-        import distconv
-        from mpi4py import MPI
-        rank = MPI.COMM_WORLD.rank
-        if {who}:
-            sys.exit({code})
-        MPI.COMM_WORLD.Sendrecv(bytearray(1), 1 - rank, recvbuf=bytearray(1), source=1 - rank)
-        """,
-    )
+@pytest.mark.mpi
+@pytest.mark.parametrize(("who", "code"), LEAVERS)
+def test_a_rank_that_leaves_with_an_error_code_ends_the_job_with_it(jobs, who, code):
+    end = jobs[who].wait(60)
     assert end.returncode == code
     assert ("left with exit code 3 and the others did not" in end.stderr) == (code == 3)

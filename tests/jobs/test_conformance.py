@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import distconv as dc
+from distconv import cli
 from distconv.dispatch import implements
 from distconv.errors import UnsupportedOperation
 from distconv.jobs.conformance import page, report
@@ -132,26 +133,28 @@ def test_a_way_out_is_an_imperative(text, helps):
 # -- the command and the page -------------------------------------------------------------------------------------
 
 
-def test_the_command_prints_lines_and_totals_and_writes_them(mpiexec, tmp_path):
-    code = "import sys; from distconv.cli import main; sys.exit(main(['conformance', *sys.argv[1:]]))"
-    found, written = tmp_path / "found.json", tmp_path / "page.md"
+@pytest.mark.ranks(2)
+def test_the_command_prints_lines_and_totals_and_writes_them(comm, shared_tmp_path, capsys):
+    found, written = shared_tmp_path / "found.json", shared_tmp_path / "page.md"
     arguments = ["--operator", "relu6", "sum", "--json", str(found), "--markdown", str(written)]
-    ended = mpiexec(2, code, *arguments, timeout=100, env={"PYTHONPATH": str(ROOT)})
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "exact          relu6 activation: all" in ended.stdout
+    assert cli.main(["conformance", *arguments]) == 0
+    out = capsys.readouterr().out
+    if comm.rank:
+        assert out == ""
+        return
+    assert "exact          relu6 activation: all" in out
     lines = report.read_json(found)
-    assert f"2 ranks: 2 operators, {len(lines)} cases: " in ended.stdout
+    assert f"2 ranks: 2 operators, {len(lines)} cases: " in out
     assert json.loads(found.read_text())[0]["verdict"] == "exact"
     activation = [line for line in lines if (line.operator, line.option) == ("relu6", "activation")]
     row = rows(written.read_text())[activation[0].family, "relu6", "activation"]
     assert row == {line.layout for line in activation}
 
 
-def test_an_operator_that_is_not_there_is_bad_input(mpiexec):
-    code = "import sys; from distconv.cli import main; sys.exit(main(['conformance', '--operator', 'fly']))"
-    ended = mpiexec(2, code, timeout=60, env={"PYTHONPATH": str(ROOT)})
-    assert ended.returncode == 2
-    assert "the table has no operator 'fly'; it has " in ended.stderr
+@pytest.mark.ranks(2)
+def test_an_operator_that_is_not_there_is_bad_input(comm, capsys):
+    assert cli.main(["conformance", "--operator", "fly"]) == 2
+    assert ("the table has no operator 'fly'; it has " in capsys.readouterr().err) == (comm.rank == 0)
 
 
 def rows(text):

@@ -12,6 +12,7 @@ import torch
 
 import distconv as dc
 from distconv.errors import ShapeError, UnsupportedOperation
+from distconv.jobs.differential.__main__ import main
 from distconv.jobs.differential.draw import Draw
 from distconv.jobs.differential.runs import Run, draw_case
 from distconv.jobs.differential.verdicts import Outcome, Verdict, difference, judge, refusal
@@ -120,19 +121,16 @@ def test_verdicts(reference, outcomes, verdict):
     assert judge(reference, outcomes)[0] is verdict
 
 
-PROGRAM = (
-    "import sys; sys.argv[1:] = {}; import runpy; runpy.run_module('distconv.jobs.differential', run_name='__main__')"
-)
+@pytest.mark.ranks(2)
+def test_the_command_prints_its_counts_and_returns_zero(comm, capsys):
+    assert main(["--cases", "12", "--seed", "5", "--only", "operators"]) == 0
+    out = capsys.readouterr().out
+    assert ("2 ranks, seed 5: 12 cases:" in out) == (comm.rank == 0)
+    assert ("0 silent differences" in out) == (comm.rank == 0)
 
 
-def test_the_command_prints_its_counts_and_exits_with_zero(mpiexec):
-    ended = mpiexec(2, PROGRAM.format(["--cases", "12", "--seed", "5", "--only", "operators"]), timeout=100)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "2 ranks, seed 5: 12 cases:" in ended.stdout
-    assert "0 silent differences" in ended.stdout
-
-
-def test_the_command_starts_its_own_jobs(mpiexec):
+@pytest.mark.mpi
+def test_the_command_starts_its_own_jobs():
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-m", "distconv.jobs.differential", "--ranks", "1,2", "--case", "3"]
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100)

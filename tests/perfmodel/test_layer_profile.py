@@ -161,9 +161,9 @@ def test_malformed_json_is_refused_with_its_key(tmp_path, wrong, parts):
     "text, part",
     [
         ('{"layers": [\n1,', "line 2"),
-        ("[" * 200_000, "no JSON"),
+        ("[" * 200_000, "cannot be read as JSON"),
         ('{"edges": [], "edges": []}', "key 'edges' is there twice"),
-        ('{"layers": [' + "1" * 5000 + "]}", "no JSON"),
+        ('{"layers": [' + "1" * 5000 + "]}", "cannot be read as JSON"),
     ],
 )
 def test_what_is_no_json_is_refused(tmp_path, text, part):

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 import torch
 from torch import nn
 
 from distconv.layers.models import MODELS
 from distconv.perfmodel.layer_profile import Profile
-from distconv.perfmodel.layer_timing import TimingError, time_layers
+from distconv.perfmodel.layer_timing import TimingError, _Clock, time_layers
 from distconv.perfmodel.partitioning import METHODS, partition
 from distconv.pipeline.splitting import split
 
-PAUSE = 0.02
+PAUSE = 0.5
 
 
 class Pausing(torch.autograd.Function):
-    """The identity; its passes take so many seconds."""
+    """The identity; its passes take so many seconds of ``standing``, which nothing else takes."""
+
+    now = 0.0
 
     @staticmethod
     def forward(ctx, x, forward_s, backward_s):
         ctx.backward_s = backward_s
-        time.sleep(forward_s)
+        Pausing.now += forward_s
         return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
-        time.sleep(ctx.backward_s)
+        Pausing.now += ctx.backward_s
         return gradient, None, None
 
 
@@ -39,6 +39,12 @@ class Pause(nn.Module):
 
     def forward(self, x):
         return Pausing.apply(x, *self.seconds)
+
+
+@pytest.fixture
+def standing(monkeypatch):
+    """A clock that only a ``Pause`` moves."""
+    monkeypatch.setattr(_Clock, "now", lambda clock: Pausing.now)
 
 
 class Residual(nn.Module):
@@ -71,15 +77,14 @@ def test_what_the_shortcut_carries_crosses_the_cuts_that_it_leads_over():
     assert time_layers(Residual(), [torch.rand(3, 4)], 0, 1).profile.crossing_bytes == (0, 96, 192, 96, 0)
 
 
-def test_each_pass_is_counted_for_the_layer_that_takes_it():
-    model = nn.Sequential(nn.Linear(4, 4), Pause(PAUSE, 0), nn.Linear(4, 4), Pause(0, PAUSE), nn.Linear(4, 4))
+def test_each_pass_is_counted_for_the_layer_that_takes_it(standing):
+    model = nn.Sequential(nn.Linear(4, 4), Pause(PAUSE, 0), nn.Linear(4, 4), Pause(0, 2 * PAUSE), nn.Linear(4, 4))
     found = layers_of(model, 2, 4, steps=3)
-    assert found["1"].forward_s >= PAUSE and found["3"].backward_s >= PAUSE
-    # Had any of it been counted elsewhere too, the sum would show it.
-    assert sum(layer.time_s for layer in found.values()) < 3 * PAUSE
+    assert [layer.forward_s for layer in found.values()] == [0, PAUSE, 0, 0, 0]
+    assert [layer.backward_s for layer in found.values()] == [0, 0, 0, 2 * PAUSE, 0]
 
 
-def test_a_branch_that_another_layer_follows_keeps_its_own_backward_pass():
+def test_a_branch_that_another_layer_follows_keeps_its_own_backward_pass(standing):
     class Branches(nn.Module):
         def __init__(self):
             super().__init__()
@@ -90,13 +95,15 @@ def test_a_branch_that_another_layer_follows_keeps_its_own_backward_pass():
             return self.slow(x) + self.other(x)
 
     found = layers_of(Branches(), 2, 4)
-    assert found["slow"].backward_s >= PAUSE > found["other"].backward_s
+    assert {name: layer.time_s for name, layer in found.items()} == {"first": 0, "slow": PAUSE, "other": 0}
 
 
-def test_the_whole_step_is_measured_beside_the_layers():
-    found = time_layers(nn.Sequential(Pause(PAUSE, 0), nn.Linear(4, 4)), [torch.rand(2, 4)], 0, 1)
-    assert found.step_s >= PAUSE
-    assert found.ratio == pytest.approx(sum(layer.time_s for layer in found.profile.layers) / found.step_s)
+def test_the_whole_step_is_measured_beside_the_layers(standing):
+    # One pass to see the layers, one of the whole step, one of the layers in it.
+    pause, seconds = Pause(0, 0), iter([0, 2 * PAUSE, 3 * PAUSE])
+    pause.register_forward_pre_hook(lambda module, args: setattr(module, "seconds", (next(seconds), 0)))
+    found = time_layers(nn.Sequential(pause, nn.Linear(4, 4)), [torch.rand(2, 4)], 0, 1)
+    assert (found.step_s, found.ratio) == (2 * PAUSE, 1.5)
 
 
 def test_steps_are_those_asked_for_and_each_measured_one_also_runs_without_hooks():

@@ -265,13 +265,13 @@ def test_one_linear_order_is_as_good_as_all_antichains_on_four_published_profile
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
-@pytest.mark.parametrize(
-    ("count", "bandwidth", "faster"), [(2, 1e9, 0.029), (8, 1e10, 0.012), (4, 1e9, 0.0), (8, 1e9, 0.0)]
-)
-def test_other_orders_are_up_to_3_percent_faster_on_resnet50(count, bandwidth, faster):
+@pytest.mark.parametrize("count", [2, 4, 8])
+@pytest.mark.parametrize("bandwidth", [1e8, 1e9, 1e10])
+def test_other_orders_are_up_to_3_percent_faster_on_resnet50(count, bandwidth):
     profile = Profile.load(DATA / "resnet50.txt")
     best = over_antichains(profile, count, bandwidth)
-    assert 1 - best / partition(profile, count, bandwidth).time == pytest.approx(faster, abs=1e-3)
+    faster = {(2, 1e9): 0.0294, (8, 1e10): 0.0118}.get((count, bandwidth), 0.0)
+    assert 1 - best / partition(profile, count, bandwidth).time == pytest.approx(faster, abs=1e-4)
 
 
 @pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")

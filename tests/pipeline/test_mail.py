@@ -11,7 +11,7 @@ from distconv import transport
 from distconv.errors import PipelineError
 from distconv.pipeline import headers, mail
 from distconv.pipeline.actions import Kind, Message
-from distconv.pipeline.headers import DTYPES, Described, Header
+from distconv.pipeline.headers import DTYPES, Described, Header, Minibatch
 from distconv.pipeline.mail import Mailbox
 from distconv.pipeline.placement import Placement
 from tests.core.layouts import normal
@@ -31,36 +31,36 @@ def same(found, expected):
 def pass_on(comm, box, step, values, loss=0.5):
     """Send ``values`` from each rank to the next, and return what arrives from the one before."""
     if comm.rank < comm.size - 1:
-        box.send(Message(Kind.F, step, comm.rank + 1), comm.rank + 1, step, values, loss, "a test")
+        box.send(Message(Kind.F, step, comm.rank + 1), comm.rank + 1, Minibatch(step, 4), values, loss, "a test")
     if comm.rank == 0:
         return None
-    return box.take(Message(Kind.F, step, comm.rank), comm.rank - 1, step, "a test")
+    return box.take(Message(Kind.F, step, comm.rank), comm.rank - 1, Minibatch(step, 4), "a test")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_header_says_again_what_was_written(dtype):
     tensors = (Described(dtype, (3, 4), (1, 3)), Described(None), Described(dtype), Described(torch.int64, (0, 2)))
     for loss in (0.1, -math.inf, 1e-310):
-        header = Header(Message(Kind.B, 7, 2), 2**40, tensors, loss, 2**33)
+        header = Header(Message(Kind.B, 7, 2), Minibatch(2**40, 2**35), tensors, loss, 2**33)
         assert Header.decode(header.encode().tolist()) == header
 
 
 def test_a_header_keeps_a_loss_that_is_no_number():
-    found = Header.decode(Header(Message(Kind.F, 0, 1), 0, ()).encode().tolist())
+    found = Header.decode(Header(Message(Kind.F, 0, 1), Minibatch(0, 4), ()).encode().tolist())
     assert math.isnan(found.loss)
 
 
 @pytest.mark.parametrize("shape", [(1,) * 4, ()], ids=str)
 def test_more_tensors_than_a_header_holds_are_refused(shape):
-    fits = (headers.HEADER - 7) // (3 + len(shape))
-    Header(Message(Kind.F, 0, 1), 0, (Described(torch.float32, shape),) * fits).encode()
+    fits = (headers.HEADER - 8) // (3 + len(shape))
+    Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (Described(torch.float32, shape),) * fits).encode()
     with pytest.raises(PipelineError, match=f"{fits + 1} tensors cross between two stages"):
-        Header(Message(Kind.F, 0, 1), 0, (Described(torch.float32, shape),) * (fits + 1)).encode()
+        Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (Described(torch.float32, shape),) * (fits + 1)).encode()
 
 
 def test_a_dtype_that_cannot_be_sent_is_named():
     with pytest.raises(PipelineError, match=r"torch\.float8_e5m2 cannot cross"):
-        Header(Message(Kind.F, 0, 1), 0, (Described(torch.float8_e5m2, (2,)),)).encode()
+        Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (Described(torch.float8_e5m2, (2,)),)).encode()
 
 
 @pytest.mark.ranks(2, 3)
@@ -117,12 +117,12 @@ def test_what_is_sent_may_change_at_once_and_many_messages_wait_in_order(comm):
     if comm.rank == 0:
         x = torch.zeros(50, 50)
         for step in range(20):
-            box.send(Message(Kind.F, step, 1), 1, step, [x[: 1 + step * 7 % 50]], 0.0, "a test")
+            box.send(Message(Kind.F, step, 1), 1, Minibatch(step, 4), [x[: 1 + step * 7 % 50]], 0.0, "a test")
             x += 1
     comm.Barrier()
     if comm.rank == 1:
         for step in range(20):
-            ((found,), _) = box.take(Message(Kind.F, step, 1), 0, step, "a test")
+            ((found,), _) = box.take(Message(Kind.F, step, 1), 0, Minibatch(step, 4), "a test")
             assert same(found, torch.full((1 + step * 7 % 50, 50), float(step)))
     box.close()
 
@@ -142,10 +142,10 @@ def test_activations_and_gradients_between_two_ranks_do_not_mix(comm):
     payload = Kind.F if comm.rank == 0 else Kind.B
     for payload, source in ((Kind.F, 0), (Kind.B, 1)):
         if comm.rank == source:
-            box.send(Message(payload, 0, other), other, 0, [torch.tensor([source])], 0.0, "a test")
+            box.send(Message(payload, 0, other), other, Minibatch(0, 4), [torch.tensor([source])], 0.0, "a test")
     comm.Barrier()
     payload = Kind.B if comm.rank == 0 else Kind.F
-    ((found,), _) = box.take(Message(payload, 0, comm.rank), other, 0, "a test")
+    ((found,), _) = box.take(Message(payload, 0, comm.rank), other, Minibatch(0, 4), "a test")
     assert found.tolist() == [other]
     box.close()
 
@@ -154,8 +154,19 @@ def test_activations_and_gradients_between_two_ranks_do_not_mix(comm):
 def test_a_message_of_another_step_is_an_error_that_names_both(comm):
     box = mailbox(comm)
     if comm.rank == 0:
-        box.send(Message(Kind.F, 3, 1), 1, 8, [torch.ones(2)], 0.0, "a test")
+        box.send(Message(Kind.F, 3, 1), 1, Minibatch(8, 4), [torch.ones(2)], 0.0, "a test")
     else:
         with pytest.raises(PipelineError, match=r"step 7 from rank 0, but that sends F of micro-batch 3 of step 8"):
-            box.take(Message(Kind.F, 3, 1), 0, 7, "a test")
+            box.take(Message(Kind.F, 3, 1), 0, Minibatch(7, 4), "a test")
+    box.close()
+
+
+@pytest.mark.ranks(2)
+def test_ranks_that_were_given_other_samples_are_an_error_that_names_both(comm):
+    box = mailbox(comm)
+    if comm.rank == 0:
+        box.send(Message(Kind.F, 0, 1), 1, Minibatch(0, 6), [torch.ones(2)], 0.0, "a test")
+    else:
+        with pytest.raises(PipelineError, match="rank 0 works on a mini-batch of 6 samples, this rank was given 5"):
+            box.take(Message(Kind.F, 0, 1), 0, Minibatch(0, 5), "a test")
     box.close()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from distconv.pipeline import Pipeline, schedule
 from distconv.pipeline.actions import Kind
-from distconv.pipeline.replicas import add_gradients
+from distconv.pipeline.replicas import add_gradients, everyone, has_gradients
 from tests.pipeline.training import SGD, Chain, assert_close, batches, convolutions, copies, states, train_plainly
 
 PLACEMENTS = {3: [(2, 1), (1, 2)], 4: [(2, 2), (3, 1), (1, 3), (1, 2, 1)], 6: [(2, 3, 1), (3, 3)]}
@@ -167,7 +167,8 @@ def test_a_gradient_that_some_replicas_lack_counts_as_zero(comm):
     if comm.rank == comm.size - 1:
         parameters[0].grad = torch.full((3, 2), 6.0)
     parameters[1].grad = torch.full((5,), float(comm.rank), dtype=torch.float64)
-    add_gradients(comm, parameters, comm.size, "a test")
+    there = everyone(comm, has_gradients(parameters), "a test")
+    add_gradients(comm, parameters, there, comm.size, "a test")
     assert torch.equal(parameters[0].grad, torch.full((3, 2), 6.0) / comm.size)
     assert torch.equal(parameters[1].grad, torch.full((5,), sum(range(comm.size)) / comm.size).double())
     assert parameters[2].grad is None

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from distconv.pipeline import Pipeline, SerialPipeline
 from distconv.pipeline.actions import ScheduleError
-from tests.pipeline.training import SGD, assert_same, batches, convolutions, copies
+from tests.pipeline.training import SGD, assert_same, batches, convolutions, copies, label
 
 SCHEDULES = ("pipedream", "spectrain", "stale")
 WEIGHTS = ("stash", "newest", "predict", "recompute")
@@ -17,10 +17,6 @@ POLICIES = [
     *((schedule, {}) for schedule in SCHEDULES),
     ("pipedream", {"vertical_sync": True}),
 ]
-
-
-def label(value):
-    return value if isinstance(value, str) else "-".join(f"{name}={each}" for name, each in value.items()) or "default"
 
 
 def pair(comm, schedule, microbatches=1, inplace=True, **options):

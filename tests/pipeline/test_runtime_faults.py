@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import time
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from distconv.errors import GridError, MismatchError, ShapeError
-from distconv.pipeline import Pipeline
+from distconv.pipeline import Pipeline, PipelineError
 from distconv.pipeline.actions import ScheduleError
 from tests.core.layouts import raises_everywhere
 from tests.harness.launch import Job
@@ -109,9 +110,17 @@ def test_other_arguments_on_one_rank_are_a_mismatch(comm, name):
     )
 
 
+ANOTHER = {
+    "weights": r"the first is '0\.0\.weight'",
+    "shapes": r"1\.1\.weight \(2, 2, 1, 1\)",
+    "a buffer": r"the first is '0\.1\.running_mean'",
+    "a stage": "Sequential, Sequential, Tanh",
+}
+
+
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("what", ["weights", "shapes", "the seed", "a buffer", "a stage"])
-def test_another_model_on_one_rank_is_a_mismatch(comm, what):
+@pytest.mark.parametrize("what", ANOTHER)
+def test_another_model_on_one_rank_is_a_mismatch_that_names_what(comm, what):
     stages = convolutions(2)
     if comm.rank == 1:
         if what == "weights":
@@ -120,11 +129,9 @@ def test_another_model_on_one_rank_is_a_mismatch(comm, what):
             stages[1][1] = nn.Conv2d(2, 2, 1).double()
         elif what == "a buffer":
             stages[0][1].running_mean[0] = 3.0
-        elif what == "a stage":
-            stages.append(nn.Tanh())
         else:
-            torch.manual_seed(99)
-    raises_everywhere(comm, MismatchError, "rank", lambda: Pipeline(stages, comm, "gpipe", F.cross_entropy))
+            stages.append(nn.Tanh())
+    raises_everywhere(comm, MismatchError, ANOTHER[what], lambda: Pipeline(stages, comm, "gpipe", F.cross_entropy))
 
 
 @pytest.mark.ranks(2)
@@ -151,17 +158,63 @@ def test_pipelines_may_come_and_go(comm):
         Pipeline([nn.Tanh(), nn.Tanh()], comm, "gpipe", F.mse_loss).close()
 
 
+# --- Passes that fail ---
+
+
+class FailsBehind(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("only here")
+
+
+class Behind(nn.Module):
+    def forward(self, x):
+        return FailsBehind.apply(x)
+
+
+class FailingSGD(torch.optim.SGD):
+    def step(self):
+        raise ValueError("only here")
+
+
+def failing_loss(y, target):
+    raise ValueError("only here")
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    ("stage", "given", "where"),
+    [
+        (Behind, {}, "B of micro-batch 0"),
+        (nn.Identity, {"loss": failing_loss}, "F of micro-batch 0"),
+        (nn.Identity, {"optimizer": FailingSGD}, "update"),
+    ],
+    ids=["backward", "loss", "optimizer"],
+)
+def test_an_exception_in_a_pass_names_where_it_was(comm, stage, given, where):
+    stages = [nn.Sequential(nn.Linear(4, 4), stage())]
+    pipe = Pipeline(stages, comm, "gpipe", **{"loss": F.mse_loss, "microbatches": 2, "optimizer": SGD} | given)
+    with pytest.raises(PipelineError, match=f"rank 0, stage 0: {where}.*: ValueError: only here"):
+        pipe.step(torch.ones(8, 4), torch.ones(8, 4))
+    pipe.close()
+
+
 # --- Jobs that fail ---
 
 PROGRAM = """
-import os, sys, signal, time
+import os, signal, time
 import torch
 from torch import nn
 from mpi4py import MPI
 import distconv as dc
-from distconv.pipeline import Pipeline
+from distconv.pipeline import Pipeline, mail
 
 comm = MPI.COMM_WORLD
+place = {place!r}
 torch.manual_seed(0)
 
 class Fails(nn.Module):
@@ -184,98 +237,31 @@ class Behind(nn.Module):
     def forward(self, x):
         return FailsBehind.apply(x)
 
-class Optimizer(torch.optim.SGD):
-    def step(self):
-        if place == "optimizer" and comm.rank == 1:
-            fail()
-        super().step()
-
-def loss(y, target):
-    if place == "loss":
-        fail()
-    return nn.functional.mse_loss(y, target)
+def fail_in_send(self, header, payload, what, send=mail._Outgoing.send):
+    send(self, header, payload, what)
+    fail()
 
 def fail():
     {how}
 
-place = {place!r}
+width = 4
+if place == "send" and comm.rank == 0:
+    mail._Outgoing.send = fail_in_send
+if place == "send":
+    width = 1 << 17  # 4 MB: MPI sends them while the receiver takes them
 middle = {{"forward": Fails, "backward": Behind}}.get(place, nn.Identity)()
-stages = [nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), middle)]
-pipe = Pipeline(stages, comm, {schedule!r}, loss, {microbatches}, optimizer=lambda p: Optimizer(p, lr=0.1))
+stages = [nn.Linear(4, width), nn.Sequential(nn.Linear(width, 4), middle)]
+optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+pipe = Pipeline(stages, comm, {schedule!r}, nn.functional.mse_loss, {microbatches}, optimizer=optimizer)
 x = torch.ones(8, 4)
 for step in range(4):
     pipe.step(x, x)
 pipe.drain()
+print("done", flush=True)
 time.sleep(30)
 """
 
-
-def program(place, how, schedule="gpipe", microbatches=2):
-    return PROGRAM.format(place=place, how=how, schedule=schedule, microbatches=microbatches)
-
-
-@pytest.mark.parametrize(
-    ("place", "named"),
-    [
-        ("forward", r"rank 1, stage 1: F of micro-batch 0: ValueError: only here"),
-        ("backward", r"rank 1, stage 1: B of micro-batch 0: ValueError: only here"),
-        ("loss", r"rank 1, stage 1: F of micro-batch 0: ValueError: only here"),
-        ("optimizer", r"rank 1, stage 1: update.*: ValueError: only here"),
-    ],
-)
-def test_an_exception_ends_the_job_and_names_where_it_was(mpiexec, place, named):
-    ended = mpiexec(2, program(place, "raise ValueError('only here')"), timeout=60)
-    assert ended.returncode == 1, ended.stderr
-    assert_found(named, ended.stderr)
-
-
-def assert_found(pattern, text):
-    assert re.search(pattern, text), text
-
-
-def test_a_stage_that_exits_ends_the_job(mpiexec):
-    ended = mpiexec(2, program("forward", "sys.exit(3)", "stale", 1), timeout=60)
-    assert ended.returncode == 3, ended.stderr
-    assert_found("rank 1 left with exit code 3", ended.stderr)
-
-
-@pytest.mark.parametrize("schedule", ["1f1b-sno", "stale"])
-def test_a_rank_that_is_killed_in_a_pass_ends_the_job(mpiexec, schedule):
-    begun = time.monotonic()
-    ended = mpiexec(2, program("forward", "os.kill(os.getpid(), signal.SIGKILL)", schedule, 1), timeout=40)
-    assert ended.returncode != 0
-    assert time.monotonic() - begun < 30
-
-
-def test_a_rank_that_is_stopped_ends_the_job_with_a_report():
-    code = program("backward", "os.kill(os.getpid(), signal.SIGSTOP)", "zero-bubble")
-    with Job(2, code, env={"DISTCONV_TIMEOUT_S": "3"}) as job:
-        deadline = time.monotonic() + 40
-        while "has waited" not in job.output() and time.monotonic() < deadline:
-            time.sleep(0.2)
-        output = job.output()
-        for pid in job.ranks().values():
-            os.kill(pid, signal.SIGCONT)  # else the launcher waits for it
-        ended = job.wait(20)
-    assert ended.returncode != 0
-    assert_found(r"rank 0 of 2 has waited .* stage 0: B of micro-batch 0 waiting for stage 1", output)
-
-
-def test_ranks_that_do_different_steps_end_the_job_with_a_report(mpiexec):
-    code = PROGRAM_OF_STEPS.format(begun="if comm.rank == 1: pipe.drain()")
-    ended = mpiexec(2, code, timeout=40, env={"DISTCONV_TIMEOUT_S": "3"})
-    assert ended.returncode in (1, 75), ended.stderr
-    assert_found(r"rank [01].*(micro-batch|step)", ended.stderr)
-
-
-def test_a_rank_that_leaves_out_a_step_ends_the_job_with_a_report(mpiexec):
-    code = PROGRAM_OF_STEPS.format(begun="if comm.rank == 1: pipe._begun += 1; pipe._origin += 1; pipe._reported += 1")
-    ended = mpiexec(2, code, timeout=40, env={"DISTCONV_TIMEOUT_S": "3"})
-    assert ended.returncode in (1, 75), ended.stderr
-    assert_found(r"(step|micro-batch)", ended.stderr)
-
-
-PROGRAM_OF_STEPS = """
+OTHER_STEPS = """
 import torch
 from torch import nn
 from mpi4py import MPI
@@ -287,9 +273,78 @@ pipe = Pipeline([nn.Linear(4, 4), nn.Linear(4, 4)], comm, "stale", nn.functional
 x = torch.ones(2, 4)
 for step in range(3):
     pipe.step(x, x)
-{begun}
+if comm.rank == 1:
+    pipe.drain()
 for step in range(4):
     pipe.step(x, x)
 pipe.drain()
 pipe.synchronize()
 """
+
+
+def program(place, how, schedule="gpipe", microbatches=2):
+    return PROGRAM.format(place=place, how=how, schedule=schedule, microbatches=microbatches)
+
+
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+PROGRAMS = {
+    "raises": program("forward", "raise ValueError('only here')"),
+    "leaves": program("forward", "os._exit(0)", "stale", 1),
+    "killed in a pass": program("forward", KILL, "stale", 1),
+    "killed in a send": program("send", KILL, "1f1b-sno"),
+    "stopped": program("backward", "os.kill(os.getpid(), signal.SIGSTOP)", "zero-bubble"),
+    "does other steps": OTHER_STEPS,
+}
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """All of them at once, by what goes wrong: they wait more than they compute."""
+    with ExitStack() as stack:
+        environment = {"DISTCONV_TIMEOUT_S": "6"}
+        yield {name: stack.enter_context(Job(2, code, env=environment)) for name, code in PROGRAMS.items()}
+
+
+def assert_found(pattern, text):
+    assert re.search(pattern, text), text
+
+
+@pytest.mark.mpi
+def test_an_exception_on_one_rank_ends_the_job_and_names_where_it_was(jobs):
+    ended = jobs["raises"].wait(60)
+    assert ended.returncode == 1, ended.stderr
+    assert_found(r"rank 1, stage 1: F of micro-batch 0: ValueError: only here", ended.stderr)
+
+
+@pytest.mark.mpi
+def test_a_rank_that_leaves_without_a_word_ends_the_job_before_others_are_done(jobs):
+    # MPICH itself then says 0.
+    assert jobs["leaves"].wait(60).stdout == ""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("where", ["a pass", "a send"])
+def test_a_rank_that_is_killed_ends_the_job(jobs, where):
+    ended = jobs[f"killed in {where}"].wait(60)
+    assert ended.returncode in (9, 137), ended.stderr
+
+
+@pytest.mark.mpi
+def test_a_rank_that_is_stopped_ends_the_job_with_a_report(jobs):
+    job = jobs["stopped"]
+    deadline = time.monotonic() + 40
+    while "has waited" not in job.output() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    output = job.output()
+    for pid in job.ranks().values():
+        os.kill(pid, signal.SIGCONT)  # else the launcher waits for it
+    ended = job.wait(20)
+    assert ended.returncode == 75, ended.stderr
+    assert_found(r"rank 0 of 2 has waited .* stage 0: B of micro-batch 0 waiting for stage 1", output)
+
+
+@pytest.mark.mpi
+def test_ranks_that_do_different_steps_end_the_job_with_a_report(jobs):
+    ended = jobs["does other steps"].wait(60)
+    assert ended.returncode == 1, ended.stderr
+    assert_found(r"expects it for step \d from rank \d, but that sends \w of micro-batch", ended.stderr)

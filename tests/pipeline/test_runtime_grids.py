@@ -13,7 +13,7 @@ import distconv as dc
 from distconv.pipeline import Pipeline, SerialPipeline
 from distconv.pipeline.serial import IN_FLIGHT
 from distconv.tensor import DistTensor
-from tests.pipeline.training import Chain, assert_close, states, train_plainly
+from tests.pipeline.training import Chain, assert_close, batches, states, train_plainly
 
 # Small steps: whatever weights differ by is not blown up in a few of them.
 SGD = partial(torch.optim.SGD, lr=0.01, momentum=0.9)
@@ -31,13 +31,7 @@ SIZES = ((4, 7, 9), (3, 8, 7), (4, 9, 8))
 
 
 def images(count, sizes=SIZES):
-    generator = torch.Generator().manual_seed(1)
-    found = []
-    for number in range(count):
-        samples, *space = sizes[number % len(sizes)]
-        x = torch.randn(samples, 2, *space, generator=generator, dtype=torch.float64)
-        found.append((x, torch.randint(3, (samples, *space), generator=generator)))
-    return found
+    return batches(count, sizes, maps=True)
 
 
 def segmentation(count):

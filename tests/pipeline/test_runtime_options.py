@@ -33,19 +33,8 @@ OPTIMIZERS = {
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_trains_as_in_one_process(comm, name):
-    data = batches(6)
     for schedule_name in ("1f1b-so", "stale", "spectrain"):
-        stages = convolutions(2)
-        alone = copies(stages)
-        pipe = Pipeline(stages, comm, schedule_name, F.cross_entropy, optimizer=OPTIMIZERS[name])
-        serial = SerialPipeline(alone, F.cross_entropy, OPTIMIZERS[name], schedule_name)
-        for batch in data:
-            assert pipe.step(*batch) == serial.step(*batch)
-        pipe.drain()
-        serial.drain()
-        pipe.synchronize()
-        assert_same(stages, alone)
-        pipe.close()
+        assert_trains_as_one_process(comm, convolutions(2), batches(6), schedule_name, optimizer=OPTIMIZERS[name])
 
 
 @pytest.mark.ranks(3)
@@ -104,6 +93,14 @@ class Pixels(nn.Module):
         return x.mean(1)
 
 
+def strides_entering(stages):
+    """The strides of what each stage is called with from now on."""
+    seen = [[] for _ in stages]
+    for stage, each in zip(stages, seen, strict=True):
+        stage.register_forward_pre_hook(lambda module, inputs, each=each: each.append(inputs[0].stride()))
+    return seen
+
+
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -119,6 +116,7 @@ def test_the_memory_format_of_a_tensor_survives_a_cut(comm, dtype, memory_format
     data = [(x + number, torch.tensor([0, 1, 2, 0])) for number in range(3)]
     for name, microbatches in (("gpipe", 2), ("stale", 1)):
         over_ranks, alone = copies(stages), copies(stages)
+        found, expected = strides_entering(over_ranks), strides_entering(alone)
         pipe = Pipeline(over_ranks, comm, name, F.cross_entropy, microbatches, optimizer=SGD)
         serial = SerialPipeline(alone, F.cross_entropy, SGD, name, microbatches)
         assert [pipe.step(*batch) for batch in data] == [serial.step(*batch) for batch in data]
@@ -126,6 +124,7 @@ def test_the_memory_format_of_a_tensor_survives_a_cut(comm, dtype, memory_format
         serial.drain()
         pipe.synchronize()
         assert_same(over_ranks, alone)
+        assert found[pipe.stage] == expected[pipe.stage]
         pipe.close()
         if name == "gpipe":
             plainly = copies(stages)

@@ -6,7 +6,7 @@ import pytest
 import torch.nn.functional as F
 
 from distconv.pipeline import Pipeline
-from tests.pipeline.training import SGD, assert_same, batches, convolutions, copies, train_plainly
+from tests.pipeline.training import SGD, assert_same, batches, convolutions, copies, label, train_plainly
 
 SCHEDULES = [
     ("gpipe", {}),
@@ -21,10 +21,6 @@ SCHEDULES = [
     ("interleaved", {"chunks": 2, "weights": "recompute"}),
     ("zero-bubble", {"weights": "recompute"}),
 ]
-
-
-def label(value):
-    return value if isinstance(value, str) else "-".join(map(str, value.values())) or "plain"
 
 
 @pytest.mark.ranks(1, 2, 3, 4, 6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 
 import pytest
@@ -27,19 +26,6 @@ def test_of_equal_stages_the_closed_form_is_the_simulated_time(name, stages, mic
     )
     simulated = simulate(schedule(name, stages, microbatches), forward, backward, transfer=transfer).makespan
     assert found == pytest.approx(simulated, rel=1e-12)
-
-
-@pytest.mark.parametrize("name", ["1f1b-sno", "1f1b-so"])
-@settings(max_examples=50)
-@given(stages=st.integers(1, 6), microbatches=st.integers(1, 40), forward=COST, backward=COST, share=st.floats(0, 0.5))
-def test_of_equal_stages_the_closed_form_is_table_ii(name, stages, microbatches, forward, backward, share):
-    transfer = share * (forward + backward)
-    extra = stages - 1
-    if name == "1f1b-sno":
-        extra = stages + microbatches - 2 - math.ceil((microbatches - 1) / stages)
-    table = (microbatches + stages - 1) * (forward + backward) + extra * 2 * transfer
-    found = minibatch_time(name, [forward] * stages, [backward] * stages, [transfer] * (stages - 1), microbatches)
-    assert found == pytest.approx(table, rel=1e-12)
 
 
 # Smallest and largest ratio to the simulated time, and the largest mean: what schedule_costs.py says of 600 pipelines.

@@ -114,9 +114,3 @@ def test_spectrain_predicts_as_many_updates_ahead_as_the_paper_says(stages):
             if action.kind in ahead and action.microbatch >= stages:
                 ahead[str(action.kind)].add(action.version - newest)
         assert ahead == {"F": {stage // 2 + stages - stage - 1}, "B": {stage // 2}}
-
-
-def test_weights_and_their_gradient_make_twice_the_weights():
-    """BaPipe, Tables I and II: features memory and weights memory."""
-    memory = peak_memory(schedule("1f1b-so", 3, 8))
-    assert [stage.total(activation=10, weights=7) for stage in memory] == [6 * 10 + 14, 4 * 10 + 14, 2 * 10 + 14]

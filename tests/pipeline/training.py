@@ -18,15 +18,22 @@ SIZES = ((5, 4, 4), (3, 6, 5), (5, 3, 3), (2, 7, 7), (4, 4, 6))
 """Of mini-batches: samples, rows, columns."""
 
 
-def batches(count, sizes=SIZES):
-    """``count`` mini-batches of images and classes, of changing size."""
+def batches(count, sizes=SIZES, maps=False):
+    """``count`` mini-batches of images and classes, of changing size; with ``maps`` each pixel has a class."""
     generator = torch.Generator().manual_seed(1)
     found = []
     for number in range(count):
         samples, *space = sizes[number % len(sizes)]
         x = torch.randn(samples, CHANNELS, *space, generator=generator, dtype=torch.float64)
-        found.append((x, torch.randint(CLASSES, (samples,), generator=generator)))
+        found.append((x, torch.randint(CLASSES, (samples, *space) if maps else (samples,), generator=generator)))
     return found
+
+
+def label(value):
+    """A case's id: names as they are, options as ``name=value``."""
+    if isinstance(value, str):
+        return value
+    return "-".join(f"{name}={each}" for name, each in value.items()) or "default"
 
 
 def convolutions(count, dropout=0.0, inplace=True):
@@ -76,16 +83,18 @@ def train_plainly(stages, data, microbatches=1, loss=F.cross_entropy, optimizer=
     return losses
 
 
-def assert_trains_as_one_process(comm, stages, data, schedule, microbatches=1, loss=F.cross_entropy, **options):
+def assert_trains_as_one_process(
+    comm, stages, data, schedule, microbatches=1, loss=F.cross_entropy, optimizer=SGD, weights=None, **options
+):
     """Losses and state have the bits of plain torch, or of the serial pipeline if the schedule is asynchronous."""
     alone = copies(stages)
     if schedule in IN_FLIGHT:
-        serial = SerialPipeline(alone, loss, SGD, schedule)
+        serial = SerialPipeline(alone, loss, optimizer, schedule, weights=weights)
         expected = [serial.step(*batch) for batch in data]
         serial.drain()
     else:
-        expected = train_plainly(alone, data, microbatches, loss)
-    pipe = Pipeline(stages, comm, schedule, loss, microbatches, optimizer=SGD, **options)
+        expected = train_plainly(alone, data, microbatches, loss, optimizer)
+    pipe = Pipeline(stages, comm, schedule, loss, microbatches, optimizer=optimizer, weights=weights, **options)
     assert [pipe.step(*batch) for batch in data] == expected
     pipe.drain()
     pipe.synchronize()

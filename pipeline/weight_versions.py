@@ -21,9 +21,31 @@ class _Note:
     """A view of parameter ``index`` that autograd wanted to save."""
 
     index: int
+    dtype: torch.dtype
     size: torch.Size
     stride: tuple[int, ...]
-    offset: int
+    offset_bytes: int
+    conjugate: bool
+    negative: bool
+
+    @staticmethod
+    def of(view: torch.Tensor, index: int, weights: torch.Tensor) -> _Note:
+        """``view`` of ``weights``, parameter number ``index``; it may be real where that is complex."""
+        offset = _start(view) - _start(weights)
+        return _Note(index, view.dtype, view.size(), view.stride(), offset, view.is_conj(), view.is_neg())
+
+    def view(self, weights: torch.Tensor) -> torch.Tensor:
+        """The same part of what ``weights`` are now."""
+        offset = (_start(weights) + self.offset_bytes) // self.dtype.itemsize
+        empty = torch.empty(0, dtype=self.dtype, device=weights.device)
+        found = empty.set_(weights.untyped_storage(), offset, self.size, self.stride)
+        found = found.conj() if self.conjugate else found
+        return torch._neg_view(found) if self.negative else found
+
+
+def _start(tensor: torch.Tensor) -> int:
+    """Where a tensor begins in its storage, in bytes."""
+    return int(tensor.storage_offset()) * tensor.itemsize
 
 
 @dataclass(frozen=True)
@@ -122,13 +144,11 @@ class WeightVersions:
         if index is None or not tensor.numel():
             # Not the tensor itself: an output that its own node keeps would never be freed.
             return _Kept(tensor.detach(), tensor._version)
-        offset = int(tensor.storage_offset()) - int(self.parameters[index].storage_offset())
-        return _Note(index, tensor.size(), tensor.stride(), offset)
+        return _Note.of(tensor, index, self.parameters[index])
 
     def _unpack(self, saved: _Note | _Kept) -> torch.Tensor:
         if isinstance(saved, _Note):
-            weights = self.parameters[saved.index].detach()
-            return weights.as_strided(saved.size, saved.stride, int(weights.storage_offset()) + saved.offset)
+            return saved.view(self.parameters[saved.index].detach())
         if saved.tensor._version != saved.version:
             raise RuntimeError(
                 f"an activation of shape {tuple(saved.tensor.shape)} that the backward pass needs was modified in "

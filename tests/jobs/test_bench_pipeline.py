@@ -1,0 +1,71 @@
+"""``distconv bench pipeline``: its report, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from distconv import cli
+
+SMALL = "bench pipeline --width 2 --batch 4 --microbatches 2 --rounds 1 --steps 1"
+
+
+def outcome(arguments: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    """Exit code, output and errors of the command on this rank."""
+    try:
+        code = cli.main(arguments.split())
+    except SystemExit as end:
+        code = int(end.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("ppv", ["--ppv 4", ""], ids=["given", "balanced"])
+def test_every_variant_is_timed_and_reported(comm: Any, capsys: pytest.CaptureFixture[str], ppv: str) -> None:
+    code, out, _ = outcome(f"{SMALL} {ppv}", capsys)
+    assert code == 0
+    assert not dist.is_initialized()
+    if comm.rank:
+        assert out == ""
+        return
+    *lines, figures = out.splitlines()
+    found = json.loads(figures)
+    assert lines[0].startswith("training step, float32, VGG-16-BN of width 2, 4 images of 32x32, 2 micro-batches, cut")
+    assert {"1f1b-sno", "zero-bubble", "stale", "pipedream", "torch 1F1B, gloo", "DDP, gloo", "one rank"} == {
+        *found["times_s"]
+    }
+    for name, times in found["times_s"].items():
+        assert len(times) == 1 and times[0] > 0
+        assert any(line.startswith(f"{name} ") and f"{1e3 * times[0]:.2f}" in line for line in lines)
+    for name in ("1f1b-sno", "zero-bubble"):
+        assert any(line.startswith(f"{name}: ") and "by simulation: ratio" in line for line in lines)
+    assert len(found["whole_s"]) == len(found["halves_s"]) == 2
+    assert found["cuts"] == ["4", "4"] or not ppv
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("ppv", "message"),
+    [
+        ("2,x", "argument --ppv: "),
+        ("0", "argument --ppv: "),
+        ("2,4", "--ppv 2,4: 2 cuts make 3 stages for 2 ranks"),
+    ],
+)
+def test_cuts_that_do_not_fit_are_refused_in_a_line(
+    comm: Any, capsys: pytest.CaptureFixture[str], ppv: str, message: str
+) -> None:
+    code, out, errors = outcome(f"{SMALL} --ppv {ppv}", capsys)
+    assert (code, out) == (2, "")
+    assert errors == "" if comm.rank else message in errors and errors.count("\n") == 1
+
+
+@pytest.mark.ranks(1)
+def test_one_rank_is_refused(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, errors = outcome(SMALL, capsys)
+    assert code == 2
+    assert errors == "distconv bench pipeline: bench pipeline needs one rank for each stage: start 2 or more\n"
