@@ -327,7 +327,11 @@ def test_the_tables_are_printed_and_bad_input_ends_with_one_line(tmp_path, capsy
     assert "net" in printed and printed.count("SparsePipe, Table III") == 2
     assert (tmp_path / "out.json").stat().st_size > 0
     assert partition_tables.main([str(tmp_path / "none.json")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+    error = capsys.readouterr().err
+    assert error.startswith("partition_tables: profile ") and error.count("\n") == 1
+    with pytest.raises(SystemExit) as stopped:
+        partition_tables.main(["--devices", "0"])
+    assert stopped.value.code == 2 and capsys.readouterr().err.count("\n") == 1
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import networkx as nx
 import numpy as np
@@ -146,3 +147,17 @@ def test_costs_that_do_not_fit_are_refused_in_a_line(costs, message):
     with pytest.raises(ScheduleError) as error:
         simulate(schedule("gpipe", 3, 2), **{"forward": 1, "backward": 2, **costs})
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("microbatches", [7, 24])
+def test_an_asynchronous_schedule_is_made_again_for_the_replicas_it_is_simulated_with(microbatches):
+    found = simulate(schedule("pipedream", 2, microbatches), [2, 1], [4, 2], replicas=[2, 1])
+    given = simulate(schedule("pipedream", 2, microbatches, replicas=(2, 1)), [2, 1], [4, 2])
+    assert (found.schedule, found.spans) == (given.schedule, given.spans)
+
+
+def test_replicas_that_a_schedule_cannot_have_are_refused():
+    with pytest.raises(ScheduleError, match="stale: option 'replicas' does not apply"):
+        simulate(schedule("stale", 2, 4), 1, 2, replicas=[2, 1])
+    with pytest.raises(ScheduleError, match="of one's own is as it is"):
+        simulate(replace(schedule("pipedream", 2, 4), name="mine"), 1, 2, replicas=[2, 1])
