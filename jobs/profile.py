@@ -137,6 +137,8 @@ def _time_layers(options: argparse.Namespace, device: torch.device, ranks: int) 
         raise DistconvError("--layers needs --model: a name, or MODULE:FACTORY")
     known = MODELS.get(options.model)
     shape: Sequence[int] | None = options.input or (known.sample if known else None)
+    if shape is None and ":" not in options.model:
+        raise DistconvError(f"--layers: there is no model {options.model!r}; there are {', '.join(MODELS)}")
     if shape is None:
         raise DistconvError(f"--layers: one sample's extents of {options.model} are not known; say --input C,H,W")
     batch = options.batch or BATCH

@@ -15,10 +15,12 @@ Source: Zhao et al. 2020 (BaPipe), 3.2, 3.3, Tables I and II.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from distconv.errors import DistconvError
+from distconv.files import short
 from distconv.perfmodel.exploration_cuts import balanced_cuts, best_cuts, emptiest_cuts
 from distconv.perfmodel.exploration_stages import PARALLEL, Setting, Stages, whole
 from distconv.perfmodel.layer_profile import Profile
@@ -114,13 +116,13 @@ class Exploration:
 
 def explore(
     profile: Profile | Callable[[int], Profile],
-    machine: Machine,
+    machine: Machine | str | os.PathLike[str],
     devices: int | Sequence[Device],
     batch: int,
     *,
     samples: int | None = None,
-    microbatches: Sequence[int] | None = None,
-    schedules: Sequence[str] = SYNCHRONOUS,
+    microbatches: int | Sequence[int] | None = None,
+    schedules: str | Sequence[str] = SYNCHRONOUS,
     joint: bool = False,
     share_layers: bool = False,
     memory: float | None = None,
@@ -129,11 +131,12 @@ def explore(
     """The fastest training of a mini-batch of ``batch`` samples on all ``devices``, a number or kinds in their order.
 
     ``profile``: what a micro-batch of so many samples costs, or a Profile of ``samples`` samples (default: ``batch``)
-    that others are in proportion to, as are the ``times`` of devices. Links and memory are the machine's; ``memory``
-    (bytes of a device) takes the latter's place. ``microbatches``: the numbers to look at; None: all divisors of
-    ``batch``. ``schedules``: ``dp`` and names from ``schedule_costs.SCHEDULES``. ``share_layers``: a layer at a cut may
-    be divided between its stages (BaPipe 3.3.2), which FPGAs can do and ``distconv.pipeline.Pipeline`` cannot.
-    ``optimizer_slots``: tensors of state per parameter (BaPipe's 2w is 0 of them). An optimizer takes no time here.
+    that others are in proportion to, as are the ``times`` of devices. Links and memory are those of ``machine`` (or the
+    one of this name or file); ``memory`` (bytes of a device) takes the latter's place. ``microbatches``: the number, or
+    those to look at; None: all divisors of ``batch``. ``schedules``: ``dp`` and names from
+    ``schedule_costs.SCHEDULES``. ``share_layers``: a layer at a cut may be divided between its stages (BaPipe 3.3.2),
+    which FPGAs can do and ``distconv.pipeline.Pipeline`` cannot. ``optimizer_slots``: tensors of state per parameter
+    (BaPipe's 2w is 0 of them). An optimizer takes no time here.
 
     Raises
     ------
@@ -142,6 +145,13 @@ def explore(
     PartitionError
         If the devices cannot be.
     """
+    if not callable(profile) and not isinstance(profile, Profile):
+        raise ExplorationError(
+            f"explore: found {short(repr(profile))}, expected a Profile or a function that makes one"
+        )
+    machine = machine if isinstance(machine, Machine) else Machine.load(machine)
+    schedules = [schedules] if isinstance(schedules, str) else schedules
+    microbatches = [microbatches] if isinstance(microbatches, int) else microbatches
     _check(batch, schedules, optimizer_slots, microbatches)
     whole_batch = batch if samples is None else _positive("samples", samples)
     room = machine.memory_bytes if memory is None else check_positive(memory, "explore: memory", "bytes")

@@ -106,6 +106,8 @@ class Profile:
     edges: Sequence[tuple[str, str]] | None = None
 
     def __post_init__(self) -> None:
+        if not isinstance(self.layers, Sequence) or not all(isinstance(layer, Layer) for layer in self.layers):
+            raise ProfileError(f"profile: found {short(repr(self.layers))} as the layers, expected a list of Layer")
         names = [layer.name for layer in self.layers]
         if not names:
             raise ProfileError("profile: found no layer, expected at least one")
@@ -229,9 +231,23 @@ def _from_pipedream(text: str) -> Profile:
                 layers.append(_layer(found))
         except ProfileError as error:
             raise ProfileError(f"profile, line {line_number}{str(error).removeprefix('profile')}") from error
+    _check_one_part([*inputs, *(layer.name for layer in layers)], edges)
     # Nodes stand in the order of a hash table; their numbers are the order in which they ran.
     layers.sort(key=lambda layer: _place(layer.name))
     return Profile(layers, [edge for edge in edges if edge[0] not in inputs])
+
+
+def _check_one_part(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> None:
+    """The edges come last in a file: one that is cut off leaves layers without any."""
+    graph = nx.Graph()
+    graph.add_nodes_from(names)
+    graph.add_edges_from(edges)
+    parts = list(nx.connected_components(graph))
+    if len(parts) > 1:
+        raise ProfileError(
+            f"profile: the edges leave {len(names)} nodes in {len(parts)} unconnected parts, one of them with "
+            f"{short(repr(min(parts[-1])))}; is the file cut off?"
+        )
 
 
 def _place(name: str) -> tuple[int, str]:

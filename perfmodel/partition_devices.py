@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TypeGuard
@@ -42,6 +42,8 @@ class Device:
         if self.memory is not None:
             check_positive(self.memory, f"device {self.name!r}: memory", "bytes")
         if self.times is not None:
+            if not isinstance(self.times, Iterable):
+                raise PartitionError(f"device {self.name!r}: found times={self.times!r}, expected one for each layer")
             times = [number(time) for time in self.times]
             if None in times:
                 wrong = times.index(None)

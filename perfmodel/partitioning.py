@@ -22,7 +22,7 @@ from distconv.perfmodel.layer_profile import Profile
 from distconv.perfmodel.partition_devices import Device, PartitionError, as_devices, kinds_in_order
 from distconv.perfmodel.partition_memory import does_not_fit, fitting
 from distconv.perfmodel.partition_search import Move, any_groups, cheapest, successive_groups
-from distconv.perfmodel.stage_costs import COSTS, Array, Counts, Stage, StagePartition, Terms, stage_time
+from distconv.perfmodel.stage_costs import COSTS, Array, Counts, Stage, StagePartition, Terms, check_profile, stage_time
 
 __all__ = ["METHODS", "Device", "PartitionError", "StagePartition", "partition", "stage_time"]
 
@@ -53,7 +53,8 @@ def partition(
     PartitionError
         If there is no such method, the devices or the bandwidth cannot be, or no partition fits their memory.
     """
-    if method not in METHODS:
+    check_profile("partition", profile)
+    if not isinstance(method, str) or method not in METHODS:
         raise PartitionError(f"partition: there is no method {method!r}; there are {', '.join(METHODS)}")
     given = as_devices(devices, len(profile.layers))
     seen = _taken_for_equal(given) if method == "pipedream" else given

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from distconv.files import short
 from distconv.perfmodel.layer_profile import Profile
 from distconv.perfmodel.partition_devices import Device, PartitionError, as_devices, check_positive
 
@@ -154,6 +155,12 @@ class Terms:
         return max(works + [float(self.boundary(stage.first, sum(stage.counts))) for stage in stages[1:]])
 
 
+def check_profile(where: str, profile: object) -> None:
+    """Raise PartitionError if it is none."""
+    if not isinstance(profile, Profile):
+        raise PartitionError(f"{where}: found {short(repr(profile))}, expected a Profile, such as Profile.load(path)")
+
+
 def stage_time(
     profile: Profile,
     partition: StagePartition,
@@ -169,6 +176,9 @@ def stage_time(
         If the partition has devices that ``devices`` lacks or more than there are of a kind, or another number of
         layers than the profile.
     """
+    check_profile("stage_time", profile)
+    if not isinstance(partition, StagePartition):
+        raise PartitionError(f"stage_time: found {short(repr(partition))}, expected what partition() returns")
     if cost not in COSTS:
         raise PartitionError(f"stage_time: there is no cost {cost!r}; there are {', '.join(COSTS)}")
     terms = Terms(profile, devices, bandwidth, COSTS[cost])

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from distconv.errors import DistconvError
 from distconv.perfmodel import exploration_cuts as cuts_module
 from distconv.perfmodel.exploration import ASYNCHRONOUS, SYNCHRONOUS, ExplorationError, explore
 from distconv.perfmodel.exploration_cuts import best_cuts, key
@@ -227,3 +228,32 @@ def test_questions_without_an_answer_are_refused(arguments, text):
     given = {"profile": equal_layers(), "devices": 4, "batch": 16, **arguments}
     with pytest.raises(ValueError, match=text):
         explore(given.pop("profile"), machine_of(1e9), given.pop("devices"), given.pop("batch"), **given)
+
+
+def test_a_machine_may_be_named_and_single_choices_need_no_list():
+    profile = equal_layers()
+    found = explore(profile, "v100-pcie", 2, 16, microbatches=4, schedules="1f1b-sno")
+    assert found == explore(profile, Machine.load("v100-pcie"), 2, 16, microbatches=[4], schedules=["1f1b-sno"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"profile": None}, "found None, expected a Profile or a function"),
+        ({"profile": "vgg16"}, "found 'vgg16', expected a Profile or a function"),
+        ({"samples": 0}, "samples=0, expected a positive whole number"),
+        ({"samples": -3}, "samples=-3, expected a positive whole number"),
+        ({"schedules": "1f1b"}, r"schedules=\['1f1b'\], expected some of dp, "),
+        ({"microbatches": 3}, "found 3 micro-batches, expected a divisor of 16"),
+        ({"memory": 0}, "memory: found 0, expected a positive number of bytes"),
+    ],
+)
+def test_what_cannot_be_explored_is_refused_in_a_line(given, message):
+    known = {"profile": equal_layers(), "machine": machine_of(1e12), "devices": 2, "batch": 16}
+    with pytest.raises(DistconvError, match=message):
+        explore(**known | given)
+
+
+def test_one_device_lists_each_choice_once():
+    found = explore(equal_layers(), machine_of(1e12), 1, 16)
+    assert [choice.schedule for choice in found.table] == ["dp"] * 5

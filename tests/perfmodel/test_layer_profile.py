@@ -122,6 +122,8 @@ def test_the_published_profiles_hold_all_their_nodes_but_the_input(tmp_path):
         (TEXT + "\tnode3 -- node3\n", ("cycle", "'node3'")),
         (TEXT + "\tnode2 -- node3\n", ("edge ('node2', 'node3') is there twice",)),
         (TEXT.replace("node10 -- Add", "node3 -- Add"), ("layer 'node3' is there twice",)),
+        (TEXT.replace("\tnode3 -- node10\n\tnode2 -- node10\n", ""), ("2 unconnected parts", "'node10'", "cut off?")),
+        (TEXT[: TEXT.index("\t")], ("4 unconnected parts", "cut off?")),
         ("", ("no layer",)),
         (b"\xff\xfe", ("byte 0", "UTF-8")),
         (b"x" * (LARGEST_BYTES + 1), ("too many",)),
@@ -202,3 +204,9 @@ def test_a_missing_file_and_one_that_cannot_be_written_are_named(tmp_path):
         Profile.load(tmp_path / "missing.json")
     with pytest.raises(ProfileError, match="cannot be written: Is a directory"):
         Profile([layer("a")]).save(tmp_path)
+
+
+@pytest.mark.parametrize("layers", [None, [1], 3, ("a",)])
+def test_layers_that_are_none_are_refused(layers):
+    with pytest.raises(ProfileError, match="expected a list of Layer"):
+        Profile(layers)

@@ -415,6 +415,7 @@ def test_impossible_devices_and_bandwidths_are_refused(devices, bandwidth, parts
         ({"count": True}, "count=True"),
         ({"times": [1.0, -1.0]}, "-1.0 as the time of layer 1"),
         ({"times": [math.nan]}, "nan as the time of layer 0"),
+        ({"times": 3.0}, "times=3.0"),
         ({"times": ["fast"]}, "'fast' as the time of layer 0"),
         ({"times": [10**400]}, "as the time of layer 0"),
         ({"times": [1e308, 1e308]}, "the sum of its 2 times is too large"),
@@ -430,9 +431,17 @@ def test_an_impossible_device_is_refused(arguments, part):
 
 def test_unknown_methods_costs_and_foreign_partitions_are_refused():
     profile = random_profile(0)
-    with pytest.raises(PartitionError, match="no method 'best'; there are pipedream, "):
-        partition(profile, 2, 1e9, "best")
+    for method in ("best", ["best"]):
+        with pytest.raises(PartitionError, match=r"no method .*'best'.*; there are pipedream, "):
+            partition(profile, 2, 1e9, method)
     found = partition(profile, 2, 1e9)
+    for wrong in (None, "net.txt", profile.layers):
+        with pytest.raises(PartitionError, match=r"partition: found .*, expected a Profile"):
+            partition(wrong, 2, 1e9)
+        with pytest.raises(PartitionError, match=r"stage_time: found .*, expected a Profile"):
+            stage_time(wrong, found, 2, 1e9)
+        with pytest.raises(PartitionError, match=r"stage_time: found .*, expected what partition\(\) returns"):
+            stage_time(profile, wrong, 2, 1e9)
     with pytest.raises(PartitionError, match="no cost 'best'; there are pipedream, "):
         stage_time(profile, found, 2, 1e9, "best")
     with pytest.raises(PartitionError, match=r"6 layers.*the profile 7 layers"):
