@@ -7,6 +7,7 @@ scattered, a model parallelized) or ``all`` (every operator as well).
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from typing import TypeVar
@@ -56,8 +57,10 @@ def _disagreement(values: list[tuple[str, str]]) -> str:
         listed = "; ".join(f"{text} on {_ranks(ranks)}" for text, ranks in _grouped(f"{w} {v}" for w, v in values))
         return f"ranks are at different operations: {listed}; every rank must call the same ones in the same order"
     groups = _grouped(v for _, v in values)
-    same = len(os.path.commonprefix([text for text, _ in groups]))
-    listed = "; ".join(f"{_from(text, same)} on {_ranks(ranks)}" for text, ranks in groups)
+    texts = [text for text, _ in groups]
+    alike = (len(set(letters)) == 1 for letters in zip(*texts, strict=False))
+    place = sum(itertools.takewhile(bool, alike))
+    listed = "; ".join(f"{_from(text, place)} on {_ranks(ranks)}" for text, ranks in groups)
     return f"{values[0][0]}: ranks disagree: {listed}; pass the same on every rank"
 
 

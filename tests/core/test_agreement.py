@@ -24,6 +24,15 @@ def test_the_message_says_which_ranks_have_what(comm):
     assert f"K=5 on rank{'s' if comm.size > 2 else ''} {others}" in text
 
 
+@pytest.mark.ranks(2, 3)
+def test_of_long_texts_the_message_shows_where_they_differ(comm):
+    text = "x" * 5000 + str(comm.rank == 0) + "y" * 5000
+    with pytest.raises(MismatchError, match="True") as caught:
+        agree(comm, "a model", text)
+    assert "False" in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
 @pytest.mark.ranks(at_least=2)
 def test_ranks_at_different_operations_are_named(comm):
     what = "pooling" if comm.rank == comm.size - 1 else "convolution"
