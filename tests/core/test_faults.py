@@ -160,12 +160,23 @@ if {who}:
     sys.exit({code})
 MPI.COMM_WORLD.Sendrecv(bytearray(1), 1 - rank, recvbuf=bytearray(1), source=1 - rank)
 """
+CAUGHT = """
+import sys
+import distconv
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 0:
+    try:
+        sys.exit(3)
+    except SystemExit as left:
+        print("caught", left.code)
+"""
 LEAVERS = [("rank == 1", 3), ("rank >= 0", 4), ("rank < 0", 0)]
 
 PROGRAMS = {
     "after finalize": AFTER_FINALIZE,
     "skipped": SKIPPED,
     "failing": FAILING,
+    "caught": CAUGHT,
     **{who: LEAVING.format(who=who, code=code) for who, code in LEAVERS},
 }
 
@@ -208,3 +219,9 @@ def test_a_rank_that_does_not_come_ends_the_job_with_a_report(jobs):
     ended = jobs["skipped"].wait(60)
     assert ended.returncode == 75, ended.stderr
     assert "rank 0 of 2 has waited" in ended.stderr
+
+
+@pytest.mark.mpi
+def test_an_exit_that_is_caught_ends_nothing(jobs):
+    end = jobs["caught"].wait(60)
+    assert (end.returncode, end.stdout, end.stderr) == (0, "caught 3\n", "")
