@@ -191,7 +191,7 @@ def jobs():
 
 @pytest.mark.mpi
 def test_after_mpi_is_finalized_it_says_so_and_does_not_crash(jobs):
-    ended = jobs["after finalize"].wait(60)
+    ended = jobs["after finalize"].wait(120)
     assert ended.returncode == 0, ended.stderr
     for name in ("grid", "scatter", "gather", "sum", "loss", "parallelize"):
         assert f"{name} told:" in ended.stdout, ended.stdout
@@ -200,7 +200,7 @@ def test_after_mpi_is_finalized_it_says_so_and_does_not_crash(jobs):
 
 @pytest.mark.mpi
 def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(jobs):
-    ended = jobs["failing"].wait(60)
+    ended = jobs["failing"].wait(120)
     assert ended.returncode == 1, ended.stderr
     assert "rank 1 failed" in ended.stderr
     assert "ValueError: only here" in ended.stderr
@@ -209,19 +209,19 @@ def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(jobs):
 @pytest.mark.mpi
 @pytest.mark.parametrize(("who", "code"), LEAVERS)
 def test_a_rank_that_leaves_with_an_error_code_ends_the_job_with_it(jobs, who, code):
-    end = jobs[who].wait(60)
+    end = jobs[who].wait(120)
     assert end.returncode == code
     assert ("left with exit code 3 and the others did not" in end.stderr) == (code == 3)
 
 
 @pytest.mark.mpi
 def test_a_rank_that_does_not_come_ends_the_job_with_a_report(jobs):
-    ended = jobs["skipped"].wait(60)
+    ended = jobs["skipped"].wait(120)
     assert ended.returncode == 75, ended.stderr
     assert "rank 0 of 2 has waited" in ended.stderr
 
 
 @pytest.mark.mpi
 def test_an_exit_that_is_caught_ends_nothing(jobs):
-    end = jobs["caught"].wait(60)
+    end = jobs["caught"].wait(120)
     assert (end.returncode, end.stdout, end.stderr) == (0, "caught 3\n", "")
