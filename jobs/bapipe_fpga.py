@@ -19,7 +19,8 @@ from itertools import pairwise
 import numpy as np
 
 from distconv.layers.models import MODELS
-from distconv.perfmodel.exploration import ASYNCHRONOUS, Exploration, explore
+from distconv.perfmodel.exploration import ASYNCHRONOUS, explore
+from distconv.perfmodel.exploration_choices import Exploration
 from distconv.perfmodel.exploration_stages import PARALLEL
 from distconv.perfmodel.geometry import Parts
 from distconv.perfmodel.graph import Operation

@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from distconv.cli import Parser
-from distconv.perfmodel.exploration import SYNCHRONOUS, Choice, Exploration, explore
+from distconv.perfmodel.exploration import SYNCHRONOUS, explore
+from distconv.perfmodel.exploration_choices import Choice, Exploration
 from distconv.perfmodel.exploration_stages import PARALLEL
 from distconv.perfmodel.machine import Link, Machine, Overlap
 from distconv.perfmodel.partitioning import partition

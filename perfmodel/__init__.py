@@ -9,7 +9,8 @@ if __name__ != "distconv.perfmodel":
     )
 
 from distconv.perfmodel.evaluation import LayerPrediction, Prediction, evaluate
-from distconv.perfmodel.exploration import Exploration, explore
+from distconv.perfmodel.exploration import explore
+from distconv.perfmodel.exploration_choices import Exploration
 from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.layer_profile import Layer, Profile
 from distconv.perfmodel.layer_timing import time_layers

@@ -6,9 +6,9 @@
 Every combination that fits the memory is priced by the closed forms of :mod:`distconv.perfmodel.schedule_costs`, plus
 what of the gradients' allreduce over the R replicas is not hidden; the fastest one is the result. BaPipe looks at
 R = 1 and at data parallelism; ``joint`` at every R that divides the devices, and its cuts are chosen for the time and
-the memory of the very schedule (:mod:`distconv.perfmodel.exploration_cuts`). Replicas that differ from stage to stage
-are not looked at, which the closed forms do not know; nor are distributions within a layer: a stage's layers run whole,
-on one device.
+the memory of the very schedule (:mod:`distconv.perfmodel.exploration_cuts`). Given layer graphs, it also looks at
+stages of g ranks (R N g in all), among which every layer has the distribution that ``select`` finds for g ranks.
+Replicas or g that differ from stage to stage are not looked at: the closed forms do not know them.
 
 Source: Zhao et al. 2020 (BaPipe), 3.2, 3.3, Tables I and II.
 """
@@ -17,18 +17,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
-from distconv.errors import DistconvError
 from distconv.files import short
+from distconv.perfmodel.exploration_choices import Choice, Exploration, ExplorationError
 from distconv.perfmodel.exploration_cuts import balanced_cuts, best_cuts, emptiest_cuts
 from distconv.perfmodel.exploration_stages import PARALLEL, Setting, Stages, whole
+from distconv.perfmodel.graph import LayerGraph
 from distconv.perfmodel.layer_profile import Profile
 from distconv.perfmodel.machine import Machine
-from distconv.perfmodel.partition_devices import Device, as_devices, check_positive
-from distconv.perfmodel.partitioning import StagePartition
-from distconv.perfmodel.predicted_profile import scaled
+from distconv.perfmodel.partition_devices import Device, as_devices, check_positive, is_whole
+from distconv.perfmodel.predicted_profile import predicted_profile, scaled
 from distconv.perfmodel.schedule_costs import SCHEDULES
+from distconv.perfmodel.selection import select
+from distconv.plan import Plan
 
 SYNCHRONOUS = (PARALLEL, "1f1b-sno", "1f1b-so")
 """What accelerators can do that compute and communicate in turn, such as GPUs."""
@@ -37,85 +38,8 @@ ASYNCHRONOUS = (PARALLEL, "1f1b-as", "fbp-as")
 """What accelerators can do that pass results on while they compute them, such as FPGAs."""
 
 
-class ExplorationError(DistconvError, ValueError):
-    """A question that has no answer: impossible numbers, or no combination fits the memory."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One combination: ``time`` in seconds of a mini-batch, ``memory`` in bytes on a device of each stage.
-
-    ``microbatches`` are those of the whole mini-batch; each of the ``replicas`` gets its share of them.
-    """
-
-    schedule: str
-    stages: StagePartition
-    microbatches: int
-    replicas: int
-    time: float
-    memory: tuple[float, ...]
-    fits: bool
-
-    def __str__(self) -> str:
-        shape = f"{len(self.memory)} stages" if len(self.memory) > 1 else "1 stage"
-        shape += f" x {self.replicas} replicas" if self.replicas > 1 else ""
-        size = f"{max(self.memory) / 1e9:.3g} GB" + ("" if self.fits else ": too much")
-        return f"{self.schedule:<9} {shape:<24} {self.microbatches:>5} micro-batches {self.time:>11.6g} s  {size}"
-
-
-@dataclass(frozen=True)
-class Exploration:
-    """The fastest choice that fits, and all that were considered, fastest first and those that do not fit last.
-
-    ``stages`` is its partition, ``time`` in seconds of a mini-batch, ``memory`` in bytes on the fullest device.
-    """
-
-    best: Choice
-    table: tuple[Choice, ...]
-    room: float
-    question: str
-
-    @property
-    def schedule(self) -> str:
-        """``dp`` (data parallelism), or the schedule's name for ``distconv.pipeline.schedule``."""
-        return self.best.schedule
-
-    @property
-    def stages(self) -> StagePartition:
-        """Where the network is cut and which devices have what."""
-        return self.best.stages
-
-    @property
-    def microbatches(self) -> int:
-        """Micro-batches that the mini-batch is divided into."""
-        return self.best.microbatches
-
-    @property
-    def time(self) -> float:
-        """Seconds of a mini-batch."""
-        return self.best.time
-
-    @property
-    def memory(self) -> float:
-        """Bytes on the fullest device."""
-        return max(self.best.memory)
-
-    def explain(self) -> str:
-        """Why: the choice, the best of each schedule beside it, and what did not fit."""
-        fitting = [choice for choice in self.table if choice.fits]
-        leaders: dict[str, Choice] = {}
-        for choice in fitting:
-            leaders.setdefault(f"{choice.schedule} {choice.replicas > 1 and len(choice.memory) > 1}", choice)
-        lines = [self.question, f"best: {self.best}", *_cut(self.best)]
-        lines += [f"{choice}  {choice.time / self.time:.2f} x" for choice in leaders.values()]
-        lines.append(
-            f"{len(self.table)} combinations, {len(self.table) - len(fitting)} of them beyond {self.room / 1e9:.3g} GB"
-        )
-        return "\n".join(lines)
-
-
 def explore(
-    profile: Profile | Callable[[int], Profile],
+    profile: Profile | Callable[[int], Profile | LayerGraph],
     machine: Machine | str | os.PathLike[str],
     devices: int | Sequence[Device],
     batch: int,
@@ -130,13 +54,14 @@ def explore(
 ) -> Exploration:
     """The fastest training of a mini-batch of ``batch`` samples on all ``devices``, a number or kinds in their order.
 
-    ``profile``: what a micro-batch of so many samples costs, or a Profile of ``samples`` samples (default: ``batch``)
-    that others are in proportion to, as are the ``times`` of devices. Links and memory are those of ``machine`` (or the
-    one of this name or file); ``memory`` (bytes of a device) takes the latter's place. ``microbatches``: the number, or
-    those to look at; None: all divisors of ``batch``. ``schedules``: ``dp`` and names from
-    ``schedule_costs.SCHEDULES``. ``share_layers``: a layer at a cut may be divided between its stages (BaPipe 3.3.2),
-    which FPGAs can do and ``distconv.pipeline.Pipeline`` cannot. ``optimizer_slots``: tensors of state per parameter
-    (BaPipe's 2w is 0 of them). An optimizer takes no time here.
+    ``profile``: what a micro-batch of so many samples costs, as a Profile or as the graph that ``trace`` gives; or a
+    Profile of ``samples`` samples (default: ``batch``) that others are in proportion to, as are ``times`` of devices.
+    Links and memory are those of ``machine`` (or the one of this name or file); ``memory`` (bytes of a device) takes
+    the latter's place. ``microbatches``: the number, or those to look at; None: all divisors of ``batch``.
+    ``schedules``: ``dp`` and names from ``schedule_costs.SCHEDULES``. ``joint``: look beyond BaPipe, see above.
+    ``share_layers``: a layer at a cut may be divided between its stages (BaPipe 3.3.2), which FPGAs can do and
+    ``distconv.pipeline.Pipeline`` cannot. ``optimizer_slots``: tensors of state per parameter (BaPipe's 2w is 0 of
+    them). An optimizer takes no time here.
 
     Raises
     ------
@@ -162,18 +87,35 @@ def explore(
     found: list[Choice] = []
     setting = None
     for count in counts:
-        size = batch // count
-        share = 1.0 if callable(profile) else size / whole_batch
-        now = profile(size) if callable(profile) else scaled(profile, share)
-        kinds = _scaled_devices(as_devices(devices, len(now.layers)), share, room)
-        setting = Setting(now, machine, kinds, optimizer_slots)
-        found += _choices(setting, schedules, count, joint, share_layers)
+        made = profile(batch // count) if callable(profile) else scaled(profile, batch // count / whole_batch)
+        share = 1.0 if callable(profile) else batch // count / whole_batch
+        for width in _widths(made, devices) if joint else [1]:
+            now, plan = _on_ranks(made, machine, width)
+            groups = devices // width if is_whole(devices) else devices
+            kinds = _scaled_devices(as_devices(groups, len(now.layers)), share, room)
+            setting = Setting(now, machine, kinds, optimizer_slots, width, plan)
+            found += _choices(setting, schedules, count, joint, share_layers)
     assert setting is not None
     return _explored(found, setting, batch)
 
 
+def _widths(made: Profile | LayerGraph, devices: int | Sequence[Device]) -> list[int]:
+    """Numbers of ranks that a stage can have: only a graph can be distributed, and only over equal devices."""
+    if not isinstance(made, LayerGraph) or not is_whole(devices) or devices < 1:
+        return [1]
+    return _divisors(int(devices))
+
+
+def _on_ranks(made: Profile | LayerGraph, machine: Machine, width: int) -> tuple[Profile, Plan | None]:
+    """What a micro-batch costs on so many ranks, and under which plan."""
+    if isinstance(made, Profile):
+        return made, None
+    plan = select(made, machine, width).plan if width > 1 else None
+    return predicted_profile(made, machine, plan, width), plan
+
+
 def _explored(found: Sequence[Choice], setting: Setting, batch: int) -> Exploration:
-    total = sum(device.count for device in setting.devices)
+    total = setting.ranks
     question = f"{batch} samples on {total} devices of {setting.machine.name}"
     if not found:
         raise ExplorationError(
@@ -222,7 +164,18 @@ def _priced(stages: Stages, joint: bool, share_layers: bool) -> Iterator[Choice]
         fits = all(needed <= room for needed, room in zip(memory, stages.rooms, strict=True))
         time = stages.time(positions)
         cuts = stages.partition(positions)
-        yield Choice(stages.schedule, cuts, stages.microbatches, stages.replicas, time, memory, fits)
+        setting = stages.setting
+        yield Choice(
+            stages.schedule,
+            cuts,
+            stages.microbatches,
+            stages.replicas,
+            time,
+            memory,
+            fits,
+            setting.width,
+            setting.plan,
+        )
 
 
 def _balanced(stages: Stages) -> Sequence[float]:
@@ -243,15 +196,6 @@ def _scaled_devices(devices: Sequence[Device], share: float, memory: float) -> l
         )
         for device in devices
     ]
-
-
-def _cut(choice: Choice) -> list[str]:
-    """The layers at which stages begin."""
-    if len(choice.memory) == 1:
-        return []
-    begins = [stage[0] for stage in choice.stages.stages[1:]]
-    held = ", ".join(f"{size / 1e9:.3g}" for size in choice.memory)
-    return [f"cut before {', '.join(begins)}; GB of each stage: {held}"]
 
 
 def _positive(name: str, samples: int) -> int:

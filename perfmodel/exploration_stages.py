@@ -23,6 +23,7 @@ from distconv.perfmodel.partition_devices import Device, kinds_in_order
 from distconv.perfmodel.partitioning import StagePartition, partition
 from distconv.perfmodel.schedule_costs import in_flight, minibatch_time
 from distconv.perfmodel.stage_costs import COSTS, Array, Terms
+from distconv.plan import Plan
 
 PARALLEL = "dp"
 """One stage: data parallelism."""
@@ -39,12 +40,22 @@ def whole(positions: Sequence[float], size: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Setting:
-    """A micro-batch's ``profile`` on ``devices`` of a machine, each with its memory."""
+    """A micro-batch's ``profile`` on ``devices`` of a machine, each with its memory.
+
+    With a ``width`` above 1 what is called a device is so many ranks, among which ``plan`` distributes the layers.
+    """
 
     profile: Profile
     machine: Machine
     devices: Sequence[Device]
     optimizer_slots: int
+    width: int = 1
+    plan: Plan | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Of all devices."""
+        return self.width * sum(device.count for device in self.devices)
 
     def stages(self, schedule: str, replicas: int, microbatches: int) -> Stages | None:
         """All devices as ``replicas`` pipelines; None if there are more stages than layers."""
@@ -59,7 +70,7 @@ class Setting:
     @cached_property
     def terms(self) -> Terms:
         """Sums over layers; its bandwidth is that of the slowest link between neighbours."""
-        near = sum(device.count for device in self.devices) <= self.machine.ranks_per_node
+        near = self.ranks <= self.machine.ranks_per_node
         link = self.machine.node if near else self.machine.network
         return Terms(self.profile, self.devices, link.bandwidth_bytes_per_s, COSTS["bapipe"])
 
@@ -135,7 +146,7 @@ class Stages:
     def _transfer(self, index: int, position: float) -> float:
         """Seconds between stages ``index`` and the next, of the pipeline where that is slowest."""
         machine = self.setting.machine
-        ranks = [replica * self.count + index + 1 for replica in range(self.replicas)]
+        ranks = [self.setting.width * (replica * self.count + index + 1) for replica in range(self.replicas)]
         across = any(rank % machine.ranks_per_node == 0 for rank in ranks)
         terms = self.setting.terms
         if isinstance(position, int):
@@ -152,7 +163,8 @@ class Stages:
         if self.replicas == 1:
             return 0.0
         machine, terms = self.setting.machine, self.setting.terms
-        group = Group(self.replicas, max(1, min(self.replicas, machine.ranks_per_node // self.count)))
+        per_node = machine.ranks_per_node // (self.count * self.setting.width)
+        group = Group(self.replicas, max(1, min(self.replicas, per_node)))
         before, longest = 0.0, 0.0
         for index, (first, last) in enumerate(pairwise(self.edges(positions))):
             own = backward[index] if machine.overlap.allreduce else 0.0

@@ -36,7 +36,7 @@ class Device:
     memory: float | None = None
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.count) or self.count < 1:
+        if not is_whole(self.count) or self.count < 1:
             raise PartitionError(f"device {self.name!r}: found count={self.count!r}, expected a positive whole number")
         object.__setattr__(self, "count", int(self.count))
         if self.memory is not None:
@@ -66,7 +66,7 @@ def as_devices(devices: int | Sequence[Device], layers: int) -> tuple[Device, ..
     PartitionError
         If there are none, one is no Device, two have one name, or one has times for another number of layers.
     """
-    if _is_whole(devices):
+    if is_whole(devices):
         if devices < 1:
             raise PartitionError(f"partition: found {devices} devices, expected at least one")
         return (Device("device", int(devices)),)
@@ -108,5 +108,6 @@ def check_positive(value: object, what: str, unit: str) -> float:
     return found
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether it is a whole number, NumPy's too, and not True."""
     return isinstance(value, Integral) and not isinstance(value, bool)

@@ -12,22 +12,38 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Mapping
 
-from distconv.perfmodel.costs import Costs
+from distconv.perfmodel.evaluation import Assignment, Model
 from distconv.perfmodel.geometry import Parts
 from distconv.perfmodel.graph import INPUT, Constant, LayerGraph, Operation
 from distconv.perfmodel.layer_profile import Layer, Profile
 from distconv.perfmodel.machine import Machine
+from distconv.perfmodel.memory import block_bytes
+from distconv.perfmodel.plans import resolve
 from distconv.perfmodel.settings import Settings
-from distconv.perfmodel.work import PHASES, local_call
+from distconv.perfmodel.work import local_call
+from distconv.plan import Plan
 
 
-def predicted_profile(graph: LayerGraph, machine: Machine) -> Profile:
+def predicted_profile(
+    graph: LayerGraph, machine: Machine, plan: Plan | Assignment | None = None, ranks: int = 1
+) -> Profile:
     """Each operation of ``graph`` on one rank of ``machine`` as a layer, for the mini-batch that was traced.
 
-    Views cost nothing and are no layers. A parameter counts where it is used first.
+    On ``ranks`` ranks under ``plan`` layers have their halos, redistributions of inputs and sums of gradients, the
+    latter not hidden, and sizes are those of the fullest rank. Views cost nothing and are no layers. A parameter counts
+    where it is used first.
+
+    Raises
+    ------
+    PlanError
+        If the plan does not fit the graph or ``ranks``.
     """
-    costs = Costs(machine, 1, Settings())
+    model = Model.of(graph, machine, ranks, Settings())
+    strategy = resolve(graph, {"*": {}} if plan is None else plan, ranks)
+    grids = {name: model.parts(candidate) for name, candidate in strategy.items()}
     layers: list[Layer] = []
     edges: dict[tuple[str, str], None] = {}
     place: dict[int, tuple[str, ...]] = {INPUT: ()}
@@ -37,7 +53,7 @@ def predicted_profile(graph: LayerGraph, machine: Machine) -> Profile:
         if op.view:
             place[op.index] = read
             continue
-        layers.append(_layer(op, costs, used))
+        layers.append(_layer(op, model, grids, used))
         place[op.index] = (op.name,)
         edges |= {(name, op.name): None for name in read}
     return Profile(layers, list(edges))
@@ -57,15 +73,18 @@ def scaled(profile: Profile, factor: float) -> Profile:
     return Profile(layers, profile.edges)
 
 
-def _layer(op: Operation, costs: Costs, used: set[Constant]) -> Layer:
-    call = local_call(op, Parts.of({}, 1, 1))
-    forward, *backward = (costs.compute(call, phase) for phase in PHASES)
-    new = [constant for constant in op.parameters if constant not in used]
-    used.update(new)
-    return Layer(
-        op.name,
-        forward,
-        sum(backward),
-        sum(value.elements * value.itemsize for value in op.outputs),
-        sum(constant.elements * constant.itemsize for constant in new),
-    )
+def _layer(op: Operation, model: Model, grids: Mapping[str, Parts], used: set[Constant]) -> Layer:
+    costs, parts = model.costs, grids[op.layer]
+    cost = costs.operation(op, parts)
+    forward, backward = cost.forward, cost.before_reduce + cost.bpa + cost.after_reduce
+    for value in op.inputs:
+        source = grids[model.graph.layer_of(value)]
+        forward += costs.shuffle(value, source, parts)
+        backward += costs.shuffle(value, parts, source) if value.requires_grad else 0.0
+    new = [
+        math.prod(shape) * constant.itemsize
+        for shape, constant in zip(local_call(op, parts).constants, op.constants, strict=True)
+        if constant.trained and constant not in used
+    ]
+    used.update(op.parameters)
+    return Layer(op.name, forward, backward, sum(block_bytes(value, parts) for value in op.outputs), sum(new))

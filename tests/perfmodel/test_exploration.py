@@ -7,17 +7,20 @@ import random
 from dataclasses import replace
 
 import pytest
+from torch import nn
 
 from distconv.errors import DistconvError
 from distconv.perfmodel import exploration_cuts as cuts_module
-from distconv.perfmodel.exploration import ASYNCHRONOUS, SYNCHRONOUS, ExplorationError, explore
+from distconv.perfmodel.exploration import ASYNCHRONOUS, SYNCHRONOUS, explore
+from distconv.perfmodel.exploration_choices import ExplorationError
 from distconv.perfmodel.exploration_cuts import best_cuts, key
 from distconv.perfmodel.exploration_stages import Setting, whole
 from distconv.perfmodel.layer_profile import Layer, Profile
 from distconv.perfmodel.links import Link
 from distconv.perfmodel.machine import Group, Machine, Overlap
 from distconv.perfmodel.partition_devices import Device
-from distconv.perfmodel.predicted_profile import scaled
+from distconv.perfmodel.predicted_profile import predicted_profile, scaled
+from distconv.perfmodel.tracing import trace
 from distconv.pipeline import schedule, simulate
 
 PIPELINES = SYNCHRONOUS[1:]
@@ -257,3 +260,40 @@ def test_what_cannot_be_explored_is_refused_in_a_line(given, message):
 def test_one_device_lists_each_choice_once():
     found = explore(equal_layers(), machine_of(1e12), 1, 16)
     assert [choice.schedule for choice in found.table] == ["dp"] * 5
+
+
+def images(count):
+    """Graphs of four convolutions on images of 64 x 64: large activations, small weights."""
+    layers = [nn.Conv2d(4, 4, 3, padding=1) for _ in range(4)]
+    return trace(nn.Sequential(*layers), (count, 4, 64, 64))
+
+
+def test_graphs_without_joint_are_profiles():
+    machine = machine_of(1e9)
+    found = explore(images, machine, 2, 4)
+    assert found.table == explore(lambda count: predicted_profile(images(count), machine), machine, 2, 4).table
+
+
+def test_samples_too_large_for_a_device_are_divided_among_the_ranks_of_a_stage():
+    """A stage of one convolution needs its output alone, 65,536 bytes; half of that must do."""
+    machine = machine_of(1e9, memory=40_000.0)
+    with pytest.raises(ExplorationError, match="nothing fits 40000 bytes"):
+        explore(images, machine, 4, 2)
+    found = explore(images, machine, 8, 2, joint=True)
+    assert found.best.width > 1
+    assert found.memory <= 40_000
+    assert set(found.best.plan.layers) == set(images(1).deciding)
+    assert "ranks" in str(found.best) and "ranks" in found.explain()
+
+
+def test_every_choice_of_a_joint_search_uses_all_ranks_and_is_priced_by_its_own_profile():
+    machine = machine_of(1e9)
+    found = explore(images, machine, 4, 4, joint=True)
+    assert {choice.width for choice in found.table} == {1, 2, 4}
+    for choice in found.table:
+        stages = len(choice.memory)
+        assert stages * choice.replicas * choice.width == 4
+        if stages == 1 and choice.replicas == 1:
+            profile = predicted_profile(images(4 // choice.microbatches), machine, choice.plan, choice.width)
+            expected = choice.microbatches * sum(layer.time_s for layer in profile.layers)
+            assert choice.time == pytest.approx(expected, rel=1e-12)
