@@ -72,6 +72,10 @@ def runs_of(options: argparse.Namespace, samples: ImageSamples) -> list[Run]:
         If a variant is not written as one.
     """
     recipe, least = RECIPES[options.network], MODELS[options.network].sample[1:]
+    iterations = options.iterations or recipe.iterations
+    schedule = options.schedule or iterations
+    if schedule < iterations:
+        raise DataError(f"--schedule {schedule}: the rate cannot fall over fewer than the {iterations} iterations made")
     if any(extent < needed for extent, needed in zip(samples.extents[1:], least, strict=True)):
         raise DataError(f"{options.data}: images of {samples.extents}, but {options.network} needs {least} or more")
     counts = {group: len(samples.groups[group].labels) if group in samples.groups else 0 for group in ("train", "test")}
@@ -81,7 +85,8 @@ def runs_of(options: argparse.Namespace, samples: ImageSamples) -> list[Run]:
             options.width,
             str(Variant.parse(variant)),
             each,
-            options.iterations or recipe.iterations,
+            iterations,
+            schedule,
             options.batch or recipe.batch,
             options.data.resolve().name,
             **counts,
@@ -118,7 +123,7 @@ def _settings(run: Run) -> str:
         f"{run.network}{f' of width {run.width}' if run.width else ''} on {run.data} ({run.train} images, {run.test} "
         f"to test), {run.iterations} iterations (the paper: {recipe.paper_iterations}) of {run.batch},\n"
         f"SGD, momentum {MOMENTUM:g}{' (Nesterov)' if recipe.nesterov else ''}, weight decay {recipe.weight_decay:g}, "
-        f"rate {recipe.rate:g}, pipelined {recipe.pipelined_rate:g}, falls {recipe.falls_in_words}, "
+        f"rate {recipe.rate:g}, pipelined {recipe.pipelined_rate:g}, falls {recipe.falls_in_words} of {run.schedule}, "
         f"augmentation: {recipe.augment or 'none'}"
     )
 
@@ -133,6 +138,9 @@ def _parser() -> Parser:
     parser.add_argument("--variants", nargs="+", metavar="VARIANT", help="default: those of the recipe")
     parser.add_argument("--seeds", type=seed, nargs="+", default=[0, 1, 2], metavar="N", help="default: 0 1 2")
     parser.add_argument("--iterations", type=positive, metavar="N", help="default: the recipe's")
+    parser.add_argument(
+        "--schedule", type=positive, metavar="N", help="iterations over which the rate falls (default: those made)"
+    )
     parser.add_argument("--batch", type=positive, metavar="N", help="default: the recipe's")
     parser.add_argument("--width", type=positive, metavar="N", help="channels of the model (default: its own)")
     parser.add_argument(

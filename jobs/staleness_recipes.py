@@ -79,10 +79,10 @@ class Recipe:
     nesterov: bool = False
     augment: str = ""
 
-    def rate_of(self, variant: Variant, iteration: int, iterations: int) -> float:
-        """The learning rate of an iteration, of 0 to ``iterations`` - 1."""
+    def rate_of(self, variant: Variant, iteration: int, iterations: int, schedule: int) -> float:
+        """The learning rate of an iteration, of 0 to ``iterations`` - 1, which are the first ones of ``schedule``."""
         of_kind = self.pipelined_rate if iteration < variant.pipelined(iterations) else self.rate
-        return (variant.rate or of_kind) * self.falls(iteration / iterations)
+        return (variant.rate or of_kind) * self.falls(iteration / schedule)
 
 
 RECIPES = {

@@ -34,13 +34,17 @@ Pair = tuple[torch.Tensor, torch.Tensor]
 
 @dataclass(frozen=True)
 class Run:
-    """What the numbers of a run depend on, besides the code; ``train`` and ``test`` count the images."""
+    """What the numbers of a run depend on, besides the code; ``train`` and ``test`` count the images.
+
+    ``schedule``: the iterations over which the learning rate falls.
+    """
 
     network: str
     width: int | None
     variant: str
     seed: int
     iterations: int
+    schedule: int
     batch: int
     data: str
     train: int
@@ -86,7 +90,7 @@ def iterations_of(
             if variant.hybrid and iteration == pipelined:
                 pipe.switch("gpipe")
             for optimizer in filter(None, pipe.optimizers):
-                set_rate(optimizer, recipe.rate_of(variant, iteration, run.iterations))
+                set_rate(optimizer, recipe.rate_of(variant, iteration, run.iterations, run.schedule))
             pipe.step(*next(data))
             if iteration + 1 == run.iterations:
                 pipe.drain()

@@ -16,7 +16,7 @@ from distconv.jobs.staleness_table import Results, Row, rows_of, table
 from distconv.jobs.staleness_training import Run, batches, build, held_out, train
 from tests.jobs import image_files
 
-TINY = Run("lenet5", None, "nonpipelined", 0, 6, 8, "tiny", 40, 21)
+TINY = Run("lenet5", None, "nonpipelined", 0, 6, 6, 8, "tiny", 40, 21)
 ALL = ["nonpipelined", "1", "1,2,3,4", "hybrid:2"]
 
 
@@ -53,15 +53,16 @@ on_one_rank = pytest.mark.ranks(1)
 
 
 @on_one_rank
-def test_a_nonpipelined_run_is_plain_training_with_sgd_and_the_falling_rate(samples):
+@pytest.mark.parametrize("schedule", [6, 20])
+def test_a_nonpipelined_run_is_plain_training_with_sgd_and_the_falling_rate(samples, schedule):
     test = held_out(samples)
-    found = train(TINY, samples, test, 2)
+    found = train(replace(TINY, schedule=schedule), samples, test, 2)
     model, data, recipe = build(TINY, samples), batches(TINY, samples), RECIPES["lenet5"]
     sgd = torch.optim.SGD(model.parameters(), recipe.rate, 0.9, weight_decay=recipe.weight_decay)
     losses = []
     for iteration in range(TINY.iterations):
         images, labels = next(data)
-        sgd.param_groups[0]["lr"] = recipe.rate * (1 + 3 * iteration / TINY.iterations) ** -0.75
+        sgd.param_groups[0]["lr"] = recipe.rate * (1 + 3 * iteration / schedule) ** -0.75
         sgd.zero_grad()
         loss = F.cross_entropy(model(images), labels)
         loss.backward()
@@ -99,7 +100,7 @@ def test_every_variant_of_every_recipe_trains(samples, tmp_path_factory, comm):
         data = samples if name == "lenet5" else ImageSamples(cifar, comm)
         test = held_out(data)
         for variant in recipe.variants:
-            found = train(Run(name, 8, variant, 0, 3, 8, "tiny", 0, 0), data, test, 1)
+            found = train(Run(name, 8, variant, 0, 3, 3, 8, "tiny", 0, 0), data, test, 1)
             assert found["diverged_at"] is None and 0 <= found["accuracy"] <= 1 and len(found["curve"]) == 1
 
 
@@ -146,6 +147,7 @@ def test_results_are_found_by_all_that_their_numbers_depend_on(tmp_path):
     results = Results(tmp_path / "of" / "runs.jsonl")
     results.add(TINY, {"accuracy": 0.5})
     assert Results(results.path).of(TINY) == {"accuracy": 0.5}
+    assert results.of(replace(TINY, schedule=20)) is None
     assert results.of(replace(TINY, iterations=7)) is None and results.of(replace(TINY, width=3)) is None
     assert [row.variant for row in rows_of(results, [TINY, replace(TINY, seed=1)])] == ["nonpipelined"]
 
@@ -171,6 +173,8 @@ def test_what_is_no_variant_is_refused(text):
         (["--variants", "5"], "staleness: "),
         (["--batch", "41"], "no batch of 41 can be made of the 40 samples"),
         (["--data", "/nowhere"], "/nowhere"),
+        (["--iterations", "6", "--schedule", "5"], "--schedule 5: the rate cannot fall over fewer than the 6"),
+        (["--variants", "7@0"], "'7@0' is no variant"),
     ],
 )
 def test_bad_input_is_one_line(folder, capsys, more, message):
