@@ -6,7 +6,7 @@
 >>> graph = trace(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU()), (2, 4))
 >>> profile = predicted_profile(graph, Machine.load("localhost"))
 >>> [(layer.name, layer.activation_bytes, layer.parameter_bytes) for layer in profile.layers]
-[('0', 64, 160), ('1', 64, 0)]
+[('0', 64.0, 160), ('1', 64.0, 0)]
 """
 
 from __future__ import annotations
