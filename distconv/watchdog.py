@@ -105,7 +105,7 @@ class _Exit(SystemExit):
         try:
             sys._getframe(1)
         except ValueError:
-            _exit_code = status if isinstance(status, int) else int(status is not None)
+            _exit_code = int(status) if isinstance(status, int) else int(status is not None)
         return status
 
 

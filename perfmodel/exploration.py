@@ -87,8 +87,9 @@ def explore(
     found: list[Choice] = []
     setting = None
     for count in counts:
-        made = profile(batch // count) if callable(profile) else scaled(profile, batch // count / whole_batch)
-        share = 1.0 if callable(profile) else batch // count / whole_batch
+        size = batch // count
+        share = 1.0 if callable(profile) else size / whole_batch
+        made = profile(size) if callable(profile) else scaled(profile, share)
         for width in _widths(made, devices) if joint else [1]:
             now, plan = _on_ranks(made, machine, width)
             groups = devices // width if is_whole(devices) else devices
