@@ -186,14 +186,22 @@ def jobs():
     """All of them at once: they wait more than they compute."""
     limits = {"skipped": {"DISTCONV_TIMEOUT_S": "6"}}
     with ExitStack() as stack:
-        yield {name: stack.enter_context(Job(2, code, env=limits.get(name))) for name, code in PROGRAMS.items()}
+        started = {name: stack.enter_context(Job(2, code, env=limits.get(name))) for name, code in PROGRAMS.items()}
+        yield started | {"after finalize, one rank": stack.enter_context(Job(1, AFTER_FINALIZE))}
 
 
 @pytest.mark.mpi
-def test_after_mpi_is_finalized_it_says_so_and_does_not_crash(jobs):
-    ended = jobs["after finalize"].wait(120)
+@pytest.mark.parametrize(
+    ("job", "names"),
+    [
+        ("after finalize", ["grid", "scatter", "gather", "sum", "loss", "parallelize"]),
+        ("after finalize, one rank", ["grid", "scatter"]),
+    ],
+)
+def test_after_mpi_is_finalized_it_says_so_and_does_not_crash(jobs, job, names):
+    ended = jobs[job].wait(120)
     assert ended.returncode == 0, ended.stderr
-    for name in ("grid", "scatter", "gather", "sum", "loss", "parallelize"):
+    for name in names:
         assert f"{name} told:" in ended.stdout, ended.stdout
     assert "finalized" in ended.stdout
 
