@@ -27,7 +27,7 @@ import torch
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.agreement import agree, together
+from distconv.communication.agreement import agree, together
 from distconv.errors import CheckpointError
 
 FORMAT = 1

@@ -31,23 +31,33 @@ class Command:
 
 
 COMMANDS: dict[tuple[str, ...], Command] = {
-    ("train", "mesh"): Command("distconv.jobs.train_mesh", "train a network to find mesh cells about to tangle"),
-    ("data", "mesh"): Command("distconv.jobs.data_mesh", "make mesh-tangling samples with the hydrodynamics code"),
-    ("train", "classify"): Command("distconv.jobs.train_classify", "train a network to classify images"),
-    ("plan",): Command("distconv.jobs.plan", "choose each layer's distribution for a machine, and write the plan"),
-    ("bench", "step"): Command("distconv.jobs.bench_step", "time a training step against plain torch"),
-    ("bench", "halo"): Command("distconv.jobs.bench_halo", "time halo exchanges"),
-    ("bench", "layer"): Command("distconv.jobs.bench_layer", "memory, traffic and time of convolutions over a grid"),
-    ("bench", "scaling"): Command("distconv.jobs.bench_scaling", "step times over rank counts against predictions"),
-    ("bench", "planner"): Command("distconv.jobs.bench_planner", "the exact search against the paper's selector"),
-    ("bench", "pipeline"): Command("distconv.jobs.bench_pipeline", "pipelined steps against one process and torch"),
-    ("bench", "memory"): Command("distconv.jobs.bench_memory", "peak memory per rank against one rank"),
-    ("simulate",): Command("distconv.jobs.simulate", "time, memory and a picture of a pipeline schedule"),
-    ("profile",): Command("distconv.jobs.profile", "measure this machine and a network's layers for the planner"),
-    ("conformance",): Command(
-        "distconv.jobs.conformance.command", "every operator on every kind of grid against torch"
+    ("train", "mesh"): Command(
+        "distconv.jobs.commands.train_mesh", "train a network to find mesh cells about to tangle"
     ),
-    ("info",): Command("distconv.information", "versions, MPI library, ranks, threads, devices, transport, allocator"),
+    ("data", "mesh"): Command(
+        "distconv.jobs.commands.make_mesh", "make mesh-tangling samples with the hydrodynamics code"
+    ),
+    ("train", "classify"): Command("distconv.jobs.commands.train_classify", "train a network to classify images"),
+    ("plan",): Command(
+        "distconv.jobs.commands.plan", "choose each layer's distribution for a machine, and write the plan"
+    ),
+    ("bench", "step"): Command("distconv.jobs.bench.step", "time a training step against plain torch"),
+    ("bench", "halo"): Command("distconv.jobs.bench.halo", "time halo exchanges"),
+    ("bench", "layer"): Command("distconv.jobs.bench.layer", "memory, traffic and time of convolutions over a grid"),
+    ("bench", "scaling"): Command("distconv.jobs.bench.scaling", "step times over rank counts against predictions"),
+    ("bench", "planner"): Command("distconv.jobs.bench.planner", "the exact search against the paper's selector"),
+    ("bench", "pipeline"): Command("distconv.jobs.bench.pipeline", "pipelined steps against one process and torch"),
+    ("bench", "memory"): Command("distconv.jobs.bench.memory", "peak memory per rank against one rank"),
+    ("simulate",): Command("distconv.jobs.commands.simulate", "time, memory and a picture of a pipeline schedule"),
+    ("profile",): Command(
+        "distconv.jobs.commands.profile", "measure this machine and a network's layers for the planner"
+    ),
+    ("conformance",): Command(
+        "distconv.jobs.verification.conformance.command", "every operator on every kind of grid against torch"
+    ),
+    ("info",): Command(
+        "distconv.process.information", "versions, MPI library, ranks, threads, devices, transport, allocator"
+    ),
 }
 
 EXAMPLES = """\

@@ -9,14 +9,15 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from distconv import reduction, watchdog
-from distconv.agreement import agree
-from distconv.channels import AXIS
+from distconv.communication.agreement import agree
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import MismatchError, UnsupportedOperation
 from distconv.grid import ProcessGrid
+from distconv.parameters import gradient_reduction
+from distconv.parameters.channel_split import AXIS
+from distconv.parameters.sharding import shard
 from distconv.plan import Plan
-from distconv.sharding import shard
+from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -65,7 +66,7 @@ def parallelize(
             layer.register_forward_pre_hook(_Move(grid), with_kwargs=True)
     for parameter in model.parameters():
         if not isinstance(parameter, DistTensor):
-            reduction.mark(parameter)
+            gradient_reduction.mark(parameter)
     return model
 
 

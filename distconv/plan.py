@@ -24,10 +24,11 @@ import torch
 from mpi4py import MPI
 from torch.nn.modules.conv import _ConvNd
 
-from distconv.agreement import agree, together
+from distconv.arrangement import AXES
+from distconv.communication.agreement import agree, together
 from distconv.errors import PlanError
-from distconv.files import parsed_json, read_text
-from distconv.grid import AXES, ProcessGrid
+from distconv.grid import ProcessGrid
+from distconv.text_files import parsed_json, read_text
 
 FORMAT = "distconv-plan"
 VERSION = 1

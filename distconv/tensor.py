@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
-from distconv import agreement, dispatch, functions, watchdog
+from distconv import dispatch
+from distconv.communication import agreement, collectives
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistributionError, UnsupportedOperation
 from distconv.grid import ProcessGrid
+from distconv.process import watchdog
 
 _METADATA = frozenset(
     getattr(torch.Tensor, name)
@@ -144,7 +146,7 @@ class DistTensor(torch.Tensor):
         dist = Distribution(target, self.dist.axes) if isinstance(target, ProcessGrid) else target
         if dist == self.dist:
             return self
-        return DistTensor(functions.redistribute(self.local, self.dist, dist, self.shape), dist, self.shape)
+        return DistTensor(collectives.redistribute(self.local, self.dist, dist, self.shape), dist, self.shape)
 
     def replicated(self, dims: Sequence[int] | None = None) -> DistTensor:
         """The same tensor with ``dims`` (default: all) whole on every rank."""
@@ -314,7 +316,7 @@ def scatter(
         raise DistributionError(f"scatter needs a torch.Tensor on every rank, or root=; got {type(tensor).__name__}")
     dist = _distribution(target, dims, tensor.dim())
     agreement.agree(dist.grid.world, "scatter", _described(tensor, dist))
-    local = functions.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
+    local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
     # The block is never the caller's memory, whatever the grid: changing one must not change the other.
     return DistTensor(local.clone() if local.data_ptr() == tensor.data_ptr() else local, dist, tensor.shape)
 
@@ -345,7 +347,7 @@ def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | 
     # All rows on the root: an uneven distribution like any other.
     at_root = (0,) * (root + 1) + (rows[0],) * (grid.size - root)
     source = Distribution(grid.flat, ("n",) + (None,) * (len(rows) - 1), boundaries={"n": at_root})
-    local = functions.redistribute(tensor, source, dist if shape else Distribution(grid, (None,)), rows)
+    local = collectives.redistribute(tensor, source, dist if shape else Distribution(grid, (None,)), rows)
     return DistTensor(local.reshape(dist.local_shape(shape)).contiguous(), dist, shape)
 
 

@@ -1,4 +1,15 @@
-"""Part of the ``distconv`` package; import it as ``distconv.kernels``."""
+"""Part of the ``distconv`` package; import it as ``distconv.kernels``.
+
+::
+
+    convolution    Convolution of a piece of the input: what one rank computes by itself
+    normalization  What the normalizations share
+
+::
+
+    convolution    Convolution of a piece of the input: what one rank computes by itself
+    normalization  What the normalizations share
+"""
 
 if __name__ != "distconv.kernels":
     raise ImportError(

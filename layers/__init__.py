@@ -1,76 +1,35 @@
-"""Distributed operators on DistTensor; importing this package fills the operator registry."""
+"""Distributed operators on DistTensor; importing this package fills the operator registry.
+
+::
+
+    math      Distributed rules for arithmetic: element by element, over dimensions, and products
+    models    Reference models. Ordinary torch modules
+    nn        Distributed rules for ``torch.nn.functional``: one module per family of layers
+    plumbing  What operators share: layouts of operands and results, needed inputs, blocks of weights
+    tensor    Distributed rules for making, shaping, indexing and asking tensors
+
+::
+
+    math      Distributed rules for arithmetic: element by element, over dimensions, and products
+    models    Reference models. Ordinary torch modules
+    nn        Distributed rules for ``torch.nn.functional``: one module per family of layers
+    plumbing  What operators share: layouts of operands and results, needed inputs, blocks of weights
+    tensor    Distributed rules for making, shaping, indexing and asking tensors
+"""
 
 if __name__ != "distconv.layers":
     raise ImportError(
         "import this package as distconv.layers: under the bare name 'layers' its classes would exist twice"
     )
 
-from distconv.layers import (
-    adaptive_pooling,
-    blocks,
-    brackets,
-    convolution,
-    creation,
-    dropout,
-    elementwise,
-    extremes,
-    foreach,
-    gradients,
-    grouped_normalization,
-    indexing,
-    joining,
-    linear,
-    losses,
-    normalization,
-    ordering,
-    pooling,
-    products,
-    questions,
-    ranges,
-    reductions,
-    scattering,
-    selecting,
-    shapes,
-    shuffling,
-    slicing,
-    statistics,
-    transposed,
-    vectors,
-    views,
-)
-from distconv.layers.normalization import batch_norm_statistics
+import importlib
+import pkgutil
 
-__all__ = [
-    "adaptive_pooling",
-    "batch_norm_statistics",
-    "blocks",
-    "brackets",
-    "convolution",
-    "creation",
-    "dropout",
-    "elementwise",
-    "extremes",
-    "foreach",
-    "gradients",
-    "grouped_normalization",
-    "indexing",
-    "joining",
-    "linear",
-    "losses",
-    "normalization",
-    "ordering",
-    "pooling",
-    "products",
-    "questions",
-    "ranges",
-    "reductions",
-    "scattering",
-    "selecting",
-    "shapes",
-    "shuffling",
-    "slicing",
-    "statistics",
-    "transposed",
-    "vectors",
-    "views",
-]
+from distconv.layers.nn.batch_norm import batch_norm_statistics
+
+__all__ = ["batch_norm_statistics"]
+
+# Each module registers its operators when it is imported.
+for _folder in ("nn", "math", "tensor", "plumbing"):
+    for _found in pkgutil.iter_modules([f"{path}/{_folder}" for path in __path__]):
+        importlib.import_module(f"distconv.layers.{_folder}.{_found.name}")

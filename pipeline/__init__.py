@@ -1,4 +1,23 @@
-"""Part of the ``distconv`` package; import it as ``distconv.pipeline``."""
+"""Part of the ``distconv`` package; import it as ``distconv.pipeline``.
+
+::
+
+    reference   Pipelined training without ranks, which the runtime equals bit for bit
+    runtime     Pipelines over MPI ranks: who runs what, and the messages between stages
+    schedules   Schedules as lists of actions: generators, messages, weight policies, checks
+    simulation  Runs of a schedule against costs, and their pictures
+    splitting   Cuts of an unmodified model into stages
+    stage       What one rank does for its stage: passes, weight versions, statistics, random numbers
+
+::
+
+    reference   Pipelined training without ranks, which the runtime equals bit for bit
+    runtime     Pipelines over MPI ranks: who runs what, and the messages between stages
+    schedules   Schedules as lists of actions: generators, messages, weight policies, checks
+    simulation  Runs of a schedule against costs, and their pictures
+    splitting   Cuts of an unmodified model into stages
+    stage       What one rank does for its stage: passes, weight versions, statistics, random numbers
+"""
 
 if __name__ != "distconv.pipeline":
     raise ImportError(
@@ -6,16 +25,15 @@ if __name__ != "distconv.pipeline":
     )
 
 from distconv.errors import PipelineError
-
-from .actions import Action, Kind, Schedule, ScheduleError, Weights
-from .families import FAMILIES, schedule
-from .runtime import Pipeline
-from .serial import SerialPipeline
-from .simulation import simulate
-from .splitting import split
-from .stage_graphs import SplitError
-from .timeline import Span, Timeline
-from .validation import validate
+from distconv.pipeline.reference.serial import SerialPipeline
+from distconv.pipeline.runtime.pipeline import Pipeline
+from distconv.pipeline.schedules.actions import Action, Kind, Schedule, ScheduleError, Weights
+from distconv.pipeline.schedules.registry import FAMILIES, schedule
+from distconv.pipeline.schedules.validation import validate
+from distconv.pipeline.simulation.events import simulate
+from distconv.pipeline.simulation.timeline import Span, Timeline
+from distconv.pipeline.splitting.fx_graph import SplitError
+from distconv.pipeline.splitting.split import split
 
 __all__ = [
     "FAMILIES",

@@ -1,7 +1,7 @@
 """Runs the tests, serially and under mpiexec on several rank counts, and prints one table.
 
     python tests/run.py                                           everything but what is marked slow
-    python tests/run.py --ranks 2,4 tests/core/test_grid.py -k name
+    python tests/run.py --ranks 2,4 tests/distconv/test_grid.py -k name
     python tests/run.py --ranks 4 -m slow                         the long ones, which are left out without -m
 
 All other arguments go to pytest; paths are relative to the root of the checkout. A job that had to stop goes on in a

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import distconv as dc
-from tests.core.layouts import normal
+from tests.distconv.layouts import normal
 
 UP_TO_SIX_RANKS = pytest.mark.ranks(at_most=6)
 """For tests of many options: eight ranks on two cores take long and bring no other case."""

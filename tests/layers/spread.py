@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 
 import distconv as dc
-from tests.core.layouts import grid_over
+from tests.distconv.layouts import grid_over
 
 TABLE = pytest.mark.ranks(at_most=4)
 """For tables of many functions: more ranks on two cores take long and bring no other case."""

@@ -7,8 +7,8 @@ import random
 import torch
 import torch.nn.functional as F
 
-from distconv.perfmodel.links import Link
-from distconv.perfmodel.machine import Compute, Machine, Overlap, Roofline
+from distconv.perfmodel.machine.links import Link
+from distconv.perfmodel.machine.machine import Compute, Machine, Overlap, Roofline
 
 
 class RandomNetwork(torch.nn.Module):

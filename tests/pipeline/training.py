@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from distconv.pipeline import Pipeline, SerialPipeline
-from distconv.pipeline.serial import IN_FLIGHT
+from distconv.pipeline.reference.serial import IN_FLIGHT
 
 CHANNELS, CLASSES = 2, 3
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)

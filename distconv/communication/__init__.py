@@ -1,0 +1,9 @@
+"""Everything that crosses ranks: the mover, the messages below it, differentiable collectives, agreement.
+
+::
+
+    agreement    Agreement between ranks: find out that they differ before that becomes a hang or a wrong number
+    collectives  Differentiable communication: pairs of a forward and its adjoint, on the local blocks
+    transfer     The mover: everything that crosses ranks is an intersection of boxes
+    transport    Transport: nonblocking messages between tensors, and allreduces, on the host or a GPU
+"""

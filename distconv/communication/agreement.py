@@ -1,0 +1,104 @@
+"""Agreement between ranks: find out that they differ before that becomes a hang or a wrong number.
+
+``DISTCONV_CHECK`` chooses how much is compared: ``off``, ``plan`` (the default: whenever a plan is built, a tensor
+scattered, a model parallelized) or ``all`` (every operator as well).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import numpy as np
+from mpi4py import MPI
+
+from distconv.errors import CommunicatorError, DistconvError, MismatchError
+from distconv.process import watchdog
+
+T = TypeVar("T")
+
+LONGEST = 240
+"""Characters of a text that a message shows: a large model's description would hide where it differs."""
+
+_LEVELS = ("off", "plan", "all")
+level = os.environ.get("DISTCONV_CHECK", "plan")
+if level not in _LEVELS:
+    raise ValueError(f"DISTCONV_CHECK={level!r} must be one of {', '.join(_LEVELS)}")
+
+
+def check_running() -> None:
+    """Raise CommunicatorError before MPI is initialized and once it is finalized."""
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        raise CommunicatorError("MPI is not running (not initialized yet, or finalized): no rank can be reached")
+
+
+def agree(comm: MPI.Intracomm, what: str, value: str) -> None:
+    """Raise MismatchError on every rank unless all ranks of ``comm`` pass the same ``what`` and ``value``.
+
+    One allreduce of 16 bytes when they agree; the texts travel only when they do not.
+    """
+    check_running()
+    if comm.size == 1 or level == "off":
+        return
+    digest = hashlib.blake2b(f"{what}: {value}".encode(), digest_size=7).digest()
+    mine = int.from_bytes(digest, "little")
+    extremes = np.array([mine, -mine], dtype=np.int64)
+    with watchdog.waiting(lambda: f"agreement on {what}"):
+        comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
+    if extremes[0] != -extremes[1]:
+        raise MismatchError(_disagreement(comm.allgather((what, value))))
+
+
+def _disagreement(values: list[tuple[str, str]]) -> str:
+    if len({what for what, _ in values}) > 1:
+        listed = "; ".join(f"{text} on {_ranks(ranks)}" for text, ranks in _grouped(f"{w} {v}" for w, v in values))
+        return f"ranks are at different operations: {listed}; every rank must call the same ones in the same order"
+    groups = _grouped(v for _, v in values)
+    texts = [text for text, _ in groups]
+    alike = (len(set(letters)) == 1 for letters in zip(*texts, strict=False))
+    place = sum(itertools.takewhile(bool, alike))
+    listed = "; ".join(f"{_from(text, place)} on {_ranks(ranks)}" for text, ranks in groups)
+    return f"{values[0][0]}: ranks disagree: {listed}; pass the same on every rank"
+
+
+def _from(text: str, place: int) -> str:
+    """``text``, of a long one what is about ``place``."""
+    begin = max(0, place - LONGEST // 2) if len(text) > LONGEST else 0
+    end = begin + LONGEST
+    return ("..." if begin else "") + text[begin:end] + ("..." if end < len(text) else "")
+
+
+def _grouped(texts: Iterable[str]) -> list[tuple[str, list[int]]]:
+    groups: dict[str, list[int]] = {}
+    for rank, text in enumerate(texts):
+        groups.setdefault(text, []).append(rank)
+    return list(groups.items())
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def together(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvError]) -> T:
+    """Run ``attempt`` on every rank; if it fails on any of them raise ``error`` with that rank's reason on all.
+
+    For what only one rank may notice, such as a file its node cannot see. Collective over ``comm``.
+    """
+    check_running()
+    result: T | None = None
+    reason = ""
+    try:
+        result = attempt()
+    except (OSError, KeyError, ValueError, RuntimeError, MemoryError) as failure:
+        reason = f"{failure}" or type(failure).__name__
+    worst = np.array([comm.rank if reason else -1], dtype=np.int64)
+    with watchdog.waiting(lambda: "agreement on an outcome"):
+        comm.Allreduce(MPI.IN_PLACE, worst, MPI.MAX)
+    if worst[0] >= 0:
+        text = comm.bcast(reason, root=int(worst[0]))
+        raise error(text if comm.size == 1 else f"{text} (on rank {worst[0]})")
+    return result  # type: ignore[return-value]

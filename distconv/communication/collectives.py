@@ -1,0 +1,136 @@
+"""Differentiable communication: pairs of a forward and its adjoint, on the local blocks.
+
+Gradient convention: what is replicated over an axis has, on every replica, the whole gradient. So a sum over a split
+axis has the identity as its adjoint, a redistribution has the opposite redistribution, and what enters split work
+whole (a parameter) has its contributions summed over exactly the axes that split this work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from distconv.communication.transfer import TransferPlan, transfer_plan
+from distconv.communication.transport import allreduce
+from distconv.distribution import Distribution
+from distconv.grid import ProcessGrid
+from distconv.parameters import gradient_reduction
+
+
+def apply(function: type[torch.autograd.Function], *args: Any) -> torch.Tensor:
+    """``function.apply``, with a type."""
+    result: torch.Tensor = function.apply(*args)
+    return result
+
+
+class _Redistribute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
+        ctx.plan = plan
+        moved = plan.move(local, "redistribution")
+        # Elsewhere it is a copy: changing the result must not change the input on some ranks only.
+        return moved.clone() if moved is local else moved
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.plan.reversed().move(grad, "redistribution of a gradient"), None
+
+
+def redistribute(local: torch.Tensor, src: Distribution, dst: Distribution, shape: Sequence[int]) -> torch.Tensor:
+    """This rank's block under ``dst`` of a tensor of ``shape`` of which ``local`` is its block under ``src``.
+
+    Source: Dryden et al. 2019, III-C.
+    """
+    if src == dst:
+        return local
+    return apply(_Redistribute, local, transfer_plan(src, dst, tuple(shape)))
+
+
+class _Assemble(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
+        ctx.plan = plan
+        return plan.start(local, "halo exchange").finish()[0]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        whole = grad.new_zeros(ctx.plan.local_shape)
+        return ctx.plan.start_accumulate([grad], grad, "halo accumulation").finish(whole), None
+
+
+def assemble(local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
+    """The box that this rank needs under ``plan.dst``, ghosts included; its adjoint adds up at the owners.
+
+    Source: Dryden et al. 2019, III-A.
+    """
+    return apply(_Assemble, local, plan)
+
+
+class _ShareOut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, share: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
+        ctx.plan = plan
+        total = share.new_zeros(plan.local_shape)
+        return plan.start_accumulate([share], share, "sum of shares").finish(total)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return ctx.plan.start(grad, "gradient of shares").finish()[0], None
+
+
+def share_out(share: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
+    """This rank's block of ``plan.src``, added up from the shares that ranks hold on their boxes of ``plan.dst``.
+
+    A reduce-scatter over whatever the boxes are; the adjoint of :func:`assemble`.
+    """
+    return apply(_ShareOut, share, plan)
+
+
+class _SumOver(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]) -> torch.Tensor:
+        total = local.clone(memory_format=torch.contiguous_format)
+        return allreduce(grid.comm(axes), total, f"sum over {','.join(axes)}")
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return grad, None, None
+
+
+def sum_over(local: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) -> torch.Tensor:
+    """Sum of ``local`` over the ranks along ``axes``; the result is replicated there."""
+    split = grid.split_axes(axes)
+    return apply(_SumOver, local, grid, split) if split else local
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, whole: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]) -> torch.Tensor:
+        ctx.grid, ctx.axes = grid, axes
+        ctx.leaf = whole if whole.is_leaf and whole.requires_grad else None
+        return whole.view_as(whole)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, share: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        if ctx.leaf is not None and gradient_reduction.defers(ctx.leaf, ctx.next_functions[0][0]):
+            gradient_reduction.defer(ctx.leaf, share, ctx.grid.comm(ctx.axes))
+            return None, None, None
+        total = share.clone(memory_format=torch.contiguous_format)
+        return allreduce(ctx.grid.comm(ctx.axes), total, "gradient sum"), None, None
+
+
+def enter(whole: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) -> torch.Tensor:
+    """``whole``, equal on all ranks along ``axes``, as it enters work split over ``axes``.
+
+    The adjoint sums the contributions over exactly these axes, so that each rank gets the whole gradient.
+    """
+    split = grid.split_axes(axes)
+    return apply(_Enter, whole, grid, split) if split else whole

@@ -1,0 +1,92 @@
+"""Mean, spread and range of each channel of a dataset, the same to the last bit on any number of ranks.
+
+Each sample is summed by one rank, piece by piece as the file's chunks lie; the samples' sums are then added in their
+order. So neither the grid nor the number of ranks shows in the result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from distconv.communication.agreement import together
+from distconv.data.source import Source
+from distconv.distribution import Box, Interval
+from distconv.errors import DataError
+
+_MEAN, _SQUARE, _LOW, _HIGH = range(4)
+
+
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """One number per channel each; a dataset without channels (N, H, W) counts as one channel."""
+
+    mean: NDArray[np.float64]
+    std: NDArray[np.float64]
+    """1 where the channel is constant, so that dividing by it does no harm."""
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+def moments(file: Source, name: str, *, channels: bool = True) -> Moments:
+    """Moments of the dataset ``name`` (N, C, spatial...), or (N, spatial...) without ``channels``. Collective.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if a value cannot be read or is not finite; the text names the sample.
+    """
+    shape = file.shape(name)
+    partial = np.zeros((shape[0], 4, shape[1] if channels else 1))
+    comm = file.comm
+
+    def measure() -> None:
+        for sample in range(comm.rank, shape[0], comm.size):
+            partial[sample] = _of_sample(file, name, sample, channels)
+
+    together(comm, measure, DataError)
+    # A rank has zeros where another has the sums: this allreduce only copies.
+    comm.Allreduce(MPI.IN_PLACE, partial, MPI.SUM)
+    bad = np.flatnonzero(~np.isfinite(partial).all(axis=(1, 2)))
+    if len(bad):
+        raise DataError(
+            f"{file.path}: {name!r} has NaN or infinite values in {len(bad)} samples, the first is {bad[0]}"
+        )
+    mean = partial[:, _MEAN].mean(0)
+    variance = np.maximum(partial[:, _SQUARE].mean(0) - mean**2, 0)
+    std = np.sqrt(variance)
+    low, high = partial[:, _LOW].min(0), partial[:, _HIGH].max(0)
+    # Round-off leaves a constant channel a little variance.
+    constant = std <= 1e-6 * np.maximum(np.abs(mean), 1e-30)
+    return Moments(mean, np.where(constant, 1.0, std), low, high)
+
+
+def slabs(file: Source, name: str, sample: int, channels: bool = True) -> list[Box]:
+    """Boxes that together cover one sample, each as high as a chunk, so that none is read twice."""
+    first = 2 if channels else 1
+    shape = file.shape(name)
+    height = file.chunks(name)[first] if len(shape) > first else 1
+    whole = [Interval(sample, sample + 1), *(Interval(0, extent) for extent in shape[1:])]
+    if len(shape) <= first:
+        return [tuple(whole)]
+    rows = [Interval(i, min(i + height, shape[first])) for i in range(0, shape[first], height)]
+    return [(*whole[:first], row, *whole[first + 1 :]) for row in rows]
+
+
+def _of_sample(file: Source, name: str, sample: int, channels: bool) -> NDArray[np.float64]:
+    count = 0
+    total = np.zeros((4, file.shape(name)[1] if channels else 1))
+    total[_LOW], total[_HIGH] = np.inf, -np.inf
+    for box in slabs(file, name, sample, channels):
+        values = file.read(name, box)[0].astype(np.float64)
+        values = values.reshape(total.shape[1], -1)
+        count += values.shape[1]
+        total[_MEAN] += values.sum(1)
+        total[_SQUARE] += (values**2).sum(1)
+        total[_LOW] = np.minimum(total[_LOW], values.min(1))
+        total[_HIGH] = np.maximum(total[_HIGH], values.max(1))
+    total[_MEAN:_LOW] /= count
+    return total

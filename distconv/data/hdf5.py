@@ -1,0 +1,218 @@
+"""HDF5 files of samples: every rank opens them read-only and reads only its own boxes.
+
+Opening is collective and checks all there is to check; whatever only one rank notices (a file that its node cannot see)
+becomes the same DataError on all. Reading is local, so that a thread may do it; its errors are agreed by the caller.
+A dataset without ``fletcher32`` cannot tell that a bit has flipped.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import h5py
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from distconv.communication.agreement import agree, together
+from distconv.distribution import Box
+from distconv.errors import DataError
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a dataset must be: its dtype and its extents, None where any will do. The first counts the samples."""
+
+    dtype: str
+    shape: tuple[int | None, ...]
+
+    def mismatch(self, dtype: np.dtype, shape: tuple[int, ...]) -> str:
+        """What is wrong with a dataset of this dtype and shape; empty if nothing is."""
+        fits = len(shape) == len(self.shape) and all(
+            want in (None, have) for want, have in zip(self.shape, shape, strict=True)
+        )
+        if fits and dtype == np.dtype(self.dtype):
+            return ""
+        wanted = ", ".join("any" if extent is None else str(extent) for extent in self.shape)
+        return f"is {dtype} {shape} but must be {self.dtype} ({wanted})"
+
+
+class SampleFile:
+    """The datasets named in ``layouts``, open for reading; all have the same number of samples. Collective.
+
+    Raises
+    ------
+    DataError
+        On all ranks, with path and reason, if on any of them the file is missing, unreadable, incomplete or damaged,
+        or a dataset is missing or has another layout.
+    MismatchError
+        If ranks ask for different files or see different ones.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], layouts: Mapping[str, Layout], comm: MPI.Intracomm) -> None:
+        self.path = Path(path)
+        self.comm = comm
+        agree(comm, "HDF5 file", f"{self.path} with {sorted(layouts)}")
+        self._file, self._identity = together(comm, lambda: _open(self.path), DataError)
+        try:
+            self._datasets = together(comm, lambda: self._checked(layouts), DataError)
+            agree(comm, f"{self.path} as each rank sees it", f"{self._identity.size} bytes, {self._described()}")
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _checked(self, layouts: Mapping[str, Layout]) -> dict[str, h5py.Dataset]:
+        found = {name: _dataset(self._file, name, self.path, self._identity.size) for name in layouts}
+        for name, layout in layouts.items():
+            wrong = layout.mismatch(found[name].dtype, found[name].shape)
+            if wrong:
+                raise DataError(f"{self.path}: dataset {name!r} {wrong}")
+        counts = {name: len(dataset) for name, dataset in found.items()}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{count} in {name!r}" for name, count in counts.items())
+            raise DataError(f"{self.path}: the numbers of samples differ: {listed}")
+        return found
+
+    def _described(self) -> str:
+        return ", ".join(f"{name} {d.dtype} {d.shape}" for name, d in self._datasets.items())
+
+    def __enter__(self) -> SampleFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file on this rank."""
+        self._file.close()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Global shape of a dataset, samples first."""
+        return tuple(self._datasets[name].shape)
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """Extents of a dataset's chunks; one row at a time where it has none."""
+        dataset = self._datasets[name]
+        return tuple(dataset.chunks or (1,) * (dataset.ndim - 1) + (dataset.shape[-1],))
+
+    def attribute(self, name: str, group: str = "/") -> object:
+        """An attribute of the file or of a group, or None."""
+        return self._file[group].attrs.get(name)
+
+    def column(self, name: str) -> list[object] | None:
+        """A small dataset with one value per sample (family, seed, ...), or None if it is not there. Collective."""
+
+        def read() -> list[object] | None:
+            if name not in self._file:
+                return None
+            values = self._file[name][()]
+            return [v.decode() if isinstance(v, bytes) else v for v in values.tolist()]
+
+        return together(self.comm, read, DataError)
+
+    def read(self, name: str, box: Box) -> NDArray[np.generic]:
+        """The values in ``box``. Local; may run in another thread.
+
+        Raises
+        ------
+        DataError
+            On this rank, if they cannot be read.
+        """
+        dataset = self._datasets[name]
+        values = np.empty([i.extent for i in box], dataset.dtype)
+        if not values.size:
+            return values
+        try:
+            dataset.read_direct(values, tuple(slice(i.start, i.stop) for i in box))
+        except (OSError, RuntimeError, ValueError) as error:
+            where = ", ".join(f"{i.start}:{i.stop}" for i in box)
+            raise DataError(f"{self.path}: cannot read [{where}] of dataset {name!r}: {error}") from error
+        return values
+
+    def check_unchanged(self) -> None:
+        """Raise DataError on all ranks if the file was replaced or changed since it was opened. Collective."""
+
+        def check() -> None:
+            now = _identity(self.path)
+            if now != self._identity:
+                raise DataError(f"{self.path} has been {self._identity.change(now)} since it was opened; start again")
+
+        together(self.comm, check, DataError)
+
+    def warn_of_large_chunks(self, name: str, block: Sequence[int]) -> None:
+        """Warn on rank 0 if chunks are larger than the ``block`` (without the sample dimension) to be read."""
+        chunk = self.chunks(name)[1:]
+        if self.comm.rank == 0 and math.prod(chunk) > math.prod(block) > 0:
+            warnings.warn(
+                f"{self.path}: a chunk of {name!r} is {chunk} but a rank reads blocks of {tuple(block)}: "
+                f"neighbours read the same chunks; write the file with smaller chunks, or split fewer dimensions",
+                stacklevel=3,
+            )
+
+
+@dataclass(frozen=True)
+class _Identity:
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+
+    def change(self, now: _Identity) -> str:
+        if (self.device, self.inode) != (now.device, now.inode):
+            return "replaced by another file"
+        if self.size != now.size:
+            return f"changed from {self.size} to {now.size} bytes"
+        return "written to"
+
+
+def _identity(path: Path) -> _Identity:
+    status = path.stat()
+    return _Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def _open(path: Path) -> tuple[h5py.File, _Identity]:
+    # The operating system's reasons are clearer than HDF5's, so it is asked first.
+    os.close(os.open(path, os.O_RDONLY))
+    if path.is_dir():
+        raise DataError(f"{path} is a directory, not an HDF5 file")
+    identity = _identity(path)
+    if identity.size == 0:
+        raise DataError(f"{path} is empty (0 bytes): it was never written, or its writer has not finished")
+    try:
+        return h5py.File(path, "r", locking=False), identity
+    except OSError as error:
+        raise DataError(f"{path} cannot be opened as HDF5 ({identity.size} bytes): {error}") from error
+
+
+def _dataset(file: h5py.File, name: str, path: Path, file_bytes: int) -> h5py.Dataset:
+    """The dataset called ``name`` if all of it is in this file."""
+    try:
+        link = file.get(name, getlink=True)
+        found = None if isinstance(link, h5py.ExternalLink) else file.get(name)
+    except (KeyError, RuntimeError, ValueError, OSError) as error:
+        raise DataError(f"{path}: dataset {name!r} cannot be opened: {error}") from error
+    if found is None:
+        has = ", ".join(sorted(file)) or "nothing"
+        raise DataError(f"{path}: there is no dataset {name!r} in it; at its top are {has}")
+    if not isinstance(found, h5py.Dataset):
+        raise DataError(f"{path}: {name!r} is a group, not a dataset; it has {', '.join(sorted(found)) or 'nothing'}")
+    if found.is_virtual or found.external or found.file.filename != file.filename:
+        raise DataError(f"{path}: dataset {name!r} lies in other files; copy it into this one")
+    if found.dtype.kind == "O" or found.ndim == 0:
+        raise DataError(
+            f"{path}: dataset {name!r} is {'ragged' if found.ndim else 'a single value'}; samples must be equal arrays"
+        )
+    stored = found.id.get_storage_size()
+    if found.compression is None and stored < found.nbytes:
+        raise DataError(
+            f"{path}: dataset {name!r} is incomplete: {found.shape} takes {found.nbytes} bytes "
+            f"but {stored} were written"
+        )
+    if stored > file_bytes:
+        raise DataError(f"{path}: dataset {name!r} claims {stored} bytes, more than the file's {file_bytes}")
+    return found

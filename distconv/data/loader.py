@@ -1,0 +1,170 @@
+"""A loader that reads ahead: batches of an HDF5 file as distributed tensors, each rank reading only its own blocks.
+
+The order of the samples and their mirroring follow from the seed, the epoch and the sample alone, never from the grid.
+A thread reads the next batch meanwhile. It makes no MPI call: whether all ranks could read is agreed by the main
+threads at the step that the batch belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from distconv.communication.agreement import together
+from distconv.data.source import Source
+from distconv.distribution import Distribution, Interval, default_axes
+from distconv.errors import DataError
+from distconv.grid import ProcessGrid
+from distconv.tensor import DistTensor
+
+_ORDER, _MIRRORS = 0, 1
+"""Streams of random numbers that must not repeat each other."""
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """One dataset and how its values become a tensor: mirrored, shifted and scaled per channel, converted."""
+
+    dataset: str
+    dims: str
+    """Grid axis of each dimension: ``"nchw"`` for images, ``"nhw"`` for label maps."""
+    dtype: torch.dtype = torch.float32
+    shift: NDArray[np.float64] | None = None
+    scale: NDArray[np.float64] | None = None
+    """Values become (value - shift) / scale; one number per channel."""
+    odd: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Per axis the factor of each channel when the sample is mirrored along it: -1 for a velocity across the mirror."""
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One global mini-batch: a tensor per field."""
+
+    samples: tuple[int, ...]
+    """Indices in the file, in the order of the batch."""
+    tensors: tuple[DistTensor, ...]
+
+
+class Loader:
+    """Batches of ``batch`` samples over ``grid``. The last batch of an epoch may be smaller, or is dropped."""
+
+    def __init__(
+        self,
+        file: Source,
+        fields: Sequence[Field],
+        grid: ProcessGrid,
+        batch: int,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        mirror: str = "",
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """``mirror`` names the axes along which a sample is mirrored with probability one half, for example "hw"."""
+        self.file, self.fields, self.grid, self.batch = file, tuple(fields), grid, batch
+        self.seed, self.shuffle, self.drop_last, self.mirror = seed, shuffle, drop_last, mirror
+        self.device = torch.device(device)
+        self.samples = file.shape(fields[0].dataset)[0]
+        if batch < 1 or self.steps < 1:
+            raise DataError(
+                f"{file.path}: no batch of {batch} can be made of the {self.samples} samples of {fields[0].dataset!r}"
+            )
+        first = self.fields[0]
+        file.warn_of_large_chunks(first.dataset, self._distribution(first).local_shape(file.shape(first.dataset))[1:])
+
+    @property
+    def steps(self) -> int:
+        """Batches per epoch."""
+        return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The samples in the order of this epoch."""
+        if not self.shuffle:
+            return np.arange(self.samples)
+        return np.random.default_rng((self.seed, _ORDER, epoch)).permutation(self.samples)
+
+    def mirrored(self, epoch: int, sample: int) -> str:
+        """The axes along which this sample is mirrored in this epoch."""
+        if not self.mirror:
+            return ""
+        drawn = np.random.default_rng((self.seed, _MIRRORS, epoch, sample)).integers(0, 2, len(self.mirror))
+        return "".join(axis for axis, flip in zip(self.mirror, drawn, strict=True) if flip)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from step ``start`` on. Collective, as is each batch.
+
+        Raises
+        ------
+        DataError
+            On all ranks: if the file has changed since it was opened, or, in the step that a batch belongs to, if any
+            rank could not read its part.
+        """
+        self.file.check_unchanged()
+        order = self.order(number)
+        batches = [tuple(map(int, order[i * self.batch : (i + 1) * self.batch])) for i in range(start, self.steps)]
+        with ThreadPoolExecutor(1, "distconv-loader") as reader:
+            ahead = reader.submit(self._read, number, batches[0]) if batches else None
+            for index, samples in enumerate(batches):
+                assert ahead is not None
+                blocks = together(self.grid.world, ahead.result, DataError)
+                if index + 1 < len(batches):
+                    ahead = reader.submit(self._read, number, batches[index + 1])
+                yield Batch(
+                    samples, tuple(self._tensor(f, b, len(samples)) for f, b in zip(self.fields, blocks, strict=True))
+                )
+
+    def _distribution(self, each: Field) -> Distribution:
+        return Distribution(self.grid, default_axes(each.dims, len(self.file.shape(each.dataset))))
+
+    def _tensor(self, each: Field, block: torch.Tensor, samples: int) -> DistTensor:
+        shape = (samples, *self.file.shape(each.dataset)[1:])
+        return DistTensor(block.to(self.device), self._distribution(each), shape)
+
+    def _read(self, epoch: int, samples: tuple[int, ...]) -> list[torch.Tensor]:
+        return [self._read_field(each, epoch, samples) for each in self.fields]
+
+    def _read_field(self, each: Field, epoch: int, samples: tuple[int, ...]) -> torch.Tensor:
+        shape = (len(samples), *self.file.shape(each.dataset)[1:])
+        mine, *space = self._distribution(each).box(None, shape)
+        block = torch.empty((mine.extent, *(i.extent for i in space)), dtype=each.dtype)
+        values = block.numpy()
+        for row, sample in enumerate(samples[mine.start : mine.stop]):
+            values[row] = self._prepared(each, sample, space, self.mirrored(epoch, sample))
+        return block
+
+    def _prepared(self, each: Field, sample: int, space: list[Interval], mirrored: str) -> NDArray[np.generic]:
+        """The values in ``space`` of one sample, mirrored along these axes."""
+        # Index i of the mirrored sample is E - 1 - i of the one in the file: read the mirrored box, then reverse it.
+        box, steps = [Interval(sample, sample + 1)], []
+        for axis, interval, extent in zip(each.dims[1:], space, self.file.shape(each.dataset)[1:], strict=True):
+            turned = axis in mirrored
+            box.append(Interval(extent - interval.stop, extent - interval.start) if turned else interval)
+            steps.append(slice(None, None, -1 if turned else None))
+        values: NDArray[Any] = self.file.read(each.dataset, tuple(box))[0][tuple(steps)]
+        values = values.astype(np.result_type(values, _numpy(each.dtype)), copy=False)
+        for axis in mirrored:
+            if axis in each.odd:
+                values = values * _per_channel(each.odd[axis], values, space[0])
+        if each.shift is not None:
+            values = values - _per_channel(each.shift, values, space[0])
+        if each.scale is not None:
+            values = values / _per_channel(each.scale, values, space[0])
+        return values
+
+
+def _numpy(dtype: torch.dtype) -> np.dtype:
+    return torch.empty(0, dtype=dtype).numpy().dtype
+
+
+def _per_channel(
+    numbers: Sequence[float] | NDArray[np.float64], values: NDArray[np.generic], channels: Interval
+) -> NDArray[np.generic]:
+    mine = np.asarray(numbers, values.dtype)[channels.start : channels.stop]
+    return mine.reshape(-1, *(1,) * (values.ndim - 1))

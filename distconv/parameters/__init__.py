@@ -1,0 +1,8 @@
+"""Parameters on a grid: their blocks, and when their gradients are summed.
+
+::
+
+    channel_split       Channel and filter parallelism
+    gradient_reduction  When the gradients of parameters are summed
+    sharding            Sharded parameters: each rank holds the block of a weight that it works with
+"""

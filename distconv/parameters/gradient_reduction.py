@@ -1,0 +1,198 @@
+"""When the gradients of parameters are summed: at once, or behind the rest of the backward pass.
+
+A contribution to the gradient of a leaf parameter that :func:`mark` has marked goes to a side buffer; buffers are
+summed in buckets while backward goes on, and added to ``.grad`` before ``backward()`` returns. ``.grad`` itself is
+never reduced. Everything else (plain tensors, ``torch.autograd.grad``, parameters with hooks) is summed at once.
+
+Source: Dryden et al. 2019, III-A (allreduce of dL/dw) and V-A (hidden behind the layers that follow).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from mpi4py import MPI
+from torch.autograd.graph import Node
+
+from distconv.communication.transport import Reduction
+
+BUCKET_BYTES = 4 << 20
+"""A bucket is sent when it holds this much: small ones cost latency, large ones start late."""
+
+_MARK = "_distconv_deferred"
+
+
+def mark(parameter: torch.Tensor) -> None:
+    """Let the gradient of ``parameter`` be summed behind backward."""
+    setattr(parameter, _MARK, True)
+
+
+def defers(leaf: torch.Tensor, accumulator: Node) -> bool:
+    """Whether a contribution to ``leaf`` may arrive late; ``accumulator`` is its AccumulateGrad node.
+
+    Not when somebody would see it missing: hooks on the tensor, or a caller of ``torch.autograd.grad``.
+    """
+    if not getattr(leaf, _MARK, False) or leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None):
+        return False
+    try:
+        return torch._C._will_engine_execute_node(accumulator)
+    except RuntimeError:  # torch says so for leaves under torch.autograd.grad
+        return False
+
+
+@dataclass(eq=False)
+class _Bucket:
+    comm: MPI.Intracomm
+    leaves: list[torch.Tensor] = field(default_factory=list)
+    shares: list[torch.Tensor] = field(default_factory=list)
+    nbytes: int = 0
+    reduction: Reduction | None = None
+
+    def add(self, leaf: torch.Tensor, share: torch.Tensor) -> None:
+        self.leaves.append(leaf)
+        self.shares.append(share)
+        self.nbytes += share.numel() * share.element_size()
+
+    def launch(self) -> None:
+        flat = torch.cat([share.reshape(-1) for share in self.shares])
+        sizes = [share.numel() for share in self.shares]
+        self.shares = [part.view_as(share) for part, share in zip(flat.split(sizes), self.shares, strict=True)]
+        self.reduction = Reduction(self.comm, flat, f"gradient sum of {len(self.leaves)} parameters")
+
+    def finish(self) -> None:
+        assert self.reduction is not None
+        self.reduction.wait()
+        for leaf, total in zip(self.leaves, self.shares, strict=True):
+            if leaf.grad is None:
+                leaf.grad = total
+            else:
+                leaf.grad += total
+
+
+class _Backward:
+    """The buckets of one backward pass. Only that pass holds it, so a pass that fails leaves nothing behind."""
+
+    def __init__(self) -> None:
+        self.open: dict[tuple[int, torch.dtype, torch.device], _Bucket] = {}
+        self.launched: list[_Bucket] = []
+
+    def add(self, leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
+        key = (comm.handle, share.dtype, share.device)
+        bucket = self.open.setdefault(key, _Bucket(comm))
+        bucket.add(leaf, share)
+        if bucket.nbytes >= BUCKET_BYTES:
+            self._launch(key)
+
+    def _launch(self, key: tuple[int, torch.dtype, torch.device]) -> None:
+        bucket = self.open.pop(key)
+        self.launched.append(bucket)
+        bucket.launch()
+
+    def finish(self) -> None:
+        for leaf, share, comm in _take_kept():
+            self.add(leaf, share, comm)
+        for key in list(self.open):
+            self._launch(key)
+        with torch.no_grad():
+            while self.launched:
+                self.launched.pop(0).finish()
+
+    def __del__(self) -> None:
+        # MPI may still write to the buffers of sums that a failed backward has started.
+        _orphans.extend(self.launched)
+
+
+_running: weakref.WeakValueDictionary[int, _Backward] = weakref.WeakValueDictionary()
+_orphans: list[_Bucket] = []
+
+
+def defer(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
+    """Add the sum of ``share`` over ``comm`` to ``leaf.grad`` by the time the running backward returns.
+
+    Under :func:`no_sync`, by the time the next backward outside of it returns.
+    """
+    if _keeping:
+        _keep(leaf, share, comm)
+        return
+    task: int = torch._C._current_graph_task_id()
+    backward = _running.get(task)
+    if backward is None:
+        backward = _running[task] = _Backward()
+        torch.autograd.Variable._execution_engine.queue_callback(backward.finish)
+    backward.add(leaf, share, comm)
+
+
+# -- gradient accumulation --------------------------------------------------------------------------------------------
+
+_keeping = False
+"""Whether shares stay on this rank. A plain global: on a GPU autograd runs backward in threads of its own."""
+
+_keepers: list[torch.Tensor] = []
+"""Leaves whose gradients have kept shares, in the order in which they came: the same on all ranks.
+
+Held until the next sum, though nobody else may want them any more: when Python frees a model is not the same on all
+ranks, and they would not agree on what there is to sum.
+"""
+
+_KEPT = "_distconv_kept"
+
+
+@dataclass(eq=False)
+class _Kept:
+    """Shares of a gradient that are still to be summed. They belong to the ``.grad`` tensor and go when it goes."""
+
+    version: int
+    shares: dict[int, tuple[torch.Tensor, MPI.Intracomm]] = field(default_factory=dict)
+
+
+@contextmanager
+def no_sync() -> Iterator[None]:
+    """Backward passes inside sum no gradients of parameters over the ranks: the next one outside does it for all.
+
+    For gradient accumulation over micro-batches, as ``DistributedDataParallel.no_sync``. ``.grad`` is complete once
+    that next backward has returned; ``zero_grad`` before it forgets what was accumulated.
+    """
+    global _keeping
+    before, _keeping = _keeping, True
+    try:
+        yield
+    finally:
+        _keeping = before
+
+
+def _kept(leaf: torch.Tensor) -> _Kept | None:
+    grad = leaf.grad
+    found: _Kept | None = getattr(grad, _KEPT, None)
+    if grad is None or found is None:
+        return None
+    # zero_grad(set_to_none=False) leaves the same tensor.
+    return None if grad._version != found.version and not grad.any() else found
+
+
+def _keep(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
+    with torch.no_grad():
+        kept = _kept(leaf)
+        if kept is None:
+            if leaf.grad is None:
+                leaf.grad = torch.zeros_like(leaf)
+            kept = _Kept(leaf.grad._version)
+            setattr(leaf.grad, _KEPT, kept)
+            _keepers.append(leaf)
+        before, _ = kept.shares.get(comm.handle, (None, comm))
+        kept.shares[comm.handle] = (share.clone() if before is None else before + share, comm)
+
+
+def _take_kept() -> list[tuple[torch.Tensor, torch.Tensor, MPI.Intracomm]]:
+    """All shares that are kept, which are kept no longer."""
+    taken = []
+    for leaf in _keepers:
+        kept = _kept(leaf)
+        if kept is not None:
+            taken += [(leaf, share, comm) for share, comm in kept.shares.values()]
+            delattr(leaf.grad, _KEPT)
+    _keepers.clear()
+    return taken

@@ -1,0 +1,9 @@
+"""What a process does beside computing: its start, its memory, its waits.
+
+::
+
+    allocator    How this process's memory is kept, so that large activations are not page-faulted anew
+    information  Print what distconv runs on
+    startup      What a process does when distconv is imported under MPI
+    watchdog     Ends a wait that blocks for too long, and failures on one rank that would leave the others waiting
+"""

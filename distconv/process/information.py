@@ -1,0 +1,90 @@
+"""Print what distconv runs on: versions, the MPI library, ranks, threads, devices, transport, allocator."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+
+import h5py
+import mpi4py
+import numpy as np
+import torch
+from mpi4py import MPI
+
+import distconv
+from distconv.communication import agreement, transport
+from distconv.process import watchdog
+
+EXAMPLES = """\
+examples:
+  distconv info
+  mpiexec -n 4 distconv info
+"""
+
+_THREAD_LEVELS = {
+    MPI.THREAD_SINGLE: "single",
+    MPI.THREAD_FUNNELED: "funneled",
+    MPI.THREAD_SERIALIZED: "serialized",
+    MPI.THREAD_MULTIPLE: "multiple",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """There are none."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print on rank 0 what all ranks found. Collective over MPI.COMM_WORLD."""
+    lines = describe(MPI.COMM_WORLD)
+    if MPI.COMM_WORLD.rank == 0:
+        width = max(len(name) for name, _ in lines)
+        for name, value in lines:
+            print(f"{name:<{width}}  {value}")
+    return 0
+
+
+def describe(comm: MPI.Intracomm) -> list[tuple[str, str]]:
+    """Name and value of each line. Collective."""
+    hosts = comm.allgather(platform.node())
+    threads = comm.allgather(torch.get_num_threads())
+    devices = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    hdf5 = f"h5py {h5py.__version__} (HDF5 {h5py.version.hdf5_version})"
+    versions = f"mpi4py {mpi4py.__version__}, numpy {np.__version__}, {hdf5}"
+    library = MPI.Get_library_version().strip("\0 \n").splitlines()
+    return [
+        ("distconv", distconv.__version__),
+        ("python", platform.python_version()),
+        ("torch", f"{torch.__version__}"),
+        ("libraries", versions),
+        ("MPI library", ", ".join(part.strip() for part in library[:2])),
+        ("MPI threads", _THREAD_LEVELS.get(MPI.Query_thread(), "unknown")),
+        ("ranks", f"{comm.size} on {len(set(hosts))} node{'s' if len(set(hosts)) > 1 else ''}"),
+        ("cores of rank 0", str(cores)),
+        (
+            "torch threads",
+            f"{min(threads)} to {max(threads)} per rank" if len(set(threads)) > 1 else f"{threads[0]} per rank",
+        ),
+        ("CUDA devices", ", ".join(torch.cuda.get_device_name(i) for i in range(devices)) or "none"),
+        ("CuPy", _version("cupy-cuda12x") or "not installed"),
+        ("transport", "device buffers (MPI is CUDA-aware)" if transport.cuda_aware() else "host memory"),
+        ("allocator", _allocator(comm.size)),
+        ("checks", f"DISTCONV_CHECK={agreement.level}"),
+        ("watchdog", f"{watchdog.timeout_s:g} s" if watchdog.timeout_s else "off"),
+    ]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _allocator(ranks: int) -> str:
+    asked = os.environ.get("DISTCONV_MALLOC")
+    keeps = (asked or ("1" if ranks > 1 else "0")) == "1"
+    why = f"DISTCONV_MALLOC={asked}" if asked else f"default with {ranks} rank{'s' if ranks > 1 else ''}"
+    return f"{'keeps freed memory' if keeps else 'as the C library has it'} ({why})"

@@ -1,0 +1,223 @@
+"""``distconv bench layer``: a stack of equal convolutions over a grid: memory of the weights, traffic and time.
+
+Weights, their gradients and their optimizer state are counted as the tensors that a rank holds; traffic as the bytes
+that rank 0 hands to MPI. Times are against one rank with all channels, in turns of the same run.
+
+With --layer it is a single convolution of the paper instead: FP and BP, and what is predicted for them: for --machine,
+or for this machine, which is profiled first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from distconv.arrangement import parse_grid
+from distconv.communication.transport import Traffic, counted
+from distconv.errors import DistconvError
+from distconv.grid import ProcessGrid
+from distconv.jobs.bench import report
+from distconv.jobs.planning.options import add_machine_argument, on_rank_0
+from distconv.jobs.training.options import device_for, positive
+from distconv.jobs.verification.exactness import wait_asleep
+from distconv.parallel import parallelize
+from distconv.parameters.channel_split import AXIS
+from distconv.parameters.sharding import convolution_split
+from distconv.perfmodel.machine.machine import Machine
+from distconv.tensor import DistTensor, scatter
+
+from . import paper_layers
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 4 distconv bench layer --grid c=4 --channels 1024 --layers 2 --size 14
+  mpiexec -n 4 distconv bench layer --grid n=2,c=2 --channels 256 --groups 32 --batch 4
+  mpiexec -n 2 distconv bench layer --layer conv1 --grid h=2 --batch 1 --machine localhost
+"""
+
+MIB = 2**20
+
+STACK = {"channels": 1024, "groups": 1, "kernel": 3, "layers": 2, "size": 14, "rounds": 5}
+"""Options of the stack of layers, with their defaults."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench layer``."""
+    parser.add_argument("--grid", default="", metavar="c=4", help="process grid (default: all ranks along c)")
+    parser.add_argument(
+        "--layer",
+        choices=paper_layers.LAYERS,
+        help="this layer, float32 (with --grid, --batch, --device and --machine)",
+    )
+    parser.add_argument("--device", help="of --layer: cpu or cuda (default: cpu)")
+    add_machine_argument(parser, required=False)
+    parser.add_argument("--batch", type=positive, default=1, help="samples per step (default: %(default)s)")
+    for name, text in (
+        ("channels", "channels and filters"),
+        ("groups", "groups of each convolution"),
+        ("kernel", "odd extent of the kernels"),
+        ("layers", "convolutions with ReLU"),
+        ("size", "height and width of the sample"),
+        ("rounds", "turns of each variant"),
+    ):
+        parser.add_argument(f"--{name}", type=positive, help=f"{text} (without --layer; default: {STACK[name]})")
+
+
+class Stack:
+    """The layers with an optimizer and a sample, over ``grid``."""
+
+    def __init__(self, options: argparse.Namespace, grid: ProcessGrid) -> None:
+        torch.manual_seed(0)
+        layers: list[torch.nn.Module] = []
+        for _ in range(options.layers):
+            layers += [
+                torch.nn.Conv2d(
+                    options.channels,
+                    options.channels,
+                    options.kernel,
+                    padding=options.kernel // 2,
+                    groups=options.groups,
+                ),
+                torch.nn.ReLU(),
+            ]
+        self.model = parallelize(torch.nn.Sequential(*layers), grid)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3, momentum=0.9)
+        self.x = scatter(torch.randn(options.batch, options.channels, options.size, options.size), grid)
+
+    def step(self) -> None:
+        """Forward, backward, update."""
+        self.optimizer.zero_grad()
+        self.model(self.x).mean().backward()
+        self.optimizer.step()
+
+    def held(self) -> int:
+        """Bytes of weights, gradients and optimizer state on this rank."""
+        found = 0
+        for parameter in self.model.parameters():
+            kept = [parameter, parameter.grad, *self.optimizer.state[parameter].values()]
+            found += sum(_local(t).nbytes for t in kept if isinstance(t, torch.Tensor))
+        return found
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.local if isinstance(tensor, DistTensor) else tensor
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print. Collective over MPI.COMM_WORLD."""
+    comm = MPI.COMM_WORLD
+    axes = parse_grid(options.grid) if options.grid else {AXIS: comm.size}
+    _check(options)
+    if options.layer is not None:
+        machine = on_rank_0(comm, lambda: Machine.load(options.machine)) if options.machine else None
+        device = torch.device(device_for(options.device or "cpu", comm))
+        paper_layers.run(options.layer, options.batch, axes, device, machine)
+        return 0
+    options = argparse.Namespace(**vars(options) | _stack(options))
+    grid = ProcessGrid(comm, **axes)
+    split = Stack(options, grid)
+    with counted() as traffic:
+        split.step()
+    held = comm.gather(split.held())
+    single = Stack(options, ProcessGrid(MPI.COMM_SELF)) if comm.rank == 0 else None
+    times: dict[str, list[float]] = {"ranks": [], "one": []}
+    for turn in range(options.rounds + 1):
+        comm.Barrier()
+        found = {"ranks": _timed(split)}
+        if single is not None:
+            found["one"] = _timed(single)
+        wait_asleep(comm)
+        for name, seconds in found.items():
+            if turn:  # the first turn warms up
+                times[name].append(seconds)
+    if single is not None and held is not None:
+        _report(options, grid, split, single.held(), held, traffic, times)
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    """Raise DistconvError for options that would be ignored, and layers that cannot be."""
+    strange = [name for name in (STACK if options.layer else ("device", "machine")) if getattr(options, name)]
+    if strange and options.layer:
+        raise DistconvError(f"--{strange[0]} is of the stack of layers, but --layer {options.layer} is a single one")
+    if strange:
+        raise DistconvError(f"--{strange[0]}: that is for a single layer; name it with --layer")
+    found = _stack(options)
+    if found["channels"] % found["groups"]:
+        raise DistconvError(f"--groups {found['groups']} does not divide --channels {found['channels']}")
+    if found["kernel"] % 2 == 0:
+        raise DistconvError(f"--kernel {found['kernel']}: the extent must be odd, or outputs are larger than inputs")
+
+
+def _stack(options: argparse.Namespace) -> dict[str, int]:
+    return {name: getattr(options, name) or default for name, default in STACK.items()}
+
+
+def _timed(stack: Stack) -> float:
+    start = time.perf_counter()
+    stack.step()
+    return time.perf_counter() - start
+
+
+def _report(
+    options: argparse.Namespace,
+    grid: ProcessGrid,
+    split: Stack,
+    alone: int,
+    held: list[int],
+    traffic: Traffic,
+    times: dict[str, list[float]],
+) -> None:
+    threads = torch.get_num_threads()
+    print(
+        report.heading(
+            f"{options.layers} x (conv {options.kernel}x{options.kernel}, {options.channels} channels and filters, "
+            f"groups {options.groups}, ReLU) over {grid.describe()}, float32, N={options.batch}, "
+            f"{options.size} x {options.size}, SGD with momentum"
+        )
+    )
+    print(f"algorithm: {_algorithm(split, grid)}")
+    ratio = max(held) / alone
+    print(f"weights, gradients and optimizer state: one rank {alone / MIB:.2f} MiB, ", end="")
+    print(f"worst of {len(held)} ranks {max(held) / MIB:.2f} MiB, ratio {ratio:.4f}")
+    print("bytes that rank 0 hands to MPI in one step:")
+    for line in _traffic(traffic):
+        print(f"  {line}")
+    reference = statistics.median(times["one"])
+    print(report.table_head(ratio="to one rank"))
+    print(report.row(f"one rank x {threads} thread(s)", times["one"], reference))
+    print(report.row(f"{grid.size} ranks x {threads} thread(s)", times["ranks"], reference))
+    figures: dict[str, Any] = {
+        "held_bytes": held,
+        "alone_bytes": alone,
+        "ratio": ratio,
+        "sent_bytes": dict(traffic.sent),
+        "reduced_bytes": {f"{what} over {ranks} ranks": size for (what, ranks), size in traffic.reduced.items()},
+        "median_s": {name: statistics.median(values) for name, values in times.items()},
+    }
+    print(report.as_json(figures))
+
+
+def _algorithm(split: Stack, grid: ProcessGrid) -> str:
+    parts = grid.shape[AXIS]
+    if parts == 1:
+        return "weights whole on every rank"
+    chosen = convolution_split(next(m for m in split.model.modules() if isinstance(m, torch.nn.Conv2d)), parts)
+    blocks = chosen.blocks
+    name = "gather-x" if blocks == 1 else "reduce-y" if blocks == parts else "2-D"
+    return f"{name}: filters in {parts // blocks} blocks, channels in {blocks}"
+
+
+def _traffic(traffic: Traffic) -> Iterator[str]:
+    for what, size in sorted(traffic.sent.items()):
+        yield f"messages, {what}: {size / MIB:.3f} MiB"
+    for (what, ranks), size in sorted(traffic.reduced.items()):
+        yield f"allreduce over {ranks} ranks, {what}: {size / MIB:.3f} MiB"
+    gradients = sum(size for (what, _), size in traffic.reduced.items() if what.startswith("gradient"))
+    yield f"allreduce of gradients of weights in all: {gradients / MIB:.3f} MiB"

@@ -1,0 +1,163 @@
+"""Peak resident memory of one training step: per rank of a grid, and of one rank by itself, in the same run.
+
+The peaks are the operating system's (ru_maxrss). What the process held before the model was built, the interpreter and
+its libraries, is shown apart: no grid can split it. Each run has the allocator settings that it has by default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+import torch
+from mpi4py import MPI
+
+from distconv.communication.agreement import together
+from distconv.distribution import Distribution, default_axes
+from distconv.errors import DistconvError
+from distconv.grid import ProcessGrid
+from distconv.jobs.mesh.recipe import CHANNELS
+from distconv.jobs.mesh.segmentation import segmentation_loss
+from distconv.jobs.training.options import grid_extents, positive
+from distconv.jobs.training.report import peak_memory_bytes
+from distconv.jobs.verification.exactness import wait_asleep
+from distconv.layers.models import MESH_MODELS, MODELS
+from distconv.parallel import parallelize
+from distconv.tensor import DistTensor
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 4 distconv bench memory --model mesh1k --size 1024 --grid h=4
+  mpiexec -n 4 distconv bench memory --model unet --size 512 --batch 2 --grid n=2,h=2 --json memory.json
+"""
+
+LAUNCHER_PREFIXES = ("PMI", "HYD", "MPI_LOCAL", "MPIR_CVAR_CH3", "OMPI_", "PRTE_")
+"""Variables by which a process believes that a launcher started it as one rank of many."""
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Memory of one process in bytes."""
+
+    before: int
+    """Resident at most before the model was built: the interpreter and its libraries."""
+    peak: int
+    step_s: float
+
+    @property
+    def used(self) -> int:
+        """What the model took: weights, gradients, activations, buffers of the operators and of MPI."""
+        return self.peak - self.before
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench memory``."""
+    parser.add_argument("--model", choices=MESH_MODELS, default="mesh1k", help="default: %(default)s")
+    parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
+    parser.add_argument(
+        "--size", type=positive, default=1024, help="height and width of the samples (default: %(default)s)"
+    )
+    parser.add_argument("--batch", type=positive, default=1, help="samples (default: %(default)s)")
+    parser.add_argument("--grid", type=grid_extents, metavar="h=4", help="default: all ranks along h")
+    parser.add_argument("--json", metavar="PATH", help="write the figures to this file too")
+    parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print. Collective over MPI.COMM_WORLD."""
+    comm = MPI.COMM_WORLD
+    if options.alone:
+        print(json.dumps(asdict(measure(options, ProcessGrid(MPI.COMM_SELF)))))
+        return 0
+    grid = ProcessGrid(comm, **(options.grid or {"h": comm.size}))
+    # The one rank goes first: the others hold nothing yet, and sleep.
+    failed, alone = "", Peak(0, 1, 0.0)
+    if comm.rank == 0:
+        try:
+            alone = by_itself(options)
+        except (OSError, ValueError, DistconvError) as error:
+            failed = str(error)
+    wait_asleep(comm)
+
+    def check() -> None:
+        if failed:
+            raise DistconvError(failed)
+
+    together(comm, check, DistconvError)
+    peaks = comm.gather(measure(options, grid), root=0)
+    if peaks is not None:
+        _report(options, grid, alone, peaks)
+    return 0
+
+
+def measure(options: argparse.Namespace, grid: ProcessGrid) -> Peak:
+    """One step of SGD on random samples over ``grid``. Collective."""
+    before = peak_memory_bytes()
+    torch.manual_seed(0)
+    model = MODELS[options.model](**({} if options.width is None else {"width": options.width}))
+    model = parallelize(model, grid)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    shape = (options.batch, len(CHANNELS), options.size, options.size)
+    x = _random(Distribution(grid, default_axes("nchw", 4)), shape)
+    label = _random(Distribution(grid, default_axes("nhw", 3)), (shape[0], *shape[2:]))
+    start = time.perf_counter()
+    loss = segmentation_loss(model(x), (label > 1.5).float(), 0.07)
+    loss.backward()
+    optimizer.step()
+    return Peak(before, peak_memory_bytes(), time.perf_counter() - start)
+
+
+def _random(dist: Distribution, shape: tuple[int, ...]) -> DistTensor:
+    return DistTensor(torch.randn(dist.local_shape(shape)), dist, shape)
+
+
+def by_itself(options: argparse.Namespace) -> Peak:
+    """The same step in a new process that is no part of this job."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
+    environment.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+    command = [sys.executable, "-m", "distconv", "bench", "memory", "--alone", "--model", options.model]
+    command += ["--size", str(options.size), "--batch", str(options.batch)]
+    command += ["--width", str(options.width)] if options.width else []
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if finished.returncode:
+        last = finished.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise DistconvError(f"the run on one rank ended with code {finished.returncode}: {last[0]}")
+    return Peak(**json.loads(finished.stdout.splitlines()[-1]))
+
+
+def _report(options: argparse.Namespace, grid: ProcessGrid, alone: Peak, peaks: list[Peak]) -> None:
+    worst, worst_used = max(peak.peak for peak in peaks), max(peak.used for peak in peaks)
+    print(
+        f"{options.model}{f' of width {options.width}' if options.width else ''}, {options.batch} x {len(CHANNELS)} x "
+        f"{options.size} x {options.size}, float32, cpu, one step of SGD"
+    )
+    print(f"{'':<24}{'process':>12}{'libraries':>12}{'model':>12}{'step':>9}")
+    _print_row("one rank", alone)
+    for rank, peak in enumerate(peaks):
+        _print_row(f"{grid.describe()}, rank {rank}", peak)
+    ratio, whole = worst_used / alone.used, worst / alone.peak
+    print(f"peak of the model per rank, against one rank: {ratio:.3f} (1/{grid.size} = {1 / grid.size:.3f})")
+    print(f"peak of the whole process, libraries included:  {whole:.3f}")
+    if options.json:
+        figures = {
+            "alone": asdict(alone),
+            "ranks": [asdict(peak) for peak in peaks],
+            "ratio": ratio,
+            "process_ratio": whole,
+        }
+        with open(options.json, "w") as stream:
+            json.dump(
+                {"model": options.model, "size": options.size, "grid": grid.describe(), **figures}, stream, indent=1
+            )
+
+
+def _print_row(name: str, peak: Peak) -> None:
+    figures = "".join(f"{nbytes / MIB:>8.0f} MiB" for nbytes in (peak.peak, peak.before, peak.used))
+    print(f"{name:<24}{figures}{peak.step_s:>7.1f} s")

@@ -1,0 +1,286 @@
+"""``distconv bench pipeline``: pipelined training steps against one process and torch's own, interleaved in one run.
+
+All ranks run one thread. References: the whole model on one rank while the others rest; PyTorch's 1F1B
+(torch.distributed.pipelining) and DistributedDataParallel over gloo, on the same ranks. The ideal of a schedule is its
+simulation with the times that its passes took, so what lies between is messages, waiting and bookkeeping.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from mpi4py import MPI
+from torch import nn
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.nn.parallel import DistributedDataParallel
+
+from distconv.errors import DistconvError
+from distconv.jobs.bench import report
+from distconv.jobs.bench.step import rest
+from distconv.jobs.planning.options import on_rank_0
+from distconv.jobs.training.options import positive
+from distconv.jobs.training.pipeline_options import counts
+from distconv.layers.models import vgg16_bn
+from distconv.perfmodel import Machine, partition
+from distconv.perfmodel.profiles.layer_timing import time_layers
+from distconv.pipeline import Kind, Pipeline, Timeline, simulate, split
+
+Steps = Callable[[int], float]
+"""Does that many steps and gives the seconds of one."""
+
+Cuts = Sequence[str] | Sequence[int]
+
+SIZE, CLASSES = 32, 10
+WARM_UP, ITERATIONS = 5, 20
+"""Of the measurement that balances the stages."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench pipeline``."""
+    parser.add_argument("--width", type=positive, default=64, help="of VGG-16 with batch norm (default: %(default)s)")
+    parser.add_argument("--batch", type=positive, default=64, help="samples per mini-batch (default: %(default)s)")
+    parser.add_argument("--microbatches", type=positive, default=8, help="per mini-batch (default: %(default)s)")
+    parser.add_argument(
+        "--ppv",
+        type=counts,
+        metavar="K,K",
+        help="cut after these layers (default: as balanced as measured)",
+    )
+    parser.add_argument("--rounds", type=positive, default=5, help="turns of each variant; their medians are compared")
+    parser.add_argument("--steps", type=positive, default=4, help="steps per turn (default: %(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print. Collective over MPI.COMM_WORLD."""
+    world = MPI.COMM_WORLD
+    if world.size < 2:
+        raise DistconvError("bench pipeline needs one rank for each stage: start 2 or more")
+    torch.set_num_threads(1)
+    cuts = _cuts(world, options)
+    _join(world)
+    bench = _Bench(world, options, *cuts)
+    times = bench.measure()
+    traces = bench.traces()
+    if world.rank == 0:
+        print(_report(options, cuts, times, traces))
+    bench.close()
+    dist.destroy_process_group()
+    return 0
+
+
+def _cuts(world: MPI.Intracomm, options: argparse.Namespace) -> tuple[Cuts, Cuts]:
+    """Where stages begin if they work on micro-batches, and if on whole mini-batches."""
+    if not options.ppv:
+        micro = max(1, options.batch // options.microbatches)
+        return _balanced(world, options, micro), _balanced(world, options, options.batch)
+    cuts: Cuts = options.ppv
+    if len(cuts) != world.size - 1:
+        written = ",".join(map(str, cuts))
+        raise DistconvError(f"--ppv {written}: {len(cuts)} cuts make {len(cuts) + 1} stages for {world.size} ranks")
+    return cuts, cuts
+
+
+def _model(options: argparse.Namespace) -> nn.Module:
+    torch.manual_seed(0)
+    return vgg16_bn(width=options.width, classes=CLASSES)
+
+
+def _data(samples: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(samples, 3, SIZE, SIZE, generator=generator)
+    return x, torch.randint(CLASSES, (samples,), generator=generator)
+
+
+def _optimizer(parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
+
+
+def _join(world: MPI.Intracomm) -> None:
+    """Make the ranks a process group of torch's."""
+    file = on_rank_0(world, partial(tempfile.mkstemp, prefix="distconv-"))[1]
+    dist.init_process_group(
+        "gloo", f"file://{file}", rank=world.rank, world_size=world.size, timeout=timedelta(minutes=10)
+    )
+
+
+def _balanced(world: MPI.Intracomm, options: argparse.Namespace, samples: int) -> Cuts:
+    """The modules at which stages begin that take about the same time for so many samples: measured on rank 0."""
+
+    def measured() -> Cuts:
+        profile = time_layers(_model(options), _data(samples)[:1], WARM_UP, ITERATIONS).profile
+        cuts = partition(profile, world.size, Machine.load("localhost").node.bandwidth_bytes_per_s, "bapipe").cuts
+        return [profile.layers[cut].name for cut in cuts]
+
+    return on_rank_0(world, measured)
+
+
+class _Bench:
+    """The variants, each ready to do steps on all ranks."""
+
+    def __init__(self, world: MPI.Intracomm, options: argparse.Namespace, micro: Cuts, whole: Cuts) -> None:
+        self.world, self.options, self.micro = world, options, micro
+        self.x, self.target = _data(options.batch)
+        self.pipes = {
+            "1f1b-sno": self._pipe("1f1b-sno", micro, options.microbatches),
+            "zero-bubble": self._pipe("zero-bubble", micro, options.microbatches),
+            "stale": self._pipe("stale", whole),
+            "pipedream": self._pipe("pipedream", whole),
+        }
+        self.variants: dict[str, Steps] = {
+            "1f1b-sno": self._steps_of(self.pipes["1f1b-sno"]),
+            "torch 1F1B, gloo": self._torch_pipe(),
+            "zero-bubble": self._steps_of(self.pipes["zero-bubble"]),
+            "one rank": self._one_rank(),
+            "DDP, gloo": self._ddp(),
+            "stale": self._steps_of(self.pipes["stale"]),
+            "pipedream": self._steps_of(self.pipes["pipedream"]),
+        }
+
+    def measure(self) -> dict[str, list[float]]:
+        """Seconds per step of every variant, one for each round."""
+        times: dict[str, list[float]] = {name: [] for name in self.variants}
+        for turn in range(self.options.rounds + 1):
+            for name, steps in self.variants.items():
+                rest(self.world)
+                self.world.Barrier()
+                found = self.world.allreduce(steps(self.options.steps), MPI.MAX)
+                if turn:  # the first turn warms up
+                    times[name].append(found)
+        return times
+
+    def traces(self) -> dict[str, list[Timeline]]:
+        """The passes of synchronous schedules, step by step in turn."""
+        found: dict[str, list[Timeline]] = {"1f1b-sno": [], "zero-bubble": []}
+        for _ in range(self.options.rounds * self.options.steps):
+            for name, timelines in found.items():
+                with self.pipes[name].traced() as timeline:
+                    self.pipes[name].step(self.x, self.target)
+                timelines.append(timeline())
+        return found
+
+    def close(self) -> None:
+        """Free what MPI holds for the pipelines; after the last message of all ranks."""
+        for pipe in self.pipes.values():
+            pipe.close()
+        self.world.Barrier()
+
+    def _pipe(self, schedule: str, cuts: Cuts, microbatches: int = 1) -> Pipeline:
+        stages = split(_model(self.options), cuts)
+        loss = nn.functional.cross_entropy
+        return Pipeline(stages, self.world, schedule, loss, microbatches=microbatches, optimizer=_optimizer)
+
+    def _steps_of(self, pipe: Pipeline) -> Steps:
+        return _timed(lambda: pipe.step(self.x, self.target))
+
+    def _torch_pipe(self) -> Steps:
+        stage_module = split(_model(self.options), self.micro)[self.world.rank]
+        stage = PipelineStage(stage_module, self.world.rank, self.world.size, torch.device("cpu"))
+        schedule = Schedule1F1B(stage, self.options.microbatches, nn.functional.cross_entropy)
+        optimizer = _optimizer(list(stage_module.parameters()))
+        inputs = [self.x] if self.world.rank == 0 else []
+        target = self.target if self.world.rank == self.world.size - 1 else None
+
+        def step() -> None:
+            optimizer.zero_grad()
+            schedule.step(*inputs, target=target)
+            optimizer.step()
+
+        return _timed(step)
+
+    def _one_rank(self) -> Steps:
+        if self.world.rank:
+            return lambda _: 0.0
+        return _timed(_plain_step(_model(self.options), self.x, self.target))
+
+    def _ddp(self) -> Steps:
+        model = DistributedDataParallel(_model(self.options))
+        x, target = (whole.tensor_split(self.world.size)[self.world.rank] for whole in (self.x, self.target))
+        return _timed(_plain_step(model, x, target))
+
+
+def _plain_step(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
+    optimizer = _optimizer(list(model.parameters()))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), target).backward()
+        optimizer.step()
+
+    return step
+
+
+def _timed(step: Callable[[], object]) -> Steps:
+    def steps(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        return (time.perf_counter() - start) / count
+
+    return steps
+
+
+def _cost(timelines: Sequence[Timeline], kind: Kind, stages: int) -> list[float]:
+    """The median time of a pass on each stage."""
+    spans = [span for timeline in timelines for span in timeline.spans if span.action.kind is kind]
+    return [statistics.median(s.end - s.start for s in spans if s.action.stage == stage) for stage in range(stages)]
+
+
+def _ideal(timelines: Sequence[Timeline], stages: int) -> float:
+    """How long the schedule takes if passes take what they took, and nothing else takes time."""
+    forward, backward, update = (_cost(timelines, kind, stages) for kind in (Kind.F, Kind.B, Kind.UPDATE))
+    followed = timelines[0].schedule
+    weight = _cost(timelines, Kind.W, stages) if followed.splits_backward else None
+    return simulate(followed, forward, backward, weight, update=update).makespan
+
+
+def _report(
+    options: argparse.Namespace,
+    cuts: tuple[Cuts, Cuts],
+    times: dict[str, list[float]],
+    traces: dict[str, list[Timeline]],
+) -> str:
+    stages = len(cuts[0]) + 1
+    micro, whole_batch = (", ".join(map(str, each)) for each in cuts)
+    lines = [
+        report.heading(
+            f"training step, float32, VGG-16-BN of width {options.width}, {options.batch} images of {SIZE}x{SIZE}, "
+            f"{options.microbatches} micro-batches, cut at {micro} (asynchronous: {whole_batch})"
+        )
+    ]
+    references = {"1f1b-sno": "torch 1F1B, gloo", "zero-bubble": "1f1b-sno", "stale": "DDP, gloo"}
+    references |= {"pipedream": "DDP, gloo", "torch 1F1B, gloo": "one rank", "DDP, gloo": "one rank"}
+    lines.append(report.table_head())
+    for name, values in times.items():
+        reference = references.get(name)
+        # Ratios of the same round: the machine's speed drifts between rounds.
+        ratio = [a / b for a, b in zip(values, times[reference], strict=True)] if reference else [1.0]
+        lines.append(f"{report.row(name, values)}  {statistics.median(ratio):6.3f} of {reference or name}")
+    one = times["one rank"]
+    for name in ("stale", "pipedream", "DDP, gloo"):
+        gains = [a / b for a, b in zip(one, times[name], strict=True)]
+        lines.append(f"{name}: {statistics.median(gains):.2f} times as fast as one rank")
+    for name, timelines in traces.items():
+        ideal, taken = _ideal(timelines, stages), statistics.median(each.makespan for each in timelines)
+        lines.append(
+            f"{name}: {1e3 * taken:.2f} ms a step, its passes alone {1e3 * ideal:.2f} ms by simulation: "
+            f"ratio {taken / ideal:.3f}"
+        )
+    whole = _cost(traces["1f1b-sno"], Kind.B, stages)
+    halves = [
+        b + w
+        for b, w in zip(
+            _cost(traces["zero-bubble"], Kind.B, stages), _cost(traces["zero-bubble"], Kind.W, stages), strict=True
+        )
+    ]
+    shares = ", ".join(f"{apart / together:.3f}" for apart, together in zip(halves, whole, strict=True))
+    lines.append(f"zero-bubble: B + W against a whole backward, by stage: {shares}")
+    figures = {"times_s": times, "cuts": [micro, whole_batch], "halves_s": halves, "whole_s": whole}
+    return "\n".join([*lines, report.as_json(figures)])

@@ -1,0 +1,92 @@
+"""``distconv bench planner``: the exact search against the paper's selector: predicted times, proof, seconds of search.
+
+Nothing is run but the planner, so any number of ranks will do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import time
+
+from mpi4py import MPI
+
+from distconv.errors import DistconvError
+from distconv.jobs.planning.options import add_machine_argument, add_network_arguments, on_rank_0, quantity, traced
+from distconv.jobs.planning.strong_scaling import rank_counts
+from distconv.jobs.training.options import positive
+from distconv.perfmodel.cost import block_geometry, operation_work
+from distconv.perfmodel.graph.graph import LayerGraph
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.machine.units import MEMORY
+from distconv.perfmodel.strategy.candidates import candidates
+from distconv.perfmodel.strategy.selection import Strategy, select
+
+from . import report
+
+EXAMPLES = """\
+examples:
+  distconv bench planner --model resnet50 --input 3,224,224 --batch 256 --machine lassen --to 2048
+  distconv bench planner --model unet3d --width 32 --input 1,256,256,256 --batch 4 --machine lassen --from 256 \\
+      --to 256 --memory 0.68GB
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench planner``."""
+    add_network_arguments(parser)
+    add_machine_argument(parser, required=True)
+    parser.add_argument("--from", dest="least", type=positive, default=4, help="fewest ranks (default: %(default)s)")
+    parser.add_argument("--to", dest="most", type=positive, default=1024, help="most ranks (default: %(default)s)")
+    parser.add_argument("--memory", type=quantity(MEMORY), help=f"limit per rank: {MEMORY} (default: none)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plan for ``--from`` to ``--to`` ranks and print: for powers of two, and ``--to``. Collective; rank 0 works."""
+    if options.least > options.most:
+        raise DistconvError(f"--from {options.least} is more than --to {options.most}")
+    on_rank_0(MPI.COMM_WORLD, lambda: _compared(options))
+    return 0
+
+
+def _compared(options: argparse.Namespace) -> None:
+    machine, graph = Machine.load(options.machine), traced(options)
+    print(
+        report.heading(
+            f"{options.model}, {len(graph.deciding)} deciding layers, {options.batch} samples of "
+            f"{' x '.join(map(str, options.input))}, planned for {machine.name}"
+        )
+    )
+    heads = zip(
+        ("plans", "exact ms", "gap", "plan s", "path ms", "plan s", "wins by"), (8, 10, 7, 9, 10, 9, 8), strict=True
+    )
+    print(" ".join(["ranks".rjust(6), *(head.rjust(width) for head, width in heads)]))
+    wins = []
+    for ranks in [count for count in rank_counts(options.most) if count >= options.least]:
+        exact, exact_s = _timed(graph, machine, ranks, options.memory, "exact")
+        path, path_s = _timed(graph, machine, ranks, options.memory, "longest-path")
+        wins.append(path.time / exact.time - 1)
+        digits = sum(math.log10(len(found)) for found in candidates(graph, ranks).values())
+        print(
+            f"{ranks:>6} {f'10^{digits:.0f}':>8} {exact.time * 1e3:>10.3f} {exact.gap:>7.2%} {exact_s:>9.1f} "
+            f"{path.time * 1e3:>10.3f} {path_s:>9.1f} {wins[-1]:>8.2%}",
+            flush=True,
+        )
+    better = [win for win in wins if win > 1e-9]
+    print(
+        f"exact is faster for {len(better)} of {len(wins)} rank counts, by {max(wins):.2%} at most and "
+        f"{sum(wins) / len(wins):.2%} on average; slower for {sum(win < -1e-9 for win in wins)}"
+    )
+
+
+def _timed(
+    graph: LayerGraph, machine: Machine, ranks: int, memory: float | None, method: str
+) -> tuple[Strategy, float]:
+    """A strategy and the seconds it took, with all costs worked out anew."""
+    graph.caches.clear()
+    for cached in (*vars(block_geometry).values(), *vars(operation_work).values()):
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
+    start = time.perf_counter()
+    found = select(graph, machine, ranks, memory, method)
+    return found, time.perf_counter() - start

@@ -1,0 +1,191 @@
+"""``distconv bench scaling``: measured step times on 1, 2, 4, ... ranks beside predicted ones, and predictions beyond.
+
+A step is forward, mean-square loss, backward and SGD with momentum. On each number of ranks pure sample, pure spatial
+and planned parallelism take turns, while the other ranks sleep. Source: Dryden et al. 2019, VI-B.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from distconv.distribution import Distribution, default_axes
+from distconv.jobs.planning import picture
+from distconv.jobs.planning.options import (
+    add_machine_argument,
+    add_network_arguments,
+    check_writable,
+    on_first_ranks,
+    on_rank_0,
+    traced,
+)
+from distconv.jobs.planning.strong_scaling import Curves, curves, rank_counts, strategies
+from distconv.jobs.training.model_factory import build_model
+from distconv.jobs.training.options import device_for, positive
+from distconv.parallel import parallelize
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.strategy.selection import pure
+from distconv.plan import Plan, written
+
+from . import comparison, report
+from .comparison import Comparison, random, timed
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 2 distconv bench scaling --model resnet20 --input 3,32,32 --batch 16 --machine localhost
+  mpiexec -n 4 distconv bench scaling --model unet --width 8 --input 18,256,256 --batch 4 --machine ./mine.yaml \\
+      --predict-to 64 --plot scaling.png
+"""
+
+WARM_UP = 2
+
+Plans = dict[str, Plan]
+"""What is measured on one number of ranks, by the kind of parallelism."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench scaling``."""
+    add_network_arguments(parser)
+    add_machine_argument(parser, required=True)
+    parser.add_argument(
+        "--predict-to", type=positive, default=2048, metavar="RANKS", help="on up to so many (default: %(default)s)"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=5, help="turns of each variant (default: %(default)s)")
+    parser.add_argument("--plot", type=Path, metavar="PICTURE", help="draw all of it")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Predict on rank 0, measure, print and draw. Collective over MPI.COMM_WORLD."""
+    comm = MPI.COMM_WORLD
+    device = torch.device(device_for(options.device, comm))
+    plans, predicted = on_rank_0(comm, lambda: _predicted(options, comm.size))
+    found: dict[str, dict[int, list[float]]] = {}
+    for ranks, variants in plans.items():
+        for name, times in measured(options, comm, ranks, variants, device).items():
+            found.setdefault(name, {})[ranks] = times
+    on_rank_0(comm, lambda: _report(options, plans, predicted, found))
+    return 0
+
+
+# -- predicting -------------------------------------------------------------------------------------------------------
+
+
+def _predicted(options: argparse.Namespace, most: int) -> tuple[dict[int, Plans], Curves]:
+    """What to measure on up to ``most`` ranks, and predictions for these and more."""
+    if options.plot is not None:
+        check_writable("--plot", options.plot)
+        picture.check_format(options.plot)
+    machine, graph = Machine.load(options.machine), traced(options)
+    counts = sorted({*rank_counts(most), *rank_counts(max(most, options.predict_to))})
+    planned = strategies(graph, machine, counts)
+    plans = {}
+    for ranks in rank_counts(most):
+        alone = {f"pure {name}": Plan({"*": parts}, ranks) for name, parts in pure(graph, ranks).items() if parts}
+        plans[ranks] = {"planned": planned[ranks].plan} | (alone if ranks > 1 else {})
+    return plans, curves(planned)
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measured(
+    options: argparse.Namespace, comm: MPI.Intracomm, ranks: int, plans: Plans, device: torch.device
+) -> dict[str, list[float]]:
+    """Seconds of ``options.rounds`` steps of each plan on the first ``ranks`` ranks. Collective.
+
+    The other options are those of :func:`distconv.jobs.planning.options.add_network_arguments`.
+    """
+    working = MPI.Intracomm(comm.Split(int(comm.rank >= ranks)))
+
+    def measure() -> dict[str, list[float]]:
+        steps = {name: _training(options, working, plan, device) for name, plan in plans.items()}
+        times: dict[str, list[float]] = {name: [] for name in steps}
+        for turn in range(WARM_UP + options.rounds):
+            for name, step in steps.items():
+                step()  # the plan before has filled the caches
+                seconds = timed(working, device, step)
+                if turn >= WARM_UP:
+                    times[name].append(seconds)
+        return times
+
+    found = on_first_ranks(comm, ranks, measure)
+    working.Free()
+    return found
+
+
+def _training(options: argparse.Namespace, comm: MPI.Intracomm, plan: Plan, device: torch.device) -> Callable[[], None]:
+    """A training step of the options as ``plan`` says, on random samples. Collective over ``comm``."""
+    channels = options.input[0]
+    model = build_model(options.model, comm, seed=0, in_channels=channels, classes=options.classes, width=options.width)
+    dist = Distribution(plan.input_grid(model, comm), default_axes(None, 1 + len(options.input)))
+    x = random(dist, (options.batch, *options.input), device)
+    model = parallelize(model.to(device), plan, comm=comm)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+# -- reporting --------------------------------------------------------------------------------------------------------
+
+
+def _report(
+    options: argparse.Namespace,
+    plans: Mapping[int, Plans],
+    predicted: Curves,
+    measured: Mapping[str, Mapping[int, list[float]]],
+) -> None:
+    what = f"{options.model}, {options.batch} samples of {' x '.join(map(str, options.input))}"
+    print(
+        report.heading(
+            f"training step of {what}, float32, {options.device}, {torch.get_num_threads()} thread(s) per rank, "
+            f"predicted for {options.machine}"
+        )
+    )
+    print(comparison.table_head(f"ms per step, {options.rounds} steps"))
+    rows = {
+        name: {
+            ranks: Comparison(
+                f"{ranks} rank{'s' * (ranks > 1)}, {name}{_grid(plans[ranks][name])}",
+                times,
+                predicted[name][ranks].time,
+            )
+            for ranks, times in found.items()
+        }
+        for name, found in measured.items()
+    }
+    for ranks, variants in plans.items():
+        for name in variants:
+            print(comparison.row(rows[name][ranks]))
+    _print_predictions(predicted)
+    figures: dict[str, Any] = {
+        "measured": {name: {ranks: row.figures() for ranks, row in found.items()} for name, found in rows.items()},
+        "predicted_s": {name: {n: point.time for n, point in found.items()} for name, found in predicted.items()},
+    }
+    print(report.as_json(figures))
+    if options.plot is not None:
+        picture.draw_measured(options.plot, predicted, measured, what)
+        print(f"picture: {options.plot}")
+
+
+def _grid(plan: Plan) -> str:
+    """The grid of a plan, or how many it has."""
+    grids = {written(parts) for parts in plan.layers.values()}
+    return f" ({next(iter(grids))})" if len(grids) == 1 else f" ({len(grids)} grids)"
+
+
+def _print_predictions(predicted: Curves) -> None:
+    print(f"\n{'predicted ms per step':<24}{''.join(f'{name:>14}' for name in predicted)}")
+    for ranks in predicted["planned"]:
+        times = [f"{1e3 * found[ranks].time:.3f}" if ranks in found else "-" for found in predicted.values()]
+        print(f"{ranks:>6} ranks{'':<12}{''.join(time.rjust(14) for time in times)}")

@@ -1,0 +1,161 @@
+"""``distconv bench step``: one training step split over ranks against plain torch, interleaved in one run.
+
+Variants take turns on an otherwise idle machine, a few steps each, so that a drift of its speed meets all of them.
+Plain torch runs in child processes that never load distconv, once with the same allocator settings and once as shipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+import distconv as dc
+from distconv.jobs.bench import report, torch_step
+from distconv.process import allocator
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench step``."""
+    parser.add_argument(
+        "--size", type=int, nargs="+", default=[512], help="height and width of the sample (several allowed)"
+    )
+    parser.add_argument("--channels", type=int, default=16, help="channels of every layer")
+    parser.add_argument("--layers", type=int, default=4, help="convolution 3x3 + ReLU pairs")
+    parser.add_argument("--batch", type=int, default=1, help="samples per step")
+    parser.add_argument("--grid", default="", help="process grid, such as h=2 (default: h over all ranks)")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each variant; their medians are compared")
+    parser.add_argument("--steps", type=int, default=2, help="steps per turn")
+
+
+_OURS = ("PMI", "OMPI_", "PMIX", "MPI", "HYDRA", "MALLOC_", "THP_")
+"""Variables of the launcher, which would make the reference process an MPI rank, and of the allocator."""
+
+
+class _TorchChild:
+    """Plain torch in a process of its own: runs steps when told to."""
+
+    def __init__(self, threads: int, same_allocator: bool, options: argparse.Namespace, size: int) -> None:
+        env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        env |= {"OMP_NUM_THREADS": str(threads)} | (allocator.environment() if same_allocator else {})
+        numbers = (size, options.channels, options.layers, options.batch, threads)
+        self._process = subprocess.Popen(
+            [sys.executable, torch_step.__file__, *map(str, numbers)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True,
+        )  # fmt: skip
+
+    def steps(self, count: int) -> list[float]:
+        """Seconds of each of ``count`` steps."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(f"{count}\n")
+        self._process.stdin.flush()
+        times: list[float] = json.loads(self._process.stdout.readline())
+        return times
+
+    def close(self) -> None:
+        """End the child."""
+        self._process.communicate("0\n")
+
+
+def rest(comm: MPI.Intracomm) -> None:
+    """A barrier that leaves the cores to others: MPI's own would spin on them."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(0.002)
+
+
+def _distributed(
+    comm: MPI.Intracomm, grid_axes: dict[str, int], options: argparse.Namespace, size: int
+) -> Callable[[int], list[float]]:
+    grid = dc.ProcessGrid(comm, **grid_axes)
+    model, sample = torch_step.build(size, options.channels, options.layers, options.batch)
+    dc.parallelize(model, grid)
+    x = dc.scatter(sample, grid)
+
+    def steps(count: int) -> list[float]:
+        times = []
+        for _ in range(count):
+            comm.Barrier()
+            start = time.perf_counter()
+            torch_step.step(model, x)
+            comm.Barrier()
+            times.append(time.perf_counter() - start)
+        return times
+
+    return steps
+
+
+def _measure(world: MPI.Intracomm, options: argparse.Namespace, size: int) -> dict[str, list[float]]:
+    """Seconds per step of every variant; meaningful on rank 0."""
+    alone = world.rank == 0
+    axes = dc.parse_grid(options.grid) if options.grid else {"h": world.size}
+    threads = torch.get_num_threads()
+    total = threads * world.size
+    together = _distributed(world, axes, options, size)
+    single = _distributed(MPI.COMM_SELF, {}, options, size) if alone else None
+    children = (
+        {
+            f"torch, {total} threads, same allocator": _TorchChild(total, True, options, size),
+            f"torch, {total} threads, as shipped": _TorchChild(total, False, options, size),
+            f"torch, {threads} thread(s), same allocator": _TorchChild(threads, True, options, size),
+        }
+        if alone
+        else {}
+    )
+    times: dict[str, list[float]] = {}
+    for turn in range(options.rounds + 1):
+        found = {f"distconv, {world.size} ranks x {threads} thread(s)": together(options.steps)}
+        if single is not None:
+            found[f"distconv, 1 rank x {threads} thread(s)"] = single(options.steps)
+        for name, child in children.items():
+            found[name] = child.steps(options.steps)
+        rest(world)
+        if turn:  # the first turn warms up
+            for name, values in found.items():
+                times.setdefault(name, []).append(statistics.median(values))
+    for child in children.values():
+        child.close()
+    return times
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print."""
+    world = MPI.COMM_WORLD
+    medians: dict[str, Any] = {}
+    if world.rank == 0:
+        print(
+            report.heading(
+                f"training step, float32, N={options.batch}, {options.layers} x (conv 3x3 + ReLU), "
+                f"{options.channels} channels"
+            )
+        )
+    for size in options.size:
+        times = _measure(world, options, size)
+        if world.rank == 0:
+            medians[str(size)] = {name: statistics.median(values) for name, values in times.items()}
+            _print(size, times)
+    if world.rank == 0:
+        print(report.as_json({"median_s": medians}))
+    return 0
+
+
+def _print(size: int, times: dict[str, list[float]]) -> None:
+    (ranks, one, same, shipped, one_thread) = times
+    reference = statistics.median(times[same])
+    print(f"\n{size} x {size}\n{report.table_head(ratio='to ' + same)}")
+    for name, values in times.items():
+        print(report.row(name, values, reference))
+    for a, b in ((ranks, same), (ranks, shipped), (one, one_thread)):
+        pairs = [x / y for x, y in zip(times[a], times[b], strict=True)]
+        print(
+            f"{a} / {b}: {statistics.median(pairs):.3f} (turn by turn {min(pairs):.3f} to {max(pairs):.3f})", flush=True
+        )

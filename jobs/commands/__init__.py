@@ -1,0 +1,11 @@
+"""The commands that train, make data, plan, profile and simulate; ``distconv.cli`` finds them.
+
+::
+
+    make_mesh       Make mesh-tangling samples with the Lagrangian hydrodynamics code
+    plan            Choose each layer's distribution
+    profile         ``distconv profile``: measure this machine for the planner
+    simulate        ``distconv simulate``: when every pass of a pipeline schedule runs, what it keeps in memory
+    train_classify  Train a network to classify images: MNIST, CIFAR-10, or HDF5 files of your own
+    train_mesh      Train a network to find the cells of a mesh that are about to tangle
+"""

@@ -1,0 +1,117 @@
+"""Choose each layer's distribution: predict a training step on a machine, and write the fastest plan that fits.
+
+Prints the distribution of the layers, predicted times (FP, BPx, BPw: compute; BPa: allreduce of gradients; halo: halos
+and channels; sync: reductions that compute waits for; shuffle: between distributions), memory, and how close to the
+best the plan is proven to be, beside pure sample and pure spatial parallelism. Needs no ranks but the one it runs on.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from mpi4py import MPI
+
+from distconv.jobs.planning import picture, report
+from distconv.jobs.planning.options import (
+    add_machine_argument,
+    add_network_arguments,
+    check_writable,
+    on_rank_0,
+    quantity,
+    traced,
+)
+from distconv.jobs.planning.strong_scaling import curves, rank_counts, strategies
+from distconv.jobs.training.options import positive
+from distconv.perfmodel.cost.assumptions import BATCH_NORM, MEMORY_MODELS, Settings
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.machine.units import MEMORY
+from distconv.perfmodel.strategy.selection import METHODS, Strategy, select
+
+EXAMPLES = """\
+examples:
+  distconv plan --model resnet50 --input 3,224,224 --batch 256 --ranks 64 --machine lassen --out plan.json
+  distconv plan --model mesh2k --input 18,2048,2048 --batch 4 --ranks 16 --machine lassen --memory 16GB --plot plan.png
+  distconv plan --model mypackage.nets:build --classes 10 --input 1,28,28 --batch 32 --ranks 4 --machine ./mine.yaml
+  mpiexec -n 4 distconv train classify --data mnist --model mypackage.nets:build --batch 32 --plan plan.json
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv plan``."""
+    defaults = Settings()
+    add_network_arguments(parser)
+    parser.add_argument("--ranks", type=positive, required=True, help="ranks that will train")
+    add_machine_argument(parser, required=True)
+    parser.add_argument("--memory", type=quantity(MEMORY), metavar="16GB", help="of each rank (default: the machine's)")
+    parser.add_argument(
+        "--method", choices=METHODS, default=METHODS[0], help="exact, or as the paper does it (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--optimizer-slots",
+        type=int,
+        default=defaults.optimizer_slots,
+        metavar="N",
+        help="tensors of state per parameter: SGD 0, with momentum 1, Adam 2 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--memory-model",
+        choices=MEMORY_MODELS,
+        default=defaults.memory_model,
+        help="what autograd saves, or every output and error signal (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--workspace",
+        type=quantity(MEMORY),
+        default=defaults.workspace,
+        metavar="1GB",
+        help="of convolutions (default: none)",
+    )
+    parser.add_argument(
+        "--batch-norm", choices=BATCH_NORM, default=defaults.batch_norm, help="its statistics (default: %(default)s)"
+    )
+    parser.add_argument("--layers", action="store_true", help="print each layer's times as well")
+    parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan to this file")
+    parser.add_argument("--plot", type=Path, metavar="PICTURE", help="draw the plan, and its scaling up to --ranks")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Plan, print and write, all on rank 0. Collective over MPI.COMM_WORLD."""
+    on_rank_0(MPI.COMM_WORLD, lambda: _plan(options))
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> None:
+    if options.out is not None:
+        check_writable("--out", options.out)
+    if options.plot is not None:
+        check_writable("--plot", options.plot)
+        picture.check_format(options.plot)
+    machine = Machine.load(options.machine)
+    memory = options.memory or machine.memory_bytes
+    assumptions = {
+        name: getattr(options, name) for name in ("optimizer_slots", "memory_model", "workspace", "batch_norm")
+    }
+    Settings(**assumptions)
+    graph = traced(options)
+    strategy = select(graph, machine, options.ranks, memory, options.method, **assumptions)
+    print(report.heading(options, graph, machine, memory))
+    _print(options, strategy)
+    if options.out is not None:
+        strategy.plan.save(options.out)
+        print(f"plan: {options.out}; train with it: {report.training(options, graph)}")
+    if options.plot is not None:
+        fewer = strategies(graph, machine, rank_counts(options.ranks)[:-1], memory, options.method, **assumptions)
+        title = (
+            f"{options.model}, {options.batch} samples, on {options.ranks} ranks of {machine.name} ({strategy.method})"
+        )
+        picture.draw(options.plot, strategy, curves({**fewer, options.ranks: strategy}), memory, title)
+        print(f"picture: {options.plot}")
+
+
+def _print(options: argparse.Namespace, strategy: Strategy) -> None:
+    print(strategy.explain())
+    for line in report.totals(strategy):
+        print(line)
+    for line in report.layers(strategy.prediction) if options.layers else ():
+        print(line)

@@ -1,0 +1,254 @@
+"""``distconv profile``: measure this machine for the planner: links, allreduces, and each layer's compute.
+
+Start it on as many ranks as a node has (on two nodes to measure the network too). Layers are measured at the extents
+that their blocks have on ``--ranks`` ranks, which need not be there: warm-up runs, then the mean of ten (V-A). What the
+file already has is not measured again.
+
+With ``--layers`` it is a profile of the network's layers instead, measured in training steps of one process: what
+pipeline stages are cut by (``distconv.perfmodel.partition``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from mpi4py import MPI
+
+from distconv.errors import DistconvError, MachineError
+from distconv.jobs.planning.options import add_network_arguments, check_writable, on_first_ranks, on_rank_0, traced
+from distconv.jobs.training.model_factory import build_model
+from distconv.jobs.training.options import device_for, positive
+from distconv.layers.models import MODELS
+from distconv.perfmodel.cost.operation_work import LocalCall
+from distconv.perfmodel.graph.graph import LayerGraph
+from distconv.perfmodel.machine.links import Group, Link
+from distconv.perfmodel.machine.machine import Compute, Machine, Overlap, Roofline
+from distconv.perfmodel.machine.measure_links import NetworkProfile, node_indices, profile_network
+from distconv.perfmodel.machine.measure_operations import calls_of, measure, measure_exchange, measure_roofline
+from distconv.perfmodel.profiles.layer_timing import ITERATIONS, WARM_UP, Timing, time_layers
+from distconv.perfmodel.strategy.candidates import candidates
+
+T = TypeVar("T")
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 2 distconv profile --out here.yaml
+  mpiexec -n 2 distconv profile --out here.yaml --model resnet20 --input 3,32,32 --batch 16
+  srun -N 2 --ntasks-per-node 4 distconv profile --out gpus.yaml --device cuda --model resnet50 --input 3,224,224 \\
+    --batch 256 --ranks 4,16,64
+  distconv plan --machine here.yaml --model resnet20 --input 3,32,32 --batch 16 --ranks 2
+  distconv profile --model vgg16 --layers
+  distconv profile --layers --model vgg16 --input 3,64,64 --batch 8 --iterations 20 --out vgg16.json
+"""
+
+BATCH = 32
+"""Samples of a step whose layers are timed, unless told otherwise."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv profile``."""
+    parser.add_argument("--out", type=Path, metavar="FILE", help="machine file to write, or to add to")
+    parser.add_argument("--name", default=platform.node() or "here", help="name of the machine (default: %(default)s)")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    add_network_arguments(parser, required=False)
+    parser.add_argument(
+        "--ranks",
+        type=lambda text: [positive(word) for word in text.split(",")],
+        metavar="P,P",
+        help="rank counts to measure layers for (default: 1 and those of this run)",
+    )
+    parser.add_argument(
+        "--layers",
+        action="store_true",
+        help="time each layer in training steps of one process; --out (default: MODEL-layers.json): layer profile",
+    )
+    parser.add_argument("--warmup", type=int, metavar="N", help=f"steps before (--layers; default: {WARM_UP})")
+    parser.add_argument("--iterations", type=positive, metavar="N", help=f"steps measured (default: {ITERATIONS})")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and write. Collective over MPI.COMM_WORLD."""
+    comm = MPI.COMM_WORLD
+    device = torch.device(device_for(options.device, comm))
+    if options.layers:
+        on_rank_0(comm, lambda: _time_layers(options, device, comm.size))
+        return 0
+    machine = on_rank_0(comm, lambda: _known(options))
+    graph = None if options.model is None else traced(options)
+    network = None
+    if machine is None:
+        network = profile_network(comm, device)
+        machine = machine_of(options.name, network, comm, device)
+    if graph is not None:
+        machine = profiled(machine, graph, options.ranks or [1, comm.size], comm, device)
+    nodes = len(set(node_indices(comm)))
+    on_rank_0(comm, lambda: _save(machine, network, nodes, options.out))
+    return 0
+
+
+def _known(options: argparse.Namespace) -> Machine | None:
+    if options.out is None:
+        raise DistconvError("--out is missing: the machine file to write, or to add to")
+    if options.warmup is not None or options.iterations is not None:
+        raise DistconvError("--warmup and --iterations are for --layers alone")
+    check_writable("--out", options.out)
+    if options.model is not None and (options.input is None or options.batch is None):
+        raise DistconvError("--model needs --input and --batch: the extents of one sample, and samples per step")
+    for name in ("ranks", "input", "batch", "width", "classes"):
+        if options.model is None and getattr(options, name) is not None:
+            raise DistconvError(f"--{name} is for the layers of a network; name it with --model")
+    return Machine.load(options.out) if options.out.exists() else None
+
+
+def _save(machine: Machine, network: NetworkProfile | None, nodes: int, path: Path) -> None:
+    machine.save(path)
+    print(f"{path}: {machine.name}, {sum(len(entry.table) for entry in machine.compute)} measured times of operations")
+    if network is None:
+        return
+    ranks = machine.ranks_per_node
+    for where, found, group, over in (
+        ("on a node", network.node, Group(ranks, ranks), f"its {ranks} ranks"),
+        ("between nodes", network.network, Group(nodes, 1), f"one rank of each of {nodes} nodes, all at once,"),
+    ):
+        if found is not None:
+            measured, modelled = found.allreduce.send(2**20), machine.allreduce(group, 2**20)
+            print(
+                f"{where} an exchange takes {found.exchange.latency_s * 1e6:.1f} us and "
+                f"{found.exchange.bandwidth_bytes_per_s / 1e9:.2f} GB/s, an allreduce of 1 MiB over {over} "
+                f"{measured * 1e6:.0f} us ({modelled * 1e6:.0f} by the model)"
+            )
+
+
+# -- layers in training steps -----------------------------------------------------------------------------------------
+
+
+def _time_layers(options: argparse.Namespace, device: torch.device, ranks: int) -> None:
+    if ranks > 1:
+        raise DistconvError(f"--layers measures one process, this run has {ranks} ranks; start it without mpiexec")
+    if options.model is None:
+        raise DistconvError("--layers needs --model: a name, or MODULE:FACTORY")
+    known = MODELS.get(options.model)
+    shape: Sequence[int] | None = options.input or (known.sample if known else None)
+    if shape is None and ":" not in options.model:
+        raise DistconvError(f"--layers: there is no model {options.model!r}; there are {', '.join(MODELS)}")
+    if shape is None:
+        raise DistconvError(f"--layers: one sample's extents of {options.model} are not known; say --input C,H,W")
+    batch = options.batch or BATCH
+    out = options.out or Path(f"{options.model.replace(':', '-')}-layers.json")
+    if options.ranks is not None:
+        raise DistconvError("--ranks is for a machine file; with --layers a layer is measured whole")
+    check_writable("--out", out)
+    model = build_model(
+        options.model, MPI.COMM_SELF, seed=0, in_channels=shape[0], classes=options.classes, width=options.width
+    )
+    x = torch.rand(batch, *shape, device=device)
+    warm_up = WARM_UP if options.warmup is None else options.warmup
+    found = time_layers(model.to(device), [x], warm_up, options.iterations or ITERATIONS)
+    print(f"{options.model}, {batch} samples of {'x'.join(map(str, shape))}, {device}, float32:")
+    _print_layers(found)
+    found.profile.save(out)
+    print(f"{out}: {len(found.profile.layers)} layers")
+
+
+def _print_layers(found: Timing) -> None:
+    print(f"{'layer':<32}{'forward ms':>12}{'backward ms':>13}{'output kB':>12}{'parameters kB':>15}")
+    for layer in found.profile.layers:
+        print(f"{layer.name:<32}{layer.forward_s * 1e3:>12.3f}{layer.backward_s * 1e3:>13.3f}", end="")
+        print(f"{layer.activation_bytes / 1e3:>12.1f}{layer.parameter_bytes / 1e3:>15.1f}")
+    total = sum(layer.time_s for layer in found.profile.layers)
+    print(
+        f"sum of the layers {total * 1e3:.3f} ms, whole step without hooks {found.step_s * 1e3:.3f} ms: "
+        f"ratio {found.ratio:.3f}"
+    )
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def machine_of(name: str, network: NetworkProfile, comm: MPI.Intracomm, device: torch.device) -> Machine:
+    """This machine: its links and how fast a rank computes, alone and with all others at work. Collective.
+
+    Where there is no second rank or node, the other link stands for it.
+    """
+    nodes = node_indices(comm)
+    per_node = max(nodes.count(node) for node in nodes)
+    near, far = network.node or network.network, network.network or network.node
+    alone = Link(1e-6, 1e10)  # one rank sends nothing
+    # MPI on the host makes no progress while torch computes.
+    hides = device.type == "cuda"
+    return Machine(
+        name,
+        per_node,
+        _memory_bytes(per_node, device),
+        near.exchange if near else alone,
+        far.exchange if far else alone,
+        Overlap(hides, hides),
+        tuple(
+            Compute(busy, _at_work(busy, comm, lambda group: _roofline(group, device)))
+            for busy in sorted({1, per_node})
+        ),
+    )
+
+
+def _memory_bytes(per_node: int, device: torch.device) -> float:
+    if device.type == "cuda":
+        return float(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / per_node
+
+
+def _roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
+    found = measure_roofline(comm, device)
+    return found if comm.size == 1 else replace(found, exchange_s=measure_exchange(comm, device))
+
+
+def _at_work(busy: int, comm: MPI.Intracomm, action: Callable[[MPI.Intracomm], T]) -> T:
+    """What ``action`` returns, with rank 0 alone at work or all ranks of all nodes."""
+    if busy == 1:
+        return on_first_ranks(comm, 1, lambda: action(MPI.COMM_SELF))
+    return on_first_ranks(comm, comm.size, lambda: action(comm))
+
+
+def profiled(
+    machine: Machine, graph: LayerGraph, ranks: Sequence[int], comm: MPI.Intracomm, device: torch.device
+) -> Machine:
+    """``machine`` with what a rank computes of ``graph`` on ``ranks`` ranks, where its table has not got it yet.
+
+    Collective over ``comm``.
+
+    Raises
+    ------
+    MachineError
+        On all ranks, if ``machine`` was measured with another number of ranks on a node.
+    """
+    nodes = node_indices(comm)
+    per_node = max(nodes.count(node) for node in nodes)
+    if per_node != machine.ranks_per_node:
+        raise MachineError(
+            f"machine {machine.name}: measured with {machine.ranks_per_node} ranks per node, but there are {per_node}; "
+            f"start {machine.ranks_per_node} on each node, or write another file"
+        )
+    return replace(machine, compute=tuple(_with_table(e, machine, graph, ranks, comm, device) for e in machine.compute))
+
+
+def _with_table(
+    entry: Compute,
+    machine: Machine,
+    graph: LayerGraph,
+    ranks: Sequence[int],
+    comm: MPI.Intracomm,
+    device: torch.device,
+) -> Compute:
+    calls: dict[str, LocalCall] = {}
+    for count in ranks:
+        if machine.computing(count).busy == entry.busy:
+            calls |= calls_of(graph, candidates(graph, count), count, machine.ranks_per_node)
+    missing = {key: call for key, call in calls.items() if f"{key} forward" not in entry.table}
+    found = _at_work(entry.busy, comm, lambda group: measure(missing, group, device))
+    return replace(entry, table={**entry.table, **found})

@@ -1,0 +1,169 @@
+"""The training and the test images of a data set: which files they are in, opened or read."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import h5py
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from distconv.communication.agreement import agree, together
+from distconv.data.hdf5 import Layout, SampleFile
+from distconv.data.source import Source
+from distconv.distribution import Interval
+from distconv.errors import DataError
+
+from .formats import read_cifar10, read_idx
+from .sources import Arrays
+
+TEN = 10
+"""Classes of MNIST and CIFAR-10."""
+KNOWN = (
+    "MNIST (train-images-idx3-ubyte and train-labels-idx1-ubyte), CIFAR-10 (data_batch_1.bin), all of them plain or "
+    "compressed (.gz, .xz), and HDF5 (train.h5)"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Images (N, C, H, W) in a dataset of a source, with their labels (N)."""
+
+    source: Source
+    dataset: str
+    labels: NDArray[np.int64]
+    labels_in: str
+    classes: int
+    """As many as the format has, or as the labels show."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, C, H, W)."""
+        return (len(self.labels), *self.source.shape(self.dataset)[1:])
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of a group. Those of idx are images, then labels."""
+
+    format: Literal["idx", "cifar", "hdf5"]
+    paths: tuple[Path, ...]
+
+
+@dataclass(frozen=True)
+class NumbersLayout(Layout):
+    """A layout that takes every dtype of some kinds; ``dtype`` is what a message calls them."""
+
+    kinds: str = ""
+
+    def mismatch(self, dtype: np.dtype, shape: tuple[int, ...]) -> str:
+        """What is wrong with a dataset of this dtype and shape; empty if nothing is."""
+        if dtype.kind in self.kinds and len(shape) == len(self.shape):
+            return ""
+        return f"is {dtype} {shape} but must be {self.dtype} {'(N, C, H, W)' if len(self.shape) == 4 else '(N)'}"
+
+
+IMAGE = NumbersLayout("numbers", (None,) * 4, kinds="uif")
+LABEL = NumbersLayout("whole numbers", (None,), kinds="ui")
+
+
+def open_groups(path: Path, test_path: Path | None, names: tuple[str, str], comm: MPI.Intracomm) -> dict[str, Group]:
+    """``train`` and, where there is one, ``test``. Collective.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if files are missing or not what they should be.
+    MismatchError
+        If ranks see different data.
+    """
+    agree(comm, "image data", f"{path}, {test_path}, {names}")
+    train, test = together(comm, lambda: (locate(path, "train"), locate(test_path or path, "test")), DataError)
+    if train is None:
+        raise DataError(f"{path} holds no training images; known are {KNOWN}")
+    if test == train and not _has_group(test.paths[0], "test", comm):
+        test = None
+    if test is None and test_path is not None:
+        raise DataError(f"{test_path} holds no test images; known are {KNOWN}")
+    found = {"train": _open(train, "train", names, comm)}
+    if test is not None:
+        found["test"] = _open(test, "test", names, comm)
+    return found
+
+
+def locate(path: Path, group: str) -> Files | None:
+    """The files of ``train`` or ``test`` in a folder, or the file that ``path`` itself is.
+
+    Raises
+    ------
+    DataError
+        If there are images without labels.
+    """
+    if not path.is_dir():
+        cifar = re.search(r"\.bin(\.gz|\.xz)?$", path.name)
+        return Files("cifar" if cifar else "hdf5", (path,))
+    prefix, batches = {"train": ("train", r"data_batch_\d+"), "test": ("t10k", "test_batch")}[group]
+    if images := _matching(path, rf"({prefix}-images[-.]idx3-ubyte)(\.gz|\.xz)?"):
+        labels = _matching(path, rf"({prefix}-labels[-.]idx1-ubyte)(\.gz|\.xz)?")
+        if not labels:
+            raise DataError(f"{path} has {images[0].name} but no {prefix}-labels-idx1-ubyte; put the labels beside it")
+        return Files("idx", (images[0], labels[0]))
+    if found := _matching(path, rf"({batches}\.bin)(\.gz|\.xz)?"):
+        return Files("cifar", found)
+    found = _matching(path, rf"({group})\.(h5|hdf5)")
+    return Files("hdf5", found[:1]) if found else None
+
+
+def _matching(folder: Path, pattern: str) -> tuple[Path, ...]:
+    """Files whose whole name matches, sorted; of those that are the same but for the ending only the first."""
+    found: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        match = re.fullmatch(pattern, path.name)
+        if match:
+            found.setdefault(match[1], path)
+    return tuple(found.values())
+
+
+def _open(files: Files, group: str, names: tuple[str, str], comm: MPI.Intracomm) -> Group:
+    return _hdf5_group(files.paths[0], group, names, comm) if files.format == "hdf5" else _decoded(files, comm)
+
+
+def _decoded(files: Files, comm: MPI.Intracomm) -> Group:
+    """Each rank reads all of it: a compressed stream has no parts."""
+    read = (lambda: read_idx(*files.paths)) if files.format == "idx" else (lambda: read_cifar10(files.paths))
+    images = together(comm, read, DataError)
+    digest = hashlib.blake2b(np.ascontiguousarray(images.pixels).data, digest_size=8)
+    digest.update(images.labels.data)
+    agree(comm, f"{files.paths[0]} as each rank sees it", f"{images.pixels.shape}, digest {digest.hexdigest()}")
+    source = Arrays(files.paths[0], comm, image=images.pixels)
+    return Group(source, "image", images.labels, str(files.paths[-1]), TEN)
+
+
+def _hdf5_group(path: Path, group: str, names: tuple[str, str], comm: MPI.Intracomm) -> Group:
+    grouped = _has_group(path, group, comm)
+    image, label = (f"{group}/{name}" if grouped else name for name in names)
+    file = SampleFile(path, {image: IMAGE, label: LABEL}, comm)
+    count = file.shape(label)[0]
+    if not count:
+        raise DataError(f"{path}: {image!r} has no images")
+    labels = together(comm, lambda: file.read(label, (Interval(0, count),)).astype(np.int64), DataError)
+    return Group(file, image, labels, f"{path}: {label!r}", int(labels.max()) + 1)
+
+
+def _has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
+    """Whether rank 0 finds such a group in the file; if it is no HDF5 file, opening it will say so. Collective."""
+
+    def look() -> bool:
+        try:
+            with h5py.File(path, "r", locking=False) as file:
+                return isinstance(file.get(group), h5py.Group)
+        except OSError:
+            return False
+
+    found: bool = comm.bcast(look() if comm.rank == 0 else None)
+    return found

@@ -1,0 +1,152 @@
+"""A data set of labelled images opened for training: its classes, its moments, its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from distconv.communication.agreement import together
+from distconv.data.channel_statistics import moments
+from distconv.data.loader import Batch, Field, Loader
+from distconv.distribution import Distribution, Interval
+from distconv.errors import DataError
+from distconv.grid import ProcessGrid
+from distconv.tensor import DistTensor
+
+from .groups import Group, open_groups
+from .sources import Part
+
+CROP_PADDING = 4
+
+
+class ImageSamples:
+    """The ``train`` and ``test`` images of a data set. Collective.
+
+    ``path`` is a folder with the files of MNIST, of CIFAR-10 or ``train.h5`` (and ``test.h5``); a CIFAR-10 batch file;
+    or an HDF5 file with datasets ``image`` and ``label``, in groups ``train`` and ``test`` or at its top. ``test_path``
+    names a file for the test images where ``path`` has none. Only the first ``limit`` training images are used.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if files are missing or not what they should be; the text names file, reason and numbers.
+    MismatchError
+        If ranks see different data.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        comm: MPI.Intracomm,
+        *,
+        test_path: Path | None = None,
+        names: tuple[str, str] = ("image", "label"),
+        classes: int | None = None,
+        limit: int | None = None,
+    ) -> None:
+        self.comm = comm
+        self.groups = open_groups(path, test_path, names, comm)
+        train = self.groups["train"]
+        self.classes = classes or train.classes
+        for group in self.groups.values():
+            _check_labels(group, self.classes)
+            if group.shape[1:] != train.shape[1:]:
+                raise DataError(
+                    f"{group.source.path}: the images are of {group.shape[1:]}, those to train on in "
+                    f"{train.source.path} of {train.shape[1:]}"
+                )
+        self.groups["train"] = replace(train, labels=train.labels[:limit])
+        self.moments = moments(self._part("train"), train.dataset)
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """(C, H, W)."""
+        return self.groups["train"].shape[1:]
+
+    def image(self, group: str, sample: int) -> NDArray[np.generic]:
+        """One image (C, H, W) as it is in the file. Collective."""
+        of = self.groups[group]
+        box = (Interval(sample, sample + 1), *(Interval(0, extent) for extent in self.extents))
+        return together(self.comm, lambda: of.source.read(of.dataset, box)[0], DataError)
+
+    def close(self) -> None:
+        """Close the files on this rank."""
+        for group in self.groups.values():
+            group.source.close()
+
+    def loader(
+        self,
+        group: str,
+        grid: ProcessGrid,
+        batch: int,
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+        seed: int = 0,
+        shuffle: bool = False,
+        augment: str = "",
+        drop_last: bool = False,
+    ) -> ImageLoader:
+        """Batches of normalised images (N, C, H, W) of ``dtype`` and labels (N).
+
+        ``augment`` may name ``crop`` (images move by up to 4 pixels) and ``flip`` (left and right change sides).
+        """
+        of = self.groups[group]
+        part = self._part(group, shift=CROP_PADDING if "crop" in augment else 0, seed=seed)
+        return ImageLoader(
+            part,
+            of.labels,
+            # The few channels of an image stay whole: a layer that splits its channels takes its share.
+            Field(of.dataset, "n-hw", dtype, self.moments.mean, self.moments.std),
+            grid,
+            batch,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            mirror="w" if "flip" in augment else "",
+            device=device,
+        )
+
+    def _part(self, group: str, shift: int = 0, seed: int = 0) -> Part:
+        of = self.groups[group]
+        return Part(of.source, len(of.labels), shift=shift, seed=seed)
+
+
+class ImageLoader(Loader):
+    """Batches of images and their labels; ``options`` are those of a Loader."""
+
+    def __init__(
+        self, part: Part, labels: NDArray[np.int64], field: Field, grid: ProcessGrid, batch: int, **options: Any
+    ) -> None:
+        super().__init__(part, (field,), grid, batch, **options)
+        self.part, self._labels = part, labels
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from step ``start`` on. Collective, as is each batch."""
+        self.part.epoch = number
+        with closing(super().epoch(number, start)) as batches:  # type: ignore[type-var]  # a generator
+            for batch in batches:
+                yield Batch(batch.samples, (*batch.tensors, self._labels_of(batch.samples)))
+
+    def _labels_of(self, samples: tuple[int, ...]) -> DistTensor:
+        dist, shape = Distribution(self.grid, ("n",)), (len(samples),)
+        mine = dist.box(None, shape)[0]
+        local = torch.from_numpy(self._labels[list(samples[mine.start : mine.stop])])
+        return DistTensor(local.to(self.device), dist, shape)
+
+
+def _check_labels(group: Group, classes: int) -> None:
+    wrong = np.flatnonzero((group.labels < 0) | (group.labels >= classes))
+    if len(wrong):
+        raise DataError(
+            f"{group.labels_in}: {len(wrong)} of {len(group.labels)} labels are not in 0 to {classes - 1}, the first "
+            f"is {group.labels[wrong[0]]} of sample {wrong[0]}; correct the data, or say --classes"
+        )

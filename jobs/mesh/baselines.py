@@ -1,0 +1,111 @@
+"""What a network has to beat: constant answers, one channel, frozen velocities, and a perceptron on single cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distconv.communication.agreement import together
+from distconv.data.channel_statistics import slabs
+from distconv.errors import DataError
+from distconv.grid import ProcessGrid
+
+from .recipe import CHANNELS
+from .samples import MeshSamples
+from .scores import BINS, Histogram, Threshold, Verdict, judge
+from .segmentation import Settings, Trainer
+
+PIXEL_STEPS = 300
+"""Steps of the perceptron: its F1 no longer rises by then."""
+
+GROUPS = ("train", "heldout")
+Values = NDArray[Any]
+
+
+def constant_answers(samples: MeshSamples) -> list[Verdict]:
+    """All cells negative, all cells positive."""
+    train, heldout = (_counted(samples, group, lambda label, _: np.zeros(label.shape), 0, 1, 2) for group in GROUPS)
+    never, always = Threshold(2, True, 1.0), Threshold(0, True, 0.0)
+    return [judge("all negative", train, heldout, never), judge("all positive", train, heldout, always)]
+
+
+def best_channel(samples: MeshSamples) -> Verdict:
+    """The one channel, direction and threshold of the highest training F1."""
+    moments = samples.moments
+    train, heldout = (
+        [Histogram(lo, hi, _families(samples, group)) for lo, hi in zip(moments.low, moments.high, strict=True)]
+        for group in GROUPS
+    )
+    for group, histograms in (("train", train), ("heldout", heldout)):
+        _count_channels(samples, group, histograms)
+    thresholds = [histogram.best_threshold(both_directions=True) for histogram in train]
+    best = int(np.argmax([h.f1(t) for h, t in zip(train, thresholds, strict=True)]))
+    return judge(f"channel {CHANNELS[best]!r}", train[best], heldout[best], thresholds[best])
+
+
+def extrapolation(samples: MeshSamples, q_star: float) -> list[Verdict]:
+    """Jacobians if all nodes kept their velocity: below a fitted threshold, and below the label's own."""
+    counted = [_counted(samples, group, lambda _, jacobian: jacobian, -1.0, 1.0, BINS) for group in GROUPS]
+    fitted = counted[0].best_threshold(both_directions=True)
+    below = [_counted(samples, group, lambda _, jacobian: jacobian < q_star, 0, 1, 2) for group in GROUPS]
+    at_q = judge("frozen velocities, at q*", below[0], below[1], Threshold(1, True, q_star))
+    named = Verdict(at_q.name, f"< {q_star:.3g}", at_q.training, at_q.heldout, at_q.families)
+    return [judge("frozen velocities, fitted", counted[0], counted[1], fitted), named]
+
+
+def perceptron(samples: MeshSamples, grid: ProcessGrid, batch: int, seed: int) -> Verdict:
+    """A perceptron that sees the 18 channels of one cell, trained for a fixed number of steps."""
+    settings = Settings(model="perceptron", batch=batch, steps=PIXEL_STEPS, lr=1e-2, seed=seed, augment=False)
+    trainer = Trainer(settings, samples, grid)
+    for batch_of_step in trainer.batches():
+        trainer.step(*batch_of_step.tensors)
+    return judge("perceptron on one cell", trainer.scores("train"), trainer.scores("heldout"))
+
+
+def _families(samples: MeshSamples, group: str) -> list[str]:
+    return sorted(set(samples.families[group]))
+
+
+def _shared(samples: MeshSamples, group: str, *names: str) -> Iterator[tuple[list[Values], str]]:
+    """This rank's share of the samples of a group, slab by slab: the datasets' values and the family."""
+    file, comm = samples.file(group), samples.comm
+    for sample in range(comm.rank, samples.count(group), comm.size):
+        for rows in slabs(file, f"{group}/label", sample, channels=False):
+            values = []
+            for name in names:
+                box = rows if name != "input" else (rows[0], slabs(file, f"{group}/input", sample)[0][1], *rows[1:])
+                values.append(file.read(f"{group}/{name}", box)[0])
+            yield values, samples.families[group][sample]
+
+
+def _counted(
+    samples: MeshSamples,
+    group: str,
+    score: Callable[[Values, Values], Values],
+    low: float,
+    high: float,
+    bins: int,
+) -> Histogram:
+    """Counts of a score of the label and the extrapolated Jacobian. Collective."""
+    histogram = Histogram(low, high, _families(samples, group), bins)
+
+    def count() -> None:
+        for (label, jacobian), family in _shared(samples, group, "label", "extrapolated"):
+            histogram.add(score(label, jacobian), label, family)
+
+    together(samples.comm, count, DataError)
+    return histogram.sum_over(samples.comm)
+
+
+def _count_channels(samples: MeshSamples, group: str, histograms: list[Histogram]) -> None:
+    def count() -> None:
+        for (label, channels), family in _shared(samples, group, "label", "input"):
+            for histogram, channel in zip(histograms, channels, strict=True):
+                histogram.add(channel, label, family)
+
+    together(samples.comm, count, DataError)
+    for histogram in histograms:
+        histogram.sum_over(samples.comm)

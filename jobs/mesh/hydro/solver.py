@@ -1,0 +1,172 @@
+"""The solver: a gas on its mesh, advanced in time.
+
+One step is predictor-corrector: forces now move the gas by half a step, the forces there move it by the whole step.
+The corrector takes the work of the corner forces with the mean of the old and the new velocity, which is exactly the
+change of kinetic energy, so that total energy is constant to round-off.
+"""
+
+from __future__ import annotations
+
+from dataclasses import InitVar, dataclass, field
+
+import numpy as np
+
+from distconv.errors import DataError
+
+from .advance import broken_cell, internal_work, move_nodes, predict_nodes, stable_step
+from .cell_geometry import areas, corner_volumes
+from .forces import corner_forces
+from .jit import Floats
+from .state import Coefficients, Gas, Openness, State
+from .viscosity import edge_openness
+
+__all__ = ["Hydro", "Initial", "RunStopped", "StepControl"]
+
+
+class RunStopped(Exception):
+    """The run cannot go on: a cell lost its area or its internal energy, or the time step collapsed."""
+
+
+@dataclass(frozen=True)
+class Initial:
+    """An initial condition: nodes (H+1, W+1) with velocities; density, pressure and gamma of cells (H, W).
+
+    The outer nodes lie on the walls of a rectangle.
+    """
+
+    x: Floats
+    y: Floats
+    u: Floats
+    v: Floats
+    density: Floats
+    pressure: Floats
+    gamma: Floats
+
+
+@dataclass(frozen=True)
+class StepControl:
+    """How the time step is chosen.
+
+    ``cfl`` is the fraction of the acoustic limit, ``volume_change`` the largest relative change of a cell's volume in
+    a step, ``growth`` the largest ratio of one step to the one before, ``first`` the first step over the stable one,
+    and ``collapse`` that ratio to the first stable step below which the run stops.
+    """
+
+    cfl: float = 0.5
+    volume_change: float = 0.1
+    growth: float = 1.2
+    first: float = 0.2
+    collapse: float = 1e-4
+
+
+@dataclass
+class Hydro:
+    """A gas on a Lagrangian mesh inside slip walls.
+
+    ``work_velocity`` is "mean", or "end" to take the work with the velocity at the end of the step: the common
+    mistake, which does not conserve energy, here so that the conservation test can be seen to fail.
+    """
+
+    initial: InitVar[Initial]
+    coefficients: Coefficients = field(default_factory=Coefficients)
+    control: StepControl = StepControl()
+    work_velocity: str = "mean"
+    state: State = field(init=False)
+    gas: Gas = field(init=False)
+    openness: Openness = field(init=False)
+    time: float = field(init=False, default=0.0)
+    steps: int = field(init=False, default=0)
+
+    def __post_init__(self, initial: Initial) -> None:
+        volume0 = areas(initial.x, initial.y)
+        if not (volume0 > 0).all() or not (initial.density > 0).all() or not (initial.pressure > 0).all():
+            raise DataError("initial condition: area, density and pressure of each cell must be positive")
+        subzones = corner_volumes(initial.x, initial.y)
+        mass = initial.density * volume0
+        self.gas = Gas(mass, initial.gamma.copy(), volume0, subzones / volume0, node_masses(subzones * initial.density))
+        energy = initial.pressure / ((initial.gamma - 1.0) * initial.density)
+        self.state = State(initial.x.copy(), initial.y.copy(), initial.u.copy(), initial.v.copy(), energy)
+        hold_walls(self.state)
+        height, width = mass.shape
+        self.openness = Openness(np.empty((height + 1, width)), np.empty((height, width + 1)))
+        self._half = State(*(np.empty_like(array) for array in self.state))
+        self._fx, self._fy = np.empty((4, height, width)), np.empty((4, height, width))
+        first_stable = self._stable_step()
+        self._last_step = self.control.first * first_stable / self.control.growth
+        self._smallest_step = self.control.collapse * first_stable
+
+    def _stable_step(self) -> float:
+        return stable_step(self.state, self.gas, self.control.cfl, self.control.volume_change)
+
+    def _forces(self, state: State) -> None:
+        edge_openness(state, self.openness)
+        corner_forces(state, self.gas, self.coefficients, self.openness, self._fx, self._fy)
+
+    def step(self, end: float) -> float:
+        """Advance by one stable step, at most to the time ``end``, and return the step.
+
+        Raises
+        ------
+        RunStopped
+            If the run cannot go on.
+        """
+        stable = min(self._stable_step(), self.control.growth * self._last_step)
+        if not stable > self._smallest_step:
+            raise RunStopped(f"time {self.time:.4f}, step {self.steps}: the time step fell to {stable:.3g}")
+        self._last_step = stable
+        dt = min(stable, end - self.time)
+        self._advance(dt)
+        # Exactly the end, so that sums of steps do not miss it by a rounding.
+        self.time = end if dt == end - self.time else self.time + dt
+        self.steps += 1
+        cell = broken_cell(self.state)
+        if cell >= 0:
+            row, column = divmod(cell, self.gas.mass.shape[1])
+            raise RunStopped(f"time {self.time:.4f}, step {self.steps}: cell ({row}, {column}) lost its area or energy")
+        return dt
+
+    def _advance(self, dt: float) -> None:
+        state, gas, half, fx, fy = self.state, self.gas, self._half, self._fx, self._fy
+        self._forces(state)
+        predict_nodes(state, gas, fx, fy, 0.5 * dt, half)
+        internal_work(state.energy, half.u, half.v, fx, fy, gas.mass, 0.5 * dt, half.energy)
+        self._forces(half)
+        move_nodes(state, gas, fx, fy, dt, half)
+        work = half if self.work_velocity == "mean" else state
+        internal_work(state.energy, work.u, work.v, fx, fy, gas.mass, dt, state.energy)
+
+    def run(self, end: float) -> None:
+        """Advance to the time ``end``."""
+        while self.time < end:
+            self.step(end)
+
+    def kinetic_energy(self) -> float:
+        """Kinetic energy of the nodes."""
+        return 0.5 * float(np.sum(self.gas.node_mass * (self.state.u**2 + self.state.v**2)))
+
+    def total_energy(self) -> float:
+        """Kinetic energy of the nodes plus internal energy of the cells."""
+        return self.kinetic_energy() + float(np.sum(self.gas.mass * self.state.energy))
+
+    def volumes(self) -> Floats:
+        """Area of each cell now (H, W)."""
+        return areas(self.state.x, self.state.y)
+
+    def density(self) -> Floats:
+        """Density of each cell now (H, W)."""
+        return self.gas.mass / self.volumes()
+
+
+def node_masses(corner_mass: Floats) -> Floats:
+    """Mass of each node (H+1, W+1): the sum of the subzones (4, H, W) around it."""
+    _, height, width = corner_mass.shape
+    mass = np.zeros((height + 1, width + 1))
+    for corner, (dj, di) in enumerate(((0, 0), (0, 1), (1, 1), (1, 0))):
+        mass[dj : dj + height, di : di + width] += corner_mass[corner]
+    return mass
+
+
+def hold_walls(state: State) -> None:
+    """Remove the velocity through the walls."""
+    state.u[:, [0, -1]] = 0.0
+    state.v[[0, -1], :] = 0.0

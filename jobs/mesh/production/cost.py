@@ -1,0 +1,76 @@
+"""What a run of a given size costs, measured over a few steps."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from dataclasses import dataclass
+
+from distconv.errors import DataError
+from distconv.jobs.mesh.hydro.cell_geometry import lower_to_minimum_jacobian
+from distconv.jobs.mesh.hydro.initial_conditions import FAMILIES, initial_condition
+from distconv.jobs.mesh.hydro.solver import Hydro
+
+from .run import Criteria, finish, look, perform_run, run_seed
+
+__all__ = ["StepCost", "step_cost"]
+
+# A run of this size, short and cheap, tells about how many steps a larger one takes: cells have the same size in both,
+# but the worst of more cells limits the time step. Up to 1024 x 1024 between 0.9 and 2.4 times as many were seen.
+REFERENCE_SIZE = 128
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Cost of a run of ``size`` x ``size`` cells on one core, and the projection to a whole run of two samples."""
+
+    size: int
+    steps: int
+    seconds_per_step: float
+    peak_memory_bytes: int
+    projected_steps: int
+    projected_seconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.size} x {self.size} cells, {self.steps} steps measured: {self.seconds_per_step:.3f} s per step, "
+            f"peak memory {self.peak_memory_bytes / 1e6:,.0f} MB\n"
+            f"projected for a run of two samples: {self.projected_steps} steps, "
+            f"{self.projected_seconds / 60:.1f} minutes "
+            f"(steps as at {REFERENCE_SIZE} x {REFERENCE_SIZE}; rare bad cells can make them up to 2.5 times as many)"
+        )
+
+
+def step_cost(size: int, steps: int, *, family: str = "taylor-green", seed: int = 0) -> StepCost:
+    """Measure ``steps`` steps of a run, with the search for bad corners in each, and the making of one sample.
+
+    Three snapshots are held meanwhile and two samples are made at the end, as in a whole run, so that the peak memory
+    is that of a whole run.
+
+    Raises
+    ------
+    DataError
+        If ``size`` or ``steps`` is not positive.
+    """
+    if size < 16 or steps < 1:
+        raise DataError(
+            f"size {size}, {steps} steps: a mesh needs at least 16 cells along each side and a measure one step"
+        )
+    origin = run_seed(seed, 0, list(FAMILIES).index(family), 0)
+    reference = perform_run(family, min(size, REFERENCE_SIZE), origin)
+    criteria = Criteria()
+    hydro = Hydro(initial_condition(family, size, origin))
+    held = [look(hydro, criteria) for _ in range(3)]
+    record = held[-1].record
+    start = time.perf_counter()
+    for _ in range(steps):
+        hydro.step(criteria.last_time)
+        lower_to_minimum_jacobian(hydro.state.x, hydro.state.y, record)
+    seconds = (time.perf_counter() - start) / steps
+    samples = [finish(hydro, candidate, record, criteria) for candidate in held[:2]]
+    # Linux counts in kilobytes, macOS in bytes.
+    unit = 1 if sys.platform == "darwin" else 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    del held, samples  # held until the peak was read
+    return StepCost(size, steps, seconds, peak, reference.steps, seconds * reference.steps)

@@ -1,0 +1,158 @@
+"""The data set file, put together from finished runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import zip_longest
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+from distconv.errors import DataError
+from distconv.jobs.mesh.hydro.initial_conditions import CELLS_PER_UNIT, FAMILIES
+from distconv.jobs.mesh.recipe import CHANNELS, VERSION, Recipe, Summary
+
+from .parts import SPLITS, Parts, Run, Stream, write_atomically
+
+__all__ = ["assemble"]
+
+# Up to this size the file is put together in memory: HDF5 dies of a signal when the disk is full, a plain write does
+# not.
+IMAGE_BYTES = 1 << 30
+
+Chosen = list[tuple[Run, int]]
+
+
+def assemble(target: Path, recipe: Recipe, parts: Parts, wanted: list[Stream]) -> Summary:
+    """Write the data set from the finished runs, whole or not at all, and remove the parts."""
+    chosen = [in_turn(parts, [stream for stream in wanted if stream.split == split]) for split in range(len(SPLITS))]
+    summary = summarise(target, recipe, parts, wanted, chosen)
+    needed = recipe.size**2 * (4 * len(CHANNELS) + 5) * (recipe.samples + recipe.heldout)
+    if needed <= IMAGE_BYTES:
+        with h5py.File(target.name, "w", driver="core", backing_store=False) as file:
+            fill(file, recipe, parts, chosen, summary)
+            file.flush()
+            image = file.id.get_file_image()
+        write_atomically(target, image)
+    else:
+        write_large(target, needed, lambda file: fill(file, recipe, parts, chosen, summary))
+    shutil.rmtree(parts.folder, ignore_errors=True)
+    return summary
+
+
+def in_turn(parts: Parts, wanted: list[Stream]) -> Chosen:
+    """Samples of a split as (run, number in the run); families take turns, so that the first are of all kinds."""
+    each = [[(run, n) for run, taken in parts.used(stream) for n in taken] for stream in wanted]
+    return [sample for turn in zip_longest(*each) for sample in turn if sample is not None]
+
+
+def summarise(target: Path, recipe: Recipe, parts: Parts, wanted: list[Stream], chosen: list[Chosen]) -> Summary:
+    """What the file will hold, and what was rejected in the runs that it comes from."""
+    runs = [parts.outline(run).counters for stream in wanted for run, _ in parts.used(stream)]
+    facts = [[parts.outline(run).samples[n] for run, n in split] for split in chosen]
+    positives = [[sample["positives"] for sample in split] for split in facts]
+    rejected = {
+        "degraded already": sum(run["degraded"] for run in runs),
+        "too quiet": sum(run["quiet"] for run in runs),
+        "cut off by the end of the run": sum(run["unfinished"] for run in runs),
+    }
+    accepted = sum(parts.accepted(run) or 0 for stream in wanted for run, _ in parts.used(stream))
+    candidates = sum(rejected.values()) + accepted
+    return Summary(
+        path=str(target),
+        size=recipe.size,
+        samples=recipe.samples,
+        heldout=recipe.heldout,
+        runs=len(runs),
+        candidates=candidates,
+        rejection_rate=sum(rejected.values()) / candidates,
+        rejected=rejected,
+        inversions=sum(sample["inversions"] for split in facts for sample in split),
+        positive_fraction=float(np.mean(positives[0] + positives[1])),
+        positive_fraction_train=float(np.mean(positives[0])),
+        positive_fraction_heldout=float(np.mean(positives[1])) if positives[1] else 0.0,
+        steps=sum(run["steps"] for run in runs),
+    )
+
+
+def fill(file: h5py.File, recipe: Recipe, parts: Parts, chosen: list[Chosen], summary: Summary) -> None:
+    """Write all attributes and datasets."""
+    kept = {key: value for key, value in asdict(summary).items() if key not in ("path", "seconds")}
+    file.attrs["recipe"] = json.dumps(asdict(recipe))
+    file.attrs["summary"] = json.dumps(kept)
+    file.attrs["version"] = VERSION
+    file.attrs["channels"] = list(CHANNELS)
+    file.attrs["families"] = list(FAMILIES)
+    file.attrs["tau"] = recipe.tau
+    file.attrs["threshold"] = recipe.threshold
+    file.attrs["cell_size"] = 1.0 / CELLS_PER_UNIT
+    for key in ("rejection_rate", "inversions", "positive_fraction"):
+        file.attrs[key] = kept[key]
+    for name, split in zip(SPLITS, chosen, strict=True):
+        group = file.create_group(name)
+        group.attrs["positive_fraction"] = kept[f"positive_fraction_{name}"]
+        fill_group(group, recipe, parts, split)
+
+
+def fill_group(group: h5py.Group, recipe: Recipe, parts: Parts, chosen: Chosen) -> None:
+    """Write the samples of one split."""
+    count, side = len(chosen), recipe.size
+    tile = min(64, max(8, side // 4))
+    arrays = {
+        "input": ((count, len(CHANNELS), side, side), (1, len(CHANNELS), tile, tile), np.float32),
+        "label": ((count, side, side), (1, tile, tile), np.uint8),
+        "extrapolated": ((count, side, side), (1, tile, tile), np.float32),
+    }
+    for name, (shape, chunks, dtype) in arrays.items():
+        # An empty dataset cannot have chunks.
+        group.create_dataset(name, shape, dtype, chunks=chunks if count else None, fletcher32=count > 0)
+    facts: dict[str, np.ndarray[tuple[int, ...], np.dtype[np.generic]]] = {
+        "family": np.zeros(count, "S16"),
+        "seed": np.full(count, recipe.seed, np.int64),
+        "run": np.zeros(count, np.int64),
+        "t": np.zeros(count),
+        "step": np.zeros(count, np.int64),
+        "positives": np.zeros(count),
+        "inversions": np.zeros(count, np.int64),
+    }
+    for place, (run, number) in enumerate(chosen):
+        sample = parts.sample(run, number)
+        group["input"][place] = sample.channels
+        group["label"][place] = sample.label
+        group["extrapolated"][place] = sample.extrapolated
+        facts["family"][place] = list(FAMILIES)[run.family].encode()
+        facts["run"][place] = run.number
+        facts["t"][place] = sample.time
+        facts["step"][place] = sample.step
+        facts["positives"][place] = sample.positives
+        facts["inversions"][place] = sample.inversions
+    for name, values in facts.items():
+        group.create_dataset(name, data=values)
+
+
+def write_large(target: Path, needed: int, write: Callable[[h5py.File], None]) -> None:
+    """Write a file too large for memory beside the target, to the disk, then rename it.
+
+    Raises
+    ------
+    DataError
+        If the disk lacks the room, which is asked first.
+    """
+    free = shutil.disk_usage(target.parent).free
+    if free < 1.05 * needed:
+        raise DataError(f"{target}: needs {needed / 1e9:.1f} GB on a disk with {free / 1e9:.1f} GB free")
+    unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
+    try:
+        with h5py.File(unfinished, "w") as file:
+            write(file)
+        with unfinished.open("rb+") as plain:
+            os.fsync(plain.fileno())
+        unfinished.replace(target)
+    except OSError as refusal:
+        unfinished.unlink(missing_ok=True)
+        raise DataError(f"{target}: cannot write {needed:,} bytes: {refusal}") from refusal

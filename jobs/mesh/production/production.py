@@ -1,0 +1,105 @@
+"""Doing the runs of a data set on all ranks together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from tqdm import tqdm
+
+from distconv.errors import DataError
+from distconv.jobs.mesh.hydro.initial_conditions import FAMILIES
+from distconv.jobs.mesh.hydro.solver import Hydro
+
+from .parts import Parts, Stream
+from .run import Criteria, perform_run, run_seed
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
+
+__all__ = ["collectively", "produce", "warm_up"]
+
+Result = TypeVar("Result")
+
+# How long a rank without work waits before it looks again what the others have finished.
+PATIENCE_S = 0.1
+
+
+def collectively(comm: MPI.Comm | None, action: Callable[[], Result]) -> Result:
+    """What ``action`` returns on rank 0, on all ranks; a DataError there is raised on all ranks."""
+    if comm is None or comm.size == 1:
+        return action()
+    result: Result | None = None
+    failure: str | None = None
+    if comm.rank == 0:
+        try:
+            result = action()
+        except DataError as error:
+            failure = str(error)
+    result, failure = comm.bcast((result, failure), root=0)
+    if failure is not None:
+        raise DataError(failure)
+    return result
+
+
+def warm_up(comm: MPI.Comm | None) -> None:
+    """Compile the kernels on rank 0 first, so that the other ranks find them in the cache."""
+    criteria = Criteria(tau=0.002, least_labelled=0.0, last_time=0.003)
+    collectively(comm, lambda: bool(perform_run("vortices", 16, run_seed(0, 0, 0, 0), criteria)))
+
+
+def produce(
+    parts: Parts,
+    wanted: list[Stream],
+    size: int,
+    seed: int,
+    criteria: Criteria,
+    comm: MPI.Comm | None,
+    progress: bool,
+) -> None:
+    """Do all runs that ``wanted`` needs and that ``parts`` does not hold. Collective.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if one cannot write or a stream never meets its quota.
+    """
+    warm_up(comm)
+    rank = 0 if comm is None else comm.rank
+    failure: str | None = None
+    total = sum(stream.quota for stream in wanted)
+    with tqdm(total=total, unit="sample", disable=not progress or rank != 0, desc=f"{size} x {size}") as bar:
+        try:
+            work(parts, wanted, size, seed, criteria, bar)
+        except DataError as error:
+            failure = str(error)
+            parts.alarm_file.touch()
+    failures = [failure] if comm is None else comm.allgather(failure)
+    for text in failures:
+        if text is not None:
+            raise DataError(text)
+
+
+def work(parts: Parts, wanted: list[Stream], size: int, seed: int, criteria: Criteria, bar: tqdm[NoReturn]) -> None:
+    """One rank's share of the runs: claim, run, store, until nothing is missing or another rank gives up."""
+    while not parts.alarm_file.exists():
+        parts.check(wanted)
+        done = sum(parts.done(stream) for stream in wanted)
+        bar.update(done - bar.n)
+        if done == bar.total:
+            return
+        run = parts.claim(wanted)
+        if run is None:
+            time.sleep(PATIENCE_S)
+        else:
+            family = list(FAMILIES)[run.family]
+            watch = partial(show, bar, run.name)
+            parts.store(run, perform_run(family, size, run.seed(seed), criteria, watch))
+
+
+def show(bar: tqdm[NoReturn], name: str, hydro: Hydro) -> None:
+    """Show how far the current run is; a large one takes hours."""
+    bar.set_postfix_str(f"{name}: t = {hydro.time:.3f}, step {hydro.steps}", refresh=False)
+    bar.update(0)

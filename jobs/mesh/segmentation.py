@@ -1,0 +1,108 @@
+"""Training of a segmentation model on mesh-tangling samples: the model, its loss, its scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from distconv.data.loader import Batch
+from distconv.grid import ProcessGrid
+from distconv.jobs.training import training
+from distconv.layers.models import MODELS
+from distconv.plan import Plan
+from distconv.tensor import DistTensor
+
+from .samples import MeshSamples
+from .scores import Histogram, counts_here
+
+
+@dataclass(frozen=True)
+class Settings(training.Settings):
+    """What the numbers of a run on mesh samples depend on."""
+
+    model: str = "unet"
+    batch: int = 4
+    epochs: int = 30
+    optimizer: str = "adam"
+    lr: float = 5e-3
+    augment: bool = True
+
+
+def pixel_classifier(width: int = 64, in_channels: int = 18, classes: int = 1) -> torch.nn.Module:
+    """A perceptron with two hidden layers that sees one cell at a time."""
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(in_channels, width, 1),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.Conv2d(width, width, 1),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.Conv2d(width, classes, 1),
+    )
+
+
+def build(settings: Settings) -> torch.nn.Module:
+    """The model with weights that follow from the seed alone."""
+    torch.manual_seed(settings.seed)
+    factory = MODELS.get(settings.model, pixel_classifier)
+    return factory() if settings.width is None else factory(width=settings.width)
+
+
+def segmentation_loss(logits: torch.Tensor, label: torch.Tensor, positive_fraction: float) -> torch.Tensor:
+    """Binary cross entropy in which a positive weighs more the rarer they are.
+
+    The weight is the square root of the ratio of negatives to positives: by the ratio itself the network calls too many
+    cells positive.
+    """
+    ratio = (1 - positive_fraction) / positive_fraction
+    weight = torch.tensor(math.sqrt(ratio), dtype=logits.dtype, device=logits.device)
+    return F.binary_cross_entropy_with_logits(logits.squeeze(1), label, pos_weight=weight)
+
+
+class Trainer(training.Trainer):
+    """A segmentation model in training on mesh samples."""
+
+    def __init__(
+        self, settings: Settings, samples: MeshSamples, place: ProcessGrid | Plan, device: str = "cpu"
+    ) -> None:
+        super().__init__(settings, build(settings), place, samples.comm, device)
+        self.samples = samples
+        self.loader = samples.loader(
+            "train",
+            self.grid,
+            settings.batch,
+            seed=settings.seed,
+            shuffle=True,
+            augment=settings.augment,
+            drop_last=settings.drop_last,
+            dtype=self.dtype,
+            device=device,
+        )
+
+    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return segmentation_loss(outputs, labels, self.samples.positive_fraction)
+
+    @torch.no_grad()
+    def predictions(self, group: str) -> Iterator[tuple[Batch, DistTensor]]:
+        """Batches of ``train`` or ``heldout`` in the file's order, with probabilities (N, H, W). Collective."""
+        self.model.eval()
+        loader = self.samples.loader(group, self.grid, self.settings.batch, dtype=self.dtype, device=self.device)
+        for batch in loader.epoch(0):
+            probability = torch.sigmoid(self.model(batch.tensors[0]).squeeze(1))
+            assert isinstance(probability, DistTensor)
+            yield batch, probability
+
+    def scores(self, group: str) -> Histogram:
+        """Probabilities that the model gives to the samples of ``train`` or ``heldout``, as counts. Collective."""
+        families = self.samples.families[group]
+        histogram = Histogram(0.0, 1.0, sorted(set(families)))
+        for batch, probability in self.predictions(group):
+            labels = batch.tensors[1].redistribute(probability.dist).local.cpu().numpy()
+            values = probability.local.cpu().numpy()
+            mine = probability.box()[0]
+            if counts_here(probability.dist):
+                for row, sample in enumerate(batch.samples[mine.start : mine.stop]):
+                    histogram.add(values[row], labels[row], families[sample])
+        return histogram.sum_over(self.comm)

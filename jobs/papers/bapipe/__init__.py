@@ -1,0 +1,10 @@
+"""BaPipe's evaluation: throughput, largest model, FPGA boards.
+
+::
+
+    command        BaPipe's evaluation by its own closed forms
+    cuts           BaPipe's cuts against cuts searched for each schedule
+    fpga           BaPipe's Table VI: ResNet-50 on FPGA boards
+    largest_model  BaPipe's Table IV: the largest GNMT that data parallelism, PipeDream
+    networks       The networks of BaPipe's tables as layer profiles of a micro-batch
+"""

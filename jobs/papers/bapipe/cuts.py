@@ -1,0 +1,58 @@
+"""BaPipe's cuts against cuts searched for each schedule, and the closed forms against the event simulation of both.
+
+The networks and GPUs of Table III, 64 micro-batches of 32 samples, no limit of memory.
+"""
+
+from __future__ import annotations
+
+from distconv.jobs.papers.printed_tables import Rows
+from distconv.perfmodel.exploration.candidate_stages import Setting, Stages, whole
+from distconv.perfmodel.exploration.cuts import best_cuts
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.stages.devices import Device
+from distconv.pipeline import schedule, simulate
+
+from .networks import networks
+
+MICROBATCHES = 64
+SAMPLES = 32
+ENOUGH_BYTES = float(1 << 60)
+
+
+def cuts_table(machine: Machine) -> Rows:
+    """Seconds of a mini-batch by the closed form and simulated, with BaPipe's cuts and with those searched for."""
+    print(f"\nCuts: s of {MICROBATCHES} micro-batches of {SAMPLES} samples, closed form (over simulated);", end="")
+    print(f" {machine.name}, {machine.node.bandwidth_bytes_per_s / 1e9:.2f} GB/s")
+    print(f"{'model':<10}{'GPUs':>5}  {'schedule':<10}{'BaPipe':<18}{'searched':<18}BaPipe / searched")
+    rows: Rows = []
+    for model, profile in networks(machine).items():
+        for gpus in (4, 8):
+            setting = Setting(profile(SAMPLES), machine, [Device("GPU", gpus, memory=ENOUGH_BYTES)], 1)
+            rows += [
+                {"model": model, "gpus": gpus} | compared(model, setting, name) for name in ("1f1b-sno", "1f1b-so")
+            ]
+    ratios = [ratio for row in rows for ratio in (row["bapipe_over"], row["searched_over"]) if isinstance(ratio, float)]
+    print(f"closed form over simulated: {min(ratios):.3f} to {max(ratios):.3f}, mean {sum(ratios) / len(ratios):.3f}")
+    return rows
+
+
+def compared(model: str, setting: Setting, name: str) -> dict[str, object]:
+    """A row of the table."""
+    stages = setting.stages(name, 1, MICROBATCHES)
+    # There are more layers than GPUs.
+    assert stages is not None
+    theirs = whole(setting.balanced.positions, stages.size)
+    ours = best_cuts(stages, [theirs])
+    first, second = stages.time(theirs), stages.time(ours)
+    over = first / simulated(stages, theirs), second / simulated(stages, ours)
+    print(f"{model:<10}{stages.count:>5}  {name:<10}", end="")
+    print(f"{f'{first:.3f} ({over[0]:.3f})':<18}{f'{second:.3f} ({over[1]:.3f})':<18}{first / second:.3f}")
+    return {"schedule": name, "bapipe_s": first, "searched_s": second, "bapipe_over": over[0], "searched_over": over[1]}
+
+
+def simulated(stages: Stages, cuts: list[int]) -> float:
+    """Seconds of a mini-batch on one pipeline."""
+    (kinds,) = stages.pipelines
+    forward, backward, transfer = stages.costs(cuts, kinds)
+    made = schedule(stages.schedule, stages.count, stages.microbatches)
+    return simulate(made, forward, backward, transfer=[*transfer, 0.0]).makespan

@@ -1,0 +1,188 @@
+"""BaPipe's Table VI: ResNet-50 on FPGA boards, data parallelism against a pipeline in the event simulation.
+
+A layer takes as long as its arithmetic or its DDR traffic, whichever is longer, for one sample at a time in fp16. The
+features that the backward pass needs go to DDR and back. Weights and their gradients of a pipeline's stage stay on chip
+as far as they fit; what does not, and all of them in data parallelism, comes from DDR: a weight is read in each pass,
+its gradient read and written in the backward pass. How often data parallelism does that the paper does not say: once
+per sample, as a board that streams samples does ("streamed"), or once per mini-batch, layer by layer ("by layer"; both
+with samples shared out by the boards' speed, "equal" by their number).
+
+Source: Zhao et al. 2020 (BaPipe), 3.2.1, 4.3, Tables V and VI; Wang et al. 2020 (FPDeep).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from distconv.jobs.papers.printed_tables import Rows
+from distconv.layers.models import MODELS
+from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.operation_work import PHASES, local_call, work
+from distconv.perfmodel.exploration.candidate_stages import PARALLEL
+from distconv.perfmodel.exploration.choices import Exploration
+from distconv.perfmodel.exploration.explore import ASYNCHRONOUS, explore
+from distconv.perfmodel.graph.graph import Operation
+from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.machine.links import Group
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.profiles.layer_profile import Layer, Profile
+from distconv.perfmodel.stages.devices import Device
+from distconv.pipeline import schedule, simulate
+
+from .networks import IMAGE
+
+BATCH = 128
+FP16_BYTES = 2
+ROUNDS = 8
+"""What fits on chip depends on the cuts, and those on the times: so often they are worked out in turn."""
+
+TABLE_VI = (
+    (("vcu118",) * 4, 1.0),
+    (("vcu129", "vcu129", "vcu118", "vcu118"), 1.05),
+    (("vcu129",) * 4, 1.14),
+)
+"""Boards in the order of the chain, and the paper's speedup over data parallelism."""
+
+PIPELINES = tuple(name for name in ASYNCHRONOUS if name != PARALLEL)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """A layer's work for one sample, with what follows it done on the way; counts of elements."""
+
+    name: str
+    forward_flops: float
+    backward_flops: float
+    inputs: int
+    outputs: int
+    weights: int
+
+    def seconds(self, board: Machine, fetched: float) -> tuple[float, float]:
+        """Forward and backward where a share ``fetched`` of the weights comes from DDR for each sample."""
+        roofline, moved = board.compute[0].roofline, fetched * self.weights
+        forward = roofline.time(self.forward_flops, FP16_BYTES * (self.outputs + moved), self.outputs)
+        return forward, roofline.time(self.backward_flops, FP16_BYTES * (self.inputs + 3 * moved), self.outputs)
+
+    def layer(self, board: Machine, fetched: float) -> Layer:
+        """For a profile of one sample."""
+        return Layer(self.name, *self.seconds(board, fetched), FP16_BYTES * self.outputs, FP16_BYTES * self.weights)
+
+
+def table_vi() -> Rows:
+    """Batch time of each cluster beside the paper's speedup."""
+    print(f"\nTable VI: ResNet-50, {BATCH} samples in fp16, micro-batches of 1; seconds, speedup over data parallelism")
+    print(f"{'':<20}{'data parallelism':<30}{'pipeline':<20}{'speedup over':<21}{'paper':>6}  stages' weights")
+    print(f"{'boards':<20}{'streamed':>9}{'by layer':>10}{'equal':>9}  ", end="")
+    print("".join(f"{name:<10}" for name in PIPELINES), f"{'streamed by layer':<27} on chip", sep="")
+    network = convolutions()
+    return [_row(network, [Machine.load(name) for name in names], paper) for names, paper in TABLE_VI]
+
+
+def _row(network: Sequence[Convolution], boards: Sequence[Machine], paper: float) -> dict[str, object]:
+    parallel = {
+        "streamed": parallel_time(network, boards, 1.0),
+        "by layer": parallel_time(network, boards, len(boards) / BATCH),
+        "equal": parallel_time(network, boards, len(boards) / BATCH, equal=True),
+    }
+    found, kept, times = piped(network, boards)
+    names = [board.name for board in boards]
+    print(f"{' + '.join(f'{names.count(name)} {name}' for name in dict.fromkeys(names)):<20}", end="")
+    print("".join(f"{time:>{width}.4f}" for time, width in zip(parallel.values(), (9, 10, 9), strict=True)), end="  ")
+    best = min(times.values())
+    speedups = {name: time / best for name, time in parallel.items()}
+    print("".join(f"{time:<10.4f}" for time in times.values()), end="")
+    print(f"{speedups['streamed']:<9.3f}{speedups['by layer']:<12.3f}{paper:>6.2f}  ", end="")
+    print(", ".join(f"{share:.2f}" for share in kept))
+    return {"boards": names, "dp_s": parallel, "pipeline_s": times, "closed_s": found.time, "speedup": speedups} | {
+        "paper": paper,
+        "kept": kept,
+    }
+
+
+def convolutions() -> list[Convolution]:
+    """ResNet-50's convolutions for one sample."""
+    graph = trace(MODELS["resnet50"](), (1, *IMAGE))
+    return [_convolution(op) for op in graph.operations if op.decides]
+
+
+def _convolution(op: Operation) -> Convolution:
+    call = local_call(op, Parts.of({}, 1, 1))
+    forward, *backward = (work(call, phase).flops for phase in PHASES)
+    weights = sum(constant.elements for constant in op.parameters)
+    return Convolution(op.name, forward, sum(backward), op.x.elements, op.y.elements, weights)
+
+
+def parallel_time(
+    network: Sequence[Convolution], boards: Sequence[Machine], fetched: float, *, equal: bool = False
+) -> float:
+    """Seconds of a mini-batch that boards share in proportion to their speed, or in ``equal`` parts."""
+    times = [sum(sum(layer.seconds(board, fetched)) for layer in network) for board in boards]
+    weights = FP16_BYTES * sum(layer.weights for layer in network)
+    summed = max(board.allreduce(Group(len(boards), 1), weights) for board in boards)
+    together = max(times) / len(boards) if equal else 1 / sum(1 / time for time in times)
+    return BATCH * together + summed
+
+
+def piped(
+    network: Sequence[Convolution], boards: Sequence[Machine]
+) -> tuple[Exploration, list[float], dict[str, float]]:
+    """What BaPipe explores, the share of each stage's weights on chip, and simulated seconds of each schedule."""
+    kept, best = [1.0] * len(boards), None
+    for _ in range(ROUNDS):
+        profile, devices = _stages(network, boards, kept)
+        found = explore(
+            profile,
+            boards[0],
+            devices,
+            BATCH,
+            samples=1,
+            microbatches=[BATCH],
+            schedules=PIPELINES,
+            share_layers=True,
+            optimizer_slots=0,
+        )
+        kept = _kept(network, boards, found.stages.positions)
+        times = _simulated(network, boards, kept, found.stages.positions)
+        if best is None or min(times.values()) < min(best[2].values()):
+            best = found, kept, times
+    assert best is not None
+    return best
+
+
+def _stages(
+    network: Sequence[Convolution], boards: Sequence[Machine], kept: Sequence[float]
+) -> tuple[Profile, list[Device]]:
+    profile = Profile([layer.layer(boards[0], 0.0) for layer in network])
+    devices = [
+        Device(f"board {index}", 1, [sum(layer.seconds(board, 1 - share)) for layer in network], board.memory_bytes)
+        for index, (board, share) in enumerate(zip(boards, kept, strict=True))
+    ]
+    return profile, devices
+
+
+def _parts(values: Sequence[float], positions: Sequence[float]) -> list[float]:
+    """Sums between positions."""
+    sums = np.concatenate([[0.0], np.cumsum(values)])
+    at = np.interp([0.0, *positions, float(len(values))], np.arange(len(sums)), sums)
+    return [float(b - a) for a, b in pairwise(at)]
+
+
+def _kept(network: Sequence[Convolution], boards: Sequence[Machine], positions: Sequence[float]) -> list[float]:
+    """The share of weights and gradients of each stage that fits on chip."""
+    held = _parts([2.0 * FP16_BYTES * layer.weights for layer in network], positions)
+    return [min(1.0, board.on_chip_bytes / nbytes) for board, nbytes in zip(boards, held, strict=True)]
+
+
+def _simulated(
+    network: Sequence[Convolution], boards: Sequence[Machine], kept: Sequence[float], positions: Sequence[float]
+) -> dict[str, float]:
+    passes = [[layer.seconds(board, 1 - share) for layer in network] for board, share in zip(boards, kept, strict=True)]
+    forward, backward = (
+        [_parts([both[way] for both in seconds], positions)[stage] for stage, seconds in enumerate(passes)]
+        for way in (0, 1)
+    )
+    return {name: simulate(schedule(name, len(boards), BATCH), forward, backward).makespan for name in PIPELINES}

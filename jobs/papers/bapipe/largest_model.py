@@ -1,0 +1,107 @@
+"""BaPipe's Table IV: the largest GNMT that data parallelism, PipeDream, GPipe and 1F1B-SNO train in a GPU's memory.
+
+Kept are outputs of layers of all micro-batches in flight, weights, gradients and Adam's state; PipeDream keeps weights
+once per mini-batch in flight. What PyTorch needs beside that is not in it, so the table is made twice: for all of the
+memory, and for as much as the paper's largest network on one GPU needs here.
+
+Source: Zhao et al. 2020 (BaPipe), 4.2.2 ("32 per GPU", M = 2 N: micro-batches of 16).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+from distconv.jobs.papers.printed_tables import Rows
+from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Setting
+from distconv.perfmodel.exploration.cuts import emptiest_cuts
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.stages.devices import Device
+from distconv.perfmodel.stages.partition import partition
+from distconv.perfmodel.stages.stage_costs import COSTS, Terms, staged
+
+from .networks import gnmt
+
+ADAM = 2
+
+TABLE_IV = {
+    "DP": {1: 32, 2: 32, 4: 32, 8: 32},
+    "PipeDream": {1: 32, 2: 32, 4: 32, 8: 32},
+    "GPipe": {1: 32, 2: 42, 4: 60, 8: 74},
+    "BaPipe": {1: 32, 2: 74, 4: 118, 8: 158},
+}
+"""Layers of the largest GNMT-L on so many GPUs."""
+
+SYSTEMS = {"DP": PARALLEL, "GPipe": "gpipe", "BaPipe": "1f1b-sno"}
+"""What each one runs."""
+
+
+def table_iv(machine: Machine) -> Rows:
+    """Layers of the largest GNMT that trains with Adam, in all of the memory and in what 32 layers need."""
+    enough = _bytes(TABLE_IV["DP"][1], 1, PARALLEL, machine)
+    why = ", what 32 layers need here on one GPU"
+    return rows_of(machine, machine.memory_bytes, "") + rows_of(machine, enough, why)
+
+
+def rows_of(machine: Machine, memory: float, why: str, counts: Sequence[int] = (1, 2, 4, 8)) -> Rows:
+    """The table for so many GPUs of ``memory`` bytes each."""
+    print(f"\nTable IV: layers (parameters) of the largest GNMT-L in {memory / 1e9:.2f} GB{why}; ours | paper's")
+    print(f"{'':<11}" + "".join(f"{f'{gpus} GPU(s)':<28}" for gpus in counts))
+    rows: Rows = []
+    for system, published in TABLE_IV.items():
+        print(f"{system:<11}", end="")
+        for gpus in counts:
+            paper = published[gpus]
+            layers = largest(functools.partial(_fits, system=system, gpus=gpus, machine=machine, memory=memory))
+            print(
+                f"{f'{layers} ({_parameters(layers, machine)}) | {paper} ({_parameters(paper, machine)})':<28}", end=""
+            )
+            rows.append({"system": system, "gpus": gpus, "memory": memory, "layers": layers, "paper": paper})
+        print()
+    return rows
+
+
+def _fits(layers: int, system: str, gpus: int, machine: Machine, memory: float) -> bool:
+    if system == "PipeDream":
+        return _stashed_bytes(layers, gpus, machine) <= memory
+    return _bytes(layers, gpus, SYSTEMS[system], machine) <= memory
+
+
+def _bytes(layers: int, gpus: int, schedule: str, machine: Machine) -> float:
+    """Bytes on the fullest device with the cuts that need least; 32 samples each, or 2 N micro-batches of 16."""
+    parallel = schedule == PARALLEL or gpus == 1
+    profile = gnmt(layers, 32 if parallel else 16, machine)
+    setting = Setting(profile, machine, [Device("GPU", gpus, memory=1.0)], ADAM)
+    stages = setting.stages(PARALLEL if parallel else schedule, gpus if parallel else 1, gpus if parallel else 2 * gpus)
+    # There are always more layers than GPUs.
+    assert stages is not None
+    return max(stages.memory(() if parallel else emptiest_cuts(stages)))
+
+
+def _stashed_bytes(layers: int, gpus: int, machine: Machine) -> float:
+    """Bytes on the fullest device in PipeDream's partition, which looks at times alone, with its weight versions."""
+    profile = gnmt(layers, 32, machine)
+    bandwidth = machine.node.bandwidth_bytes_per_s
+    found, terms = partition(profile, gpus, bandwidth, "pipedream"), Terms(profile, gpus, bandwidth, COSTS["pipedream"])
+    stages = staged([0, *found.cuts, terms.size], [(count,) for count in found.replicas])
+    return max(
+        float(terms.memory(s.first, s.last, s.counts, s.onward))
+        + ADAM * float(terms.between(terms.parameters, s.first, s.last))
+        for s in stages
+    )
+
+
+def _parameters(layers: int, machine: Machine) -> str:
+    count = sum(layer.parameter_bytes for layer in gnmt(layers, 1, machine).layers) / 4
+    return f"{count / 1e6:.1f}M" if count < 1e9 else f"{count / 1e9:.2f}B"
+
+
+def largest(fits: Callable[[int], bool]) -> int:
+    """The largest even number of layers that fits, if fewer always do."""
+    low, high = 2, 4
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 2:
+        middle = (low + high) // 4 * 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low

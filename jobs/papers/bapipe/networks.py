@@ -1,0 +1,118 @@
+"""The networks of BaPipe's tables as layer profiles of a micro-batch: layer times are the roofline of a machine.
+
+VGG-16 and ResNet-50 are traced at 224 x 224. GNMT-L is worked out by hand, L/2 encoder and L/2 decoder layers of 1024
+units: the first encoder layer is bidirectional, and every decoder layer behind the first also reads the attention's
+context. The paper prints neither the length of its sentences (50 tokens here) nor its vocabulary (32,320 here, that of
+the reference implementation).
+
+Source: Zhao et al. 2020 (BaPipe), 4; Wu et al. 2016 (GNMT); Simonyan, Zisserman 2015, table 1, D (VGG-16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from distconv.layers.models import MODELS
+from distconv.layers.models import vgg16 as vgg16_for_cifar
+from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.machine.machine import Machine, Roofline
+from distconv.perfmodel.profiles.layer_profile import Layer, Profile
+from distconv.perfmodel.profiles.predicted_profile import predicted_profile
+
+IMAGE = (3, 224, 224)
+UNITS = 1024
+TOKENS = 50
+VOCABULARY = 32320
+
+ProfileOf = Callable[[int], Profile]
+"""What a micro-batch of so many samples costs."""
+
+
+def vgg16() -> nn.Module:
+    """VGG-16 for 224 x 224 images and 1000 classes: 138.4 million parameters."""
+    classifier = [nn.Flatten(), nn.Linear(512 * 7 * 7, 4096), nn.ReLU(inplace=True), nn.Dropout()]
+    classifier += [nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(), nn.Linear(4096, 1000)]
+    return nn.Sequential(*vgg16_for_cifar().features, *classifier)
+
+
+def images(model: nn.Module, machine: Machine) -> ProfileOf:
+    """Profiles of a network for images."""
+    return lambda samples: predicted_profile(trace(model, (samples, *IMAGE)), machine)
+
+
+def networks(machine: Machine) -> dict[str, ProfileOf]:
+    """Those of Table III."""
+    return {
+        "VGG-16": images(vgg16(), machine),
+        "ResNet-50": images(MODELS["resnet50"](), machine),
+        "GNMT-8": lambda samples: gnmt(8, samples, machine),
+    }
+
+
+def gnmt(layers: int, samples: int, machine: Machine) -> Profile:
+    """GNMT with ``layers`` LSTM layers for ``samples`` sentences in each language."""
+    network = _Recurrent(samples, machine.compute[0].roofline)
+    source = network.embedding("source")
+    for index in range(1, layers // 2 + 1):
+        sides = 2 if index == 1 else 1
+        source = network.lstm(f"encoder{index}", [source], inputs=2 if index == 2 else 1, directions=sides)
+    target = network.embedding("target")
+    target = network.lstm("decoder1", [target], inputs=1)
+    context = network.attention([source, target])
+    for index in range(2, layers // 2 + 1):
+        target = network.lstm(f"decoder{index}", [target, context], inputs=2)
+    network.loss([target])
+    return Profile(network.layers, network.edges)
+
+
+class _Recurrent:
+    """Collects layers; float32."""
+
+    def __init__(self, samples: int, roofline: Roofline) -> None:
+        self.samples, self.roofline = samples, roofline
+        self.layers: list[Layer] = []
+        self.edges: list[tuple[str, str]] = []
+
+    def _add(self, name: str, reads: list[str], forward: float, backward: float, units: float, weights: float) -> str:
+        """A layer with ``units`` outputs per token."""
+        self.layers.append(Layer(name, forward, backward, 4.0 * self.samples * TOKENS * units, 4.0 * weights))
+        self.edges += [(read, name) for read in reads]
+        return name
+
+    def _product(self, rows: int, inputs: int, outputs: int) -> float:
+        """Seconds of a matrix product."""
+        moved = 4.0 * (rows * (inputs + outputs) + inputs * outputs)
+        return self.roofline.time(2.0 * rows * inputs * outputs, moved, float(rows * outputs))
+
+    def embedding(self, name: str) -> str:
+        """Looks up a row for each token."""
+        tokens = self.samples * TOKENS
+        once = self.roofline.time(0.0, 8.0 * tokens * UNITS, float(tokens * UNITS))
+        return self._add(f"{name}.embedding", [], once, once, UNITS, float(VOCABULARY * UNITS))
+
+    def lstm(self, name: str, reads: list[str], inputs: int, directions: int = 1) -> str:
+        """All tokens times the input weights at once; then a product with the recurrent weights for each token."""
+        wide, tokens = 4 * UNITS, self.samples * TOKENS
+        once = directions * self._product(tokens, inputs * UNITS, wide)
+        weights = directions * wide * (inputs * UNITS + 2)
+        gates = self._add(f"{name}.input", reads, once, 2 * once, directions * wide, float(weights))
+        steps = directions * TOKENS * self._product(self.samples, UNITS, wide)
+        return self._add(name, [gates], steps, 2 * steps, directions * UNITS, float(directions * wide * UNITS))
+
+    def attention(self, reads: list[str]) -> str:
+        """Of each target token over all source tokens: the projections, scores and their weighted sum."""
+        tokens = self.samples * TOKENS
+        scores = 2.0 * self.samples * TOKENS * TOKENS * UNITS
+        both = self.roofline.time(2 * scores, 16.0 * tokens * UNITS, float(tokens * UNITS))
+        once = 2 * self._product(tokens, UNITS, UNITS) + both
+        return self._add("attention", reads, once, 2 * once, UNITS, 2.0 * UNITS * UNITS)
+
+    def loss(self, reads: list[str]) -> str:
+        """The scores of all words, and the loss."""
+        tokens = self.samples * TOKENS
+        once = self._product(tokens, UNITS, VOCABULARY)
+        words = self._add("words", reads, once, 2 * once, VOCABULARY, float((UNITS + 1) * VOCABULARY))
+        softmax = self.roofline.time(0.0, 8.0 * tokens * VOCABULARY, float(tokens * VOCABULARY))
+        return self._add("softmax", [words], softmax, softmax, VOCABULARY, 0.0)

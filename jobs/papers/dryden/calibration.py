@@ -1,0 +1,141 @@
+"""Constants of a machine, fitted to measured step times; and Amdahl's law, fitted to the same as a yardstick.
+
+A few constants of a machine's data sheet are not what programs get: peak rates are not reached, latencies of messages
+between GPUs are in no data sheet. Starting from the data sheet and within bounds that physics sets, those are moved
+until predicted step times and speed-ups agree with the measured ones as well as they can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares, minimize_scalar
+
+from distconv.jobs.papers.dryden.published import Cell
+from distconv.perfmodel.machine.machine import Machine
+
+Array = npt.NDArray[np.float64]
+
+Predict = Callable[[Machine, Cell], float]
+"""Seconds of a training step."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """A constant that may be fitted: its value in the data sheets, in SI units, and how far it may go from there."""
+
+    name: str
+    unit: str
+    sheet: float
+    low: float
+    high: float
+    source: str
+    bounds: str
+
+
+LASSEN = (
+    Constant("flops", "FLOP/s", 15.7e12, 7.85e12, 15.7e12, "NVIDIA V100 SXM2 data sheet, fp32 peak", "0.5-1 of it"),
+    Constant("bandwidth", "B/s", 900e9, 450e9, 900e9, "NVIDIA V100 data sheet, HBM2 peak", "0.5-1 of it"),
+    Constant("kernel", "s", 10e-6, 2e-6, 30e-6, "assumed", "a bare launch; three launches of 10 us for one operation"),
+    Constant(
+        name="small",
+        unit="elements",
+        sheet=163840,
+        low=163840,
+        high=16 * 163840,
+        source="NVIDIA V100 architecture paper, 80 multiprocessors x 2048 resident threads",
+        bounds="1-16 results per resident thread",
+    ),
+    Constant("network latency", "s", 10e-6, 1e-6, 200e-6, "assumed", "the wire's; a message staged through both hosts"),
+)
+"""What is fitted for Lassen."""
+
+
+def constants_of(machine: Machine) -> dict[str, float]:
+    """Values that ``machine`` has of what may be fitted."""
+    roofline = machine.compute[0].roofline
+    return {
+        "flops": roofline.flops_per_s,
+        "bandwidth": roofline.bytes_per_s,
+        "kernel": roofline.kernel_s,
+        "small": roofline.small,
+        "network latency": machine.network.latency_s,
+    }
+
+
+def with_constants(machine: Machine, values: Mapping[str, float]) -> Machine:
+    """``machine`` with other values of some of its constants (see :func:`constants_of`)."""
+    all_values = constants_of(machine) | dict(values)
+    entry = machine.compute[0]
+    roofline = replace(
+        entry.roofline,
+        flops_per_s=all_values["flops"],
+        bytes_per_s=all_values["bandwidth"],
+        kernel_s=all_values["kernel"],
+        small=all_values["small"],
+    )
+    network = replace(machine.network, latency_s=all_values["network latency"])
+    return replace(machine, network=network, compute=(replace(entry, roofline=roofline), *machine.compute[1:]))
+
+
+def from_data_sheets(machine: Machine, constants: Sequence[Constant] = LASSEN) -> Machine:
+    """``machine`` before calibration."""
+    return with_constants(machine, {constant.name: constant.sheet for constant in constants})
+
+
+def calibrate(
+    machine: Machine, cells: Sequence[Cell], predict: Predict, constants: Sequence[Constant] = LASSEN
+) -> Machine:
+    """``machine`` with ``constants`` fitted to ``cells``, which have the first cell of each of their rows.
+
+    Least squares over the logarithms of predicted over measured times, and of the ratios of speed-ups.
+    """
+
+    def at(point: Array) -> Machine:
+        values = np.exp(point)
+        return with_constants(machine, {c.name: float(v) for c, v in zip(constants, values, strict=True)})
+
+    found = least_squares(
+        lambda point: _residuals(at(point), cells, predict),
+        np.log([constant.sheet for constant in constants]),
+        bounds=(np.log([c.low for c in constants]), np.log([c.high for c in constants])),
+        diff_step=1e-3,  # wide enough to look across kinks, where another algorithm becomes the cheapest
+        ftol=1e-3,
+        xtol=1e-4,
+    )
+    return at(found.x)
+
+
+def _residuals(machine: Machine, cells: Sequence[Cell], predict: Predict) -> Array:
+    times = {cell: np.log(predict(machine, cell) / cell.time_s) for cell in cells}
+    base = {(cell.table, cell.samples): time for cell, time in times.items() if cell.is_base}
+    speedups = [base[cell.table, cell.samples] - time for cell, time in times.items() if not cell.is_base]
+    return np.array([*times.values(), *speedups])
+
+
+# -- Amdahl's law -----------------------------------------------------------------------------------------------------
+
+
+def amdahl(serial: float, group: int, base_group: int = 1) -> float:
+    """Speed-up of ``group`` GPUs over ``base_group`` if a share ``serial`` of the work does not get faster.
+
+    >>> amdahl(0.0, 16, 2), amdahl(1.0, 16, 2), round(amdahl(0.1, 4), 3)
+    (8.0, 1.0, 3.077)
+    """
+    return _over_one(serial, group) / _over_one(serial, base_group)
+
+
+def _over_one(serial: float, group: int) -> float:
+    return 1 / (serial + (1 - serial) / group)
+
+
+def fit_amdahl(cells: Sequence[Cell]) -> float:
+    """The serial share for which Amdahl's law has the least mean absolute error over ``cells``."""
+
+    def mean_error(serial: float) -> float:
+        return float(np.mean([abs(amdahl(serial, c.group, c.base_group) / c.speedup - 1) for c in cells]))
+
+    return float(minimize_scalar(mean_error, bounds=(0, 1), method="bounded").x)

@@ -1,0 +1,123 @@
+"""The paper's strong-scaling tables as the performance model predicts them.
+
+Constants are those of the data sheets, and then some of them fitted to two rows of Table I; all other cells are held
+out.
+
+Source: Dryden et al. 2019, VI-B, Tables I, II and III.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+from distconv.jobs.papers.dryden.calibration import LASSEN, Constant, amdahl, calibrate, fit_amdahl, from_data_sheets
+from distconv.jobs.papers.dryden.published import TABLES, Cell, calibrates
+from distconv.layers.models import MODELS
+from distconv.perfmodel.cost.assumptions import Settings
+from distconv.perfmodel.cost.evaluation import Model
+from distconv.perfmodel.graph.graph import LayerGraph
+from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.strategy.candidates import resolve
+
+Grid = Mapping[str, int]
+Grids = Mapping[int, Grid]
+
+SETTINGS = Settings(batch_norm="local")
+"""LBANN's batch norm takes its statistics from what each rank has (III-B)."""
+
+GRIDS: Grids = {1: {}, 2: {"h": 2}, 4: {"h": 2, "w": 2}, 8: {"h": 4, "w": 2}, 16: {"h": 8, "w": 2}}
+"""How the GPUs of a sample divide it, the same for all layers; the paper does not say.
+
+A square on each node, and the nodes along h: of two-dimensional grids that with the fewest neighbours on other nodes.
+"""
+
+CELLS = tuple(cell for table in TABLES for cell in table.cells)
+
+
+@cache
+def graph_of(model: str, samples: int) -> LayerGraph:
+    """A model of the paper, for a mini-batch of so many samples."""
+    (sample,) = {table.sample for table in TABLES if table.model == model}
+    with torch.device("meta"):  # its weights are not needed
+        module = MODELS[model]()
+    return trace(module, (samples, *sample))
+
+
+def seconds(machine: Machine, cell: Cell, grids: Grids = GRIDS) -> float:
+    """Predicted time of the training step of one cell."""
+    graph = graph_of(cell.model, cell.samples)
+    axes = {"n": cell.samples // cell.samples_per_group, **grids[cell.group]}
+    strategy = resolve(graph, {"*": axes}, cell.ranks)
+    return Model(graph, machine, cell.ranks, SETTINGS).value(strategy)[0]
+
+
+def calibrated(machine: Machine, constants: Sequence[Constant] = LASSEN, grids: Grids = GRIDS) -> Machine:
+    """``machine`` with ``constants`` fitted to the rows of Table I that are meant for it."""
+    cells = [cell for cell in CELLS if calibrates(cell)]
+    return calibrate(machine, cells, lambda at, cell: seconds(at, cell, grids), constants)
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Predicted seconds of every cell on one machine."""
+
+    machine: Machine
+    times: Mapping[Cell, float]
+
+    @classmethod
+    def on(cls, machine: Machine, grids: Grids = GRIDS) -> Predictions:
+        """Those of ``machine``."""
+        return cls(machine, {cell: seconds(machine, cell, grids) for cell in CELLS})
+
+    def speedup(self, cell: Cell) -> float:
+        """Over the first column of the cell's row."""
+        (base,) = (t for c, t in self.times.items() if c.is_base and (c.table, c.samples) == (cell.table, cell.samples))
+        return base / self.times[cell]
+
+    def error(self, cell: Cell) -> float:
+        """Of the speed-up, relative to the published one."""
+        return self.speedup(cell) / cell.speedup - 1
+
+
+def held_out(table: str | None = None) -> list[Cell]:
+    """Speed-ups that nothing is fitted to: of one table, or of all."""
+    return [c for c in CELLS if not c.is_base and not calibrates(c) and table in (None, c.table)]
+
+
+def mean_error(error: Callable[[Cell], float], cells: Iterable[Cell]) -> float:
+    """Mean absolute error over ``cells``."""
+    errors = [abs(error(cell)) for cell in cells]
+    return sum(errors) / len(errors)
+
+
+def amdahl_error(serial: float) -> Callable[[Cell], float]:
+    """Error of the speed-up that Amdahl's law gives with a serial share."""
+    return lambda cell: amdahl(serial, cell.group, cell.base_group) / cell.speedup - 1
+
+
+@dataclass(frozen=True)
+class Results:
+    """Predictions with the constants of the data sheets and with fitted ones; Amdahl's law with its share fitted to
+    the calibration cells, and to the very cells that are held out.
+    """
+
+    sheets: Predictions
+    fitted: Predictions
+    amdahl_serial: float
+    amdahl_serial_best: float
+
+    @classmethod
+    def of(cls, machine: Machine) -> Results:
+        """Calibrate ``machine`` and predict all cells."""
+        sheets = from_data_sheets(machine)
+        return cls(
+            Predictions.on(sheets),
+            Predictions.on(calibrated(sheets)),
+            fit_amdahl([c for c in CELLS if calibrates(c) and not c.is_base]),
+            fit_amdahl(held_out()),
+        )

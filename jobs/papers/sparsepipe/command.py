@@ -1,0 +1,136 @@
+"""Prints how networks are cut into pipeline stages: published layer profiles, and SparsePipe's mixed GPUs.
+
+    distconv reproduce sparsepipe PROFILE.txt ...
+
+The first table needs profiles (PipeDream's text or ours), the second none: its layer times are a roofline's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from distconv.cli import Parser
+from distconv.jobs.papers.printed_tables import Rows, print_tables, tables_parser
+from distconv.jobs.papers.sparsepipe import setting as published
+from distconv.jobs.training.options import positive
+from distconv.perfmodel.profiles.layer_profile import Profile
+from distconv.perfmodel.stages.devices import Device
+from distconv.perfmodel.stages.dynamic_program import chain
+from distconv.perfmodel.stages.partition import METHODS, StagePartition, least, partition, stage_time
+from distconv.perfmodel.stages.stage_costs import COSTS, Terms
+
+GIGABIT = 1e9 / 8
+SHOWN = {"sparsepipe": "sorted", "exact": "exact", "pipedream": "MP"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables; 2 and one line on bad input."""
+    options = _parser().parse_args(arguments)
+    return print_tables("partition_tables", lambda: _tables(options), options.json)
+
+
+def _tables(options: argparse.Namespace) -> dict[str, Rows]:
+    return {
+        "profiles": profile_table(options.profiles, options.devices, options.bandwidth),
+        "mixed": [row for sparse in (True, False) for row in mixed_table(sparse, options.gigabits)],
+    }
+
+
+def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float) -> Rows:
+    """PipeDream's partition of each profile, and what each method's takes under SparsePipe's Eqs. 4-5."""
+    if paths:
+        print(f"PipeDream's optimizer, {bandwidth:g} bytes/s; times per mini-batch in s; right: all under Eqs. 4-5")
+        print(f"{'profile':<16}{'devices':>8}{'replicas':>12}{'time':>10}{'speedup':>9}  ", end="")
+        print("".join(f"{method:>12}" for method in METHODS), " first layer of each stage")
+    rows: Rows = []
+    for path in paths:
+        profile = Profile.load(path)
+        alone = sum(layer.time_s for layer in profile.layers)
+        for count in counts:
+            found = {method: partition(profile, count, bandwidth, method) for method in METHODS}
+            costs = {method: stage_time(profile, each, count, bandwidth) for method, each in found.items()}
+            own = found["pipedream"]
+            print(f"{Path(path).stem:<16}{count:>8}{_config(own):>12}{own.time:>10.5f}", end="")
+            print(f"{alone / own.time:>9.2f}  ", end="")
+            print("".join(f"{cost:>12.5f}" for cost in costs.values()), "", " ".join(stage[0] for stage in own.stages))
+            rows.append({"profile": Path(path).stem, "devices": count, **_figures(own), "eq5_s": costs})
+    return rows
+
+
+def mixed_table(sparse: bool, gigabits: Sequence[float]) -> Rows:
+    """The partitions for the GPUs of Table III beside those of the paper, one row for each bandwidth."""
+    profile = published.vgg16_bn("TitanXP", sparse)
+    print(
+        f"\nSparsePipe, Table III: VGG16-BN, {'sparse' if sparse else 'dense'} {published.RESOLUTION}^3, batch "
+        f"{published.BATCH}, roofline of Table I; times per mini-batch in s under Eqs. 4-5; = as in the paper"
+    )
+    print(f"{'GPUs':>4}{'Gb/s':>6}  ", "".join(f"{name:<12}{'time':>9}  " for name in SHOWN.values()), sep="", end="")
+    print(f"{'ratio':<7}{'paper MP':<11}{'paper HETE':<11}{'time':>9}  sorted order's stages")
+    rows: Rows = []
+    searched = dict.fromkeys(SHOWN, 0.0)
+    for published_row in published.TABLE_III:
+        devices = published.devices(published_row.counts, sparse)
+        for gigabit in gigabits:
+            bandwidth = gigabit * GIGABIT
+            found = {}
+            for method in SHOWN:
+                start = time.perf_counter()
+                found[method] = partition(profile, devices, bandwidth, method)
+                searched[method] += time.perf_counter() - start
+            costs = {method: stage_time(profile, each, devices, bandwidth) for method, each in found.items()}
+            theirs = as_published(profile, published_row, devices, bandwidth)
+            same = {
+                "sparsepipe": found["sparsepipe"].assignment == published_row.assignment,
+                "exact": found["exact"].assignment == published_row.assignment,
+                "pipedream": _config(found["pipedream"]) == published_row.homogeneous,
+            }
+            print(f"{sum(published_row.counts.values()):>4}{gigabit:>6g}  ", end="")
+            for method in SHOWN:
+                print(f"{_config(found[method]):<11}{'=' if same[method] else ' '}{costs[method]:>9.5f}  ", end="")
+            print(f"{costs['sparsepipe'] / costs['exact']:>5.3f}  {published_row.homogeneous:<11}", end="")
+            print(f"{published_row.heterogeneous:<11}{theirs:>9.5f} ", _held(found["sparsepipe"]))
+            rows.append({"sparse": sparse, "gigabit": gigabit, "as_published": same, "time_s": costs})
+            rows[-1] |= {"published_s": theirs, "stages": {method: _figures(each) for method, each in found.items()}}
+    print("searched for " + ", ".join(f"{1e3 * searched[m] / len(rows):.1f} ms ({SHOWN[m]})" for m in SHOWN) + " a row")
+    return rows
+
+
+def as_published(profile: Profile, row: published.Row, devices: Sequence[Device], bandwidth: float) -> float:
+    """Seconds per mini-batch of the paper's HETE-MP groups with the best cuts for them; the paper prints no cuts."""
+    groups = [tuple(held.get(device.name, 0) for device in devices) for held in row.assignment]
+    terms = Terms(profile, devices, bandwidth, COSTS["sparsepipe"])
+    return terms.time(least(terms, chain(groups)))
+
+
+def _config(found: StagePartition) -> str:
+    return "-".join(map(str, found.replicas))
+
+
+def _held(found: StagePartition) -> str:
+    groups = [" + ".join(f"{count} {name}" for name, count in held.items()) for held in found.assignment]
+    edges = [0, *found.cuts, sum(map(len, found.stages))]
+    return " ".join(f"({group}: {a}-{b - 1})" for group, (a, b) in zip(groups, pairwise(edges), strict=True))
+
+
+def _figures(found: StagePartition) -> dict[str, object]:
+    return {"cuts": found.cuts, "replicas": found.replicas, "assignment": found.assignment, "predicted_s": found.time}
+
+
+def _parser() -> Parser:
+    parser = tables_parser("partition_tables", __doc__)
+    parser.add_argument("profiles", nargs="*", metavar="PROFILE", help="layer profiles")
+    parser.add_argument("--devices", type=positive, nargs="+", default=[4, 8], metavar="N", help="default: 4 8")
+    parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes/s between them (default: %(default)g)")
+    parser.add_argument(
+        "--gigabits", type=float, nargs="+", default=[1, 2.5, 5, 10], metavar="G", help="default: 1 2.5 5 10"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,153 @@
+"""Trains a network with stale weights and without a pipeline, from several seeds, and compares the test accuracies.
+
+    distconv reproduce stale-weights lenet5 --data mnist
+    distconv reproduce stale-weights resnet20 --data cifar10 --width 8 --seeds 0 1 2
+    distconv reproduce stale-weights resnet20 --data cifar10 --variants nonpipelined 7,13@0.05 hybrid:7,13
+
+One process, one thread. A variant is ``nonpipelined``, the layers that pipeline registers come after (``7,13``), or
+``hybrid:7,13``, pipelined for two thirds of the iterations; ``@RATE`` sets another learning rate. Each finished run is
+a line of the results file and is not made again: stop the experiment at any time, and start it again to go on. Initial
+weights, the order of the samples and their augmentation follow from the seed and are the same in all variants.
+
+Source: stale weights (Zhang, Abdelrahman 2021), 5 (simulated implementation), 6.2 to 6.4, appendix A.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import torch
+from mpi4py import MPI
+
+from distconv.cli import Parser, ended
+from distconv.errors import DataError
+from distconv.jobs.images.samples import ImageSamples
+from distconv.jobs.training.options import positive, seed
+from distconv.jobs.training.report import picture
+from distconv.layers.models import MODELS
+from distconv.pipeline import split
+
+from .picture import draw
+from .recipes import MOMENTUM, RECIPES, Variant
+from .table import Results, rows_of, table
+from .training import Run, build, held_out, train
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Make the runs that are missing, print the table, draw the picture; 2 and one line on bad input."""
+    options = _parser().parse_args(arguments)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return ended("staleness", lambda: _experiment(options), OSError)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _experiment(options: argparse.Namespace) -> None:
+    results = Results(options.results or Path("runs/staleness") / f"{options.network}.jsonl")
+    with closing(ImageSamples(options.data, MPI.COMM_SELF)) as samples:
+        runs = runs_of(options, samples)
+        print(_settings(runs[0]), flush=True)
+        make(runs, results, samples, options.evaluations)
+    rows = rows_of(results, runs)
+    print(table(rows))
+    path = results.path.with_suffix(".png")
+    print(picture(path, lambda: draw(path, rows, _settings(runs[0]))))
+
+
+def runs_of(options: argparse.Namespace, samples: ImageSamples) -> list[Run]:
+    """All runs asked for: every variant of the first seed, then of the next.
+
+    Raises
+    ------
+    DataError
+        If the images are too small for the network.
+    VariantError
+        If a variant is not written as one.
+    """
+    recipe, least = RECIPES[options.network], MODELS[options.network].sample[1:]
+    iterations = options.iterations or recipe.iterations
+    schedule = options.schedule or iterations
+    if schedule < iterations:
+        raise DataError(f"--schedule {schedule}: the rate cannot fall over fewer than the {iterations} iterations made")
+    if any(extent < needed for extent, needed in zip(samples.extents[1:], least, strict=True)):
+        raise DataError(f"{options.data}: images of {samples.extents}, but {options.network} needs {least} or more")
+    counts = {group: len(samples.groups[group].labels) if group in samples.groups else 0 for group in ("train", "test")}
+    return [
+        Run(
+            options.network,
+            options.width,
+            str(Variant.parse(variant)),
+            each,
+            iterations,
+            schedule,
+            options.batch or recipe.batch,
+            options.data.resolve().name,
+            **counts,
+        )
+        for each in options.seeds
+        for variant in options.variants or recipe.variants
+    ]
+
+
+def make(runs: Sequence[Run], results: Results, samples: ImageSamples, evaluations: int) -> None:
+    """Train those of ``runs`` that have no results yet; says after each what it came to and how long the rest takes."""
+    missing = [run for run in dict.fromkeys(runs) if results.of(run) is None]
+    for run in {run.variant: run for run in missing}.values():
+        split(build(run, samples), Variant.parse(run.variant).placement)  # refuses what does not exist: now, not later
+    print(f"{len(missing)} of {len(runs)} runs are to be made")
+    test = held_out(samples)
+    seconds: list[float] = []
+    for run in missing:
+        result = train(run, samples, test, evaluations)
+        results.add(run, result)
+        seconds.append(result["seconds"])
+        rest = statistics.mean(seconds) * (len(missing) - len(seconds)) / 60
+        end = f", DIVERGED at iteration {result['diverged_at']}" if result["diverged_at"] else ""
+        print(
+            f"seed {run.seed}, {run.variant}: {100 * result['accuracy']:.2f} % after {result['seconds']:.0f} s{end}; "
+            f"about {rest:.0f} min for the others",
+            flush=True,
+        )
+
+
+def _settings(run: Run) -> str:
+    recipe = RECIPES[run.network]
+    return (
+        f"{run.network}{f' of width {run.width}' if run.width else ''} on {run.data} ({run.train} images, {run.test} "
+        f"to test), {run.iterations} iterations (the paper: {recipe.paper_iterations}) of {run.batch},\n"
+        f"SGD, momentum {MOMENTUM:g}{' (Nesterov)' if recipe.nesterov else ''}, weight decay {recipe.weight_decay:g}, "
+        f"rate {recipe.rate:g}, pipelined {recipe.pipelined_rate:g}, falls {recipe.falls_in_words} of {run.schedule}, "
+        f"augmentation: {recipe.augment or 'none'}"
+    )
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="staleness", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("network", choices=RECIPES)
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="PATH", help="folder of MNIST or CIFAR-10, or an HDF5 file"
+    )
+    parser.add_argument("--results", type=Path, metavar="FILE", help="default: runs/staleness/NETWORK.jsonl")
+    parser.add_argument("--variants", nargs="+", metavar="VARIANT", help="default: those of the recipe")
+    parser.add_argument("--seeds", type=seed, nargs="+", default=[0, 1, 2], metavar="N", help="default: 0 1 2")
+    parser.add_argument("--iterations", type=positive, metavar="N", help="default: the recipe's")
+    parser.add_argument(
+        "--schedule", type=positive, metavar="N", help="iterations over which the rate falls (default: those made)"
+    )
+    parser.add_argument("--batch", type=positive, metavar="N", help="default: the recipe's")
+    parser.add_argument("--width", type=positive, metavar="N", help="channels of the model (default: its own)")
+    parser.add_argument(
+        "--evaluations", type=positive, default=6, metavar="N", help="on the test images in a run (default: 6)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

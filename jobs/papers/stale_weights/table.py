@@ -1,0 +1,118 @@
+"""The results of a staleness experiment: a file of finished runs, and the table that sums them up."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from .training import Run
+
+BASELINE = "nonpipelined"
+
+
+class Results:
+    """Finished runs in a file of JSON lines; a line that a killed process left unfinished does not count."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self._found = path, []
+        for text in path.read_text().splitlines() if path.exists() else []:
+            try:
+                self._found.append(json.loads(text))
+            except ValueError:
+                continue
+
+    def of(self, run: Run) -> dict[str, Any] | None:
+        """What this very run came to, None if it has not been made."""
+        wanted = asdict(run)
+        return next((line["result"] for line in self._found if line["run"] == wanted), None)
+
+    def add(self, run: Run, result: dict[str, Any]) -> None:
+        """Add a line, and have it on the disk."""
+        self._found.append({"run": asdict(run), "result": result})
+        with self.path.open("a+b") as file:
+            # After an unfinished line a new one begins.
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            start = b"" if file.read() in (b"", b"\n") else b"\n"
+            file.write(start + json.dumps(self._found[-1]).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+@dataclass(frozen=True)
+class Row:
+    """A variant with the results of its finished runs by seed, and the baseline's."""
+
+    variant: str
+    results: dict[int, dict[str, Any]]
+    baseline: dict[int, dict[str, Any]]
+
+    @property
+    def mean(self) -> float:
+        """Mean test accuracy over seeds."""
+        accuracies: list[float] = [result["accuracy"] for result in self.results.values()]
+        return statistics.mean(accuracies)
+
+    @property
+    def error(self) -> float | None:
+        """Its standard error; None with one seed."""
+        return standard_error([result["accuracy"] for result in self.results.values()])
+
+    @property
+    def stale_share(self) -> float:
+        """Fraction of the weights that are stale."""
+        share: float = next(iter(self.results.values()))["stale_share"]
+        return share
+
+    @property
+    def drops(self) -> list[float]:
+        """The baseline's accuracy minus this variant's, for each seed (the same initial weights and data) of both."""
+        return [
+            self.baseline[seed]["accuracy"] - result["accuracy"]
+            for seed, result in self.results.items()
+            if seed in self.baseline
+        ]
+
+    def curve(self) -> list[tuple[int, float]]:
+        """Iteration and mean accuracy over the seeds that got so far."""
+        points: dict[int, list[float]] = {}
+        for result in self.results.values():
+            for iteration, accuracy, _ in result["curve"]:
+                points.setdefault(iteration, []).append(accuracy)
+        return [(iteration, statistics.mean(values)) for iteration, values in sorted(points.items())]
+
+
+def rows_of(results: Results, runs: Iterable[Run]) -> list[Row]:
+    """A row for each variant that has finished runs among ``runs``, in their order."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for run in runs:
+        result = results.of(run)
+        if result is not None:
+            found.setdefault(run.variant, {})[run.seed] = result
+    return [Row(variant, by_seed, found.get(BASELINE, {})) for variant, by_seed in found.items()]
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """Of the mean; None for fewer than two values."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None
+
+
+def table(rows: Iterable[Row]) -> str:
+    """A Markdown table, all in per cent. The drop is paired: seed by seed."""
+    lines = ["| variant | stale weights | test accuracy | drop | diverged |", "|---|---|---|---|---|"]
+    for row in rows:
+        accuracy = f"{_with_error(row.mean, row.error)} (n={len(row.results)})"
+        drop = _with_error(statistics.mean(row.drops), standard_error(row.drops)) if row.drops else ""
+        diverged = sum(result["diverged_at"] is not None for result in row.results.values())
+        lines.append(f"| {row.variant} | {100 * row.stale_share:.2f} | {accuracy} | {drop} | {diverged} |")
+    return "\n".join(lines)
+
+
+def _with_error(mean: float, error: float | None) -> str:
+    return f"{100 * mean:.2f}" + (f" +- {100 * error:.2f}" if error is not None else "")

@@ -1,0 +1,166 @@
+"""One run of the staleness experiment: a network trained in one variant from one seed, in one process."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from distconv.errors import DataError
+from distconv.grid import ProcessGrid
+from distconv.jobs.images.samples import ImageSamples
+from distconv.jobs.training.training import set_rate
+from distconv.layers.models import MODELS
+from distconv.pipeline import schedule
+from distconv.pipeline.reference.serial import SerialPipeline
+from distconv.pipeline.schedules.memory import stale_fraction
+from distconv.pipeline.splitting.split import split
+
+from .recipes import MOMENTUM, RECIPES, Variant
+
+TEST_BATCH = 500
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+"""Images (N, C, H, W), channels last in memory (a third faster in ResNet-20), and labels (N)."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the numbers of a run depend on, besides the code; ``train`` and ``test`` count the images.
+
+    ``schedule``: the iterations over which the learning rate falls.
+    """
+
+    network: str
+    width: int | None
+    variant: str
+    seed: int
+    iterations: int
+    schedule: int
+    batch: int
+    data: str
+    train: int
+    test: int
+
+
+def train(run: Run, samples: ImageSamples, test: Sequence[Pair], evaluations: int) -> dict[str, Any]:
+    """Train as ``run`` says; returns the test accuracy at the end, the share of stale weights, the curve, the time.
+
+    ``curve`` has (iteration, test accuracy, mean loss of the mini-batches done since the point before) at
+    ``evaluations`` evenly spaced iterations. A run whose loss is not finite ends there: ``diverged_at`` says when.
+    """
+    begin = time.perf_counter()
+    model = build(run, samples)
+    variant = Variant.parse(run.variant)
+    stages = split(model, variant.placement) if variant.placement else [model]
+    curve: list[tuple[int, float, float]] = []
+    seen, diverged_at = 0, None
+    for iteration, pipe in iterations_of(run, variant, stages, samples):
+        if pipe.losses and not math.isfinite(pipe.losses[-1][1]):
+            diverged_at = iteration
+            break
+        if iteration * evaluations // run.iterations > len(curve):
+            losses = [loss for _, loss in pipe.losses[seen:]]
+            seen += len(losses)
+            curve.append((iteration, accuracy(model, test), sum(losses) / max(1, len(losses))))
+    return {
+        "accuracy": curve[-1][1] if diverged_at is None else accuracy(model, test),
+        "stale_share": stale_share(stages),
+        "diverged_at": diverged_at,
+        "curve": curve,
+        "seconds": time.perf_counter() - begin,
+    }
+
+
+def iterations_of(
+    run: Run, variant: Variant, stages: list[nn.Module], samples: ImageSamples
+) -> Iterator[tuple[int, SerialPipeline]]:
+    """Train; yields how many iterations have been made, after each. The pipeline is empty after the last one."""
+    recipe, pipe, pipelined = RECIPES[run.network], pipeline(run, stages), variant.pipelined(run.iterations)
+    with closing(batches(run, samples)) as data:
+        for iteration in range(run.iterations):
+            if variant.hybrid and iteration == pipelined:
+                pipe.switch("gpipe")
+            for optimizer in filter(None, pipe.optimizers):
+                set_rate(optimizer, recipe.rate_of(variant, iteration, run.iterations, run.schedule))
+            pipe.step(*next(data))
+            if iteration + 1 == run.iterations:
+                pipe.drain()
+            yield iteration + 1, pipe
+
+
+def build(run: Run, samples: ImageSamples) -> nn.Module:
+    """The network with weights that follow from the seed."""
+    torch.manual_seed(run.seed)
+    sizes = {"in_channels": samples.extents[0], "classes": samples.classes}
+    if run.width is not None:
+        sizes["width"] = run.width
+    return MODELS[run.network](**sizes).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
+
+
+def pipeline(run: Run, stages: list[nn.Module]) -> SerialPipeline:
+    """The stages trained with stale weights; a single one as without a pipeline."""
+    recipe = RECIPES[run.network]
+
+    def optimizer(params: Any) -> torch.optim.Optimizer:
+        return torch.optim.SGD(
+            params, recipe.rate, MOMENTUM, weight_decay=recipe.weight_decay, nesterov=recipe.nesterov
+        )
+
+    return SerialPipeline(stages, F.cross_entropy, optimizer, "stale" if len(stages) > 1 else "gpipe")
+
+
+def batches(run: Run, samples: ImageSamples) -> Generator[Pair]:
+    """Mini-batches without end; order and augmentation follow from the seed."""
+    loader = samples.loader(
+        "train",
+        ProcessGrid(samples.comm),
+        run.batch,
+        seed=run.seed,
+        shuffle=True,
+        augment=RECIPES[run.network].augment,
+        drop_last=True,
+    )
+    for epoch in count():
+        yield from map(_pair, loader.epoch(epoch))
+
+
+def held_out(samples: ImageSamples) -> list[Pair]:
+    """All test images.
+
+    Raises
+    ------
+    DataError
+        If there are none.
+    """
+    if "test" not in samples.groups:
+        raise DataError(f"{samples.groups['train'].source.path} has no test images; put them beside it")
+    return [_pair(batch) for batch in samples.loader("test", ProcessGrid(samples.comm), TEST_BATCH).epoch(0)]
+
+
+def _pair(batch: Any) -> Pair:
+    images, labels = batch.tensors
+    return images.local.contiguous(memory_format=torch.channels_last), labels.local
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, test: Sequence[Pair]) -> float:
+    """Share of the test images that the newest weights classify correctly."""
+    model.eval()
+    correct = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in test)
+    model.train()
+    return correct / sum(len(labels) for _, labels in test)
+
+
+def stale_share(stages: Sequence[nn.Module]) -> float:
+    """The paper's percentage of stale weights (4.1) as a fraction: those on all stages but the last."""
+    weights = [sum(p.numel() for p in stage.parameters()) for stage in stages]
+    return stale_fraction(schedule("stale", len(stages), 4 * len(stages)), weights)

@@ -1,0 +1,123 @@
+"""What the commands that plan have in common: options that name a network and a machine, and work on rank 0 alone."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from mpi4py import MPI
+
+from distconv.errors import DataError, DistconvError
+from distconv.jobs.training.model_factory import build_model
+from distconv.jobs.training.options import positive
+from distconv.jobs.verification.exactness import wait_asleep
+from distconv.layers.models import MODELS
+from distconv.perfmodel.graph.graph import LayerGraph
+from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.machine.machine import built_in
+from distconv.perfmodel.machine.units import UNITS, parsed
+
+T = TypeVar("T")
+
+
+def add_network_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """The network and its mini-batch."""
+    parser.add_argument(
+        "--model",
+        required=required,
+        metavar="NAME",
+        help=f"{', '.join(MODELS)}; or your own as package.module:factory",
+    )
+    parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
+    parser.add_argument("--classes", type=positive, help="what the model predicts (default: the model's own)")
+    parser.add_argument(
+        "--input", type=extents, required=required, metavar="C,H,W", help="extents of one sample, channels first"
+    )
+    parser.add_argument("--batch", type=positive, required=required, metavar="N", help="samples per step")
+
+
+def add_machine_argument(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """The machine that predictions are for."""
+    parser.add_argument(
+        "--machine",
+        required=required,
+        metavar="NAME|FILE",
+        help=f"{', '.join(built_in())}, or a file such as ./mine.yaml",
+    )
+
+
+def extents(text: str) -> tuple[int, ...]:
+    """Extents as they are written, ``3,224,224``."""
+    try:
+        return tuple(positive(word) for word in text.split(","))
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not the extents of a sample, channels first, such as 3,224,224"
+        ) from None
+
+
+def quantity(kind: str) -> Callable[[str], float]:
+    """What reads a quantity of a kind of ``UNITS`` with its unit, such as ``16GB``, into base units."""
+
+    def read(text: str) -> float:
+        found = parsed(text, kind)
+        if found is None:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {kind} (units: {', '.join(UNITS[kind])})")
+        return found
+
+    return read
+
+
+def traced(options: argparse.Namespace) -> LayerGraph:
+    """The graph of the network that :func:`add_network_arguments` asked for.
+
+    Raises
+    ------
+    ModelError, TraceError
+        If there is no such network, or it does not take such samples.
+    """
+    channels, *_ = options.input
+    model = build_model(
+        options.model, MPI.COMM_SELF, seed=0, in_channels=channels, classes=options.classes, width=options.width
+    )
+    return trace(model, (options.batch, *options.input))
+
+
+def on_rank_0(comm: MPI.Intracomm, attempt: Callable[[], T]) -> T:
+    """:func:`on_first_ranks` of rank 0 alone. Collective."""
+    return on_first_ranks(comm, 1, attempt)
+
+
+def on_first_ranks(comm: MPI.Intracomm, ranks: int, attempt: Callable[[], T]) -> T:
+    """What ``attempt``, made by the first ``ranks``, returns on rank 0, on all; the others sleep meanwhile. Collective.
+
+    Raises
+    ------
+    DistconvError
+        On all ranks with the same text, if ``attempt`` raises it or an OSError.
+    """
+    result, failed = None, ""
+    if comm.rank < ranks:
+        try:
+            result = attempt()
+        except (DistconvError, OSError) as error:
+            failed = str(error) or type(error).__name__
+    wait_asleep(comm)
+    for text in comm.allgather(failed):
+        if text:
+            raise DistconvError(text)
+    found: T = comm.bcast(result)
+    return found
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Raise DataError if no file can be written at ``path``: before hours of work, not after."""
+    if path.is_dir():
+        raise DataError(f"{option} {path}: that is a folder; name a file")
+    if not path.parent.is_dir():
+        raise DataError(f"{option} {path}: there is no folder {path.parent}; make it first")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise DataError(f"{option} {path}: no permission to write there")

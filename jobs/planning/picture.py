@@ -1,0 +1,127 @@
+"""Pictures of plans: which layer is split how, where its time goes, and predicted step times over numbers of ranks."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distconv.arrangement import AXES
+from distconv.errors import DataError
+from distconv.jobs.bench.comparison import deviation
+from distconv.perfmodel.cost.evaluation import Prediction
+from distconv.perfmodel.strategy.selection import Strategy
+
+from .report import FIGURES
+from .strong_scaling import Curves, Point
+
+MOST_NAMES = 90
+"""More layers than this stay without their names."""
+
+STYLES = {"planned": ("tab:blue", "o"), "pure sample": ("tab:orange", "s"), "pure spatial": ("tab:green", "^")}
+"""Colour and marker of each kind of parallelism."""
+
+
+def check_format(path: Path) -> None:
+    """Raise DataError if no picture can be drawn at ``path``: no matplotlib, or it does not know the format."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError:
+        raise DataError(f"--plot {path} needs matplotlib: pip install 'distconv[plot]'") from None
+    known = sorted(FigureCanvasAgg.get_supported_filetypes())
+    if path.suffix[1:].lower() not in known:
+        raise DataError(f"--plot {path}: not a picture that can be drawn; its name ends in one of {', '.join(known)}")
+
+
+def draw(path: Path, strategy: Strategy, curves: Curves, memory: float, title: str) -> None:
+    """Write the picture of a strategy: layers and axes, stacked times of each layer, strong scaling."""
+    figure = _figure((14.0, 10.0), title)
+    grid = figure.add_gridspec(3, 1, height_ratios=[1.0, 1.6, 2.2])
+    splits = figure.add_subplot(grid[0])
+    times = figure.add_subplot(grid[1], sharex=splits)
+    _draw_splits(splits, strategy.prediction)
+    _draw_times(times, strategy.prediction)
+    draw_scaling(figure.add_subplot(grid[2]), curves, memory)
+    figure.savefig(path, dpi=110)
+
+
+def draw_measured(
+    path: Path, curves: Curves, measured: Mapping[str, Mapping[int, Sequence[float]]], title: str
+) -> None:
+    """Write the picture of predicted step times with ``measured`` ones (seconds of each round) among them."""
+    figure = _figure((9.0, 6.0), title)
+    axis = figure.add_subplot()
+    draw_scaling(axis, curves, math.inf)
+    for name, found in measured.items():
+        colour, marker = STYLES[name]
+        mean, spread = ([1e3 * f(times) for times in found.values()] for f in (statistics.fmean, deviation))
+        axis.errorbar(list(found), mean, spread, fmt=marker, color=colour, markersize=9, label=f"{name}, measured")
+    axis.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def _figure(size: tuple[float, float], title: str) -> Any:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=size, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    return figure
+
+
+def _draw_splits(axis: Any, prediction: Prediction) -> None:
+    layers = list(prediction.layers.values())
+    used = [name for name in AXES if any(layer.parts.get(name, 1) > 1 for layer in layers)] or ["n"]
+    parts = np.array([[layer.parts.get(name, 1) for layer in layers] for name in used])
+    axis.imshow(np.log2(parts), aspect="auto", cmap="Blues", vmin=0, vmax=max(1.0, 1.4 * np.log2(parts.max())))
+    for (row, column), number in np.ndenumerate(parts):
+        if number > 1 and len(layers) <= MOST_NAMES:
+            axis.text(column, row, str(number), ha="center", va="center", fontsize=7)
+    axis.set_yticks(range(len(used)), used)
+    axis.set_title("parts along each axis", fontsize=9)
+    axis.tick_params(labelbottom=False)
+
+
+def _draw_times(axis: Any, prediction: Prediction) -> None:
+    layers = list(prediction.layers.values())
+    below = np.zeros(len(layers))
+    for head, figure in FIGURES.items():
+        times = np.array([1e3 * getattr(layer, figure) for layer in layers])
+        axis.bar(range(len(layers)), times, bottom=below, width=0.85, label=head)
+        below += times
+    axis.set(ylabel="ms, nothing hidden")
+    axis.legend(fontsize=7, ncols=len(FIGURES))
+    if len(layers) <= MOST_NAMES:
+        axis.set_xticks(range(len(layers)), list(prediction.layers), rotation=90, fontsize=6)
+
+
+def draw_scaling(axis: Any, curves: Curves, memory: float) -> None:
+    """Predicted times over ranks; what does not fit into ``memory`` bytes per rank is a hollow marker."""
+    for name, points in curves.items():
+        colour, marker = STYLES[name]
+        times = [1e3 * point.time for point in points.values()]
+        axis.plot(list(points), times, color=colour, linewidth=1.0, label=f"{name}, predicted")
+        for ranks, point in points.items():
+            axis.plot(ranks, 1e3 * point.time, marker, color=colour, markersize=5, fillstyle=_fill(point, memory))
+    _draw_ideal(axis, curves["planned"])
+    axis.set(xscale="log", yscale="log", xlabel="ranks", ylabel="ms per step")
+    axis.set_xticks(list(curves["planned"]), list(map(str, curves["planned"])))
+    axis.set_xticks([], minor=True)
+    axis.set_title("strong scaling" + (" (hollow: does not fit)" if memory < math.inf else ""), fontsize=9)
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8)
+
+
+def _fill(point: Point, memory: float) -> str:
+    return "full" if point.memory <= memory else "none"
+
+
+def _draw_ideal(axis: Any, planned: Mapping[int, Point]) -> None:
+    first = min(planned)
+    ideal = [1e3 * planned[first].time * first / ranks for ranks in planned]
+    axis.plot(list(planned), ideal, "--", color="0.7", linewidth=0.8, label="ideal")

@@ -1,0 +1,81 @@
+"""What ``distconv plan`` prints besides the strategy's own reasons: times of pure parallelism, and what to do next."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+
+from distconv.jobs.mesh.recipe import CHANNELS
+from distconv.layers.models import MESH_MODELS
+from distconv.perfmodel.cost.evaluation import Prediction
+from distconv.perfmodel.graph.graph import LayerGraph
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.strategy.selection import Strategy
+from distconv.plan import written
+
+FIGURES = {
+    "FP": "fp",
+    "BPx": "bpx",
+    "BPw": "bpw",
+    "BPa": "bpa",
+    "halo": "halo",
+    "sync": "sync",
+    "shuffle": "shuffle",
+    "update": "update",
+}
+"""Names of predicted times and where a prediction has them."""
+
+
+def heading(options: argparse.Namespace, graph: LayerGraph, machine: Machine, memory: float) -> str:
+    """What is planned, for what."""
+    return (
+        f"{options.model}: {options.batch} samples of {' x '.join(map(str, options.input))}, "
+        f"{graph.operations[0].x.dtype}, {len(graph.deciding)} convolution and linear layers, on {options.ranks} ranks "
+        f"of {machine.name} ({machine.ranks_per_node} per node) with at most {memory / 1e9:.4g} GB each"
+    )
+
+
+def totals(strategy: Strategy) -> Iterator[str]:
+    """Sums over all layers, before anything is hidden, for the plan and for pure parallelism; bound and gap."""
+    heads = "".join(f" {head:>10}" for head in (*FIGURES, "hidden", "step"))
+    yield f"  {'ms of all layers':<24}{heads}  GB per rank"
+    yield _total("this plan", strategy.prediction)
+    for name, alone in strategy.uniform.items():
+        if alone is None:
+            yield f"  pure {name:<19}   not possible"
+        else:
+            yield _total(f"pure {name}, {written(next(iter(alone.layers.values())).parts)}", alone)
+    yield f"  no plan over these candidates takes less than {1e3 * strategy.bound:.3f} ms: {_gap(strategy)}"
+
+
+def _total(name: str, prediction: Prediction) -> str:
+    sums = {figure: sum(getattr(layer, figure) for layer in prediction.layers.values()) for figure in FIGURES.values()}
+    shown = "".join(f" {1e3 * value:>10.3f}" for value in (*sums.values(), prediction.hidden, prediction.time))
+    return f"  {name:<24}{shown}  {prediction.memory / 1e9:>11.4g}"
+
+
+def _gap(strategy: Strategy) -> str:
+    if strategy.bound <= 0:
+        return "nothing is proven"
+    return f"gap {strategy.gap:.2%}{', the best' if strategy.optimal else ''}"
+
+
+def layers(prediction: Prediction) -> Iterator[str]:
+    """A line for each layer with all that inherits its distribution."""
+    width = max(map(len, prediction.layers))
+    yield f"  {'ms of each layer':<{width}} {'distribution':<18}{''.join(f' {head:>10}' for head in FIGURES)}"
+    for name, layer in prediction.layers.items():
+        times = "".join(f" {1e3 * getattr(layer, figure):>10.3f}" for figure in FIGURES.values())
+        yield f"  {name:<{width}} {written(layer.parts):<18}{times}"
+
+
+def training(options: argparse.Namespace, graph: LayerGraph) -> str:
+    """The command, or the line of Python, that trains with the plan."""
+    width = f" --width {options.width}" if options.width else ""
+    rest = f"--model {options.model}{width} --batch {options.batch} --plan {options.out}"
+    mesh = options.model in MESH_MODELS
+    if mesh and options.input[0] == len(CHANNELS) and not options.classes:
+        return f"mpiexec -n {options.ranks} distconv train mesh --data PATH {rest}"
+    if not mesh and len(graph.operations[-1].y.shape) == 2:
+        return f"mpiexec -n {options.ranks} distconv train classify --data PATH {rest}"
+    return f"dc.parallelize(model, dc.Plan.load({str(options.out)!r})) on {options.ranks} ranks"

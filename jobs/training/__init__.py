@@ -1,0 +1,13 @@
+"""What all training jobs share.
+
+::
+
+    model_factory      A model by its name: one of the reference models
+    options            Command-line options that all training jobs share, and what they become
+    pipeline_options   Command-line options of training as a pipeline, and what they come to for a number of ranks
+    pipeline_stages    Where a model is cut into the stages of a pipeline
+    pipeline_training  Training of a model as a pipeline over ranks, with the settings
+    report             What a training run leaves behind besides its checkpoints
+    run                The run of a training job: its folder, where it starts, and the loop with progress
+    training           Training of any model over ranks
+"""

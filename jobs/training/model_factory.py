@@ -1,0 +1,125 @@
+"""A model by its name: one of the reference models, or ``package.module:factory`` of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from mpi4py import MPI
+
+from distconv.communication.agreement import together
+from distconv.errors import DistconvError
+from distconv.layers.models import MODELS
+
+T = TypeVar("T")
+
+CLASSIFIERS = tuple(name for name, model in MODELS.items() if model.predicts == "class")
+"""The reference models that predict a class for each sample."""
+
+
+class ModelError(DistconvError, ValueError):
+    """A model that does not exist, cannot be imported or built, or does not suit the task."""
+
+
+def build_classifier(
+    name: str, comm: MPI.Intracomm, *, seed: int, in_channels: int, classes: int, width: int | None = None
+) -> torch.nn.Module:
+    """As :func:`build_model`, of the reference models only the ``CLASSIFIERS``. Collective."""
+    return together(comm, lambda: _built(name, "classifier", seed, in_channels, classes, width), ModelError)
+
+
+def build_model(
+    name: str, comm: MPI.Intracomm, *, seed: int, in_channels: int, classes: int | None = None, width: int | None = None
+) -> torch.nn.Module:
+    """A new model with weights that follow from the seed alone. Collective.
+
+    Its factory is called with those of ``in_channels``, ``classes`` (or ``num_classes``) and ``width`` that it takes
+    and that are not None. The current directory is searched for modules too.
+
+    Raises
+    ------
+    ModelError
+        On all ranks, in one line, if there is no such model, it cannot be imported or built, or is no nn.Module.
+    """
+    return together(comm, lambda: _built(name, "model", seed, in_channels, classes, width), ModelError)
+
+
+def _built(
+    name: str, kind: str, seed: int, in_channels: int, classes: int | None, width: int | None
+) -> torch.nn.Module:
+    factory = _factory(name, kind)
+    arguments = _arguments(name, factory, in_channels, classes, width)
+    torch.manual_seed(seed)
+    model = _guarded(name, lambda: factory(**arguments))
+    if not isinstance(model, torch.nn.Module):
+        raise ModelError(f"--model {name} returned {type(model).__name__}; it must return a torch.nn.Module")
+    return model
+
+
+def _factory(name: str, kind: str) -> Callable[..., Any]:
+    if ":" not in name:
+        known = CLASSIFIERS if kind == "classifier" else tuple(MODELS)
+        if name not in known:
+            raise ModelError(
+                f"--model {name}: there is no such {kind}; there are {', '.join(known)}, or your own as "
+                "package.module:factory"
+            )
+        return MODELS[name].factory
+    module, _, attribute = name.partition(":")
+    found: Any = _module(name, module)
+    if not hasattr(found, attribute):
+        raise ModelError(f"--model {name}: {getattr(found, '__file__', module)} has no {attribute!r}")
+    factory = getattr(found, attribute)
+    if not callable(factory):
+        raise ModelError(f"--model {name}: {attribute!r} is {type(factory).__name__}; it must be a class or a function")
+    return factory  # type: ignore[no-any-return]
+
+
+def _module(name: str, module: str) -> Any:
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+    def load() -> Any:
+        try:
+            return importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+                raise ModelError(
+                    f"--model {name}: there is no module {error.name!r} in {os.getcwd()} or on Python's path"
+                ) from error
+            raise
+
+    return _guarded(name, load)
+
+
+def _arguments(
+    name: str, factory: Callable[..., Any], in_channels: int, classes: int | None, width: int | None
+) -> dict[str, int]:
+    try:
+        taken = set(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):  # no Python function
+        taken = set()
+    if width is not None and "width" not in taken:
+        raise ModelError(f"--width {width}: the model {name} takes no width")
+    offered = {"in_channels": in_channels, "width": width, "classes": classes, "num_classes": classes}
+    return {key: value for key, value in offered.items() if key in taken and value is not None}
+
+
+def _guarded(name: str, call: Callable[[], T]) -> T:
+    """Call the user's code; whatever it raises becomes one line that says where."""
+    try:
+        return call()
+    except ModelError:
+        raise
+    except (Exception, SystemExit) as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        text = " ".join(str(error).split())
+        raise ModelError(
+            f"--model {name}: {type(error).__name__}: {text} ({frame.filename}, line {frame.lineno})"
+        ) from error

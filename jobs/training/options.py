@@ -1,0 +1,134 @@
+"""Command-line options that all training jobs share, and what they become: a grid or a plan, a device, settings."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import fields
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from mpi4py import MPI
+
+from distconv.arrangement import parse_grid
+from distconv.communication.agreement import together
+from distconv.errors import GridError
+from distconv.grid import ProcessGrid
+from distconv.plan import Plan
+
+from .training import Settings
+
+S = TypeVar("S", bound=Settings)
+
+
+def add_training_arguments(
+    parser: argparse.ArgumentParser, defaults: Settings, out: str
+) -> argparse._MutuallyExclusiveGroup:
+    """Everything but the data, the model's name and the augmentation; returns the ways to share the work over ranks."""
+    parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("--grid", type=grid_extents, metavar="n=2,h=2", help="default: ranks along n, the rest along h")
+    place.add_argument("--plan", metavar="PLAN.json", help="a file that says which layer is on which grid")
+    parser.add_argument(
+        "--batch", type=positive, default=defaults.batch, help="samples per step (default: %(default)s)"
+    )
+    parser.add_argument("--epochs", type=positive, default=defaults.epochs, help="default: %(default)s")
+    parser.add_argument("--steps", type=positive, help="number of steps, in place of --epochs")
+    parser.add_argument("--optimizer", choices=("sgd", "adam"), default=defaults.optimizer, help="default: %(default)s")
+    parser.add_argument(
+        "--lr", type=positive_float, default=defaults.lr, help="peak learning rate (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--momentum", type=not_negative, default=defaults.momentum, help="of sgd (default: %(default)s)"
+    )
+    parser.add_argument("--weight-decay", type=not_negative, default=defaults.weight_decay, help="default: %(default)s")
+    parser.add_argument("--dtype", choices=("float32", "float64"), default=defaults.dtype, help="default: %(default)s")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--seed", type=seed, default=defaults.seed, help="default: %(default)s")
+    parser.add_argument("--drop-last", action="store_true", help="leave out an epoch's last batch if it is smaller")
+    parser.add_argument("--out", type=Path, default=Path(out), metavar="DIR", help="default: %(default)s")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    parser.add_argument(
+        "--checkpoint-every", type=int, default=200, metavar="STEPS", help="0: never (default: %(default)s)"
+    )
+    return place
+
+
+def grid_extents(text: str) -> dict[str, int]:
+    """A grid as it is written, ``n=2,h=2``."""
+    try:
+        return parse_grid(text)
+    except GridError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def positive(text: str) -> int:
+    """A whole number above zero."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
+    return int(text)
+
+
+def seed(text: str) -> int:
+    """A whole number from zero on."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
+def positive_float(text: str) -> float:
+    """A finite number above zero."""
+    if not _number(text) > 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
+    return _number(text)
+
+
+def not_negative(text: str) -> float:
+    """A finite number from zero on."""
+    if not _number(text) >= 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return _number(text)
+
+
+def _number(text: str) -> float:
+    """The number, or NaN if it is none or infinite."""
+    try:
+        value = float(text)
+    except ValueError:
+        return math.nan
+    return value if math.isfinite(value) else math.nan
+
+
+def settings_of(options: argparse.Namespace, kind: type[S]) -> S:
+    """The settings among the options."""
+    return kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
+
+
+def place_of(options: argparse.Namespace, comm: MPI.Intracomm) -> ProcessGrid | Plan:
+    """The plan or the grid that was asked for, or a grid that suits the batch. Collective."""
+    if options.plan is not None:
+        return Plan.load(options.plan, comm)
+    return ProcessGrid(comm, **(options.grid or default_grid(comm.size, options.batch)))
+
+
+def default_grid(ranks: int, batch: int) -> dict[str, int]:
+    """Ranks along n as far as they divide the batch, the others along h."""
+    along_n = math.gcd(ranks, batch)
+    return {"n": along_n, "h": ranks // along_n}
+
+
+def device_for(name: str, comm: MPI.Intracomm) -> str:
+    """The device of this rank: ranks on a node take its GPUs in turn. Collective."""
+
+    def find() -> str:
+        if name == "cuda":
+            if not torch.cuda.is_available():
+                raise GridError(f"--device {name}: this machine has no CUDA device; use --device cpu")
+            node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+            name_here = f"cuda:{node.rank % torch.cuda.device_count()}"
+            node.Free()
+            return name_here
+        return str(torch.device(name))
+
+    return together(comm, find, GridError)

@@ -1,0 +1,168 @@
+"""Command-line options of training as a pipeline, and what they come to for a number of ranks."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import Any
+
+from distconv.pipeline import FAMILIES, ScheduleError, schedule
+from distconv.pipeline.reference.serial import WEIGHTS
+from distconv.pipeline.runtime.pipeline import BATCH_NORM
+from distconv.pipeline.runtime.placement import Placement
+from distconv.pipeline.schedules.registry import per_stage_replicas
+
+from .options import positive
+
+REFINEMENTS = (
+    "stages",
+    "ppv",
+    "microbatches",
+    "replicas",
+    "weights",
+    "vertical_sync",
+    "batch_norm",
+    "switch_after",
+)
+"""Options that mean nothing without ``--pipeline``."""
+
+
+@dataclass(frozen=True)
+class Pipelining:
+    """How a model is trained as a pipeline: its schedule, and ``replicas`` of each stage, one rank each.
+
+    ``ppv``: the layers behind which it is cut (stale weights, 4.1); None: into parts of about equal time. Each stage
+    has ``chunks`` parts. From step ``switch_after`` on, counted from 0, the mini-batches pass one by one (None: never).
+    """
+
+    schedule: str
+    replicas: tuple[int, ...]
+    chunks: int
+    ppv: tuple[int, ...] | None
+    microbatches: int
+    weights: str | None
+    vertical_sync: bool
+    batch_norm: str
+    switch_after: int | None
+
+    @property
+    def stages(self) -> int:
+        """Number of stages."""
+        return len(self.replicas)
+
+    @property
+    def part_replicas(self) -> list[int]:
+        """Ranks that share the work of each part of the model."""
+        return list(self.replicas) * self.chunks
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What only some schedules take."""
+        return {"vertical_sync": True} if self.vertical_sync else {}
+
+
+def add_pipeline_arguments(parser: argparse.ArgumentParser, place: argparse._MutuallyExclusiveGroup) -> None:
+    """``--pipeline`` among the ways to share the work, and what goes with it in a group of the help."""
+    place.add_argument(
+        "--pipeline", metavar="SCHEDULE", help=f"train as a pipeline: {', '.join(_runnable())} (docs/pipelines.md)"
+    )
+    group = parser.add_argument_group("pipeline", "what goes with --pipeline")
+    group.add_argument(
+        "--stages", type=positive, metavar="N", help="stages of about equal time (default: as many as ranks allow)"
+    )
+    group.add_argument(
+        "--ppv", type=counts, metavar="3,5,7", help="cut behind these convolution and linear layers, counted from 1"
+    )
+    group.add_argument(
+        "--microbatches",
+        type=positive,
+        metavar="M",
+        help="parts of a mini-batch (default: as many as stages; 1 where each mini-batch updates)",
+    )
+    group.add_argument("--replicas", type=counts, metavar="2,1", help="ranks of each stage (default: 1)")
+    group.add_argument(
+        "--weights",
+        choices=WEIGHTS,
+        help="what backward passes use (default: the schedule's own)",
+    )
+    group.add_argument(
+        "--vertical-sync", action="store_true", default=None, help="one version of the weights in all stages (stash)"
+    )
+    group.add_argument(
+        "--batch-norm",
+        choices=BATCH_NORM,
+        help="running statistics per micro-batch, or per mini-batch (default: micro)",
+    )
+    group.add_argument(
+        "--switch-after", type=positive, metavar="STEP", help="from then on one mini-batch after the other (hybrid)"
+    )
+
+
+def counts(text: str) -> tuple[int, ...]:
+    """Whole numbers above zero with commas."""
+    return tuple(positive(word) for word in text.split(","))
+
+
+def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
+    """The pipeline that the options ask for on so many ranks; None without ``--pipeline``.
+
+    Raises
+    ------
+    ScheduleError
+        If options do not fit each other.
+    GridError
+        If the stages need another number of ranks.
+    """
+    if options.pipeline is None:
+        given = [name for name in REFINEMENTS if getattr(options, name) is not None]
+        if given:
+            raise ScheduleError(f"--{given[0].replace('_', '-')} needs --pipeline SCHEDULE")
+        return None
+    made = schedule(options.pipeline, 1, 1)
+    stages = _stages(options, ranks, made.chunks)
+    replicas = options.replicas or (1,)
+    replicas = per_stage_replicas("--replicas", replicas * stages if len(replicas) == 1 else replicas, stages)
+    Placement(ranks, replicas)
+    if options.switch_after is not None and made.chunks > 1:
+        raise ScheduleError(
+            f"--switch-after: {options.pipeline} has {made.chunks} chunks on each rank and must keep them"
+        )
+    return Pipelining(
+        options.pipeline,
+        replicas,
+        made.chunks,
+        options.ppv,
+        options.microbatches or (1 if made.asynchronous else stages),
+        options.weights,
+        bool(options.vertical_sync),
+        options.batch_norm or "micro",
+        options.switch_after,
+    )
+
+
+def _stages(options: argparse.Namespace, ranks: int, chunks: int) -> int:
+    """As ``--stages``, ``--ppv`` or ``--replicas`` say; else one for each rank, or for as many as replicas."""
+    if options.ppv is not None:
+        parts = len(options.ppv) + 1
+        if options.stages not in (None, parts // chunks) or parts % chunks:
+            wanted = "whole stages" if options.stages is None else f"--stages {options.stages}"
+            raise ScheduleError(
+                f"--ppv {','.join(map(str, options.ppv))} cuts the model into {parts} parts, which are not {wanted} of "
+                f"{chunks} {'part' if chunks == 1 else 'parts'} each"
+            )
+        return parts // chunks
+    if options.stages is not None:
+        return int(options.stages)
+    replicas = options.replicas or (1,)
+    if len(replicas) > 1:
+        return len(replicas)
+    if ranks % replicas[0]:
+        raise ScheduleError(
+            f"--replicas {replicas[0]}: {ranks} ranks are not stages of {replicas[0]} ranks each; start a multiple of "
+            f"{replicas[0]}, or say the replicas of each stage"
+        )
+    return ranks // replicas[0]
+
+
+def _runnable() -> list[str]:
+    return [name for name, family in FAMILIES.items() if not family.concurrent]

@@ -1,0 +1,159 @@
+"""Training of a model as a pipeline over ranks, with the settings, learning rate and checkpoints of any training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from distconv.communication.agreement import together
+from distconv.grid import ProcessGrid
+from distconv.pipeline import Pipeline, SplitError, split
+from distconv.process import watchdog
+from distconv.tensor import DistTensor
+
+from . import training
+from .pipeline_options import Pipelining
+from .pipeline_stages import balanced_cuts
+
+
+class PipelineTrainer(training.Training):
+    """A model in training as a pipeline; ``optimizer`` is that of the whole model, filled for checkpoints alone.
+
+    The model is on ``device`` and computes with the settings' type; ``sample`` is (C, H, W). Every rank gets whole
+    mini-batches, of which its stage reads what it needs.
+    """
+
+    def __init__(
+        self,
+        settings: training.Settings,
+        model: torch.nn.Module,
+        sample: tuple[int, ...],
+        pipelining: Pipelining,
+        comm: MPI.Intracomm,
+        device: str,
+    ) -> None:
+        super().__init__(settings, model, ProcessGrid(comm, r=comm.size), comm, device)
+        self.pipelining = pipelining
+        micro_batch = max(1, settings.batch // pipelining.microbatches)
+        self.cuts: list[int] | list[str]
+        """Numbers of layers behind which the model is cut, or names of those before which it is."""
+        if pipelining.ppv is not None:
+            self.cuts = list(pipelining.ppv)
+        else:
+            self.cuts = together(
+                comm, lambda: balanced_cuts(model, (micro_batch, *sample), pipelining.part_replicas), SplitError
+            )
+        self.stages = together(comm, lambda: split(model, self.cuts), SplitError)
+        self.pipe = Pipeline(
+            self.stages,
+            comm,
+            pipelining.schedule,
+            self.loss,
+            pipelining.microbatches,
+            pipelining.replicas,
+            lambda parameters: training.make_optimizer(settings, parameters),
+            pipelining.weights,
+            pipelining.batch_norm,
+            **pipelining.options,
+        )
+        self._switched = False
+
+    @property
+    def where(self) -> str:
+        """The schedule and the stages, as a user reads it."""
+        of = self.pipelining
+        cut = "behind layers" if of.ppv is not None else "before"
+        said = [
+            f"{of.schedule} of {of.stages} stages" + (f" cut {cut} {_listed(self.cuts)}" if self.cuts else ""),
+            f"{of.microbatches} micro-batches" if of.microbatches > 1 else "",
+            f"replicas {_listed(of.replicas)}" if max(of.replicas) > 1 else "",
+            f"no longer pipelined after step {of.switch_after}" if of.switch_after is not None else "",
+        ]
+        return ", ".join(filter(None, said))
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """The pipeline, and where the model is cut."""
+        return {"pipeline": asdict(self.pipelining) | {"cuts": self.cuts}}
+
+    # -- steps --------------------------------------------------------------------------------------------------------
+
+    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float | None:
+        """Train with a mini-batch that every rank has whole; the newest loss that is known. Collective.
+
+        Raises
+        ------
+        DistconvError
+            On all ranks, if a loss is not finite; the weights have changed with it.
+        PipelineError
+            On the rank where a pass fails.
+        """
+        self.model.train()
+        self._switch_in_time()
+        for optimizer in filter(None, (self.pipe.optimizer, self.optimizer)):
+            training.set_rate(optimizer, self.rate)
+        loss = self.pipe.step(_whole(inputs), _whole(labels))
+        self.step_count += 1
+        self._note_losses()
+        return loss
+
+    def settle(self) -> None:
+        """Drain the pipeline; it fills anew with the next step, which is part of the numbers. Collective."""
+        self.pipe.drain()
+        self._note_losses()
+
+    def _switch_in_time(self) -> None:
+        after = self.pipelining.switch_after
+        if after is not None and not self._switched and self.step_count >= after:
+            self.pipe.switch("gpipe")
+            self._switched = True
+            self._note_losses()
+
+    def _note_losses(self) -> None:
+        for number, loss in self.pipe.losses[len(self.losses) :]:
+            self.note_loss(number + 1, loss)
+
+    # -- the whole model ----------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Make ``model`` the trained one on every rank; finishes what is under way. Collective."""
+        self.settle()
+        self.pipe.synchronize()
+
+    def save(self, directory: str) -> None:
+        """Write a checkpoint of the whole model, as any other training does: each can go on from it. Collective."""
+        self.synchronize()
+        names = dict(self.model.named_parameters())
+        own = self.pipe.optimizer.state if self.pipe.optimizer is not None and self.pipe.replica == 0 else {}
+        with watchdog.waiting(lambda: "collecting the optimizer state of all stages"):
+            found = self.comm.gather({name: own[p] for name, p in names.items() if p in own}, root=0)
+        self.optimizer.state.update({names[name]: state for each in found or [] for name, state in each.items()})
+        super().save(directory)
+        self.optimizer.state.clear()
+
+    def resume(self, directory: str) -> bool:
+        """Go on from the newest finished checkpoint, of any grid or pipeline; False if there is none. Collective."""
+        if not super().resume(directory):
+            return False
+        if self.pipe.optimizer is not None:
+            mine = [parameter for group in self.pipe.optimizer.param_groups for parameter in group["params"]]
+            self.pipe.optimizer.state.update({p: self.optimizer.state[p] for p in mine if p in self.optimizer.state})
+        self.optimizer.state.clear()
+        self.pipe.minibatches = self.step_count
+        return True
+
+    def close(self) -> None:
+        """Finish what is under way, and free what MPI holds for the pipeline. Collective."""
+        self.pipe.close()
+
+
+def _listed(values: Iterable[object]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _whole(batch: torch.Tensor) -> torch.Tensor:
+    return batch.local if isinstance(batch, DistTensor) else batch

@@ -1,0 +1,105 @@
+"""The run of a training job: its folder, where it starts, and the loop with progress, metrics and checkpoints."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from distconv.communication.agreement import together
+from distconv.errors import DataError
+
+from .report import Metrics
+from .training import Training
+
+CHECKPOINTS = "checkpoints"
+
+
+def prepare(options: argparse.Namespace, trainer: Training) -> bool:
+    """Make the folder, resume if asked to; whether it did. Collective.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if there is nothing to resume, or the folder cannot be made.
+    """
+    folder, comm = Path(options.out), trainer.comm
+    together(comm, lambda: folder.mkdir(parents=True, exist_ok=True), DataError)
+    if options.resume:
+        if not trainer.resume(str(folder / CHECKPOINTS)):
+            raise DataError(
+                f"--resume: there is no finished checkpoint in {folder / CHECKPOINTS}; start without --resume"
+            )
+        return True
+    # A new run must not take the older one's checkpoints for its own.
+    together(comm, lambda: _put_aside(folder / CHECKPOINTS) if comm.rank == 0 else None, DataError)
+    return False
+
+
+def _put_aside(folder: Path) -> None:
+    if folder.is_dir() and any(folder.iterdir()):
+        number = 1
+        while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
+            number += 1
+        folder.rename(aside)
+        print(f"the checkpoints of an earlier run are now in {aside}")
+
+
+def take_steps(
+    options: argparse.Namespace, trainer: Training, metrics: Metrics, evaluate: Callable[[], None] | None = None
+) -> None:
+    """All steps still to be taken; ``evaluate`` is called behind each epoch but the last. Collective.
+
+    At the end of an epoch, and for a checkpoint, all that is under way is finished first.
+    """
+    directory, every = str(Path(options.out) / CHECKPOINTS), options.checkpoint_every
+    lines = _Lines(trainer, metrics)
+    with tqdm(
+        total=trainer.steps, initial=trainer.step_count, disable=trainer.comm.rank != 0, unit="step", mininterval=1.0
+    ) as bar:
+        began = time.perf_counter()
+        for batch in trainer.batches():
+            epoch = trainer.epoch
+            trainer.step(*batch.tensors)
+            last, ended = trainer.step_count == trainer.steps, trainer.epoch > epoch
+            saves = every and (last or trainer.step_count % every == 0)
+            if last or ended or saves:
+                trainer.settle()
+            lines.add(epoch, len(batch.samples), time.perf_counter() - began)
+            bar.set_postfix_str(f"epoch {epoch}, loss {lines.newest}", refresh=False)
+            bar.update()
+            if evaluate is not None and ended and not last:
+                evaluate()
+            if saves:
+                trainer.save(directory)
+            began = time.perf_counter()
+
+
+class _Lines:
+    """The lines of the steps, each of which is written when its loss is known."""
+
+    def __init__(self, trainer: Training, metrics: Metrics) -> None:
+        self._trainer, self._metrics = trainer, metrics
+        self._waiting: dict[int, dict[str, Any]] = {}
+        self._written = len(trainer.losses)
+        self.newest = "unknown yet"
+
+    def add(self, epoch: int, samples: int, seconds: float) -> None:
+        """The step that was just taken."""
+        step = self._trainer.step_count
+        self._waiting[step] = {
+            "step": step,
+            "epoch": epoch,
+            "loss": None,
+            "lr": self._trainer.optimizer.param_groups[0]["lr"],
+            "seconds": round(seconds, 6),
+            "samples_per_s": round(samples / seconds, 3),
+        }
+        for known, loss in self._trainer.losses[self._written :]:
+            self._metrics.write(**self._waiting.pop(known) | {"loss": loss})
+            self.newest = f"{loss:.4f}"
+        self._written = len(self._trainer.losses)

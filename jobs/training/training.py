@@ -1,0 +1,256 @@
+"""Training of any model over ranks: settings, learning rate, one step, and checkpoints that it goes on from.
+
+Everything that decides a number (initial weights, order, augmentation, schedule) follows from the settings alone, so
+that any grid takes the same steps.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from distconv import checkpoint, checkpoint_state
+from distconv.data.loader import Batch, Loader
+from distconv.errors import CheckpointError, DistconvError
+from distconv.grid import ProcessGrid
+from distconv.parallel import parallelize
+from distconv.plan import Plan
+from distconv.tensor import DistTensor
+
+WARM_UP = 0.1
+"""Share of the steps over which the learning rate rises."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the numbers of a training run depend on, besides the data. Each job has its own defaults."""
+
+    model: str = ""
+    width: int | None = None
+    batch: int = 1
+    epochs: int = 1
+    steps: int | None = None
+    """Number of steps, in place of ``epochs``."""
+    optimizer: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    dtype: str = "float32"
+    seed: int = 0
+    drop_last: bool = False
+    """Leave out the last batch of an epoch when it would be smaller."""
+
+
+def learning_rate(step: int, steps: int, peak: float) -> float:
+    """Linear rise to ``peak`` over the first tenth, then half a cosine down to zero."""
+    rise = max(1, round(WARM_UP * steps))
+    if step < rise:
+        return peak * (step + 1) / rise
+    return peak * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
+
+
+def make_optimizer(settings: Settings, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimizer that the settings ask for."""
+    if settings.optimizer == "sgd":
+        return torch.optim.SGD(parameters, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
+    return torch.optim.Adam(parameters, settings.lr, weight_decay=settings.weight_decay)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """The learning rate from the next update on."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def dtype_of(settings: Settings) -> torch.dtype:
+    """What the model computes with."""
+    return getattr(torch, settings.dtype)  # type: ignore[no-any-return]
+
+
+def beside(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """``tensor`` over the grid of ``other``: a plan may leave a model's output on another grid than its input."""
+    if isinstance(tensor, DistTensor) and isinstance(other, DistTensor) and not tensor.grid.same_as(other.grid):
+        return tensor.redistribute(other.grid)
+    return tensor
+
+
+class Training(ABC):
+    """A model in training over the ranks of ``comm``, however they share the work."""
+
+    loader: Loader
+    """Of the training samples; a job sets it up."""
+
+    def __init__(
+        self, settings: Settings, model: torch.nn.Module, grid: ProcessGrid, comm: MPI.Intracomm, device: str
+    ) -> None:
+        """``grid``: where batches go."""
+        self.settings, self.model, self.grid, self.comm, self.device = settings, model, grid, comm, device
+        self.dtype = dtype_of(settings)
+        self.optimizer = make_optimizer(settings, model.parameters())
+        self.step_count = 0
+        """Steps that have been taken."""
+        self.losses: list[tuple[int, float]] = []
+        """Steps since this run began, counted from 1, and their losses as far as they are known."""
+
+    @abstractmethod
+    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss of a batch; both lie over the same grid."""
+
+    @abstractmethod
+    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float | None:
+        """One step on a batch; the newest loss that is known, the same on all ranks. Collective.
+
+        Raises
+        ------
+        DistconvError
+            On all ranks, if a loss is not finite.
+        """
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Finish the steps that are under way; all losses are known then. Collective."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free what MPI holds for the training alone. Collective."""
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """How the ranks share the work, as a user reads it."""
+
+    @property
+    @abstractmethod
+    def placement(self) -> dict[str, Any]:
+        """The same for JSON."""
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next step."""
+        return learning_rate(self.step_count, self.steps, self.settings.lr)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.settings.steps or self.settings.epochs * self.loader.steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next step belongs to."""
+        return self.step_count // self.loader.steps
+
+    @property
+    def parameter_count(self) -> int:
+        """Trained numbers of the model."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def batches(self) -> Iterator[Batch]:
+        """The batches of all steps that are still to be taken, epoch after epoch. Collective."""
+        while self.step_count < self.steps:
+            for batch in self.loader.epoch(self.epoch, self.step_count % self.loader.steps):
+                yield batch
+                if self.step_count >= self.steps:
+                    return
+
+    def note_loss(self, step: int, loss: float) -> None:
+        """Add to ``losses``.
+
+        Raises
+        ------
+        DistconvError
+            If it is not finite.
+        """
+        if not math.isfinite(loss):
+            raise DistconvError(f"step {step}: the loss is {loss}; lower --lr or look at the data")
+        self.losses.append((step, loss))
+
+    # -- checkpoints --------------------------------------------------------------------------------------------------
+
+    def save(self, directory: str) -> None:
+        """Write a checkpoint of everything that the following steps depend on. Collective."""
+        tensors, values = checkpoint_state.capture(self.model, self.optimizer, self.comm)
+        position = {"epoch": self.epoch, "batch": self.step_count % self.loader.steps, "samples": self.loader.samples}
+        values |= {"settings": asdict(self.settings), "position": position, "placement": self.placement}
+        checkpoint.save(directory, self.step_count, tensors, values, self.comm)
+
+    def resume(self, directory: str) -> bool:
+        """Go on from the newest finished checkpoint below ``directory``; False if there is none. Collective.
+
+        Raises
+        ------
+        CheckpointError
+            On all ranks, if it is damaged, or of other settings or data.
+        """
+        folder = checkpoint.newest(directory, self.comm)
+        if folder is None:
+            return False
+        found = checkpoint.load(folder, self.comm)
+        self._check_settings(found)
+        checkpoint_state.restore(found, self.model, self.optimizer, self.comm)
+        self.step_count = found.step
+        return True
+
+    def _check_settings(self, found: checkpoint.Checkpoint) -> None:
+        now = asdict(self.settings) | {"training samples": self.loader.samples}
+        then = found.values["settings"] | {"training samples": found.values["position"]["samples"]}
+        wrong = [
+            f"{key} was {then.get(key)!r} and is {value!r}" for key, value in now.items() if then.get(key) != value
+        ]
+        if wrong:
+            raise CheckpointError(f"checkpoint of step {found.step} was made with other settings: {'; '.join(wrong)}")
+
+
+class Trainer(Training):
+    """A model in training over a grid, or as a plan says."""
+
+    def __init__(
+        self, settings: Settings, model: torch.nn.Module, place: ProcessGrid | Plan, comm: MPI.Intracomm, device: str
+    ) -> None:
+        """``place`` is the grid of all layers, or the plan that says which layer is on which."""
+        self.place = place
+        grid = place.input_grid(model, comm) if isinstance(place, Plan) else place
+        model = parallelize(model.to(device, dtype_of(settings)), place, comm=comm)
+        super().__init__(settings, model, grid, comm, device)
+
+    @property
+    def where(self) -> str:
+        """The grid or the plan, as a user reads it."""
+        plan = f"a plan of {len(self.place.layers)} patterns, samples on " if isinstance(self.place, Plan) else ""
+        return f"{plan}grid {self.grid.describe()}"
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """The grid and the plan."""
+        return {"grid": self.grid.describe(), "plan": self.place.layers if isinstance(self.place, Plan) else None}
+
+    def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+        """One step of the optimizer on a batch; returns its loss, the same on all ranks. Collective.
+
+        Raises
+        ------
+        DistconvError
+            On all ranks, if the loss is not finite; the weights are those from before the step.
+        """
+        self.model.train()
+        set_rate(self.optimizer, self.rate)
+        self.optimizer.zero_grad()
+        outputs = self.model(inputs)
+        loss = self.loss(outputs, beside(labels, outputs))
+        value = float(loss.detach())
+        self.note_loss(self.step_count + 1, value)
+        loss.backward()
+        self.optimizer.step()
+        self.step_count += 1
+        return value
+
+    def settle(self) -> None:
+        """Nothing is under way between steps."""
+
+    def close(self) -> None:
+        """Nothing to free: the grid may serve others."""

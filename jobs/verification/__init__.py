@@ -1,0 +1,9 @@
+"""Checks against one process and against measurements: ``distconv verify``.
+
+::
+
+    conformance   Conformance: every operator and option on every kind of grid against one process, from one table
+    differential  Random differential runs: the distributed operators and whole small networks against one-process
+    exactness     Compare training over a grid with plain torch on one process
+    predictions   How far predictions are off on this machine: ``mpiexec -n 2 distconv verify predictions``
+"""

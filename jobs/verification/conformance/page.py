@@ -1,0 +1,212 @@
+"""Writes ``docs/conformance.md`` from runs on several rank counts, one mpiexec each.
+
+distconv verify conformance --page docs/conformance.md --ranks 2,3,4,6,8
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import torch
+from mpi4py import MPI
+from mpi4py import __version__ as mpi4py_version
+
+from distconv.jobs.verification.conformance.layouts import KINDS
+from distconv.jobs.verification.conformance.report import read_json, size
+from distconv.jobs.verification.conformance.runner import Line, Verdict
+from distconv.jobs.verification.differential import launch
+
+PAGE = Path("docs/conformance.md")
+
+SHORT = {
+    "samples": ("n", "all ranks along the samples"),
+    "depth": ("d", "all ranks along the depth (3-D)"),
+    "height": ("h", "all ranks along the height (2-D, 3-D)"),
+    "width": ("w", "all ranks along the width"),
+    "samples + space": ("n·s", "two groups of samples, the other ranks along the first spatial dimension"),
+    "two in space": ("s·s", "two ranks along the first spatial dimension, the others along the second"),
+    "uneven": ("uneven", "along the first spatial dimension (or the samples), in blocks that grow from perhaps none"),
+    "cyclic": ("cyclic", "the same, dealt out in turn by two or one"),
+    "empty samples": ("empty n", "one sample: all ranks but one have an empty block"),
+    "empty space": ("empty s", "the smallest extent that the operator takes along the first spatial dimension"),
+    "nothing split": ("whole", "every rank holds all of every tensor"),
+    "replicas": ("r", "the same, on the grid axis for replicas"),
+    "replicas + space": ("r·s", "two replicas of tensors that are split along the first spatial dimension"),
+    "channels": ("c", "all ranks along the channels, whose number they divide"),
+    "ragged channels": ("c ragged", "the same, with a number they do not divide"),
+    "empty channels": ("c empty", "fewer channels than ranks"),
+    "channels + samples": ("c·n", "two ranks along the channels, the others along the samples"),
+    "channels + space": ("c·s", "two ranks along the channels, the others along the first spatial dimension"),
+}
+"""Heading and meaning of each kind of layout."""
+
+_SIGNS = {
+    Verdict.EXACT: "=",
+    Verdict.REDISTRIBUTES: "~",
+    Verdict.RAISES: "!",
+    Verdict.REFUSED: "t",
+    Verdict.INFINITE: "inf",
+    Verdict.WRONG: "WRONG",
+}
+
+BAR = "¦"
+"""What stands for a vertical bar in a table."""
+
+_WORST = [Verdict.WRONG, Verdict.INFINITE, Verdict.RAISES, Verdict.REDISTRIBUTES, Verdict.REFUSED, Verdict.EXACT]
+
+_PREFACE = """\
+# Conformance
+
+<!-- Generated; do not edit. Command: distconv verify conformance --page docs/conformance.md --ranks {ranks} -->
+
+Every operator and option of one table, on every kind of grid, against one process: plain torch, float64 unless a row
+says otherwise. Compared are all results, the gradients of all inputs and parameters, and the buffers, block by block,
+to 1e-10 of the tensor's largest value. `mpiexec -n 4 distconv conformance` runs it and ends with exit code 1 if
+anything is wrong.
+
+{machine}
+
+| sign | meaning |
+|---|---|
+| `=` | exact, and nothing was redistributed |
+| `~` | exact, after redistributions of so many bytes (forward and backward, all ranks; the most of any rank count) |
+| `!` | raises `UnsupportedOperation`, with a way out |
+| `t` | torch itself refuses these extents, and distconv with the same words |
+| `inf` | an input has infinities, and NaN is in other places than torch's: zero padding of a block times infinity |
+| `WRONG` | differs, or raises anything else, or raises on some ranks only, or names no way out |
+
+A number of ranks behind a sign says that only these rank counts come to it; the others do better. Empty: the tensors
+have no such dimension, or the row runs on fewer kinds of grids because its messages are another row's.
+
+A message counts as a redistribution if it changes who owns what: a tensor moves from one distribution to another, or
+its gradient moves back. The messages that an operator's own rule needs do not count, however large: halo exchanges,
+boxes assembled for windows, shares of a sum that go to their owners, and sums over ranks. An operator that assembles
+its whole input is `=` here; the bytes of both kinds are in the JSON that `--json` writes.
+
+{layouts}
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the table on each rank count and write the page; 1 if a run found anything wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default="2,3,4,6,8", help="rank counts (default: %(default)s)")
+    parser.add_argument("--out", default=PAGE, type=Path, help="page to write (default: %(default)s)")
+    parser.add_argument("--mpiexec", default=launch.mpiexec(), help="how to start a job (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    lines: list[Line] = []
+    codes = []
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in map(int, options.ranks.split(",")):
+            found = Path(folder) / f"{ranks}.json"
+            codes.append(launch.start(options.mpiexec, ranks, "distconv", ["conformance", "--json", str(found)]))
+            lines += read_json(found)
+    options.out.write_text(page(lines))
+    return 1 if any(codes) else 0
+
+
+def page(lines: Sequence[Line]) -> str:
+    """The page for lines of one or several rank counts."""
+    counts = sorted({line.ranks for line in lines})
+    preface = _PREFACE.format(
+        ranks=",".join(map(str, counts)), machine=_machine(), layouts=_table(["column", "grid"], _layouts())
+    )
+    families = dict.fromkeys(line.family for line in lines)
+    parts = [preface, _totals(lines, counts)]
+    parts += [_family(family, [line for line in lines if line.family == family], counts) for family in families]
+    return "\n".join(parts)
+
+
+def _machine() -> str:
+    name, version = MPI.get_vendor()
+    mpi = f"{name} {'.'.join(map(str, version))}"
+    python = f"Python {platform.python_version()}"
+    return f"torch {torch.__version__}, {mpi}, mpi4py {mpi4py_version}, {python}, {platform.machine()}, no GPU."
+
+
+def _layouts() -> list[tuple[str, str]]:
+    return [SHORT[kind] for kind in KINDS]
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def _totals(lines: Sequence[Line], counts: Sequence[int]) -> str:
+    rows = []
+    for ranks in counts:
+        own = [line for line in lines if line.ranks == ranks]
+        verdicts = Counter(line.verdict for line in own)
+        operators = len({line.operator for line in own})
+        moved = size(sum(line.moved_bytes for line in own))
+        rows.append([str(ranks), str(operators), str(len(own)), *(str(verdicts[v]) for v in Verdict), moved])
+    heads = ["ranks", "operators", "cases", *(verdict.value for verdict in Verdict), "redistributed"]
+    return "## Totals\n\n" + _table(heads, rows)
+
+
+def _family(family: str, lines: Sequence[Line], counts: Sequence[int]) -> str:
+    kinds = [kind for kind in KINDS if any(line.layout == kind for line in lines)]
+    rows = []
+    for (operator, option), own in groupby(_sorted(lines), lambda line: (line.operator, line.option)):
+        by_kind: dict[str, list[Line]] = {}
+        for line in own:
+            by_kind.setdefault(line.layout, []).append(line)
+        # A bar would end the cell.
+        names = [f"`{operator}`".replace("|", BAR), option.replace("|", BAR)]
+        rows.append([*names, *(_cell(by_kind.get(kind, [])) for kind in kinds)])
+    table = _table(["operator", "option", *(SHORT[kind][0] for kind in kinds)], rows)
+    return f"## {family}\n\n{table}" + _messages(lines)
+
+
+def _sorted(lines: Sequence[Line]) -> list[Line]:
+    """Lines of one row together, rows in the order of the table."""
+    order = {key: number for number, key in enumerate(dict.fromkeys((line.operator, line.option) for line in lines))}
+    return sorted(lines, key=lambda line: order[line.operator, line.option])
+
+
+def _cell(alike: Sequence[Line]) -> str:
+    """What came of one row on one kind of layout, over all rank counts: the worst of it."""
+    if not alike:
+        return ""
+    worst = min((line.verdict for line in alike), key=_WORST.index)
+    having = [line for line in alike if line.verdict is worst]
+    sign = _SIGNS[worst]
+    if worst is Verdict.REDISTRIBUTES:
+        sign = f"{sign} {size(max(line.moved_bytes for line in having))}"
+    return sign if len(having) == len(alike) else f"{sign} ({', '.join(str(line.ranks) for line in having)})"
+
+
+def _messages(lines: Sequence[Line]) -> str:
+    """Each message once, with how often it came, and the first row that got it."""
+    found: dict[str, list[Line]] = {}
+    for line in lines:
+        if line.verdict in (Verdict.RAISES, Verdict.INFINITE, Verdict.WRONG):
+            found.setdefault(_general(line), []).append(line)
+    if not found:
+        return ""
+    told = [
+        f"- {len(alike)} x {_SIGNS[alike[0].verdict]}, first `{alike[0].operator}` {alike[0].option} over "
+        f"{alike[0].grid}: {text}"
+        for text, alike in found.items()
+    ]
+    return "\n" + "\n".join(told) + "\n"
+
+
+def _general(line: Line) -> str:
+    """The message without what differs from grid to grid."""
+    text = line.text.splitlines()[0] if line.text else ""
+    text = re.sub(r"Distribution\(\(.*?\) over [^)]*\)", "Distribution(...)", text)
+    return re.sub(r"\d+", "N", text) if line.verdict is Verdict.RAISES else text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""Draws cases: everything random about one comes from two numbers, so that all ranks draw the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from distconv.jobs.verification.differential.worlds import World
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a case computes, in either world."""
+
+    name: str
+    text: str
+    """Shapes and options in one line."""
+    run: Callable[[World], None]
+    spatial: int = 2
+    """Spatial dimensions; grids are drawn to split these."""
+
+
+class Draw:
+    """A source of random choices, fixed by ``seed`` and the number ``index`` of the case."""
+
+    def __init__(self, seed: int, index: int) -> None:
+        self._random = random.Random(f"{seed}/{index}")
+        self.seed = self._random.getrandbits(32)
+        """For torch's own generator, where modules draw their parameters."""
+        self._generator = torch.Generator().manual_seed(self.seed)
+
+    def pick(self, *options: T) -> T:
+        """One of ``options``."""
+        return self._random.choice(options)
+
+    def weighted(self, options: Sequence[T], weights: Sequence[float]) -> T:
+        """One of ``options``, more often those of large weight."""
+        return self._random.choices(options, weights)[0]
+
+    def some(self, options: Sequence[T], most: int) -> list[T]:
+        """At most ``most`` different ones of ``options``, perhaps none."""
+        return self._random.sample(options, self.number(0, min(most, len(options))))
+
+    def number(self, low: int, high: int) -> int:
+        """A number from ``low`` to ``high``, both included."""
+        return self._random.randint(low, high)
+
+    def numbers(self, count: int, low: int, high: int) -> tuple[int, ...]:
+        """As many of them."""
+        return tuple(self.number(low, high) for _ in range(count))
+
+    def chance(self, probability: float) -> bool:
+        """True with this probability."""
+        return self._random.random() < probability
+
+    def extents(self, count: int) -> tuple[int, ...]:
+        """Sizes of ``count`` spatial dimensions: 1 to 20, smaller in 3-D."""
+        return self.numbers(count, 1, 20 if count < 3 else 9)
+
+    def tensor(self, *shape: int, ties: bool = False) -> torch.Tensor:
+        """Normal numbers in float64; with ``ties`` whole ones, so that many are equal."""
+        values = torch.randn(*shape, generator=self._generator, dtype=torch.float64)
+        return values.round() if ties else values
+
+    def classes(self, *shape: int, below: int) -> torch.Tensor:
+        """Whole numbers in ``range(below)``."""
+        return torch.randint(0, below, shape, generator=self._generator)

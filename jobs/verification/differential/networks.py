@@ -1,0 +1,168 @@
+"""Draws small networks and training steps: where a gradient summed over the wrong ranks hides.
+
+A network is a body of blocks, a head and a loss; beside the plain step there are the ways in which users touch
+gradients: loss terms on parameters, accumulation, hooks, ``torch.autograd.grad``, parameters that are tied or unused.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from distconv.jobs.verification.differential.blocks import BLOCKS, CLASSES, LinearHead, PixelHead
+from distconv.jobs.verification.differential.draw import Draw, Program
+from distconv.jobs.verification.differential.worlds import World
+
+
+class Network(nn.Module):
+    """Body and head; ``between`` moves what the body gives (to a plain tensor on every rank, for instance)."""
+
+    def __init__(self, blocks: list[nn.Module], head: nn.Module, unused: bool) -> None:
+        super().__init__()
+        self.body, self.head = nn.Sequential(*blocks), head
+        if unused:
+            self.spare = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, between: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        return self.head(between(self.body(x)))  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a training step does beside the plain forward, backward and update."""
+
+    parallel: bool
+    l2: bool
+    accumulate: int
+    gradients: str
+    """``backward``, or ``grad`` for torch.autograd.grad."""
+    hooks: str
+    """``none``, ``tensor``, ``accumulated``: hooks on parameters, which must see whole gradients."""
+    gathered: bool
+    """The head runs on a gathered, plain tensor."""
+    frozen: bool
+    clipped: bool
+    to_input: bool
+    """dL/dx is wanted, too."""
+
+    def __str__(self) -> str:
+        told = [f"x{self.accumulate}", self.gradients, f"hooks {self.hooks}"]
+        switches = ("parallel", "l2", "gathered", "frozen", "clipped", "to_input")
+        return ", ".join(told + [name for name in switches if getattr(self, name)])
+
+
+def _habits(draw: Draw) -> Habits:
+    return Habits(
+        parallel=draw.chance(0.6),
+        l2=draw.chance(0.3),
+        accumulate=draw.pick(1, 1, 2),
+        gradients=draw.weighted(["backward", "grad"], [6, 1]),
+        hooks=draw.weighted(["none", "tensor", "accumulated"], [6, 1, 1]),
+        gathered=draw.chance(0.15),
+        frozen=draw.chance(0.15),
+        clipped=draw.chance(0.15),
+        to_input=draw.chance(0.5),
+    )
+
+
+def _network(draw: Draw, channels: int) -> tuple[Network, str]:
+    names = [draw.pick(*BLOCKS) for _ in range(draw.number(1, 3))]
+    head_name = draw.pick("pixels", "mean", "flatten", "pooled")
+    torch.default_generator.manual_seed(draw.seed)
+    blocks: list[nn.Module] = [nn.Conv2d(2, channels, 3, padding=1)]
+    blocks += [BLOCKS[name](draw, channels) for name in names]
+    head = PixelHead(channels) if head_name == "pixels" else LinearHead(channels, head_name)
+    unused = draw.chance(0.2)
+    text = ", ".join([*names, head_name, *["unused"] * unused])
+    return Network(blocks, head, unused).double(), text
+
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+_SAMPLE_LOSSES: dict[str, Loss] = {
+    "cross entropy": F.cross_entropy,
+    "mean of squares": lambda y, t: ((y - t[:, None]) ** 2).mean(),
+    "sum": lambda y, t: F.cross_entropy(y, t, reduction="sum") / t.shape[0],
+}
+
+
+def draw(source: Draw) -> Program:
+    """A network, its data and the habits of its user; two steps of SGD with momentum."""
+    channels = source.number(1, 4)
+    network, text = _network(source, channels)
+    network.train(source.chance(0.9))
+    habits = _habits(source)
+    sizes = source.numbers(2, 4, 11)
+    samples = source.number(1, 5)
+    steps = 2 * habits.accumulate
+    images = [source.tensor(samples, 2, *sizes) for _ in range(steps)]
+    shape = _result_shape(network, images[0])
+    targets = [source.classes(samples, *shape[2:], below=CLASSES) for _ in range(steps)]
+    loss_name = source.pick(*_SAMPLE_LOSSES)
+
+    def run(world: World) -> None:
+        _train(world, network, habits, _SAMPLE_LOSSES[loss_name], list(zip(images, targets, strict=True)))
+
+    return Program("network", f"{text}; {loss_name}; {habits}; C={channels} {tuple(images[0].shape)}", run, 2)
+
+
+def _result_shape(network: Network, x: torch.Tensor) -> torch.Size:
+    with torch.no_grad():
+        return copy.deepcopy(network).eval()(x, lambda y: y).shape  # type: ignore[no-any-return]
+
+
+def _train(
+    world: World, network: Network, habits: Habits, loss_of: Loss, data: list[tuple[torch.Tensor, torch.Tensor]]
+) -> None:
+    model = world.model(network, habits.parallel)
+    if habits.frozen:
+        for parameter in next(model.children())[0].parameters():  # type: ignore[index]
+            parameter.requires_grad_(False)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    _hook(world, trained, habits.hooks)
+    optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9)
+    for number, (image, target) in enumerate(data):
+        if number % habits.accumulate == 0:
+            optimizer.zero_grad()
+        x = world.put(image, grad=habits.to_input)
+        y = model(x, world.gather if habits.gathered else lambda t: t)
+        wanted = world.plain(target) if habits.gathered else world.put(target, ("n", "h", "w")[: target.dim()])
+        loss = loss_of(y, wanted)
+        if habits.l2:
+            loss = loss + 0.1 * sum(p.pow(2).sum() for p in trained)
+        world.record(f"loss {number}", loss)
+        world.record(f"y {number}", y)
+        _backward(loss, trained, habits.gradients)
+        world.record(f"dL/dx {number}", world.gradient(x))
+        if (number + 1) % habits.accumulate == 0:
+            for name, parameter in model.named_parameters():
+                world.record(f"dL/d{name} {number}", parameter.grad)
+            if habits.clipped:
+                world.record(f"norm {number}", nn.utils.clip_grad_norm_(trained, 0.5))
+            optimizer.step()
+    world.state(model, gradients=False)
+
+
+def _backward(loss: torch.Tensor, parameters: list[nn.Parameter], how: str) -> None:
+    if how == "backward":
+        loss.backward()
+        return
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+def _hook(world: World, parameters: list[nn.Parameter], kind: str) -> None:
+    """Hooks that change gradients in a way that shows if they saw only a share of them."""
+    for number, parameter in enumerate(parameters[::2]):
+        if kind == "tensor":
+            parameter.register_hook(lambda grad: grad.clamp(-0.01, 0.01) + grad**2)
+        elif kind == "accumulated":
+            parameter.register_post_accumulate_grad_hook(
+                lambda p, number=number: world.record(f"seen by hook {number}", p.grad)
+            )

@@ -1,0 +1,131 @@
+"""How far predictions are off on this machine: ``mpiexec -n 2 distconv verify predictions``.
+
+Some networks are profiled, predicted and measured under several grids on one rank and on all, in turns of one run; then
+the plan that the planner chooses is measured beside them. Printed are the median error, the rank correlation, and how
+far the chosen plan is from the best that was measured.
+
+Source: Dryden et al. 2019, V-A (profile), VI-B3 (predictions beside measurements).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import scipy.stats
+import torch
+from mpi4py import MPI
+
+from distconv.cli import Parser, ended
+from distconv.errors import DistconvError
+from distconv.jobs.bench import scaling
+from distconv.jobs.commands.profile import machine_of, profiled
+from distconv.jobs.planning.options import on_rank_0, traced
+from distconv.jobs.training.options import positive
+from distconv.perfmodel.cost.evaluation import evaluate
+from distconv.perfmodel.graph.graph import LayerGraph
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.machine.measure_links import profile_network
+from distconv.perfmodel.strategy.selection import select
+from distconv.plan import Plan, written
+
+CASES = {
+    model: argparse.Namespace(model=model, input=sample, batch=batch, width=width, classes=None)
+    for model, sample, batch, width in (
+        ("lenet5", (1, 28, 28), 64, None),
+        ("unet", (18, 64, 64), 2, 16),
+        ("resnet20", (3, 32, 32), 32, None),
+        ("vgg11_bn", (3, 32, 32), 16, None),
+        ("mesh1k", (18, 384, 384), 2, 32),
+    )
+}
+"""Networks with the extents of their mini-batches, as the commands that plan take them."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A network under a plan on some ranks: predicted and measured seconds per step."""
+
+    model: str
+    ranks: int
+    grid: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative to what was measured."""
+        return self.predicted / self.measured - 1
+
+
+GRIDS = ("n", "h", "w", "c")
+"""Axes along which all ranks are put, one after the other."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Profile, predict, measure, print; 2 and one line on bad input. Collective over MPI.COMM_WORLD."""
+    parser = Parser(prog="prediction_errors", description=__doc__)
+    parser.add_argument("--rounds", type=positive, default=9, help="turns of each variant (default: %(default)s)")
+    parser.add_argument("--models", default=",".join(CASES), help="some of %(default)s")
+    options = parser.parse_args(arguments)
+    return ended("prediction_errors", lambda: _run(options.models.split(","), options.rounds, MPI.COMM_WORLD))
+
+
+def _run(names: Sequence[str], rounds: int, comm: MPI.Intracomm) -> None:
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        raise DistconvError(f"--models {unknown[0]}: there is no such network; there are {', '.join(CASES)}")
+    if comm.size == 1:
+        raise DistconvError("one rank has nothing to choose a plan for; start it with mpiexec -n 2, or more")
+    rows: list[Row] = []
+    device = torch.device("cpu")
+    machine = machine_of("here", profile_network(comm, device), comm, device)
+    for name in names:
+        case = argparse.Namespace(**vars(CASES[name]), rounds=rounds)
+        graph = traced(case)
+        machine = profiled(machine, graph, [1, comm.size], comm, device)
+        for ranks in (1, comm.size):
+            plans = on_rank_0(comm, partial(_plans, graph, machine, ranks))
+            measured = scaling.measured(case, comm, ranks, plans, device)
+            for grid, plan in plans.items():
+                predicted = evaluate(graph, plan, machine, ranks).time
+                rows.append(Row(name, ranks, grid, predicted, statistics.median(measured[grid])))
+            if comm.rank == 0:
+                _print_rows(rows[-len(plans) :])
+    if comm.rank == 0:
+        _summarise(rows)
+
+
+def _plans(graph: LayerGraph, machine: Machine, ranks: int) -> dict[str, Plan]:
+    """One grid for all layers, along each axis; and what the planner chooses, which the time it has may decide."""
+    grids = [{axis: ranks} for axis in GRIDS] if ranks > 1 else [{}]
+    plans = {written(parts): Plan({"*": parts}, ranks) for parts in grids}
+    return plans | ({"planned": select(graph, machine, ranks).plan} if ranks > 1 else {})
+
+
+def _print_rows(rows: list[Row]) -> None:
+    for row in rows:
+        print(
+            f"{row.model:<10} {row.ranks} rank(s) {row.grid:<8} measured {row.measured * 1e3:9.2f} ms, predicted "
+            f"{row.predicted * 1e3:9.2f} ms, {row.error:+.1%}",
+            flush=True,
+        )
+
+
+def _summarise(rows: list[Row]) -> None:
+    errors = [abs(row.error) for row in rows]
+    order = scipy.stats.spearmanr([row.predicted for row in rows], [row.measured for row in rows]).statistic
+    median, worst = statistics.median(errors), max(errors)
+    print(f"{len(rows)} pairs: median error {median:.1%}, largest {worst:.1%}, Spearman {order:.3f}")
+    for name in dict.fromkeys(row.model for row in rows):
+        several = [row for row in rows if row.model == name and row.ranks > 1]
+        best = min(several, key=lambda row: row.measured)
+        planned = next(row for row in several if row.grid == "planned")
+        print(f"{name}: planned {planned.measured / best.measured - 1:+.1%} from the best measured ({best.grid})")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,13 @@
+"""Distributed rules for arithmetic: element by element, over dimensions, and products.
+
+::
+
+    extremes    Largest and smallest elements and where they are, with torch's conventions for ties
+    matmul      Matrix products and their like
+    norms       Norms, similarities and soft maxima along dimensions, split ones included
+    pointwise   Elementwise operators: they act on the blocks as they are once the operands are aligned
+    reductions  Sums, means, products and truth values over dimensions, split ones included
+    softmax     Soft maxima along dimensions, split ones included
+    sorting     Operators that see a whole dimension in its order
+    variance    Variances and standard deviations, by deviations from the mean, so that a large mean costs no digits
+"""

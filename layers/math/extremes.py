@@ -1,0 +1,205 @@
+"""Largest and smallest elements and where they are, with torch's conventions for ties, NaN and gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch.autograd.function import once_differentiable
+
+from distconv.communication.collectives import apply
+from distconv.communication.transport import allreduce
+from distconv.dispatch import implements
+from distconv.layers.math.pointwise import pointwise
+from distconv.layers.math.reductions import WIDE, Dims, Fold, folding, numpy_names, summed
+from distconv.layers.plumbing.alignment import check_as_torch, result_shape
+from distconv.layers.plumbing.block_edges import positions
+from distconv.tensor import DistTensor
+
+_NOWHERE = 1 << 62
+"""Index on a rank that has no candidate; larger than any index."""
+
+
+def _over_ranks(values: torch.Tensor, fold: Fold, largest: bool) -> torch.Tensor:
+    """Extremes of the ranks' ``values``; NaN where any has one, whatever MPI thinks of NaN."""
+    if not fold.axes:
+        return values
+    comm, op = fold.grid.comm(fold.axes), MPI.MAX if largest else MPI.MIN
+    if not values.is_floating_point():
+        return allreduce(comm, _copy(values.long()), "extremes", op).to(values.dtype)
+    wide = values.to(WIDE.get(values.dtype, values.dtype))
+    unknown = wide.isnan()
+    flags = unknown.to(wide.dtype) * (1 if largest else -1)
+    both = allreduce(comm, torch.stack([wide.masked_fill(unknown, _worst(wide, largest)), flags]), "extremes", op)
+    return both[0].masked_fill(both[1] != 0, math.nan).to(values.dtype)
+
+
+def _copy(values: torch.Tensor) -> torch.Tensor:
+    return values.clone(memory_format=torch.contiguous_format)
+
+
+def _worst(like: torch.Tensor, largest: bool) -> float | int:
+    """What any element of this dtype is at least as large (or as small) as."""
+    if like.is_floating_point():
+        return -math.inf if largest else math.inf
+    if like.dtype == torch.bool:
+        return not largest
+    return torch.iinfo(like.dtype).min if largest else torch.iinfo(like.dtype).max
+
+
+def _of_block(local: torch.Tensor, dims: Sequence[int], largest: bool) -> torch.Tensor:
+    """Extremes of the block, dimensions kept."""
+    if any(local.shape[d] == 0 for d in dims):
+        shape = [1 if d in dims else n for d, n in enumerate(local.shape)]
+        return torch.full(shape, _worst(local, largest), dtype=local.dtype, device=local.device)
+    return (torch.amax if largest else torch.amin)(local, tuple(dims), keepdim=True)
+
+
+class _Extreme(torch.autograd.Function):
+    """Extremes over several ranks; equal ones share the gradient evenly, on whatever ranks they are."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, fold: Fold, largest: bool, unknown: bool) -> torch.Tensor:
+        found = _over_ranks(_of_block(local, fold.dims, largest), fold, largest)
+        ctx.fold, ctx.same = fold, _same if unknown else torch.eq
+        ctx.save_for_backward(local, found)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        local, found = ctx.saved_tensors
+        equal = ctx.same(local, found)
+        count = equal.sum(ctx.fold.dims, keepdim=True).contiguous()
+        allreduce(ctx.fold.grid.comm(ctx.fold.axes), count, "ties of extremes")
+        return grad / count.to(grad.dtype) * equal, None, None, None
+
+
+@numpy_names
+def _extreme(function: Any, largest: bool, input: DistTensor, dim: Dims = (), keepdim: bool = False) -> DistTensor:
+    """``torch.amax`` or ``amin``."""
+    result_shape(function, input, dim, keepdim)
+    fold = folding(input, dim, keepdim)
+    if not fold.axes:
+        return fold.wrap(function(input.local, dim, keepdim))
+    found = apply(_Extreme, input.local, fold, largest, False)
+    return fold.wrap(found.reshape(fold.dist.local_shape(fold.shape)))
+
+
+def _of_everything(function: Any, largest: bool, input: DistTensor) -> DistTensor:
+    """``torch.max`` or ``min`` without a dimension: unlike ``amax`` it lets NaN elements share the gradient."""
+    result_shape(function, input)
+    fold = folding(input, None)
+    if not fold.axes:
+        return fold.wrap(function(input.local))
+    return fold.wrap(apply(_Extreme, input.local, fold, largest, True).reshape(()))
+
+
+amax = partial(_extreme, torch.amax, True)
+amin = partial(_extreme, torch.amin, False)
+implements(torch.amax, torch.Tensor.amax)(amax)
+implements(torch.amin, torch.Tensor.amin)(amin)
+
+
+@implements(torch.aminmax, torch.Tensor.aminmax)
+def aminmax(input: DistTensor, *, dim: int | None = None, keepdim: bool = False) -> Any:
+    """``torch.aminmax``."""
+    over = () if dim is None else dim
+    return torch.return_types.aminmax((amin(input, over, keepdim), amax(input, over, keepdim)))
+
+
+# -- with the place ---------------------------------------------------------------------------------------------------
+
+
+def _along(function: Any, largest: bool, input: DistTensor, dim: int, keepdim: bool) -> tuple[DistTensor, DistTensor]:
+    """Extremes along ``dim`` and the first global index of each; the gradient goes to that element."""
+    fold = folding(input, dim, keepdim)
+    if not fold.axes:
+        values, index = function(input.local, dim, keepdim)
+        return fold.wrap(values), fold.wrap(index)
+    (at,) = fold.dims
+    local = input.local
+    if local.shape[at]:
+        best, place = function(local.detach(), at, True)
+        candidate = positions(input, at)[place]
+    else:
+        # One element to point to, which nobody chooses; it keeps this rank in the graph.
+        best = _of_block(local, (at,), largest).detach()
+        place = torch.zeros(best.shape, dtype=torch.int64, device=local.device)
+        candidate = place + _NOWHERE
+        local = torch.cat([local, local.new_zeros(best.shape)], at)
+    extreme = _over_ranks(best, fold, largest)
+    candidate = candidate.masked_fill(~_same(best, extreme), _NOWHERE)
+    index = allreduce(fold.grid.comm(fold.axes), _copy(candidate), "first index of extremes", MPI.MIN)
+    chosen = torch.where(candidate == index, local.gather(at, place), torch.zeros((), dtype=local.dtype))
+    shape = fold.dist.local_shape(fold.shape)
+    return fold.wrap(summed(chosen, fold).reshape(shape)), fold.wrap(index.reshape(shape))
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (a == b) | (a.isnan() & b.isnan())
+
+
+@numpy_names
+def _max(function: Any, other: Any, largest: bool, input: torch.Tensor, *args: Any, **named: Any) -> Any:
+    """``torch.max`` or ``min``: of everything, along a dimension with indices, or of two tensors."""
+    operands = [*args, *named.values()]
+    if operands and isinstance(operands[0], torch.Tensor):
+        return pointwise(other, input, operands[0])
+    assert isinstance(input, DistTensor)
+    if not operands:
+        return _of_everything(function, largest, input)
+    dim, keepdim = _dim_and_keepdim(*args, **named)
+    result_shape(_values, function, input, dim, keepdim)
+    return getattr(torch.return_types, function.__name__)(_along(function, largest, input, dim, keepdim))
+
+
+def _dim_and_keepdim(dim: int, keepdim: bool = False) -> tuple[int, bool]:
+    return dim, keepdim
+
+
+def _optional_dim(dim: int | None = None, keepdim: bool = False) -> tuple[int | None, bool]:
+    return dim, keepdim
+
+
+def _values(function: Any, *args: Any) -> torch.Tensor:
+    found: torch.Tensor = function(*args)[0]
+    return found
+
+
+@numpy_names
+def _argument(function: Any, find: Any, largest: bool, input: DistTensor, *args: Any, **named: Any) -> DistTensor:
+    """``torch.argmax`` or ``argmin``: the first of equal ones, counted in the whole tensor if no ``dim`` is given."""
+    result_shape(function, input, *args, **named)
+    if input.dtype == torch.bool:
+        check_as_torch(function, input)
+    dim, keepdim = _optional_dim(*args, **named)
+    local = input.local.detach()
+    if dim is not None:
+        return _along(find, largest, DistTensor(local, input.dist, input.shape), dim, keepdim)[1]
+    fold = folding(input, None, keepdim)
+    index = torch.full((1,), _NOWHERE, device=input.device)
+    best = _of_block(local, fold.dims, largest).reshape(1)
+    if local.numel():
+        flat = function(local)
+        index = torch.zeros_like(index)
+        for dim, place in enumerate(torch.unravel_index(flat, local.shape)):
+            index = index * input.shape[dim] + positions(input, dim)[place]
+    if fold.axes:
+        extreme = _over_ranks(best, fold, largest)
+        index = index.masked_fill(~_same(best, extreme), _NOWHERE)
+        allreduce(fold.grid.comm(fold.axes), index, "first index of extremes", MPI.MIN)
+    return fold.wrap(index.reshape(fold.shape))
+
+
+for _name, _largest, _other in (("max", True, torch.maximum), ("min", False, torch.minimum)):
+    _find = getattr(torch, _name)
+    for _function in (_find, getattr(torch.Tensor, _name)):
+        implements(_function)(partial(_max, _find, _other, _largest))
+    _place = getattr(torch, f"arg{_name}")
+    for _function in (_place, getattr(torch.Tensor, f"arg{_name}")):
+        implements(_function)(partial(_argument, _place, _find, _largest))

@@ -1,0 +1,241 @@
+"""Matrix products and their like: operands are aligned label by label, as ``torch.einsum`` names dimensions.
+
+A dimension that appears in the result keeps its split. Where a split dimension is summed away each rank sums over its
+part, and the ranks then add up. What is whole over an axis that splits the work gets its gradient summed there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from distconv.communication.collectives import enter
+from distconv.dispatch import implements
+from distconv.distribution import Distribution
+from distconv.errors import UnsupportedOperation
+from distconv.grid import ProcessGrid
+from distconv.layers.math.reductions import Fold, summed
+from distconv.layers.plumbing.alignment import as_distributed, check_dtypes, result_shape
+from distconv.layers.plumbing.block_edges import irregular, layout
+from distconv.tensor import DistTensor
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """Shape, labels and layout of a tensor; a plain one has none."""
+
+    shape: torch.Size
+    labels: tuple[str, ...]
+    dist: Distribution | None
+    axes: tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Which grid axis splits which label, and what follows from that."""
+
+    grid: ProcessGrid
+    extents: dict[str, int]
+    axis: dict[str, str]
+    boundaries: dict[str, Any]
+    cyclic: dict[str, int]
+
+    def adopt(self, operand: _Operand, axes: Sequence[str | None], whole: Collection[str]) -> None:
+        """Take over those of ``axes`` that split a label for which neither it nor the axis is taken."""
+        assert operand.dist is not None
+        for label, axis, n in zip(operand.labels, axes, operand.shape, strict=True):
+            if axis is None or label in whole or label in self.axis or axis in self.axis.values():
+                continue
+            if self._splits(operand.labels, label, n):
+                self.axis[label] = axis
+                if operand.dist.grid.same_as(self.grid):
+                    boundaries, cyclic = irregular(operand.dist, (axis,))
+                    self.boundaries.update(boundaries)
+                    self.cyclic.update(cyclic)
+
+    def _splits(self, labels: Sequence[str], label: str, n: int) -> bool:
+        """Not where a tensor broadcasts, nor on a diagonal."""
+        return n == self.extents[label] and labels.count(label) == 1
+
+    def layout(self, labels: Sequence[str], shape: Sequence[int]) -> Distribution:
+        """Layout of a tensor with these labels."""
+        pairs = zip(labels, shape, strict=True)
+        axes = [self.axis.get(label) if self._splits(labels, label, n) else None for label, n in pairs]
+        return layout(self.grid, axes, self.boundaries, self.cyclic)
+
+
+@lru_cache(maxsize=4096)
+def _work(
+    operands: tuple[_Operand, ...], out: tuple[str, ...], shape: torch.Size, whole: frozenset[str]
+) -> tuple[list[tuple[Distribution, tuple[str, ...]]], Fold]:
+    """Per operand its layout and the axes along which it is whole in split work; and how the results are summed."""
+    placed = [o for o in operands if o.dist is not None]
+    assert placed[0].dist is not None
+    extents: dict[str, int] = {}
+    for operand in operands:
+        for label, n in zip(operand.labels, operand.shape, strict=True):
+            extents[label] = n if extents.get(label, 1) == 1 else extents[label]
+    work = _Work(placed[0].dist.grid, extents, {}, {}, {})
+    # What is really split comes first; axes of one part are but names.
+    for operand in placed:
+        assert operand.dist is not None
+        work.adopt(operand, operand.dist.split, whole)
+    for operand in placed:
+        work.adopt(operand, operand.axes, whole)
+    places = []
+    for operand in operands:
+        dist = work.layout(operand.labels, operand.shape)
+        places.append((dist, work.grid.split_axes(a for a in work.axis.values() if a not in dist.axes)))
+    crossed = work.grid.split_axes(a for label, a in work.axis.items() if label not in out)
+    return places, Fold((), False, work.grid, crossed, work.layout(out, shape), shape)
+
+
+def contract(
+    function: Callable[..., torch.Tensor],
+    operands: Sequence[torch.Tensor],
+    labels: Sequence[Sequence[str]],
+    out: Sequence[str],
+    shape: torch.Size,
+    whole: Collection[str] = (),
+) -> DistTensor:
+    """``function(*operands)``, a sum of products over the labels that are not in ``out``; ``whole`` are not split.
+
+    ``labels`` name the dimensions of each operand, and ``out`` those of the result.
+    """
+    described = []
+    for tensor, names in zip(operands, labels, strict=True):
+        dist = tensor.dist if isinstance(tensor, DistTensor) else None
+        described.append(_Operand(tensor.shape, tuple(names), dist, () if dist is None else dist.axes))
+    places, fold = _work(tuple(described), tuple(out), shape, frozenset(whole))
+    blocks = [
+        enter(as_distributed(tensor, fold.grid).redistribute(dist).local, fold.grid, axes)
+        for tensor, (dist, axes) in zip(operands, places, strict=True)
+    ]
+    return fold.wrap(summed(function(*blocks), fold))
+
+
+def batch_labels(tensor: torch.Tensor, own: int) -> list[str]:
+    """Labels of the dimensions before the last ``own``; tensors share them counted from behind."""
+    return [f"batch {i}" for i in range(tensor.dim() - own, 0, -1)]
+
+
+@implements(
+    torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.linalg.matmul,
+    torch.mm, torch.Tensor.mm, torch.bmm, torch.Tensor.bmm, torch.mv, torch.Tensor.mv, torch.dot, torch.Tensor.dot,
+)  # fmt: skip
+def matmul(input: torch.Tensor, other: torch.Tensor) -> DistTensor:
+    """``torch.matmul``."""
+    check_dtypes(torch.matmul, input, other)
+    shape = result_shape(torch.matmul, input, other)
+    left = [*batch_labels(input, 2), "m", "k"] if input.dim() > 1 else ["k"]
+    right = [*batch_labels(other, 2), "k", "n"] if other.dim() > 1 else ["k"]
+    batch = max(batch_labels(input, 2), batch_labels(other, 2), key=len)
+    out = [*batch, *(["m"] if input.dim() > 1 else []), *(["n"] if other.dim() > 1 else [])]
+    return contract(torch.matmul, (input, other), (left, right), out, shape)
+
+
+@implements(torch.Tensor.__rmatmul__)
+def rmatmul(input: torch.Tensor, other: torch.Tensor) -> DistTensor:
+    """``other @ input``."""
+    return matmul(other, input)
+
+
+@implements(torch.outer, torch.Tensor.outer, torch.ger, torch.Tensor.ger)
+def outer(input: torch.Tensor, vec2: torch.Tensor) -> DistTensor:
+    """``torch.outer``."""
+    shape = result_shape(torch.outer, input, vec2)
+    return contract(torch.outer, (input, vec2), (["m"], ["n"]), ["m", "n"], shape)
+
+
+def _plus(
+    function: Any,
+    product: Any,
+    input: torch.Tensor,
+    first: torch.Tensor,
+    second: torch.Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+) -> torch.Tensor:
+    """``beta * input + alpha * product(first, second)``; with ``beta`` 0 torch ignores ``input``, NaN and all."""
+    result_shape(function, input, first, second, beta=beta, alpha=alpha)
+    result: torch.Tensor = product(first, second)
+    if torch._C._is_any_autocast_enabled():
+        input = input.to(result.dtype)
+    result = result if alpha == 1 else result * alpha
+    return result if beta == 0 else result + (input if beta == 1 else input * beta)
+
+
+for _name, _product in (("addmm", matmul), ("addmv", matmul), ("baddbmm", matmul), ("addr", outer)):
+    for _function in (getattr(torch, _name), getattr(torch.Tensor, _name)):
+        implements(_function)(partial(_plus, getattr(torch, _name), _product))
+
+
+@implements(torch.linalg.vecdot)
+def vecdot(x: torch.Tensor, y: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
+    """``torch.linalg.vecdot``."""
+    result_shape(torch.linalg.vecdot, x, y, dim=dim)
+    return (x.conj() * y).sum(dim)
+
+
+@implements(torch.einsum)
+def einsum(equation: str, *operands: torch.Tensor) -> DistTensor:
+    """``torch.einsum``."""
+    shape = result_shape(torch.einsum, equation, *operands)
+    given, arrow, wanted = equation.replace(" ", "").partition("->")
+    terms = given.split(",")
+    labels = [_spelled(term, t.dim() - len(term.replace("...", ""))) for term, t in zip(terms, operands, strict=True)]
+    dots = max((list(filter(_of_dots, names)) for names in labels), key=len)
+    if arrow:
+        letters = _spelled(wanted, len(dots))
+    else:
+        every = [name for names in labels for name in names if not _of_dots(name)]
+        letters = [*dots, *sorted(name for name in every if every.count(name) == 1)]
+    return contract(partial(torch.einsum, equation), operands, labels, letters, shape)
+
+
+def _of_dots(name: str) -> bool:
+    return name.startswith(".")
+
+
+def _spelled(term: str, count: int) -> list[str]:
+    """Labels of a term, of which ``...`` stands for ``count``."""
+    before, dots, after = term.partition("...")
+    return [*before, *(f".{i}" for i in range(count if dots else 0, 0, -1)), *after]
+
+
+@implements(torch.tensordot)
+def tensordot(a: torch.Tensor, b: torch.Tensor, dims: Any = 2, out: None = None) -> DistTensor:
+    """``torch.tensordot``."""
+    if out is not None or isinstance(dims, torch.Tensor):
+        raise UnsupportedOperation(
+            "torch.tensordot with out= or with a tensor as dims=: use numbers, assign the result"
+        )
+    shape = result_shape(torch.tensordot, a, b, dims)
+    pairs = (range(a.dim() - dims, a.dim()), range(dims)) if isinstance(dims, int) else dims
+    pairs = [[d] if isinstance(d, int) else list(d) for d in pairs]
+    left, right = [f"a{d}" for d in range(a.dim())], [f"b{d}" for d in range(b.dim())]
+    for one, other in zip(*pairs, strict=True):
+        right[other % b.dim()] = left[one % a.dim()]
+    summed_over = set(left) & set(right)
+    labels = [name for name in (*left, *right) if name not in summed_over]
+    return contract(partial(torch.tensordot, dims=dims), (a, b), (left, right), labels, shape)
+
+
+@implements(F.bilinear, torch.bilinear)
+def bilinear(
+    input1: torch.Tensor, input2: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """``F.bilinear``."""
+    shape = result_shape(F.bilinear, input1, input2, weight, bias)
+    batch = batch_labels(input1, 1)
+    labels = ([*batch, "i"], [*batch, "j"], ["o", "i", "j"])
+    # Not by torch's bilinear, which refuses blocks without features.
+    product = partial(torch.einsum, "...i,...j,oij->...o")
+    result = contract(product, (input1, input2, weight), labels, [*batch, "o"], shape)
+    return result if bias is None else result + bias

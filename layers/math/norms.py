@@ -1,0 +1,122 @@
+"""Norms, similarities and soft maxima along dimensions, split ones included."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from distconv.dispatch import implements
+from distconv.errors import UnsupportedOperation
+from distconv.layers.math.reductions import WIDE, Dims, dtype_of, folding, of_all_ranks, summed
+from distconv.layers.plumbing.alignment import broadcast_shape, result_shape
+from distconv.tensor import DistTensor
+
+
+@implements(torch.linalg.vector_norm)
+def vector_norm(
+    x: DistTensor,
+    ord: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+    out: None = None,
+) -> torch.Tensor:
+    """``torch.linalg.vector_norm``: the norm of the norms of the blocks."""
+    _no_out(out)
+    result_shape(torch.linalg.vector_norm, x, ord, dim, keepdim, dtype=dtype)
+    dtype = dtype or dtype_of(torch.linalg.vector_norm, x)
+    if isinstance(dim, (list, tuple)) and not dim:
+        dim = None
+    fold = folding(x, dim, keepdim)
+    if not fold.axes:
+        return fold.wrap(torch.linalg.vector_norm(x.local, ord, dim, keepdim, dtype=dtype))
+    if math.isinf(ord):
+        sizes = x.to(dtype).abs()
+        return sizes.amax(fold.dims, keepdim) if ord > 0 else sizes.amin(fold.dims, keepdim)
+    norms = torch.linalg.vector_norm(x.local, ord, fold.dims, keepdim, dtype=WIDE.get(dtype, dtype))
+    if ord == 0:
+        return fold.wrap(summed(norms, fold).to(norms.dtype if dtype.is_complex else dtype))
+    total = torch.linalg.vector_norm(of_all_ranks(norms, fold), ord, 0)
+    return fold.wrap(total.to(norms.dtype if dtype.is_complex else dtype))
+
+
+def _no_out(out: Any) -> None:
+    if out is not None:
+        raise UnsupportedOperation("a norm with out=: assign the result instead")
+
+
+@implements(torch.norm, torch.Tensor.norm)
+def norm(
+    input: DistTensor,
+    p: float | str | None = "fro",
+    dim: Dims = None,
+    keepdim: bool = False,
+    out: None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``torch.norm`` as a norm of vectors."""
+    _no_out(out)
+    result_shape(torch.norm, input, p, dim, keepdim, dtype=dtype)
+    if p == "nuc":
+        raise UnsupportedOperation("torch.norm with p='nuc' of a DistTensor: gather it first (dc.gather(x))")
+    order = 2.0 if p in ("fro", None) else float(p)
+    return vector_norm(input, order, dim, keepdim, dtype=dtype)
+
+
+@implements(torch.linalg.norm)
+def linalg_norm(
+    A: DistTensor,
+    ord: float | str | None = None,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    out: None = None,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``torch.linalg.norm`` as a norm of vectors, and the Frobenius norm."""
+    _no_out(out)
+    result_shape(torch.linalg.norm, A, ord, dim, keepdim, dtype=dtype)
+    matrices = (A.dim() if dim is None else 1 if isinstance(dim, int) else len(dim)) == 2
+    if ord is not None and matrices and ord != "fro":
+        raise UnsupportedOperation(f"torch.linalg.norm of matrices with ord={ord!r}: gather the tensor first")
+    return vector_norm(A, 2.0 if ord in (None, "fro") else float(ord), dim, keepdim, dtype=dtype)
+
+
+@implements(F.normalize)
+def normalize(input: DistTensor, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12, out: None = None) -> torch.Tensor:
+    """``F.normalize``."""
+    _no_out(out)
+    return input.div(norm(input, p, dim, keepdim=True).clamp_min(eps))
+
+
+@implements(F.cosine_similarity, torch.cosine_similarity)
+def cosine_similarity(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8) -> torch.Tensor:
+    """``F.cosine_similarity``."""
+    result_shape(F.cosine_similarity, x1, x2, dim, eps)
+    shape = broadcast_shape((x1.shape, x2.shape))
+    units: list[torch.Tensor] = []
+    for operand in (x1, x2):
+        whole = operand.expand(shape)
+        length = torch.linalg.vector_norm(whole, 2, dim, keepdim=True).clone()
+        with torch.no_grad():  # as in torch: the gradient knows nothing of eps
+            length.clamp_min_(eps)
+        units.append(whole / length)
+    product: torch.Tensor = torch.mul(units[0], units[1])
+    return product.sum(dim)
+
+
+@implements(F.pairwise_distance, torch.pairwise_distance)
+def pairwise_distance(
+    x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
+) -> torch.Tensor:
+    """``F.pairwise_distance``."""
+    result_shape(F.pairwise_distance, x1, x2, p, eps, keepdim)
+    length: torch.Tensor = torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
+    return length
+
+
+# -- soft maxima ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,229 @@
+"""Elementwise operators: they act on the blocks as they are once the operands are aligned.
+
+Source: Dryden et al. 2019, III-B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from distconv.dispatch import implements, name_of
+from distconv.errors import ShapeError, UnsupportedOperation
+from distconv.layers.plumbing.alignment import (
+    aligned,
+    balanced_input,
+    broadcast_shape,
+    common_distribution,
+    result_shape,
+    whole_over,
+)
+from distconv.layers.plumbing.inplace_views import changed, viewed
+from distconv.layers.plumbing.sharded_weights import parameter_block
+from distconv.tensor import DistTensor
+
+_POINTWISE = """
+abs absolute neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sign sgn sin cos tan
+asin acos atan sinh cosh tanh asinh acosh atanh arcsin arccos arctan arcsinh arccosh arctanh sigmoid logit erf erfc
+erfinv relu ceil floor round trunc fix frac deg2rad rad2deg lgamma digamma polygamma i0 conj_physical angle
+isnan isinf isfinite isposinf isneginf isreal signbit nan_to_num logical_not bitwise_not
+clamp clip clamp_min clamp_max
+add sub subtract mul multiply div divide true_divide floor_divide remainder fmod pow float_power atan2 arctan2 hypot
+maximum minimum fmax fmin lerp addcmul addcdiv rsub xlogy copysign nextafter ldexp logaddexp logaddexp2 heaviside
+gcd lcm igamma igammac bitwise_left_shift bitwise_right_shift
+eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
+logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor masked_fill sinc
+threshold hardtanh relu6 elu selu celu leaky_relu gelu silu mish softplus hardsigmoid hardswish softsign
+tanhshrink hardshrink softshrink logsigmoid
+entr erfcx expit gammaln i0e i1 i1e log_ndtr ndtr ndtri psi xlog1py zeta gammainc gammaincc
+__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__
+__pow__ __rpow__ __neg__ __pos__ __abs__ __invert__ __and__ __or__ __xor__ __rand__ __ror__ __rxor__
+__lshift__ __rshift__ __rlshift__ __rrshift__ __div__
+__eq__ __ne__ __lt__ __le__ __gt__ __ge__
+""".split()
+
+_IN_PLACE = """
+__iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ __ilshift__
+__irshift__ zero_ fill_ copy_ detach_
+""".split()
+
+_UNARY = """
+clone contiguous to float double half bfloat16 int long short bool char byte cpu cuda type_as
+zeros_like ones_like full_like empty_like
+""".split()
+
+_ALIASES = ["detach", "real", "conj"]
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def _local(value: Any) -> Any:
+    return value.local if isinstance(value, DistTensor) else value
+
+
+def pointwise(function: Callable[..., Any], *args: Any, out: torch.Tensor | None = None, **kwargs: Any) -> Any:
+    """``function`` of broadcastable operands, element by element."""
+    operands = _tensors(args) + _tensors(kwargs.values())
+    if out is not None:
+        return _into(function, out, operands, pointwise(function, *args, **kwargs))
+    if len(operands) == 1:
+        (only,) = operands
+        assert isinstance(only, DistTensor)
+        dist, shape = only.dist, only.shape
+    else:
+        shape = broadcast_shape(tuple(t.shape for t in operands))
+        dist = common_distribution(operands, shape)
+
+    def block(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, DistTensor) and value.dist == dist and value.shape == shape:
+            return value.local
+        return aligned(value, dist, shape)
+
+    result = function(*(block(a) for a in args), **{k: block(v) for k, v in kwargs.items()})
+    first = operands[0]
+    if isinstance(first, DistTensor) and result is first.local:
+        if kwargs.get("inplace"):
+            changed(first)
+        return first
+    return DistTensor(result, dist, shape)
+
+
+def _into(function: Callable[..., Any], out: torch.Tensor, operands: list[torch.Tensor], result: DistTensor) -> Any:
+    """``out`` with the values of ``result``, as optimizers ask for it."""
+    recording = torch.is_grad_enabled() and any(t.requires_grad for t in (out, *operands))
+    if not isinstance(out, DistTensor) or out.shape != result.shape or recording:
+        raise UnsupportedOperation(
+            f"{name_of(function)} with out= that is no distributed tensor of the result's shape, or under autograd: "
+            "assign the result instead"
+        )
+    return in_place(torch.Tensor.copy_, out, result)
+
+
+def in_place(function: Callable[..., Any], target: Any, *args: Any, **kwargs: Any) -> Any:
+    """``function`` that changes ``target`` element by element; the other operands are aligned to it.
+
+    A plain target counts as replicated: its other operands must be, too, and autograd must not be recording.
+    """
+    others = _tensors(args) + _tensors(kwargs.values())
+    if not isinstance(target, DistTensor):
+        recording = torch.is_grad_enabled() and any(t.requires_grad for t in (target, *others))
+        if recording or any(t.dist.split_axes for t in others if isinstance(t, DistTensor)):
+            raise UnsupportedOperation(
+                f"{name_of(function)} would write a DistTensor into a plain tensor; scatter that first"
+            )
+        return function(target, *map(_local, args), **{k: _local(v) for k, v in kwargs.items()})
+    shape = broadcast_shape((target.shape, *(t.shape for t in others)))
+    if shape != target.shape:
+        raise ShapeError(f"output with shape {list(target.shape)} doesn't match the broadcast shape {list(shape)}")
+
+    def block(value: Any) -> Any:
+        return aligned(value, target.dist, target.shape) if isinstance(value, torch.Tensor) else value
+
+    function(target.local, *(block(a) for a in args), **{k: block(v) for k, v in kwargs.items()})
+    changed(target)
+    return target
+
+
+def unary(function: Callable[..., Any], input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """``function`` of one tensor whose result has its shape: copies, conversions, constants."""
+    block = _local(input)
+    result = function(block, *map(_local, args), **{k: _local(v) for k, v in kwargs.items()})
+    if result is block:
+        return input
+    return DistTensor(result, input.dist, input.shape) if isinstance(input, DistTensor) else result
+
+
+def alias(function: Callable[..., Any], input: DistTensor) -> DistTensor:
+    """The same of one whose result shares the memory of ``input``."""
+    result: DistTensor = unary(function, input)
+    return viewed(result, input)
+
+
+def _register() -> None:
+    holders = (torch.Tensor, torch, F, torch.special)
+    for names, rule in ((_POINTWISE, pointwise), (_UNARY, unary), (_ALIASES, alias)):
+        for function in {getattr(h, n) for n in names for h in holders if hasattr(h, n)}:
+            implements(function)(partial(rule, function))
+    implements(torch.Tensor.where)(partial(pointwise, torch.Tensor.where))
+    twins = [n + "_" for n in _POINTWISE if not n.startswith("__")]
+    for name in twins + _IN_PLACE:
+        for function in {getattr(h, name) for h in holders if hasattr(h, name)}:
+            implements(function)(partial(in_place, function))
+
+
+_register()
+
+
+@implements(torch.where)
+def where(condition: torch.Tensor, *branches: Any, **named: Any) -> DistTensor:
+    """``torch.where`` with two branches."""
+    if not branches and not named:
+        raise UnsupportedOperation("torch.where of a condition alone: gather it first (dc.gather(condition))")
+    result: DistTensor = pointwise(torch.where, condition, *branches, **named)
+    return result
+
+
+# -- activations that are not elementwise throughout ------------------------------------------------------------------
+
+
+@implements(F.glu)
+def glu(input: DistTensor, dim: int = -1) -> DistTensor:
+    """``F.glu``: one half of ``dim`` gates the other; if it is split it is gathered, and split again."""
+    out_shape = result_shape(F.glu, input, dim)
+    target = input.dist.balanced() if input.dist.split[dim] is not None else input.dist
+    x = input.replicated([dim % input.dim()])
+    return DistTensor(F.glu(x.local, dim), x.dist, out_shape).redistribute(target)
+
+
+@implements(F.softmin)
+def softmin(input: DistTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> torch.Tensor:
+    """``F.softmin``."""
+    return F.softmax(-input, dim, _stacklevel, dtype)
+
+
+def _rrelu(
+    always: bool,
+    input: DistTensor,
+    lower: float = 1.0 / 8,
+    upper: float = 1.0 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> DistTensor:
+    """``F.rrelu`` outside training: the mean slope for all."""
+    if training:
+        raise UnsupportedOperation(
+            "rrelu in training draws a number for each negative element in turn, so that no rank knows its own; call "
+            "model.eval(), use a leaky ReLU, or apply it to the gathered tensor and scatter the result"
+        )
+    result: DistTensor = pointwise(F.leaky_relu, input, (lower + upper) / 2, inplace=inplace or always)
+    return result
+
+
+implements(F.rrelu, torch.rrelu)(partial(_rrelu, False))
+implements(torch.rrelu_)(partial(_rrelu, True))
+
+
+@implements(vars(torch._C.TensorBase)["data"].__get__)
+def data(tensor: DistTensor) -> DistTensor:
+    """The tensor outside autograd, on the same memory."""
+    return viewed(DistTensor(tensor.local.data, tensor.dist, tensor.shape), tensor)
+
+
+@implements(F.prelu, torch.prelu, torch.Tensor.prelu)
+def prelu(input: torch.Tensor, weight: torch.Tensor) -> DistTensor:
+    """``F.prelu`` with one slope, or one per channel (dimension 1)."""
+    result_shape(F.prelu, input, weight)
+    if not isinstance(input, DistTensor):
+        raise UnsupportedOperation("prelu of a plain tensor with a distributed weight: scatter the input first")
+    if weight.numel() == 1:
+        return DistTensor(F.prelu(input.local, whole_over(weight, input.dist)), input.dist, input.shape)
+    x = balanced_input(input) if input.dist.cyclic else input
+    return DistTensor(F.prelu(x.local, parameter_block(weight, x.dist, [1])), x.dist, x.shape)

@@ -1,0 +1,232 @@
+"""Sums, means, products and truth values over dimensions, split ones included.
+
+Each rank reduces its block, then those that share the rest of the dimensions combine what they have; the result is
+replicated over the axes that split the reduced dimensions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+import torch.nn.functional as F
+from mpi4py import MPI
+
+from distconv.communication.collectives import sum_over
+from distconv.communication.transport import allreduce
+from distconv.dispatch import implements
+from distconv.distribution import Distribution
+from distconv.grid import ProcessGrid
+from distconv.layers.plumbing.alignment import result_shape
+from distconv.tensor import DistTensor
+
+Dims = int | list[int] | tuple[int, ...] | None
+
+WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""In what partial results of a dtype travel, so that the result is rounded once, as in one process."""
+
+_NUMPY = {"axis": "dim", "keepdims": "keepdim"}
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_NARROW_INTEGERS = (torch.bool, torch.int8, torch.int16)
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A reduction: its dimensions, the grid axes that split them, and the layout and shape of its result."""
+
+    dims: tuple[int, ...]
+    keepdim: bool
+    grid: ProcessGrid
+    axes: tuple[str, ...]
+    dist: Distribution
+    shape: torch.Size
+
+    def wrap(self, local: torch.Tensor) -> DistTensor:
+        """The result of which ``local`` is the block."""
+        return DistTensor(local, self.dist, self.shape)
+
+
+def folding(input: DistTensor, dim: Dims, keepdim: bool = False) -> Fold:
+    """The reduction of ``input`` over ``dim`` (None or no dimension: all)."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        dims = tuple(range(input.dim()))
+    else:
+        dims = tuple(sorted({d % max(input.dim(), 1) for d in ([dim] if isinstance(dim, int) else dim)}))
+    dims = dims[: input.dim()]
+    axes = input.dist.axes
+    if keepdim:
+        left = [None if d in dims else a for d, a in enumerate(axes)]
+        shape = torch.Size(1 if d in dims else n for d, n in enumerate(input.shape))
+    else:
+        left = [a for d, a in enumerate(axes) if d not in dims]
+        shape = torch.Size(n for d, n in enumerate(input.shape) if d not in dims)
+    crossed = input.grid.split_axes(input.dist.split[d] for d in dims)
+    return Fold(dims, keepdim, input.grid, crossed, input.dist.with_axes(left), shape)
+
+
+def numbers_in(input: DistTensor, fold: Fold) -> int:
+    """How many elements become one."""
+    return math.prod(input.shape[d] for d in fold.dims)
+
+
+def numpy_names(operator: Callable[P, T]) -> Callable[P, T]:
+    """``operator`` with NumPy's names for arguments too, as torch takes them: ``axis`` and ``keepdims``."""
+
+    @wraps(operator)
+    def renamed(*args: Any, **named: Any) -> Any:
+        return operator(*args, **{_NUMPY.get(name, name): value for name, value in named.items()})
+
+    return renamed
+
+
+def called(dims: tuple[Any, ...], dim: Dims, keepdim: bool) -> tuple[Dims, bool]:
+    """Arguments as torch takes them: ``(dim, keepdim)`` by position, or several dimensions in a row."""
+    if dims and isinstance(dims[-1], bool):
+        *dims, keepdim = dims  # type: ignore[assignment]
+    if not dims:
+        return dim, keepdim
+    return (dims[0] if len(dims) == 1 else tuple(dims)), keepdim
+
+
+def summed(local: torch.Tensor, fold: Fold) -> torch.Tensor:
+    """Sum of the ranks' partial results; their dtype may be one that MPI cannot add."""
+    if not fold.axes:
+        return local
+    if local.is_complex():
+        return torch.view_as_complex(sum_over(torch.view_as_real(local), fold.grid, fold.axes))
+    if local.dtype in _NARROW_INTEGERS:
+        return sum_over(local.long(), fold.grid, fold.axes).to(local.dtype)
+    return sum_over(local, fold.grid, fold.axes)
+
+
+def of_all_ranks(partial: torch.Tensor, fold: Fold) -> torch.Tensor:
+    """The partial results of all ranks along the crossed axes, one behind the other in a new first dimension."""
+    comm = fold.grid.comm(fold.axes)
+    # Each rank has zeros where another has its result: this sum only copies.
+    around = [0, 0] * partial.dim() + [comm.rank, comm.size - 1 - comm.rank]
+    return sum_over(F.pad(partial.unsqueeze(0), around), fold.grid, fold.axes)
+
+
+def dtype_of(function: Callable[..., torch.Tensor], input: DistTensor) -> torch.dtype:
+    """Dtype that ``function`` gives for elements of ``input``, under ``torch.autocast`` too."""
+    inexact = input.is_floating_point() or input.is_complex()
+    if inexact and not torch._C._is_any_autocast_enabled():
+        return input.dtype
+    return function(input.local.new_zeros(1)).dtype
+
+
+def _total(function: Callable[..., torch.Tensor], input: DistTensor, fold: Fold, dtype: torch.dtype) -> torch.Tensor:
+    """Sum by ``function`` in ``dtype``, or in a wider one where the rest is still to be added."""
+    dtype = WIDE.get(dtype, dtype) if fold.axes else dtype
+    over = (fold.dims, fold.keepdim) if fold.dims else ()
+    return summed(function(input.local, *over, dtype=dtype), fold)
+
+
+@numpy_names
+def _sum(
+    function: Callable[..., torch.Tensor],
+    input: DistTensor,
+    *dims: Any,
+    dim: Dims = None,
+    keepdim: bool = False,
+    dtype: torch.dtype | None = None,
+) -> DistTensor:
+    """``torch.sum`` or ``torch.nansum``."""
+    dim, keepdim = called(dims, dim, keepdim)
+    result_shape(function, input, dim, keepdim, dtype=dtype)
+    fold = folding(input, dim, keepdim)
+    dtype = dtype or dtype_of(function, input)
+    return fold.wrap(_total(function, input, fold, dtype).to(dtype))
+
+
+sum = partial(_sum, torch.sum)
+nansum = partial(_sum, torch.nansum)
+implements(torch.sum, torch.Tensor.sum)(sum)
+implements(torch.nansum, torch.Tensor.nansum)(nansum)
+
+
+@implements(torch.mean, torch.Tensor.mean)
+@numpy_names
+def mean(
+    input: DistTensor, *dims: Any, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
+) -> DistTensor:
+    """``torch.mean``: the sum over the global number of elements."""
+    dim, keepdim = called(dims, dim, keepdim)
+    result_shape(torch.mean, input, dim, keepdim, dtype=dtype)
+    fold = folding(input, dim, keepdim)
+    dtype = dtype or input.dtype
+    total = _total(torch.sum, input, fold, WIDE.get(dtype, dtype))
+    return fold.wrap((total / numbers_in(input, fold)).to(dtype))
+
+
+@implements(torch.nanmean, torch.Tensor.nanmean)
+@numpy_names
+def nanmean(input: DistTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
+    """``torch.nanmean``."""
+    result_shape(torch.nanmean, input, dim, keepdim, dtype=dtype)
+    known = ~input.isnan()
+    return input.nansum(dim, keepdim, dtype=dtype) / known.sum(dim, keepdim)
+
+
+@implements(torch.count_nonzero, torch.Tensor.count_nonzero)
+def count_nonzero(input: DistTensor, dim: Dims = None) -> torch.Tensor:
+    """``torch.count_nonzero``."""
+    result_shape(torch.count_nonzero, input, dim)
+    return (input != 0).sum(dim)
+
+
+@implements(torch.Tensor.sum_to_size)
+def sum_to_size(input: DistTensor, *size: Any) -> torch.Tensor:
+    """``Tensor.sum_to_size``."""
+    wanted = result_shape(torch.Tensor.sum_to_size, input, *size)
+    new = input.dim() - len(wanted)
+    shrunk = [d for d, n in enumerate(input.shape) if d < new or (wanted[d - new] == 1 and n != 1)]
+    return (sum(input, dim=shrunk, keepdim=True) if shrunk else input).reshape(wanted)
+
+
+@implements(torch.prod, torch.Tensor.prod)
+@numpy_names
+def prod(
+    input: DistTensor, dim: int | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> DistTensor:
+    """``torch.prod``: the product of the ranks' products."""
+    over = () if dim is None else (dim, keepdim)
+    result_shape(torch.prod, input, *over, dtype=dtype)
+    fold = folding(input, dim, keepdim)
+    dtype = dtype or dtype_of(torch.prod, input)
+    if not fold.axes:
+        return fold.wrap(torch.prod(input.local, *over, dtype=dtype))
+    partial = torch.prod(input.local, *over, dtype=WIDE.get(dtype, dtype))
+    return fold.wrap(of_all_ranks(partial, fold).prod(0).to(dtype))
+
+
+@numpy_names
+def _truth(
+    function: Callable[..., torch.Tensor],
+    op: MPI.Op,
+    input: DistTensor,
+    *dims: Any,
+    dim: Dims = None,
+    keepdim: bool = False,
+) -> DistTensor:
+    """``torch.any`` or ``torch.all``."""
+    dim, keepdim = called(dims, dim, keepdim)
+    over = () if dim is None else (dim, keepdim)
+    result_shape(function, input, *over)
+    fold = folding(input, dim, keepdim)
+    local = function(input.local, *over)
+    if fold.axes:
+        found = local.to(torch.uint8).contiguous()
+        local = allreduce(fold.grid.comm(fold.axes), found, function.__name__, op).to(local.dtype)
+    return fold.wrap(local)
+
+
+for _name, _op in (("any", MPI.MAX), ("all", MPI.MIN)):
+    implements(getattr(torch, _name), getattr(torch.Tensor, _name))(partial(_truth, getattr(torch, _name), _op))

@@ -1,0 +1,66 @@
+"""Operators that see a whole dimension in its order: sorting, ranking, running sums. A split dimension is gathered."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from distconv.dispatch import implements
+from distconv.errors import UnsupportedOperation
+from distconv.layers.plumbing.alignment import result_shape
+from distconv.tensor import DistTensor
+
+_DIM = {
+    "sort": (0, -1),
+    "argsort": (0, -1),
+    "msort": (9, 0),
+    "topk": (1, -1),
+    "kthvalue": (1, -1),
+    "mode": (0, -1),
+    "median": (0, None),
+    "nanmedian": (0, None),
+    "cumsum": (0, None),
+    "cumprod": (0, None),
+    "cummax": (0, None),
+    "cummin": (0, None),
+    "logcumsumexp": (0, None),
+}
+"""Place of ``dim`` among the positional arguments of each function, and its default."""
+
+
+def _ordered(function: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
+    """``function`` of the whole dimension on every rank that has a part of it; without ``dim`` of the whole tensor."""
+    if named.get("out") is not None:
+        raise UnsupportedOperation(f"torch.{function.__name__} with out=: assign the result instead")
+    result_shape(_first, function, input, *args, **named)
+    place, dim = _DIM[function.__name__]
+    dim = named.get("dim", named.get("axis", args[place] if len(args) > place else dim))
+    dims = range(input.dim()) if dim is None else [dim % max(1, input.dim())][: input.dim()]
+    x = input.replicated(dims)
+    found = function(x.local, *args, **named)
+    if isinstance(found, torch.Tensor):
+        return _laid_out(found, x, input, dims)
+    return type(found)([_laid_out(f, x, input, dims) for f in found])
+
+
+def _first(function: Any, *args: Any, **named: Any) -> torch.Tensor:
+    found = function(*args, **named)
+    result: torch.Tensor = found if isinstance(found, torch.Tensor) else found[0]
+    return result
+
+
+def _laid_out(local: torch.Tensor, x: DistTensor, input: DistTensor, dims: Any) -> DistTensor:
+    """A block of a result: laid out as ``input`` if its extents are the same."""
+    if local.dim() == x.dim():
+        shape = torch.Size(local.shape[d] if d in dims else n for d, n in enumerate(x.shape))
+        found = DistTensor(local, x.dist, shape)
+        return found.redistribute(input.dist) if shape == input.shape else found
+    left = [d for d in range(x.dim()) if d not in dims]
+    return DistTensor(local, x.dist.with_axes([x.dist.axes[d] for d in left]), torch.Size(x.shape[d] for d in left))
+
+
+for _name in _DIM:
+    for _function in {getattr(h, _name) for h in (torch, torch.Tensor)}:
+        implements(_function)(partial(_ordered, getattr(torch, _name)))

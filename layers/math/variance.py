@@ -1,0 +1,80 @@
+"""Variances and standard deviations, by deviations from the mean, so that a large mean costs no digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from distconv.dispatch import implements
+from distconv.layers.math.reductions import WIDE, folding, mean, numbers_in, numpy_names
+from distconv.layers.plumbing.alignment import result_shape
+from distconv.tensor import DistTensor
+
+
+def _arguments(
+    dim: Any = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
+) -> tuple[Any, float, bool]:
+    """Dimensions, correction and keepdim from torch's two signatures; ``var(False)`` means ``unbiased=False``."""
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    return dim, (int(unbiased) if correction is None else correction), keepdim
+
+
+def _var(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch.Tensor:
+    fold = folding(input, dim, keepdim)
+    count = numbers_in(input, fold)
+    if not fold.axes:
+        if count and not input.local.numel():  # torch would warn of too few elements, on this rank alone
+            return fold.wrap(input.local.sum(fold.dims, keepdim))
+        return fold.wrap(torch.var(input.local, fold.dims or None, correction=correction, keepdim=keepdim))
+    x: torch.Tensor = input.to(WIDE.get(input.dtype, input.dtype))
+    if count:
+        # From an element on, so that equal elements deviate by nothing at all.
+        x = x - x.detach().amin(fold.dims, keepdim=True)
+    deviation = x - x.mean(fold.dims, keepdim=True)
+    total = (deviation * deviation).sum(fold.dims, keepdim=keepdim)
+    return (total / torch.tensor(float(max(0, count - correction)), dtype=total.dtype)).to(input.dtype)
+
+
+def _std(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch.Tensor:
+    variance = _var(input, dim, correction, keepdim)
+    # Where nothing varies torch has the gradient 0, not that of the root.
+    zero = variance == 0
+    return variance.masked_fill(zero, 1).sqrt().masked_fill(zero, 0)
+
+
+@numpy_names
+def _statistic(
+    function: Callable[..., Any], rule: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any
+) -> torch.Tensor:
+    """``torch.var`` or ``torch.std``."""
+    result_shape(function, input, *args, **named)
+    return rule(input, *_arguments(*args, **named))
+
+
+@numpy_names
+def _with_mean(
+    function: Callable[..., Any], rule: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """``torch.var_mean`` or ``torch.std_mean``."""
+    result_shape(_first, function, input, *args, **named)
+    dim, correction, keepdim = _arguments(*args, **named)
+    return rule(input, dim, correction, keepdim), mean(input, dim=dim, keepdim=keepdim)
+
+
+def _first(function: Callable[..., Any], *args: Any, **named: Any) -> torch.Tensor:
+    found: torch.Tensor = function(*args, **named)[0]
+    return found
+
+
+for _name, _rule in (("var", _var), ("std", _std)):
+    implements(getattr(torch, _name), getattr(torch.Tensor, _name))(partial(_statistic, getattr(torch, _name), _rule))
+    _both = getattr(torch, f"{_name}_mean")
+    implements(_both)(partial(_with_mean, _both, _rule))

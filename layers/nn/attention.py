@@ -1,0 +1,50 @@
+"""Scaled dot-product attention: samples, heads and queries keep their splits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from distconv.dispatch import implements
+from distconv.errors import UnsupportedOperation
+from distconv.layers.math.matmul import batch_labels, contract
+from distconv.layers.plumbing.alignment import result_shape
+from distconv.tensor import DistTensor
+
+
+@implements(F.scaled_dot_product_attention)
+def scaled_dot_product_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> DistTensor:
+    """``F.scaled_dot_product_attention``: samples, heads and queries keep their splits; keys are gathered."""
+    if dropout_p:
+        raise UnsupportedOperation("attention with dropout: its mask would depend on the grid; set dropout_p=0")
+    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    shape = result_shape(F.scaled_dot_product_attention, query, key, value, attn_mask, 0.0, **options)
+    operands, labels = (
+        [query, key, value],
+        [[*batch_labels(t, 2), *own] for t, own in ((query, "le"), (key, "se"), (value, "sf"))],
+    )
+    whole = ["s", "e", *(["l"] if is_causal else []), *(["batch 1"] if enable_gqa else [])]
+    if attn_mask is not None:
+        operands.append(attn_mask)
+        labels.append([*batch_labels(attn_mask, 2), "l", "s"])
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        if q.numel() and v.numel():
+            return F.scaled_dot_product_attention(q, k, v, mask, 0.0, **options)
+        # torch leaves k and v out of the graph of an empty result; the other ranks have them in theirs.
+        ends = [t.reshape(-1)[:0] for t in (q, k, v, mask) if t is not None and t.is_floating_point()]
+        dtype = F.scaled_dot_product_attention(*(q.new_zeros(1, 1, 1),) * 3).dtype  # that of the other ranks
+        return torch.cat(ends).to(dtype).reshape(*q.shape[:-1], v.shape[-1])
+
+    return contract(attend, operands, labels, [*batch_labels(query, 2), "l", "f"], shape, whole)

@@ -1,0 +1,200 @@
+"""Distributed convolution over samples, space, channels and filters, with the communication behind the local work.
+
+    forward    1 start the exchange of x (halo and channels)   2 convolve what is owned   3 finish
+               4 add the share of what came   5 where channels are split: sum y at its owners (layers.channels)
+    backward   1 dL/dx of what came   2 start sending it to its owners   3 dL/dx and dL/dw of what is owned   4 finish
+
+x is never copied where the geometry permits; elsewhere the needed box is assembled (kernels.convolution.merged).
+
+Source: Dryden et al. 2019, III-A (algorithms), III-D (channels and filters) and IV-A (overlap).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from distconv.communication.collectives import apply
+from distconv.communication.transfer import Accumulation, TransferPlan, transfer_plan
+from distconv.dispatch import implements
+from distconv.distribution import Distribution
+from distconv.errors import UnsupportedOperation
+from distconv.kernels.convolution import Convolution, Geometry, Piece, Range, cut, is_free, merged
+from distconv.layers.plumbing.alignment import as_autocast, check_dtypes, result_shape, whole_over
+from distconv.layers.plumbing.input_windows import spatial_box, spread, window_needs
+from distconv.layers.plumbing.sharded_weights import (
+    channel_needs,
+    parameter_block,
+    summed_at_owners,
+    weight_block,
+    with_channels_split,
+)
+from distconv.layers.tensor.reshaping import squeeze, unsqueeze
+from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split
+from distconv.tensor import DistTensor
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Everything about one convolution that does not depend on values: planned once, run many times."""
+
+    plan: TransferPlan
+    work: Convolution
+    block: tuple[Range, ...]
+    """What this rank has of x, channels first."""
+    own: tuple[Range, ...]
+    """The part of it that is convolved here: without the channels that only others need."""
+    slabs: tuple[tuple[Range, ...], ...]
+    free: bool
+
+    @property
+    def needed(self) -> tuple[Range, ...]:
+        space = (self.work.geometry.needed(d, out) for d, out in enumerate(self.work.out))
+        return (self.work.channels, *space)
+
+    def pieces(self, x: torch.Tensor, slabs: Sequence[torch.Tensor]) -> list[Piece]:
+        """What is convolved: the owned block and each slab by itself, or the one needed box made of them."""
+        first = self.own[0][0] - self.block[0][0]
+        own = x if self.own == self.block else x[:, first : first + self.own[0][1] - self.own[0][0]]
+        found = [Piece(own, self.own), *(Piece(v, box) for v, box in zip(slabs, self.slabs, strict=bool(slabs)))]
+        return found if self.free else [merged(found, self.needed)]
+
+
+@lru_cache(maxsize=4096)
+def _layer(
+    dist: Distribution,
+    shape: torch.Size,
+    out_shape: torch.Size,
+    geometry: Geometry,
+    groups: int,
+    split: ChannelSplit | None,
+) -> _Layer:
+    channels = None if split is None else channel_needs(dist, 1, split)
+    needs = window_needs(dist, out_shape, geometry, channels)
+    plan = transfer_plan(dist, needs, tuple(shape), ghosts=True)
+    block = tuple((i.start, i.stop) for i in dist.box(None, shape)[1:])
+    wanted = (0, shape[1]) if split is None else tuple(split.needed(dist.coordinate(1)))
+    start = min(max(block[0][0], wanted[0]), wanted[1])
+    own = ((start, max(start, min(block[0][1], wanted[1]))), *block[1:])
+    out = spatial_box(dist, out_shape)
+    slabs = tuple(tuple((i.start, i.stop) for i in box[1:]) for box in plan.parts)
+    work = Convolution(geometry, groups if split is None else split.local_groups, out, (wanted[0], wanted[1]))
+    return _Layer(plan, work, block, own, slabs, own[0][1] > own[0][0] and is_free(block[1:], out, geometry))
+
+
+class _Convolve(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: _Layer
+    ) -> torch.Tensor:
+        transfer = layer.plan.start(x, "convolution halo exchange")
+        if layer.free:
+            y = layer.work.forward(layer.pieces(x, ())[0], weight, bias)
+            slabs = transfer.finish()
+            layer.work.add(y, layer.pieces(x, slabs)[1:], weight)
+        else:
+            slabs = transfer.finish()
+            y = layer.work.forward(layer.pieces(x, slabs)[0], weight, bias)
+        ctx.layer = layer
+        ctx.save_for_backward(x, weight, *slabs)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        layer: _Layer = ctx.layer
+        x, weight, *slabs = ctx.saved_tensors
+        grad = grad.contiguous()
+        pieces = layer.pieces(x, slabs)
+        dx = dw = db = sending = None
+        if ctx.needs_input_grad[0]:
+            dx, sending = _start_input_gradient(layer, grad, pieces, weight)
+        if ctx.needs_input_grad[1]:
+            dw, db = layer.work.parameter_gradients(grad, pieces, weight, bias=ctx.needs_input_grad[2])
+        elif ctx.needs_input_grad[2]:
+            db = grad.sum([d for d in range(grad.dim()) if d != 1])
+        if sending is not None and dx is not None:
+            sending.finish(dx)
+        return dx, dw, db, None
+
+
+def _start_input_gradient(
+    layer: _Layer, grad: torch.Tensor, pieces: Sequence[Piece], weight: torch.Tensor
+) -> tuple[torch.Tensor, Accumulation]:
+    """dL/dx of the owned block so far, and what is on its way between neighbours."""
+    if layer.free:
+        ghosts = [layer.work.input_gradient(grad, piece, weight) for piece in pieces[1:]]
+        sending = layer.plan.start_accumulate(ghosts, grad, "convolution halo accumulation")
+        own = Piece(layer.work.input_gradient(grad, pieces[0], weight), layer.own)
+        return (own.values if layer.own == layer.block else cut(own, layer.block)), sending
+    whole = Piece(layer.work.input_gradient(grad, pieces[0], weight), layer.needed)
+    sending = layer.plan.start_accumulate(
+        [cut(whole, box) for box in layer.slabs], grad, "convolution halo accumulation"
+    )
+    return cut(whole, layer.block), sending
+
+
+def _convolution(
+    function: Any,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] | str = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> DistTensor:
+    """``torch.conv1d``, ``conv2d`` or ``conv3d`` of x (N, C, [D, [H,]] W), split over any of its dimensions.
+
+    Raises
+    ------
+    ShapeError
+        As torch does, or if groups do not divide over the ranks that split the channels.
+    """
+    check_dtypes(function, input, weight, bias, stride, padding, dilation, groups)
+    out_shape = result_shape(function, input, weight, bias, stride, padding, dilation, groups)
+    if not isinstance(input, DistTensor):
+        raise UnsupportedOperation("convolution of a plain tensor with a distributed weight: scatter the input first")
+    count = weight.dim() - 2
+    if input.dim() == count + 1:
+        one = _convolution(function, unsqueeze(input, 0), weight, bias, stride, padding, dilation, groups)
+        return squeeze(one, 0)
+    x = with_channels_split(input, 1, weight)
+    kernel, dilations, strides = tuple(weight.shape[2:]), spread(dilation, count), spread(stride, count)
+    geometry = Geometry(kernel, strides, _front(padding, kernel, dilations), dilations)
+    if x.dist.split[1] is None:
+        w = whole_over(weight, x.dist)
+        b = None if bias is None else whole_over(bias, x.dist)
+        layer = _layer(x.dist, x.shape, out_shape, geometry, groups, None)
+        return DistTensor(apply(_Convolve, *as_autocast(x.local, w, b), layer), x.dist, out_shape)
+    parts = x.grid.shape[AXIS]
+    split = channel_split(x.shape[1], weight.shape[0], groups, parts, math.prod(strides))
+    w = weight_block(weight, x.dist, split)
+    b = None if bias is None else parameter_block(bias, x.dist, [1])
+    layer = _layer(x.dist, x.shape, out_shape, geometry, groups, split)
+    y = apply(_Convolve, *as_autocast(x.local, w, b if split.blocks == 1 else None), layer)
+    if split.blocks > 1:
+        y = summed_at_owners(y, x.dist, out_shape, 1, split)
+        y = y if b is None else y + b.to(y.dtype).view(-1, *(1,) * count)
+    return DistTensor(y, x.dist, out_shape)
+
+
+def _front(padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
+    """Padding in front of each dimension; what is behind follows from the output's extent."""
+    if padding == "same":
+        return tuple((k - 1) * d // 2 for k, d in zip(kernel, dilation, strict=True))
+    if padding == "valid":
+        return (0,) * len(kernel)
+    assert not isinstance(padding, str)
+    return spread(padding, len(kernel))
+
+
+for _function in (torch.conv1d, torch.conv2d, torch.conv3d, F.conv1d, F.conv2d, F.conv3d):
+    implements(_function)(partial(_convolution, _function))

@@ -1,0 +1,105 @@
+"""Dropout in training, with the mask that one process would draw, on any grid.
+
+Every rank draws the mask of the whole tensor from torch's generator and keeps its block: the ranks' generators must
+agree before (seed all ranks alike) and agree afterwards. A mask costs one byte per element of the *global* tensor for
+as long as its block is being cut out, and dropout of whole channels one byte per sample and channel.
+
+The decisions are those of ``F.dropout`` for a contiguous tensor on the CPU. Torch's fused kernel for a GPU, and
+another order of the elements in memory (channels_last), give other masks in one process; ours do not change with them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+
+from distconv.dispatch import implements
+from distconv.layers.plumbing.alignment import aligned, result_shape
+from distconv.layers.plumbing.inplace_views import changed
+from distconv.layers.tensor.creation import agree_on_generator
+from distconv.tensor import DistTensor
+
+_SATURATION = 1.7580993408473766
+"""Minus the limit of SELU at minus infinity: what alpha dropout sets elements to, before it scales."""
+
+
+def _mask(x: DistTensor, decided: int, keep: float) -> torch.Tensor:
+    """True where this rank keeps an element; one decision per index of the first ``decided`` dimensions."""
+    agree_on_generator(x)
+    shape = [*x.shape[:decided], *(1,) * (x.dim() - decided)]
+    whole = torch.empty(shape, dtype=torch.bool, device=x.device).bernoulli_(keep)
+    return aligned(whole, x.dist, x.shape)
+
+
+def _noise(x: DistTensor, p: float, decided: int, alpha: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """What this rank's block is multiplied by, and what is added, computed step by step as torch does it."""
+    if p == 1:
+        return x.local.new_zeros(()), None
+    noise = _mask(x, decided, 1 - p).to(x.dtype)
+    if not alpha:
+        return noise.div_(1 - p), None
+    scale = 1 / math.sqrt((_SATURATION**2 * p + 1) * (1 - p))
+    added = noise.add(-1).mul_(_SATURATION * scale).add_(_SATURATION * scale * p)
+    return noise.mul_(scale), added
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """One of torch's dropout functions."""
+
+    function: Callable[..., torch.Tensor]
+    features: bool = False
+    """Whether whole channels are dropped."""
+    alpha: bool = False
+    """Whether mean and variance are kept, as networks of SELU need it."""
+
+    def __call__(self, input: DistTensor, p: float, training: bool, inplace: bool = False) -> DistTensor:
+        """``F.dropout`` and its kin; outside training the identity."""
+        result_shape(self.function, input, p, training)
+        if p == 0 or not training or input.numel() == 0:
+            return input
+        noise, added = _noise(input, p, self._decided(input.dim()), self.alpha)
+        y = input.local.mul_(noise) if inplace else input.local * noise
+        if added is not None:
+            y = y.add_(added)
+        if not inplace:
+            return DistTensor(y, input.dist, input.shape)
+        changed(input)
+        return input
+
+    def _decided(self, dims: int) -> int:
+        if not self.features:
+            return dims
+        # These two also take a sample without a sample dimension.
+        return 1 if (self.function, dims) in ((F.dropout1d, 2), (F.dropout3d, 4)) else 2
+
+
+def _aten(kind: _Kind, inplace: bool, input: DistTensor, p: float, train: bool) -> DistTensor:
+    """``torch.dropout`` and its kin."""
+    return kind(input, p, train, inplace)
+
+
+for _name, _features, _alpha in (
+    ("dropout", False, False),
+    ("dropout1d", True, False),
+    ("dropout2d", True, False),
+    ("dropout3d", True, False),
+    ("alpha_dropout", False, True),
+    ("feature_alpha_dropout", True, True),
+):
+    implements(getattr(F, _name))(_Kind(getattr(F, _name), _features, _alpha))
+
+for _name, _features, _alpha in (
+    ("dropout", False, False),
+    ("feature_dropout", True, False),
+    ("alpha_dropout", False, True),
+    ("feature_alpha_dropout", True, True),
+):
+    _kind = _Kind(getattr(torch, _name), _features, _alpha)
+    implements(getattr(torch, _name))(partial(_aten, _kind, False))
+    implements(getattr(torch, f"{_name}_"))(partial(_aten, _kind, True))

@@ -1,0 +1,69 @@
+"""Sampling at given points, and the points of affine maps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from distconv.communication.collectives import enter
+from distconv.dispatch import implements
+from distconv.distribution import Distribution
+from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, result_shape
+from distconv.layers.plumbing.input_windows import no_outputs
+from distconv.tensor import DistTensor
+
+
+@implements(F.grid_sample)
+def grid_sample(
+    input: torch.Tensor,
+    grid: torch.Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> DistTensor:
+    """``F.grid_sample`` of x (N, C, [D,] H, W) at points (N, [D,] H, W, 2 or 3), which may be anywhere in space.
+
+    Every rank gathers the space of its samples and channels and samples it at its own points. If the points' space is
+    not split, points and result are split as x is.
+    """
+    out_shape = result_shape(F.grid_sample, input, grid, mode, padding_mode, align_corners)
+    like = input if isinstance(input, DistTensor) else grid
+    assert isinstance(like, DistTensor)
+    x, points = (as_cast_for(as_distributed(t, like.grid), _probe, 1, 1, 1, 1) for t in (input, grid))
+    if not isinstance(input, DistTensor):
+        x = x.redistribute(points.dist.with_axes([points.dist.axes[0], *(None,) * (x.dim() - 1)]).balanced())
+    space = points.dist.axes[1:-1] if any(points.dist.split[1:-1]) else x.dist.axes[2:]
+    taken = x.dist.axes[:2]
+    out = Distribution(x.grid, [*taken, *(None if a in taken else a for a in space)])
+    whole = x.redistribute(out.replicate(range(2, x.dim()))).local
+    whole = enter(whole, x.grid, out.split[2:])
+    places = points.redistribute(out.with_axes([out.axes[0], *out.axes[2:], None])).local
+    places = enter(places, x.grid, [out.split[1]])
+    return DistTensor(_at_points(whole, places, mode, padding_mode, align_corners), out, out_shape)
+
+
+def _probe(block: torch.Tensor) -> torch.Tensor:
+    return F.grid_sample(block, block.new_zeros(1, 1, 1, 2), align_corners=True)
+
+
+def _at_points(whole: torch.Tensor, places: torch.Tensor, *options: Any) -> torch.Tensor:
+    shape = (*whole.shape[:2], *places.shape[1:-1])
+    if 0 in shape:
+        return no_outputs(whole, shape) + no_outputs(places, shape)
+    return F.grid_sample(whole, places, *options)
+
+
+@implements(F.affine_grid)
+def affine_grid(theta: DistTensor, size: Sequence[int], align_corners: bool | None = None) -> DistTensor:
+    """``F.affine_grid`` of theta (N, 2, 3) or (N, 3, 4): points (N, [D,] H, W, 2 or 3), split over samples."""
+    shape = result_shape(F.affine_grid, theta, tuple(size), align_corners)
+    x = theta.replicated([1, 2])
+    local_shape = (x.local.shape[0], *shape[1:])
+    if 0 in local_shape:
+        points = no_outputs(x.local, local_shape)
+    else:
+        points = F.affine_grid(x.local, [local_shape[0], *size[1:]], align_corners)
+    return DistTensor(points, x.dist.with_axes([x.dist.axes[0], *(None,) * (len(shape) - 1)]), shape)

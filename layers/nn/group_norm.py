@@ -1,0 +1,352 @@
+"""Group, instance, layer, RMS and local response normalization of samples that are split over ranks.
+
+    forward    1 sums of each block   2 one sum over the ranks that share a group   3 normalize the block
+    backward   1 sums of the block's gradient   2 one sum over the same ranks   3 dL/dx of the block
+
+Groups may straddle the borders of blocks, in space and in channels.
+
+Source: Dryden et al. 2019, III-B (statistics aggregated over the spatial distribution of a sample).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from distconv.communication.collectives import apply, enter, sum_over
+from distconv.communication.transport import allreduce
+from distconv.dispatch import implements
+from distconv.errors import ShapeError, UnsupportedOperation
+from distconv.grid import ProcessGrid
+from distconv.kernels.normalization import subtract_line, taken_near
+from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
+from distconv.layers.plumbing.sharded_weights import parameter_block
+from distconv.tensor import DistTensor
+
+_HALF = (torch.float16, torch.bfloat16)
+"""Computed in float32, and rounded once."""
+
+Observer = Callable[[torch.Tensor, torch.Tensor], None]
+"""Is told mean and variance (rows, groups) of what this rank normalizes."""
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """What is normalized together of a block seen as (rows, parts, elements).
+
+    Part ``i`` belongs to group ``(first + i) // size`` of its row; a group has ``count`` elements on all ranks along
+    ``axes`` together.
+    """
+
+    shape: tuple[int, int, int]
+    first: int
+    size: int
+    number: int
+    count: int
+    grid: ProcessGrid
+    axes: tuple[str, ...]
+
+    def of_parts(self, device: torch.device) -> torch.Tensor:
+        """The group of each part."""
+        return (torch.arange(self.shape[1], device=device) + self.first) // self.size
+
+    def summed(self, values: torch.Tensor, what: str) -> torch.Tensor:
+        """Sums per group (k, rows, groups) over all ranks of ``values`` (k, rows, parts)."""
+        total = values.new_zeros((values.shape[0], self.shape[0], self.number))
+        total.index_add_(2, self.of_parts(values.device), values)
+        # Making a communicator is collective, and without axes only ranks with an empty block come here.
+        return allreduce(self.grid.comm(self.axes), total, what) if self.axes else total
+
+    def flat(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` with each part of each row as a channel of one sample, as torch's batch norm kernels take it."""
+        return _wide(x).reshape(1, self.shape[0] * self.shape[1], self.shape[2])
+
+    def per_part(self, values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Values (rows, groups) for each part of each row."""
+        return values.to(dtype)[:, self.of_parts(values.device)].flatten()
+
+    def moments(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and biased variance (rows, groups) in float64 of the block ``x``."""
+        var = mean = torch.zeros(self.shape[:2], dtype=torch.float64, device=x.device)
+        if x.numel():
+            var, mean = torch.var_mean(_wide(x).reshape(self.shape), 2, correction=0)
+        parts = self.of_parts(x.device)
+
+        def about(origin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            offset = mean.double() - origin[:, parts]
+            sums = self.summed(self.shape[2] * torch.stack([offset, var + offset * offset]), "group norm forward")
+            offset = sums[0] / self.count
+            return origin + offset, (sums[1] / self.count - offset * offset).clamp_(min=0)
+
+        origin = torch.zeros((self.shape[0], self.number), dtype=torch.float64, device=x.device)
+        return taken_near(about, origin)
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.float() if x.dtype in _HALF else x
+
+
+class _Normalize(torch.autograd.Function):
+    """(x - mean) / std of each group, times a weight plus a bias (one per part, or None), as ``dtype``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        groups: _Groups,
+        eps: float,
+        dtype: torch.dtype,
+        observe: Observer | None,
+    ) -> torch.Tensor:
+        mean, var = groups.moments(x)
+        if observe is not None:
+            observe(mean, var)
+        ctx.save_for_backward(x, weight, mean, var)
+        ctx.groups, ctx.eps = groups, eps
+        if not x.numel():
+            return torch.empty_like(x, dtype=dtype)
+        flat = groups.flat(x)
+        mean, var = groups.per_part(mean, flat.dtype), groups.per_part(var, flat.dtype)
+        w, b = (None if t is None else t.to(flat.dtype).repeat(groups.shape[0]) for t in (weight, bias))
+        # With the statistics known this is torch's fused kernel for evaluation.
+        y = F.batch_norm(flat, mean, var, w, b, False, 0.0, eps)
+        # No view may leave a Function: what follows could not change it in place.
+        result: torch.Tensor = torch.ops.aten._unsafe_view(y, x.shape)
+        return result.to(dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, weight, mean, var = ctx.saved_tensors
+        groups: _Groups = ctx.groups
+        flat, wide = groups.flat(x), groups.flat(grad)
+        factor = torch.ones((), device=x.device) if weight is None else weight
+        mean, var = groups.per_part(mean, flat.dtype), groups.per_part(var, flat.dtype)
+        sums = flat.new_zeros((2, *groups.shape[:2]))
+        if x.numel():
+            repeated = factor.to(flat.dtype).expand(groups.shape[1]).repeat(groups.shape[0])
+            wide, *found = torch.ops.aten.native_batch_norm_backward(
+                wide, flat, repeated, mean, var, None, None, False, ctx.eps, [True, True, True]
+            )
+            sums = torch.stack(found).view(sums.shape)
+        if ctx.needs_input_grad[0]:
+            through = groups.summed(sums * factor, "group norm backward") / groups.count
+            scale = (var + ctx.eps).rsqrt()
+            slope, level = groups.per_part(through[0], flat.dtype), groups.per_part(through[1], flat.dtype)
+            line = (mean, slope * scale * scale, level * scale)
+            subtract_line(wide, flat, *(t.view(1, -1, 1) for t in line))
+        dx = wide.view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
+        dw, db = (s.sum(0) if w else None for s, w in zip(sums, ctx.needs_input_grad[1:3], strict=True))
+        return dx, dw, db, None, None, None, None
+
+
+# -- preparation ------------------------------------------------------------------------------------------------------
+
+
+def _prepared(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    name: str,
+    probe: Callable[[torch.Tensor], torch.Tensor],
+) -> DistTensor:
+    """``input`` as it is normalized: each dimension in one piece, in the dtype that autocast asks for.
+
+    Raises
+    ------
+    UnsupportedOperation
+        If the input is no DistTensor.
+    ShapeError
+        If the parameters' dtype does not go with the input's.
+    """
+    if not isinstance(input, DistTensor):
+        raise UnsupportedOperation(f"{name} of a plain tensor with distributed parameters: scatter the input first")
+    x = balanced_input(input) if input.dist.cyclic else input
+    x = as_cast_for(x, probe, 1, 1, 2)
+    dtypes = {p.dtype for p in (weight, bias) if p is not None}
+    if len(dtypes) > 1 or not dtypes <= {x.dtype, torch.float32 if x.dtype in _HALF else x.dtype}:
+        listed = ", ".join(sorted(map(str, dtypes)))
+        raise ShapeError(f"{name} of {x.dtype} with parameters of {listed}: convert the model or the input")
+    return x
+
+
+def _parameters(x: DistTensor, dims: Sequence[int], *parameters: torch.Tensor | None) -> list[torch.Tensor | None]:
+    return [None if p is None else parameter_block(p, x.dist, dims) for p in parameters]
+
+
+def _by_channel(
+    x: DistTensor, number: int, parameters: Sequence[torch.Tensor | None], eps: float, observe: Observer | None = None
+) -> DistTensor:
+    """Normalize ``number`` groups of channels of each sample."""
+    weight, bias = _parameters(x, [1], *parameters)
+    size, split = x.shape[1] // number, x.dist.split
+    axes = x.grid.split_axes(split[2:] if size == 1 else split[1:])
+    samples, channels = x.local.shape[:2]
+    if not axes and observe is None and x.local.numel():
+        y = torch.group_norm(x.local, channels // size, weight, bias, eps, torch.backends.cudnn.enabled)
+        return DistTensor(y, x.dist, x.shape)
+    groups = _Groups(
+        shape=(samples, channels, math.prod(x.local.shape[2:])),
+        first=0 if size == 1 else x.box()[1].start,
+        size=size,
+        number=channels if size == 1 else number,
+        count=size * math.prod(x.shape[2:]),
+        grid=x.grid,
+        axes=axes,
+    )
+    y = apply(_Normalize, x.local, weight, bias, groups, eps, x.dtype, observe)
+    return DistTensor(y, x.dist, x.shape)
+
+
+# -- operators --------------------------------------------------------------------------------------------------------
+
+
+@implements(F.group_norm, torch.group_norm)
+def group_norm(
+    input: torch.Tensor,
+    num_groups: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> DistTensor:
+    """``F.group_norm`` of x (N, C, ...)."""
+    result_shape(F.group_norm, input, num_groups, weight, bias, eps)
+    x = _prepared(input, weight, bias, "group norm", lambda block: F.group_norm(block, 1))
+    return _by_channel(x, num_groups, (weight, bias), eps)
+
+
+@implements(F.instance_norm)
+def instance_norm(
+    input: torch.Tensor,
+    running_mean: torch.Tensor | None = None,
+    running_var: torch.Tensor | None = None,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> DistTensor:
+    """``F.instance_norm`` of x (N, C, ...); running statistics are means over the global mini-batch."""
+    result_shape(F.instance_norm, input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    x = _prepared(input, weight, bias, "instance norm", F.instance_norm)
+    if not use_input_stats:
+        assert running_mean is not None and running_var is not None  # else torch refuses above
+        return _with_known_statistics(x, running_mean, running_var, weight, bias, eps)
+    observe = None
+    if running_mean is not None or running_var is not None:
+        observe = partial(_update_running, x, running_mean, running_var, momentum)
+    return _by_channel(x, x.shape[1], (weight, bias), eps, observe)
+
+
+def _with_known_statistics(
+    x: DistTensor,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> DistTensor:
+    mean, var = (parameter_block(t, x.dist, [1]) for t in (mean, var))
+    weight, bias = _parameters(x, [1], weight, bias)
+    scale = (var + eps).rsqrt() if weight is None else (var + eps).rsqrt() * weight
+    shift = -mean * scale if bias is None else bias - mean * scale
+    shape = (1, -1) + (1,) * (x.dim() - 2)
+    return DistTensor(torch.addcmul(shift.view(shape), x.local, scale.view(shape)).to(x.dtype), x.dist, x.shape)
+
+
+def _update_running(
+    x: DistTensor,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    mean: torch.Tensor,
+    var: torch.Tensor,
+) -> None:
+    """Move running statistics (C) towards the mean over all samples of ``mean`` and ``var`` (own samples, channels)."""
+    count = math.prod(x.shape[2:])
+    channels = x.box()[1]
+    total = mean.new_zeros((2, x.shape[1]))
+    total[0, channels.start : channels.stop] = mean.sum(0)
+    total[1, channels.start : channels.stop] = var.sum(0) * (count / (count - 1))
+    allreduce(x.grid.comm(x.grid.split_axes(x.dist.split[:2])), total, "instance norm running statistics")
+    for running, value in zip((running_mean, running_var), total / x.shape[0], strict=True):
+        if running is not None:
+            running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
+
+
+@implements(F.layer_norm, torch.layer_norm)
+def layer_norm(
+    input: torch.Tensor,
+    normalized_shape: Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> DistTensor:
+    """``F.layer_norm`` over the last dimensions, split or not."""
+    result_shape(F.layer_norm, input, tuple(normalized_shape), weight, bias, eps)
+    x = _prepared(input, weight, bias, "layer norm", lambda block: F.layer_norm(block, (2,)))
+    first = x.dim() - len(normalized_shape)
+    w, b = _parameters(x, range(first, x.dim()), weight, bias)
+    axes = x.grid.split_axes(x.dist.split[first:])
+    if not axes:
+        y = torch.layer_norm(x.local, normalized_shape, w, b, eps, torch.backends.cudnn.enabled)
+        return DistTensor(y, x.dist, x.shape)
+    rows, elements = math.prod(x.local.shape[:first]), math.prod(x.local.shape[first:])
+    groups = _Groups((rows, 1, elements), 0, 1, 1, math.prod(normalized_shape), x.grid, axes)
+    y = apply(_Normalize, x.local, None, None, groups, eps, _wide(x.local[:0]).dtype, None)
+    return DistTensor(_affine(y, w, b).to(x.dtype), x.dist, x.shape)
+
+
+def _affine(y: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None) -> torch.Tensor:
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+@implements(F.rms_norm, torch.rms_norm)
+def rms_norm(
+    input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
+) -> DistTensor:
+    """``F.rms_norm`` over the last dimensions, split or not."""
+    result_shape(F.rms_norm, input, tuple(normalized_shape), weight, eps)
+    x = _prepared(input, weight, None, "RMS norm", lambda block: F.rms_norm(block, (2,)))
+    dims = range(x.dim() - len(normalized_shape), x.dim())
+    (w,) = _parameters(x, dims, weight)
+    wide = _wide(x.local)
+    axes = [x.dist.split[d] for d in dims]
+    squares = sum_over((wide * wide).sum(list(dims), keepdim=True), x.grid, axes)
+    epsilon = torch.finfo(wide.dtype).eps if eps is None else eps
+    scale = enter((squares / math.prod(normalized_shape) + epsilon).rsqrt(), x.grid, axes)
+    return DistTensor(_affine(wide * scale, w, None).to(x.dtype), x.dist, x.shape)
+
+
+@implements(F.local_response_norm)
+def local_response_norm(
+    input: DistTensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+) -> DistTensor:
+    """``F.local_response_norm`` across the channels of x (N, C, ...); split channels are gathered and split again."""
+    result_shape(F.local_response_norm, input, size, alpha, beta, k)
+    x = input.replicated([1])
+    y = F.local_response_norm(x.local, size, alpha, beta, k)
+    return DistTensor(y, x.dist, x.shape).redistribute(input.dist)
+
+
+@implements(F.normalize)
+def normalize(
+    input: DistTensor, p: float = 2.0, dim: int | Sequence[int] = 1, eps: float = 1e-12, out: None = None
+) -> torch.Tensor:
+    """``F.normalize``: vectors along ``dim`` divided by their norm."""
+    if out is not None:
+        raise UnsupportedOperation("F.normalize with out=: assign the result instead")
+    norm: torch.Tensor = input.norm(p, dim, keepdim=True)
+    return input / norm.clamp_min(eps)

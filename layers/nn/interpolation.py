@@ -1,0 +1,104 @@
+"""Interpolation in 1-D to 3-D; what needs more than the neighbours' rows gathers space."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from distconv.dispatch import implements
+from distconv.kernels.convolution import Range
+from distconv.layers.nn.pooling import whole_space
+from distconv.layers.plumbing.alignment import balanced_input, result_shape
+from distconv.layers.plumbing.input_windows import needed_block, no_outputs, spatial_box
+from distconv.layers.plumbing.resampling import Resampling, Resamplings, resampled
+from distconv.tensor import DistTensor
+
+_LINEAR = ("linear", "bilinear", "trilinear")
+_AREA: dict[int, Callable[..., Any]] = {
+    1: F.adaptive_avg_pool1d, 2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d
+}  # fmt: skip
+
+
+@lru_cache(maxsize=1024)
+def _nearest(mode: str, extent: int, out: int, scale: float | None) -> Resampling:
+    # torch computes these indices in float32; asking it is the way to get the same ones.
+    size = {"size": out} if scale is None else {"scale_factor": scale}
+    index = F.interpolate(torch.arange(extent, dtype=torch.float64)[None, None], mode=mode, **size)
+    low = tuple(int(i) for i in index.flatten())
+    return Resampling(low, low, ())
+
+
+@lru_cache(maxsize=1024)
+def _linear(extent: int, out: int, scale: float | None, align_corners: bool) -> Resampling:
+    position = torch.arange(out, dtype=torch.float64)
+    if align_corners:
+        position *= (extent - 1) / (out - 1) if out > 1 else 0.0
+    else:
+        position = ((position + 0.5) * (extent / out if scale is None else 1 / scale) - 0.5).clamp_(min=0)
+    low = position.floor().long().clamp_(max=extent - 1)
+    high = (low + 1).clamp(max=extent - 1)
+    return Resampling(tuple(low.tolist()), tuple(high.tolist()), tuple((position - low).tolist()))
+
+
+@dataclass(frozen=True)
+class _Enlarged:
+    """Needed input when every dimension grows by a whole factor: linear modes blend with one neighbour per side."""
+
+    factors: tuple[int, ...]
+    extents: tuple[int, ...]
+    linear: bool
+
+    def needed(self, dim: int, out: Range) -> Range:
+        if out[0] >= out[1]:
+            return (0, 0)
+        factor, ghost = self.factors[dim], int(self.linear)
+        return max(0, out[0] // factor - ghost), min(self.extents[dim], (out[1] - 1) // factor + 1 + ghost)
+
+
+def _enlarge(x: DistTensor, out_shape: torch.Size, mode: str, rule: _Enlarged) -> DistTensor:
+    """Interpolation by whole factors: torch's own kernel on the needed box, less what only neighbours want."""
+    block = needed_block(x, out_shape, rule)
+    local_shape = x.dist.local_shape(out_shape)
+    if 0 in local_shape:
+        return DistTensor(no_outputs(block, local_shape), x.dist, out_shape)
+    y = F.interpolate(block, scale_factor=[float(f) for f in rule.factors], mode=mode)
+    for dim, (out, factor) in enumerate(zip(spatial_box(x.dist, out_shape), rule.factors, strict=True)):
+        y = y.narrow(dim + 2, out[0] - rule.needed(dim, out)[0] * factor, out[1] - out[0])
+    return DistTensor(y, x.dist, out_shape)
+
+
+@implements(F.interpolate, F.upsample)
+def interpolate(
+    input: DistTensor,
+    size: Any = None,
+    scale_factor: Any = None,
+    mode: str = "nearest",
+    align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
+) -> DistTensor:
+    """``F.interpolate`` of x (N, C, [D, [H,]] W); ``bicubic``, and ``antialias=True``, gather space."""
+    options = (size, scale_factor, mode, align_corners, recompute_scale_factor, antialias)
+    out_shape = result_shape(F.interpolate, input, *options)
+    x = balanced_input(input)
+    extents, outs = x.shape[2:], out_shape[2:]
+    if mode == "area":
+        y: DistTensor = _AREA[len(outs)](x, tuple(outs))
+        return y
+    if antialias or mode not in (*_LINEAR, "nearest", "nearest-exact"):
+        return whole_space(F.interpolate, x, *options)
+    factors = tuple(out // n if n and out % n == 0 else 0 for n, out in zip(extents, outs, strict=True))
+    given = None if scale_factor is None or recompute_scale_factor else scale_factor
+    scales = [given] * len(extents) if given is None or isinstance(given, (int, float)) else list(given)
+    if all(factors) and not align_corners and all(s in (None, f) for s, f in zip(scales, factors, strict=True)):
+        return _enlarge(x, out_shape, mode, _Enlarged(factors, tuple(extents), mode in _LINEAR))
+    if mode in _LINEAR:
+        dims = [_linear(n, out, s, bool(align_corners)) for n, out, s in zip(extents, outs, scales, strict=True)]
+    else:
+        dims = [_nearest(mode, n, out, s) for n, out, s in zip(extents, outs, scales, strict=True)]
+    return resampled(x, out_shape, Resamplings(tuple(dims)))

@@ -1,0 +1,48 @@
+"""Linear layers: sample-parallel with whole features, or model-parallel with features split over axis ``c``.
+
+Source: Dryden et al. 2019, III-B; features are split as the channels of a convolution are (layers.channels).
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from distconv.communication.collectives import assemble
+from distconv.communication.transfer import Needs, transfer_plan
+from distconv.dispatch import implements
+from distconv.errors import UnsupportedOperation
+from distconv.layers.plumbing.alignment import check_dtypes, result_shape, whole_over
+from distconv.layers.plumbing.sharded_weights import (
+    channel_needs,
+    parameter_block,
+    summed_at_owners,
+    weight_block,
+    with_channels_split,
+)
+from distconv.parameters.channel_split import AXIS, channel_split
+from distconv.tensor import DistTensor
+
+
+@implements(F.linear, torch._C._nn.linear)
+def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> DistTensor:
+    """``F.linear`` of x (..., features); features split over another axis than ``c`` are gathered first."""
+    check_dtypes(F.linear, input, weight, bias)
+    out_shape = result_shape(F.linear, input, weight, bias)
+    if not isinstance(input, DistTensor):
+        raise UnsupportedOperation("F.linear of a plain tensor with a distributed weight: scatter the input first")
+    if weight.dim() == 1:
+        raise UnsupportedOperation("F.linear with a weight of one dimension: unsqueeze(0) it, and squeeze the result")
+    last = input.dim() - 1
+    x = with_channels_split(input, last, weight)
+    if x.dist.split[last] is None:
+        b = None if bias is None else whole_over(bias, x.dist)
+        return DistTensor(F.linear(x.local, whole_over(weight, x.dist), b), x.dist, out_shape)
+    split = channel_split(input.shape[last], weight.shape[0], 1, x.grid.shape[AXIS])
+    needs = Needs(x.dist, (channel_needs(x.dist, last, split),))
+    block = assemble(x.local, transfer_plan(x.dist, needs, tuple(x.shape)))
+    y = F.linear(block, weight_block(weight, x.dist, split))
+    y = summed_at_owners(y, x.dist, out_shape, last, split)
+    if bias is not None:
+        y = y + parameter_block(bias, x.dist, [last]).to(y.dtype)
+    return DistTensor(y, x.dist, out_shape)

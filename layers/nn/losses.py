@@ -1,0 +1,269 @@
+"""Losses: each rank sums over its block, one sum over the ranks gives the mean over the global mini-batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from distconv.communication.collectives import sum_over
+from distconv.dispatch import implements
+from distconv.errors import LabelError, ShapeError, UnsupportedOperation
+from distconv.layers.math.pointwise import pointwise
+from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, check_as_torch, result_shape
+from distconv.layers.plumbing.index_check import outside
+from distconv.tensor import DistTensor
+
+
+def _reduced(losses: torch.Tensor, reduction: str) -> torch.Tensor:
+    if reduction == "none":
+        return losses
+    return losses.mean() if reduction == "mean" else losses.sum()
+
+
+def _check_old_options(function: Callable[..., torch.Tensor], size_average: Any, reduce: Any) -> None:
+    if size_average is not None or reduce is not None:
+        raise UnsupportedOperation(f"{function.__name__} with size_average= or reduce=: use reduction=")
+
+
+def _elementwise_loss(function: Callable[..., torch.Tensor], *operands: Any, **options: Any) -> torch.Tensor:
+    """A loss that is an elementwise function of its operands, then reduced."""
+    _check_old_options(function, options.pop("size_average", None), options.pop("reduce", None))
+    reduction = options.pop("reduction", "mean")
+    result_shape(function, *operands, **options, reduction=reduction)
+    return _reduced(pointwise(partial(function, reduction="none"), *operands, **options), reduction)
+
+
+@implements(F.binary_cross_entropy_with_logits)
+def binary_cross_entropy_with_logits(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+    pos_weight: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``F.binary_cross_entropy_with_logits``."""
+    options = {"weight": weight, "pos_weight": pos_weight, "size_average": size_average, "reduce": reduce}
+    return _elementwise_loss(F.binary_cross_entropy_with_logits, input, target, reduction=reduction, **options)
+
+
+@implements(F.binary_cross_entropy)
+def binary_cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """``F.binary_cross_entropy``."""
+    options = {"weight": weight, "size_average": size_average, "reduce": reduce}
+    return _elementwise_loss(F.binary_cross_entropy, input, target, reduction=reduction, **options)
+
+
+def _unweighted_loss(function: Callable[..., torch.Tensor], *operands: torch.Tensor, **options: Any) -> torch.Tensor:
+    """A loss of two or three operands; recent versions of torch pass some of them a weight."""
+    if options.get("weight") is None:
+        options.pop("weight", None)
+    return _elementwise_loss(function, *operands, **options)
+
+
+for _loss in (
+    F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss, F.poisson_nll_loss,
+    F.hinge_embedding_loss, F.margin_ranking_loss,
+):  # fmt: skip
+    implements(_loss)(partial(_unweighted_loss, _loss))
+
+
+@implements(F.kl_div)
+def kl_div(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+    log_target: bool = False,
+) -> torch.Tensor:
+    """``F.kl_div``."""
+    by_sample = reduction == "batchmean"
+    options = {"size_average": size_average, "reduce": reduce, "log_target": log_target}
+    loss = _elementwise_loss(F.kl_div, input, target, reduction="sum" if by_sample else reduction, **options)
+    return loss / input.shape[0] if by_sample else loss
+
+
+# -- losses that are made of other operators, as in torch -------------------------------------------------------------
+
+
+def _check_reduction(reduction: str) -> None:
+    if reduction not in ("none", "mean", "sum"):
+        raise ShapeError(f"{reduction} is not valid")
+
+
+@implements(F.gaussian_nll_loss)
+def gaussian_nll_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    var: torch.Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """``F.gaussian_nll_loss``; ``var`` has the input's shape, or 1 or no element in the last dimension."""
+    _check_reduction(reduction)
+    var = torch.full_like(input, var) if isinstance(var, float) else var
+    if var.shape != input.shape and var.shape == input.shape[:-1]:
+        var = var.unsqueeze(-1)
+    if var.shape != input.shape and var.shape != (*input.shape[:-1], 1):
+        raise ShapeError("var is of incorrect size")
+    if bool((var < 0).any()):
+        raise ShapeError("var has negative entry/entries")
+    var = var.clone()
+    with torch.no_grad():
+        var.clamp_(min=eps)
+    losses = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
+    return _reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
+
+
+@implements(F.multilabel_soft_margin_loss)
+def multilabel_soft_margin_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """``F.multilabel_soft_margin_loss`` of (..., C)."""
+    _check_old_options(F.multilabel_soft_margin_loss, size_average, reduce)
+    _check_reduction(reduction)
+    losses = -(target * F.logsigmoid(input) + (1 - target) * F.logsigmoid(-input))
+    return _reduced((losses if weight is None else losses * weight).mean(dim=-1), reduction)
+
+
+@implements(F.cosine_embedding_loss)
+def cosine_embedding_loss(
+    input1: torch.Tensor,
+    input2: torch.Tensor,
+    target: torch.Tensor,
+    margin: float = 0,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """``F.cosine_embedding_loss`` of (N, D), or of (D) with a target of no dimension."""
+    _check_old_options(F.cosine_embedding_loss, size_average, reduce)
+    result_shape(F.cosine_embedding_loss, input1, input2, target, margin, reduction=reduction)
+    first, second = ((t * t).sum(dim=-1) + 1e-12 for t in (input1, input2))
+    cosine = (input1 * input2).sum(dim=-1) / (first * second).sqrt()
+    zero = torch.zeros_like(cosine)
+    alike = torch.where(target == 1, 1 - cosine, zero)
+    return _reduced(alike + torch.where(target == -1, (cosine - margin).clamp_min(0), zero), reduction)
+
+
+# -- losses of classes ------------------------------------------------------------------------------------------------
+
+
+@implements(F.cross_entropy)
+def cross_entropy(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    """``F.cross_entropy`` of logits (N, C, ...) and class indices (N, ...) or probabilities (N, C, ...)."""
+    options = {"ignore_index": ignore_index, "label_smoothing": label_smoothing}
+    return _class_loss(F.cross_entropy, input, target, weight, size_average, reduce, reduction, options)
+
+
+@implements(F.nll_loss)
+def nll_loss(
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """``F.nll_loss`` of log-probabilities (N, C, ...) and class indices (N, ...)."""
+    return _class_loss(
+        F.nll_loss, input, target, weight, size_average, reduce, reduction, {"ignore_index": ignore_index}
+    )
+
+
+def _class_loss(
+    function: Callable[..., torch.Tensor],
+    input: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None,
+    size_average: Any,
+    reduce: Any,
+    reduction: str,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    """The sum over the global mini-batch, divided by the global sum of the weights that torch divides by."""
+    _check_old_options(function, size_average, reduce)
+    shape = result_shape(function, input, target, weight, reduction=reduction, **options)
+    if input.dim() == 1:
+        options |= {"size_average": None, "reduce": None, "weight": weight, "reduction": reduction}
+        loss = function(input.unsqueeze(0), target.unsqueeze(0), **options)
+        return loss.squeeze(0) if reduction == "none" else loss
+    grid = (input if isinstance(input, DistTensor) else target).grid  # type: ignore[attr-defined]
+    indices = not (target.is_floating_point() or target.dim() == input.dim())
+    if indices and target.shape != (input.shape[0], *input.shape[2:]):
+        check_as_torch(function, input, target, weight)
+    logits = as_distributed(input, grid)
+    if not isinstance(input, DistTensor) and isinstance(target, DistTensor):
+        axes = target.dist.axes
+        logits = logits.redistribute(target.dist.with_axes([axes[0], None, *axes[1:]] if indices else axes))
+    logits = as_cast_for(logits.replicated([1]), lambda block: function(block, block[:, 0].long()), 1, 1)
+    kept = [a for d, a in enumerate(logits.dist.axes) if d != 1]
+    wanted = logits.dist.with_axes(kept if indices else logits.dist.axes)
+    labels = as_distributed(target, grid).redistribute(wanted).local
+    class_weight = None if weight is None else as_distributed(weight, grid).replicated().local.detach()
+    if indices:
+        wrong = outside(labels, input.shape[1], grid, options["ignore_index"])
+        if wrong is not None:
+            classes = input.shape[1]
+            raise LabelError(f"Target {wrong} is out of bounds: the logits have {classes} classes, 0 to {classes - 1}")
+    losses = _local_losses(function, logits.local, labels, class_weight, options)
+    if reduction == "none":
+        return DistTensor(losses, logits.dist.with_axes(kept), shape)
+    # In half precision neither the sum nor the count would be right.
+    wide = torch.promote_types(losses.dtype, torch.float32)
+    divisor = _divisor(labels, class_weight, options["ignore_index"], indices, losses).to(wide)
+    total = sum_over(torch.stack([losses.sum(dtype=wide), divisor]), grid, logits.dist.split_axes)
+    result = total[0] if reduction == "sum" else total[0] / total[1]
+    return DistTensor(result.to(losses.dtype), logits.dist.with_axes(()), shape)
+
+
+def _local_losses(
+    function: Callable[..., torch.Tensor],
+    logits: torch.Tensor,
+    labels: torch.Tensor,
+    weight: torch.Tensor | None,
+    options: dict[str, Any],
+) -> torch.Tensor:
+    if logits.numel() == 0:
+        return logits.sum(1)
+    return function(logits, labels, weight, reduction="none", **options)
+
+
+def _divisor(
+    labels: torch.Tensor, weight: torch.Tensor | None, ignore_index: int, indices: bool, losses: torch.Tensor
+) -> torch.Tensor:
+    """What a mean divides by here: samples, less the ignored ones, or the sum of their classes' weights."""
+    if not indices:
+        return torch.tensor(losses.numel(), device=losses.device)
+    valid = labels != ignore_index
+    return valid.sum() if weight is None else weight[labels[valid]].sum()

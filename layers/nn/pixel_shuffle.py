@@ -1,0 +1,80 @@
+"""Shuffles between channels and space: pixel shuffle, channel shuffle, and columns of windows (unfold, fold)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from distconv.dispatch import implements
+from distconv.distribution import Distribution
+from distconv.layers.plumbing.alignment import result_shape
+from distconv.layers.plumbing.block_edges import balanced_edges, layout
+from distconv.layers.plumbing.input_windows import no_outputs
+from distconv.tensor import DistTensor
+
+
+def _in_units(dist: Distribution, shape: Sequence[int], units: Sequence[int]) -> Distribution:
+    """Layout of a tensor of ``shape`` whose dimensions are cut as balanced blocks of ``units``, scaled."""
+    edges = {}
+    for dim, axis in enumerate(dist.split):
+        if axis is not None:
+            scale = shape[dim] // max(1, units[dim])
+            edges[axis] = tuple(scale * edge for edge in balanced_edges(units[dim], dist.grid.shape[axis]))
+    return layout(dist.grid, dist.axes, edges)
+
+
+def _pixel_shuffle(function: Callable[..., torch.Tensor], input: DistTensor, factor: int) -> DistTensor:
+    """``F.pixel_shuffle`` or its inverse of x (..., C, H, W), block by block.
+
+    Every dimension grows or shrinks by a whole factor. Blocks are moved to where that factor divides them, shuffled,
+    and moved to balanced blocks again; no dimension is gathered.
+    """
+    out_shape = result_shape(function, input, factor)
+    units = [min(before, after) for before, after in zip(input.shape, out_shape, strict=True)]
+    x = input.redistribute(_in_units(input.dist, input.shape, units))
+    dist = _in_units(input.dist, out_shape, units)
+    # Of an empty block torch's shuffle has a gradient of the wrong shape.
+    y = function(x.local, factor) if x.local.numel() else no_outputs(x.local, dist.local_shape(out_shape))
+    return DistTensor(y, dist, out_shape).redistribute(input.dist.balanced())
+
+
+for _function in (torch.pixel_shuffle, torch.pixel_unshuffle):
+    implements(_function)(partial(_pixel_shuffle, _function))
+
+
+def _channel_shuffle(function: Callable[..., torch.Tensor], input: DistTensor, groups: int) -> DistTensor:
+    """``torch.channel_shuffle`` of x (N, C, ...); split channels are gathered and split again."""
+    shape = result_shape(function, input, groups)
+    x = input.replicated([1])
+    return DistTensor(function(x.local, groups), x.dist, shape).redistribute(input.dist)
+
+
+implements(torch.channel_shuffle)(partial(_channel_shuffle, torch.channel_shuffle))
+implements(torch.native_channel_shuffle)(partial(_channel_shuffle, torch.native_channel_shuffle))
+
+
+def _by_sample(function: Callable[..., torch.Tensor], sample_dims: int, input: DistTensor, *options: Any) -> DistTensor:
+    """``function`` of whole samples of ``sample_dims`` dimensions; the result is split over samples alone."""
+    out_shape = result_shape(function, input, *options)
+    batch = input.dim() - sample_dims
+    x = input.replicated(range(batch, input.dim()))
+    axes = [*x.dist.axes[:batch], *(None,) * (len(out_shape) - batch)]
+    return DistTensor(function(x.local, *options), x.dist.with_axes(axes), out_shape)
+
+
+@implements(F.unfold)
+def unfold(input: DistTensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> DistTensor:
+    """``F.unfold`` of x ([N,] C, H, W); channels and space are gathered, columns of windows are not split."""
+    return _by_sample(F.unfold, 3, input, kernel_size, dilation, padding, stride)
+
+
+@implements(F.fold)
+def fold(
+    input: DistTensor, output_size: Any, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1
+) -> DistTensor:
+    """``F.fold`` of columns ([N,] C * K, L), gathered; the space of the result is not split."""
+    return _by_sample(F.fold, 2, input, output_size, kernel_size, dilation, padding, stride)

@@ -1,0 +1,252 @@
+"""Max, average, adaptive and global pooling, with windows that may cross block borders, and unpooling.
+
+Source: Dryden et al. 2019, III-B.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from distconv.dispatch import implements
+from distconv.errors import ShapeError, UnsupportedOperation
+from distconv.kernels.convolution import Geometry, Range
+from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, balanced_input, result_shape
+from distconv.layers.plumbing.index_check import outside
+from distconv.layers.plumbing.input_windows import needed_block, no_outputs, spatial_box, spread
+from distconv.tensor import DistTensor
+
+Size = int | Sequence[int]
+Indexed = tuple[DistTensor, DistTensor]
+"""Largest values, and where each was: its index in the flattened global space of its sample and channel."""
+
+_WITH_INDICES: dict[int, Callable[..., Any]] = {
+    1: F.max_pool1d_with_indices, 2: F.max_pool2d_with_indices, 3: F.max_pool3d_with_indices
+}  # fmt: skip
+_MAX: dict[int, Callable[..., torch.Tensor]] = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+_AVERAGE: dict[int, Callable[..., torch.Tensor]] = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+_UNPOOL: dict[int, Callable[..., torch.Tensor]] = {1: F.max_unpool1d, 2: F.max_unpool2d, 3: F.max_unpool3d}
+
+
+def unbatched(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """``rule`` also for x (C, [D, [H,]] W) without a sample dimension."""
+
+    @wraps(rule)
+    def either(count: int, input: DistTensor, *args: Any, **kwargs: Any) -> Any:
+        if input.dim() != count + 1:
+            return rule(count, input, *args, **kwargs)
+        found = rule(count, input.unsqueeze(0), *args, **kwargs)
+        return tuple(t.squeeze(0) for t in found) if isinstance(found, tuple) else found.squeeze(0)
+
+    return either
+
+
+# -- windows of one size ----------------------------------------------------------------------------------------------
+
+
+class _Pooling(NamedTuple):
+    """A max pooling of which this rank computes its block."""
+
+    block: torch.Tensor
+    geometry: Geometry
+    x: DistTensor
+    out_shape: torch.Size
+
+    @property
+    def local_shape(self) -> tuple[int, ...]:
+        return self.x.dist.local_shape(self.out_shape)
+
+    def result(self, y: torch.Tensor) -> DistTensor:
+        return DistTensor(y, self.x.dist, self.out_shape)
+
+
+def lowest(dtype: torch.dtype) -> float:
+    """What no element of ``dtype`` is smaller than."""
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _prepared(
+    count: int,
+    input: DistTensor,
+    kernel_size: Size,
+    stride: Size | None = None,
+    padding: Size = 0,
+    dilation: Size = 1,
+    ceil_mode: bool = False,
+) -> _Pooling:
+    stride = stride or kernel_size
+    out_shape = result_shape(_MAX[count], input, kernel_size, stride, padding, dilation, ceil_mode)
+    x = as_cast_for(balanced_input(input), lambda block: _MAX[count](block, 1), *(1,) * (count + 2))
+    geometry = Geometry(
+        spread(kernel_size, count), spread(stride, count), spread(padding, count), spread(dilation, count)
+    )
+    return _Pooling(needed_block(x, out_shape, geometry, lowest(x.dtype)), geometry, x, out_shape)
+
+
+@unbatched
+def max_pool(count: int, input: DistTensor, *args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
+    """``F.max_pool1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W)."""
+    if return_indices:
+        return max_pool_with_indices(count, input, *args, **kwargs)
+    work = _prepared(count, input, *args, **kwargs)
+    if 0 in work.local_shape:
+        return work.result(no_outputs(work.block, work.local_shape))
+    return work.result(_MAX[count](work.block, work.geometry.kernel, work.geometry.stride, 0, work.geometry.dilation))
+
+
+@unbatched
+def max_pool_with_indices(
+    count: int, input: DistTensor, *args: Any, return_indices: bool = True, **kwargs: Any
+) -> Indexed:
+    """The same with the indices of the largest values."""
+    work = _prepared(count, input, *args, **kwargs)
+    if 0 in work.local_shape:
+        nowhere = torch.empty(work.local_shape, dtype=torch.int64, device=work.block.device)
+        return work.result(no_outputs(work.block, work.local_shape)), work.result(nowhere)
+    geometry = work.geometry
+    y, at = _WITH_INDICES[count](work.block, geometry.kernel, geometry.stride, 0, geometry.dilation)
+    return work.result(y), work.result(_globally(at, work))
+
+
+def _globally(at: torch.Tensor, work: _Pooling) -> torch.Tensor:
+    """Flat indices into the global space from flat indices into the padded block."""
+    found = torch.zeros_like(at)
+    volume = 1
+    for dim in reversed(range(len(work.geometry.kernel))):
+        extent, out = work.block.shape[dim + 2], spatial_box(work.x.dist, work.out_shape)[dim]
+        index = at % extent + work.geometry.needed(dim, out)[0]
+        # Where nothing is larger than -inf torch names the first element of the window that is no padding.
+        index = torch.where(index < 0, index % work.geometry.dilation[dim], index)
+        at = at // extent
+        found += volume * index
+        volume *= work.x.shape[dim + 2]
+    return found
+
+
+@unbatched
+def avg_pool(
+    count: int,
+    input: DistTensor,
+    kernel_size: Size,
+    stride: Size | None = None,
+    padding: Size = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> DistTensor:
+    """``F.avg_pool1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W)."""
+    stride = stride or kernel_size
+    pool = _AVERAGE[count]
+    options = {} if divisor_override is None else {"divisor_override": divisor_override}
+    out_shape = result_shape(pool, input, kernel_size, stride, padding, ceil_mode, count_include_pad, **options)
+    x = as_cast_for(balanced_input(input), lambda block: pool(block, 1), *(1,) * (count + 2))
+    geometry = Geometry(spread(kernel_size, count), spread(stride, count), spread(padding, count), (1,) * count)
+    block = needed_block(x, out_shape, geometry)
+    local_shape = x.dist.local_shape(out_shape)
+    if 0 in local_shape:
+        return DistTensor(no_outputs(block, local_shape), x.dist, out_shape)
+    y = pool(block, geometry.kernel, geometry.stride, 0)
+    if divisor_override is not None:
+        y = y * (math.prod(geometry.kernel) / divisor_override)
+    elif ceil_mode or any(geometry.padding):
+        out = spatial_box(x.dist, out_shape)
+        y = y * _correction(geometry, out, x.shape[2:], count_include_pad).to(y)
+    return DistTensor(y, x.dist, out_shape)
+
+
+def _correction(geometry: Geometry, out: Sequence[Range], extents: Sequence[int], include_pad: bool) -> torch.Tensor:
+    """Window volume over the number of elements torch divides by, for each of the outputs ``out``."""
+    correction = torch.ones((), dtype=torch.float64)
+    for dim, ((o0, o1), extent) in enumerate(zip(out, extents, strict=True)):
+        padding, kernel = geometry.padding[dim], geometry.kernel[dim]
+        start = torch.arange(o0, o1) * geometry.stride[dim] - padding
+        stop = (start + kernel).clamp(max=extent + padding)
+        counted = stop - start if include_pad else stop.clamp(max=extent) - start.clamp(min=0)
+        correction = correction.unsqueeze(-1) * (kernel / counted.double())
+    return correction
+
+
+def _lp_pool(
+    count: int,
+    input: DistTensor,
+    norm_type: float,
+    kernel_size: Size,
+    stride: Size | None = None,
+    ceil_mode: bool = False,
+) -> torch.Tensor:
+    """``F.lp_pool1d``, ``2d`` or ``3d``: the sum of powers from their average, as torch takes it."""
+    average: torch.Tensor = avg_pool(count, input.pow(norm_type), kernel_size, stride, 0, ceil_mode)
+    power = torch.sign(average) * F.relu(torch.abs(average))
+    return power.mul(math.prod(spread(kernel_size, count))).pow(1.0 / norm_type)
+
+
+def whole_space(function: Callable[..., Any], input: DistTensor, *args: Any, **kwargs: Any) -> DistTensor:
+    """``function`` by gathering the spatial dimensions, applying it redundantly and splitting the result again."""
+    whole = input.replicated(range(2, input.dim()))
+    out_shape = result_shape(function, input, *args, **kwargs)
+    local_shape = whole.dist.local_shape(out_shape)
+    if 0 in whole.local.shape:
+        y = no_outputs(whole.local, local_shape)
+    else:
+        y = function(whole.local, *args, **kwargs)
+    return DistTensor(y, whole.dist, out_shape).redistribute(input.dist.balanced())
+
+
+def _max_unpool(
+    count: int,
+    input: DistTensor,
+    indices: torch.Tensor,
+    kernel_size: Size,
+    stride: Size | None = None,
+    padding: Size = 0,
+    output_size: Sequence[int] | None = None,
+) -> torch.Tensor:
+    """``F.max_unpool1d``, ``2d`` or ``3d``: values may go anywhere in space, so space is gathered and split again."""
+    unpool = _UNPOOL[count]
+    size = None if output_size is None else tuple(output_size)
+    out_shape = result_shape(unpool, input, indices, kernel_size, stride, padding, size)
+    if input.dim() == count + 1:
+        return unpool(input.unsqueeze(0), indices.unsqueeze(0), kernel_size, stride, padding, size).squeeze(0)
+    x = as_cast_for(input, lambda block: unpool(block, torch.zeros_like(block).long(), 1), *(1,) * (count + 2))
+    target = input.dist.balanced()
+    gathered = target.replicate(range(2, count + 2))
+    values, at = (as_distributed(t, x.grid).redistribute(gathered) for t in (x, indices))
+    volume = math.prod(out_shape[2:])
+    wrong = outside(at.local, volume, at.grid)
+    if wrong is not None:
+        raise ShapeError(f"max unpooling: found an invalid max index: {wrong} (output volumes are of {volume})")
+    if 0 in values.local.shape:
+        y = no_outputs(values.local, gathered.local_shape(out_shape))
+    else:
+        y = unpool(values.local, at.local, kernel_size, stride, padding, size)
+    return DistTensor(y, gathered, out_shape).redistribute(target)
+
+
+def _fractional(*args: Any, **kwargs: Any) -> None:
+    """Fractional max pooling, which is refused."""
+    raise UnsupportedOperation(
+        "fractional max pooling draws its windows at random for each sample and channel; apply it to the gathered "
+        "tensor and scatter the result (dc.scatter(F.fractional_max_pool2d(dc.gather(x), ...), x.dist)), or use "
+        "adaptive max pooling"
+    )
+
+
+for _d in (1, 2, 3):
+    for _name, _rule in (
+        ("max_pool", max_pool),
+        ("max_pool_with_indices", max_pool_with_indices),
+        ("avg_pool", avg_pool),
+        ("lp_pool", _lp_pool),
+        ("fractional_max_pool", _fractional),
+        ("fractional_max_pool_with_indices", _fractional),
+    ):
+        _stem, _with, _tail = _name.partition("_with")
+        _known = f"{_stem}{_d}d{_with}{_tail}"
+        implements(*(getattr(h, _known) for h in (F, torch, torch._C._nn) if hasattr(h, _known)))(partial(_rule, _d))
+    # Not torch._C._nn's functions of the same name, whose third argument is the output size.
+    implements(getattr(F, f"max_unpool{_d}d"))(partial(_max_unpool, _d))

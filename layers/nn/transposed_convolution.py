@@ -1,0 +1,105 @@
+"""Transposed convolution: each rank gathers the inputs that reach its outputs and crops what it computes too much.
+
+Source: Dryden et al. 2019, eq. 3 (the adjoint of convolution), III-A and, for channels, III-D.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from distconv.dispatch import implements
+from distconv.errors import UnsupportedOperation
+from distconv.kernels.convolution import Geometry, Range
+from distconv.layers.plumbing.alignment import check_as_torch, check_dtypes, result_shape, whole_over
+from distconv.layers.plumbing.input_windows import needed_block, spatial_box, spread
+from distconv.layers.plumbing.sharded_weights import (
+    channel_needs,
+    parameter_block,
+    summed_at_owners,
+    weight_block,
+    with_channels_split,
+)
+from distconv.layers.tensor.reshaping import squeeze, unsqueeze
+from distconv.parameters.channel_split import AXIS, channel_split
+from distconv.tensor import DistTensor
+
+
+@dataclass(frozen=True)
+class _Reaching:
+    """Inputs of a transposed convolution whose windows of outputs, by ``geometry``, meet a range of outputs."""
+
+    geometry: Geometry
+    extents: tuple[int, ...]
+
+    def needed(self, dim: int, out: Range) -> Range:
+        return (0, 0) if out[0] >= out[1] else self.geometry.touched(dim, out, (0, self.extents[dim]))
+
+
+def _transposed(
+    function: Any,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    output_padding: int | Sequence[int] = 0,
+    groups: int = 1,
+    dilation: int | Sequence[int] = 1,
+) -> DistTensor:
+    """``torch.conv_transpose1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W), split over any of its dimensions."""
+    check_dtypes(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    out_shape = result_shape(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    count = weight.dim() - 2
+    extra, steps = spread(output_padding, count), zip(spread(stride, count), spread(dilation, count), strict=True)
+    if any(e >= max(s, d) for e, (s, d) in zip(extra, steps, strict=True)):
+        check_as_torch(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
+    if not isinstance(input, DistTensor):
+        raise UnsupportedOperation("transposed convolution of a plain tensor: scatter the input first")
+    if input.dim() == count + 1:
+        given = (weight, bias, stride, padding, output_padding, groups, dilation)
+        return squeeze(_transposed(function, unsqueeze(input, 0), *given), 0)
+    x = with_channels_split(input, 1, weight)
+    geometry = Geometry(tuple(weight.shape[2:]), spread(stride, count), spread(padding, count), spread(dilation, count))
+    if x.dist.split[1] is None:
+        split, w, needs = None, whole_over(weight, x.dist), None
+    else:
+        parts, shrinkage = x.grid.shape[AXIS], 1 / math.prod(geometry.stride)
+        split = channel_split(x.shape[1], out_shape[1], groups, parts, shrinkage)
+        w, needs = weight_block(weight, x.dist, split, transposed=True), channel_needs(x.dist, 1, split)
+    reaching = _Reaching(geometry, tuple(x.shape[2:]))
+    block = needed_block(x, out_shape, reaching, channels=needs)
+    filters = out_shape[1] if split is None else split.computed(x.dist.coordinate(1)).extent
+    local_shape = (x.local.shape[0], filters, *x.dist.local_shape(out_shape)[2:])
+    if 0 in local_shape or not block.numel():
+        # Sums of nothing, so that the graph is that of the other ranks.
+        y = block.reshape(-1)[:0].sum() + w.reshape(-1)[:0].sum() + block.new_zeros(local_shape)
+    else:
+        out = spatial_box(x.dist, out_shape)
+        local_groups = groups if split is None else split.local_groups
+        y = function(block, w, None, geometry.stride, 0, 0, local_groups, geometry.dilation)
+        around = [n for d in reversed(range(count)) for n in _surplus(geometry, d, reaching.needed(d, out[d]), out[d])]
+        y = F.pad(y, around) if any(around) else y
+    if split is not None:
+        y = summed_at_owners(y, x.dist, out_shape, 1, split)
+    if bias is not None:
+        y = y + parameter_block(bias, x.dist, [1]).to(y.dtype).view(-1, *(1,) * count)
+    return DistTensor(y, x.dist, out_shape)
+
+
+def _surplus(geometry: Geometry, dim: int, inputs: Range, out: Range) -> tuple[int, int]:
+    """Padding (negative: cropping) that makes what ``inputs`` reach into ``out``."""
+    start = inputs[0] * geometry.stride[dim] - geometry.padding[dim]
+    stop = (inputs[1] - 1) * geometry.stride[dim] - geometry.padding[dim] + geometry.reach(dim)
+    return start - out[0], out[1] - stop
+
+
+for _d in (1, 2, 3):
+    for _function in {getattr(h, f"conv_transpose{_d}d") for h in (torch, F)}:
+        implements(_function)(partial(_transposed, _function))

@@ -1,0 +1,12 @@
+"""What operators share: layouts of operands and results, needed inputs, blocks of weights.
+
+::
+
+    alignment        Bring operands to one layout, and ask torch itself what shape a result has
+    block_edges      Where the blocks of a split dimension begin and end, and layouts made from that
+    index_check      Indices that must lie in a range
+    inplace_views    Results that are views in torch but had to be gathered here
+    input_windows    Operators that compute each output from a window of the input
+    resampling       Dimensions of which each output picks one input position, or blends two
+    sharded_weights  What operators with weights need where channels are split
+"""

@@ -1,0 +1,203 @@
+"""Bring operands to one layout, and ask torch itself what shape a result has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, reduce
+from typing import Any
+
+import torch
+
+from distconv.communication.collectives import enter
+from distconv.distribution import Distribution
+from distconv.errors import ShapeError
+from distconv.grid import ProcessGrid
+from distconv.tensor import DistTensor
+
+_REFUSALS = (RuntimeError, ValueError, ZeroDivisionError)
+"""What torch's functions and its meta implementations raise on shapes that they do not take."""
+
+
+def as_distributed(tensor: torch.Tensor, grid: ProcessGrid) -> DistTensor:
+    """``tensor`` itself, or a plain one as a replicated DistTensor."""
+    if isinstance(tensor, DistTensor):
+        return tensor
+    return DistTensor(tensor, Distribution(grid, (None,) * tensor.dim()), tensor.shape)
+
+
+def common_distribution(operands: Sequence[torch.Tensor], shape: torch.Size) -> Distribution:
+    """Layout of the broadcast result: the first DistTensor's, plus splits that only a later one has."""
+    distributed = [t for t in operands if isinstance(t, DistTensor)]
+    grid = distributed[0].grid
+    axes: list[str | None] = [None] * len(shape)
+    boundaries: dict[str, Sequence[int]] = {}
+    cyclic: dict[str, int] = {}
+    for tensor in distributed:
+        offset = len(shape) - tensor.dim()
+        for dim, axis in enumerate(tensor.dist.axes):
+            at = dim + offset
+            if axis is None or axes[at] is not None or axis in axes or tensor.shape[dim] != shape[at]:
+                continue
+            axes[at] = axis
+            if not tensor.grid.same_as(grid):
+                continue
+            if axis in tensor.dist.boundaries:
+                boundaries[axis] = tensor.dist.boundaries[axis]
+            if axis in tensor.dist.cyclic:
+                cyclic[axis] = tensor.dist.cyclic[axis]
+    return Distribution(grid, axes, boundaries=boundaries, cyclic=cyclic)
+
+
+def aligned(tensor: torch.Tensor, dist: Distribution, shape: torch.Size) -> torch.Tensor:
+    """Block of ``tensor`` that broadcasts against this rank's block of a result of ``shape`` under ``dist``.
+
+    Over an axis that splits the result but not ``tensor`` the adjoint sums; a whole tensor of full extent is sliced.
+    """
+    operand = as_distributed(tensor, dist.grid)
+    offset = len(shape) - operand.dim()
+    axes = [dist.axes[d + offset] if n == shape[d + offset] else None for d, n in enumerate(operand.shape)]
+    wanted = dist.with_axes(axes)
+    local = operand.redistribute(wanted).local
+    extra = [axis for axis in dist.split_axes if axis not in wanted.split_axes]
+    return enter(local, dist.grid, extra)
+
+
+def whole_over(tensor: torch.Tensor, dist: Distribution) -> torch.Tensor:
+    """A parameter (or any tensor) in full, as it enters work that ``dist`` splits; its gradient is summed there."""
+    operand = as_distributed(tensor, dist.grid).replicated()
+    return enter(operand.local, dist.grid, dist.split_axes)
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return ("tensor", tuple(value.shape), _dtype(value))
+    if isinstance(value, (list, tuple)):
+        return tuple(_frozen(v) for v in value)
+    if isinstance(value, slice):  # hashable only from Python 3.12 on
+        return ("slice", value.start, value.stop, value.step)
+    return value
+
+
+def _dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Of ``tensor``; under ``torch.autocast``, which makes operands alike, one for all that it converts."""
+    if torch._C._is_any_autocast_enabled() and tensor.dtype in (torch.float16, torch.bfloat16):
+        return torch.float32
+    return tensor.dtype
+
+
+def _thawed(value: Any, make: Callable[..., torch.Tensor]) -> Any:
+    if isinstance(value, tuple):
+        if len(value) == 3 and value[0] == "tensor":
+            return make(value[1], value[2])
+        if len(value) == 4 and value[0] == "slice":
+            return slice(*value[1:])
+        return tuple(_thawed(v, make) for v in value)
+    return value
+
+
+def _on_meta(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _without_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.zeros((), dtype=dtype).expand(shape)
+
+
+def _called(function: Callable[..., Any], args: Any, kwargs: Any, make: Callable[..., torch.Tensor]) -> Any:
+    return function(*_thawed(args, make), **{k: _thawed(v, make) for k, v in kwargs})
+
+
+@lru_cache(maxsize=4096)
+def _meta_result(function: Callable[..., Any], args: Any, kwargs: Any) -> torch.Size:
+    try:
+        result = _called(function, args, kwargs, _on_meta)
+    except _REFUSALS as error:
+        refused: Exception | None = error
+    else:
+        refused = None
+        if result.numel():
+            return torch.Size(result.shape)
+    # Meta tensors have other texts than real ones, and let some empty results pass.
+    try:
+        result = _called(function, args, kwargs, _without_memory)
+    except _REFUSALS as error:
+        refused = error
+    if refused is not None:
+        raise ShapeError(str(refused)) from None
+    return torch.Size(result.shape)
+
+
+def result_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> torch.Size:
+    """Shape of what torch gives for operands of these global shapes.
+
+    Raises
+    ------
+    ShapeError
+        With torch's own text, where torch refuses them.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        return _meta_result(function, _frozen(args), tuple((k, _frozen(v)) for k, v in kwargs.items()))
+
+
+def check_dtypes(function: Callable[..., Any], input: torch.Tensor, *operands: Any) -> None:
+    """Raise ShapeError with torch's text on all ranks if an operand's dtype is not the input's.
+
+    torch itself would refuse only where a block is not empty. ``operands`` are the further arguments of ``function``.
+    """
+    if any(isinstance(t, torch.Tensor) and t.dtype != input.dtype for t in operands):
+        check_as_torch(function, input, *operands)
+
+
+def check_as_torch(function: Callable[..., Any], *args: Any) -> None:
+    """Raise ShapeError with torch's text where it refuses operands that its meta tensors let pass."""
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            _called(function, _frozen(args), (), _without_memory)
+        except _REFUSALS as error:
+            raise ShapeError(str(error)) from None
+
+
+@lru_cache(maxsize=4096)
+def broadcast_shape(shapes: tuple[torch.Size, ...]) -> torch.Size:
+    """Shape that operands of these shapes broadcast to.
+
+    Raises
+    ------
+    ShapeError
+        With torch's text, where they do not.
+    """
+    try:
+        return reduce(torch.add, (_on_meta(shape, torch.float32) for shape in shapes)).shape
+    except RuntimeError:
+        check_as_torch(lambda *operands: reduce(torch.add, operands), *(_on_meta(s, torch.float32) for s in shapes))
+        raise
+
+
+def as_autocast(*tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+    """``tensors`` in the dtype that ``torch.autocast`` computes convolutions in, where it is on.
+
+    For operators whose work is an autograd.Function: what they save must be what they computed with.
+    """
+    device = next(t.device.type for t in tensors if t is not None)
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    # autocast leaves float64 alone.
+    return tuple(None if t is None else t.to(dtype) if t.dtype != torch.float64 else t for t in tensors)
+
+
+def as_cast_for(x: DistTensor, probe: Callable[[torch.Tensor], torch.Tensor], *shape: int) -> DistTensor:
+    """``x`` in the dtype to which ``torch.autocast``, where it is on, converts the input of ``probe``.
+
+    ``probe`` is called with one small block of ``shape``: a rank's own may be empty and take another way.
+    """
+    if not torch.is_autocast_enabled(x.device.type):
+        return x
+    return DistTensor(x.local.to(probe(x.local.new_zeros(shape)).dtype), x.dist, x.shape)
+
+
+def balanced_input(tensor: DistTensor) -> DistTensor:
+    """``tensor`` with balanced blocks, as operators take it that compute a block's extent from the output's."""
+    if tensor.dist.boundaries or tensor.dist.cyclic:
+        return tensor.redistribute(tensor.dist.balanced())
+    return tensor

@@ -1,0 +1,69 @@
+"""Dimensions of which each output picks one input position, or blends two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from distconv.kernels.convolution import Range
+from distconv.layers.plumbing.input_windows import needed_block, no_outputs, spatial_box
+from distconv.tensor import DistTensor
+
+
+@dataclass(frozen=True, eq=False)
+class Resampling:
+    """How one dimension is sampled: output ``o`` blends input ``low[o]`` and ``high[o]``, the latter by ``weight[o]``.
+
+    Equal by identity, since those that make it cache it.
+    """
+
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    weight: tuple[float, ...]
+
+    def needed(self, out: Range) -> Range:
+        low, high = self.low[out[0] : out[1]], self.high[out[0] : out[1]]
+        return (min(low), max(high) + 1) if low else (0, 0)
+
+    def apply(self, block: torch.Tensor, dim: int, out: Range) -> torch.Tensor:
+        start, _ = self.needed(out)
+
+        def taken(index: tuple[int, ...]) -> torch.Tensor:
+            return block.index_select(dim, torch.tensor(index[out[0] : out[1]], device=block.device) - start)
+
+        if not self.weight:
+            return taken(self.low)
+        shape = [1] * block.dim()
+        shape[dim] = -1
+        dtype = torch.float32 if block.dtype in (torch.float16, torch.bfloat16) else block.dtype
+        weight = torch.tensor(self.weight[out[0] : out[1]], dtype=dtype, device=block.device).view(shape)
+        # Not torch.lerp, which makes NaN of a neighbour's infinity.
+        return taken(self.low) * (1 - weight) + taken(self.high) * weight
+
+
+@dataclass(frozen=True)
+class Resamplings:
+    """One sampling per spatial dimension; None leaves a dimension as it is."""
+
+    dims: tuple[Resampling | None, ...]
+
+    def needed(self, dim: int, out: Range) -> Range:
+        sampling = self.dims[dim]
+        return out if sampling is None else sampling.needed(out)
+
+
+def resampled(x: DistTensor, out_shape: torch.Size, samplings: Resamplings) -> DistTensor:
+    block = needed_block(x, out_shape, samplings)
+    local_shape = x.dist.local_shape(out_shape)
+    if 0 in local_shape:
+        return DistTensor(no_outputs(block, local_shape), x.dist, out_shape)
+    for dim, (sampling, out) in enumerate(zip(samplings.dims, spatial_box(x.dist, out_shape), strict=True)):
+        if sampling is not None:
+            block = sampling.apply(block, dim + 2, out)
+    return DistTensor(own_memory(block.to(x.dtype), x), x.dist, out_shape)
+
+
+def own_memory(block: torch.Tensor, x: DistTensor) -> torch.Tensor:
+    """``block``, never the memory of ``x``: changing the result in place must not change the input."""
+    return block.clone() if block is x.local else block

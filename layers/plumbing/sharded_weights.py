@@ -1,0 +1,79 @@
+"""What operators with weights need where channels are split: blocks of weights, needed channels, sums of shares.
+
+Source: Dryden et al. 2019, III-D; distconv.parameters.channel_split says which rank has what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from distconv.communication.collectives import enter, share_out
+from distconv.communication.transfer import Needs, transfer_plan
+from distconv.distribution import Distribution, Interval
+from distconv.layers.plumbing.alignment import balanced_input
+from distconv.parameters.channel_split import AXIS, ChannelSplit
+from distconv.tensor import DistTensor
+
+
+def channel_needs(dist: Distribution, dim: int, split: ChannelSplit) -> tuple[int, tuple[Interval, ...]]:
+    """Entry of :class:`Needs` for the channels, dimension ``dim``."""
+    return dim, tuple(split.needed(index) for index in range(dist.grid.shape[AXIS]))
+
+
+def weight_block(
+    weight: torch.Tensor, dist: Distribution, split: ChannelSplit, *, transposed: bool = False
+) -> torch.Tensor:
+    """The block of ``weight`` that this rank works with, as it enters work that ``dist`` splits.
+
+    A sharded one is as a rule there already; of a plain one a part is taken, and its gradient is whole on every rank.
+    """
+    layout = split.weight_layout(dist.grid, weight.shape, transposed=transposed)
+    if isinstance(weight, DistTensor):
+        return enter(weight.redistribute(layout).local, dist.grid, [a for a in dist.split_axes if a != AXIS])
+    part = tuple(slice(i.start, i.stop) for i in layout.box(None, weight.shape))
+    return enter(weight, dist.grid, dist.split_axes)[part]
+
+
+def parameter_block(
+    parameter: torch.Tensor, dist: Distribution, dims: Sequence[int], axes: Sequence[str] | None = None
+) -> torch.Tensor:
+    """The part of ``parameter``, which spans the dimensions ``dims``, for the block that this rank owns under ``dist``.
+
+    Its gradient is summed over those of ``axes`` (default: all that split ``dist``) that do not split it. None of
+    ``dims`` may be block-cyclic.
+    """
+    summed = dist.split_axes if axes is None else axes
+    split = {dist.split[dim] for dim in dims} - {None}
+    if not split and not isinstance(parameter, DistTensor):
+        return enter(parameter, dist.grid, summed)
+    wanted = dist.with_axes([dist.axes[dim] for dim in dims])
+    if isinstance(parameter, DistTensor):
+        return enter(parameter.redistribute(wanted).local, dist.grid, [a for a in summed if a not in split])
+    part = tuple(slice(i.start, i.stop) for i in wanted.box(None, parameter.shape))
+    return enter(parameter, dist.grid, summed)[part]
+
+
+def summed_at_owners(
+    y: torch.Tensor, dist: Distribution, shape: torch.Size, dim: int, split: ChannelSplit
+) -> torch.Tensor:
+    """This rank's block under ``dist`` of y of ``shape``, given the share ``y`` of the filters that it computes."""
+    if split.blocks == 1:
+        return y
+    computed = tuple(split.computed(index) for index in range(dist.grid.shape[AXIS]))
+    return share_out(y, transfer_plan(dist, Needs(dist, ((dim, computed),)), tuple(shape)))
+
+
+def with_channels_split(x: DistTensor, dim: int, weight: torch.Tensor) -> DistTensor:
+    """``x`` as a layer with ``weight`` takes it: channels, dimension ``dim``, in balanced blocks over ``c``, or whole.
+
+    They stay split if they are; they are split if the weight is and the grid can. Other axes never split them.
+    """
+    sharded = isinstance(weight, DistTensor) and bool(weight.dist.split_axes)
+    split = x.dist.split[dim]
+    if split == AXIS or (split is None and not sharded):
+        return balanced_input(x)
+    axes = list(x.dist.axes)
+    axes[dim] = AXIS if sharded and x.grid.shape[AXIS] > 1 and AXIS not in x.dist.split else None
+    return x.redistribute(Distribution(x.grid, axes))

@@ -1,0 +1,47 @@
+"""``torch.autograd.grad`` of distributed tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from distconv.dispatch import implements
+from distconv.layers.plumbing.alignment import as_distributed
+from distconv.tensor import DistTensor
+
+
+def _listed(values: Any) -> list[Any]:
+    return [values] if isinstance(values, torch.Tensor) or values is None else list(values)
+
+
+def _block(tensor: Any, like: Any) -> Any:
+    """What autograd sees of ``tensor``: its block, laid out as ``like`` if that is distributed."""
+    if isinstance(like, DistTensor) and tensor is not None:
+        return as_distributed(tensor, like.grid).redistribute(like.dist).local
+    return tensor
+
+
+@implements(torch.autograd.grad)
+def grad(
+    outputs: torch.Tensor | Sequence[torch.Tensor],
+    inputs: torch.Tensor | Sequence[torch.Tensor],
+    grad_outputs: Any = None,
+    **options: Any,
+) -> tuple[Any, ...]:
+    """``torch.autograd.grad``: whole gradients of plain inputs, distributed ones of distributed inputs. Collective."""
+    whole = [o.replicated() if isinstance(o, DistTensor) and o.numel() == 1 else o for o in _listed(outputs)]
+    seeds = _listed(grad_outputs)
+    seeds = [None] * len(whole) if len(seeds) == 1 and seeds[0] is None else seeds
+    wanted = _listed(inputs)
+    found = torch.autograd.grad(
+        [_block(o, o) for o in whole],
+        [_block(i, i) for i in wanted],
+        [_block(s, o) for s, o in zip(seeds, whole, strict=True)],
+        **options,
+    )
+    return tuple(
+        DistTensor(g, i.dist, i.shape) if isinstance(i, DistTensor) and g is not None else g
+        for g, i in zip(found, wanted, strict=True)
+    )

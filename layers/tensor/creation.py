@@ -1,0 +1,111 @@
+"""New tensors made after a DistTensor: laid out like it where they have its shape, else whole on every rank."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from distconv.communication import agreement
+from distconv.dispatch import implements
+from distconv.distribution import Distribution
+from distconv.errors import MismatchError
+from distconv.layers.plumbing.alignment import as_distributed, result_shape
+from distconv.layers.plumbing.inplace_views import changed
+from distconv.layers.tensor.reshaping import sizes
+from distconv.tensor import DistTensor
+
+
+def _new(function: Callable[..., torch.Tensor], input: DistTensor, *size: Any, **named: Any) -> DistTensor:
+    """``Tensor.new_zeros``, ``new_ones`` and ``new_empty``."""
+    shape = torch.Size(sizes(size or (named.pop("size"),)))
+    return _filled(function, input, shape, **named)
+
+
+def _filled(
+    function: Callable[..., torch.Tensor], input: DistTensor, shape: torch.Size, *args: Any, **named: Any
+) -> DistTensor:
+    dist = input.dist if shape == input.shape else Distribution(input.grid, (None,) * len(shape))
+    return DistTensor(function(input.local, dist.local_shape(shape), *args, **named), dist, shape)
+
+
+for _name in ("new_zeros", "new_ones", "new_empty"):
+    _function = getattr(torch.Tensor, _name)
+    implements(_function)(partial(_new, _function))
+
+
+@implements(torch.Tensor.new_full)
+def new_full(input: DistTensor, size: Any, fill_value: float, **named: Any) -> DistTensor:
+    """``Tensor.new_full``."""
+    return _filled(torch.Tensor.new_full, input, torch.Size(size), fill_value, **named)
+
+
+@implements(torch.Tensor.new_tensor)
+def new_tensor(input: DistTensor, data: Any, **named: Any) -> DistTensor:
+    """``Tensor.new_tensor``: the same values on every rank."""
+    return as_distributed(input.local.new_tensor(data, **named), input.grid)
+
+
+# -- random numbers ---------------------------------------------------------------------------------------------------
+
+
+def agree_on_generator(input: DistTensor, generator: torch.Generator | None = None) -> None:
+    """Raise MismatchError on all ranks if their next random numbers would differ."""
+    if input.grid.size == 1 or agreement.level == "off":
+        return
+    if generator is not None:
+        state = generator.get_state()
+    else:
+        state = torch.cuda.get_rng_state(input.device) if input.is_cuda else torch.get_rng_state()
+    digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=6).hexdigest()
+    try:
+        agreement.agree(input.grid.world, "random generator", f"state {digest}")
+    except MismatchError as error:
+        raise MismatchError(f"{error}: seed all ranks alike (torch.manual_seed)") from None
+
+
+def _drawn(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
+    """``torch.rand_like`` and its kind: every rank draws the whole, as one process does, and keeps its block."""
+    agree_on_generator(input, named.get("generator"))
+    whole = function(torch.empty(input.shape, dtype=input.dtype, device=input.device), *args, **named)
+    return as_distributed(whole, input.grid).redistribute(input.dist)
+
+
+for _function in (torch.rand_like, torch.randn_like, torch.randint_like):
+    implements(_function)(partial(_drawn, _function))
+
+
+@implements(torch.bernoulli, torch.Tensor.bernoulli)
+def bernoulli(input: DistTensor, *args: Any, **named: Any) -> DistTensor:
+    """``torch.bernoulli``: drawn as one process does."""
+    result_shape(torch.bernoulli, input)
+    agree_on_generator(input, named.get("generator"))
+    whole = torch.bernoulli(input.gather().detach(), *args, **named)
+    return as_distributed(whole, input.grid).redistribute(input.dist)
+
+
+def _drawn_in_place(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
+    """``Tensor.uniform_`` and its kind."""
+    plain = [a.gather() if isinstance(a, DistTensor) else a for a in args]
+    input.local.copy_(_drawn(function, input, *plain, **named).local)
+    changed(input)
+    return input
+
+
+for _name in "uniform_ normal_ bernoulli_ exponential_ random_ log_normal_ geometric_ cauchy_".split():
+    _function = getattr(torch.Tensor, _name)
+    implements(_function)(partial(_drawn_in_place, _function))
+
+
+@torch.no_grad()
+def _initialized(function: Callable[..., torch.Tensor], tensor: DistTensor, *args: Any, **named: Any) -> DistTensor:
+    """``torch.nn.init.uniform_`` and its kind, of a parameter as a whole."""
+    return _drawn_in_place(function, tensor, *args, **named)
+
+
+for _name in ("uniform_", "normal_", "constant_", "kaiming_uniform_"):
+    _function = getattr(torch.nn.init, _name)
+    implements(_function)(partial(_initialized, _function))

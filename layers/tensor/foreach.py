@@ -1,0 +1,91 @@
+"""``torch._foreach_*``, by which optimizers and gradient clipping treat lists of parameters: one tensor at a time.
+
+Parameters may be plain (replicated) or distributed, in any mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from distconv.communication.transport import allreduce
+from distconv.dispatch import implements
+from distconv.errors import UnsupportedOperation
+from distconv.tensor import DistTensor
+
+_NAMES = """
+abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt
+sigmoid sign sin sinh sqrt tan tanh trunc add sub mul div pow clamp_min clamp_max maximum minimum addcmul addcdiv lerp
+""".split()
+
+_AS = {"maximum": "clamp_min", "minimum": "clamp_max"}
+"""Of these only the other name takes numbers and works in place."""
+
+
+def _one(value: Any, i: int, count: int) -> Any:
+    """Element ``i`` of a list (or of a tensor of one number for each of the tensors), or the one value for all."""
+    if isinstance(value, (list, tuple)):
+        return value[i]
+    if isinstance(value, torch.Tensor) and value.dim() == 1 and len(value) == count:
+        return value[i].item()
+    return value
+
+
+def _beside(value: Any, target: Any) -> Any:
+    """``value`` as an operand that a plain ``target`` may be changed by: a replicated one is plain, too."""
+    if isinstance(value, DistTensor) and not isinstance(target, DistTensor) and not value.dist.split_axes:
+        return value.local
+    return value
+
+
+def _each(function: Callable[..., Any], ternary: bool, *operands: Any, **options: Any) -> list[Any]:
+    """``function`` of the first elements of all lists, of the second ones, ..."""
+    count = next(len(operand) for operand in operands if isinstance(operand, (list, tuple)))
+    results = []
+    for i in range(count):
+        first, *rest = (_one(operand, i, count) for operand in operands)
+        extra = {"value": rest.pop()} if ternary and len(rest) == 3 else {}
+        results.append(function(first, *(_beside(value, first) for value in rest), **extra, **options))
+    return results
+
+
+def _each_in_place(function: Callable[..., Any], ternary: bool, *operands: Any, **options: Any) -> None:
+    _each(function, ternary, *operands, **options)
+
+
+def _register() -> None:
+    for name in _NAMES:
+        single, ternary = _AS.get(name, name), name.startswith("addc")
+        implements(getattr(torch, f"_foreach_{name}"))(partial(_each, getattr(torch, single), ternary))
+        in_place = partial(_each_in_place, getattr(torch.Tensor, f"{single}_"), ternary)
+        implements(getattr(torch, f"_foreach_{name}_"))(in_place)
+    for name in ("copy_", "zero_"):
+        implements(getattr(torch, f"_foreach_{name}"))(partial(_each_in_place, getattr(torch.Tensor, name), False))
+
+
+_register()
+
+
+@implements(torch._foreach_norm)
+def norms(self: Sequence[torch.Tensor], ord: float = 2, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+    """``torch._foreach_norm``."""
+    return [torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in self]
+
+
+@implements(torch._amp_foreach_non_finite_check_and_unscale_)
+def unscale(self: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+    """What ``GradScaler`` does: multiply gradients, and note in ``found_inf`` if any rank has one not finite."""
+    blocks = [tensor.local if isinstance(tensor, DistTensor) else tensor for tensor in self]
+    torch._amp_foreach_non_finite_check_and_unscale_(blocks, found_inf, inv_scale)
+    grid = next(tensor.grid for tensor in self if isinstance(tensor, DistTensor))
+    allreduce(grid.world, found_inf, "check for infinite gradients", MPI.MAX)
+
+
+@implements(*(getattr(torch, f"_fused_{name}_") for name in ("sgd", "adam", "adamw", "adagrad")))
+def fused(*_: Any, **__: Any) -> None:
+    """Fused optimizers, which see no blocks."""
+    raise UnsupportedOperation("a fused optimizer with distributed parameters: make it with fused=False")

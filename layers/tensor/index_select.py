@@ -1,0 +1,177 @@
+"""Picking elements by tensors of indices, and repeating them. What is picked from along a dimension is gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from mpi4py import MPI
+
+from distconv.communication.collectives import enter
+from distconv.communication.transport import allreduce
+from distconv.dispatch import implements
+from distconv.distribution import Distribution
+from distconv.errors import UnsupportedOperation
+from distconv.layers.plumbing.alignment import as_distributed, common_distribution, result_shape
+from distconv.layers.plumbing.index_check import outside
+from distconv.layers.plumbing.inplace_views import moved, no_way_back, viewed
+from distconv.layers.tensor.joining import cat
+from distconv.layers.tensor.reshaping import reshape, sizes
+from distconv.layers.tensor.slicing import part
+from distconv.tensor import DistTensor
+
+
+def whole_index(index: torch.Tensor) -> torch.Tensor:
+    """The plain values of ``index`` on every rank."""
+    return index.gather() if isinstance(index, DistTensor) else index
+
+
+def check_index(index: DistTensor, extent: int, dim: int, *, from_behind: bool = False) -> None:
+    """Raise IndexError on all ranks if any of them has an index outside ``extent``.
+
+    ``from_behind``: negative ones count from the end, as in brackets.
+    """
+    values = torch.where(index.local < 0, index.local + extent, index.local) if from_behind else index.local
+    wrong = outside(values, extent, index.grid)
+    if wrong is not None:
+        given = wrong - extent if from_behind and wrong < 0 else wrong
+        raise IndexError(f"index {given} is out of bounds for dimension {dim} with size {extent}")
+
+
+@implements(torch.index_select, torch.Tensor.index_select)
+def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> DistTensor:
+    """``torch.index_select``; the result is split along ``dim`` as the input was."""
+    shape = result_shape(torch.index_select, input, dim, index)
+    grid = next(t.grid for t in (input, index) if isinstance(t, DistTensor))
+    x, dim = as_distributed(input, grid), dim % max(1, input.dim())
+    chosen = whole_index(index)
+    check_index(as_distributed(chosen, grid), x.shape[dim] if x.dim() else 1, dim)
+    whole = x.replicated([dim] if x.dim() else [])
+    picked = DistTensor(whole.local.index_select(dim, chosen), whole.dist, shape)
+    return picked.redistribute(Distribution(grid, x.dist.balanced().axes)) if x.dim() else picked
+
+
+@implements(torch.gather, torch.Tensor.gather)
+def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> DistTensor:
+    """``torch.gather``: dimensions in which index and input have one extent stay split, as the index is."""
+    shape = result_shape(torch.gather, input, dim, index)
+    if sparse_grad:
+        raise UnsupportedOperation("torch.gather with sparse_grad=True: leave it out")
+    dim %= max(1, input.dim())
+    kept = [d != dim and m == n for d, (m, n) in enumerate(zip(input.shape, shape, strict=True))]
+    operands = [t for t in (index, input) if isinstance(t, DistTensor)]
+    dist = common_distribution([t.replicated([d for d, k in enumerate(kept) if not k]) for t in operands], shape)
+    chosen = as_distributed(index, dist.grid).redistribute(dist)
+    check_index(chosen, input.shape[dim] if input.dim() else 1, dim)
+    x = as_distributed(input, dist.grid).redistribute(dist)
+    return DistTensor(torch.gather(x.local, dim, chosen.local), dist, shape)
+
+
+@implements(torch.take_along_dim, torch.Tensor.take_along_dim)
+def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> DistTensor:
+    """``torch.take_along_dim``."""
+    result_shape(torch.take_along_dim, input, indices, dim)
+    if dim is None:
+        return gather(input.reshape(-1), 0, indices.reshape(-1))
+    dim %= input.dim()
+    extents = torch.broadcast_shapes(*((*t.shape[:dim], 1, *t.shape[dim + 1 :]) for t in (input, indices)))
+    x, index = (t.expand(*extents[:dim], t.shape[dim], *extents[dim + 1 :]) for t in (input, indices))
+    return gather(x, dim, index)
+
+
+@implements(F.one_hot)
+def one_hot(input: DistTensor, num_classes: int = -1) -> DistTensor:
+    """``F.one_hot``: the new last dimension is replicated."""
+    highest = input.local.max() if input.local.numel() else torch.tensor(-1, device=input.device)
+    lowest = input.local.min() if input.local.numel() else torch.tensor(0, device=input.device)
+    ends = allreduce(input.grid.world, torch.stack([highest, -lowest]), "range of classes", MPI.MAX)
+    # torch's own checks, on the extremes of the whole.
+    classes = F.one_hot(ends * torch.tensor([1, -1], device=ends.device), num_classes).shape[-1]
+    local = F.one_hot(input.local, classes)
+    return DistTensor(local, input.dist.with_axes((*input.dist.axes, None)), torch.Size((*input.shape, classes)))
+
+
+# -- advanced indexing ------------------------------------------------------------------------------------------------
+
+
+def selected(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
+    """``input[entries]`` with one slice ``:`` or tensor of indices per dimension; indexed dimensions are gathered."""
+    dims = [d for d, e in enumerate(entries) if isinstance(e, torch.Tensor)]
+    plain = [whole_index(e) if isinstance(e, torch.Tensor) else e for e in entries]
+    for dim in dims:
+        check_index(as_distributed(plain[dim], input.grid), input.shape[dim], dim, from_behind=True)
+    x = input.replicated(dims)
+    together = dims[-1] - dims[0] == len(dims) - 1
+    count = max(plain[d].dim() for d in dims)
+    left = [a for d, a in enumerate(x.dist.axes) if d not in dims]
+    at = dims[0] if together else 0
+    dist = x.dist.with_axes([*left[:at], *(None,) * count, *left[at:]])
+    extents = [n for d, n in enumerate(x.shape) if d not in dims]
+    picked = torch.broadcast_shapes(*(plain[d].shape for d in dims))
+    local = x.local[tuple(plain)]
+    return DistTensor(local, dist, torch.Size([*extents[:at], *picked, *extents[at:]]))
+
+
+def looked_up(table: torch.Tensor, index: DistTensor) -> DistTensor:
+    """``table[index]`` of a plain table (K, ...) and a distributed tensor of row numbers."""
+    check_index(index, table.shape[0], 0, from_behind=True)
+    rows = enter(table, index.grid, index.dist.split_axes)[index.local]
+    rest = table.shape[1:]
+    return DistTensor(rows, index.dist.with_axes((*index.dist.axes, *(None,) * len(rest))), index.shape + rest)
+
+
+# -- repeating --------------------------------------------------------------------------------------------------------
+
+
+@implements(torch.Tensor.expand, torch.broadcast_to, torch.Tensor.broadcast_to)
+def expand(input: DistTensor, *size: Any, implicit: bool = False, **named: Any) -> DistTensor:
+    """``Tensor.expand``: dimensions that grow, and new ones, are replicated."""
+    shape = result_shape(torch.Tensor.expand, input, sizes(size or (named["size"],)))
+    new = len(shape) - input.dim()
+    x = input.replicated([d for d, n in enumerate(input.shape) if n != shape[new + d]])
+    dist = x.dist.with_axes((*(None,) * new, *x.dist.axes))
+    result = DistTensor(x.local.expand(dist.local_shape(shape)), dist, shape)
+    return viewed(result, input) if x is input else moved(result, no_way_back("expand"))
+
+
+@implements(torch.Tensor.expand_as)
+def expand_as(input: DistTensor, other: torch.Tensor) -> torch.Tensor:
+    """``Tensor.expand_as``: the shape of ``other``, whatever its layout."""
+    return input.expand(tuple(other.shape))
+
+
+@implements(torch.broadcast_tensors)
+def broadcast_tensors(*tensors: Any) -> tuple[torch.Tensor, ...]:
+    """``torch.broadcast_tensors``."""
+    operands = tensors if isinstance(tensors[0], torch.Tensor) else tuple(tensors[0])
+    shape = tuple(torch.broadcast_shapes(*(t.shape for t in operands)))
+    return tuple(t.expand(shape) for t in operands)
+
+
+@implements(torch.Tensor.repeat, torch.tile, torch.Tensor.tile)
+def repeat(input: DistTensor, *repeats: Any, **named: Any) -> DistTensor:
+    """``Tensor.repeat`` and ``torch.tile``; a split dimension is joined to itself and has balanced blocks."""
+    counts = sizes(repeats or tuple(named.values()))
+    counts = (1,) * (input.dim() - len(counts)) + counts
+    result_shape(torch.Tensor.repeat, input, counts)
+    x = reshape(input, (1,) * (len(counts) - input.dim()) + tuple(input.shape))
+    split = [d for d, n in enumerate(counts) if n != 1 and x.dist.split[d] is not None]
+    for dim in split:
+        x = cat([x] * counts[dim], dim) if counts[dim] else part(x, dim, 0, 0)
+    rest = [1 if d in split else n for d, n in enumerate(counts)]
+    return DistTensor(x.local.repeat(rest), x.dist, torch.Size(n * m for n, m in zip(x.shape, rest, strict=True)))
+
+
+@implements(torch.repeat_interleave, torch.Tensor.repeat_interleave)
+def repeat_interleave(
+    input: DistTensor, repeats: int | torch.Tensor, dim: int | None = None, *, output_size: int | None = None
+) -> torch.Tensor:
+    """``torch.repeat_interleave``; with one number for all the blocks just grow."""
+    x, dim = (reshape(input, -1), 0) if dim is None else (input, range(input.dim())[dim])
+    if isinstance(repeats, int) or repeats.numel() == 1:
+        shape = (*x.shape[: dim + 1], int(repeats), *x.shape[dim + 1 :])
+        return x.unsqueeze(dim + 1).expand(shape).flatten(dim, dim + 1)
+    index = torch.repeat_interleave(torch.arange(x.shape[dim]), whole_index(repeats).cpu(), output_size=output_size)
+    return index_select(x, dim, index.to(x.device))

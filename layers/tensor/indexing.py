@@ -1,0 +1,149 @@
+"""``x[index]`` and ``x[index] = value``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from distconv.dispatch import implements
+from distconv.errors import UnsupportedOperation
+from distconv.layers.plumbing.alignment import aligned, as_distributed, result_shape
+from distconv.layers.plumbing.block_edges import is_cyclic
+from distconv.layers.plumbing.inplace_views import changed, moved, viewed
+from distconv.layers.tensor.index_select import looked_up, selected
+from distconv.layers.tensor.slicing import ALL, cut
+from distconv.tensor import DistTensor
+
+_MASK = (
+    "the extent of the result depends on values: use torch.where or masked_fill, or gather first (dc.gather(x)[mask])"
+)
+
+
+def _entries(index: Any, count: int) -> list[Any]:
+    """``index`` with one entry per dimension of a tensor of ``count`` dimensions, besides its Nones."""
+    entries = [_plain(e) for e in (index if isinstance(index, tuple) else (index,))]
+    named = sum(_dimensions(e) for e in entries)
+    at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
+    entries[at : at + 1] = [ALL] * (count - named)
+    return entries
+
+
+def _plain(entry: Any) -> Any:
+    if isinstance(entry, np.integer):
+        return int(entry)
+    if isinstance(entry, np.ndarray):
+        return torch.from_numpy(entry)
+    if isinstance(entry, (list, range, tuple)):
+        return torch.tensor(entry, dtype=None if len(entry) else torch.int64)
+    if isinstance(entry, torch.Tensor) and not entry.dim() and not _is_mask(entry):
+        return int(entry)
+    return entry
+
+
+def _is_mask(entry: Any) -> bool:
+    return isinstance(entry, bool) or (isinstance(entry, torch.Tensor) and entry.dtype in (torch.bool, torch.uint8))
+
+
+def _dimensions(entry: Any) -> int:
+    """How many dimensions of the tensor an entry stands for."""
+    if entry is None or entry is Ellipsis or isinstance(entry, bool):
+        return 0
+    return entry.dim() if isinstance(entry, torch.Tensor) and _is_mask(entry) else 1
+
+
+def _basic(entries: Sequence[Any]) -> bool:
+    return all(e is None or isinstance(e, slice) or (isinstance(e, int) and not isinstance(e, bool)) for e in entries)
+
+
+@implements(torch.Tensor.__getitem__)
+def getitem(input: torch.Tensor, index: Any) -> DistTensor:
+    """Indexing; a split dimension indexed by a number or by a tensor is gathered, as far as it is needed."""
+    entries = _entries(index, input.dim())
+    if any(map(_is_mask, entries)):
+        raise UnsupportedOperation(f"indexing a DistTensor with a mask: {_MASK}")
+    if not isinstance(input, DistTensor):
+        if isinstance(index, DistTensor):
+            return looked_up(input, index)
+        raise UnsupportedOperation("indexing a plain tensor with several indices of which some are distributed")
+    if _basic(entries):
+        return _basic_item(input, entries)
+    # As in torch, and unlike NumPy, numbers are taken before the tensors' places are looked at.
+    x = _basic_item(input, [ALL if isinstance(e, torch.Tensor) else e for e in entries])
+    return selected(x, [e if isinstance(e, torch.Tensor) else ALL for e in entries if not isinstance(e, int)])
+
+
+def _basic_item(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
+    out_shape = result_shape(torch.Tensor.__getitem__, input, tuple(entries))
+    if all(isinstance(e, slice) for e in entries):
+        return cut(input, entries)
+    per_dim = [e for e in entries if e is not None]
+    part = cut(input, _as_slices(per_dim, input.shape))
+    numbers = [d for d, e in enumerate(per_dim) if isinstance(e, int)]
+    x = part.replicated(numbers) if any(part.dist.split[d] for d in numbers) else part
+    axes = iter(x.dist.axes)
+    named = [(e, None if e is None else next(axes)) for e in entries]
+    local = x.local[tuple(e if e is None else 0 if isinstance(e, int) else ALL for e in entries)]
+    result = DistTensor(local, x.dist.with_axes([a for e, a in named if not isinstance(e, int)]), out_shape)
+    return viewed(result, part) if x is part else moved(result, lambda r: setitem(input, tuple(entries), r))
+
+
+def _as_slices(per_dim: Sequence[Any], shape: Sequence[int]) -> list[slice]:
+    """Numbers as slices of extent one."""
+    return [slice(e % n, e % n + 1) if isinstance(e, int) else e for e, n in zip(per_dim, shape, strict=True)]
+
+
+@implements(torch.Tensor.__setitem__)
+def setitem(input: torch.Tensor, index: Any, value: Any) -> None:
+    """``x[index] = value`` in place, for basic indices, and for a mask with a single value."""
+    if not isinstance(input, DistTensor):
+        raise UnsupportedOperation("assigning a DistTensor to a part of a plain tensor: gather it first (dc.gather(x))")
+    entries = _entries(index, input.dim())
+    if len(entries) and _is_mask(entries[0]) and all(e == ALL for e in entries[1:]):
+        _fill(input, entries[0], value)
+        return
+    if not _basic(entries):
+        raise UnsupportedOperation(
+            "x[index] = value of a DistTensor with tensors or lists as index: use torch.where, or slices and numbers"
+        )
+    shape = result_shape(torch.Tensor.__getitem__, input, tuple(entries))
+    per_dim = [e for e in entries if e is not None]
+    dealt = [d for d, e in enumerate(per_dim) if is_cyclic(input.dist, d) and e != ALL]
+    if dealt:
+        # What is dealt out in turn has no views of its parts.
+        whole = input.replicated(dealt).clone()
+        whole[tuple(entries)] = value
+        input.copy_(whole)
+        return
+    part = cut(input, _as_slices(per_dim, input.shape))
+    if isinstance(value, torch.Tensor):
+        source = aligned(_fitted(value, entries, shape, input), part.dist, part.shape)
+        # x[i] += 1 assigns a view of x to itself, which torch takes for an overlap where their strides differ.
+        overlaps = source.untyped_storage().data_ptr() == part.local.untyped_storage().data_ptr()
+        part.local.copy_(source.clone() if overlaps else source)
+    else:
+        part.local.fill_(value)
+    changed(input)
+
+
+def _fitted(value: torch.Tensor, entries: Sequence[Any], shape: torch.Size, input: DistTensor) -> DistTensor:
+    """``value`` with a dimension of extent one for each number, and without those that Nones stand for."""
+    surplus = max(0, value.dim() - len(shape))
+    front = tuple(0 if n == 1 else ALL for n in value.shape[:surplus])
+    values = getitem(as_distributed(value, input.grid), (*front, Ellipsis))
+    result_shape(torch.Tensor.expand, values, tuple(shape))
+    values = getitem(values, (None,) * (len(shape) - values.dim()) + (Ellipsis,))
+    return getitem(values, tuple(None if isinstance(e, int) else 0 if e is None else ALL for e in entries))
+
+
+def _fill(input: DistTensor, mask: Any, value: Any) -> None:
+    if isinstance(mask, bool) or (isinstance(value, torch.Tensor) and value.numel() != 1):
+        raise UnsupportedOperation(
+            "x[mask] = value of a DistTensor with more than one value: use x = torch.where(mask, values, x)"
+        )
+    if mask.shape != input.shape[: mask.dim()]:
+        raise IndexError(f"the mask {tuple(mask.shape)} does not fit the indexed tensor {tuple(input.shape)}")
+    value = value.reshape(()) if isinstance(value, torch.Tensor) else value
+    input.masked_fill_(mask.bool().reshape(*mask.shape, *(1,) * (input.dim() - mask.dim())), value)

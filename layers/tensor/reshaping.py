@@ -1,0 +1,258 @@
+"""Views: dimensions that are merged, parted, reordered, added or dropped keep their splits wherever blocks permit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+
+from distconv.dispatch import implements
+from distconv.distribution import Distribution
+from distconv.errors import UnsupportedOperation
+from distconv.layers.plumbing.alignment import result_shape
+from distconv.layers.plumbing.block_edges import Edges, balanced_edges, edges_of, irregular, is_cyclic, layout
+from distconv.layers.plumbing.inplace_views import moved, no_way_back, viewed
+from distconv.tensor import DistTensor
+
+
+def sizes(given: Sequence[Any]) -> tuple[int, ...]:
+    """Sizes or dimensions as torch takes them: in a row, or as one sequence."""
+    return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], int) else tuple(given)
+
+
+# -- merging and parting ----------------------------------------------------------------------------------------------
+
+
+@implements(torch.reshape, torch.Tensor.reshape)
+def reshape(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
+    """``torch.reshape``: a split dimension that leads those it is merged with or parted into stays split."""
+    out_shape = result_shape(torch.reshape, input, sizes(shape or (named["shape"],)))
+    return _reshaped(input, out_shape, no_way_back("reshape"))
+
+
+@implements(torch.Tensor.view)
+def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
+    """``Tensor.view``: as ``reshape``, but in torch it always shares memory."""
+    shape = shape or tuple(named.values())
+    if isinstance(shape[0], torch.dtype):
+        raise UnsupportedOperation("view(dtype) of a DistTensor: convert with .to(dtype) instead")
+    out_shape = result_shape(torch.reshape, input, sizes(shape))
+    return _reshaped(input, out_shape, lambda result: input.copy_(reshape(result, input.shape)))
+
+
+def _reshaped(input: DistTensor, out_shape: torch.Size, put_back: Callable[[DistTensor], object]) -> DistTensor:
+    source, target = _reshaping(input.dist, input.dist.axes, input.shape, out_shape)
+    local = input.redistribute(source).local
+    result = DistTensor(local.reshape(target.local_shape(out_shape)), target, out_shape)
+    return viewed(result, input) if source == input.dist else moved(result, put_back)
+
+
+@lru_cache(maxsize=4096)
+def _reshaping(
+    dist: Distribution, axes: tuple[str | None, ...], old: torch.Size, new: torch.Size
+) -> tuple[Distribution, Distribution]:
+    """Layout that the input is brought to, and that of the result, so that reshaping blocks reshapes the whole.
+
+    ``axes`` are those of ``dist``: equal distributions may differ in names of axes of one part.
+    """
+    if not old.numel():
+        return dist.replicate(), Distribution(dist.grid, (None,) * len(new))
+    source: list[str | None] = [None] * len(old)
+    target: list[str | None] = [None] * len(new)
+    before, cyclic = irregular(dist, axes)
+    after = dict(before)
+    for olds, news in _groups(old, new):
+        if len(olds) == len(news) == 1:
+            source[olds[0]] = target[news[0]] = axes[olds[0]]
+            continue
+        leading, first = _leading(old, olds), _leading(new, news)
+        if leading is None or first is None or axes[leading] is None or is_cyclic(dist, leading):
+            continue
+        step, new_step = math.prod(old[leading + 1 : olds.stop]), math.prod(new[first + 1 : news.stop])
+        cut = _cut(edges_of(dist, leading, old[leading]), step, new_step)
+        if cut is not None:
+            axis = axes[leading]
+            assert axis is not None
+            source[leading] = target[first] = axis
+            before[axis], after[axis] = (tuple(e // s for e in cut) for s in (step, new_step))
+    return layout(dist.grid, source, before, cyclic), layout(dist.grid, target, after, cyclic)
+
+
+def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
+    """Shortest runs of old and new dimensions that hold the same number of elements.
+
+    >>> _groups((6, 4, 5), (2, 3, 20))
+    [(range(0, 1), range(0, 2)), (range(1, 3), range(2, 3))]
+    """
+    found = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        start = (i, j)
+        i, j = min(i + 1, len(old)), min(j + 1, len(new))
+        while math.prod(old[start[0] : i]) != math.prod(new[start[1] : j]):
+            if math.prod(old[start[0] : i]) < math.prod(new[start[1] : j]):
+                i += 1
+            else:
+                j += 1
+        found.append((range(start[0], i), range(start[1], j)))
+    return found
+
+
+def _leading(shape: Sequence[int], dims: Sequence[int]) -> int | None:
+    return next((d for d in dims if shape[d] > 1), None)
+
+
+def _cut(edges: Edges, step: int, new_step: int) -> Edges | None:
+    """Where to cut the elements of a group, given ``edges`` of its leading dimension of ``step`` elements each.
+
+    At the edges where they are whole multiples of ``new_step``, else in balanced runs of both steps; None if there
+    are fewer of these than blocks.
+    """
+    flat = tuple(e * step for e in edges)
+    if all(e % new_step == 0 for e in flat):
+        return flat
+    unit = math.lcm(step, new_step)
+    parts = len(edges) - 1
+    if flat[-1] // unit < parts:
+        return None
+    return tuple(e * unit for e in balanced_edges(flat[-1] // unit, parts))
+
+
+@implements(torch.flatten, torch.Tensor.flatten)
+def flatten(input: DistTensor, start_dim: int = 0, end_dim: int = -1) -> DistTensor:
+    """``torch.flatten``."""
+    return _reshaped(input, result_shape(torch.flatten, input, start_dim, end_dim), no_way_back("flatten"))
+
+
+@implements(torch.unflatten, torch.Tensor.unflatten)
+def unflatten(input: DistTensor, dim: int, sizes: Sequence[int]) -> DistTensor:
+    """``torch.unflatten``."""
+    return view(input, result_shape(torch.unflatten, input, dim, tuple(sizes)))
+
+
+@implements(torch.ravel, torch.Tensor.ravel)
+def ravel(input: DistTensor) -> DistTensor:
+    """``torch.ravel``."""
+    return reshape(input, -1)
+
+
+@implements(torch.Tensor.view_as)
+def view_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """``Tensor.view_as``: the shape of ``other``, whatever its layout."""
+    return input.view(tuple(other.shape))
+
+
+@implements(torch.Tensor.reshape_as)
+def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """``Tensor.reshape_as``: the shape of ``other``, whatever its layout."""
+    return input.reshape(tuple(other.shape))
+
+
+# -- dimensions of extent one -----------------------------------------------------------------------------------------
+
+
+@implements(torch.squeeze, torch.Tensor.squeeze)
+def squeeze(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistTensor:
+    """``torch.squeeze``."""
+    gone = _of_extent_one(input, dim)
+    x = input.replicated(gone)
+    dist, shape = _without(x, gone)
+    result = DistTensor(x.local.reshape(dist.local_shape(shape)), dist, shape)
+    return viewed(result, input) if x is input else moved(result, lambda r: input.copy_(reshape(r, input.shape)))
+
+
+def _of_extent_one(input: DistTensor, dim: int | Sequence[int] | None) -> list[int]:
+    result_shape(torch.squeeze, input, *(() if dim is None else (dim,)))
+    chosen = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    return sorted({d % max(1, input.dim()) for d in chosen} & {d for d, n in enumerate(input.shape) if n == 1})
+
+
+def _without(x: DistTensor, gone: Sequence[int]) -> tuple[Distribution, torch.Size]:
+    left = [d for d in range(x.dim()) if d not in gone]
+    return x.dist.with_axes([x.dist.axes[d] for d in left]), torch.Size(x.shape[d] for d in left)
+
+
+@implements(torch.unsqueeze, torch.Tensor.unsqueeze)
+def unsqueeze(input: DistTensor, dim: int) -> DistTensor:
+    """``torch.unsqueeze``; the new dimension is replicated."""
+    shape = result_shape(torch.unsqueeze, input, dim)
+    dim %= len(shape)
+    axes = (*input.dist.axes[:dim], None, *input.dist.axes[dim:])
+    return viewed(DistTensor(input.local.unsqueeze(dim), input.dist.with_axes(axes), shape), input)
+
+
+@implements(torch.Tensor.squeeze_)
+def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistTensor:
+    """``Tensor.squeeze_`` of dimensions that are not split."""
+    gone = _of_extent_one(input, dim)
+    if any(input.dist.split[d] for d in gone):
+        raise UnsupportedOperation(f"squeeze_ of a split dimension of {input.dist}: write x = x.squeeze(...)")
+    dist, shape = _without(input, gone)
+    input.local.squeeze_(gone)
+    input.dist, input._shape = dist, shape
+    return input
+
+
+@implements(torch.Tensor.unsqueeze_)
+def unsqueeze_(input: DistTensor, dim: int) -> DistTensor:
+    """``Tensor.unsqueeze_``."""
+    grown = unsqueeze(input, dim)
+    input.local.unsqueeze_(dim % grown.dim())
+    input.dist, input._shape = grown.dist, grown.shape
+    return input
+
+
+def _atleast(count: int, *tensors: Any) -> Any:
+    """``torch.atleast_1d``, ``2d`` or ``3d`` of one tensor or of several."""
+    if len(tensors) == 1 and not isinstance(tensors[0], torch.Tensor):
+        tensors = tuple(tensors[0])
+    grown = []
+    for tensor in tensors:
+        for at in ((0,), (0, 0), (0, 0, -1))[count - 1][tensor.dim() :]:
+            tensor = tensor.unsqueeze(at)
+        grown.append(tensor)
+    return grown[0] if len(grown) == 1 else tuple(grown)
+
+
+for _count, _function in enumerate((torch.atleast_1d, torch.atleast_2d, torch.atleast_3d), start=1):
+    implements(_function)(partial(_atleast, _count))
+
+
+# -- order ------------------------------------------------------------------------------------------------------------
+
+
+def permuted(input: DistTensor, order: Sequence[int]) -> DistTensor:
+    """``input`` with its dimensions in this order; the axes move with their dimensions."""
+    dist = input.dist.with_axes([input.dist.axes[d] for d in order])
+    shape = torch.Size(input.shape[d] for d in order)
+    return viewed(DistTensor(input.local.permute(*order), dist, shape), input)
+
+
+def _reordered(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
+    """Any function that only permutes dimensions: torch shows the order by what it does to extents 0, 1, 2, ..."""
+    extents = torch.empty(tuple(range(input.dim())), device="meta")
+    return permuted(input, result_shape(function, extents, *(list(a) if _many(a) else a for a in args), **named))
+
+
+def _many(argument: Any) -> bool:
+    return isinstance(argument, (list, tuple))
+
+
+def _register_orders() -> None:
+    names = "permute transpose movedim moveaxis swapaxes swapdims t adjoint".split()
+    functions = [getattr(h, n) for n in names for h in (torch, torch.Tensor) if hasattr(h, n)]
+    functions += [vars(torch._C.TensorBase)[n].__get__ for n in ("T", "mT", "H", "mH")]
+    for function in functions:
+        implements(function)(partial(_reordered, function))
+
+
+_register_orders()
+
+
+@implements(torch.Tensor.transpose_, torch.Tensor.t_, torch.Tensor.swapaxes_, torch.Tensor.swapdims_)
+def reorder_(input: DistTensor, *dims: int) -> DistTensor:
+    """In-place reordering, which a DistTensor does not have."""
+    raise UnsupportedOperation("transposing a DistTensor in place: write x = x.transpose(...)")

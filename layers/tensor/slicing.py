@@ -1,0 +1,251 @@
+"""Parts of a tensor along its dimensions. A slice is a view: each rank keeps what it owns of it, nothing moves.
+
+What remains is balanced again when an operator that needs that, such as a convolution, meets it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache, partial
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+
+from distconv.communication.collectives import assemble
+from distconv.communication.transfer import Needs, transfer_plan
+from distconv.dispatch import implements
+from distconv.distribution import Distribution, Interval
+from distconv.layers.plumbing.alignment import result_shape
+from distconv.layers.plumbing.block_edges import balanced_edges, edges_of, in_blocks, irregular, layout
+from distconv.layers.plumbing.inplace_views import moved, no_way_back, one_of_several, viewed
+from distconv.layers.plumbing.input_windows import no_outputs
+from distconv.layers.tensor.joining import cat
+from distconv.layers.tensor.reshaping import reshape, sizes
+from distconv.tensor import DistTensor
+
+ALL = slice(None)
+
+
+def cut(input: DistTensor, slices: Sequence[slice]) -> DistTensor:
+    """``input[slices]``, one slice per dimension: a view in which every rank has what it owned before."""
+    ranges = tuple(range(*s.indices(n)) for s, n in zip(slices, input.shape, strict=True))
+    x = in_blocks(input, [d for d, (r, n) in enumerate(zip(ranges, input.shape, strict=True)) if len(r) != n])
+    mine, dist = _cutting(x.dist, x.dist.axes, x.shape, ranges)
+    result = DistTensor(x.local[mine], dist, torch.Size(len(r) for r in ranges))
+    return viewed(result, input) if x is input else moved(result, lambda r: input.__setitem__(tuple(slices), r))
+
+
+@lru_cache(maxsize=4096)
+def _cutting(
+    dist: Distribution, axes: tuple[str | None, ...], shape: torch.Size, ranges: tuple[range, ...]
+) -> tuple[tuple[slice, ...], Distribution]:
+    """What this rank takes of its block, and the layout of the result, for these ranges of a tensor."""
+    edges, cyclic = irregular(dist, axes)
+    mine = []
+    for dim, wanted in enumerate(ranges):
+        axis = dist.split[dim]
+        if wanted == range(shape[dim]):
+            mine.append(ALL)
+        elif axis is None:
+            mine.append(slice(wanted.start, wanted.stop, wanted.step))
+        else:
+            old = edges_of(dist, dim, shape[dim])
+            # Index o of the result is start + o step of the input: how many of these lie before each edge.
+            new = tuple(min(max(0, -((wanted.start - e) // wanted.step)), len(wanted)) for e in old)
+            edges[axis] = new
+            here = dist.coordinate(dim)
+            taken = wanted[new[here] : new[here + 1]]
+            begin = old[here]
+            mine.append(slice(taken[0] - begin, taken[-1] + 1 - begin, wanted.step) if taken else slice(0, 0))
+    return tuple(mine), layout(dist.grid, axes, edges, cyclic)
+
+
+def part(input: DistTensor, dim: int, start: int, stop: int) -> DistTensor:
+    """Indices ``start`` to ``stop`` of one dimension."""
+    slices = [ALL] * input.dim()
+    slices[dim] = slice(start, stop)
+    return cut(input, slices)
+
+
+@implements(torch.narrow, torch.Tensor.narrow)
+def narrow(input: DistTensor, dim: int, start: int, length: int) -> DistTensor:
+    """``torch.narrow``."""
+    start = int(start)
+    result_shape(torch.narrow, input, dim, start, length)
+    start += input.shape[dim] if start < 0 else 0
+    return part(input, dim, start, start + length)
+
+
+@implements(torch.select, torch.Tensor.select)
+def select(input: DistTensor, dim: int, index: int) -> torch.Tensor:
+    """``torch.select``: one index of ``dim``, replicated over the axis that splits it."""
+    result_shape(torch.select, input, dim, index)
+    return input[(ALL,) * (dim % input.dim()) + (index,)]
+
+
+@implements(torch.unbind, torch.Tensor.unbind)
+def unbind(input: DistTensor, dim: int = 0) -> tuple[DistTensor, ...]:
+    """``torch.unbind``: a split dimension is gathered."""
+    shape = result_shape(_first_of_unbind, input, dim)
+    dim %= input.dim()
+    x = input.replicated([dim])
+    dist = x.dist.with_axes([*x.dist.axes[:dim], *x.dist.axes[dim + 1 :]])
+    results = [DistTensor(local, dist, shape) for local in x.local.unbind(dim)]
+    return tuple(viewed(r, input) if x is input else moved(r, no_way_back("unbind")) for r in results)
+
+
+def _first_of_unbind(tensor: torch.Tensor, dim: int) -> torch.Tensor:
+    parts = tensor.unbind(dim)
+    return parts[0] if parts else tensor
+
+
+# -- in pieces --------------------------------------------------------------------------------------------------------
+
+
+def _pieces(function: Any, input: DistTensor, *args: Any, **named: Any) -> tuple[DistTensor, ...]:
+    """A function that cuts one dimension into pieces; torch shows their extents."""
+    with torch._C.DisableTorchFunctionSubclass():
+        parts = function(torch.empty(input.shape, device="meta"), *args, **named)
+    dims = [d for d, n in enumerate(input.shape) if any(p.shape[d] != n for p in parts)]
+    if not dims:
+        return tuple(_one_of(cut(input, [ALL] * input.dim()), function) for _ in parts)
+    (dim,) = dims
+    stops = list(accumulate(p.shape[dim] for p in parts))
+    pieces = (part(input, dim, stop - p.shape[dim], stop) for p, stop in zip(parts, stops, strict=True))
+    return tuple(_one_of(piece, function) for piece in pieces)
+
+
+def _one_of(piece: DistTensor, function: Any) -> DistTensor:
+    """``piece``, one of several views of a tensor: torch lets nobody change those in place while autograd records."""
+    return moved(piece, one_of_several(function.__name__)) if piece.requires_grad else piece
+
+
+for _name in ("split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"):
+    for _function in {getattr(h, _name) for h in (torch, torch.Tensor)}:
+        implements(_function)(partial(_pieces, _function))
+
+
+@implements(torch.diff, torch.Tensor.diff)
+def diff(
+    input: DistTensor,
+    n: int = 1,
+    dim: int = -1,
+    prepend: torch.Tensor | None = None,
+    append: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``torch.diff``."""
+    result_shape(torch.diff, input, n, dim, prepend, append)
+    x: torch.Tensor = input
+    ends = [t for t in (prepend, input, append) if t is not None]
+    if len(ends) > 1:
+        x = cat(ends, dim)
+    for _ in range(min(n, x.shape[dim])):
+        later, earlier = x.narrow(dim, 1, x.shape[dim] - 1), x.narrow(dim, 0, x.shape[dim] - 1)
+        x = later.logical_xor(earlier) if x.dtype == torch.bool else later - earlier
+    return x
+
+
+# -- mirrored and shifted ---------------------------------------------------------------------------------------------
+
+
+@implements(torch.flip, torch.Tensor.flip)
+def flip(input: DistTensor, *given: Any, **named: Any) -> DistTensor:
+    """``torch.flip``: blocks of a split dimension move to the ranks on the other side."""
+    chosen = list(sizes(given or (named["dims"],)))
+    result_shape(torch.flip, input, chosen)
+    chosen = [d % max(1, input.dim()) for d in chosen]
+    x = in_blocks(input, chosen)
+    mirrored = []
+    for dim in sorted(chosen):
+        if x.dist.split[dim] is not None:
+            edges = edges_of(x.dist, dim, x.shape[dim])
+            mirrored.append((dim, tuple(Interval(edges[-1] - b, edges[-1] - a) for a, b in pairwise(edges))))
+    local = x.local
+    if mirrored:
+        local = assemble(local, transfer_plan(x.dist, Needs(x.dist, tuple(mirrored)), tuple(x.shape)))
+    return DistTensor(local.flip(chosen), x.dist, x.shape)
+
+
+@implements(torch.fliplr, torch.Tensor.fliplr)
+def fliplr(input: DistTensor) -> DistTensor:
+    """``torch.fliplr``."""
+    result_shape(torch.fliplr, input)
+    return flip(input, 1)
+
+
+@implements(torch.flipud, torch.Tensor.flipud, torch.Tensor.__reversed__)
+def flipud(input: DistTensor) -> DistTensor:
+    """``torch.flipud``, and ``reversed``."""
+    result_shape(torch.flipud, input)
+    return flip(input, 0)
+
+
+@implements(torch.rot90, torch.Tensor.rot90)
+def rot90(input: DistTensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> torch.Tensor:
+    """``torch.rot90``."""
+    result_shape(torch.rot90, input, k, tuple(dims))
+    a, b = dims
+    flips: list[list[int]] = [[], [b], [a, b], [a]]
+    x: torch.Tensor = flip(input, flips[k % 4])
+    return x.transpose(a, b) if k % 2 else x
+
+
+@implements(torch.roll, torch.Tensor.roll)
+def roll(input: DistTensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> DistTensor:
+    """``torch.roll``."""
+    result_shape(torch.roll, input, shifts, () if dims is None else dims)
+    if dims is None or (not isinstance(dims, int) and not dims):
+        assert isinstance(shifts, int) or len(shifts) == 1
+        return reshape(_rolled(reshape(input, -1), shifts if isinstance(shifts, int) else shifts[0], 0), input.shape)
+    pairs = zip(*([v] if isinstance(v, int) else v for v in (shifts, dims)), strict=True)
+    for shift, dim in pairs:
+        input = _rolled(input, shift, dim % input.dim())
+    return input
+
+
+def _rolled(x: DistTensor, shift: int, dim: int) -> DistTensor:
+    extent = x.shape[dim]
+    if x.dist.split[dim] is None or not extent:
+        return DistTensor(x.local.roll(shift, dim), x.dist, x.shape)
+    shift %= extent
+    return cat([part(x, dim, extent - shift, extent), part(x, dim, 0, extent - shift)], dim)
+
+
+# -- windows and triangles --------------------------------------------------------------------------------------------
+
+
+@implements(torch.Tensor.unfold)
+def unfold(input: DistTensor, dimension: int, size: int, step: int) -> DistTensor:
+    """``Tensor.unfold``: the windows of a split dimension are split, and ranks fetch what their windows reach."""
+    shape = result_shape(torch.Tensor.unfold, input, dimension, size, step)
+    if not input.dim():
+        return DistTensor(input.local.unfold(dimension, size, step), input.dist.with_axes([None]), shape)
+    dim = dimension % input.dim()
+    x = in_blocks(input, [dim])
+    axis = x.dist.split[dim]
+    edges, cyclic = irregular(x.dist, x.dist.axes)
+    local = x.local
+    if axis is not None:
+        edges[axis] = balanced_edges(shape[dim], x.grid.shape[axis])
+        needed = tuple(
+            Interval(a * step, (b - 1) * step + size if b > a else a * step) for a, b in pairwise(edges[axis])
+        )
+        local = assemble(local, transfer_plan(x.dist, Needs(x.dist, ((dim, needed),)), tuple(x.shape)))
+    dist = layout(x.grid, (*x.dist.axes, None), edges, cyclic)
+    local_shape = dist.local_shape(shape)
+    windows = local.unfold(dim, size, step) if local_shape[dim] else no_outputs(local, local_shape)
+    result = DistTensor(windows, dist, shape)
+    return viewed(result, input) if axis is None else moved(result, no_way_back("unfold"))
+
+
+def _triangle(function: Any, input: DistTensor, diagonal: int = 0) -> DistTensor:
+    """``torch.tril`` or ``triu``: each rank knows where the diagonal crosses its block."""
+    result_shape(function, input, diagonal)
+    x = in_blocks(input, range(input.dim() - 2, input.dim()))
+    row, column = (x.dist.intervals(d, x.dist.coordinate(d), x.shape[d])[0].start for d in (-2, -1))
+    return DistTensor(function(x.local, diagonal + row - column), x.dist, x.shape)
+
+
+for _function in (torch.tril, torch.triu, torch.Tensor.tril, torch.Tensor.triu):
+    implements(_function)(partial(_triangle, _function))

@@ -1,0 +1,12 @@
+"""What a training step costs under a plan: time of each operation, and memory.
+
+::
+
+    assumptions         What a prediction assumes about training, beyond the network and the machine
+    block_geometry      Where blocks lie: local extents, halos
+    convolution_pieces  What a convolution really computes from on a rank
+    evaluation          ``evaluate``: time and memory of a training step under a plan
+    operation_cost      What one operation costs under one distribution
+    operation_work      What one rank computes in one operation
+    step_memory         Memory of a training step on the fullest rank, as terms of a strategy's problem
+"""

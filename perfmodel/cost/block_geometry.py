@@ -1,0 +1,220 @@
+"""Where blocks lie: local extents, halos, groups of ranks and what a redistribution moves. Pure arithmetic.
+
+All of it is for a process grid given by its parts along each axis, with ranks in the order of
+:class:`distconv.ProcessGrid`, so that what shares a node here shares it there.
+
+Source: Dryden et al. 2019, II-C (index sets), III-A (halos), III-C (redistribution).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from distconv.arrangement import SLOWEST_FIRST
+from distconv.distribution import block_range, default_axes
+from distconv.perfmodel.graph.graph import Window
+from distconv.perfmodel.machine.machine import Group
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A process grid of ``ranks`` ranks, ``per_node`` of them on each node; what the axes leave over are replicas."""
+
+    ranks: int
+    per_node: int
+    n: int = 1
+    c: int = 1
+    d: int = 1
+    h: int = 1
+    w: int = 1
+
+    @classmethod
+    def of(cls, axes: Mapping[str, int], ranks: int, per_node: int) -> Parts:
+        """The grid that a plan means by ``axes``; ``r`` is what is left over anyway."""
+        return cls(ranks, per_node, **{axis: parts for axis, parts in axes.items() if axis != "r"})
+
+    def along(self, axis: str | None) -> int:
+        """Parts along ``axis``."""
+        if axis is None:
+            return 1
+        if axis == "r":
+            return self.ranks // (self.n * self.c * self.d * self.h * self.w)
+        return int(getattr(self, axis))
+
+    def stride(self, axis: str) -> int:
+        """How far apart neighbours along ``axis`` are in the order of the ranks."""
+        faster = SLOWEST_FIRST[SLOWEST_FIRST.index(axis) + 1 :]
+        return math.prod(self.along(a) for a in faster)
+
+    def group(self, axes: Iterable[str]) -> Group:
+        """The ranks that differ from one another along ``axes`` alone."""
+        return _group(self, tuple(axes))
+
+    def far_neighbours(self, axis: str) -> int:
+        """How many of the two neighbours of a rank along ``axis`` are on another node, where most are."""
+        stride, parts = self.stride(axis), self.along(axis)
+        # Runs of stride * parts ranks hold whole lines along the axis; each lies on one node or some do not.
+        if parts == 1 or self.ranks <= self.per_node or self.per_node % (stride * parts) == 0:
+            return 0
+        return min(2, parts - 1) if stride >= self.per_node else 1
+
+
+@lru_cache(maxsize=4096)
+def _group(parts: Parts, axes: tuple[str, ...]) -> Group:
+    members = np.zeros(1, dtype=np.int64)
+    for axis in axes:
+        steps = np.arange(parts.along(axis)) * parts.stride(axis)
+        members = (members[:, None] + steps[None, :]).reshape(-1)
+    on_node = int((members < parts.per_node).sum())
+    return Group(len(members), min(on_node, len(members)))
+
+
+def axes_of(shape: Sequence[int]) -> tuple[str | None, ...]:
+    """Grid axis of each dimension of a tensor of ``shape``; dimensions of one index are replicated."""
+    if not shape:
+        return ()
+    known: tuple[str | None, ...] = default_axes(None, len(shape)) if len(shape) <= 5 else (None,) * len(shape)
+    return tuple(None if extent == 1 else axis for axis, extent in zip(known, shape, strict=True))
+
+
+def local_shape(shape: Sequence[int], parts: Parts, axes: Sequence[str | None] | None = None) -> tuple[int, ...]:
+    """Extents of the largest block of a tensor of ``shape``: that rank's time is everybody's."""
+    split = axes_of(shape) if axes is None else axes
+    return tuple(-(-extent // parts.along(axis)) for extent, axis in zip(shape, split, strict=True))
+
+
+@lru_cache(maxsize=65536)
+def halo(window: Window, extent: int, out_extent: int, parts: int, dim: int) -> tuple[int, int]:
+    """Input rows below and above its own block of the rank that needs most, along spatial dimension ``dim``."""
+    return _ghosts(window, extent, out_extent, parts, dim, halo_index(window, extent, out_extent, parts, dim))
+
+
+@lru_cache(maxsize=65536)
+def halo_index(window: Window, extent: int, out_extent: int, parts: int, dim: int) -> int:
+    """The block along spatial dimension ``dim`` that needs most rows of others; the first of several."""
+    return max(range(parts), key=lambda index: sum(_ghosts(window, extent, out_extent, parts, dim, index)))
+
+
+def _ghosts(window: Window, extent: int, out_extent: int, parts: int, dim: int, index: int) -> tuple[int, int]:
+    own, out = block_range(extent, parts, index), block_range(out_extent, parts, index)
+    if not out or not own:
+        return (0, 0)
+    start, stop = window.needed(dim, (out.start, out.stop))
+    return max(0, own.start - max(start, 0)), max(0, min(stop, extent) - own.stop)
+
+
+class Moved(NamedTuple):
+    """Elements and messages that the busiest rank of a redistribution receives, near and far, and what it keeps."""
+
+    near: int
+    far: int
+    near_messages: int
+    far_messages: int
+    kept: int
+
+
+NOTHING = Moved(0, 0, 0, 0, 0)
+
+
+MOST_RANKS = 128
+"""Ranks that are looked at for the busiest one: of more, as many on nodes spread evenly over the machine."""
+
+FAR = 4
+"""An element from another node counts as so many from the same one when the busiest rank is looked for."""
+
+
+@lru_cache(maxsize=1 << 18)
+def redistribution(shape: tuple[int, ...], source: Parts, target: Parts) -> Moved:
+    """What moves when a tensor of ``shape`` goes from one grid to another over the same ranks (III-C).
+
+    A rank keeps what it owns under both and receives the rest of its new block, from a rank on its node if one has it.
+    """
+    axes = axes_of(shape)
+    if all(source.along(a) == target.along(a) and source.stride(a) == target.stride(a) for a in axes if a):
+        return NOTHING
+    ranks = _looked_at(source.ranks, source.per_node)
+    new = _boxes(shape, target)
+    shares = _common(_held(shape, source), new[:, :, :, None])
+    own = shares[np.arange(len(ranks)), ranks % source.per_node]
+    missing = np.prod(new[:, 1] - new[:, 0], axis=0) - own
+    shares = np.where(_fresh(shape, source), shares, 0)
+    near = np.minimum(shares.sum(axis=1), missing)
+    far = missing - near
+    worst = int(np.argmax(near + FAR * far))
+    senders = math.prod(
+        _partners(extent, source.along(axis), int(start), int(stop))
+        for extent, axis, (start, stop) in zip(shape, axes, new[:, :, worst], strict=True)
+    )
+    near_messages = int((shares[worst] > 0).sum())
+    far_messages = max(1, senders - near_messages - (own[worst] > 0)) if far[worst] else 0
+    return Moved(int(near[worst]), int(far[worst]), near_messages, int(far_messages), int(own[worst]))
+
+
+@lru_cache(maxsize=64)
+def _looked_at(ranks: int, per_node: int) -> Indices:
+    """All ranks, or all those of some of the nodes."""
+    nodes = -(-ranks // per_node)
+    some = np.unique(np.linspace(0, nodes - 1, max(1, min(nodes, MOST_RANKS // per_node))).astype(np.int64))
+    found = (some[:, None] * per_node + np.arange(per_node)).reshape(-1)
+    return np.asarray(found[found < ranks])
+
+
+@lru_cache(maxsize=1 << 14)
+def _boxes(shape: tuple[int, ...], parts: Parts) -> Indices:
+    """Start and stop of the blocks of the ranks looked at: (dimensions, 2, ranks)."""
+    return _boxes_of(shape, parts, _looked_at(parts.ranks, parts.per_node))
+
+
+def _boxes_of(shape: tuple[int, ...], parts: Parts, ranks: Indices) -> Indices:
+    boxes = np.zeros((len(shape), 2, *ranks.shape), dtype=np.int64)
+    for dim, (extent, axis) in enumerate(zip(shape, axes_of(shape), strict=True)):
+        index = np.zeros_like(ranks) if axis is None else ranks // parts.stride(axis) % parts.along(axis)
+        length, longer = divmod(extent, parts.along(axis))
+        boxes[dim, 0] = index * length + np.minimum(index, longer)
+        boxes[dim, 1] = boxes[dim, 0] + length + (index < longer)
+    return boxes
+
+
+def _mates(parts: Parts) -> Indices:
+    """The ranks on the node of each rank that is looked at: (ranks, ranks of a node)."""
+    ranks = _looked_at(parts.ranks, parts.per_node)
+    mates = (ranks - ranks % parts.per_node)[:, None] + np.arange(min(parts.per_node, parts.ranks))
+    return np.asarray(np.minimum(mates, parts.ranks - 1), dtype=np.int64)
+
+
+@lru_cache(maxsize=1 << 12)
+def _held(shape: tuple[int, ...], parts: Parts) -> Indices:
+    """Start and stop of the blocks on each rank's node: (dimensions, 2, ranks, ranks of a node)."""
+    return _boxes_of(shape, parts, _mates(parts))
+
+
+@lru_cache(maxsize=1 << 12)
+def _fresh(shape: tuple[int, ...], parts: Parts) -> npt.NDArray[np.bool_]:
+    """Which ranks of the node have a block that neither the rank itself nor one before them has."""
+    held = _held(shape, parts)
+    same = (held[..., :, None] == held[..., None, :]).all(axis=(0, 1))
+    earlier = np.triu(same, 1).any(axis=1)
+    ranks = _looked_at(parts.ranks, parts.per_node)
+    return np.asarray(~(earlier | same[np.arange(len(ranks)), ranks % parts.per_node]))
+
+
+def _common(one: Indices, two: Indices) -> Indices:
+    """Elements that two sets of boxes share."""
+    extents = np.minimum(one[:, 1], two[:, 1]) - np.maximum(one[:, 0], two[:, 0])
+    return np.asarray(np.prod(np.maximum(extents, 0), axis=0))
+
+
+def _partners(extent: int, parts: int, start: int, stop: int) -> int:
+    """Blocks, of ``parts`` balanced ones, that meet an interval."""
+    starts = [block_range(extent, parts, index).start for index in range(parts)]
+    return max(1, bisect_left(starts, stop) - bisect_right(starts, start) + 1)

@@ -1,0 +1,223 @@
+"""``evaluate``: time and memory of a training step under a plan.
+
+    1 update    2 forward: shuffles and FP of each operation in turn
+    3 backward, from the last operation to the first: its reductions and BPw, then the allreduce of its gradients is
+      queued, then BPx and the shuffles of error signals; allreduces run one at a time behind what follows
+
+Source: Dryden et al. 2019, V-A and V-B.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from distconv.perfmodel.cost.assumptions import Settings
+from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.operation_cost import Costs
+from distconv.perfmodel.cost.operation_work import registered, unknown
+from distconv.perfmodel.cost.step_memory import memory_terms
+from distconv.perfmodel.graph.graph import LayerGraph, Operation
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.strategy.candidates import Candidate, resolve
+from distconv.perfmodel.strategy.cost_tables import Kind, Problem, Step, Term, makespan, peak
+from distconv.plan import Plan
+
+Assignment = Mapping[str, Candidate]
+"""A distribution for each deciding layer, by its name."""
+
+
+@dataclass(frozen=True)
+class LayerPrediction:
+    """Seconds of a deciding layer and of the operations that inherit its distribution, before anything is hidden.
+
+    ``sync`` are reductions that computation waits for, ``update`` is the optimizer's.
+    """
+
+    parts: dict[str, int]
+    fp: float
+    bpx: float
+    bpw: float
+    bpa: float
+    halo: float
+    sync: float
+    shuffle: float
+    update: float
+
+    @property
+    def spent(self) -> float:
+        """The sum of all."""
+        return math.fsum(getattr(self, figure) for figure in _FIGURES)
+
+
+_FIGURES = ("fp", "bpx", "bpw", "bpa", "halo", "sync", "shuffle", "update")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A training step under a plan: ``time`` in seconds, ``memory`` in bytes on the fullest rank, and each layer.
+
+    ``hidden`` is communication that passes behind computation, ``unknown`` the functions without a cost of their own.
+    """
+
+    time: float
+    memory: float
+    layers: dict[str, LayerPrediction]
+    hidden: float
+    unknown: tuple[str, ...] = field(default=())
+
+
+class Model:
+    """The cost of a graph on ``ranks`` ranks of a machine: terms in the order in which they happen."""
+
+    def __init__(self, graph: LayerGraph, machine: Machine, ranks: int, settings: Settings) -> None:
+        self.graph = graph
+        self.ranks = ranks
+        self.costs = Costs(machine, ranks, settings)
+        self.per_node = machine.ranks_per_node
+        self.time = tuple(self._steps())
+
+    @cached_property
+    def memory(self) -> tuple[Term, ...]:
+        """Terms of memory in the order of the forward pass."""
+        return tuple(memory_terms(self.graph, self.costs))
+
+    @classmethod
+    def of(cls, graph: LayerGraph, machine: Machine, ranks: int, settings: Settings) -> Model:
+        """The model of these; kept with the graph, because costs are worked out once."""
+        key = (machine, ranks, settings, registered())
+        if key not in graph.caches:
+            graph.caches[key] = cls(graph, machine, ranks, settings)
+        found: Model = graph.caches[key]
+        return found
+
+    def parts(self, candidate: Candidate) -> Parts:
+        """The grid that a candidate stands for."""
+        return Parts.of(candidate, self.ranks, self.per_node)
+
+    def _steps(self) -> Iterator[Term]:
+        costs, graph = self.costs, self.graph
+        reduce = Kind.ALLREDUCE if costs.overlap_allreduce else Kind.COMPUTE
+
+        def term(kind: Kind, op: Operation, what: str) -> Term:
+            return Term(kind, (op.layer,), lambda parts: getattr(costs.operation(op, parts), what))
+
+        for op in graph.operations:
+            if op.parameters:
+                yield term(Kind.COMPUTE, op, "update")
+        for op in graph.operations:
+            yield from self._shuffles(op, backward=False)
+            yield term(Kind.COMPUTE, op, "forward")
+        for op in reversed(graph.operations):
+            yield term(Kind.COMPUTE, op, "before_reduce")
+            if op.parameters:
+                yield term(reduce, op, "bpa")
+            yield term(Kind.COMPUTE, op, "after_reduce")
+            yield from self._shuffles(op, backward=True)
+
+    def _shuffles(self, op: Operation, *, backward: bool) -> Iterator[Term]:
+        for value in op.inputs:
+            layer = self.graph.layer_of(value)
+            if layer == op.layer or (backward and not value.requires_grad):
+                continue
+            if backward:
+                yield Term(Kind.COMPUTE, (layer, op.layer), lambda u, v, x=value: self.costs.shuffle(x, v, u))
+            else:
+                yield Term(Kind.COMPUTE, (layer, op.layer), lambda u, v, x=value: self.costs.shuffle(x, u, v))
+
+    def problem(self, candidates: Mapping[str, Sequence[Candidate]]) -> Problem:
+        """Tables over ``candidates``, with a variable for each layer in the order of the mapping."""
+        grids = {name: [self.parts(c) for c in found] for name, found in candidates.items()}
+        index = {name: variable for variable, name in enumerate(grids)}
+        return Problem(
+            tuple(len(found) for found in grids.values()),
+            tuple(_merged(self._table(term, grids, index) for term in self.time)),
+            tuple(self._shared_tables(grids, index)),
+        )
+
+    def _shared_tables(self, grids: Mapping[str, list[Parts]], index: Mapping[str, int]) -> Iterator[Step]:
+        """Steps of memory; what is released has the table with which it was kept."""
+        kept: dict[int, Step] = {}
+        for term in self.memory:
+            known = kept.get(id(term.of))
+            step = self._table(term, grids, index) if known is None else known
+            kept[id(term.of)] = step
+            yield Step(term.kind, step.variables, step.table)
+
+    @staticmethod
+    def _table(term: Term, grids: Mapping[str, list[Parts]], index: Mapping[str, int]) -> Step:
+        variables = tuple(index[name] for name in term.layers)
+        if not variables:
+            return Step(term.kind, (), np.asarray(term.of(), dtype=np.float64))
+        if len(variables) == 1:
+            (only,) = term.layers
+            return Step(term.kind, variables, np.array([term.of(parts) for parts in grids[only]]))
+        u, v = term.layers
+        return Step(term.kind, variables, np.array([[term.of(a, b) for b in grids[v]] for a in grids[u]]))
+
+    def value(self, strategy: Assignment) -> tuple[float, float]:
+        """Seconds and bytes of one strategy."""
+        grids = {name: self.parts(candidate) for name, candidate in strategy.items()}
+
+        def terms(steps: tuple[Term, ...]) -> Iterator[tuple[Kind, float]]:
+            return ((term.kind, term.of(*[grids[name] for name in term.layers])) for term in steps)
+
+        return float(makespan(terms(self.time), max)), float(peak(terms(self.memory), max))
+
+
+def _merged(steps: Iterator[Step]) -> Iterator[Step]:
+    """Computation between two allreduces has no order: terms of the same layers become one."""
+    sums: dict[tuple[int, ...], Any] = {}
+    for step in steps:
+        if step.kind is Kind.COMPUTE:
+            known = sums.get(step.variables)
+            sums[step.variables] = step.table if known is None else known + step.table
+            continue
+        yield from (Step(Kind.COMPUTE, variables, table) for variables, table in sums.items())
+        sums.clear()
+        yield step
+    yield from (Step(Kind.COMPUTE, variables, table) for variables, table in sums.items())
+
+
+def evaluate(
+    graph: LayerGraph, plan: Plan | Assignment, machine: Machine, ranks: int, **assumptions: Any
+) -> Prediction:
+    """Predict a training step of ``graph`` under ``plan`` (a Plan, or the parts of each deciding layer by its name).
+
+    ``assumptions`` are those of :class:`Settings`: ``memory_model``, ``workspace``, ``optimizer_slots``, ...
+
+    Raises
+    ------
+    PlanError
+        If the plan names a layer or an axis that is not there, leaves one out, or does not fit ``ranks``.
+    SettingsError
+        If an assumption is none.
+    """
+    strategy = resolve(graph, plan, ranks)
+    model = Model.of(graph, machine, ranks, Settings(**assumptions))
+    time, memory = model.value(strategy)
+    layers = _layers(model, strategy)
+    spent = sum(layer.spent for layer in layers.values())
+    return Prediction(time, memory, layers, max(0.0, spent - time), unknown(graph))
+
+
+def _layers(model: Model, strategy: Assignment) -> dict[str, LayerPrediction]:
+    """What the operations of each layer cost, and the shuffles of what they read."""
+    sums: dict[str, dict[str, float]] = {name: dict.fromkeys(_FIGURES, 0.0) for name in strategy}
+    grids = {name: model.parts(candidate) for name, candidate in strategy.items()}
+    for op in model.graph.operations:
+        cost, total = model.costs.operation(op, grids[op.layer]), sums[op.layer]
+        for figure in ("fp", "bpx", "bpw", "bpa", "update"):
+            total[figure] += getattr(cost, figure)
+        total["halo"] += cost.halo_forward + cost.halo_backward
+        total["sync"] += cost.sync_forward + cost.sync_backward
+        for value in op.inputs:
+            here, there = grids[model.graph.layer_of(value)], grids[op.layer]
+            back = model.costs.shuffle(value, there, here) if value.requires_grad else 0.0
+            total["shuffle"] += model.costs.shuffle(value, here, there) + back
+    return {name: LayerPrediction(dict(strategy[name]), **found) for name, found in sums.items()}

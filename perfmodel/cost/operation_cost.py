@@ -1,0 +1,251 @@
+"""What one operation costs under one distribution, and what it costs to get a tensor from one to another.
+
+Source: Dryden et al. 2019, V-A (FP, BPx, BPw, BPa and halo exchanges) and V-B (all-to-all redistribution).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+
+from distconv.perfmodel.cost.assumptions import Settings
+from distconv.perfmodel.cost.block_geometry import Parts, axes_of, halo, local_shape, redistribution
+from distconv.perfmodel.cost.operation_work import LocalCall, Work, local_call, work
+from distconv.perfmodel.graph.graph import Operation, Value
+from distconv.perfmodel.machine.collectives import GemmTime, distributed_gemm
+from distconv.perfmodel.machine.machine import Machine
+
+SPATIAL = ("d", "h", "w")
+
+STRIDED = 2.0
+"""A copy between blocks takes so many times as long as one of contiguous memory (measured on CPUs: 1.5 to 3)."""
+
+
+@dataclass(frozen=True)
+class OperationCost:
+    """Seconds of one operation in one training step.
+
+    ``fp``, ``bpx``, ``bpw`` are computation; ``bpa`` is the allreduce of its parameters' gradients; ``halo_forward``
+    and ``halo_backward`` what is exchanged of its input's surface and channels; ``sync_forward`` and ``sync_backward``
+    reductions that computation waits for, such as those of batch norm. What is hidden is still in those figures:
+    ``forward``, ``before_reduce`` and ``after_reduce`` are the time that passes, until the end of FP, from there to
+    where the allreduce is queued, and from there on.
+    """
+
+    fp: float
+    bpx: float
+    bpw: float
+    bpa: float
+    halo_forward: float
+    halo_backward: float
+    sync_forward: float
+    sync_backward: float
+    update: float
+    forward: float
+    before_reduce: float
+    after_reduce: float
+
+
+class Costs:
+    """Costs of operations on ``ranks`` ranks of a machine, each worked out once."""
+
+    def __init__(self, machine: Machine, ranks: int, settings: Settings) -> None:
+        self.machine = machine
+        self.ranks = ranks
+        self.settings = settings
+        self.overlap_halo = machine.overlap.halo if settings.overlap is None else settings.overlap
+        self.overlap_allreduce = machine.overlap.allreduce if settings.overlap is None else settings.overlap
+        self._here = machine.computing(ranks)
+        self._operations: dict[tuple[Operation, Parts], OperationCost] = {}
+        self._shuffles: dict[tuple[tuple[int, ...], int, Parts, Parts], float] = {}
+
+    def compute(self, call: LocalCall, phase: str, share: float = 1.0, pieces: int = 1) -> float:
+        """Seconds of a ``share`` of an operation, as so many kernels side by side.
+
+        Measured if the machine has the operation in its table, else by the roofline.
+        """
+        found = work(call, phase)
+        if not found.kernels or share <= 0:
+            return 0.0
+        table = self._here.table
+        measured = table.get(f"{call.key} {phase}") if table else None
+        if measured is not None:
+            return measured * share + (pieces - 1) * self._here.roofline.kernel_s
+        flops, nbytes, elements = (share * figure for figure in (found.flops, found.bytes, found.elements))
+        return self.roofline(Work(flops, nbytes, elements, found.kernels + pieces - 1))
+
+    def roofline(self, found: Work) -> float:
+        """A fixed cost per kernel, and the slower of computing and of moving bytes."""
+        roofline = self._here.roofline
+        once = roofline.time(found.flops, found.bytes, found.elements or math.inf)
+        return once + (found.kernels - 1) * roofline.kernel_s
+
+    def operation(self, op: Operation, parts: Parts) -> OperationCost:
+        """What ``op`` costs on the grid ``parts``."""
+        known = self._operations.get((op, parts))
+        if known is None:
+            known = self._operations[op, parts] = self._operation(op, parts)
+        return known
+
+    def _operation(self, op: Operation, parts: Parts) -> OperationCost:
+        call = local_call(op, parts)
+        fp, bpx, bpw = (self.compute(call, phase) for phase in ("forward", "input", "weight"))
+        exchange, strips = self._halo(op, call, parts), self._strips(op, call, parts)
+        channels = self._channels(op, call, parts)
+        sync_forward, sync_backward = self._sync(op, call, parts)
+        error = op.x.requires_grad and op.y.requires_grad
+        halo_forward = exchange + channels.gather_x
+        halo_backward = (exchange + channels.sum_dx if error else 0.0) + channels.gather_dy
+        if strips and self.overlap_halo:
+            # The interior while halos travel, then the strips along all sides that have one, side by side (IV-A).
+            inside = math.prod(max(0.0, 1 - sum(shares)) for shares in strips)
+            forward = max(self.compute(call, "forward", inside), halo_forward)
+            forward += self.compute(call, "forward", 1 - inside, sum(len(shares) for shares in strips))
+        else:
+            forward = self._together(fp, halo_forward)
+        forward += channels.sum_y + sync_forward
+        before = sync_backward + self._together(bpw or bpx, halo_backward)
+        after = bpx if bpw else 0.0
+        bpa, update = self._parameters(op, call, parts)
+        return OperationCost(
+            fp,
+            bpx,
+            bpw,
+            bpa,
+            halo_forward + channels.sum_y,
+            halo_backward,
+            sync_forward,
+            sync_backward,
+            update,
+            forward,
+            before,
+            after,
+        )
+
+    def _together(self, compute: float, exchange: float) -> float:
+        """Time of a computation and of an exchange that it does not wait for."""
+        return max(compute, exchange) if self.overlap_halo else compute + exchange
+
+    # -- communication of one operation -------------------------------------------------------------------------------
+
+    def _halo(self, op: Operation, call: LocalCall, parts: Parts) -> float:
+        """Seconds of a halo exchange: SR for each neighbour (V-A), with packing and putting in place."""
+        widths = dict(self._widths(op, parts))
+        sides = {dim: sum(1 for width in found if width) for dim, found in widths.items()}
+        near = {dim: max(0, sides[dim] - parts.far_neighbours(str(axes_of(op.x.shape)[dim]))) for dim in widths}
+        block, total = call.inputs[0], self._here.roofline.exchange_s if widths else 0.0
+        for count in range(1, len(widths) + 1):
+            for dims in itertools.combinations(widths, count):
+                messages, close = math.prod(sides[d] for d in dims), math.prod(near[d] for d in dims)
+                elements = math.prod(block) * math.prod(sum(widths[d]) / sides[d] / block[d] for d in dims)
+                size = elements * op.x.itemsize
+                total += (messages - close) * self.machine.send(size, across=True)
+                total += close * self.machine.send(size, across=False)
+                total += messages * self.roofline(Work(bytes=4.0 * size, kernels=2))
+        return total
+
+    def _strips(self, op: Operation, call: LocalCall, parts: Parts) -> list[list[float]]:
+        """The share of the block that waits for the halo of each side, for each split dimension."""
+        found = []
+        for dim, widths in self._widths(op, parts):
+            rows, out = call.inputs[0][dim], call.outputs[0][dim]
+            found.append([math.ceil(width * out / rows) / out for width in widths if width])
+        return found
+
+    def _widths(self, op: Operation, parts: Parts) -> Iterator[tuple[int, tuple[int, int]]]:
+        """Split spatial dimensions with the rows needed below and above a block, where there are any."""
+        if op.kind in ("interpolate", "upsample"):
+            window_free = (1, 1) if op.kwargs.get("mode", "nearest") != "nearest" else (0, 0)
+        elif op.window is None:
+            return
+        for dim, axis in enumerate(axes_of(op.x.shape)):
+            split = parts.along(axis)
+            if dim < 2 or split == 1 or len(op.y.shape) != len(op.x.shape):
+                continue
+            if op.window is None:
+                found = window_free
+            else:
+                found = halo(op.window, op.x.shape[dim], op.y.shape[dim], split, dim - 2)
+            if any(found):
+                yield dim, found
+
+    def _channels(self, op: Operation, call: LocalCall, parts: Parts) -> GemmTime:
+        """Gathering the channels that are needed, and summing shares at their owners (III-D)."""
+        own = local_shape(op.x.shape, parts)
+        if call.split is None or (call.split.blocks == 1 and math.prod(call.inputs[0]) <= math.prod(own)):
+            return GemmTime(0.0, 0.0, 0.0, 0.0)
+        result = math.prod(local_shape(op.y.shape, parts)) * op.y.itemsize
+        size = math.prod(own) * op.x.itemsize
+        found = distributed_gemm(self.machine, parts.group("c"), call.split.blocks, size, result)
+        more = self._here.roofline.exchange_s
+        return GemmTime(*(time + more if time else 0.0 for time in astuple(found)))
+
+    def _sync(self, op: Operation, call: LocalCall, parts: Parts) -> tuple[float, float]:
+        """Reductions that computation waits for, forward and backward."""
+        split = [axis for axis in axes_of(op.x.shape) if axis and parts.along(axis) > 1]
+        if op.kind == "batch_norm":
+            over = {"global": ("n", *SPATIAL), "spatial": SPATIAL, "local": ()}[self.settings.batch_norm]
+            axes = [axis for axis in split if axis in over]
+            once = self._allreduce(parts, axes, 2 * 4.0 * call.inputs[0][1])
+            return once, once if op.y.requires_grad else 0.0
+        if op.kind in ("group_norm", "instance_norm"):
+            axes = [axis for axis in split if axis in SPATIAL or (axis == "c" and op.kind == "group_norm")]
+            once = self._allreduce(parts, axes, 2 * 4.0 * call.inputs[0][0] * call.inputs[0][1])
+            return once, once if op.y.requires_grad else 0.0
+        lost = [axis for axis in split if axis not in axes_of(op.y.shape) and axis != "n"]
+        if not lost or op.decides:
+            return 0.0, 0.0
+        size = math.prod(call.outputs[0]) * op.y.itemsize
+        if math.prod(call.outputs[0]) > math.prod(call.inputs[0]):  # a flatten: the block is gathered first
+            return self.machine.allgather(parts.group(lost), size), 0.0
+        return self._allreduce(parts, lost, size), 0.0
+
+    def _allreduce(self, parts: Parts, axes: list[str], size: float) -> float:
+        return self.machine.allreduce(parts.group(axes), size) if axes else 0.0
+
+    def _parameters(self, op: Operation, call: LocalCall, parts: Parts) -> tuple[float, float]:
+        """BPa, the sum of the gradients over the ranks that split the work, and the optimizer's update."""
+        size = self.parameter_bytes(op, call)
+        if not size:
+            return 0.0, 0.0
+        sharded = call.split is not None
+        axes = [a for a in axes_of(op.x.shape) if a and parts.along(a) > 1 and not (a == "c" and sharded)]
+        # Weights, gradients and each slot of state are read; weights and state are written.
+        passes = 3 + 2 * self.settings.optimizer_slots
+        return self._allreduce(parts, axes, size), self.roofline(Work(bytes=passes * size))
+
+    def parameter_bytes(self, op: Operation, call: LocalCall) -> float:
+        """Bytes of the parameters of ``op`` on one rank."""
+        return float(
+            sum(
+                math.prod(shape) * constant.itemsize
+                for shape, constant in zip(call.constants, op.constants, strict=True)
+                if constant.trained
+            )
+        )
+
+    # -- redistribution -----------------------------------------------------------------------------------------------
+
+    def shuffle(self, value: Value, source: Parts, target: Parts) -> float:
+        """Seconds to bring a tensor from one grid to another (III-C, V-B)."""
+        if source == target:
+            return 0.0
+        key = (value.shape, value.itemsize, source, target)
+        known = self._shuffles.get(key)
+        if known is None:
+            known = self._shuffles[key] = self._shuffle(value, source, target)
+        return known
+
+    def _shuffle(self, value: Value, source: Parts, target: Parts) -> float:
+        moved = redistribution(value.shape, source, target)
+        near, far = moved.near * value.itemsize, moved.far * value.itemsize
+        if not near + far:
+            return 0.0
+        machine = self.machine
+        time = moved.near_messages * machine.node.latency_s + near / machine.node.bandwidth_bytes_per_s
+        time += moved.far_messages * machine.network.latency_s + far / machine.network.bandwidth_bytes_per_s
+        # Packed on one side, put in place on the other; what a rank keeps is copied too.
+        copied = 2 * (near + far) + moved.kept * value.itemsize
+        return time + self.roofline(Work(bytes=2 * STRIDED * copied, kernels=2)) + self._here.roofline.exchange_s

@@ -1,0 +1,264 @@
+"""What one rank computes in one operation: local shapes, FLOPs and bytes, and the name under which it is measured.
+
+Convolutions and linear layers count FLOPs; everything else is priced by the memory it reads and writes, which for
+what autograd saves is known from the trace. ``register_cost`` adds what neither describes.
+
+Source: Dryden et al. 2019, V-A (local runtimes C, Cx, Cw of the blocks I^(p)).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from distconv.errors import ShapeError
+from distconv.parameters.channel_split import ChannelSplit, channel_split
+from distconv.perfmodel.cost.block_geometry import Parts, axes_of, local_shape
+from distconv.perfmodel.cost.convolution_pieces import Pieces, pieces_of
+from distconv.perfmodel.graph.graph import LayerGraph, Operation, Value
+
+Shape = tuple[int, ...]
+
+PHASES = ("forward", "input", "weight")
+"""FP, BPx (the gradient of the input, or the whole backward pass of what has no weights) and BPw."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """FLOPs, bytes read and written, elements that kernels run in parallel over, and kernels."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    elements: float = 0.0
+    kernels: int = 1
+
+
+NONE = Work(kernels=0)
+
+
+@dataclass(frozen=True)
+class LocalCall:
+    """An operation on one rank: the shapes of its blocks, with the channels that it needs and computes.
+
+    ``split`` says how channels and filters are split, where they are; ``pieces`` what of a convolution's input comes
+    from others.
+    """
+
+    operation: Operation
+    inputs: tuple[Shape, ...]
+    constants: tuple[Shape, ...]
+    outputs: tuple[Shape, ...]
+    groups: int
+    split: ChannelSplit | None
+    pieces: Pieces | None = None
+
+    @property
+    def key(self) -> str:
+        """The name of this piece of work in a table of measured times, without the phase."""
+        op = self.operation
+        written = [op.kind, *(_x(s) for s in self.inputs), *(_x(s) for s in self.constants), "->", _x(self.outputs[0])]
+        if op.window is not None:
+            w = op.window
+            written += [f"k{_x(w.kernel)}", f"s{_x(w.stride)}", f"p{_x(w.padding)}", f"d{_x(w.dilation)}"]
+        if self.groups > 1:
+            written.append(f"g{self.groups}")
+        if self.pieces is not None:
+            written += ["of", self.pieces.name]
+        return " ".join([*written, op.y.dtype])
+
+
+def _x(shape: Shape) -> str:
+    return "x".join(map(str, shape)) or "1"
+
+
+@lru_cache(maxsize=1 << 17)
+def local_call(op: Operation, parts: Parts) -> LocalCall:
+    """The largest piece of ``op`` that a rank of the grid ``parts`` computes."""
+    inputs = tuple(local_shape(value.shape, parts, axes_in(op, value)) for value in op.inputs)
+    outputs = tuple(local_shape(value.shape, parts, axes_in(op, value)) for value in op.outputs)
+    constants = tuple(constant.shape for constant in op.constants)
+    split = channel_layout(op, parts.c)
+    if split is None:
+        whole = _local_constants(op, constants, inputs)
+        return LocalCall(op, inputs, whole, outputs, op.groups, None, pieces_of(op, parts, None))
+    axis = _feature_dim(op)
+    needed = max(split.needed(i).extent for i in range(split.parts))
+    computed = max(split.computed(i).extent for i in range(split.parts))
+    weight = (computed, needed // split.local_groups, *constants[0][2:])
+    if op.window is not None and op.window.transposed:
+        weight = (needed, computed // split.local_groups, *constants[0][2:])
+    shapes = (weight, *((computed,) for _ in constants[1:]))
+    return LocalCall(
+        op,
+        (_with(inputs[0], axis, needed), *inputs[1:]),
+        shapes,
+        (_with(outputs[0], axis, computed), *outputs[1:]),
+        split.local_groups,
+        split,
+        pieces_of(op, parts, split),
+    )
+
+
+def axes_in(op: Operation, value: Value) -> tuple[str | None, ...]:
+    """A linear layer splits the first dimension and its features, whatever lies between."""
+    if op.kind == "linear" and len(value.shape) > 1:
+        return ("n", *(None,) * (len(value.shape) - 2), "c")
+    return axes_of(value.shape)
+
+
+def _local_constants(op: Operation, constants: tuple[Shape, ...], inputs: tuple[Shape, ...]) -> tuple[Shape, ...]:
+    """Vectors with an entry per channel go with their channels."""
+    if op.decides or len(op.x.shape) < 2:
+        return constants
+    whole, here = op.x.shape[1], inputs[0][1]
+    return tuple((here,) if shape == (whole,) else shape for shape in constants)
+
+
+def channel_layout(op: Operation, parts: int) -> ChannelSplit | None:
+    """How a deciding operation splits its channels over ``parts`` ranks; None if it does not.
+
+    Raises
+    ------
+    ShapeError
+        If its groups do not divide.
+    """
+    if parts == 1 or not op.decides:
+        return None
+    dim = _feature_dim(op)
+    channels, filters = op.x.shape[dim], op.y.shape[dim]
+    shrinkage = 1.0
+    if op.window is not None:
+        steps = math.prod(op.window.stride)
+        shrinkage = 1 / steps if op.window.transposed else float(steps)
+    return channel_split(channels, filters, op.groups, parts, shrinkage)
+
+
+def divides(op: Operation, parts: int) -> bool:
+    """Whether the groups of a deciding operation divide over ``parts`` ranks."""
+    try:
+        channel_layout(op, parts)
+    except ShapeError:
+        return False
+    return True
+
+
+def _feature_dim(op: Operation) -> int:
+    return len(op.x.shape) - 1 if op.kind == "linear" else 1
+
+
+def _with(shape: Shape, dim: int, extent: int) -> Shape:
+    return (*shape[:dim], extent, *shape[dim + 1 :])
+
+
+# -- costs ------------------------------------------------------------------------------------------------------------
+
+Cost = Callable[[LocalCall], tuple[Work, Work]]
+
+_registered: dict[str, Cost] = {}
+
+_PASSES = {"batch_norm": 2, "instance_norm": 2, "group_norm": 2, "layer_norm": 2, "local_response_norm": 2}
+"""How often an operation reads its input; once where nothing is said."""
+
+_KNOWN = frozenset(
+    """
+    add add_ sub sub_ mul mul_ div div_ truediv neg abs exp log sqrt rsqrt pow square sin cos clamp clamp_ where maximum
+    minimum relu relu_ relu6 relu6_ leaky_relu leaky_relu_ elu elu_ selu celu gelu silu silu_ mish hardswish hardswish_
+    hardsigmoid hardtanh hardtanh_ sigmoid sigmoid_ tanh tanh_ softplus softsign logsigmoid prelu softmax log_softmax
+    batch_norm instance_norm group_norm layer_norm local_response_norm dropout dropout_ dropout2d dropout3d
+    alpha_dropout feature_dropout max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d lp_pool1d lp_pool2d
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
+    adaptive_max_pool3d interpolate upsample pixel_shuffle pixel_unshuffle channel_shuffle pad cat concat concatenate
+    stack sum mean amax amin max min var std norm normalize flatten reshape view unflatten permute transpose t squeeze
+    unsqueeze expand expand_as view_as chunk split narrow select contiguous clone detach to float half bfloat16 flip
+    roll repeat tile type_as zeros_like ones_like empty_like cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss
+    huber_loss binary_cross_entropy binary_cross_entropy_with_logits __getitem__ __setitem__ __add__ __radd__ __iadd__
+    __mul__ __rmul__ __imul__ __sub__ __rsub__ __truediv__ __neg__ __pow__ unbind movedim swapaxes addcmul lerp
+    """.split()
+) | {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear"}
+
+
+def register_cost(kind: str, cost: Cost) -> None:
+    """Price the function called ``kind`` by ``cost(call)``: forward and backward :class:`Work` of one rank.
+
+    Without it a function that the model does not know is priced by the memory it touches, and listed.
+    """
+    _registered[kind] = cost
+    work.cache_clear()
+
+
+def registered() -> tuple[tuple[str, Cost], ...]:
+    """What has been registered: costs that were worked out under other registrations are stale."""
+    return tuple(_registered.items())
+
+
+def unknown(graph: LayerGraph) -> tuple[str, ...]:
+    """Functions of ``graph`` that have no cost of their own, each with where it is first called."""
+    first: dict[str, str] = {}
+    for op in graph.operations:
+        if not op.view and op.kind not in _KNOWN and op.kind not in _registered:
+            first.setdefault(op.kind, op.name)
+    return tuple(f"{kind} ({name})" for kind, name in first.items())
+
+
+@lru_cache(maxsize=1 << 17)
+def work(call: LocalCall, phase: str) -> Work:
+    """What a rank computes of an operation in FP, BPx or BPw (one of PHASES)."""
+    op = call.operation
+    if op.view or (phase != "forward" and not op.y.requires_grad):
+        return NONE
+    if op.kind in _registered:
+        forward, backward = _registered[op.kind](call)
+        return {"forward": forward, "input": backward, "weight": NONE}[phase]
+    if op.window is not None and op.kind.startswith("conv"):
+        return _multiply(call, phase, _convolution_macs(call))
+    if op.kind == "linear":
+        return _multiply(call, phase, math.prod(call.outputs[0]) * call.inputs[0][-1])
+    return _memory_bound(call, phase)
+
+
+def _convolution_macs(call: LocalCall) -> float:
+    """Multiply-adds: each filter tap of each output, or of each input of a transposed convolution."""
+    window = call.operation.window
+    assert window is not None
+    kernel = math.prod(window.kernel)
+    dense, features = call.outputs[0], call.inputs[0][1]
+    if window.transposed:
+        dense, features = call.inputs[0], call.outputs[0][1]
+    return math.prod(dense) * kernel * features / call.groups
+
+
+def _multiply(call: LocalCall, phase: str, macs: float) -> Work:
+    op = call.operation
+    if phase == "input" and not op.x.requires_grad:
+        return NONE
+    if phase == "weight" and not op.parameters:
+        return NONE
+    elements = sum(math.prod(s) for s in (call.inputs[0], call.outputs[0], *call.constants))
+    result = math.prod({"forward": call.outputs[0], "input": call.inputs[0], "weight": call.constants[0]}[phase])
+    if phase == "weight":
+        # The sum over samples and positions is split as well: a small weight does not leave the device empty.
+        result = max(result, math.prod(call.outputs[0]))
+    return Work(2.0 * macs, float(elements * op.y.itemsize), result)
+
+
+def _memory_bound(call: LocalCall, phase: str) -> Work:
+    op = call.operation
+    if phase == "weight" or (phase == "input" and not any(v.requires_grad for v in op.inputs) and not op.parameters):
+        return NONE
+    passes = _PASSES.get(op.kind, 1)
+    read = passes * _bytes(call.inputs, op.inputs)
+    written = _bytes(call.outputs, op.outputs)
+    # Threads share out what is larger: a sum is split over what it sums up, a gradient of few over what they went into.
+    elements = max(math.prod(shape) for shape in (*call.inputs, *call.outputs))
+    if phase == "forward":
+        return Work(bytes=read + written, elements=elements)
+    # Backward reads dL/dy and what was saved, as often as forward read x, and writes dL/dx.
+    scale = math.prod(call.outputs[0]) / max(1, op.y.elements)
+    saved = sum(value.elements * value.itemsize for value in op.saved) * scale
+    return Work(bytes=passes * (written + saved) + _bytes(call.inputs, op.inputs), elements=elements)
+
+
+def _bytes(shapes: tuple[Shape, ...], values: tuple[Value, ...]) -> float:
+    return float(sum(math.prod(shape) * value.itemsize for shape, value in zip(shapes, values, strict=True)))

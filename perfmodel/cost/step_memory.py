@@ -1,0 +1,145 @@
+"""Memory of a training step on the fullest rank, as terms of a strategy's problem.
+
+    autograd   weights, gradients and optimizer state; what autograd saves, until its operation's backward pass; error
+               signals and unsaved results that wait for a later operation; at each operation what it works on
+    keep-all   every output and every error signal, for the whole step: the paper's implementation
+
+Both add the halos that a rank receives, copies in another distribution, and the workspace.
+
+Source: Dryden et al. 2019, V and VI-B1 (what fits a GPU); the terms are ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from distconv.perfmodel.cost.block_geometry import Parts, axes_of, local_shape
+from distconv.perfmodel.cost.operation_cost import Costs
+from distconv.perfmodel.cost.operation_work import local_call
+from distconv.perfmodel.graph.graph import INPUT, LayerGraph, Operation, Value
+from distconv.perfmodel.strategy.cost_tables import Kind, Term
+
+
+def memory_terms(graph: LayerGraph, costs: Costs) -> Iterator[Term]:
+    """The terms of ``graph``, in the order of its forward pass."""
+    for op in graph.operations:
+        yield Term(Kind.RESIDENT, (op.layer,), lambda parts, op=op: _state(op, costs, parts))
+    workspace = costs.settings.workspace
+    yield Term(Kind.RESIDENT, (), lambda: workspace)
+    if costs.settings.memory_model == "keep-all":
+        yield from _keep_all(graph)
+    else:
+        yield from _autograd(graph)
+
+
+def block_bytes(value: Value, parts: Parts) -> float:
+    """Bytes of the largest block of ``value``."""
+    return float(math.prod(local_shape(value.shape, parts)) * value.itemsize)
+
+
+def _state(op: Operation, costs: Costs, parts: Parts) -> float:
+    """Weights, their gradients and optimizer state."""
+    return costs.parameter_bytes(op, local_call(op, parts)) * (2 + costs.settings.optimizer_slots)
+
+
+def _received(op: Operation, parts: Parts) -> float:
+    """Ghosts and channels that come with the input: what it computes from beyond what it owns."""
+    extents = list(local_call(op, parts).inputs[0])
+    own = math.prod(local_shape(op.x.shape, parts))
+    if op.window is not None:
+        for dim, axis in enumerate(axes_of(op.x.shape)):
+            if dim >= 2 and parts.along(axis) > 1:
+                reach = (op.window.kernel[dim - 2] - 1) * op.window.dilation[dim - 2]
+                extents[dim] = min(extents[dim] + reach, op.x.shape[dim])
+    return float(max(0, math.prod(extents) - own) * op.x.itemsize)
+
+
+def _moved(graph: LayerGraph, op: Operation) -> Iterator[tuple[str, Value]]:
+    """Inputs of ``op`` that have another layer's distribution, with that layer."""
+    for value in op.inputs:
+        layer = graph.layer_of(value)
+        if layer != op.layer:
+            yield layer, value
+
+
+def _copy(value: Value, copies: int) -> Callable[[Parts, Parts], float]:
+    def size(source: Parts, target: Parts) -> float:
+        return 0.0 if source == target else copies * block_bytes(value, target)
+
+    return size
+
+
+def _keep_all(graph: LayerGraph) -> Iterator[Term]:
+    x = graph.operations[0].x
+    yield Term(Kind.KEEP, (graph.input_layer,), lambda parts: block_bytes(x, parts))
+    for op in graph.operations:
+        if not op.view:
+            for value in op.outputs:
+                yield Term(Kind.KEEP, (op.layer,), lambda parts, value=value: 2 * block_bytes(value, parts))
+        yield Term(Kind.KEEP, (op.layer,), lambda parts, op=op: 2 * _received(op, parts))
+        for layer, value in _moved(graph, op):
+            yield Term(Kind.KEEP, (layer, op.layer), _copy(value, 2))
+
+
+def _autograd(graph: LayerGraph) -> Iterator[Term]:
+    kept = _Kept(graph)
+    lasts = _last_uses(graph)
+    waiting: dict[int, list[Term]] = {}
+    for op in graph.operations:
+        yield from waiting.pop(op.index, [])
+        yield from kept.terms(op)
+        yield Term(Kind.TRANSIENT, (op.layer,), lambda parts, op=op: _working(op, parts))
+        for layer, value in _moved(graph, op):
+            yield Term(Kind.TRANSIENT, (layer, op.layer), _copy(value, 2))
+        for value in op.outputs:
+            last = lasts.get((value.producer, value.storage), op.index)
+            if last > op.index + 1 and not op.view and value.elements > 1:
+                # Its error signal (or itself, where it is not saved) is there until that last operation.
+                layers, size = (op.layer,), partial(block_bytes, value)
+                waiting.setdefault(last, []).append(Term(Kind.RELEASE, layers, size))
+                yield Term(Kind.KEEP, layers, size)
+
+
+def _last_uses(graph: LayerGraph) -> dict[tuple[int, int], int]:
+    """The last operation that reads each result, by its producer and storage."""
+    return {(value.producer, value.storage): op.index for op in graph.operations for value in op.inputs}
+
+
+def _working(op: Operation, parts: Parts) -> float:
+    """What is there while ``op`` runs: its inputs and outputs, or in the backward pass their error signals."""
+    call = local_call(op, parts)
+    inputs = sum(math.prod(s) * v.itemsize for s, v in zip(call.inputs, op.inputs, strict=True))
+    outputs = sum(math.prod(s) * v.itemsize for s, v in zip(call.outputs, op.outputs, strict=True))
+    return float(0 if op.view else outputs + (0 if op.in_place else inputs))
+
+
+class _Kept:
+    """Which operation's distribution each saved tensor has; each is counted once."""
+
+    def __init__(self, graph: LayerGraph) -> None:
+        self.graph = graph
+        self.makers: dict[int, str] = {}
+        for op in graph.operations:
+            for value in op.outputs:
+                self.makers.setdefault(value.storage, op.layer)
+        self.counted: set[tuple[int, str]] = set()
+
+    def terms(self, op: Operation) -> Iterator[Term]:
+        """What ``op`` is the first to save."""
+        yield Term(Kind.KEEP, (op.layer,), lambda parts: _received(op, parts) if op.saved else 0.0)
+        for value in op.saved:
+            maker = self.makers.get(value.storage, self.graph.input_layer if self._given(op, value) else op.layer)
+            if (value.storage, op.layer) in self.counted:
+                continue
+            self.counted.add((value.storage, op.layer))
+            if maker != op.layer and (value.storage, maker) in self.counted:
+                yield Term(Kind.KEEP, (maker, op.layer), _copy(value, 1))
+            else:
+                # Saved where it is used: as it was made, or as the copy that was moved there.
+                yield Term(Kind.KEEP, (op.layer,), lambda parts, value=value: block_bytes(value, parts))
+
+    @staticmethod
+    def _given(op: Operation, value: Value) -> bool:
+        return any(v.storage == value.storage and v.producer == INPUT for v in op.inputs)

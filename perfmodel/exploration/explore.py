@@ -1,0 +1,225 @@
+"""``explore``: data parallelism or a pipeline, with which schedule, cuts and number of micro-batches.
+
+    devices:  R pipelines side by side, each of N stages: stage i of all of them has the same layers
+              R = 1: BaPipe's daisy chain;  N = 1: data parallelism ("dp")
+
+Every combination that fits the memory is priced by the closed forms of
+:mod:`distconv.perfmodel.stages.closed_forms`, plus what of the gradients' allreduce over the R replicas is not hidden;
+the fastest one is the result. BaPipe looks at R = 1 and at data parallelism; ``joint`` at every R that divides the devices, and its cuts are chosen for the time and
+the memory of the very schedule (:mod:`distconv.perfmodel.exploration.cuts`). Given layer graphs, it also looks at
+stages of g ranks (R N g in all), among which every layer has the distribution that ``select`` finds for g ranks.
+Replicas or g that differ from stage to stage are not looked at: the closed forms do not know them.
+
+Source: Zhao et al. 2020 (BaPipe), 3.2, 3.3, Tables I and II.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+
+from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Setting, Stages, whole
+from distconv.perfmodel.exploration.choices import Choice, Exploration, ExplorationError
+from distconv.perfmodel.exploration.cuts import balanced_cuts, best_cuts, emptiest_cuts
+from distconv.perfmodel.graph.graph import LayerGraph
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.profiles.layer_profile import Profile
+from distconv.perfmodel.profiles.predicted_profile import predicted_profile, scaled
+from distconv.perfmodel.stages.closed_forms import SCHEDULES
+from distconv.perfmodel.stages.devices import Device, as_devices, check_positive, is_whole
+from distconv.perfmodel.strategy.selection import select
+from distconv.plan import Plan
+from distconv.text_files import short
+
+SYNCHRONOUS = (PARALLEL, "1f1b-sno", "1f1b-so")
+"""What accelerators can do that compute and communicate in turn, such as GPUs."""
+
+ASYNCHRONOUS = (PARALLEL, "1f1b-as", "fbp-as")
+"""What accelerators can do that pass results on while they compute them, such as FPGAs."""
+
+
+def explore(
+    profile: Profile | Callable[[int], Profile | LayerGraph],
+    machine: Machine | str | os.PathLike[str],
+    devices: int | Sequence[Device],
+    batch: int,
+    *,
+    samples: int | None = None,
+    microbatches: int | Sequence[int] | None = None,
+    schedules: str | Sequence[str] = SYNCHRONOUS,
+    joint: bool = False,
+    share_layers: bool = False,
+    memory: float | None = None,
+    optimizer_slots: int = 1,
+) -> Exploration:
+    """The fastest training of a mini-batch of ``batch`` samples on all ``devices``, a number or kinds in their order.
+
+    ``profile``: what a micro-batch of so many samples costs, as a Profile or as the graph that ``trace`` gives; or a
+    Profile of ``samples`` samples (default: ``batch``) that others are in proportion to, as are ``times`` of devices.
+    Links and memory are those of ``machine`` (or the one of this name or file); ``memory`` (bytes of a device) takes
+    the latter's place. ``microbatches``: the number, or those to look at; None: all divisors of ``batch``.
+    ``schedules``: ``dp`` and names from ``schedule_costs.SCHEDULES``. ``joint``: look beyond BaPipe, see above.
+    ``share_layers``: a layer at a cut may be divided between its stages (BaPipe 3.3.2), which FPGAs can do and
+    ``distconv.pipeline.Pipeline`` cannot. ``optimizer_slots``: tensors of state per parameter (BaPipe's 2w is 0 of
+    them). An optimizer takes no time here.
+
+    Raises
+    ------
+    ExplorationError
+        If a number or name cannot be, or nothing fits the memory: names what needs least, and how much.
+    PartitionError
+        If the devices cannot be.
+    """
+    if not callable(profile) and not isinstance(profile, Profile):
+        raise ExplorationError(
+            f"explore: found {short(repr(profile))}, expected a Profile or a function that makes one"
+        )
+    machine = machine if isinstance(machine, Machine) else Machine.load(machine)
+    schedules = [schedules] if isinstance(schedules, str) else schedules
+    microbatches = [microbatches] if isinstance(microbatches, int) else microbatches
+    _check(batch, schedules, optimizer_slots, microbatches)
+    whole_batch = batch if samples is None else _positive("samples", samples)
+    room = machine.memory_bytes if memory is None else check_positive(memory, "explore: memory", "bytes")
+    own_times = isinstance(devices, Sequence) and any(getattr(each, "times", None) is not None for each in devices)
+    if callable(profile) and own_times:
+        raise ExplorationError("explore: devices with times of their own need a Profile, not a function that makes one")
+    counts = _divisors(batch) if microbatches is None else sorted(set(microbatches))
+    found: list[Choice] = []
+    setting = None
+    for count in counts:
+        size = batch // count
+        share = 1.0 if callable(profile) else size / whole_batch
+        made = profile(size) if callable(profile) else scaled(profile, share)
+        for width in _widths(made, devices) if joint else [1]:
+            now, plan = _on_ranks(made, machine, width)
+            groups = devices // width if is_whole(devices) else devices
+            kinds = _scaled_devices(as_devices(groups, len(now.layers)), share, room)
+            setting = Setting(now, machine, kinds, optimizer_slots, width, plan)
+            found += _choices(setting, schedules, count, joint, share_layers)
+    assert setting is not None
+    return _explored(found, setting, batch)
+
+
+def _widths(made: Profile | LayerGraph, devices: int | Sequence[Device]) -> list[int]:
+    """Numbers of ranks that a stage can have: only a graph can be distributed, and only over equal devices."""
+    if not isinstance(made, LayerGraph) or not is_whole(devices) or devices < 1:
+        return [1]
+    return _divisors(int(devices))
+
+
+def _on_ranks(made: Profile | LayerGraph, machine: Machine, width: int) -> tuple[Profile, Plan | None]:
+    """What a micro-batch costs on so many ranks, and under which plan."""
+    if isinstance(made, Profile):
+        return made, None
+    plan = select(made, machine, width).plan if width > 1 else None
+    return predicted_profile(made, machine, plan, width), plan
+
+
+def _explored(found: Sequence[Choice], setting: Setting, batch: int) -> Exploration:
+    total = setting.ranks
+    question = f"{batch} samples on {total} devices of {setting.machine.name}"
+    if not found:
+        raise ExplorationError(
+            f"explore: {question}: no number of micro-batches suits any of the schedules; data parallelism needs a "
+            f"multiple of {total}, a pipeline at least {total} layers (there are {len(setting.profile.layers)})"
+        )
+    table = tuple(sorted(found, key=lambda choice: (not choice.fits, choice.time)))
+    room = min(device.memory for device in setting.devices if device.memory is not None)
+    if not table[0].fits:
+        least = min(table, key=lambda choice: max(choice.memory))
+        raise ExplorationError(
+            f"explore: {question}: nothing fits {room:.0f} bytes; least is needed by {least.schedule} with "
+            f"{least.microbatches} micro-batches: {max(least.memory):.0f} bytes"
+        )
+    return Exploration(table[0], table, room, question)
+
+
+def _choices(
+    setting: Setting, schedules: Sequence[str], microbatches: int, joint: bool, share_layers: bool
+) -> Iterator[Choice]:
+    total = sum(device.count for device in setting.devices)
+    for schedule in schedules if total > 1 else [PARALLEL]:
+        if schedule == PARALLEL:
+            numbers = [total] if microbatches % total == 0 else []
+        else:
+            counts = [r for r in _divisors(total) if r < total] if joint else [1]
+            numbers = [r for r in counts if microbatches % r == 0]
+        for replicas in numbers:
+            stages = setting.stages(schedule, replicas, microbatches)
+            if stages is not None:
+                yield from _priced(stages, joint, share_layers)
+
+
+def _priced(stages: Stages, joint: bool, share_layers: bool) -> Iterator[Choice]:
+    """What BaPipe cuts, and for ``joint`` what the search does."""
+    found: list[Sequence[float]] = []
+    if stages.count == 1:
+        found.append(())
+    elif stages.replicas == 1:
+        positions = _balanced(stages)
+        found.append(positions if share_layers else whole(positions, stages.size))
+    if joint and stages.count > 1:
+        found.append(best_cuts(stages, found))
+    for positions in found:
+        memory = stages.memory(positions)
+        fits = all(needed <= room for needed, room in zip(memory, stages.rooms, strict=True))
+        time = stages.time(positions)
+        cuts = stages.partition(positions)
+        setting = stages.setting
+        yield Choice(
+            stages.schedule,
+            cuts,
+            stages.microbatches,
+            stages.replicas,
+            time,
+            memory,
+            fits,
+            setting.width,
+            setting.plan,
+        )
+
+
+def _balanced(stages: Stages) -> Sequence[float]:
+    """BaPipe's partition; where that is too much for a stage, the most balanced one that fits, or else fits nearly."""
+    free = stages.setting.balanced
+    if all(needed <= room for needed, room in zip(stages.memory(free.positions), stages.rooms, strict=True)):
+        return free.positions
+    return balanced_cuts(stages) or emptiest_cuts(stages)
+
+
+def _scaled_devices(devices: Sequence[Device], share: float, memory: float) -> list[Device]:
+    return [
+        Device(
+            device.name,
+            device.count,
+            None if device.times is None else [share * time for time in device.times],
+            memory if device.memory is None else device.memory,
+        )
+        for device in devices
+    ]
+
+
+def _positive(name: str, samples: int) -> int:
+    if type(samples) is not int or samples < 1:
+        raise ExplorationError(f"explore: found {name}={samples!r}, expected a positive whole number of samples")
+    return samples
+
+
+def _check(batch: int, schedules: Sequence[str], slots: int, microbatches: Sequence[int] | None) -> None:
+    _positive("batch", batch)
+    unknown = [name for name in schedules if name != PARALLEL and name not in SCHEDULES]
+    if unknown or not schedules:
+        raise ExplorationError(
+            f"explore: found schedules={list(schedules)!r}, expected some of {', '.join((PARALLEL, *SCHEDULES))}"
+        )
+    if type(slots) is not int or slots < 0:
+        raise ExplorationError(f"explore: found optimizer_slots={slots!r}, expected 0 or more")
+    for count in () if microbatches is None else microbatches:
+        if type(count) is not int or count < 1 or batch % count:
+            raise ExplorationError(f"explore: found {count!r} micro-batches, expected a divisor of {batch} samples")
+    if microbatches is not None and not microbatches:
+        raise ExplorationError("explore: found no number of micro-batches, expected at least one or None")
+
+
+def _divisors(number: int) -> list[int]:
+    return [count for count in range(1, number + 1) if number % count == 0]

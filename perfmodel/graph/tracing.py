@@ -1,0 +1,294 @@
+"""``trace``: the graph of a network from one run on meta tensors, which have shapes but no elements."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from distconv.errors import DistconvError
+from distconv.perfmodel.graph.graph import INPUT, Constant, LayerGraph, Operation, Value, Window
+from distconv.plan import decides
+
+
+class TraceError(DistconvError, ValueError):
+    """A model that does not run on tensors without elements, or none of whose layers decides a distribution."""
+
+
+def trace(model: torch.nn.Module, input_shape: Sequence[int] | Sequence[Sequence[int]]) -> LayerGraph:
+    """The graph of ``model`` in training, for an input of shape (N, C, ...), or one shape for each of its inputs.
+
+    The model runs once on meta tensors: nothing is computed, the model itself does not change. Functions are recorded
+    as ``__torch_function__`` gets them, so Python that depends on shapes is no hindrance.
+
+    Raises
+    ------
+    TraceError
+        If the model cannot take such input, needs values of tensors, or has no convolution or linear layer.
+    """
+    shapes = _shapes(input_shape)
+    state = _parameters(model)
+    state |= {name: _meta(b, False) for name, b in model.named_buffers()}
+    floating = next((t.dtype for t in state.values() if t.is_floating_point()), torch.float32)
+    inputs = [torch.empty(shape, dtype=floating, device="meta") for shape in shapes]
+    recorder = _Recorder(state, inputs)
+    modes = {module: module.training for module in model.modules()}
+    model.train()
+    try:
+        with recorder.inside(model), torch.enable_grad(), torch.device("meta"):
+            torch.func.functional_call(model, state, tuple(inputs))
+    except Exception as error:
+        raise TraceError(
+            f"{type(model).__name__} does not run on meta tensors of shape {', '.join(map(str, shapes))}: "
+            f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            f"{f' (in {recorder.place})' if recorder.place else ''}; give the shape with the batch, N first, and keep "
+            "code that reads elements of tensors out of forward()"
+        ) from error
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    if not recorder.deciding:
+        raise TraceError(f"{type(model).__name__} has no convolution or linear layer that could be distributed")
+    return _graph(model, shapes, recorder)
+
+
+def _shapes(given: Sequence[int] | Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    one = [extent for extent in given if isinstance(extent, int)]
+    shapes = (tuple(one),) if one else tuple(tuple(shape) for shape in given if not isinstance(shape, int))
+    if (
+        len(one) not in (0, len(given))
+        or not shapes
+        or not all(shape and all(isinstance(e, int) and e > 0 for e in shape) for shape in shapes)
+    ):
+        raise TraceError(f"input shape {given!r} must be positive whole numbers (N, C, ...), the batch first")
+    return shapes
+
+
+def _meta(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=requires_grad)
+
+
+def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A meta tensor for each parameter, the same one for all names of one parameter."""
+    made: dict[int, torch.Tensor] = {}
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        found[name] = made.setdefault(id(parameter), _meta(parameter, parameter.requires_grad))
+    return found
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes each call of a torch function that makes a tensor from the network's input."""
+
+    def __init__(self, state: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.constant_storages = {tensor.untyped_storage()._cdata for tensor in state.values()}
+        self.constants = {id(tensor): name for name, tensor in reversed(list(state.items()))}
+        self.alive: list[Any] = [state, inputs]  # so that no id is used twice
+        self.values: dict[int, Value] = {}
+        self.storages: dict[int, int] = {}
+        for tensor in inputs:
+            self.values[id(tensor)] = self._value(tensor, INPUT)
+        self.operations: list[Operation] = []
+        self.deciding: dict[str, None] = {}
+        self.stack: list[tuple[str, torch.nn.Module]] = []
+        self.names: dict[str, int] = {}
+
+    @property
+    def place(self) -> str:
+        """The module that is running."""
+        return self.stack[-1][0] if self.stack else ""
+
+    @contextmanager
+    def inside(self, model: torch.nn.Module) -> Iterator[None]:
+        """Record, and know which module is running."""
+        hooks = []
+        for name, module in model.named_modules():
+            hooks.append(module.register_forward_pre_hook(self._entering(name)))
+            hooks.append(module.register_forward_hook(self._leave))
+        try:
+            with self:
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _entering(self, name: str) -> Callable[[torch.nn.Module, Any], None]:
+        return lambda module, args: self.stack.append((name, module))
+
+    def _leave(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+        self.stack.pop()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [t for t in tree_flatten((args, kwargs))[0] if isinstance(t, torch.Tensor)]
+        inputs = tuple(self.values[id(t)] for t in given if id(t) in self.values)
+        if not inputs:
+            return func(*args, **kwargs)
+        saved: list[torch.Tensor] = []
+        described = tree_map_only(torch.Tensor, self._described, (args, kwargs))
+        with torch.autograd.graph.saved_tensors_hooks(_noting(saved), lambda t: t):
+            result = func(*args, **kwargs)
+        made = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
+        name = getattr(func, "__name__", "")
+        if name == "__setitem__":
+            made = [args[0]]
+        if made:  # of a property such as .data or .T only __get__ is known
+            self._record(func, "view" if name == "__get__" else name, described, given, inputs, made, saved)
+        return result
+
+    def _described(self, tensor: torch.Tensor) -> Value | Constant:
+        value = self.values.get(id(tensor))
+        if value is not None:
+            return value
+        name = self.constants.get(id(tensor), "")
+        self.alive.append(tensor)
+        return Constant(name, tuple(tensor.shape), tensor.itemsize, _dtype(tensor), bool(name) and tensor.requires_grad)
+
+    def _value(self, tensor: torch.Tensor, producer: int) -> Value:
+        storage = self.storages.setdefault(tensor.untyped_storage()._cdata, len(self.storages))
+        return Value(tuple(tensor.shape), tensor.itemsize, _dtype(tensor), storage, producer, tensor.requires_grad)
+
+    def _record(
+        self,
+        function: Any,
+        kind: str,
+        described: tuple[Any, Any],
+        given: list[torch.Tensor],
+        inputs: tuple[Value, ...],
+        made: list[torch.Tensor],
+        saved: list[torch.Tensor],
+    ) -> None:
+        index = len(self.operations)
+        self.alive += [*made, *saved]
+        before = {value.storage for value in inputs}
+        objects = {id(t) for t in given}
+        outputs = tuple(self._value(tensor, index) for tensor in made)
+        for tensor, value in zip(made, outputs, strict=True):
+            self.values[id(tensor)] = value
+        in_place = any(id(t) in objects for t in made) and kind not in _SAME
+        layer, window, groups = self._decision(kind, described)
+        if layer:
+            self.deciding.setdefault(layer)
+        self.operations.append(
+            Operation(
+                index,
+                self._name(kind, layer),
+                kind,
+                layer,
+                bool(layer),
+                function,
+                described[0],
+                described[1],
+                inputs,
+                tuple(_unique(c for c in tree_flatten(described)[0] if isinstance(c, Constant))),
+                outputs,
+                tuple(self._value(t, index) for t in saved if t.untyped_storage()._cdata not in self.constant_storages),
+                in_place,
+                not in_place and all(value.storage in before for value in outputs),
+                window,
+                groups,
+            )
+        )
+
+    def _decision(self, kind: str, described: tuple[Any, Any]) -> tuple[str, Window | None, int]:
+        """The layer that this call is, if it is one that decides; what it looks at; its groups."""
+        window, groups = _window(kind, *described)
+        inner = self.stack[-1] if self.stack else ("", None)
+        deciding = inner[1] is not None and decides(inner[1]) and kind in _DECIDING
+        return (inner[0] if deciding else ""), window, groups
+
+    def _name(self, kind: str, layer: str) -> str:
+        place, module = self.stack[-1] if self.stack else ("", None)
+        leaf = module is not None and not any(True for _ in module.children())
+        name = layer or (place if leaf and place else f"{place}.{kind}" if place else kind)
+        used = self.names[name] = self.names.get(name, 0) + 1
+        return name if used == 1 else f"{name}#{used}"
+
+
+def _noting(saved: list[torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        saved.append(tensor)
+        return tensor
+
+    return pack
+
+
+_CONVOLUTIONS = {f"conv{d}d": d for d in (1, 2, 3)} | {f"conv_transpose{d}d": d for d in (1, 2, 3)}
+_POOLS = {f"{a}_pool{d}d": d for a in ("max", "avg", "lp") for d in (1, 2, 3)}
+_DECIDING = {*_CONVOLUTIONS, "linear"}
+_SAME = {"contiguous", "to", "float", "detach", "requires_grad_"}
+_ORDER = {
+    "convolution": ("input", "weight", "bias", "stride", "padding", "dilation", "groups"),
+    "transposed": ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation"),
+    "max": ("input", "kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices"),
+    "avg": ("input", "kernel_size", "stride", "padding"),
+    "lp": ("input", "norm_type", "kernel_size", "stride"),
+}
+
+
+def _window(kind: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Window | None, int]:
+    if kind in _CONVOLUTIONS:
+        dims, transposed = _CONVOLUTIONS[kind], "transpose" in kind
+        given = _named(_ORDER["transposed" if transposed else "convolution"], args, kwargs)
+        kernel = tuple(given["weight"].shape[2:])
+        dilation = _each(given.get("dilation"), dims, (1,) * dims)
+        padding = given.get("padding")
+        if isinstance(padding, str):
+            same = tuple(d * (k - 1) // 2 for k, d in zip(kernel, dilation, strict=True))
+            padding = same if padding == "same" else (0,) * dims
+        return Window(
+            kernel,
+            _each(given.get("stride"), dims, (1,) * dims),
+            _each(padding, dims, (0,) * dims),
+            dilation,
+            transposed,
+        ), int(given.get("groups") or 1)
+    if kind in _POOLS:
+        dims = _POOLS[kind]
+        given = _named(_ORDER[kind.split("_")[0]], args, kwargs)
+        kernel = _each(given["kernel_size"], dims, (1,) * dims)
+        return Window(
+            kernel,
+            _each(given.get("stride"), dims, kernel),
+            _each(given.get("padding"), dims, (0,) * dims),
+            _each(given.get("dilation"), dims, (1,) * dims),
+        ), 1
+    return None, 1
+
+
+def _named(order: tuple[str, ...], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {**dict(zip(order, args, strict=False)), **kwargs}
+
+
+def _each(value: Any, dims: int, default: tuple[int, ...]) -> tuple[int, ...]:
+    if value is None or value == [] or value == ():
+        return default
+    if isinstance(value, int):
+        return (value,) * dims
+    return tuple(value) if len(value) == dims else tuple(value) * dims
+
+
+def _unique(items: Iterable[Constant]) -> list[Constant]:
+    return list(dict.fromkeys(items))
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _graph(model: torch.nn.Module, shapes: tuple[tuple[int, ...], ...], recorder: _Recorder) -> LayerGraph:
+    """What was recorded, with the layer whose distribution each operation has: for the input the first by modules."""
+    ran = set(recorder.deciding)
+    first = next(name for name, _ in model.named_modules() if name in ran)
+    operations: list[Operation] = []
+    for op in recorder.operations:
+        producer = op.inputs[0].producer
+        inherited = first if producer == INPUT else operations[producer].layer
+        operations.append(op if op.decides else replace(op, layer=inherited))
+    return LayerGraph(type(model).__name__, shapes, first, tuple(operations), tuple(recorder.deciding))

@@ -1,0 +1,242 @@
+"""What a machine can do: links, memory, and how fast its ranks compute.
+
+A file describes one, with units on all quantities::
+
+    name: lassen
+    ranks_per_node: 4
+    memory: 16 GB                                          # of one rank
+    on_chip: 43 MB                                         # of it: where weights can stay for good (FPGAs; optional)
+    links:
+      node: {latency: 10 us, bandwidth: 75 GB/s}           # between ranks of a node
+      network: {latency: 10 us, bandwidth: 6.25 GB/s}      # between nodes, one rank's share of it
+    overlap: {halo: true, allreduce: true}                 # whether it goes on behind compute
+    compute:
+    - busy: 1                                              # while so many ranks of a node compute
+      roofline: {flops: 15.7 TFLOP/s, bandwidth: 900 GB/s, kernel: 10 us}  # and small, exchange: see Roofline
+      table_s: {a key: 0.0032}                             # measured times in seconds (optional)
+
+Source: Dryden et al. 2019, II-B, V-A, VI; Zhao et al. 2020 (BaPipe), 4.3, for FPGAs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from distconv.errors import MachineError
+from distconv.perfmodel.machine import collectives, units
+from distconv.perfmodel.machine.collectives import SUM_PASSES, Level, Levels
+from distconv.perfmodel.machine.links import Group, Link
+from distconv.perfmodel.machine.units import BANDWIDTH, ELEMENTS, MEMORY, RATE, TIME, Section
+
+__all__ = ["Compute", "Group", "Link", "Machine", "Overlap", "Roofline"]
+
+_BUILT_IN = Path(__file__).with_name("builtin")
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What the transport hides behind compute."""
+
+    halo: bool
+    allreduce: bool
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Time of a kernel that was not measured: its arithmetic or its memory traffic, whichever takes longer.
+
+    ``kernel_s`` is the fixed cost of each kernel, ``exchange_s`` that of each exchange with neighbours beyond its
+    messages: what the framework does for it, and waiting for ranks that are not ready. A result of fewer than
+    ``small`` elements fills only its share of the device (0: any result fills it).
+
+    Source: Williams, Waterman, Patterson 2009; Dryden et al. 2019, VI-A (fixed kernel overheads).
+    """
+
+    flops_per_s: float
+    bytes_per_s: float
+    kernel_s: float
+    small: float = 0.0
+    exchange_s: float = 0.0
+
+    def time(self, flops: float, nbytes: float, elements: float) -> float:
+        """Seconds of a kernel that does ``flops``, moves ``nbytes`` and has a result of ``elements`` elements.
+
+        >>> Roofline(flops_per_s=10.0, bytes_per_s=1.0, kernel_s=0.5, small=100.0).time(100.0, 4.0, 50.0)
+        20.5
+        """
+        filled = min(1.0, max(elements, 1.0) / self.small) if self.small else 1.0
+        return self.kernel_s + max(flops / self.flops_per_s, nbytes / self.bytes_per_s) / filled
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Compute of one rank while ``busy`` ranks of its node compute: measured times, and a roofline for the rest.
+
+    ``table`` has seconds by key; what a key means is up to who measures and who asks.
+    """
+
+    busy: int
+    roofline: Roofline
+    table: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Nodes of ``ranks_per_node`` ranks with ``memory_bytes`` each.
+
+    ``network`` is one rank's share of a node's link to the others while all ranks of the node use it. ``compute`` is in
+    the order of ``busy`` and starts with 1. ``on_chip_bytes``: memory beside the compute units of a rank in which
+    weights can stay from one sample to the next (0: caches at most).
+
+    Raises
+    ------
+    MachineError
+        If ``compute`` does not.
+    """
+
+    name: str
+    ranks_per_node: int
+    memory_bytes: float
+    node: Link
+    network: Link
+    overlap: Overlap
+    compute: tuple[Compute, ...]
+    on_chip_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        busy = [entry.busy for entry in self.compute]
+        if busy[:1] != [1] or busy != sorted(set(busy)) or busy[-1] > self.ranks_per_node:
+            raise MachineError(
+                f"machine {self.name}: compute: found entries for busy={busy}, expected 1 and then increasing numbers "
+                f"up to ranks_per_node={self.ranks_per_node}"
+            )
+
+    # -- times --------------------------------------------------------------------------------------------------------
+
+    def send(self, nbytes: float, across: bool) -> float:
+        """Seconds for two ranks to send each other ``nbytes``; ``across``: they are on different nodes."""
+        return (self.network if across else self.node).send(nbytes)
+
+    def allreduce(self, group: Group, nbytes: float) -> float:
+        """Seconds to sum ``nbytes`` on each rank over the group; 0 for one rank or no bytes, as in all of these."""
+        return collectives.allreduce(self.levels(group), nbytes)
+
+    def allgather(self, group: Group, bytes_total: float) -> float:
+        """Seconds until each rank has all ``bytes_total``, of which each had its part."""
+        return collectives.allgather(self.levels(group), bytes_total)
+
+    def computing(self, ranks: int) -> Compute:
+        """Compute of a rank while ``ranks`` ranks of its node compute: the last entry that is not busier."""
+        return [entry for entry in self.compute if entry.busy <= ranks][-1]
+
+    def levels(self, group: Group) -> Levels:
+        """The group as collectives see it."""
+        near = min(group.ranks, group.per_node)
+        gamma = SUM_PASSES / self.computing(near).roofline.bytes_per_s
+        link = self.node if group.nodes == 1 else self.network
+        return Levels(
+            flat=Level(group.ranks, link, gamma),
+            node=Level(near, self.node, gamma),
+            across=Level(group.nodes, self.network, gamma),
+        )
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, name_or_path: str | os.PathLike[str]) -> Machine:
+        """A built-in machine by its name (``lassen``, ...), or the one that a YAML file describes.
+
+        Raises
+        ------
+        MachineError
+            If there is none, or something in the file is not as it should be; the text names the key.
+        """
+        if name_or_path in built_in():
+            path = _BUILT_IN / f"{name_or_path}.yaml"
+        else:
+            path = Path(name_or_path)
+            if len(path.parts) == 1 and not path.suffix and not os.path.exists(path):
+                raise MachineError(
+                    f"machine {units.shown(str(path))}: there is none of this name; built in are "
+                    f"{', '.join(built_in())}; a file is named by its path, such as ./machine.yaml"
+                )
+        return _machine(units.read(path), str(path))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a file that :meth:`load` reads as an equal machine."""
+        Path(path).write_text(units.dumped(_content(self)), encoding="utf-8")
+
+
+def built_in() -> list[str]:
+    """Names of the machines that come with distconv."""
+    return sorted(path.stem for path in _BUILT_IN.glob("*.yaml"))
+
+
+def _machine(content: object, source: str) -> Machine:
+    keys = "name", "ranks_per_node", "memory", "links", "overlap", "compute"
+    top = Section(content, source, "", keys, ("on_chip",))
+    links = top.section("links", ("node", "network"))
+    overlap = top.section("overlap", ("halo", "allreduce"))
+    return Machine(
+        name=top.text("name"),
+        ranks_per_node=top.count("ranks_per_node"),
+        memory_bytes=top.quantity("memory", MEMORY),
+        node=_link(links.section("node", ("latency", "bandwidth"))),
+        network=_link(links.section("network", ("latency", "bandwidth"))),
+        overlap=Overlap(halo=overlap.flag("halo"), allreduce=overlap.flag("allreduce")),
+        compute=tuple(_compute(entry) for entry in top.sections("compute", ("busy", "roofline"), ("table_s",))),
+        on_chip_bytes=top.quantity("on_chip", MEMORY) if "on_chip" in top.content else 0.0,
+    )
+
+
+def _link(section: Section) -> Link:
+    return Link(section.quantity("latency", TIME), section.quantity("bandwidth", BANDWIDTH))
+
+
+def _compute(section: Section) -> Compute:
+    roofline = section.section("roofline", ("flops", "bandwidth", "kernel"), ("small", "exchange"))
+    return Compute(
+        busy=section.count("busy"),
+        roofline=Roofline(
+            flops_per_s=roofline.quantity("flops", RATE),
+            bytes_per_s=roofline.quantity("bandwidth", BANDWIDTH),
+            kernel_s=roofline.quantity("kernel", TIME),
+            small=roofline.quantity("small", ELEMENTS) if "small" in roofline.content else 0.0,
+            exchange_s=roofline.quantity("exchange", TIME) if "exchange" in roofline.content else 0.0,
+        ),
+        table=section.seconds("table_s") if "table_s" in section.content else {},
+    )
+
+
+def _content(machine: Machine) -> dict[str, object]:
+    def link(of: Link) -> dict[str, str]:
+        return {
+            "latency": units.written(of.latency_s, TIME),
+            "bandwidth": units.written(of.bandwidth_bytes_per_s, BANDWIDTH),
+        }
+
+    def compute(entry: Compute) -> dict[str, object]:
+        roofline = {
+            "flops": units.written(entry.roofline.flops_per_s, RATE),
+            "bandwidth": units.written(entry.roofline.bytes_per_s, BANDWIDTH),
+            "kernel": units.written(entry.roofline.kernel_s, TIME),
+        }
+        if entry.roofline.small:
+            roofline["small"] = units.written(entry.roofline.small, ELEMENTS)
+        if entry.roofline.exchange_s:
+            roofline["exchange"] = units.written(entry.roofline.exchange_s, TIME)
+        table = {"table_s": {key: float(value) for key, value in entry.table.items()}} if entry.table else {}
+        return {"busy": entry.busy, "roofline": roofline, **table}
+
+    return {
+        "name": machine.name,
+        "ranks_per_node": machine.ranks_per_node,
+        "memory": units.written(machine.memory_bytes, MEMORY),
+        **({"on_chip": units.written(machine.on_chip_bytes, MEMORY)} if machine.on_chip_bytes else {}),
+        "links": {"node": link(machine.node), "network": link(machine.network)},
+        "overlap": {"halo": machine.overlap.halo, "allreduce": machine.overlap.allreduce},
+        "compute": [compute(entry) for entry in machine.compute],
+    }

@@ -1,0 +1,160 @@
+"""Measures links under MPI, with the messages and allreduces that distconv itself sends.
+
+All ranks of a node exchange at once, in pairs, so that a link is one rank's share of what the node has.
+
+Source: Dryden et al. 2019, V-A (SR(n), the time to send and receive n; AR(p, n), measured apart because an allreduce
+cannot be deduced from messages; warm-up, then the average of ten).
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import scipy.optimize
+import torch
+from mpi4py import MPI
+
+from distconv.communication.transport import Exchange, Message, allreduce
+from distconv.perfmodel.machine.links import Link
+
+SIZES = tuple(8 << shift for shift in range(0, 21, 2))
+"""Bytes per message: 8 B to 8 MB."""
+
+_MEAN_OF = 10
+_REPETITIONS = 7
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Links as halo exchanges and as allreduces see them. An allreduce of n bytes takes ``allreduce.send(n)``."""
+
+    exchange: Link
+    allreduce: Link
+
+
+@dataclass(frozen=True)
+class NetworkProfile:
+    """Links between ranks of a node and between nodes; None where there are no two such ranks.
+
+    The allreduces are over all ranks of a node, and over one rank of each node (all ranks of a node at once).
+    """
+
+    node: Profile | None
+    network: Profile | None
+
+
+def profile_network(comm: MPI.Intracomm, device: torch.device | str = "cpu") -> NetworkProfile:
+    """Measure messages and allreduces of 8 B to 8 MB between tensors on ``device``. Collective over ``comm``."""
+    nodes = node_indices(comm)
+    inside = MPI.Intracomm(comm.Split(nodes[comm.rank], comm.rank))
+    across = MPI.Intracomm(comm.Split(inside.rank, comm.rank))
+    try:
+        return NetworkProfile(
+            node=_profile(comm, inside, near_partners(nodes), device),
+            network=_profile(comm, across, far_partners(nodes), device),
+        )
+    finally:
+        across.Free()
+        inside.Free()
+
+
+def node_indices(comm: MPI.Intracomm) -> list[int]:
+    """For each rank the lowest rank that shares its node. Collective over ``comm``."""
+    shared = comm.Split_type(MPI.COMM_TYPE_SHARED, comm.rank)
+    first = shared.bcast(comm.rank)
+    shared.Free()
+    return list(comm.allgather(first))
+
+
+def near_partners(nodes: Sequence[int]) -> dict[int, int]:
+    """Partners on the same node: the first half of a node's ranks with the second; an odd one has none.
+
+    >>> near_partners([0, 0, 0, 3, 3])
+    {0: 1, 1: 0, 3: 4, 4: 3}
+    """
+    pairs: list[tuple[int, int]] = []
+    for ranks in _by_node(nodes):
+        half = len(ranks) // 2
+        pairs += zip(ranks[:half], ranks[half : 2 * half], strict=True)
+    return _both_ways(pairs)
+
+
+def far_partners(nodes: Sequence[int]) -> dict[int, int]:
+    """Partners on another node: the ranks of the first, third, ... node with those of the next, as far as they go.
+
+    >>> far_partners([0, 0, 0, 3, 3])
+    {0: 3, 1: 4, 3: 0, 4: 1}
+    """
+    pairs: list[tuple[int, int]] = []
+    found = _by_node(nodes)
+    for here, there in zip(found[::2], found[1::2], strict=False):
+        pairs += zip(here, there, strict=False)
+    return _both_ways(pairs)
+
+
+def _by_node(nodes: Sequence[int]) -> list[list[int]]:
+    return [[rank for rank, of in enumerate(nodes) if of == node] for node in sorted(set(nodes))]
+
+
+def _both_ways(pairs: Sequence[tuple[int, int]]) -> dict[int, int]:
+    return dict(sorted([*pairs, *((b, a) for a, b in pairs)]))
+
+
+def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
+    """The link whose ``send`` is nearest to measured times: least squares of the relative error, both constants > 0.
+
+    >>> round(fit_link([10, 100, 1000], [3.0, 12.0, 102.0]).send(500), 6)
+    52.0
+    """
+    n, t = np.asarray(sizes, dtype=float), np.asarray(seconds, dtype=float)
+    # In units of the shortest time and of the best seconds per byte, so that both unknowns are near 1; noise must not
+    # make either of them negative.
+    shortest, fastest = t.min(), (t / n).min()
+    terms = np.stack([shortest / t, fastest * n / t], axis=1)
+    found = scipy.optimize.lsq_linear(terms, np.ones(len(t)), bounds=(1e-3, np.inf)).x
+    return Link(latency_s=float(found[0] * shortest), bandwidth_bytes_per_s=float(1 / (found[1] * fastest)))
+
+
+def _profile(
+    comm: MPI.Intracomm, reducing: MPI.Intracomm, partners: dict[int, int], device: torch.device | str
+) -> Profile | None:
+    """Exchanges between ``partners`` (ranks of ``comm``) and allreduces over ``reducing``; None without partners."""
+    if not partners:
+        return None
+    partner = partners.get(comm.rank)
+    exchanges, allreduces = [], []
+    for size in SIZES:
+        sent, received = (torch.zeros(size // 4, device=device) for _ in range(2))
+        sends: list[Message] = [] if partner is None else [(partner, sent)]
+        receives: list[Message] = [] if partner is None else [(partner, received)]
+
+        def exchange(sends: list[Message] = sends, receives: list[Message] = receives) -> None:
+            Exchange(comm, sends, receives, "measured exchange").wait()
+
+        def reduce(tensor: torch.Tensor = sent) -> None:
+            allreduce(reducing, tensor, "measured allreduce")
+
+        exchanges.append(_seconds(comm, exchange))
+        allreduces.append(_seconds(comm, reduce))
+    return Profile(fit_link(SIZES, exchanges), fit_link(SIZES, allreduces))
+
+
+def _seconds(comm: MPI.Intracomm, action: Callable[[], None]) -> float:
+    """Mean of ten, median of the repetitions after a warm-up, the slowest rank's: the same on all ranks.
+
+    How often ``action`` runs depends on nothing that is measured, or ranks would wait for each other for ever.
+    """
+    means = []
+    for _ in range(1 + _REPETITIONS):
+        comm.Barrier()
+        start = time.perf_counter()
+        for _ in range(_MEAN_OF):
+            action()
+        if torch.cuda.is_initialized():  # copies to the device may still be under way
+            torch.cuda.synchronize()
+        means.append((time.perf_counter() - start) / _MEAN_OF)
+    return float(comm.allreduce(statistics.median(means[1:]), MPI.MAX))

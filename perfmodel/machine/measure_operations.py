@@ -1,0 +1,273 @@
+"""Measured times of operations on one rank: the table of a machine (V-A: warm-up runs, then the mean of ten).
+
+An operation is run as distconv runs it, on distributed tensors of which each rank at work has a block (split over their
+samples), so the cost of getting there is in the figure. Copies of the tensors are used in turn, because between two
+uses in a training step everything else has passed through the caches.
+
+Source: Dryden et al. 2019, V-A and VI-A.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch.utils._pytree import tree_map
+
+from distconv.distribution import Distribution
+from distconv.grid import ProcessGrid
+from distconv.kernels.convolution import Convolution, Piece, Range, cut, is_free, merged
+from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.convolution_pieces import Pieces
+from distconv.perfmodel.cost.operation_work import PHASES, LocalCall, local_call, work
+from distconv.perfmodel.graph.graph import Constant, LayerGraph, Value
+from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.machine.machine import Roofline
+from distconv.perfmodel.strategy.candidates import Candidate
+from distconv.tensor import DistTensor
+
+WARM_UP = 2
+REPETITIONS = 10
+"""The paper's: the mean of ten runs after some that warm up."""
+
+ROUNDS = 3
+"""Times that all of it is measured, so that what else the machine does for a while does not count."""
+
+EXCHANGES = 15
+"""Differences of which the median is the fixed cost of an exchange."""
+
+CACHE_BYTES = 64 << 20
+"""Copies of the tensors take as much as this, so that none is found in a cache."""
+
+MOST_COPIES = 8
+
+LARGE_ELEMENTS = 1 << 24
+"""Of the sum that measures the bandwidth of memory."""
+
+
+def calls_of(
+    graph: LayerGraph, candidates: Mapping[str, Sequence[Candidate]], ranks: int, per_node: int
+) -> dict[str, LocalCall]:
+    """What a rank computes of each operation under any of its layer's candidates, by the key of its time."""
+    found: dict[str, LocalCall] = {}
+    for op in graph.operations:
+        for candidate in () if op.view else candidates[op.layer]:
+            call = local_call(op, Parts.of(candidate, ranks, per_node))
+            found.setdefault(call.key, call)
+    return found
+
+
+def measure(calls: Mapping[str, LocalCall], comm: MPI.Intracomm, device: torch.device) -> dict[str, float]:
+    """Seconds of each phase of each call, with all ranks of ``comm`` at work at once. Collective.
+
+    The slowest rank's, and of several rounds the median. What cannot be run by itself is left out, on all ranks.
+    """
+    found: dict[str, list[float]] = {}
+    grid = ProcessGrid(comm, n=comm.size)
+    for _ in range(ROUNDS):
+        for key, call in calls.items():
+            for phase, seconds in _measured(call, grid, comm, device):
+                found.setdefault(f"{key} {phase}", []).append(seconds)
+    return {key: statistics.median(times) for key, times in found.items()}
+
+
+def _measured(
+    call: LocalCall, grid: ProcessGrid, comm: MPI.Intracomm, device: torch.device
+) -> Iterator[tuple[str, float]]:
+    try:
+        runs: dict[str, Callable[[], object]] | None = _runs(call, grid, device)
+    except (RuntimeError, TypeError, ValueError, NotImplementedError):
+        runs = None
+    if comm.allreduce(runs is not None, MPI.LAND) and runs is not None:
+        for phase, run in runs.items():
+            yield phase, _timed(run, comm, device)
+
+
+def measure_roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
+    """FLOP/s of a large convolution, bytes/s of a large sum, time of a tiny ReLU; all ranks at once. Collective."""
+    grid = ProcessGrid(comm, n=comm.size)
+    x, w = torch.rand(4, 128, 64, 64, device=device), torch.rand(128, 128, 3, 3, device=device)
+    large = [torch.rand(LARGE_ELEMENTS, device=device) for _ in range(3)]
+    block = torch.rand(1, 64, device=device, requires_grad=True)
+    tiny = DistTensor(block, Distribution(grid, ("n", None)), torch.Size((grid.size, 64)))
+    macs = x.numel() * w[0].numel()
+    convolution = _timed(lambda: torch.conv2d(x, w, padding=1), comm, device)
+    addition = _timed(lambda: torch.add(large[0], large[1], out=large[2]), comm, device)
+    kernel = _timed(lambda: torch.relu(tiny), comm, device)
+    return Roofline(2 * macs / convolution, 3 * 4 * LARGE_ELEMENTS / addition, kernel)
+
+
+def measure_exchange(comm: MPI.Intracomm, device: torch.device) -> float:
+    """Seconds that a convolution with neighbours takes beyond its computation; forward, a short halo. Collective."""
+    shape = (8, 16, 16 * comm.size, 16)
+    graph = trace(torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3, padding=1, bias=False)), shape)
+    call = local_call(graph.operations[0], Parts.of({"h": comm.size}, comm.size, comm.size))
+    grid = ProcessGrid(comm, h=comm.size)
+    x = DistTensor(
+        torch.rand(8, 16, 16, 16, device=device), Distribution(grid, ("n", "c", "h", "w")), torch.Size(shape)
+    )
+    weight = torch.rand(16, 16, 3, 3, device=device, requires_grad=True)
+    computing = _runs(call, grid, device)["forward"]
+
+    def exchanging() -> object:
+        return torch.conv2d(x, weight, padding=1)
+
+    def difference() -> float:
+        return _timed(exchanging, comm, device) - _timed(computing, comm, device)
+
+    return max(0.0, statistics.median(difference() for _ in range(EXCHANGES)))
+
+
+def _timed(run: Callable[[], object], comm: MPI.Intracomm, device: torch.device) -> float:
+    """Mean of ten runs with all ranks at work, on the slowest of them: the others wait for it sooner or later."""
+    for _ in range(WARM_UP):
+        run()
+    _finish(device)
+    comm.Barrier()
+    start = time.perf_counter()
+    for _ in range(REPETITIONS):
+        run()
+    _finish(device)
+    return float(comm.allreduce((time.perf_counter() - start) / REPETITIONS, MPI.MAX))
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+class _Copy:
+    """The arguments of a call as tensors of its own. Only what ``phase`` differentiates requires a gradient.
+
+    BPx is of the inputs, and of the weights too where BPw is not measured by itself.
+    """
+
+    def __init__(self, call: LocalCall, phase: str, grid: ProcessGrid, device: torch.device) -> None:
+        op = call.operation
+        weights = phase != "input" or not work(call, "weight").kernels
+        values = iter(zip(op.inputs, call.inputs, strict=True))
+        constants = {
+            constant: _random(shape, constant.dtype, device, weights and constant.trained)
+            for constant, shape in zip(op.constants, call.constants, strict=True)
+        }
+        self.leaves = [tensor for tensor in constants.values() if tensor.requires_grad]
+
+        def tensor(leaf: Any) -> Any:
+            if isinstance(leaf, Value):
+                value, shape = next(values)
+                made = _random(shape, value.dtype, device, value.requires_grad and phase != "weight")
+                self.leaves += [made] if made.requires_grad else []
+                whole = torch.Size((shape[0] * grid.size, *shape[1:]) if shape else ())
+                dist = Distribution(grid, ("n", *(None,) * (len(shape) - 1)) if shape else ())
+                return DistTensor(made.clone() if op.in_place else made, dist, whole)
+            return constants[leaf] if isinstance(leaf, Constant) else leaf
+
+        args = tree_map(tensor, op.args, is_leaf=_is_tensor)
+        self.kwargs = tree_map(tensor, dict(op.kwargs), is_leaf=_is_tensor)
+        self.args = _with_groups(args, call.groups) if op.kind.startswith("conv") else args
+        if "groups" in self.kwargs:
+            self.kwargs["groups"] = call.groups
+        self.function = op.function
+
+    def forward(self) -> object:
+        """Run the operation."""
+        return self.function(*self.args, **self.kwargs)
+
+    def backward(self) -> Callable[[], object]:
+        """A function that computes the gradients."""
+        result = self.forward().local  # type: ignore[attr-defined]
+        error = torch.randn_like(result)
+        return lambda: torch.autograd.grad(result, self.leaves, error, retain_graph=True, allow_unused=True)
+
+
+class _InPieces:
+    """A convolution of what a rank owns and of what comes from others, as :mod:`distconv.layers` runs it."""
+
+    def __init__(self, call: LocalCall, pieces: Pieces, phase: str, device: torch.device) -> None:
+        op, window = call.operation, call.operation.window
+        assert window is not None
+        self.phase = phase
+        self.work = Convolution(window, call.groups, pieces.out, pieces.needed[0])
+        samples, kind = call.inputs[0][0], op.x.dtype
+
+        def piece(box: tuple[Range, ...]) -> Piece:
+            return Piece(_random((samples, *(b - a for a, b in box)), kind, device, False), box)
+
+        self.pieces = [piece(pieces.own), *(piece(box) for box in pieces.ghosts())]
+        self.free = is_free(pieces.own[1:], pieces.out, window)
+        space = (window.needed(dim, out) for dim, out in enumerate(pieces.out))
+        self.needed = (pieces.needed[0], *space)
+        self.weight = _random(call.constants[0], kind, device, False)
+        self.bias = _random(call.constants[1], kind, device, False) if len(call.constants) > 1 else None
+        shape = (samples, call.constants[0][0], *(b - a for a, b in pieces.out))
+        self.error = _random(shape, kind, device, False)
+
+    def forward(self) -> object:
+        """FP: the owned block and the others one by one, or the one box made of them."""
+        first, *others = self._pieces()
+        return self.work.add(self.work.forward(first, self.weight, self.bias), others, self.weight)
+
+    def _pieces(self) -> list[Piece]:
+        return self.pieces if self.free else [merged(self.pieces, self.needed)]
+
+    def backward(self) -> Callable[[], object]:
+        """A function that computes BPw or BPx."""
+        if self.phase == "weight":
+            return lambda: self.work.parameter_gradients(
+                self.error, self._pieces(), self.weight, bias=self.bias is not None
+            )
+        return self._input_gradients
+
+    def _input_gradients(self) -> object:
+        if self.free:
+            return [self.work.input_gradient(self.error, piece, self.weight) for piece in self.pieces]
+        blank = Piece(self.error.new_empty((self.error.shape[0], *(b - a for a, b in self.needed))), self.needed)
+        whole = Piece(self.work.input_gradient(self.error, blank, self.weight), self.needed)
+        return [cut(whole, piece.box) for piece in self.pieces]
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, (Value, Constant))
+
+
+def _random(shape: Sequence[int], dtype: str, device: torch.device, requires_grad: bool) -> torch.Tensor:
+    kind = getattr(torch, dtype)
+    if kind.is_floating_point:
+        return torch.rand(tuple(shape), dtype=kind, device=device).requires_grad_(requires_grad)
+    return torch.ones(tuple(shape), dtype=kind, device=device)
+
+
+def _with_groups(args: Sequence[Any], groups: int) -> Sequence[Any]:
+    """Positional arguments of a convolution, transposed or not, with its local number of groups."""
+    return (*args[:6], groups, *args[7:]) if len(args) > 6 else args
+
+
+def _runs(call: LocalCall, grid: ProcessGrid, device: torch.device) -> dict[str, Callable[[], object]]:
+    """How to run each phase of a call once."""
+    size = sum(v.itemsize * math.prod(s) for v, s in zip(call.operation.inputs, call.inputs, strict=True))
+    count = max(2, min(MOST_COPIES, CACHE_BYTES // max(1, 2 * size)))
+
+    runs: dict[str, Callable[[], object]] = {}
+    for phase in (phase for phase in PHASES if work(call, phase).kernels):
+        copies = [_copy(call, phase, grid, device) for _ in range(count)]
+        runs[phase] = _in_turn([copy.forward if phase == "forward" else copy.backward() for copy in copies])
+    for run in runs.values():
+        run()
+    return runs
+
+
+def _copy(call: LocalCall, phase: str, grid: ProcessGrid, device: torch.device) -> _Copy | _InPieces:
+    if call.pieces is None:
+        return _Copy(call, phase, grid, device)
+    return _InPieces(call, call.pieces, phase, device)
+
+
+def _in_turn(runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    turns = itertools.cycle(runs)
+    return lambda: next(turns)()

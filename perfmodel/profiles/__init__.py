@@ -1,0 +1,8 @@
+"""What each layer of a network takes: measured, predicted, or read from a file.
+
+::
+
+    layer_profile      What each layer of a network costs, as measured: times, bytes, and which layer reads which
+    layer_timing       Measured layer profiles: seconds forward and backward and bytes of each layer while the
+    predicted_profile  A layer profile without a run
+"""

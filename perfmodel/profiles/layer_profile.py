@@ -1,0 +1,290 @@
+"""What each layer of a network costs, as measured: times, bytes, and which layer reads which.
+
+Two formats are read. Ours is JSON::
+
+    {"layers": [{"name": "conv1", "forward_s": 0.0123, "backward_s": 0.0246,
+                 "activation_bytes": 822083584, "parameter_bytes": 7168}],
+     "edges": [["conv1", "relu1"]]}
+
+PipeDream's is text, with times in milliseconds and edges after a tab::
+
+    node2 -- Conv2d(3, 64, kernel_size=(3, 3)) -- forward_compute_time=22.307, backward_compute_time=24.613, \
+activation_size=1644167168.000, parameter_size=7168.000
+    <tab>node2 -- node3
+
+Source: Narayanan et al. 2019 (PipeDream), 3.1; Zhai et al. 2020 (SparsePipe), III-C (SmartProfile).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import re
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from numbers import Integral
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+
+from distconv.errors import DistconvError
+from distconv.perfmodel.machine.units import number
+from distconv.text_files import parsed_json, read_text, short
+
+_FIGURES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+_NODE = re.compile(
+    r"(\S+) -- (.*?) -- " + ", ".join(rf"{name}=([^,]+?)" for name in _FIGURES) + r"(?: -- stage_id=\d+)?"
+)
+_NODE_SHAPE = f"'NAME -- LAYER -- {', '.join(f'{name}=NUMBER' for name in _FIGURES)}'"
+_EDGE = re.compile(r"(\S+) -- (\S+)")
+
+
+class ProfileError(DistconvError, ValueError):
+    """A profile that cannot be: unreadable or malformed file, impossible number, unknown layer, cycle."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer: seconds forward and backward of one mini-batch, bytes of its output and of its parameters.
+
+    Raises
+    ------
+    ProfileError
+        If the name is no text, or a figure is negative, not finite or no number.
+    """
+
+    name: str
+    forward_s: float
+    backward_s: float
+    activation_bytes: float
+    parameter_bytes: float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise ProfileError(f"profile: found {short(repr(self.name))} as the name of a layer, expected text")
+        for key in _KEYS[1:]:
+            value = getattr(self, key)
+            if (found := number(value)) is None:
+                raise ProfileError(
+                    f"profile: layer {short(repr(self.name))}: {key}: found {short(repr(value))}, expected a finite "
+                    "number >= 0"
+                )
+            # Of Python's own kinds, which JSON knows.
+            object.__setattr__(self, key, int(value) if isinstance(value, Integral) else found)
+
+    @property
+    def time_s(self) -> float:
+        """Seconds forward and backward."""
+        return self.forward_s + self.backward_s
+
+
+_KEYS = tuple(field.name for field in fields(Layer))
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The layers of a network and its ``edges`` (producer, consumer); without edges each layer reads the one before.
+
+    ``layers`` ends up in a linear order in which no layer is before what it reads, otherwise as given. Every cut of
+    this order is a cut of the graph: what was before it is complete without what follows. Where branches run side by
+    side the graph has more cuts than those, which no order has all of.
+
+    Raises
+    ------
+    ProfileError
+        If there is no layer, a name is there twice, a sum over the layers is no finite number, an edge is there twice
+        or leads to an unknown layer, or the edges form a cycle.
+
+    >>> Profile([Layer("a", 1.0, 2.0, 8, 0), Layer("b", 1.0, 2.0, 8, 4)]).edges
+    (('a', 'b'),)
+    """
+
+    layers: Sequence[Layer]
+    edges: Sequence[tuple[str, str]] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.layers, Sequence) or not all(isinstance(layer, Layer) for layer in self.layers):
+            raise ProfileError(f"profile: found {short(repr(self.layers))} as the layers, expected a list of Layer")
+        names = [layer.name for layer in self.layers]
+        if not names:
+            raise ProfileError("profile: found no layer, expected at least one")
+        edges = list(itertools.pairwise(names)) if self.edges is None else [(a, b) for a, b in self.edges]
+        _check_once(names, "layer")
+        for key in ("time_s", *_KEYS[3:]):
+            if not math.isfinite(sum(getattr(layer, key) for layer in self.layers)):
+                raise ProfileError(f"profile: {key}: the sum over {len(names)} layers is too large for a number")
+        _check_once(edges, "edge")
+        graph = nx.DiGraph()
+        graph.add_nodes_from(names)
+        for edge in edges:
+            for name in edge:
+                if name not in graph:
+                    raise ProfileError(f"profile: edge {short(repr(edge))}: there is no layer {short(repr(name))}")
+        graph.add_edges_from(edges)
+        place = {name: index for index, name in enumerate(names)}
+        try:
+            order = list(nx.lexicographical_topological_sort(graph, key=place.__getitem__))
+        except nx.NetworkXUnfeasible as error:
+            loop = " -> ".join(repr(edge[0]) for edge in nx.find_cycle(graph)[:8])
+            raise ProfileError(f"profile: the edges form a cycle: {loop} -> ...; no layer can read itself") from error
+        object.__setattr__(self, "layers", tuple(self.layers[place[name]] for name in order))
+        object.__setattr__(self, "edges", tuple(edges))
+
+    @property
+    def crossing_bytes(self) -> tuple[float, ...]:
+        """Bytes that a cut before each layer carries, and 0 for the one behind the last.
+
+        That is the output of each layer before the cut that a layer behind it reads, once; and what nobody reads,
+        because the network returns it and the loss is computed where the last layer is.
+        """
+        place = {layer.name: index for index, layer in enumerate(self.layers)}
+        last = dict.fromkeys(place, len(self.layers) - 1)
+        for name in {producer for producer, _ in self.edges or ()}:
+            last[name] = 0
+        for producer, consumer in self.edges or ():
+            last[producer] = max(last[producer], place[consumer])
+        change = [0.0] * (len(self.layers) + 2)
+        for index, layer in enumerate(self.layers):
+            change[index + 1] += layer.activation_bytes
+            change[max(index, last[layer.name]) + 1] -= layer.activation_bytes
+        return (*itertools.accumulate(change[: len(self.layers)]), 0.0)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """The profile in a file of our format or of PipeDream's. The latter's ``Input`` node is no layer: left out.
+
+        Raises
+        ------
+        ProfileError
+            If the file cannot be read or is malformed: names the file, the line or key, what was found and expected.
+        """
+        text = read_text(path, "profile", ProfileError)
+        try:
+            return _from_json(text) if text.lstrip().startswith(("{", "[")) else _from_pipedream(text)
+        except ProfileError as error:
+            raise ProfileError(f"profile {path}{str(error).removeprefix('profile')}") from error
+
+    def save(self, path: str | Path) -> None:
+        """Write our format; :meth:`load` gives back an equal profile.
+
+        Raises
+        ------
+        ProfileError
+            If the file cannot be written.
+        """
+        rows = ",\n  ".join(json.dumps(asdict(layer)) for layer in self.layers)
+        edges = ",\n  ".join(json.dumps(edge) for edge in self.edges or ())
+        try:
+            Path(path).write_text(f'{{"layers": [\n  {rows}\n ],\n "edges": [\n  {edges}\n ]}}\n', encoding="utf-8")
+        except OSError as error:
+            raise ProfileError(f"profile {path} cannot be written: {error.strerror or error}") from error
+
+
+# -- our format -------------------------------------------------------------------------------------------------------
+
+
+def _from_json(text: str) -> Profile:
+    found = _mapping(parsed_json(text, "profile", ProfileError), "the file", ("layers", "edges"))
+    layers = [Layer(**_mapping(item, f"layers[{i}]", _KEYS)) for i, item in enumerate(_list(found, "layers"))]
+    return Profile(layers, [_pair(item, i) for i, item in enumerate(_list(found, "edges"))])
+
+
+def _mapping(content: object, where: str, keys: Sequence[str]) -> Mapping[str, Any]:
+    if not isinstance(content, dict) or set(content) != set(keys):
+        found = f"the keys {', '.join(content) or 'none'}" if isinstance(content, dict) else repr(content)
+        raise ProfileError(f"profile: {where}: found {short(found, 80)}, expected a mapping of {', '.join(keys)}")
+    return content
+
+
+def _list(content: Mapping[str, object], key: str) -> list[object]:
+    found = content[key]
+    if not isinstance(found, list):
+        raise ProfileError(f"profile: {key}: found {short(repr(found))}, expected a list")
+    return found
+
+
+def _pair(item: object, index: int) -> tuple[str, str]:
+    if not isinstance(item, list) or len(item) != 2 or not all(isinstance(name, str) for name in item):
+        raise ProfileError(f"profile: edges[{index}]: found {short(repr(item))}, expected the names of two layers")
+    return item[0], item[1]
+
+
+# -- PipeDream's format -----------------------------------------------------------------------------------------------
+
+
+def _from_pipedream(text: str) -> Profile:
+    layers: list[Layer] = []
+    inputs: set[str] = set()
+    edges: list[tuple[str, str]] = []
+    for line_number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            if line.startswith("\t"):
+                edges.append(_edge(line))
+            elif (found := _matched(_NODE, line, _NODE_SHAPE))[2].startswith("Input"):
+                inputs.add(found[1])
+            else:
+                layers.append(_layer(found))
+        except ProfileError as error:
+            raise ProfileError(f"profile, line {line_number}{str(error).removeprefix('profile')}") from error
+    _check_one_part([*inputs, *(layer.name for layer in layers)], edges)
+    # Nodes stand in the order of a hash table; their numbers are the order in which they ran.
+    layers.sort(key=lambda layer: _place(layer.name))
+    return Profile(layers, [edge for edge in edges if edge[0] not in inputs])
+
+
+def _check_one_part(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> None:
+    """The edges come last in a file: one that is cut off leaves layers without any."""
+    graph = nx.Graph()
+    graph.add_nodes_from(names)
+    graph.add_edges_from(edges)
+    parts = list(nx.connected_components(graph))
+    if len(parts) > 1:
+        raise ProfileError(
+            f"profile: the edges leave {len(names)} nodes in {len(parts)} unconnected parts, one of them with "
+            f"{short(repr(min(parts[-1])))}; is the file cut off?"
+        )
+
+
+def _place(name: str) -> tuple[int, str]:
+    """What sorts names by the number at their end, which may have any number of digits."""
+    digits = name[len(name.rstrip(string.digits)) :].lstrip("0")
+    return len(digits), digits
+
+
+def _layer(found: re.Match[str]) -> Layer:
+    forward_ms, backward_ms, activation, parameters = (_number(found[i]) for i in range(3, 7))
+    return Layer(found[1], forward_ms / 1e3, backward_ms / 1e3, activation, parameters)
+
+
+def _edge(line: str) -> tuple[str, str]:
+    found = _matched(_EDGE, line, "'NAME -- NAME' after the tab")
+    return found[1], found[2]
+
+
+def _matched(pattern: re.Pattern[str], line: str, expected: str) -> re.Match[str]:
+    found = pattern.fullmatch(line.strip())
+    if found is None:
+        raise ProfileError(f"profile: found {short(repr(line.strip()))}, expected {expected}")
+    return found
+
+
+def _number(text: str) -> float:
+    """A number, or the sum of ``[number; number]``: a layer with several outputs."""
+    several = text.startswith("[") and text.endswith("]")
+    try:
+        return sum(float(part) for part in (text[1:-1].split(";") if several else [text]))
+    except ValueError as error:
+        raise ProfileError(f"profile: found {short(repr(text))}, expected a number") from error
+
+
+def _check_once(items: Iterable[object], what: str) -> None:
+    seen = set()
+    for item in items:
+        if item in seen:
+            raise ProfileError(f"profile: {what} {short(repr(item))} is there twice, expected once")
+        seen.add(item)

@@ -1,0 +1,328 @@
+"""Measured layer profiles: seconds forward and backward and bytes of each layer while the whole network trains.
+
+A layer begins where a module without children, or with parameters of its own, is called, and lasts until the next one
+is: an addition behind a batch norm belongs to the batch norm. Cutting before a layer is cutting before its module.
+
+    hooks:    conv1 |   | relu |   | conv2 |   | backward: nodes of conv2 | of relu | of conv1 |
+    the clock stands still ...^...........^ while a hook looks up which autograd nodes are new: those are the layer's.
+
+So layers are timed where they stand, with the caches as their neighbours leave them. Each measured step is also run
+without hooks: what the layers' times miss or add shows in :attr:`Timing.ratio`.
+
+Source: Zhai et al. 2020 (SparsePipe), III-C, SmartProfile: 50 iterations of warm-up, then 100 that count.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from distconv.errors import DistconvError
+from distconv.perfmodel.profiles.layer_profile import Layer, Profile
+
+WARM_UP = 50
+ITERATIONS = 100
+
+Node = Any
+"""What autograd notes of an operation; its C++ classes have no common type in Python."""
+
+
+class TimingError(DistconvError, ValueError):
+    """A network whose layers cannot be timed: it does not run, trains nothing, or calls other layers each time."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The layers' medians as a profile, and the median seconds of a whole step (forward and backward) without hooks."""
+
+    profile: Profile
+    step_s: float
+
+    @property
+    def ratio(self) -> float:
+        """The sum of the layers' times over the time of the whole step: 1 if nothing is missed or added."""
+        return sum(layer.time_s for layer in self.profile.layers) / self.step_s
+
+
+def time_layers(
+    model: torch.nn.Module, inputs: Sequence[torch.Tensor], warm_up: int = WARM_UP, iterations: int = ITERATIONS
+) -> Timing:
+    """Times ``model`` in training on ``inputs`` (N, C, ...), which are on its device; no rank but this one takes part.
+
+    The backward pass starts from random gradients of the output. Gradients begin as None in each step, and there is no
+    optimizer. Running statistics of the model change as in any training step.
+
+    Raises
+    ------
+    TimingError
+        If the model does not run on such inputs, has no output that requires a gradient, or does not call the same
+        layers each time; if ``warm_up`` is negative or ``iterations`` not positive.
+    """
+    if warm_up < 0 or iterations < 1:
+        raise TimingError(f"warm_up={warm_up}, iterations={iterations}: expected at least 0 and at least 1")
+    training = {module: module.training for module in model.modules()}
+    model.train()
+    try:
+        return _timed(model, inputs, warm_up, iterations)
+    except TimingError:
+        raise
+    except Exception as error:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
+        text = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise TimingError(f"{type(model).__name__} does not train on input of shape {shapes}: {text}") from error
+    finally:
+        model.zero_grad(set_to_none=True)
+        for module, mode in training.items():
+            module.training = mode
+
+
+def _timed(model: torch.nn.Module, inputs: Sequence[torch.Tensor], warm_up: int, iterations: int) -> Timing:
+    graph = _Graph({id(parameter) for parameter in model.parameters()})
+    with graph, _calls(model, graph.begin):
+        outputs = model(*inputs)
+    graph.returned(outputs)
+    errors = [torch.rand_like(tensor) for tensor in _trained(model, outputs)]
+    del outputs
+    clock = _Clock(inputs[0].device)
+    for _ in range(warm_up):
+        _step(model, inputs, errors)
+    plain, layered = [], []
+    for _ in range(iterations):
+        start = clock.now()
+        _step(model, inputs, errors)
+        plain.append(clock.seconds([(0, start, clock.now())], 1)[0])
+        layered.append(_layered(model, inputs, errors, clock, len(graph.names)))
+    columns = list(zip(*layered, strict=True))
+    seconds = [statistics.median(column) for column in columns]
+    return Timing(graph.profile(type(model).__name__, seconds), statistics.median(plain))
+
+
+def _step(model: torch.nn.Module, inputs: Sequence[torch.Tensor], errors: Sequence[torch.Tensor]) -> None:
+    model.zero_grad(set_to_none=True)
+    torch.autograd.backward(_trained(model, model(*inputs)), errors)
+
+
+def _trained(model: torch.nn.Module, outputs: object) -> list[torch.Tensor]:
+    found = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
+    if not found:
+        raise TimingError(f"{type(model).__name__} has no output that requires a gradient; nothing would be trained")
+    return found
+
+
+def _tensors(values: object) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+@contextmanager
+def _calls(
+    model: torch.nn.Module, before: Callable[..., None], after: Callable[..., None] | None = None
+) -> Iterator[None]:
+    """Call ``before(name, args)`` and ``after(result)`` where a layer begins and where its module returns."""
+    hooks = []
+    for name, module in model.named_modules():
+        childless = not any(True for _ in module.children())
+        if childless or (name and any(True for _ in module.parameters(recurse=False))):
+            hooks.append(
+                module.register_forward_pre_hook(
+                    lambda module, args, kwargs, name=name: before(name, (args, kwargs)), with_kwargs=True
+                )
+            )
+            if after is not None:
+                hooks.append(module.register_forward_hook(lambda module, args, result: after(result)))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+# -- what there is to time --------------------------------------------------------------------------------------------
+
+
+class _Graph(TorchFunctionMode):
+    """Notes of one forward pass which layer made each tensor, which read it, and which uses each parameter first."""
+
+    def __init__(self, parameters: set[int]) -> None:
+        super().__init__()
+        self.parameters = parameters
+        self.names: list[str] = []
+        self.made: dict[int, int] = {}
+        self.alive: list[object] = []  # so that no id is used twice
+        self.edges: dict[tuple[int, int], None] = {}
+        self.passed_on: dict[int, dict[int, int]] = {}
+        self.held: dict[int, dict[int, int]] = {}
+
+    @property
+    def current(self) -> int:
+        """The layer that is running; what comes before the first one belongs to it."""
+        return max(0, len(self.names) - 1)
+
+    def begin(self, name: str, args: object) -> None:
+        self.names.append(name)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = _tensors((args, kwargs or {}))
+        self._read(given)
+        result = func(*args, **(kwargs or {}))
+        known = {id(tensor) for tensor in given}
+        for tensor in _tensors(result):
+            # What only looks at a tensor, such as a property, returns it unchanged.
+            if id(tensor) not in self.parameters and (id(tensor) not in known or id(tensor) in self.made):
+                self.made[id(tensor)] = self.current
+                self.alive.append(tensor)
+        return result
+
+    def _read(self, given: Sequence[torch.Tensor]) -> None:
+        used = {parameter for parameters in self.held.values() for parameter in parameters}
+        for tensor in given:
+            if id(tensor) in self.parameters and id(tensor) not in used:
+                self.held.setdefault(self.current, {})[id(tensor)] = tensor.nbytes
+            producer = self.made.get(id(tensor), self.current)
+            if producer != self.current:
+                self.edges.setdefault((producer, self.current))
+                self._passed_on(producer, tensor)
+
+    def _passed_on(self, producer: int, tensor: torch.Tensor) -> None:
+        self.passed_on.setdefault(producer, {})[tensor.untyped_storage()._cdata] = tensor.nbytes
+
+    def returned(self, outputs: object) -> None:
+        """What the network returns is passed on as well."""
+        for tensor in _tensors(outputs):
+            if id(tensor) in self.made:
+                self._passed_on(self.made[id(tensor)], tensor)
+        self.alive.clear()
+
+    def profile(self, model: str, seconds: Sequence[float]) -> Profile:
+        """The layers with their ``seconds``: forward of each, then backward of each."""
+        names = _numbered([name or model for name in self.names] or [model])
+        layers = [
+            Layer(
+                name,
+                seconds[index],
+                seconds[len(names) + index],
+                sum(self.passed_on.get(index, {}).values()),
+                sum(self.held.get(index, {}).values()),
+            )
+            for index, name in enumerate(names)
+        ]
+        return Profile(layers, [(names[producer], names[consumer]) for producer, consumer in self.edges])
+
+
+def _numbered(names: Sequence[str]) -> list[str]:
+    """``name``, and ``name#2`` where it is called again."""
+    seen: dict[str, int] = {}
+    found = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return found
+
+
+# -- the clock --------------------------------------------------------------------------------------------------------
+
+
+class _Clock:
+    """Time on a device: of a GPU when its queue of kernels gets there, so nothing waits for it in between."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def now(self) -> Any:
+        """A mark, for :meth:`seconds`."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def seconds(self, intervals: Sequence[tuple[int, Any, Any]], size: int) -> list[float]:
+        """The sum of the intervals of each index."""
+        found = [0.0] * size
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        for index, start, stop in intervals:
+            found[index] += stop - start if self.device.type != "cuda" else start.elapsed_time(stop) / 1e3
+        return found
+
+
+@dataclass
+class _Intervals:
+    """What runs at which time: indices count the layers forward, then the layers backward."""
+
+    clock: _Clock
+    found: list[tuple[int, Any, Any]] = field(default_factory=list)
+    index: int = 0
+    start: Any = None
+
+    def go(self, index: int) -> None:
+        self.index, self.start = index, self.clock.now()
+
+    def stop(self) -> None:
+        self.found.append((self.index, self.start, self.clock.now()))
+
+    def switch(self, index: int) -> None:
+        if index != self.index:
+            self.stop()
+            self.go(index)
+
+
+def _layered(
+    model: torch.nn.Module,
+    inputs: Sequence[torch.Tensor],
+    errors: Sequence[torch.Tensor],
+    clock: _Clock,
+    layers: int,
+) -> list[float]:
+    """Seconds forward of each layer, then seconds backward of each, in one step."""
+    model.zero_grad(set_to_none=True)
+    intervals, owned, names = _Intervals(clock), set[Node](), list[str]()
+
+    def own(values: object) -> None:
+        layer = max(0, len(names) - 1)
+        for node in _new_nodes(values, owned):
+            node.register_prehook(lambda gradients: intervals.switch(layers + layer))
+
+    def before(name: str, args: object) -> None:
+        intervals.stop()
+        own(args)
+        names.append(name)
+        intervals.go(len(names) - 1)
+
+    def after(result: object) -> None:
+        intervals.stop()
+        own(result)
+        intervals.go(len(names) - 1)
+
+    intervals.go(0)
+    with _calls(model, before, after):
+        outputs = model(*inputs)
+    intervals.stop()
+    if max(1, len(names)) != layers:
+        raise TimingError(f"{type(model).__name__} called {layers} layers at first and {len(names)} now")
+    own(outputs)
+    intervals.go(2 * layers - 1)
+    torch.autograd.backward(_trained(model, outputs), errors)
+    intervals.stop()
+    return clock.seconds(intervals.found, 2 * layers)
+
+
+def _new_nodes(values: object, owned: set[Node]) -> Iterator[Node]:
+    """Autograd nodes behind ``values`` that are not ``owned`` yet, without those that add up parameters' gradients.
+
+    Those run right behind the node that makes the gradient, so they count as part of it.
+    """
+    waiting = [tensor.grad_fn for tensor in _tensors(values)]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in owned and not hasattr(node, "variable"):
+            owned.add(node)
+            waiting += [following for following, _ in node.next_functions]
+            yield node

@@ -1,0 +1,111 @@
+"""Dynamic programming over (layers placed, devices used): Eq. 5 of SparsePipe for any set of allowed device groups.
+
+    used:   0 --- group --> u --- group --> ... --> all devices
+    layers: [0, k)          [k, j)                  [.., L)
+
+C(j, used) = min over k and the group that ends at ``used`` of max(C(k, used before), boundary at k, the stage's cost).
+
+Source: Zhai et al. 2020 (SparsePipe), Eq. 5, Algorithm 1; Narayanan et al. 2019 (PipeDream), 3.1.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from distconv.perfmodel.stages.stage_costs import Array, Counts, Stage, onward
+
+
+@dataclass(frozen=True)
+class Move:
+    """A stage on ``counts`` devices that leads from the devices used ``before`` to those used ``after`` it.
+
+    Both are any keys; ``onward`` is the number of devices that ``before`` leaves.
+    """
+
+    before: Counts
+    after: Counts
+    counts: Counts
+    onward: int
+
+
+def any_groups(available: Counts) -> Iterator[Move]:
+    """Every group of devices after every other one; the keys are the devices used, of each kind.
+
+    Their number is the product of (c + 1)(c + 2) / 2 over the kinds.
+    """
+    total = sum(available)
+    for after in _up_to(available):
+        for before in _up_to(after):
+            if before != after:
+                counts = tuple(a - b for a, b in zip(after, before, strict=True))
+                yield Move(before, after, counts, total - sum(before))
+
+
+def successive_groups(order: Sequence[int], kinds: int) -> Iterator[Move]:
+    """Groups that follow each other in one order of the devices, given as the kind of each; keys are numbers of them.
+
+    >>> [move.counts for move in successive_groups([1, 0], kinds=2)]
+    [(0, 1), (1, 1), (1, 0)]
+    """
+    for after in range(1, len(order) + 1):
+        for before in range(after):
+            held = order[before:after]
+            yield Move((before,), (after,), tuple(map(held.count, range(kinds))), len(order) - before)
+
+
+def chain(groups: Sequence[Counts]) -> list[Move]:
+    """These groups alone, one after the other; keys are numbers of them."""
+    devices = onward(groups)
+    return [Move((index,), (index + 1,), counts, devices[index]) for index, counts in enumerate(groups)]
+
+
+def cheapest(
+    size: int, moves: Sequence[Move], work: Callable[[Move], Array], carry: Callable[[Move], Array]
+) -> list[Stage] | None:
+    """The stages of ``size`` layers whose largest cost is least; None if it is infinite for all.
+
+    ``moves`` are in an order in which all that lead to a key come before those that leave it, and the last of them
+    leads to the end. ``work(move)[k, j]`` is the cost of layers k to j (inf: not allowed), ``carry(move)[k]`` that of
+    the boundary in front of them. Of equal ones the first move wins.
+
+    Time is O(moves size^2), memory O(keys size).
+    """
+    start = np.full(size + 1, np.inf)
+    start[0] = 0.0
+    costs = {moves[0].before: start}
+    origin: dict[Counts, tuple[Array, list[Move | None]]] = {}
+    forward = np.arange(size + 1)[:, None] < np.arange(size + 1)[None, :]
+    for move in moves:
+        so_far = np.maximum(costs[move.before], carry(move))[:, None]
+        candidates = np.where(forward, np.maximum(so_far, work(move)), np.inf)
+        where = candidates.argmin(axis=0)
+        found = np.take_along_axis(candidates, where[None], axis=0)[0]
+        best = costs.setdefault(move.after, np.full(size + 1, np.inf))
+        cuts, through = origin.setdefault(move.after, (np.zeros(size + 1, dtype=int), [None] * (size + 1)))
+        better = found < best
+        best[better], cuts[better] = found[better], where[better]
+        for j in np.flatnonzero(better):
+            through[j] = move
+    return _traced(moves[-1].after, size, origin)
+
+
+def _traced(end: Counts, size: int, origin: dict[Counts, tuple[Array, list[Move | None]]]) -> list[Stage] | None:
+    stages: list[Stage] = []
+    key, last = end, size
+    while last:
+        cuts, through = origin[key]
+        move = through[last]
+        if move is None:
+            return None
+        first = int(cuts[last])
+        stages.append(Stage(first, last, move.counts, move.onward))
+        key, last = move.before, first
+    return stages[::-1]
+
+
+def _up_to(most: Counts) -> Iterator[Counts]:
+    return itertools.product(*(range(count + 1) for count in most))

@@ -1,0 +1,57 @@
+"""Which stages fit their devices, and what to say when no partition does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from distconv.perfmodel.stages.devices import PartitionError
+from distconv.perfmodel.stages.dynamic_program import Move, cheapest
+from distconv.perfmodel.stages.stage_costs import Array, Stage, Terms
+
+
+def fitting(terms: Terms, move: Move, first: float | Array, last: float | Array) -> npt.NDArray[np.bool_]:
+    """Whether a stage between two positions fits each of its devices."""
+    room = terms.room(move.counts)
+    return np.asarray(terms.memory(first, last, move.counts, move.onward) <= room)
+
+
+def excess(terms: Terms, stages: Sequence[Stage]) -> float:
+    """Bytes that stages have too many, in all."""
+    return sum(max(0.0, _needed(terms, stage) - terms.room(stage.counts)) for stage in stages)
+
+
+def least_memory(terms: Terms, moves: Sequence[Move]) -> list[Stage] | None:
+    """The stages that fill their devices least; None if there are fewer layers than the stages that ``moves`` force."""
+
+    def work(move: Move) -> Array:
+        needed = terms.memory(terms.edges[:, None], terms.edges[None, :], move.counts, move.onward)
+        return np.asarray(needed / terms.room(move.counts))
+
+    return cheapest(terms.size, moves, work, lambda move: np.zeros(terms.size + 1))
+
+
+def does_not_fit(terms: Terms, moves: Sequence[Move]) -> PartitionError:
+    """The error that no partition fits: the fullest stage of the one that needs least, and what would do."""
+    stages = least_memory(terms, moves)
+    assert stages is not None
+    fullest = max(stages, key=lambda stage: _needed(terms, stage) / terms.room(stage.counts))
+    needed, room = math.ceil(_needed(terms, fullest)), terms.room(fullest.counts)
+    held = [device for device, count in zip(terms.devices, fullest.counts, strict=True) if count]
+    smallest = next(device for device in held if device.memory == room)
+    names = [layer.name for layer in terms.profile.layers[int(fullest.first) : int(fullest.last)]]
+    # The next larger number of three decimals: rounded down it would not be enough.
+    times = (math.floor(1000 * needed / room) + 1) / 1000
+    others = f" (and the others {times:.3f} times theirs)" if len(terms.devices) > 1 else ""
+    return PartitionError(
+        f"partition: no partition fits the memory: in the one that needs least, stage {stages.index(fullest) + 1} of "
+        f"{len(stages)} (layers {names[0]!r} to {names[-1]!r}) needs {needed} bytes on device {smallest.name!r}, "
+        f"which has {room:.0f}; the smallest memory that works is {needed} bytes{others}"
+    )
+
+
+def _needed(terms: Terms, stage: Stage) -> float:
+    return float(terms.memory(stage.first, stage.last, stage.counts, stage.onward))

@@ -1,0 +1,275 @@
+"""The smallest weighted sum of tables over all choices, by variable elimination.
+
+Variables are eliminated one after the other: the tables of a variable are added up over the variables that they share
+(a bucket), and its minimum over the variable's values is a table of those others. Backwards, the tables tell the best
+choice, and what any value of any variable costs at least. A bucket that would be too large is split: each part picks
+its own value of the variable, so that the sum is a lower bound.
+
+Source: R. Dechter, Bucket elimination, 1999; R. Dechter and I. Rish, Mini-buckets, 2003.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from distconv.perfmodel.strategy.cost_tables import Array, Choices, Sums
+
+BUCKET_ENTRIES = 3_000_000
+ALL_ENTRIES = 30_000_000
+STARTS = 12
+"""Variables from which an order is tried."""
+
+Neighbours = list[set[int]]
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table in a bucket: the ``index``-th function, or the minimum of the ``index``-th bucket."""
+
+    message: bool
+    index: int
+    scope: tuple[int, ...]
+    shape: Shape = ()
+    """With ones for the variables of the bucket that the table has not, the eliminated one first."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """What is added up before ``variable`` is eliminated, over it and ``scope``; the minimum goes to ``parent``."""
+
+    variable: int
+    scope: tuple[int, ...]
+    parts: tuple[Part, ...]
+    shape: Shape
+    parent: int | None = None
+
+
+class Elimination:
+    """Elimination of all variables of ``sums`` in the reverse of ``order``, for any weights of its rows.
+
+    ``entries`` bounds a bucket; without it, also all of them together are kept in reach.
+    """
+
+    def __init__(self, sums: Sums, order: tuple[int, ...], entries: int | None = None):
+        self.sums, self.order = sums, order
+        self._position = {variable: index for index, variable in enumerate(order)}
+        self._functions = self._stacked()
+        self.buckets = self._filled(entries or BUCKET_ENTRIES)
+        if entries is None:
+            limit = BUCKET_ENTRIES
+            while sum(math.prod(bucket.shape) for bucket in self.buckets) > ALL_ENTRIES and limit > 1000:
+                limit //= 4
+                self.buckets = self._filled(limit)
+
+    def run(self, weights: Array) -> Relaxation:
+        """The least of ``weights`` (one per row, none negative) times the sums."""
+        shares = weights @ self.sums.rows
+        functions = [shares[terms] @ tables for _, terms, tables in self._functions]
+        bound = float(weights @ self.sums.offsets)
+        bound += sum(
+            shares[term] * float(table) for term, table in enumerate(self.sums.tables) if not self.sums.scopes[term]
+        )
+        tables: list[Array] = []
+        lows: list[Array] = []
+        for bucket in self.buckets:
+            table = np.zeros(bucket.shape)
+            for part in bucket.parts:
+                added = np.moveaxis(lows[part.index], -1, 0) if part.message else functions[part.index]
+                table += added.reshape(part.shape)
+            tables.append(table)
+            lows.append(table.min(axis=0))
+            if not bucket.scope:
+                bound += float(lows[-1])
+        return Relaxation(self, bound, tables, lows)
+
+    def _ordered(self, variables: Iterable[int]) -> tuple[int, ...]:
+        return tuple(sorted(variables, key=self._position.__getitem__))
+
+    def _stacked(self) -> list[tuple[tuple[int, ...], list[int], Array]]:
+        """Scope, terms and their tables (terms, entries; the variable decided last first) of each scope with terms."""
+        terms_of: dict[tuple[int, ...], list[int]] = {}
+        for term, scope in enumerate(self.sums.scopes):
+            if scope:
+                terms_of.setdefault(scope, []).append(term)
+        stacked = []
+        for scope, terms in terms_of.items():
+            ordered = self._ordered(scope)
+            axes = [scope.index(variable) for variable in (ordered[-1], *ordered[:-1])]
+            tables = [self.sums.tables[term].transpose(axes).ravel() for term in terms]
+            stacked.append((ordered, terms, np.stack(tables)))
+        return stacked
+
+    def _filled(self, entries: int) -> list[Bucket]:
+        """The buckets in the order of elimination."""
+        waiting: dict[int, list[Part]] = {variable: [] for variable in self.order}
+        for index, (scope, _, _) in enumerate(self._functions):
+            waiting[scope[-1]].append(Part(False, index, scope))
+        buckets: list[Bucket] = []
+        for variable in reversed(self.order):
+            for parts in self._split(waiting[variable], entries):
+                index = len(buckets)
+                for part in parts:
+                    if part.message:
+                        buckets[part.index] = replace(buckets[part.index], parent=index)
+                buckets.append(self._bucket(variable, parts))
+                if scope := buckets[-1].scope:
+                    waiting[scope[-1]].append(Part(True, index, scope))
+        return buckets
+
+    def _split(self, parts: list[Part], entries: int) -> list[list[Part]]:
+        """``parts`` of one variable, in as few groups as fit into ``entries`` each when the largest go first."""
+        groups: list[tuple[set[int], list[Part]]] = []
+        for part in sorted(parts, key=lambda part: -self._size(part.scope)):
+            for variables, group in groups:
+                if self._size(variables.union(part.scope)) <= entries:
+                    variables.update(part.scope)
+                    group.append(part)
+                    break
+            else:
+                groups.append((set(part.scope), [part]))
+        return [group for _, group in groups] or [[]]
+
+    def _size(self, variables: Iterable[int]) -> int:
+        return math.prod(self.sums.sizes[variable] for variable in variables)
+
+    def _bucket(self, variable: int, parts: list[Part]) -> Bucket:
+        scope = self._ordered({v for part in parts for v in part.scope} - {variable})
+        sizes = self.sums.sizes
+        axes = (variable, *scope)
+        shaped = (replace(part, shape=tuple(sizes[v] if v in part.scope else 1 for v in axes)) for part in parts)
+        return Bucket(variable, scope, tuple(shaped), tuple(sizes[v] for v in axes))
+
+
+@dataclass(frozen=True, eq=False)
+class Relaxation:
+    """The result of an elimination: ``bound``, and for each bucket its table and its minimum ``low``."""
+
+    elimination: Elimination
+    bound: float
+    tables: list[Array]
+    lows: list[Array]
+
+    def excess(self, index: int) -> Array:
+        """What each value of a bucket's variable costs more than its best; shape (*scope, values)."""
+        return np.ascontiguousarray(np.moveaxis(self.tables[index] - self.lows[index], 0, -1))
+
+    def choices(self) -> Choices:
+        """The choice that attains :attr:`bound` (where no bucket was split); the first of equal ones."""
+        sizes, buckets = self.elimination.sums.sizes, self.elimination.buckets
+        result = np.zeros(len(sizes), np.int64)
+        excess = {variable: np.zeros(sizes[variable]) for variable in self.elimination.order}
+        for index in reversed(range(len(buckets))):
+            bucket = buckets[index]
+            here = tuple(result[v] for v in bucket.scope)
+            row = excess[bucket.variable]
+            row += self.tables[index][(slice(None), *here)] - self.lows[index][here]
+            # Buckets of one variable follow each other: after the last the choice stands.
+            result[bucket.variable] = row.argmin()
+        return result
+
+    def marginals(self) -> list[Array]:
+        """For each variable a lower bound of the weighted sum with each of its values; shape (values)."""
+        sizes, buckets = self.elimination.sums.sizes, self.elimination.buckets
+        result = [np.full(size, self.bound) for size in sizes]
+        beliefs: dict[int, Array] = {}
+        for index in reversed(range(len(buckets))):
+            bucket = buckets[index]
+            beliefs[index] = self.tables[index] - self.lows[index] + self._inherited(bucket, beliefs)
+            least = beliefs[index].min(axis=tuple(range(1, 1 + len(bucket.scope))))
+            result[bucket.variable] = np.maximum(result[bucket.variable], least)
+        return result
+
+    def _inherited(self, bucket: Bucket, beliefs: dict[int, Array]) -> Array:
+        """What each choice of the bucket's scope costs at least; shape (scope)."""
+        if bucket.parent is None:
+            return np.array(self.bound)
+        parent = self.elimination.buckets[bucket.parent]
+        others = tuple(axis for axis, v in enumerate((parent.variable, *parent.scope)) if v not in bucket.scope)
+        return np.moveaxis(beliefs[bucket.parent].min(axis=others), 0, -1)
+
+
+def neighbours(sums: Sums) -> Neighbours:
+    """Variables that share a term with each variable."""
+    result: Neighbours = [set() for _ in sums.sizes]
+    for scope in sums.scopes:
+        for variable in scope:
+            result[variable].update(set(scope) - {variable})
+    return result
+
+
+def decision_order(sums: Sums) -> tuple[int, ...]:
+    """An order with few decided variables that still matter, or, where buckets would not fit, with small buckets."""
+    near = neighbours(sums)
+    count = len(sums.sizes)
+    starts = sorted({round(index * (count - 1) / (STARTS - 1)) for index in range(STARTS)}, reverse=True)
+    orders = [line_order(sums.sizes, near, start) for start in starts]
+    orders.append(tuple(reversed(min_fill_order(sums.sizes, near))))
+    return min(orders, key=lambda order: order_cost(sums.sizes, near, order))
+
+
+def line_order(sizes: Sequence[int], near: Neighbours, start: int) -> tuple[int, ...]:
+    """All variables from ``start`` on, next the one that leaves fewest combinations of those with undecided neighbours.
+
+    Of equal ones the neighbour of the variable that was decided first, so that its like are done with early.
+    """
+    undecided = set(range(len(sizes)))
+    position: dict[int, int] = {}
+
+    def decide(variable: int) -> None:
+        position[variable] = len(position)
+        undecided.discard(variable)
+
+    def cost(variable: int) -> tuple[float, int, int]:
+        closed = [v for v in near[variable] if v in position and near[v] & undecided == {variable}]
+        opened = math.log(sizes[variable]) if near[variable] & undecided else 0.0
+        oldest = min(position[v] for v in near[variable] if v in position)
+        return round(opened - sum(math.log(sizes[v]) for v in closed), 9), oldest, variable
+
+    decide(start)
+    while undecided:
+        reached = {v for v in undecided if near[v] - undecided}
+        decide(min(reached, key=cost) if reached else max(undecided))
+    return tuple(position)
+
+
+def min_fill_order(sizes: Sequence[int], near: Neighbours) -> list[int]:
+    """An order of elimination: next the variable that makes fewest variables neighbours that were none."""
+    graph = {variable: set(others) for variable, others in enumerate(near)}
+
+    def cost(variable: int) -> tuple[int, float, int]:
+        others = graph[variable]
+        fill = sum(len(others - graph[other]) - 1 for other in others)
+        return fill, sum(math.log(sizes[v]) for v in others), variable
+
+    result = []
+    while graph:
+        variable = min(graph, key=cost)
+        result.append(variable)
+        others = graph.pop(variable)
+        for other in others:
+            graph[other] = (graph[other] | others) - {variable, other}
+    return result
+
+
+def order_cost(sizes: Sequence[int], near: Neighbours, order: Sequence[int]) -> tuple[float, float]:
+    """How far the largest bucket is above what fits (as a logarithm), and the work of searching in this order."""
+    largest = 0.0
+    work = 0.0
+    graph = [set(others) for others in near]
+    for variable in reversed(order):
+        others = graph[variable]
+        largest = max(largest, sum(math.log(sizes[v]) for v in {variable, *others}))
+        for other in others:
+            graph[other] = (graph[other] | others) - {variable, other}
+    undecided = set(order)
+    open_variables: set[int] = set()
+    for variable in order:
+        undecided.discard(variable)
+        work += math.exp(min(sum(math.log(sizes[v]) for v in {variable, *open_variables}), 700))
+        open_variables = {v for v in {variable, *open_variables} if near[v] & undecided}
+    return max(0.0, largest - math.log(BUCKET_ENTRIES)), work

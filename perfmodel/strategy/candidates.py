@@ -1,0 +1,166 @@
+"""Which distribution a plan gives each deciding layer of a graph, and which ones it could."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+
+from distconv.errors import PlanError
+from distconv.perfmodel.cost.block_geometry import Parts, axes_of
+from distconv.perfmodel.cost.operation_cost import SPATIAL
+from distconv.perfmodel.cost.operation_work import axes_in, divides, local_call, work
+from distconv.perfmodel.graph.graph import LayerGraph, Operation
+from distconv.plan import Plan, check_axes, check_product, matched
+
+Candidate = Mapping[str, int]
+
+FEWEST_CANDIDATES = 3
+"""With fewer ways of using all ranks, those that leave replicas count too."""
+
+MOST_CANDIDATES = 32
+"""Distributions of a layer that a search looks at: its time grows with their square."""
+
+IMBALANCE = 4.0
+"""Distributions with so many times the least burden are not looked at, unless they are pure."""
+
+
+def resolve(graph: LayerGraph, plan: Plan | Mapping[str, Candidate], ranks: int) -> dict[str, dict[str, int]]:
+    """Parts along each axis of every deciding layer. One that ``plan`` does not name stays on its input's grid.
+
+    Raises
+    ------
+    PlanError
+        If a pattern matches no layer, the first layer has no distribution, or one does not fit the layer or ``ranks``.
+    """
+    if isinstance(plan, Plan) and plan.ranks not in (None, ranks):
+        raise PlanError(f"plan: made for {plan.ranks} ranks, not for {ranks}; plan for {ranks} ranks")
+    given = plan.layers if isinstance(plan, Plan) else plan
+    named = matched(given, graph.by_layer, graph.deciding, graph.model)
+    resolved: dict[str, dict[str, int]] = {}
+    for name in graph.deciding:
+        op = graph.by_layer[name][0]
+        known = named.get(name, resolved.get(graph.layer_of(op.x)))
+        if known is None:
+            raise PlanError(f"plan: {name!r}, where the input arrives, has no distribution; name it, or use '*'")
+        resolved[name] = _checked(graph, op, known, ranks)
+    return resolved
+
+
+def _checked(graph: LayerGraph, op: Operation, parts: Candidate, ranks: int) -> dict[str, int]:
+    key = ("checked", op.index, tuple(parts.items()), ranks)
+    if key not in graph.caches:
+        _check(op, parts, ranks)
+        graph.caches[key] = dict(parts)
+    found: dict[str, int] = graph.caches[key]
+    return found
+
+
+def _check(op: Operation, parts: Candidate, ranks: int) -> None:
+    Plan({op.layer: parts})
+    check_product(op.layer, parts, ranks)
+    if op.kind != "linear":
+        check_axes(op.layer, op.kind, len(op.x.shape) - 2, parts)
+    channels = parts.get("c", 1)
+    if channels > 1 and not divides(op, channels):
+        raise PlanError(
+            f"plan: {op.layer!r}: C={op.x.shape[1]} channels, F={op.y.shape[1]} filters and groups={op.groups} do not "
+            f"divide over c={channels}; use fewer ranks along c"
+        )
+
+
+def candidates(graph: LayerGraph, ranks: int) -> dict[str, list[dict[str, int]]]:
+    """Distributions that each deciding layer may have on ``ranks`` ranks, cheaper ways of splitting first (V-C).
+
+    Each is load balanced as far as the extents allow. Pure sample and pure spatial parallelism are among them where
+    they exist; parts with a product below ``ranks`` leave replicas, and are there where nothing else is.
+
+    Raises
+    ------
+    PlanError
+        If ``ranks`` is no positive whole number.
+    """
+    if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
+        raise PlanError(f"candidates: ranks={ranks!r} must be a positive whole number")
+    shared: dict[tuple[object, ...], list[dict[str, int]]] = {}
+    found = {}
+    for name in graph.deciding:
+        calls = graph.by_layer[name]
+        key = tuple((op.kind, op.x.shape, op.y.shape, op.groups, op.window) for op in calls)
+        if key not in shared:
+            shared[key] = _chosen(calls, ranks)
+        found[name] = [dict(candidate) for candidate in shared[key]]
+    return found
+
+
+def _chosen(calls: tuple[Operation, ...], ranks: int) -> list[dict[str, int]]:
+    """The most promising ways of using all of ``ranks``, or as many of them as can be used."""
+    limits = tuple(_limits(calls).items())
+    found: list[dict[str, int]] = []
+    for used in reversed(_divisors(ranks)):
+        found += [parts for parts in _factored(used, limits) if _possible(calls, parts)]
+        if len(found) >= FEWEST_CANDIDATES:
+            break
+    burdens = {_key(parts): _burden(calls, parts, ranks) for parts in found}
+    found.sort(key=lambda parts: burdens[_key(parts)])
+    least = burdens[_key(found[0])]
+    kept = [p for p in found if burdens[_key(p)] <= IMBALANCE * least or len(found) <= FEWEST_CANDIDATES]
+    pure = [parts for parts in found if _pure(parts, ranks)]
+    wanted = [*pure, *(parts for parts in kept if parts not in pure)][: max(MOST_CANDIDATES, len(pure))]
+    return [parts for parts in found if parts in wanted]
+
+
+def _key(parts: Candidate) -> tuple[tuple[str, int], ...]:
+    return tuple(parts.items())
+
+
+def _limits(calls: tuple[Operation, ...]) -> dict[str, int]:
+    """Most parts along each axis that leave no rank without work, in all calls of the layer."""
+    limits: dict[str, int] = {}
+    for op in calls:
+        for axis, extent, out_extent in zip(axes_in(op, op.x), op.x.shape, op.y.shape, strict=True):
+            if axis:
+                limits[axis] = min(extent, out_extent, limits.get(axis, extent))
+    return limits
+
+
+def _divisors(number: int) -> list[int]:
+    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*low, *(number // d for d in low)})
+
+
+def _factored(product: int, limits: tuple[tuple[str, int], ...]) -> Iterator[dict[str, int]]:
+    """All ways of writing ``product`` as parts along axes, none above its limit."""
+    if not limits:
+        if product == 1:
+            yield {}
+        return
+    (axis, most), *others = limits
+    for parts in _divisors(product):
+        if parts <= most:
+            for rest in _factored(product // parts, tuple(others)):
+                yield {axis: parts, **rest} if parts > 1 else rest
+
+
+def _possible(calls: tuple[Operation, ...], parts: Candidate) -> bool:
+    return parts.get("c", 1) == 1 or all(divides(op, parts["c"]) for op in calls)
+
+
+def _pure(parts: Candidate, ranks: int) -> bool:
+    """Whether ``parts`` are sample parallelism alone or spatial parallelism alone, over all ranks."""
+    return math.prod(parts.values()) == ranks and (set(parts) <= {"n"} or set(parts) <= {"d", "h", "w"})
+
+
+def _burden(calls: tuple[Operation, ...], parts: Candidate, ranks: int) -> float:
+    """FLOPs of the busiest rank, and more for each position on the surface of its block and each split of channels.
+
+    Samples are the cheapest to split: that needs nothing but the allreduce (V-A).
+    """
+    grid = Parts.of(parts, ranks, 1)
+    flops = sum(work(local_call(op, grid), "forward").flops for op in calls)
+    op = calls[0]
+    reach = max(op.window.kernel) - 1 if op.window else 0
+    split = zip(axes_of(op.x.shape), op.x.shape, strict=True)
+    surface = sum(
+        reach * grid.along(axis) / extent for axis, extent in split if axis in SPATIAL and grid.along(axis) > 1
+    )
+    return flops * (1 + surface + math.log2(grid.c) / 4)

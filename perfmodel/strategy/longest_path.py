@@ -1,0 +1,103 @@
+"""The strategy selector of the paper: shortest paths through candidates, one path of layers after another.
+
+Source: Dryden et al. 2019, V-C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import networkx as nx
+import numpy as np
+
+from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.evaluation import Model
+from distconv.perfmodel.cost.operation_work import local_call, work
+from distconv.perfmodel.graph.graph import INPUT, LayerGraph
+from distconv.perfmodel.strategy.candidates import Candidate
+
+
+def longest_path(model: Model, candidates: Mapping[str, Sequence[Candidate]], price: float = 0.0) -> dict[str, int]:
+    """A candidate (its index) for each layer, chosen along the longest paths first; ``price`` is seconds per byte.
+
+    A path is as long as the layers on it that have no distribution yet; ties go to more FLOPs. A layer that has one
+    is left with that single candidate.
+    """
+    chosen: dict[str, int] = {}
+    costs = {name: _layer_costs(model, name, found, price) for name, found in candidates.items()}
+    for path in _paths(model.graph):
+        options = {name: [chosen[name]] if name in chosen else list(range(len(candidates[name]))) for name in path}
+        chosen.update(_shortest(model, candidates, costs, path, options))
+    return chosen
+
+
+def _paths(graph: LayerGraph) -> Iterator[list[str]]:
+    """Paths of deciding layers until each layer has been on one."""
+    flops = _flops(graph)
+    heaviest = 1.0 + sum(flops.values())
+    waiting = set(graph.deciding)
+    while waiting:
+        dag = nx.DiGraph()
+        dag.add_nodes_from(op.index for op in graph.operations)
+        for op in graph.operations:
+            new = op.decides and op.layer in waiting
+            length = 1.0 + flops[op.index] / heaviest if new else -1e-6 if op.decides else 0.0
+            for value in op.inputs:
+                dag.add_edge(value.producer, op.index, weight=length)
+        visited = [i for i in nx.dag_longest_path(dag) if i != INPUT and graph.operations[i].decides]
+        path = list(dict.fromkeys(graph.operations[i].layer for i in visited))
+        yield path
+        waiting -= set(path)
+
+
+def _flops(graph: LayerGraph) -> dict[int, float]:
+    """FLOPs of each operation's forward pass on one rank."""
+    alone = Parts(1, 1)
+    return {op.index: work(local_call(op, alone), "forward").flops for op in graph.operations}
+
+
+def _layer_costs(model: Model, name: str, found: Sequence[Candidate], price: float) -> np.ndarray:
+    """Cost_D of a layer with what inherits its distribution; its allreduce hides behind its own BPx at most."""
+    total = np.zeros(len(found))
+    for op in model.graph.operations:
+        if op.layer == name:
+            for index, candidate in enumerate(found):
+                cost = model.costs.operation(op, model.parts(candidate))
+                behind = cost.after_reduce if model.costs.overlap_allreduce else 0.0
+                total[index] += cost.update + cost.forward + cost.before_reduce + cost.after_reduce
+                total[index] += max(0.0, cost.bpa - behind)
+    if price:
+        for term in model.memory:
+            if term.layers == (name,):
+                total += price * np.array([term.of(model.parts(candidate)) for candidate in found])
+    return total
+
+
+def _shortest(
+    model: Model,
+    candidates: Mapping[str, Sequence[Candidate]],
+    costs: Mapping[str, np.ndarray],
+    path: list[str],
+    options: Mapping[str, list[int]],
+) -> dict[str, int]:
+    """Shortest path through the options of each layer; edges cost what the shuffles between the layers do."""
+    shuffles = [term for term in model.time if len(term.layers) == 2 and term.layers in set(pairwise(path))]
+    best = costs[path[0]][options[path[0]]]
+    back: list[np.ndarray] = []
+    for before, here in pairwise(path):
+        edges = np.zeros((len(options[before]), len(options[here])))
+        for term in shuffles:
+            if term.layers == (before, here):
+                sources = [model.parts(candidates[before][i]) for i in options[before]]
+                targets = [model.parts(candidates[here][j]) for j in options[here]]
+                edges += [[term.of(source, target) for target in targets] for source in sources]
+        through = best[:, None] + edges
+        back.append(through.argmin(axis=0))
+        best = through.min(axis=0) + costs[here][options[here]]
+    index = int(best.argmin())
+    chosen = {path[-1]: options[path[-1]][index]}
+    for name, pointers in zip(reversed(path[:-1]), reversed(back), strict=True):
+        index = int(pointers[index])
+        chosen[name] = options[name][index]
+    return chosen

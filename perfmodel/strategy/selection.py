@@ -1,0 +1,181 @@
+"""``select``: the fastest plan that fits, with how close to the best it is proven to be.
+
+Source: Dryden et al. 2019, V-C for ``longest-path``; ``exact`` minimises the very time that ``evaluate`` predicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from distconv.errors import PlanError
+from distconv.perfmodel.cost.assumptions import Settings
+from distconv.perfmodel.cost.evaluation import Model, Prediction, evaluate
+from distconv.perfmodel.graph.graph import LayerGraph
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.strategy.candidates import Candidate, candidates
+from distconv.perfmodel.strategy.cost_tables import Kind
+from distconv.perfmodel.strategy.longest_path import longest_path
+from distconv.perfmodel.strategy.solver import Infeasible, Solution, smallest_memory, solve
+from distconv.plan import Plan, written
+
+METHODS = ("exact", "longest-path")
+
+PRICES = tuple(10.0**exponent for exponent in range(-15, -5))
+"""Seconds per byte that ``longest-path`` puts on memory, one after the other, until a limit is met."""
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """A plan and what is known of it.
+
+    ``time`` in seconds and ``memory`` in bytes on the fullest rank are predicted; no plan over the same candidates is
+    faster than ``bound``; ``gap`` is ``time / bound - 1``, and ``optimal`` says that it is proven to be nought.
+    """
+
+    plan: Plan
+    time: float
+    memory: float
+    bound: float
+    gap: float
+    optimal: bool
+    prediction: Prediction
+    uniform: Mapping[str, Prediction | None]
+    method: str
+
+    def explain(self) -> str:
+        """Why: the layers with their distributions, where the time goes, and what pure parallelism would take."""
+        return "\n".join(_explained(self))
+
+
+def select(
+    graph: LayerGraph,
+    machine: Machine,
+    ranks: int,
+    memory: float | None = None,
+    method: str = "exact",
+    seconds: float = 20.0,
+    **assumptions: Any,
+) -> Strategy:
+    """Choose each layer's distribution on ``ranks`` ranks of ``machine``, within ``memory`` bytes per rank.
+
+    ``exact`` searches for at most about ``seconds``; where it has not proven its plan to be the best by then, ``gap``
+    says how far it may be off. ``longest-path`` is the paper's. ``assumptions`` are those of :func:`evaluate`.
+
+    Raises
+    ------
+    PlanError
+        If no plan fits into ``memory``: names the layer that takes most and the smallest limit that works.
+    """
+    if method not in METHODS:
+        raise PlanError(f"select: method={method!r}; there are {', '.join(METHODS)}")
+    if memory is not None and not memory > 0:
+        raise PlanError(f"select: memory={memory!r} must be a positive number of bytes per rank, or None")
+    options = candidates(graph, ranks)
+    model = Model.of(graph, machine, ranks, Settings(**assumptions))
+    found = (_exact if method == "exact" else _along_paths)(model, options, memory, seconds)
+    parts = {name: dict(options[name][i]) for name, i in zip(options, found.choices, strict=True)}
+    return Strategy(
+        Plan(parts, ranks),
+        found.time,
+        found.memory,
+        found.bound,
+        found.gap,
+        found.optimal,
+        evaluate(graph, parts, machine, ranks, **assumptions),
+        {name: _uniform(graph, plan, machine, ranks, assumptions) for name, plan in pure(graph, ranks).items()},
+        method,
+    )
+
+
+def _exact(model: Model, options: Mapping[str, Sequence[Candidate]], memory: float | None, seconds: float) -> Solution:
+    """The best that is found, not slower than what the paper's method finds."""
+    problem = model.problem(options)
+    start = _path(model, options, 0.0)
+    found = solve(problem, None, [start], seconds)
+    if memory is None or found.memory <= memory:
+        return found
+    starts = [start, *(_path(model, options, price) for price in PRICES)]
+    try:
+        return solve(problem, memory, starts, seconds)
+    except Infeasible as error:
+        raise _too_small(model, options, memory, error.choices, error.smallest) from None
+
+
+def _along_paths(
+    model: Model, options: Mapping[str, Sequence[Candidate]], memory: float | None, seconds: float
+) -> Solution:
+    """The paper's choice, with a price on memory where it would not fit. It proves nothing."""
+    for price in (0.0, *PRICES):
+        path = _path(model, options, price)
+        time, size = model.value({name: options[name][i] for name, i in zip(options, path, strict=True)})
+        if memory is None or size <= memory:
+            return Solution(tuple(path), time, size, 0.0, False)
+    assert memory is not None
+    smallest = smallest_memory(model.problem(options), [path], seconds)
+    raise _too_small(model, options, memory, smallest.choices, smallest.memory)
+
+
+def _path(model: Model, options: Mapping[str, Sequence[Candidate]], price: float) -> list[int]:
+    found = longest_path(model, options, price)
+    return [found[name] for name in options]
+
+
+def _too_small(
+    model: Model, options: Mapping[str, Sequence[Candidate]], memory: float, choices: Sequence[int], smallest: float
+) -> PlanError:
+    """The error of a limit that nothing fits: with the layer that holds most in the smallest plan."""
+    chosen = {name: options[name][i] for name, i in zip(options, choices, strict=True)}
+    held: dict[str, float] = dict.fromkeys(options, 0.0)
+    for term in model.memory:
+        if term.layers and term.kind in (Kind.RESIDENT, Kind.KEEP):
+            held[term.layers[-1]] += term.of(*[model.parts(chosen[name]) for name in term.layers])
+    tightest = max(held, key=lambda name: held[name])
+    return PlanError(
+        f"select: no plan of {model.graph.model} on {model.ranks} ranks fits into {memory / 1e9:.4g} GB per rank; the "
+        f"smallest limit that works is {smallest:.0f} bytes ({smallest / 1e9:.4g} GB), the tightest layer "
+        f"{tightest!r} ({written(chosen[tightest])}) with {held[tightest] / 1e9:.4g} GB; use more ranks, smaller "
+        "samples or fewer of them"
+    )
+
+
+def pure(graph: LayerGraph, ranks: int) -> dict[str, dict[str, int] | None]:
+    """Pure sample and pure spatial parallelism of the whole network; None where its extents do not allow it."""
+    first = graph.by_layer[graph.input_layer][0]
+    sample = {"n": ranks} if graph.batch >= ranks else None
+    options = [parts for parts in candidates(graph, ranks)[first.layer] if set(parts) <= {"d", "h", "w"}]
+    return {"sample": sample, "spatial": options[0] if options else None}
+
+
+def _uniform(
+    graph: LayerGraph, parts: Candidate | None, machine: Machine, ranks: int, assumptions: Mapping[str, Any]
+) -> Prediction | None:
+    return None if parts is None else evaluate(graph, {"*": parts}, machine, ranks, **assumptions)
+
+
+def _explained(strategy: Strategy) -> Iterator[str]:
+    prediction = strategy.prediction
+    proven = "proven the best" if strategy.optimal else f"at most {strategy.gap:.2%} above the best possible"
+    if strategy.bound <= 0:
+        proven = "nothing proven"
+    yield (
+        f"{strategy.time * 1e3:.3f} ms per step ({strategy.method}: {proven}), {strategy.memory / 1e9:.3f} GB per rank,"
+        f" {prediction.hidden * 1e3:.3f} ms of communication hidden"
+    )
+    for name, alone in strategy.uniform.items():
+        if alone is None:
+            yield f"  pure {name} parallelism: not possible"
+        else:
+            ratio = alone.time / strategy.time
+            yield f"  pure {name} parallelism: {alone.time * 1e3:.3f} ms ({ratio:.3f} x), {alone.memory / 1e9:.3f} GB"
+    heads = " ".join(f"{head:>8}" for head in ("FP", "BPx", "BPw", "BPa", "halo", "shuffle"))
+    yield f"  {'layers':<44} {'distribution':<18} {heads}  ms"
+    for parts, group in groupby(prediction.layers.items(), key=lambda item: written(item[1].parts)):
+        layers = list(group)
+        names = layers[0][0] if len(layers) == 1 else f"{layers[0][0]} ... {layers[-1][0]} ({len(layers)})"
+        figures = [sum(getattr(p, f) for _, p in layers) for f in ("fp", "bpx", "bpw", "bpa", "halo", "shuffle")]
+        yield f"  {names:<44} {parts:<18} " + " ".join(f"{1e3 * figure:8.3f}" for figure in figures)
+    if prediction.unknown:
+        yield f"  priced by the memory they touch (see register_cost): {', '.join(prediction.unknown)}"

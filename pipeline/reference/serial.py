@@ -1,0 +1,222 @@
+"""Pipelined training without ranks: the numbers that stale weights give, for any cuts, schedule and weight policy.
+
+Source: stale weights, 5 (the simulated implementation). There is no schedule in here: which weights a pass uses is a
+formula. With N stages and a_k mini-batches in flight on stage k = 0..N-1, the forward of mini-batch m finds weights of
+version max(0, m - a_k + 1), the number of updates so far, and its backward version m.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from distconv.pipeline.schedules.actions import ScheduleError, Weights
+from distconv.pipeline.schedules.registry import FAMILIES
+from distconv.pipeline.stage.rng import seeded
+from distconv.pipeline.stage.stage_inputs import tensors_of
+
+from .serial_stage import Gradients, Run, SerialStage, Tensors
+
+IN_FLIGHT: dict[str, Callable[[int, int], int]] = {
+    "pipedream": lambda stages, stage: stages - stage,
+    "spectrain": lambda stages, stage: stages - stage,
+    "stale": lambda stages, stage: 2 * (stages - 1 - stage) + 1,
+}
+"""a_k of the asynchronous schedules, which update after each mini-batch."""
+SYNCHRONOUS = tuple(
+    name for name, family in FAMILIES.items() if family.weights is Weights.SYNCHRONOUS and not family.concurrent
+)
+"""Schedules that differ in time alone: one update with the gradient of the whole mini-batch."""
+WEIGHTS = ("newest", "stash", "recompute", "predict")
+DEFAULT_WEIGHTS = {name: FAMILIES[name].weights.value for name in IN_FLIGHT}
+
+
+class SerialPipeline:
+    """Trains ``stages`` (as ``split`` makes them) with the numbers of a pipeline, one pass after the other.
+
+    ``loss(output, target)`` is the mean over samples; ``optimizer`` makes a torch optimizer of the parameters of each
+    stage that has any. ``weights`` says what a backward uses (asynchronous schedules):
+
+    - ``newest``: the activations of its forward, and the newest weights (stale weights, 4.1). Weights that forward
+      itself copies (autocast, weight norm) are activations.
+    - ``stash``: the weights of its forward (PipeDream); with ``vertical_sync`` all stages' forwards use the version
+      with which the first stage began the mini-batch.
+    - ``recompute``: a second forward with the newest weights, from the stage's input; same random numbers, and buffers
+      (running statistics) do not change again.
+    - ``predict``: both passes use weights extrapolated by the last update to version m + floor(k / 2) (SpecTrain).
+
+    A synchronous schedule takes ``weights="recompute"`` or none. Random numbers are those of :func:`seeded` for
+    torch's seed at construction, the mini-batch, the micro-batch, and the stage; the loss belongs to the last stage.
+
+    Attributes: ``losses``, pairs of mini-batch (counted from 0) and loss; ``optimizers``, one for each stage, or None.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        loss: Callable[[Any, Any], Tensor],
+        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+        schedule: str = "stale",
+        microbatches: int = 1,
+        weights: str | None = None,
+        vertical_sync: bool = False,
+    ) -> None:
+        self._plan = _plan(schedule, microbatches, weights, vertical_sync)
+        self._loss = loss
+        self._seed = torch.initial_seed()
+        self._stages = [SerialStage(index, module, optimizer) for index, module in enumerate(stages)]
+        self.optimizers = [stage.optimizer for stage in self._stages]
+        self.losses: list[tuple[int, float]] = []
+        self._begun = 0
+        self._unreported: deque[tuple[int, Tensor]] = deque()
+        self._gradients: dict[tuple[int, int], Gradients] = {}  # of the outputs of (stage, flight)
+        self._restart()
+
+    def step(self, x: Tensor, target: Tensor) -> float | None:
+        """Train with one mini-batch x (N, ...).
+
+        Synchronous schedules return its loss; asynchronous ones that of the mini-batch whose last update was made, None
+        as long as there is none. Afterwards ``.grad`` is what the last update of each stage used.
+        """
+        if self._plan.schedule in SYNCHRONOUS:
+            self._synchronous_step(x, target)
+        else:
+            self._asynchronous_step(x, target)
+        self._begun += 1
+        if self._begun - self._origin < self._in_flight[0]:
+            return None
+        return self._report()
+
+    def drain(self) -> None:
+        """Do the backward passes and updates that are still to come; the next mini-batch finds an empty pipeline."""
+        for stage in reversed(self._stages):
+            for minibatch in sorted(stage.flights):
+                self._backward_and_update(stage, minibatch)
+        while self._unreported:
+            self._report()
+        self._restart()
+
+    def switch(
+        self, schedule: str, microbatches: int = 1, weights: str | None = None, vertical_sync: bool = False
+    ) -> None:
+        """Drain, and go on with another schedule (hybrid training: stale weights, 4.2)."""
+        plan = _plan(schedule, microbatches, weights, vertical_sync)
+        self.drain()
+        self._plan = plan
+        self._restart()
+
+    def _restart(self) -> None:
+        count = len(self._stages)
+        in_flight = IN_FLIGHT.get(self._plan.schedule)
+        self._in_flight = [in_flight(count, index) if in_flight else 1 for index in range(count)]
+        self._origin = self._begun
+        for stage in self._stages:
+            stage.version = 0
+            stage.copies.clear()
+
+    def _report(self) -> float:
+        minibatch, loss = self._unreported.popleft()
+        self.losses.append((minibatch, float(loss)))
+        return self.losses[-1][1]
+
+    def _synchronous_step(self, x: Tensor, target: Tensor) -> None:
+        for stage in self._stages:
+            stage.clear_gradients()
+        count = min(self._plan.microbatches, len(x))
+        total = 0.0
+        for index, (piece, its_target) in enumerate(
+            zip(x.tensor_split(count), target.tensor_split(count), strict=True)
+        ):
+            share = len(piece) / len(x)
+            total += float(self._forward(index, piece, its_target, index, share)) * share
+            for stage in reversed(self._stages):
+                self._backward(stage, index)
+        for stage in self._stages:
+            if stage.optimizer is not None:
+                stage.optimizer.step()
+        self._unreported.append((self._begun, torch.tensor(total, dtype=torch.float64)))
+
+    def _asynchronous_step(self, x: Tensor, target: Tensor) -> None:
+        minibatch = self._begun - self._origin
+        self._unreported.append((self._begun, self._forward(minibatch, x, target)))
+        for stage in reversed(self._stages):
+            finished = minibatch - self._in_flight[stage.index] + 1
+            if finished >= 0:
+                self._backward_and_update(stage, finished)
+
+    def _forward(self, flight: int, x: Tensor, target: Tensor, microbatch: int = 0, share: float = 1.0) -> Tensor:
+        """Through all stages, on which ``flight`` then is in flight; the loss, of which the update gets ``share``."""
+        values: Tensors = (x,)
+        for stage in self._stages:
+            run = self._run(stage, target, self._begun, microbatch)
+            weights = stage.weights_of(self._version(stage, flight))
+            values = stage.forward(flight, values, run, weights, keep=self._plan.weights != "recompute")
+        loss = values[0].detach()
+        self._gradients[len(self._stages) - 1, flight] = (torch.full_like(loss, share),)
+        return loss
+
+    def _run(self, stage: SerialStage, target: Tensor, minibatch: int, microbatch: int) -> Run:
+        """Gives the same however often it is called with the same weights."""
+
+        def run(*inputs: Tensor) -> Tensors:
+            devices = {value.device for value in inputs if value.is_cuda}
+            with seeded(self._seed, minibatch, microbatch, stage.index, tuple(devices)):
+                outputs = stage.module(*inputs)
+                if stage is self._stages[-1]:
+                    return (self._loss(outputs, target),)
+            return tuple(tensors_of(outputs))
+
+        return run
+
+    def _backward(self, stage: SerialStage, flight: int) -> None:
+        weights = stage.weights_of(self._version(stage, flight))
+        gradients = stage.backward(flight, self._gradients.pop((stage.index, flight)), weights)
+        if stage.index > 0:
+            self._gradients[stage.index - 1, flight] = gradients
+
+    def _backward_and_update(self, stage: SerialStage, minibatch: int) -> None:
+        stage.clear_gradients()
+        self._backward(stage, minibatch)
+        needed_from = {"stash": self._version(stage, minibatch + 1), "predict": minibatch}
+        stage.update(needed_from.get(self._plan.weights, minibatch + 1))
+
+    def _version(self, stage: SerialStage, minibatch: int) -> int:
+        """The version of the weights that a pass over ``minibatch`` uses now."""
+        if self._plan.weights == "stash":
+            first_or_own = 0 if self._plan.vertical_sync else stage.index
+            return max(0, minibatch - self._in_flight[first_or_own] + 1)
+        if self._plan.weights == "predict":
+            return minibatch + stage.index // 2
+        return stage.version
+
+
+@dataclass(frozen=True)
+class _Plan:
+    schedule: str
+    microbatches: int
+    weights: str
+    vertical_sync: bool
+
+
+def _plan(schedule: str, microbatches: int, weights: str | None, vertical_sync: bool) -> _Plan:
+    """What was asked for, checked and complete."""
+    if schedule not in SYNCHRONOUS and schedule not in IN_FLIGHT:
+        raise ScheduleError(f"schedule={schedule!r}: choose from {', '.join((*SYNCHRONOUS, *IN_FLIGHT))}")
+    if weights is not None and weights not in WEIGHTS:
+        raise ScheduleError(f"weights={weights!r}: choose from {', '.join(WEIGHTS)}")
+    if schedule in SYNCHRONOUS and weights not in (None, "recompute"):
+        raise ScheduleError(
+            f"weights={weights!r}: {schedule} has one version of the weights; recompute, or leave it out"
+        )
+    if microbatches < 1 or (schedule in IN_FLIGHT and microbatches > 1):
+        most = "1: it updates after every mini-batch" if schedule in IN_FLIGHT else "1 or more"
+        raise ScheduleError(f"microbatches={microbatches}: {schedule} takes {most}")
+    weights = weights or DEFAULT_WEIGHTS.get(schedule, "newest")
+    if vertical_sync and weights != "stash":
+        raise ScheduleError(f"vertical_sync needs weights='stash', which keeps old versions (here: {weights!r})")
+    return _Plan(schedule, microbatches, weights, vertical_sync)

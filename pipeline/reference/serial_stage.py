@@ -1,0 +1,151 @@
+"""One stage of pipelined training without ranks: its weights in their versions, and what is in flight on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from distconv.pipeline.schedules.actions import ScheduleError
+from distconv.pipeline.stage.buffers import Buffers
+from distconv.pipeline.stage.stage_inputs import Entry
+
+Tensors = tuple[Tensor, ...]
+Gradients = tuple[Tensor | None, ...]
+Run = Callable[..., Tensors]
+"""A stage's part of one forward pass."""
+Values = list[Tensor] | None
+"""Values for a stage's parameters; None: those that they have."""
+
+
+class _Flight(NamedTuple):
+    """What a stage keeps between the two passes; no outputs: they are computed again, with the buffers of then."""
+
+    inputs: list[Entry]
+    outputs: Tensors | None
+    run: Run
+    buffers: Buffers | None
+
+
+class SerialStage:
+    """One stage's weights, of which ``version`` counts the updates, and what is in flight on it."""
+
+    def __init__(
+        self,
+        index: int,
+        module: nn.Module,
+        optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
+    ) -> None:
+        self.index, self.module = index, module
+        self.parameters = list(module.parameters())
+        self.optimizer = optimizer(self.parameters) if self.parameters else None
+        self.version = 0
+        self.copies: dict[int, list[Tensor]] = {}
+        self.flights: dict[int, _Flight] = {}
+
+    def weights_of(self, version: int) -> Values:
+        """Old weights, or extrapolated ones; None: the newest as they are."""
+        ahead = version - self.version
+        if ahead < 0:
+            return self.copies[version]
+        before = self.copies.get(self.version - 1)
+        if ahead == 0 or before is None:
+            return None
+        with torch.no_grad():
+            return [torch.add(w, w - b, alpha=ahead) for w, b in zip(self.parameters, before, strict=True)]
+
+    def forward(self, flight: int, values: Tensors, run: Run, weights: Values, keep: bool) -> Tensors:
+        """``keep``: the activations, for the backward; else only the input."""
+        inputs = [Entry(value, first=self.index == 0) for value in values]
+        buffers = None if keep else Buffers([self.module])
+        if keep:
+            with self._holding(weights), _aliases(self.parameters):
+                outputs = run(*(entry.enter() for entry in inputs))
+        else:
+            outputs = _without_graph(run, [entry.value for entry in inputs])
+        self.flights[flight] = _Flight(inputs, outputs if keep else None, run, buffers)
+        return outputs
+
+    def backward(self, flight: int, gradients: Gradients, weights: Values) -> Gradients:
+        """Adds to the parameters' gradients; from the ``gradients`` of its outputs those of the stage's inputs."""
+        inputs, outputs, run, buffers = self.flights.pop(flight)
+        with self._holding(weights):
+            if outputs is None:
+                assert buffers is not None
+                with buffers.again():
+                    outputs = run(*(entry.enter() for entry in inputs))
+            pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if o.requires_grad and g is not None]
+            if pairs:
+                torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+        return tuple(entry.gradient for entry in inputs)
+
+    def update(self, needed_from: int) -> None:
+        """One optimizer step. Copies of the weights stay from version ``needed_from`` on."""
+        if needed_from <= self.version:
+            self.copies[self.version] = [weight.detach().clone() for weight in self.parameters]
+        self.copies = {version: copy for version, copy in self.copies.items() if version >= needed_from}
+        if self.optimizer is not None:
+            self.optimizer.step()
+        self.version += 1
+
+    def clear_gradients(self) -> None:
+        for weight in self.parameters:
+            weight.grad = None
+
+    @contextmanager
+    def _holding(self, weights: Values) -> Iterator[None]:
+        """The parameters have the values ``weights`` (None: their own)."""
+        if weights is None:
+            yield
+            return
+        newest = [weight.detach().clone() for weight in self.parameters]
+        _copy(weights, self.parameters)
+        try:
+            yield
+        finally:
+            _copy(newest, self.parameters)
+
+
+@torch.no_grad()
+def _copy(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    for value, tensor in zip(values, tensors, strict=True):
+        tensor.copy_(value)
+
+
+def _aliases(parameters: Sequence[nn.Parameter]) -> saved_tensors_hooks:
+    """Autograd's references to weights show what the weights are when they are read, and it does not mind the change.
+
+    That of anything else it must mind, as without hooks it would.
+    """
+    weights = {weight.untyped_storage().data_ptr() for weight in parameters}
+
+    def pack(tensor: Tensor) -> tuple[Tensor, int | None]:
+        is_weight = tensor.layout is torch.strided and tensor.untyped_storage().data_ptr() in weights
+        # Not the tensor itself: an output that its own step keeps would keep that step for ever.
+        return tensor.detach(), None if is_weight else tensor._version
+
+    def unpack(packed: tuple[Tensor, int | None]) -> Tensor:
+        tensor, version = packed
+        if version not in (None, tensor._version):
+            raise RuntimeError(
+                f"a {tuple(tensor.shape)} tensor that the backward pass needs was changed in place since its forward; "
+                "the model must leave it as it is"
+            )
+        return tensor
+
+    return saved_tensors_hooks(pack, unpack)
+
+
+@torch.no_grad()
+def _without_graph(run: Run, inputs: Sequence[Tensor]) -> Tensors:
+    versions = [value._version for value in inputs]
+    outputs = run(*inputs)
+    if [value._version for value in inputs] != versions:
+        raise ScheduleError(
+            "weights='recompute': a stage changes its input in place, which it needs once more; make that inplace=False"
+        )
+    return outputs

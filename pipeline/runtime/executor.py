@@ -1,0 +1,186 @@
+"""One rank of a pipeline: it does the actions of its list, one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from itertools import zip_longest
+
+import torch
+from mpi4py import MPI
+
+from distconv.errors import PipelineError
+from distconv.pipeline.schedules.actions import COMPUTE, Action, Kind, Message, Schedule, Weights
+from distconv.pipeline.simulation.timeline import Span
+from distconv.pipeline.stage.passes import Feed, Passes
+from distconv.pipeline.stage.running_statistics import Record
+
+from .replicas import Facts, add_gradients, everyone, has_gradients
+from .topology import Seat
+
+
+class Actor:
+    """Does what a schedule asks of one rank with its ``passes``; ``spans`` is a list while they are measured."""
+
+    def __init__(self, seat: Seat, passes: Passes, optimizer: torch.optim.Optimizer | None) -> None:
+        self.optimizer = optimizer
+        self._seat, self._passes = seat, passes
+        self._clean = False
+        self._next: Action | None = None
+        self.spans: list[Span] | None = None
+        self._do: dict[Kind, Callable[[Action], None]] = {
+            Kind.F: self._forward,
+            Kind.B: self._backward,
+            Kind.W: self._passes.weight,
+            Kind.SEND: self._send,
+            Kind.RECEIVE: self._receive,
+            Kind.UPDATE: self._update,
+            Kind.STASH: lambda action: self._passes.weights.stash(action.version or 0, action.microbatch),
+            Kind.PREDICT: lambda action: self._passes.weights.predict(action.version or 0),
+        }
+
+    def begin(self, schedule: Schedule) -> None:
+        """An empty pipeline, about to follow ``schedule`` or a longer one of its kind."""
+        self.schedule = schedule
+        self._passes.begin(schedule)
+        self._fed: dict[int, Feed] = {}
+        self._made: dict[Message, list[torch.Tensor | None]] = {}
+        self.losses: dict[int, float] = {}
+        """Of the micro-batches whose loss has reached this rank."""
+
+    def feed(self, microbatch: int, feed: Feed) -> None:
+        """Hand over a micro-batch before its first action."""
+        self._fed[microbatch] = feed
+
+    def perform(self, actions: Sequence[Action]) -> None:
+        """Do ``actions``.
+
+        Raises
+        ------
+        PipelineError
+            Naming rank, stage, operation and micro-batch, whatever fails in one.
+        """
+        for action, self._next in zip_longest(actions, actions[1:]):
+            try:
+                self._arrive(action)
+                start = time.perf_counter()
+                self._do[action.kind](action)
+            except PipelineError:
+                raise
+            except Exception as error:
+                raise PipelineError(f"rank {MPI.COMM_WORLD.rank}, {action}: {type(error).__name__}: {error}") from error
+            if self.spans is not None and action.kind in COMPUTE | {Kind.UPDATE}:
+                self.spans.append(Span(action, self._seat.place.replica, start, time.perf_counter()))
+
+    def forget(self, before: int) -> None:
+        """Drop what concerns the micro-batches before ``before``, which are all done."""
+        for known in (self._fed, self.losses):
+            for microbatch in [number for number in known if number < before]:
+                del known[microbatch]
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _receive(self, action: Action) -> None:
+        message = self.schedule.carries(action)
+        assert message is not None and action.peer is not None
+        self._seat.mailbox.post(message, action.peer)
+
+    def _arrive(self, action: Action) -> None:
+        """Wait for what ``action`` needs, if it comes from another stage."""
+        message = self.schedule.needs(action)
+        if message is None or message in self._made:
+            return
+        peer = self.schedule.receives(message).peer
+        assert peer is not None
+        what = f"stage {action.stage}: {action.kind} of micro-batch {action.microbatch} waiting for stage {peer}"
+        minibatch = self._fed[message.microbatch].minibatch
+        self._made[message], loss = self._seat.mailbox.take(message, peer, minibatch, what)
+        if message.payload is Kind.B:
+            self.losses[message.microbatch] = loss
+
+    def _send(self, action: Action) -> None:
+        message = self.schedule.carries(action)
+        assert message is not None and action.peer is not None
+        loss = self.losses.get(message.microbatch, 0.0)
+        minibatch = self._fed[message.microbatch].minibatch
+        self._seat.mailbox.send(message, action.peer, minibatch, self._made.pop(message), loss, str(action))
+
+    # -- passes -------------------------------------------------------------------------------------------------------
+
+    def _forward(self, action: Action) -> None:
+        feed, arrived = self._input(action)
+        outputs = self._passes.forward(action, feed, arrived)
+        made = self.schedule.makes(action)
+        if made is None:
+            assert action.microbatch is not None
+            self.losses[action.microbatch] = float(outputs[0].detach())
+        else:
+            self._made[made] = list(outputs)
+
+    def _backward(self, action: Action) -> None:
+        feed, arrived = self._input(action)
+        self._clear_gradients()
+        # Where W comes next nobody waits for the first half.
+        whole = not self.schedule.splits_backward or self._is_next(Kind.W, action)
+        gradients = self._passes.backward(action, feed, arrived, whole)
+        made = self.schedule.makes(action)
+        if made is not None:
+            self._made[made] = gradients
+
+    def _input(self, action: Action) -> tuple[Feed, list[torch.Tensor | None] | None]:
+        """The micro-batch of a pass, and what the pass before it made."""
+        assert action.microbatch is not None
+        message = self.schedule.needs(action)
+        return self._fed[action.microbatch], None if message is None else self._made.pop(message)
+
+    def _is_next(self, kind: Kind, action: Action) -> bool:
+        then = self._next
+        return then is not None and (then.kind, then.microbatch, then.chunk) == (kind, action.microbatch, action.chunk)
+
+    # -- updates ------------------------------------------------------------------------------------------------------
+
+    def _clear_gradients(self) -> None:
+        """Before the first gradient after an update."""
+        if not self._clean:
+            for module in self._passes.modules:
+                module.zero_grad(set_to_none=True)
+            self._clean = True
+
+    def _update(self, action: Action) -> None:
+        self._clear_gradients()  # of a replica for which there was no micro-batch
+        statistics, weights = self._passes.statistics, self._passes.weights
+        records = [statistics.records]
+        if self._seat.twins.size > 1:
+            records = self._join(action)
+        if self._passes.collects:
+            statistics.commit([record for each in records for record in each], self._passes.merges)
+        weights.updating(self.schedule.weights is Weights.PREDICT)
+        if self.optimizer is not None:
+            self.optimizer.step()
+        self._clean = False
+
+    def _join(self, action: Action) -> list[list[Record]]:
+        """Add up the gradients of all replicas, and tell each other losses; the records of each."""
+        parameters = self._passes.weights.parameters
+        minibatches = dict(feed.minibatch for feed in self._fed.values())
+        own = Facts(self._passes.statistics.records, self.losses, has_gradients(parameters), minibatches)
+        facts = everyone(self._seat.twins, own, str(action))
+        for replica, each in enumerate(facts):
+            self.losses.update(each.losses)
+            for step, samples in each.minibatches.items():
+                if minibatches.get(step, samples) != samples:
+                    raise PipelineError(
+                        f"{action}: replica {replica} works on a mini-batch of {samples} samples, this rank was given "
+                        f"{minibatches[step]}; pass the same x and target on all ranks"
+                    )
+        there = [each.has_gradients for each in facts]
+        add_gradients(self._seat.twins, parameters, there, self._together(action), str(action))
+        return [each.records for each in facts]
+
+    def _together(self, action: Action) -> int:
+        """By what the sum of the replicas' gradients is divided: asynchronous ones do a mini-batch each."""
+        if action.microbatch is None:
+            return 1
+        count = self._seat.twins.size
+        first = action.microbatch // count * count
+        return sum(first + index in self._fed for index in range(count))

@@ -1,0 +1,108 @@
+"""What stands at the head of a message between stages: which pass it is for, and the tensors that follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from distconv.errors import PipelineError
+from distconv.pipeline.schedules.actions import Kind, Message
+
+HEADER = 512
+"""Numbers of a header, int64."""
+
+HEADER_BYTES = 8 * HEADER
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+)
+
+
+class Minibatch(NamedTuple):
+    """Which mini-batch ranks work on: its number, and its samples."""
+
+    step: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Described:
+    """One tensor of a message, with its global shape; ``dtype`` None: there is none.
+
+    ``strides`` of a tensor that goes from one rank to one rank, as a clone has them: whatever follows works on the same
+    memory format as in one process, and gives the same bits. Without them it is contiguous.
+    """
+
+    dtype: torch.dtype | None
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(value: torch.Tensor | None, strided: bool) -> Described:
+        """What ``value`` is."""
+        if value is None:
+            return Described(None)
+        return Described(value.dtype, tuple(value.shape), strides_of(value) if strided else ())
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a message is: for which pass of what, with which tensors; and the loss, where it is known."""
+
+    message: Message
+    minibatch: Minibatch
+    tensors: tuple[Described, ...]
+    loss: float = math.nan
+    nbytes: int = 0
+    """Of the tensors, as they are laid out for one pair of ranks."""
+
+    def encode(self) -> torch.Tensor:
+        """As ``HEADER`` numbers. Raises PipelineError for more tensors than fit, or a dtype that cannot be sent."""
+        payload, microbatch, part = self.message
+        loss = int(np.float64(self.loss).view(np.int64))
+        numbers = [int(payload is Kind.B), microbatch, part, *self.minibatch, loss, self.nbytes, len(self.tensors)]
+        for each in self.tensors:
+            if each.dtype is not None and each.dtype not in DTYPES:
+                raise PipelineError(f"a tensor of {each.dtype} cannot cross between stages; convert it")
+            code = -1 if each.dtype is None else DTYPES.index(each.dtype)
+            numbers += [code, len(each.shape), *each.shape, len(each.strides), *each.strides]
+        if len(numbers) > HEADER:
+            raise PipelineError(
+                f"{len(self.tensors)} tensors cross between two stages: more than a header can describe"
+            )
+        return torch.tensor(numbers + [0] * (HEADER - len(numbers)), dtype=torch.int64)
+
+    @staticmethod
+    def decode(numbers: Sequence[int]) -> Header:
+        """The header that :meth:`encode` wrote."""
+        backward, microbatch, part, step, samples, loss, nbytes, count = numbers[:8]
+        tensors, at = [], 8
+        for _ in range(count):
+            code, dims = numbers[at : at + 2]
+            end = at + 2 + dims
+            after = end + 1 + numbers[end]
+            shape, strides = tuple(numbers[at + 2 : end]), tuple(numbers[end + 1 : after])
+            tensors.append(Described(DTYPES[code] if code >= 0 else None, shape, strides))
+            at = after
+        message = Message(Kind.B if backward else Kind.F, microbatch, part)
+        return Header(message, Minibatch(step, samples), tuple(tensors), float(np.int64(loss).view(np.float64)), nbytes)
+
+
+def strides_of(value: torch.Tensor) -> tuple[int, ...]:
+    """Those of a clone: the same if ``value`` fills its memory, else in the same order."""
+    return torch.empty_like(value, device="meta").stride()

@@ -1,0 +1,243 @@
+"""Messages between the ranks of neighbouring stages: tensors of any shapes and dtypes behind a header that says which.
+
+Each ordered pair of ranks has two streams, one of activations and one of gradients. A receive of each stands posted all
+the time, as large as the largest message that the stream has carried; only one that is larger comes in two parts, the
+header first. So shapes may change from message to message, and none waits for an announcement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from mpi4py import MPI
+
+from distconv.communication.transport import Exchange
+from distconv.distribution import Box
+from distconv.errors import PipelineError
+from distconv.grid import ProcessGrid
+from distconv.pipeline.schedules.actions import Kind, Message
+
+from .message_header import HEADER_BYTES, Described, Header, Minibatch, strides_of
+from .placement import Place, Placement
+from .resharding import Extents, blocks, extents, from_boundary, local, routes, within
+
+ALIGNMENT = 64
+"""Tensors begin at multiples of this many bytes, so that a message can be read in place."""
+
+STANDING_BYTES = (1 << 30) - HEADER_BYTES
+"""A standing receive has room for no more tensors. It must be one message: transport cuts what is longer than 1 GiB,
+and of several receives a shorter message would leave some unfilled."""
+
+
+@dataclass(eq=False)
+class _Outgoing:
+    """The stream to one rank."""
+
+    comm: MPI.Intracomm
+    peer: int
+    capacity: int = 0
+    under_way: list[Exchange] = field(default_factory=list)
+
+    def send(self, header: Header, payload: torch.Tensor, what: str) -> None:
+        """Send ``payload``, which begins with room for the header."""
+        self.under_way = [exchange for exchange in self.under_way if not exchange.done()]
+        payload[:HEADER_BYTES].view(torch.int64).copy_(header.encode())
+        parts = [payload]
+        if header.nbytes > self.capacity:
+            parts = [payload[:HEADER_BYTES], payload[HEADER_BYTES:]]
+            self.capacity = min(header.nbytes, STANDING_BYTES)
+        self.under_way.append(Exchange(self.comm, [(self.peer, part) for part in parts], [], what))
+
+    def wait(self) -> None:
+        while self.under_way:
+            self.under_way.pop(0).wait()
+
+
+@dataclass(eq=False)
+class _Incoming:
+    """The stream from one rank."""
+
+    comm: MPI.Intracomm
+    peer: int
+    device: torch.device
+    capacity: int = 0
+    buffer: torch.Tensor = field(init=False)
+    standing: Exchange = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._post()
+
+    def _post(self) -> None:
+        self.buffer = torch.empty(HEADER_BYTES + self.capacity, dtype=torch.uint8, device=self.device)
+        self.standing = Exchange(self.comm, [], [(self.peer, self.buffer)], "a message between stages")
+
+    def take(self, what: str) -> tuple[Header, torch.Tensor]:
+        """The next message, and its tensors one after the other."""
+        self.standing.wait(what)
+        header = Header.decode(self.buffer[:HEADER_BYTES].view(torch.int64).tolist())
+        payload = self.buffer[HEADER_BYTES:]
+        if header.nbytes > self.capacity:
+            payload = torch.empty(header.nbytes, dtype=torch.uint8, device=self.device)
+            Exchange(self.comm, [], [(self.peer, payload)], what).wait()
+            self.capacity = min(header.nbytes, STANDING_BYTES)
+        self._post()
+        return header, payload
+
+
+class Mailbox:
+    """What one rank sends to and takes from the stages before and after its own.
+
+    ``grid`` is this rank's own (None: one rank). Collective over ``comm``.
+    """
+
+    def __init__(
+        self, comm: MPI.Intracomm, placement: Placement, place: Place, grid: ProcessGrid | None, device: torch.device
+    ) -> None:
+        self._comms = {Kind.F: comm.Dup(), Kind.B: comm.Dup()}
+        self._placement, self._place, self._grid, self._device = placement, place, grid, device
+        self._outgoing: dict[tuple[Kind, int], _Outgoing] = {}
+        self._incoming: dict[tuple[Kind, int], _Incoming] = {}
+
+    def post(self, message: Message, stage: int) -> None:
+        """Be ready for ``message`` from ``stage``."""
+        for rank in self._placement.ranks(stage, message.microbatch):
+            if (message.payload, rank) not in self._incoming:
+                self._incoming[message.payload, rank] = _Incoming(self._comms[message.payload], rank, self._device)
+
+    def send(
+        self,
+        message: Message,
+        stage: int,
+        minibatch: Minibatch,
+        values: Sequence[torch.Tensor | None],
+        loss: float,
+        what: str,
+    ) -> None:
+        """Send the boundary tensors ``values`` to ``stage``; they may change as soon as this returns."""
+        strided = not self._extents(self._place.stage) and not self._extents(stage)
+        tensors = tuple(Described.of(value, strided) for value in values)
+        for index, rank in enumerate(self._placement.ranks(stage, message.microbatch)):
+            stream = self._outgoing.setdefault((message.payload, rank), _Outgoing(self._comms[message.payload], rank))
+            pieces = self._pieces(values, stage, index)
+            offsets, nbytes = _laid_out([piece.nbytes for piece in pieces])
+            payload = torch.empty(HEADER_BYTES + nbytes, dtype=torch.uint8, device=self._device)
+            for piece, offset in zip(pieces, offsets, strict=True):
+                strides = strides_of(piece) if strided else ()
+                _view(payload[HEADER_BYTES + offset :], piece.dtype, piece.shape, strides).copy_(piece)
+            stream.send(Header(message, minibatch, tensors, loss, nbytes), payload, what)
+
+    def _pieces(self, values: Sequence[torch.Tensor | None], stage: int, target: int) -> list[torch.Tensor]:
+        mine, theirs = self._extents(self._place.stage), self._extents(stage)
+        found = []
+        for value in values:
+            if value is not None:
+                shape = tuple(value.shape)
+                own = blocks(mine, shape)[self._place.member]
+                for route in routes(mine, theirs, shape):
+                    if (route.source, route.target) == (self._place.member, target):
+                        found.append(local(value).detach()[within(route.box, own)])
+        return found
+
+    def take(
+        self, message: Message, stage: int, minibatch: Minibatch, what: str
+    ) -> tuple[list[torch.Tensor | None], float]:
+        """The tensors of ``message`` from ``stage``, as this stage's boundary tensors, and the loss that came along.
+
+        Raises
+        ------
+        PipelineError
+            If another message comes, as when ranks do different steps or are given other samples.
+        """
+        self.post(message, stage)
+        arrived = []
+        for rank in self._placement.ranks(stage, message.microbatch):
+            header, payload = self._incoming[message.payload, rank].take(what)
+            theirs = header.minibatch
+            if (header.message, theirs.step) != (message, minibatch.step):
+                raise PipelineError(
+                    f"{what} expects it for step {minibatch.step} from rank {rank}, but that sends "
+                    f"{header.message.payload} of micro-batch {header.message.microbatch} of step {theirs.step}; all "
+                    "ranks must do the same steps"
+                )
+            if theirs.samples != minibatch.samples:
+                raise PipelineError(
+                    f"{what}: rank {rank} works on a mini-batch of {theirs.samples} samples, this rank was given "
+                    f"{minibatch.samples}; pass the same x and target on all ranks"
+                )
+            arrived.append((header, payload))
+        first = arrived[0][0]
+        if any(header.tensors != first.tensors for header, _ in arrived):
+            raise PipelineError(f"{what}: the ranks of stage {stage} send different tensors")
+        return self._assembled(first.tensors, [payload for _, payload in arrived], stage), first.loss
+
+    def _assembled(
+        self, tensors: Sequence[Described], payloads: Sequence[torch.Tensor], stage: int
+    ) -> list[torch.Tensor | None]:
+        """The boundary tensors from the pieces that each rank of ``stage`` sent; one that is whole stays in place."""
+        theirs, mine = self._extents(stage), self._extents(self._place.stage)
+        read = [0] * len(payloads)
+        found: list[torch.Tensor | None] = []
+        for each in tensors:
+            if each.dtype is None:
+                found.append(None)
+                continue
+            own = blocks(mine, each.shape)[self._place.member]
+            block: torch.Tensor | None = None
+            for route in routes(theirs, mine, each.shape):
+                if route.target == self._place.member:
+                    start = _aligned(read[route.source])
+                    piece = _view(
+                        payloads[route.source][start:], each.dtype, [i.extent for i in route.box], each.strides
+                    )
+                    read[route.source] = start + piece.nbytes
+                    if route.box == own:
+                        block = piece
+                    else:
+                        block = self._empty(each.dtype, own) if block is None else block
+                        block[within(route.box, own)] = piece
+            block = self._empty(each.dtype, own) if block is None else block
+            found.append(from_boundary(block, each.shape, self._grid))
+        return found
+
+    def _empty(self, dtype: torch.dtype, box: Box) -> torch.Tensor:
+        return torch.empty([interval.extent for interval in box], dtype=dtype, device=self._device)
+
+    def _extents(self, stage: int) -> Extents:
+        return extents(self._placement.grids[stage])
+
+    def flush(self) -> None:
+        """Wait until everything has been sent."""
+        for stream in self._outgoing.values():
+            stream.wait()
+
+    def close(self) -> None:
+        """Wait until everything has been sent, and receive nothing more. Collective."""
+        self.flush()
+        for stream in self._incoming.values():
+            stream.standing.cancel()
+        self._incoming.clear()
+        for comm in self._comms.values():
+            comm.Free()
+        self._comms.clear()
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+def _laid_out(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Where tensors of so many bytes begin in a message, and how long it is."""
+    offsets, end = [], 0
+    for size in sizes:
+        offsets.append(_aligned(end))
+        end = offsets[-1] + size
+    return offsets, end
+
+
+def _view(memory: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int] = ()) -> torch.Tensor:
+    """The first bytes of ``memory`` as a tensor, contiguous without ``strides``."""
+    flat = memory[: math.prod(shape) * dtype.itemsize].view(dtype)
+    return flat.as_strided(shape, strides) if strides else flat.view(shape)

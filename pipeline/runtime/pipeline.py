@@ -1,0 +1,303 @@
+"""Pipelined training over MPI ranks: every rank executes its list of a schedule's actions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import nn
+
+from distconv.communication.agreement import agree, check_running
+from distconv.errors import ShapeError
+from distconv.parallel import check_equal, parallelize
+from distconv.pipeline.schedules.actions import Schedule, ScheduleError
+from distconv.pipeline.schedules.memory import peak_memory
+from distconv.pipeline.schedules.registry import per_stage_replicas
+from distconv.pipeline.simulation.timeline import Span, Timeline
+from distconv.pipeline.stage.passes import Feed, Loss, Passes
+from distconv.pipeline.stage.stage_state import check_separate, described, spread, state_of
+from distconv.process import watchdog
+
+from .executor import Actor
+from .message_header import Minibatch
+from .placement import Placement
+from .schedule_source import chunks_of, course
+from .topology import Seat
+
+BATCH_NORM = ("micro", "deferred")
+MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Pipeline:
+    """Trains a model that is cut into stages, each on its own ranks.
+
+    ``stages``: all modules, in order and alike on every rank (:func:`distconv.pipeline.split` cuts a model). Each
+    returns a tensor or a tuple of tensors, which the next one is called with as its arguments; a tensor that a later
+    stage needs is handed on. ``schedule``: a schedule, or a name (see :func:`distconv.pipeline.schedule`) with its
+    ``options``. ``loss(output, target)`` is the mean over samples. ``microbatches``: into how many a synchronous
+    schedule cuts a mini-batch, at most one per sample, of balanced sizes. ``replicas`` of each stage (one number: of
+    all) take micro-batches in turn; ``grids`` (extents by axis, None: one rank) distribute the tensors within a stage.
+    Ranks go stage by stage, replica by replica. ``optimizer`` makes a torch optimizer of a list of parameters.
+    ``weights`` is the policy of asynchronous schedules, or "recompute". ``batch_norm``: running statistics after each
+    micro-batch ("micro"), or once per mini-batch as if it had been whole ("deferred"). Random numbers follow from the
+    first rank's torch seed. Collective over ``comm``, as all methods.
+
+    The numbers are those of one process: of ``SerialPipeline`` bit for bit, with dropout too.
+
+    Source: BaPipe 3.2, SparsePipe III, stale weights 4; DESIGN 8.
+
+    Raises
+    ------
+    ScheduleError
+        If schedule, options, micro-batches or the number of stages do not fit each other.
+    GridError
+        If the stages need another number of ranks.
+    MismatchError
+        If ranks pass different arguments or parameters.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[nn.Module],
+        comm: MPI.Intracomm,
+        schedule: str | Schedule,
+        loss: Loss,
+        microbatches: int = 1,
+        replicas: int | Sequence[int] | None = None,
+        optimizer: MakeOptimizer | None = None,
+        weights: str | None = None,
+        batch_norm: str = "micro",
+        grids: Sequence[Mapping[str, int] | None] | None = None,
+        **options: Any,
+    ) -> None:
+        check_running()
+        self.modules = list(stages)
+        arguments = f"{schedule!r}, {microbatches=}, {replicas=}, {weights=}, {batch_norm=}, {grids=}, {options=}"
+        agree(comm, "Pipeline's arguments", arguments)
+        agree(comm, "Pipeline's stages", described(self.modules))
+        _check_kinds(self.modules, schedule, loss, optimizer, batch_norm)
+        self._chunks = chunks_of(schedule, options)
+        if not self.modules or len(self.modules) % self._chunks:
+            raise ScheduleError(f"{len(self.modules)} stages cannot be {self._chunks} on each rank")
+        count = len(self.modules) // self._chunks
+        if replicas is None:
+            replicas = (isinstance(schedule, Schedule) and schedule.replicas) or 1
+        self._placement = Placement(comm.size, per_stage_replicas("pipeline", replicas, count), grids)
+        self._course = course(schedule, count, self._placement.replicas, microbatches, weights, options)
+        check_separate(self.modules, count)
+        with watchdog.waiting(lambda: "comparing the stages' parameters"):
+            check_equal(comm, state_of(self.modules), "Pipeline")
+            seed: int = comm.bcast(torch.initial_seed())
+        self._comm = comm.Dup()
+        self._actor = self._acting(loss, optimizer, batch_norm == "deferred", seed)
+        self.losses: list[tuple[int, float]] = []
+        """Mini-batches, counted from 0, and their losses; the same on all ranks."""
+        self._begun = 0
+        self._restart()
+
+    def _acting(self, loss: Loss, optimizer: MakeOptimizer | None, deferred: bool, seed: int) -> Actor:
+        stage = self._placement.places[self._comm.rank].stage
+        modules = self.modules[stage :: len(self._placement.replicas)]
+        # A stage without parameters computes where the others do.
+        everything = (parameter for module in (*modules, *self.modules) for parameter in module.parameters())
+        device = next((parameter.device for parameter in everything), torch.device("cpu"))
+        self._seat = seat = Seat.taken(self._comm, self._placement, device)
+        if seat.grid is not None:
+            for module in modules:
+                parallelize(module, seat.grid)
+        parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
+        made = optimizer(parameters) if optimizer is not None and parameters else None
+        return Actor(seat, Passes(modules, seat.grid, loss, seed, seat.twins.size > 1, deferred), made)
+
+    def _restart(self) -> None:
+        self._origin = self._reported = self._begun
+        self._actor.begin(self._course.begins)
+
+    # -- what it is on this rank --------------------------------------------------------------------------------------
+
+    @property
+    def stage(self) -> int:
+        """The stage of this rank."""
+        return self._seat.place.stage
+
+    @property
+    def replica(self) -> int:
+        """Which replica of its stage this rank is."""
+        return self._seat.place.replica
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer of this rank's stage, for learning-rate schedules; None where it has no parameters."""
+        return self._actor.optimizer
+
+    @property
+    def minibatches(self) -> int:
+        """Mini-batches begun. A resumed run sets it, while none is under way: random numbers go on as they would have.
+
+        Raises
+        ------
+        ScheduleError
+            If mini-batches are under way.
+        """
+        return self._begun
+
+    @minibatches.setter
+    def minibatches(self, count: int) -> None:
+        self._check_empty("minibatches")
+        self._begun = count
+        self._restart()
+
+    # -- training -----------------------------------------------------------------------------------------------------
+
+    def step(self, x: torch.Tensor, target: torch.Tensor) -> float | None:
+        """Train with a mini-batch x (N, ...) and its target (N, ...), the same on all ranks.
+
+        The first stage's ranks read x, the last one's the target. Returns, on all ranks, the loss over the whole
+        mini-batch; an asynchronous schedule that of the newest mini-batch that every stage has learnt from, None while
+        there is none.
+
+        Raises
+        ------
+        ShapeError
+            If there are no samples, or not as many targets.
+        PipelineError
+            On the rank where a pass fails.
+        """
+        for name, value in (("x", x), ("target", target)):
+            if not isinstance(value, torch.Tensor):
+                raise ShapeError(f"step: {name} is a {type(value).__name__}; pass a torch.Tensor, samples first")
+        if not x.dim() or not target.dim() or not len(x) or len(x) != len(target):
+            raise ShapeError(
+                f"step: x {tuple(x.shape)} and target {tuple(target.shape)} need as many samples, one or more"
+            )
+        if self._course.stream is None:
+            self._synchronous_step(x, target)
+        else:
+            number = self._begun - self._origin
+            self._actor.feed(number, Feed(x, target, 1.0, Minibatch(self._begun, len(x)), 0))
+            self._actor.perform(self._course.stream.step(self.stage, self.replica, number))
+            self._begun += 1
+            self._report(self._course.stream.completed(number))
+        return self.losses[-1][1] if self._reported > self._origin else None
+
+    def _synchronous_step(self, x: torch.Tensor, target: torch.Tensor) -> None:
+        count = min(self._course.microbatches, len(x))
+        made = self._course.make(count)
+        self._actor.begin(made)
+        pieces = zip(x.tensor_split(count), target.tensor_split(count), strict=True)
+        shares, minibatch = [], Minibatch(self._begun, len(x))
+        for number, (piece, its_target) in enumerate(pieces):
+            shares.append(len(piece) / len(x))
+            self._actor.feed(number, Feed(piece, its_target, shares[-1], minibatch, number))
+        self._actor.perform(made.of_replica(self.stage, self.replica, self._placement.replicas[self.stage]))
+        total = sum(self._actor.losses[number] * share for number, share in enumerate(shares))
+        self.losses.append((self._begun, total))
+        self._begun += 1
+        self._reported = self._begun
+
+    def _report(self, completed: int) -> None:
+        for number in range(self._reported - self._origin, completed):
+            self.losses.append((self._origin + number, self._actor.losses[number]))
+        self._reported = self._origin + completed
+        self._actor.forget(completed)
+
+    def drain(self) -> None:
+        """Finish the mini-batches that are under way; the next one finds an empty pipeline."""
+        steps = self._begun - self._origin
+        if self._course.stream is not None and steps:
+            self._actor.perform(self._course.stream.rest(self.stage, self.replica, steps))
+            self._report(steps)
+        self._seat.mailbox.flush()
+        self._restart()
+
+    def switch(
+        self, schedule: str | Schedule, microbatches: int = 1, weights: str | None = None, **options: Any
+    ) -> None:
+        """Drain, and go on with another schedule (hybrid training: stale weights, 4.2)."""
+        agree(self._comm, "switch", f"{schedule!r}, {microbatches=}, {weights=}, {options=}")
+        if chunks_of(schedule, options) != self._chunks:
+            raise ScheduleError(f"switch: each rank has {self._chunks} chunks of the model, which cannot change")
+        replicas = self._placement.replicas
+        found = course(schedule, len(replicas), replicas, microbatches, weights, options)
+        self.drain()
+        self._course = found
+        self._restart()
+
+    # -- the whole model ----------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        """Bring the parameters and buffers of all stages to every rank, so that ``stages`` is the trained model.
+
+        Raises
+        ------
+        ScheduleError
+            If mini-batches are under way: drain first.
+        """
+        self._check_empty("synchronize")
+        for index, module in enumerate(self.modules):
+            stage = index % len(self._placement.replicas)
+            spread(self._comm, module, self._placement.ranks(stage, 0)[0], owned=stage == self.stage)
+
+    def _check_empty(self, what: str) -> None:
+        if self._course.stream is not None and self._begun > self._origin:
+            raise ScheduleError(
+                f"{what}: {self._begun - self._origin} mini-batches may be under way; call drain() first"
+            )
+
+    @contextmanager
+    def traced(self) -> Iterator[Callable[[], Timeline]]:
+        """Measure when the passes inside run; the function that it gives makes their timeline, in seconds.
+
+        ::
+
+            with pipe.traced() as timeline:
+                pipe.step(x, target)
+            timeline().to_chrome_trace("measured.json")
+        """
+        with watchdog.waiting(lambda: "the start of a trace"):
+            self._comm.Barrier()
+        begun = time.perf_counter()
+        spans: list[Span] = []
+        self._actor.spans = spans
+        try:
+            yield lambda: self._timeline(begun, spans)
+        finally:
+            self._actor.spans = None
+
+    def _timeline(self, begun: float, spans: Sequence[Span]) -> Timeline:
+        mine = [replace(span, start=span.start - begun, end=span.end - begun) for span in spans]
+        with watchdog.waiting(lambda: "collecting a trace"):
+            every = [span for part in self._comm.allgather(mine) for span in part]
+        work = sum(span.end - span.start for span in every)
+        followed = self._actor.schedule
+        in_flight = [stage.in_flight for stage in peak_memory(followed)]
+        return Timeline(followed, every, self._placement.replicas, work, in_flight)
+
+    def close(self) -> None:
+        """Finish what is under way and free the pipeline's communicators; a stage's grid stays, for its model."""
+        self.drain()
+        self._seat.close()
+        self._comm.Free()
+
+
+def _check_kinds(modules: Sequence[Any], schedule: object, loss: object, optimizer: object, batch_norm: object) -> None:
+    """Raise ScheduleError for an argument that is something else than it should be."""
+    for index, module in enumerate(modules):
+        if not isinstance(module, nn.Module):
+            raise ScheduleError(f"stage {index} is a {type(module).__name__}, not an nn.Module")
+    if not isinstance(schedule, (str, Schedule)):
+        raise ScheduleError(f"schedule={schedule!r} is neither a name nor a Schedule")
+    if not callable(loss):
+        raise ScheduleError(f"loss is a {type(loss).__name__}; pass a function of output and target")
+    if not callable(optimizer) and optimizer is not None:
+        raise ScheduleError(
+            f"optimizer is a {type(optimizer).__name__}; pass a function of the parameters that makes one, such as "
+            "lambda parameters: torch.optim.SGD(parameters, lr=0.1)"
+        )
+    if batch_norm not in BATCH_NORM:
+        raise ScheduleError(f"batch_norm={batch_norm!r} must be one of {', '.join(BATCH_NORM)}")

@@ -1,0 +1,83 @@
+"""What the replicas of a stage do together: add their gradients, always in the same order, and exchange small facts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import torch
+from mpi4py import MPI
+
+from distconv.communication.transport import Exchange
+from distconv.pipeline.stage.running_statistics import Record
+from distconv.process import watchdog
+
+T = TypeVar("T")
+
+
+class Facts(NamedTuple):
+    """What a replica tells the others before an update: small beside its gradients.
+
+    ``losses`` by micro-batch, ``minibatches``: samples of the mini-batches it works on, by their numbers.
+    """
+
+    records: list[Record]
+    losses: dict[int, float]
+    has_gradients: list[bool]
+    minibatches: dict[int, int]
+
+
+def everyone(comm: MPI.Intracomm, mine: T, what: str) -> list[T]:
+    """``mine`` of every replica, in their order."""
+    with watchdog.waiting(lambda: what):
+        return comm.allgather(mine)
+
+
+def has_gradients(parameters: Sequence[torch.Tensor]) -> list[bool]:
+    """Which of them have one."""
+    return [parameter.grad is not None for parameter in parameters]
+
+
+def add_gradients(
+    comm: MPI.Intracomm, parameters: Sequence[torch.Tensor], there: Sequence[Sequence[bool]], divisor: int, what: str
+) -> None:
+    """Make ``.grad`` on every replica the sum of all replicas' (replica 0 first), divided by ``divisor``.
+
+    ``there``: :func:`has_gradients` of each. A gradient that only some have counts as zero on the others; one that
+    nobody has stays None. Each replica adds one part of all and sends it to the others, so that 2 (p - 1) / p of the
+    gradients cross, as in a ring.
+    """
+    wanted = [p for p, *has in zip(parameters, *there, strict=True) if any(has)]
+    for dtype in dict.fromkeys(parameter.dtype for parameter in wanted):
+        grads = []
+        for parameter in (p for p in wanted if p.dtype is dtype):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            grads.append(parameter.grad)
+        total = _ordered_sum(comm, torch.cat([grad.reshape(-1) for grad in grads]), what)
+        if divisor != 1:
+            total /= divisor
+        for grad, part in zip(grads, total.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(part.view(grad.shape))
+
+
+def _ordered_sum(comm: MPI.Intracomm, flat: torch.Tensor, what: str) -> torch.Tensor:
+    """The sum over all ranks, rank 0's first: the same bits whatever the MPI library would do."""
+    shares = list(flat.tensor_split(comm.size))
+    mine = shares[comm.rank]
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    theirs = {rank: torch.empty_like(mine) for rank in others}
+    _swap(comm, {rank: shares[rank] for rank in others}, theirs, what)
+    terms = [mine if rank == comm.rank else theirs[rank] for rank in range(comm.size)]
+    total = terms[0].clone()
+    for term in terms[1:]:
+        total += term
+    found = torch.empty_like(flat)
+    parts = list(found.tensor_split(comm.size))
+    parts[comm.rank].copy_(total)
+    _swap(comm, dict.fromkeys(others, total), {rank: parts[rank] for rank in others}, what)
+    return found
+
+
+def _swap(comm: MPI.Intracomm, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor], what: str) -> None:
+    Exchange(comm, list(sends.items()), list(receives.items()), what).wait()

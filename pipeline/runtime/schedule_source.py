@@ -1,0 +1,124 @@
+"""What a pipeline follows: a schedule for each number of micro-batches, or one without an end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from distconv.pipeline.schedules.actions import Schedule, ScheduleError
+from distconv.pipeline.schedules.registry import FAMILIES, check_count, schedule
+from distconv.pipeline.schedules.steady_state import Stream
+from distconv.pipeline.schedules.validation import validate
+
+
+@dataclass(frozen=True)
+class Course:
+    """``make(m)``: the schedule of a mini-batch of m micro-batches, at most ``microbatches``.
+
+    ``stream``: what an asynchronous schedule does instead, step after step. ``begins``: one of the kind that comes.
+    """
+
+    microbatches: int
+    make: Callable[[int], Schedule]
+    stream: Stream | None
+    begins: Schedule
+
+
+def course(
+    given: str | Schedule,
+    stages: int,
+    replicas: Sequence[int],
+    microbatches: int,
+    weights: str | None,
+    options: Mapping[str, Any],
+) -> Course:
+    """What a pipeline of ``stages`` follows if it is asked for ``given``, a name or a schedule.
+
+    Of a schedule that :func:`schedule` makes name and options count; one of another origin is followed as it is.
+
+    Raises
+    ------
+    ScheduleError
+        For whatever cannot be run.
+    """
+    microbatches = check_count(_name(given), "microbatches", microbatches)
+    known = dict(options) | ({} if weights is None else {"weights": weights})
+    if isinstance(given, Schedule):
+        _check_given(given, stages, replicas, known)
+        known = given.options | known
+    made = _maker(given, stages, replicas, known)
+    first = made(given.microbatches if isinstance(given, Schedule) else 1)
+    if first.concurrent:
+        raise ScheduleError(
+            f"{first.name}: forward and backward at the same time can be simulated, not run on one rank"
+        )
+    if not first.asynchronous:
+        count = first.microbatches if isinstance(given, Schedule) and microbatches == 1 else microbatches
+        return Course(count, made, None, first)
+    if microbatches > 1:
+        raise ScheduleError(
+            f"{first.name}: microbatches={microbatches}, but it updates after every mini-batch; pass 1 and smaller ones"
+        )
+    if first.replicas != tuple(replicas):
+        raise ScheduleError(f"{first.name} has no replicas; give every stage one rank, or use pipedream")
+    stream = Stream(first.name, stages, **_with_replicas(first.name, replicas, known))
+    return Course(1, made, stream, stream.schedule)
+
+
+def chunks_of(given: str | Schedule, options: Mapping[str, Any]) -> int:
+    """How many modules each rank has."""
+    if isinstance(given, Schedule):
+        return given.chunks
+    family = FAMILIES.get(given)
+    if family is None or "chunks" not in family.options:
+        return 1
+    return schedule(given, 1, 1, **{key: value for key, value in options.items() if key == "chunks"}).chunks
+
+
+def _name(given: str | Schedule) -> str:
+    return given.name if isinstance(given, Schedule) else given
+
+
+def _with_replicas(name: str, replicas: Sequence[int], options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a schedule; the pipeline's replicas are an option of some."""
+    family = FAMILIES.get(name)
+    if "switch_after" in options:
+        raise ScheduleError(f"{name}: switch_after is for simulations; call switch() when it is time")
+    return {**options, "replicas": tuple(replicas)} if family and "replicas" in family.options else dict(options)
+
+
+def _check_given(given: Schedule, stages: int, replicas: Sequence[int], options: Mapping[str, Any]) -> None:
+    validate(given)
+    if len(given.stages) != stages:
+        raise ScheduleError(f"{given.name}: a schedule of {len(given.stages)} stages, but there are {stages}")
+    if given.asynchronous and given.replicas != tuple(replicas):
+        raise ScheduleError(
+            f"{given.name}: a schedule for replicas {list(given.replicas)}, but there are {list(replicas)}"
+        )
+    if options:
+        raise ScheduleError(f"{given.name}: {', '.join(options)} belong to the schedule; make it with them")
+
+
+def _maker(
+    given: str | Schedule, stages: int, replicas: Sequence[int], options: Mapping[str, Any]
+) -> Callable[[int], Schedule]:
+    name = _name(given)
+    if isinstance(given, str) or name in FAMILIES:
+        known = _with_replicas(name, replicas, options)
+        by_name: Callable[[int], Schedule] = lru_cache(maxsize=None)(lambda m: schedule(name, stages, m, **known))
+        if isinstance(given, str) or by_name(given.microbatches) == given:
+            return by_name
+    if given.asynchronous:
+        raise ScheduleError(f"{name}: an asynchronous schedule of one's own has an end, training has none; use a name")
+
+    def as_it_is(microbatches: int) -> Schedule:
+        if microbatches != given.microbatches:
+            raise ScheduleError(
+                f"{name}: a schedule of {given.microbatches} micro-batches cannot run {microbatches}; every mini-batch "
+                "needs at least as many samples"
+            )
+        return given
+
+    return as_it_is

@@ -1,0 +1,44 @@
+"""Where a rank sits in a pipeline, and the communicators that go with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from mpi4py import MPI
+
+from distconv.grid import ProcessGrid
+
+from .p2p import Mailbox
+from .placement import Place, Placement
+
+
+@dataclass(frozen=True)
+class Seat:
+    """``group``: the ranks of one replica, over which ``grid`` (None: one rank) distributes a stage's tensors.
+
+    ``twins``: the ranks with the same part of the stage in all of its replicas.
+    """
+
+    place: Place
+    group: MPI.Intracomm
+    twins: MPI.Intracomm
+    grid: ProcessGrid | None
+    mailbox: Mailbox
+
+    @staticmethod
+    def taken(comm: MPI.Intracomm, placement: Placement, device: torch.device) -> Seat:
+        """That of this rank, whose messages are for tensors on ``device``. Collective over ``comm``."""
+        places = placement.places
+        place = places[comm.rank]
+        group = MPI.Intracomm(comm.Split(places.index(place._replace(member=0)), comm.rank))
+        twins = MPI.Intracomm(comm.Split(places.index(place._replace(replica=0)), comm.rank))
+        shape = placement.grids[place.stage]
+        grid = ProcessGrid(group, **shape.shape) if shape.size > 1 else None
+        return Seat(place, group, twins, grid, Mailbox(comm, placement, place, grid, device))
+
+    def close(self) -> None:
+        """Wait until everything has been sent, and free the communicators; the grid stays, for its model."""
+        self.mailbox.close()
+        self.group.Free()
+        self.twins.Free()

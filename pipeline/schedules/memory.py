@@ -1,0 +1,86 @@
+"""What a schedule keeps in memory, and how stale its weights are: read off the lists, without times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distconv.pipeline.simulation.costs import Cost, per_stage
+
+from .actions import Kind, Schedule, ScheduleError
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """The most that a stage holds at once.
+
+    ``in_flight``: micro-batches whose F has begun and whose last gradient is not done; a micro-batch of one of several
+    chunks counts as that fraction. ``versions``: copies of its weights, the newest among them.
+    """
+
+    in_flight: float
+    versions: int
+
+
+def peak_memory(schedule: Schedule) -> list[StageMemory]:
+    """The peak of each stage with one replica, whatever the costs are: what its list allows.
+
+    >>> from distconv.pipeline import schedule
+    >>> peak_memory(schedule("1f1b-sno", 2, 8))
+    [StageMemory(in_flight=2.0, versions=1), StageMemory(in_flight=1.0, versions=1)]
+    """
+    return [
+        StageMemory(_in_flight(schedule, stage), _versions(schedule, stage)) for stage in range(len(schedule.stages))
+    ]
+
+
+def staleness(schedule: Schedule) -> list[int]:
+    """For each stage the most updates between the weights that F of a micro-batch used and those its gradient changes.
+
+    Zero or less where weights were predicted. Source: stale weights, 4.1, degree of staleness.
+    """
+    found = []
+    for actions in schedule.stages:
+        used = {a.microbatch: a.version for a in actions if a.kind is Kind.F}
+        changed = {a.microbatch: a.version for a in actions if a.kind is Kind.UPDATE}
+        found.append(max((_gap(version, changed[m]) for m, version in used.items() if m in changed), default=0))
+    return found
+
+
+def stale_fraction(schedule: Schedule, weights: Cost) -> float:
+    """The fraction of all weights that lie on stages with stale ones.
+
+    ``weights``: how many each stage has. Source: stale weights, 4.1, percentage of stale weights.
+    """
+    counts: Sequence[float] = per_stage("weights", weights, len(schedule.stages))
+    if not sum(counts):
+        raise ScheduleError("weights: the stages have none; give at least one stage a number above zero")
+    return sum(count for count, gap in zip(counts, staleness(schedule), strict=True) if gap) / sum(counts)
+
+
+def _gap(used: int | None, changed: int | None) -> int:
+    assert used is not None and changed is not None
+    return changed - 1 - used
+
+
+def _in_flight(schedule: Schedule, stage: int) -> float:
+    last = Kind.W if schedule.splits_backward else Kind.B
+    count = peak = 0
+    for action in schedule.stages[stage]:
+        count += action.kind is Kind.F
+        peak = max(peak, count)
+        count -= action.kind is last
+    return peak / schedule.chunks
+
+
+def _versions(schedule: Schedule, stage: int) -> int:
+    """Newest, stashed and, while a pass uses them, predicted weights."""
+    stashed: set[int | None] = set()
+    peak = 1
+    for action in schedule.stages[stage]:
+        if action.kind is Kind.STASH:
+            stashed.add(action.microbatch)
+        peak = max(peak, 1 + len(stashed) + (action.kind is Kind.PREDICT))
+        if action.kind is Kind.B:
+            stashed.discard(action.microbatch)
+    return peak

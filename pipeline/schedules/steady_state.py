@@ -1,0 +1,138 @@
+"""An asynchronous schedule without an end: what each rank does in a step, and at last to empty the pipeline.
+
+A schedule of more mini-batches begins as one of fewer does, and repeats itself once the pipeline is full. So a short
+schedule holds all that a long run does; the numbers of mini-batches and versions are shifted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from math import lcm
+from typing import Any
+
+from .actions import Action, Kind, Message, Schedule
+from .registry import schedule
+
+
+class Stream:
+    """The schedule ``name`` over ``stages`` stages for as many mini-batches as come.
+
+    In step m each rank goes as far as it can without a mini-batch after m, so no step waits for the next one.
+    """
+
+    def __init__(self, name: str, stages: int, **options: Any) -> None:
+        self._make = lru_cache(maxsize=None)(lambda count: schedule(name, stages, count, **options))
+        self.replicas = self._make(1).replicas
+        self._period = lcm(*self.replicas)
+        in_flight = max(_forwards_before_backward(actions) for actions in self._make(4 * sum(self.replicas)).stages)
+        # Whole periods, so that mini-batches keep their replicas when they are shifted.
+        self._filled = -(-2 * in_flight // self._period) * self._period
+        self.schedule = self._make(self._filled + 2 * self._period + in_flight)
+        """A piece of it, long enough to hold every kind of action."""
+        ranks = [(stage, replica) for stage, count in enumerate(self.replicas) for replica in range(count)]
+        self._lists = {rank: self.schedule.of_replica(*rank, self.replicas[rank[0]]) for rank in ranks}
+        self._ends = _ends(self.schedule, self._lists, self._filled + self._period)
+        self._completed = [self._updated(end) for end in self._ends]
+
+    def step(self, stage: int, replica: int, number: int) -> list[Action]:
+        """What one rank does in step ``number``."""
+        alike = self._alike(number)
+        start, stop = (self._end(stage, replica, last) for last in (alike - 1, alike))
+        return self._shifted(self._lists[stage, replica][start:stop], number - alike)
+
+    def rest(self, stage: int, replica: int, steps: int) -> list[Action]:
+        """What is left for one rank after ``steps`` steps, if no more come."""
+        alike = self._alike(steps - 1) + 1
+        done = self._lists[stage, replica][: self._end(stage, replica, alike - 1)]
+        left = []
+        known = Counter(map(_identity, done))
+        for action in self._make(alike).of_replica(stage, replica, self.replicas[stage]):
+            if known[_identity(action)]:
+                known[_identity(action)] -= 1
+            else:
+                left.append(action)
+        return self._shifted(left, steps - alike)
+
+    def completed(self, number: int) -> int:
+        """How many mini-batches have changed the weights of every stage by the end of step ``number``."""
+        alike = self._alike(number)
+        return self._completed[alike] + number - alike
+
+    def _updated(self, end: dict[tuple[int, int], int]) -> int:
+        """That number, if each rank is at ``end`` of its list; replicas are equally far."""
+        return min(
+            count * sum(action.kind is Kind.UPDATE for action in self._lists[stage, 0][: end[stage, 0]])
+            for stage, count in enumerate(self.replicas)
+        )
+
+    def _end(self, stage: int, replica: int, number: int) -> int:
+        """How far one rank has come after step ``number`` (-1: before the first)."""
+        return self._ends[number][stage, replica] if number >= 0 else 0
+
+    def _alike(self, number: int) -> int:
+        """The first step after which the pipeline is as full, and whose mini-batch has the same replicas."""
+        return number if number < self._filled else self._filled + (number - self._filled) % self._period
+
+    def _shifted(self, actions: list[Action], by: int) -> list[Action]:
+        return [self._shift(action, by) for action in actions] if by else actions
+
+    def _shift(self, action: Action, by: int) -> Action:
+        microbatch = None if action.microbatch is None else action.microbatch + by
+        version = None if action.version is None else action.version + by // self.replicas[action.stage]
+        return replace(action, microbatch=microbatch, version=version)
+
+
+@dataclass
+class _Run:
+    """A schedule under way: where each rank is in its list, and the messages that were made."""
+
+    schedule: Schedule
+    lists: dict[tuple[int, int], list[Action]]
+    at: dict[tuple[int, int], int]
+    made: set[Message | None] = field(default_factory=lambda: {None})
+
+    def head(self, rank: tuple[int, int]) -> Action | None:
+        return self.lists[rank][self.at[rank]] if self.at[rank] < len(self.lists[rank]) else None
+
+    def advance(self, rank: tuple[int, int], last: int) -> bool:
+        """Do one action, if it needs no mini-batch after ``last`` and its input is there."""
+        action = self.head(rank)
+        if action is None:
+            return False
+        if action.kind in (Kind.F, Kind.PREDICT) and action.microbatch is not None and action.microbatch > last:
+            return False
+        if self.schedule.awaits(action) not in self.made:
+            return False
+        together = [rank]
+        if action.kind is Kind.UPDATE:
+            together = [other for other in self.lists if other[0] == action.stage]
+            heads = [self.head(other) for other in together]
+            if any(head is None or (head.kind, head.version) != (action.kind, action.version) for head in heads):
+                return False
+        for other in together:
+            self.at[other] += 1
+        self.made.add(self.schedule.makes(action))
+        return True
+
+
+def _ends(whole: Schedule, lists: dict[tuple[int, int], list[Action]], steps: int) -> list[dict[tuple[int, int], int]]:
+    """How far each rank, a stage and a replica of it, can come in each step."""
+    run = _Run(whole, lists, dict.fromkeys(lists, 0))
+    found = []
+    for number in range(steps):
+        while any([run.advance(rank, number) for rank in lists]):
+            pass
+        found.append(dict(run.at))
+    return found
+
+
+def _identity(action: Action) -> Action:
+    """A copy of a version is the same for whichever mini-batch it is kept: that depends on how many there are."""
+    return replace(action, microbatch=None) if action.kind is Kind.STASH else action
+
+
+def _forwards_before_backward(actions: list[Action]) -> int:
+    first = next(index for index, action in enumerate(actions) if action.kind is Kind.B)
+    return sum(action.kind is Kind.F for action in actions[:first])

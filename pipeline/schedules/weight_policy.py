@@ -1,0 +1,98 @@
+"""Adds updates and weight versions to the order of passes: one function for each weight policy.
+
+Replicas of a stage count versions together: each does an update after its own mini-batch, with the gradients of the
+mini-batches that the others have at that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .actions import COMPUTE, Action, Kind, Weights
+from .generators import Orders, Step
+
+
+def one_update(orders: Orders) -> list[list[Action]]:
+    """The steps of a synchronous schedule as actions: one version for all of them, and an update at the end."""
+    found = []
+    for stage, steps in enumerate(orders):
+        passes = [Action(step.kind, stage, step.microbatch, step.chunk, version=0) for step in steps]
+        found.append([*passes, Action(Kind.UPDATE, stage, version=1)])
+    return found
+
+
+def many_updates(
+    orders: Orders, weights: Weights, replicas: Sequence[int], vertical_sync: bool = False
+) -> list[list[Action]]:
+    """The steps of an asynchronous schedule as actions, and the updates, stashes and predictions between them.
+
+    There is an update after each mini-batch's B, so that without replicas B of mini-batch m finds weights of version m.
+    With ``vertical_sync`` a mini-batch uses on every stage the version with which the first stage began it (PipeDream);
+    all stages then have the same number of replicas.
+    """
+    entry = newest_at_forward(orders[0], replicas[0])
+    chosen = []
+    for stage, (steps, count) in enumerate(zip(orders, replicas, strict=True)):
+        forward = entry if vertical_sync else newest_at_forward(steps, count)
+        if weights is Weights.PREDICT:
+            # Where the gradient will be applied: after B here, while it travels on to stage 0, floor(stage / 2)
+            # updates happen here (Chen et al. 2018, s).
+            forward = {m: m // count + stage // 2 for m in forward}
+        actions = [*_with_updates(stage, steps, weights, forward, count), *_last_updates(stage, len(forward), count)]
+        chosen.append(_with_stashes(actions, count) if weights is Weights.STASH else actions)
+    return chosen
+
+
+def newest_at_forward(steps: list[Step], replicas: int) -> dict[int, int]:
+    """For each mini-batch the number of updates before its F, if each B of its replica is followed by one."""
+    found: dict[int, int] = {}
+    updates = [0] * replicas
+    for step in steps:
+        if step.microbatch is not None:
+            updates[step.microbatch % replicas] += step.kind is Kind.B
+            if step.kind is Kind.F:
+                found[step.microbatch] = updates[step.microbatch % replicas]
+    return found
+
+
+def _with_updates(
+    stage: int, steps: list[Step], weights: Weights, forward: dict[int, int], replicas: int
+) -> Iterator[Action]:
+    newest = [0] * replicas
+    for step in steps:
+        if step.microbatch is None:
+            yield Action(step.kind, stage)
+            continue
+        replica = step.microbatch % replicas
+        now = newest[replica]
+        of_backward = now if weights in (Weights.NEWEST, Weights.RECOMPUTE) else forward[step.microbatch]
+        version = forward[step.microbatch] if step.kind is Kind.F else of_backward
+        if weights is Weights.PREDICT and version != now:
+            yield Action(Kind.PREDICT, stage, step.microbatch, version=version)
+        yield Action(step.kind, stage, step.microbatch, version=version)
+        if step.kind is Kind.B:
+            newest[replica] += 1
+            yield Action(Kind.UPDATE, stage, step.microbatch, version=newest[replica])
+
+
+def _last_updates(stage: int, microbatches: int, replicas: int) -> Iterator[Action]:
+    """Replicas for which no mini-batch is left take part in the last update: it changes their weights, too."""
+    for missing in range(microbatches, -(-microbatches // replicas) * replicas):
+        yield Action(Kind.UPDATE, stage, missing, version=missing // replicas + 1)
+
+
+def _with_stashes(actions: list[Action], replicas: int) -> list[Action]:
+    """Before an update replaces weights that a later pass needs, a stash keeps them until that pass is done."""
+    last_use: dict[tuple[int, int | None], int] = {}
+    for index, action in enumerate(actions):
+        if action.kind in COMPUTE and action.microbatch is not None:
+            last_use[action.microbatch % replicas, action.version] = index
+    found: list[Action] = []
+    for index, action in enumerate(actions):
+        if action.kind is Kind.UPDATE and action.microbatch is not None and action.version is not None:
+            replaced = action.version - 1
+            use = last_use.get((action.microbatch % replicas, replaced), -1)
+            if use > index:
+                found.append(Action(Kind.STASH, action.stage, actions[use].microbatch, version=replaced))
+        found.append(action)
+    return found

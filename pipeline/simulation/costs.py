@@ -1,0 +1,95 @@
+"""What the actions of a schedule cost: numbers or one per stage, checked once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from distconv.pipeline.schedules.actions import Action, Kind, Message, Schedule, ScheduleError
+
+Cost = float | Sequence[float]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds, one per stage and for all of its chunks together; ``activation`` in any unit of memory."""
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    weight: tuple[float, ...]
+    transfer: tuple[float, ...]
+    update: tuple[float, ...]
+    activation: tuple[float, ...]
+
+    @classmethod
+    def of(
+        cls,
+        schedule: Schedule,
+        forward: Cost,
+        backward: Cost,
+        weight: Cost | None,
+        transfer: Cost,
+        update: Cost,
+        activation: Cost,
+    ) -> Costs:
+        """Costs for ``schedule``, in which B is what the backward pass does apart from W.
+
+        Raises
+        ------
+        ScheduleError
+            For a cost that is negative, no finite number, or not one per stage.
+        """
+        count = len(schedule.stages)
+        back = per_stage("backward", backward, count)
+        if weight is None:
+            # The whole backward pass: where dL/dw is apart from it, half of it.
+            weights = tuple(cost / 2 if schedule.splits_backward else 0.0 for cost in back)
+            back = tuple(cost - part for cost, part in zip(back, weights, strict=True))
+        else:
+            weights = per_stage("weight", weight, count)
+            if not schedule.splits_backward:
+                back = tuple(cost + part for cost, part in zip(back, weights, strict=True))
+        return cls(
+            per_stage("forward", forward, count),
+            back,
+            weights,
+            per_stage("transfer", transfer, count),
+            per_stage("update", update, count),
+            per_stage("activation", activation, count),
+        )
+
+    def of_action(self, action: Action, chunks: int) -> float:
+        """How long an action occupies its stage: passes and updates do, the rest takes no time."""
+        per_pass = {Kind.F: self.forward, Kind.B: self.backward, Kind.W: self.weight}
+        if action.kind in per_pass:
+            return per_pass[action.kind][action.stage] / chunks
+        return self.update[action.stage] if action.kind is Kind.UPDATE else 0.0
+
+    def of_message(self, message: Message) -> float:
+        """How long a message is on its way: an activation and its gradient cross the same boundary."""
+        upper = message.part - 1 if message.payload is Kind.F else message.part
+        return self.transfer[upper % len(self.transfer)]
+
+
+def per_stage(name: str, value: Cost, stages: int) -> tuple[float, ...]:
+    """``value`` as one finite number for each stage, not below zero.
+
+    Raises
+    ------
+    ScheduleError
+        Otherwise.
+
+    >>> per_stage("forward", 2, 3)
+    (2.0, 2.0, 2.0)
+    """
+    try:
+        found = tuple(map(float, value)) if isinstance(value, Iterable) else (float(value),) * stages
+    except (TypeError, ValueError):
+        raise ScheduleError(f"{name}={value!r} is neither a number nor one number per stage") from None
+    if len(found) != stages:
+        raise ScheduleError(f"{name}: {len(found)} costs for {stages} stages; give one number or {stages}")
+    for stage, cost in enumerate(found):
+        if not math.isfinite(cost) or cost < 0:
+            raise ScheduleError(f"{name} of stage {stage} is {cost}; costs are finite and not below zero")
+    return found

@@ -1,0 +1,242 @@
+"""Runs a schedule's lists against costs, event by event."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from distconv.pipeline.schedules.actions import COMPUTE, Action, Kind, Message, Schedule, ScheduleError
+from distconv.pipeline.schedules.registry import per_stage_replicas, remade
+
+from .costs import Cost, Costs
+from .timeline import Span, Timeline
+
+OCCUPYING = COMPUTE | {Kind.UPDATE}
+"""What takes time on a stage."""
+
+
+def simulate(
+    schedule: Schedule,
+    forward: Cost,
+    backward: Cost,
+    weight: Cost | None = None,
+    transfer: Cost = 0.0,
+    update: Cost = 0.0,
+    activation: Cost = 1.0,
+    replicas: int | Sequence[int] | None = None,
+) -> Timeline:
+    """When every pass runs if each stage takes its list in order and a pass waits for its input.
+
+    Costs are numbers or one per stage. ``forward`` and ``backward`` are those of one micro-batch through all chunks of
+    a stage. ``backward`` is the whole backward pass; with ``weight`` it is dL/dx alone and ``weight`` dL/dw. Without
+    ``weight`` a schedule that has W spends half of ``backward`` on each. ``transfer`` is the latency of the boundary
+    after a stage, both ways (after the last stage: back to the first, between chunks); it occupies nobody, and is
+    hidden where the schedule says so. ``activation`` is what one micro-batch keeps on a stage. ``replicas`` of a stage
+    (default: the schedule's) take micro-batches in turn and do an update for all of them together; a schedule whose
+    updates are for other replicas is made again. F and B of a
+    concurrent schedule share their rank in proportion to their work; one that is alone has all of it.
+
+    Raises
+    ------
+    ScheduleError
+        For costs or counts that do not fit, or lists that wait for each other for ever.
+    """
+    costs = Costs.of(schedule, forward, backward, weight, transfer, update, activation)
+    own = schedule.replicas or 1
+    counts = per_stage_replicas(schedule.name, own if replicas is None else replicas, len(costs.forward))
+    if schedule.asynchronous and counts != schedule.replicas:
+        schedule = remade(schedule, replicas=counts)
+    return _Simulation(schedule, costs, counts).run()
+
+
+@dataclass
+class _Track:
+    """Actions that run one after the other: all of a rank, or its F and its B apart.
+
+    ``behind[k]``: how many passes of the other track must have ended before action k begins.
+    """
+
+    actions: list[Action]
+    behind: list[int]
+    next: int = 0
+    ended: int = 0
+    """Passes that have ended."""
+
+    @property
+    def head(self) -> Action | None:
+        """The action whose turn it is; it stays here while it runs."""
+        return self.actions[self.next] if self.next < len(self.actions) else None
+
+
+@dataclass
+class _Run:
+    """A pass under way: its start, the work it is, and what is left of that, in seconds of a whole rank."""
+
+    action: Action
+    start: float
+    work: float
+    left: float
+
+
+@dataclass
+class _Rank:
+    """One replica of one stage. ``running`` is by the index of the track, and last changed at ``changed``."""
+
+    stage: int
+    replica: int
+    tracks: list[_Track]
+    running: dict[int, _Run] = field(default_factory=dict)
+    changed: float = 0.0
+    epoch: int = 0
+    held: float = 0.0
+    peak: float = 0.0
+
+    def work_until(self, now: float) -> None:
+        """Take what was done since ``changed`` off what is left."""
+        total = sum(run.work for run in self.running.values())
+        for run in self.running.values():
+            share = run.work / total if total else 1.0
+            run.left = max(0.0, run.left - share * (now - self.changed))
+        self.changed = now
+
+
+class _End(NamedTuple):
+    """A pass will end, if nothing begins or ends on its rank before: then ``epoch`` is another."""
+
+    rank: _Rank
+    track: int
+    epoch: int
+
+
+class _Simulation:
+    """The state at time ``now``, and the events to come."""
+
+    def __init__(self, schedule: Schedule, costs: Costs, replicas: tuple[int, ...]) -> None:
+        self.schedule = schedule
+        self.costs = costs
+        self.replicas = replicas
+        self.stages = [
+            [_Rank(stage, replica, _tracks(schedule, stage, replica, count)) for replica in range(count)]
+            for stage, count in enumerate(replicas)
+        ]
+        self.now = 0.0
+        # The counter decides between events at the same time: first come, first served.
+        self.events: list[tuple[float, int, _End | Message]] = []
+        self.counted = 0
+        self.arrived: set[Message] = set()
+        self.spans: list[Span] = []
+
+    def run(self) -> Timeline:
+        for stage in range(len(self.stages)):
+            self._begin(stage)
+        while self.events:
+            self.now, _, event = heapq.heappop(self.events)
+            if isinstance(event, Message):
+                self.arrived.add(event)
+                self._begin(event.part % len(self.stages))
+            elif event.epoch == event.rank.epoch:
+                self._end(event.rank, event.track)
+        self._check_finished()
+        work = sum(self.costs.of_action(span.action, self.schedule.chunks) for span in self.spans)
+        peaks = [max(rank.peak for rank in ranks) for ranks in self.stages]
+        return Timeline(self.schedule, self.spans, self.replicas, work, peaks)
+
+    def _begin(self, stage: int) -> None:
+        """Begin whatever can begin now on a stage; replicas that wait for each other make several rounds of it."""
+        while any([self._begin_rank(rank) for rank in self.stages[stage]]):
+            pass
+
+    def _begin_rank(self, rank: _Rank) -> bool:
+        started = [index for index in range(len(rank.tracks)) if self._begin_track(rank, index)]
+        if started:
+            self._foresee(rank)
+        return bool(started)
+
+    def _begin_track(self, rank: _Rank, index: int) -> bool:
+        """Go on until a pass begins (True) or has to wait."""
+        track = rank.tracks[index]
+        while index not in rank.running and track.head is not None and self._is_ready(rank, track, track.head):
+            if track.head.kind in OCCUPYING:
+                rank.work_until(self.now)
+                work = self.costs.of_action(track.head, self.schedule.chunks)
+                rank.running[index] = _Run(track.head, self.now, work, work)
+                self._hold(rank, track.head)
+                return True
+            self._pass_on(track.head)
+            track.next += 1
+        return False
+
+    def _is_ready(self, rank: _Rank, track: _Track, action: Action) -> bool:
+        if sum(other.ended for other in rank.tracks if other is not track) < track.behind[track.next]:
+            return False
+        if action.kind is Kind.UPDATE:
+            # The gradients of all replicas are summed first.
+            heads = [other.tracks[-1].head for other in self.stages[rank.stage]]
+            return all(h is not None and (h.kind, h.version) == (action.kind, action.version) for h in heads)
+        awaited = self.schedule.awaits(action)
+        return awaited is None or awaited in self.arrived
+
+    def _pass_on(self, action: Action) -> None:
+        message = self.schedule.carries(action)
+        if action.kind is Kind.SEND and message is not None:
+            latency = 0.0 if self.schedule.hidden_transfers else self.costs.of_message(message)
+            self._at(self.now + latency, message)
+
+    def _end(self, rank: _Rank, index: int) -> None:
+        rank.work_until(self.now)
+        run = rank.running.pop(index)
+        track = rank.tracks[index]
+        track.next += 1
+        track.ended += run.action.kind in COMPUTE
+        self._release(rank, run.action)
+        self.spans.append(Span(run.action, rank.replica, run.start, self.now))
+        self._foresee(rank)
+        self._begin(rank.stage)
+
+    def _foresee(self, rank: _Rank) -> None:
+        """The next end on a rank, from the shares that its passes have now."""
+        rank.epoch += 1
+        total = sum(run.work for run in rank.running.values())
+        for index, run in rank.running.items():
+            lasts = run.left * (total / run.work) if run.work else 0.0
+            self._at(self.now + lasts, _End(rank, index, rank.epoch))
+
+    def _at(self, time: float, event: _End | Message) -> None:
+        self.counted += 1
+        heapq.heappush(self.events, (time, self.counted, event))
+
+    def _hold(self, rank: _Rank, action: Action) -> None:
+        if action.kind is Kind.F:
+            rank.held += 1
+            rank.peak = max(rank.peak, rank.held * self.costs.activation[rank.stage] / self.schedule.chunks)
+
+    def _release(self, rank: _Rank, action: Action) -> None:
+        if action.kind is (Kind.W if self.schedule.splits_backward else Kind.B):
+            rank.held -= 1
+
+    def _check_finished(self) -> None:
+        waiting = [
+            track.head for ranks in self.stages for rank in ranks for track in rank.tracks if track.head is not None
+        ]
+        if waiting:
+            raise ScheduleError(f"{self.schedule.name}: these wait for ever: {'; '.join(map(str, waiting))}")
+
+
+def _tracks(schedule: Schedule, stage: int, replica: int, replicas: int) -> list[_Track]:
+    """What one replica does: its micro-batches in turn, as one track or as a forward and a backward one."""
+    own = schedule.of_replica(stage, replica, replicas)
+    if not schedule.concurrent:
+        return [_Track(own, [0] * len(own))]
+    tracks = [_Track([], []), _Track([], [])]
+    passed = [0, 0]
+    for action in own:
+        backward = int(Kind.F not in (action.kind, action.payload))
+        # A B runs beside the F right before it, unless that is its own; an F waits for every B before it.
+        last = next((a.microbatch for a in reversed(tracks[0].actions) if a.kind is Kind.F), action.microbatch)
+        beside = action.kind is Kind.B and last != action.microbatch
+        tracks[backward].actions.append(action)
+        tracks[backward].behind.append(passed[1 - backward] - beside if action.kind in OCCUPYING else 0)
+        passed[backward] += action.kind in COMPUTE
+    return tracks

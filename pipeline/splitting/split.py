@@ -1,0 +1,129 @@
+"""Cuts an unmodified model into the stages of a pipeline.
+
+``torch.fx`` writes down what ``forward`` does with one input; the list is cut, and each piece becomes a stage that
+talks to its neighbours only: a value that a later stage needs is passed on by all stages between.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import nn
+
+from distconv.plan import decides
+
+from .fx_graph import Call, SplitError, Steps, is_hooked, traced_steps
+
+
+def split(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> list[nn.Module]:
+    """Stages that compute what ``model`` does: len(cuts) + 1 of them.
+
+    A cut is the full dotted name of the submodule that begins the next stage, or a number k, a register behind layer k
+    of the pipeline placement vector (stale weights, 4.1). Layers are modules Conv*, ConvTranspose* and Linear in the
+    order of their calls, from 1; the 1x1 convolution of a shortcut counts like any other. What follows layer k up to
+    layer k + 1 (batch norm, ReLU, the addition of a residual block) belongs to the earlier stage.
+
+    The first stage takes the model's one input, every other what the stage before returns: a tensor, or a tuple of
+    tensors (the latest first) where several values live across the cut. A stage returns the very object that it was
+    given if it only passes it on. The last returns what the model returns.
+
+    Stages hold the model's own parameters, buffers and submodules under the same names: to train them trains the model,
+    and ``train()`` or ``eval()`` of a stage reaches them. An ``nn.Sequential`` that is cut at its children becomes
+    several ``nn.Sequential``. Any other ``forward`` is read here, with a stand-in for the tensor: what it does besides
+    computing (printing, counting in Python) happens now and never again.
+
+    Raises
+    ------
+    SplitError
+        If a cut names no submodule, or one that is called more than once, if cuts are out of order or leave a stage
+        empty; if ``torch.fx`` cannot follow ``forward``; if two stages would share a parameter or a buffer, or if a
+        value that is no tensor lives across a cut.
+
+    >>> [list(dict(stage.named_children())) for stage in split(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), ["1"])]
+    [['0'], ['1']]
+    """
+    if not cuts:
+        return [model]
+    steps = _children(model) if _sliceable(model, cuts) else traced_steps(model)
+    positions = [_position(cut, steps.calls) for cut in cuts]
+    _check_order(cuts, [0, *positions], steps)
+    stages = steps.build(positions)
+    _check_disjoint(model, stages)
+    return stages
+
+
+def _sliceable(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> bool:
+    if type(model).forward is not nn.Sequential.forward or is_hooked(model):
+        return False
+    children = model._modules  # named_children leaves out a child that comes a second time
+    if all(isinstance(cut, str) for cut in cuts):
+        return all(cut in children for cut in cuts)
+    inner = (inside for child in children.values() if child for inside in child.modules() if inside is not child)
+    return not any(isinstance(cut, str) for cut in cuts) and not any(decides(module) for module in inner)
+
+
+def _children(model: nn.Module) -> Steps:
+    children = [(name, child) for name, child in model._modules.items() if child is not None]
+    calls = [Call(name, decides(child), index) for index, (name, child) in enumerate(children)]
+
+    def build(positions: list[int]) -> list[nn.Module]:
+        pieces = [children[begin:end] for begin, end in pairwise([0, *positions, len(children)])]
+        stages: list[nn.Module] = [nn.Sequential(OrderedDict(piece)) for piece in pieces]
+        for stage in stages:
+            stage.training = model.training
+        return stages
+
+    return Steps(calls, list(range(len(children))), build)
+
+
+def _position(cut: str | int, calls: list[Call]) -> int:
+    """Where the stage behind a cut begins."""
+    if isinstance(cut, str):
+        begins = [call.begin for call in calls if call.name == cut]
+        if len(begins) > 1:
+            raise SplitError(f"cut '{cut}': the module is called {len(begins)} times; name one that is called once")
+        # A list of modules is not called itself.
+        begins = begins or [call.begin for call in calls if call.name.startswith(f"{cut}.")][:1]
+        if not begins:
+            raise SplitError(f"cut '{cut}': no module of that name is called; there are {_names(calls)}")
+        return begins[0]
+    layers = [call for call in calls if call.layer]
+    if not 1 <= cut < len(layers):
+        numbered = [f"{number} {call.name}" for number, call in enumerate(layers, 1)]
+        raise SplitError(
+            f"cut {cut}: a register comes behind one of the layers 1 to {len(layers) - 1} of {len(layers)} "
+            f"({_shortened(numbered)})"
+        )
+    return layers[cut].begin
+
+
+def _names(calls: list[Call]) -> str:
+    return _shortened(list(dict.fromkeys(call.name for call in calls if call.name)))
+
+
+def _shortened(names: list[str]) -> str:
+    return ", ".join(names if len(names) <= 12 else [*names[:9], "...", *names[-2:]])
+
+
+def _check_order(cuts: Sequence[str] | Sequence[int], begins: list[int], steps: Steps) -> None:
+    """``begins``: where each stage begins."""
+    for index, (begin, end) in enumerate(pairwise([*begins, steps.computing[-1] + 1])):
+        if begin > end:
+            raise SplitError(f"cuts {list(cuts)}: {cuts[index]!r} comes before {cuts[index - 1]!r} in the model")
+        if not any(begin <= position < end for position in steps.computing):
+            raise SplitError(f"cuts {list(cuts)} leave stage {index} of {len(begins)} empty")
+
+
+def _check_disjoint(model: nn.Module, stages: list[nn.Module]) -> None:
+    """Each parameter and buffer has one owner: stages run on different ranks, where copies would drift apart."""
+    owner: dict[int, int] = {}
+    names = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    for index, stage in enumerate(stages):
+        for tensor in [*stage.parameters(), *stage.buffers()]:
+            first = owner.setdefault(id(tensor), index)
+            if first != index and id(tensor) in names:
+                raise SplitError(
+                    f"'{names[id(tensor)]}' is used by stages {first} and {index}; cut where one stage has all its uses"
+                )

@@ -1,0 +1,49 @@
+"""Buffers of modules that a forward pass changes, such as running statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import nn
+
+from distconv.errors import PipelineError
+from distconv.pipeline.runtime.resharding import local
+
+
+class Buffers:
+    """The values that the buffers of ``modules`` have now."""
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        owners = dict.fromkeys(owner for module in modules for owner in module.modules())
+        found = ((owner, name, buffer) for owner in owners for name, buffer in owner._buffers.items())
+        self._values = [(owner, name, buffer.clone()) for owner, name, buffer in found if buffer is not None]
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """A forward pass inside finds those values; what it writes is lost afterwards."""
+        now = [owner._buffers[name] for owner, name, _ in self._values]
+        for owner, name, value in self._values:
+            owner._buffers[name] = value
+        try:
+            yield
+        finally:
+            for (owner, name, _), buffer in zip(self._values, now, strict=True):
+                owner._buffers[name] = buffer
+
+
+@contextmanager
+def unchanged(module: nn.Module) -> Iterator[None]:
+    """Raise PipelineError for a buffer that changes inside: replicas see other samples, and would differ in it."""
+    before = _marks(module)
+    yield
+    changed = [name for name, mark in _marks(module).items() if before.get(name) != mark]
+    if changed:
+        raise PipelineError(
+            f"{type(module).__name__}: the forward pass changes the buffer {changed[0]!r}; replicas of the stage would "
+            "differ in it (batch norm's statistics alone are brought together); give the stage one replica"
+        )
+
+
+def _marks(module: nn.Module) -> dict[str, tuple[int, int]]:
+    return {name: (id(buffer), local(buffer)._version) for name, buffer in module.named_buffers()}

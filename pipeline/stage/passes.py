@@ -1,0 +1,205 @@
+"""The forward and backward passes of one rank: its chunks of the model, and what they keep for each micro-batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from distconv.distribution import default_axes
+from distconv.errors import PipelineError
+from distconv.grid import ProcessGrid
+from distconv.pipeline.runtime.message_header import Minibatch
+from distconv.pipeline.runtime.resharding import local, to_boundary
+from distconv.pipeline.schedules.actions import Action, Schedule, Weights
+from distconv.tensor import DistTensor, scatter
+
+from .buffers import Buffers, unchanged
+from .rng import seeded
+from .running_statistics import RunningStatistics
+from .split_backward import WeightHalf, backward_of_inputs
+from .stage_inputs import Entry, tensors_of
+from .weight_versions import WeightVersions
+
+Loss = Callable[[Any, Any], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Micro-batch ``number`` of a mini-batch: its samples, and what its loss counts in the mini-batch."""
+
+    x: torch.Tensor
+    target: torch.Tensor
+    share: float
+    minibatch: Minibatch
+    number: int
+
+
+@dataclass
+class _Pass:
+    """What is kept of a forward pass until the last gradient of its micro-batch."""
+
+    inputs: list[Entry]
+    outputs: list[torch.Tensor] = field(default_factory=list)
+    half: WeightHalf | None = None
+    buffers: Buffers | None = None
+    """Of a pass that will be run again: as it found them."""
+
+
+class Passes:
+    """The chunks of the model that one rank has, ``modules``, and the micro-batches in flight on them.
+
+    ``replicated``: other ranks have the same stage, and do other micro-batches. ``deferred``: batch norm takes the
+    statistics of a mini-batch as if it had been whole.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        grid: ProcessGrid | None,
+        loss: Loss,
+        seed: int,
+        replicated: bool,
+        deferred: bool,
+    ) -> None:
+        self.modules = list(modules)
+        self.statistics = RunningStatistics(modules)
+        self._grid, self._loss, self._seed = grid, loss, seed
+        self._replicated, self._deferred = replicated, deferred
+        self._leaves = [local(p) for module in modules for p in module.parameters()]
+
+    def begin(self, schedule: Schedule) -> None:
+        """Nothing is in flight, and the next passes are of ``schedule`` or a longer one of its kind."""
+        self.schedule = schedule
+        self.weights = WeightVersions(list(dict.fromkeys(self._leaves)))
+        if schedule.weights in (Weights.STASH, Weights.PREDICT):
+            self.weights.check_separate()
+        self._kept: dict[tuple[int | None, int], _Pass] = {}
+
+    @property
+    def collects(self) -> bool:
+        """Whether running statistics wait for the update instead of following each pass."""
+        return self.merges or self._replicated
+
+    @property
+    def merges(self) -> bool:
+        """Whether a mini-batch has several micro-batches whose statistics are to be those of one."""
+        return self._deferred and not self.schedule.asynchronous
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def forward(self, action: Action, feed: Feed, arrived: Sequence[torch.Tensor | None] | None) -> list[torch.Tensor]:
+        """The chunk's outputs, of the last chunk the loss; from the ``feed`` where no tensors have ``arrived``."""
+        if arrived is None:
+            x = feed.x if self._grid is None else scatter(feed.x, self._grid)
+            kept = _Pass([Entry(x, first=True)])
+        else:
+            kept = _Pass([Entry(value) for value in arrived if value is not None])
+        if self.schedule.weights is Weights.RECOMPUTE:
+            outputs = self._run_without_graph(action, feed, kept)
+        else:
+            outputs = kept.outputs = self._run(action, feed, kept.inputs)
+        self._kept[action.microbatch, action.chunk] = kept
+        return outputs
+
+    def _run_without_graph(self, action: Action, feed: Feed, kept: _Pass) -> list[torch.Tensor]:
+        kept.buffers = Buffers([self.modules[action.chunk]])
+        versions = [local(entry.value)._version for entry in kept.inputs]
+        with torch.no_grad():
+            outputs = self._run(action, feed, kept.inputs)
+        if versions != [local(entry.value)._version for entry in kept.inputs]:
+            raise PipelineError(
+                f"{action}: weights='recompute' needs the stage's input once more, but the stage changes it in place"
+            )
+        return outputs
+
+    def _run(self, action: Action, feed: Feed, inputs: Sequence[Entry], again: bool = False) -> list[torch.Tensor]:
+        part = action.chunk * len(self.schedule.stages) + action.stage
+        devices = {local(entry.value).device for entry in inputs if entry.value.is_cuda}
+        with ExitStack() as stack:
+            stack.enter_context(self.weights.bound(action.version))
+            stack.enter_context(seeded(self._seed, feed.minibatch.step, feed.number, part, tuple(devices)))
+            if self.schedule.asynchronous:
+                stack.enter_context(self.weights.noted())
+            if self._replicated and not again:
+                stack.enter_context(unchanged(self.modules[action.chunk]))
+            if self.collects and not again:
+                assert action.microbatch is not None
+                stack.enter_context(self.statistics.taken(action.microbatch))
+            values = self.modules[action.chunk](*(entry.enter() for entry in inputs))
+            if part == len(self.schedule.stages) * self.schedule.chunks - 1:
+                return [self._scored(values, feed.target)]
+            return [to_boundary(value, self._grid) for value in tensors_of(values)]
+
+    def _scored(self, values: Any, target: torch.Tensor) -> torch.Tensor:
+        if self._grid is not None:
+            target = scatter(target, self._grid, _target_dims(values, target))
+        loss = self._loss(values, target)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise TypeError(f"the loss must be a tensor of one element, the mean over samples, not {found}")
+        return loss.replicated() if isinstance(loss, DistTensor) else loss
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def backward(
+        self, action: Action, feed: Feed, arrived: Sequence[torch.Tensor | None] | None, whole: bool
+    ) -> list[torch.Tensor | None]:
+        """The gradients of the chunk's inputs, None where nothing reaches one; those of its weights are added up.
+
+        ``arrived`` are those of its outputs; without them it begins with the loss. If not ``whole``, gradients of
+        weights may wait for :meth:`weight`.
+        """
+        kept = self._kept[action.microbatch, action.chunk]
+        if kept.buffers is not None:
+            with kept.buffers.again():
+                kept.outputs = self._run(action, feed, kept.inputs, again=True)
+        if arrived is None:
+            arrived = [torch.full_like(local(kept.outputs[0]), feed.share)]
+        pairs = [
+            (local(output), local(gradient))
+            for output, gradient in zip(kept.outputs, arrived, strict=True)
+            if gradient is not None and local(output).requires_grad
+        ]
+        with self.weights.bound(action.version):
+            self._differentiate(kept, pairs, whole)
+        kept.outputs = []
+        if not self.schedule.splits_backward:
+            self._finish(action)
+        return [entry.gradient for entry in kept.inputs]
+
+    def _differentiate(self, kept: _Pass, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], whole: bool) -> None:
+        if not pairs:
+            return
+        outputs, gradients = zip(*pairs, strict=True)
+        # Over a grid the sums of gradients run behind the whole backward pass, which is not cut in two.
+        if whole or self._grid is not None:
+            torch.autograd.backward(outputs, gradients)
+        else:
+            inputs = [entry.value for entry in kept.inputs if entry.value.requires_grad]
+            kept.half = backward_of_inputs(outputs, gradients, inputs, self._leaves)
+
+    def weight(self, action: Action) -> None:
+        """What is left of a backward pass."""
+        half = self._kept[action.microbatch, action.chunk].half
+        if half is not None:
+            half.run()
+        self._finish(action)
+
+    def _finish(self, action: Action) -> None:
+        """The last gradient of a micro-batch on this chunk is done."""
+        del self._kept[action.microbatch, action.chunk]
+        self.weights.release(action.microbatch)
+
+
+def _target_dims(output: Any, target: torch.Tensor) -> tuple[str | None, ...]:
+    """The axes of a target: those of an output as large, or of one with a channel for each class (label maps)."""
+    dims = output.dim() if isinstance(output, torch.Tensor) else target.dim()
+    axes = default_axes(None, dims)
+    if target.dim() == dims - 1:
+        return (*axes[:1], *axes[2:])
+    return default_axes(None, target.dim())

@@ -1,0 +1,55 @@
+"""Parameters and buffers of all stages: what ranks must agree on, and how every rank gets the trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import nn
+
+from distconv.parallel import broadcast_tensor
+from distconv.pipeline.schedules.actions import ScheduleError
+from distconv.process import watchdog
+from distconv.tensor import DistTensor, gather
+
+
+def state_of(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
+    """Parameters and buffers of all stages, by a name that says which."""
+    return {
+        f"{index}.{name}": tensor
+        for index, module in enumerate(modules)
+        for name, tensor in (*module.named_parameters(), *module.named_buffers())
+    }
+
+
+def described(modules: Sequence[Any]) -> str:
+    """What ranks compare before anything else: it may be no modules."""
+    known = [module for module in modules if isinstance(module, nn.Module)]
+    tensors = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state_of(known).items())
+    return f"{', '.join(type(module).__name__ for module in modules)}; {tensors}"
+
+
+def check_separate(modules: Sequence[nn.Module], count: int) -> None:
+    """Refuse what is distributed already, and weights that two of the ``count`` stages share."""
+    homes: dict[int, tuple[int, str]] = {}
+    for name, tensor in state_of(modules).items():
+        index = int(name.partition(".")[0])
+        if isinstance(tensor, DistTensor):
+            raise ScheduleError(f"stage {index}: {name} is distributed already; pass plain modules, and grids=")
+        home, first = homes.setdefault(id(tensor), (index % count, name))
+        if home != index % count:
+            raise ScheduleError(
+                f"{first} and {name} are one tensor, but their stages are on different ranks; give each its own, or "
+                "cut the model elsewhere"
+            )
+
+
+def spread(comm: MPI.Intracomm, module: nn.Module, root: int, owned: bool) -> None:
+    """Bring the state of a stage from rank ``root`` to the ranks that have not ``owned`` it. Collective."""
+    for tensor in state_of([module]).values():
+        # Where a grid has parts of it, all of them are owners and put it together.
+        value = gather(tensor.detach()) if owned else tensor
+        with watchdog.waiting(lambda: "bringing a stage's state to all ranks"):
+            broadcast_tensor(comm, value, root)

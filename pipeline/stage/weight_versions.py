@@ -1,0 +1,157 @@
+"""The versions of one stage's weights that a rank keeps, and passes that run with one of them.
+
+Saved activations never hold a weight: where autograd would keep one, it keeps a note of which it is, and the backward
+pass reads the version that is bound then. So one graph serves all policies (DESIGN: stash, predict, newest).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from distconv.pipeline.schedules.actions import ScheduleError
+
+
+@dataclass(frozen=True)
+class _Note:
+    """A view of parameter ``index`` that autograd wanted to save."""
+
+    index: int
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset_bytes: int
+    conjugate: bool
+    negative: bool
+
+    @staticmethod
+    def of(view: torch.Tensor, index: int, weights: torch.Tensor) -> _Note:
+        """``view`` of ``weights``, parameter number ``index``; it may be real where that is complex."""
+        offset = _start(view) - _start(weights)
+        return _Note(index, view.dtype, view.size(), view.stride(), offset, view.is_conj(), view.is_neg())
+
+    def view(self, weights: torch.Tensor) -> torch.Tensor:
+        """The same part of what ``weights`` are now."""
+        offset = (_start(weights) + self.offset_bytes) // self.dtype.itemsize
+        empty = torch.empty(0, dtype=self.dtype, device=weights.device)
+        found = empty.set_(weights.untyped_storage(), offset, self.size, self.stride)
+        found = found.conj() if self.conjugate else found
+        return torch._neg_view(found) if self.negative else found
+
+
+def _start(tensor: torch.Tensor) -> int:
+    """Where a tensor begins in its storage, in bytes."""
+    return int(tensor.storage_offset()) * tensor.itemsize
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """An activation that autograd saved, and what it was then."""
+
+    tensor: torch.Tensor
+    version: int
+
+
+class WeightVersions:
+    """Weights of one stage: the parameters themselves are the newest version, counted from 0.
+
+    ``parameters``: the leaves on this rank. Their values are exchanged while a pass is bound to another version.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.parameters = list(parameters)
+        self.newest = 0
+        self._copies: dict[int, list[torch.Tensor]] = {}
+        self._last_use: dict[int, int | None] = {}
+        self._before: list[torch.Tensor] | None = None
+        self._predicted: list[torch.Tensor] | None = None
+        self._places: dict[int, int] = {}
+
+    def check_separate(self) -> None:
+        """Raise ScheduleError if parameters share memory: a copy of one would not be a view of the other's copy."""
+        filled = [tensor for tensor in self.parameters if tensor.numel()]
+        if len({tensor.untyped_storage().data_ptr() for tensor in filled}) < len(filled):
+            raise ScheduleError(
+                "weights that share memory cannot be kept in versions; give each its own, or use weights='newest'"
+            )
+
+    # -- what the schedule asks for ---------------------------------------------------------------------------------
+
+    def stash(self, version: int, microbatch: int | None) -> None:
+        """Keep a copy of the newest weights, which are ``version``, until :meth:`release` of ``microbatch``."""
+        self._copies[version] = self._snapshot()
+        self._last_use[version] = microbatch
+
+    def release(self, microbatch: int | None = None) -> None:
+        """Drop the copies kept for ``microbatch`` (None: all)."""
+        for version, last in list(self._last_use.items()):
+            if microbatch is None or last == microbatch:
+                del self._copies[version], self._last_use[version]
+
+    def predict(self, version: int) -> None:
+        """Extrapolate the last update to ``version`` for the next pass: W + s (W - W before), s updates ahead.
+
+        For SGD with momentum that is SpecTrain's W - s eta v (Chen et al. 2018, Eq. 4), and needs nothing of the
+        optimizer.
+        """
+        ahead = version - self.newest
+        before = self._before or [tensor.detach() for tensor in self.parameters]
+        with torch.no_grad():
+            self._predicted = [
+                torch.add(new, new - old, alpha=ahead) for new, old in zip(self.parameters, before, strict=True)
+            ]
+
+    def updating(self, predicts: bool) -> None:
+        """The parameters are about to change into the next version."""
+        self._before = self._snapshot() if predicts else None
+        self.newest += 1
+
+    def _snapshot(self) -> list[torch.Tensor]:
+        return [tensor.detach().clone() for tensor in self.parameters]
+
+    # -- passes -----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def bound(self, version: int | None) -> Iterator[None]:
+        """The parameters hold ``version`` (or what was predicted) inside; a backward pass inside reads it as well."""
+        values, self._predicted = self._predicted, None
+        if values is None and version is not None and version != self.newest:
+            values = self._copies[version]
+        newest = [tensor.data for tensor in self.parameters]
+        try:
+            if values is not None:
+                for tensor, value in zip(self.parameters, values, strict=True):
+                    tensor.data = value
+            yield
+        finally:
+            if values is not None:
+                for tensor, value in zip(self.parameters, newest, strict=True):
+                    tensor.data = value
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """A forward pass inside saves notes instead of weights."""
+        self._places = {tensor.untyped_storage().data_ptr(): i for i, tensor in enumerate(self.parameters)}
+        with saved_tensors_hooks(self._pack, self._unpack):
+            yield
+
+    def _pack(self, tensor: torch.Tensor) -> _Note | _Kept:
+        index = self._places.get(tensor.untyped_storage().data_ptr()) if tensor.layout is torch.strided else None
+        if index is None or not tensor.numel():
+            # Not the tensor itself: an output that its own node keeps would never be freed.
+            return _Kept(tensor.detach(), tensor._version)
+        return _Note.of(tensor, index, self.parameters[index])
+
+    def _unpack(self, saved: _Note | _Kept) -> torch.Tensor:
+        if isinstance(saved, _Note):
+            return saved.view(self.parameters[saved.index].detach())
+        if saved.tensor._version != saved.version:
+            raise RuntimeError(
+                f"an activation of shape {tuple(saved.tensor.shape)} that the backward pass needs was modified in "
+                "place; use the out-of-place operation"
+            )
+        return saved.tensor

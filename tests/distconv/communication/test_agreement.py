@@ -1,0 +1,83 @@
+"""Agreement: what ranks see differently is known to all of them before anything else happens."""
+
+from __future__ import annotations
+
+import pytest
+
+import distconv as dc
+from distconv.communication import agreement
+from tests.distconv.layouts import counting, grid_over, raises_everywhere
+
+
+def test_ranks_that_agree_go_on(comm):
+    agreement.agree(comm, "layer", "conv1")
+
+
+@pytest.mark.ranks(at_least=2)
+def test_the_message_says_which_ranks_have_what(comm):
+    value = "K=3" if comm.rank == 0 else "K=5"
+    text = raises_everywhere(
+        comm, dc.MismatchError, "conv1: ranks disagree", lambda: agreement.agree(comm, "conv1", value)
+    )
+    assert "K=3 on rank 0" in text
+    others = ", ".join(map(str, range(1, comm.size)))
+    assert f"K=5 on rank{'s' if comm.size > 2 else ''} {others}" in text
+
+
+@pytest.mark.ranks(2, 3)
+def test_of_long_texts_the_message_shows_where_they_differ(comm):
+    text = "x" * 5000 + str(comm.rank == 0) + "y" * 5000
+    found = raises_everywhere(comm, dc.MismatchError, "True", lambda: agreement.agree(comm, "a model", text))
+    assert "False" in found
+    assert len(found) < 700
+
+
+@pytest.mark.ranks(at_least=2)
+def test_ranks_at_different_operations_are_named(comm):
+    what = "pooling" if comm.rank == comm.size - 1 else "convolution"
+    text = raises_everywhere(
+        comm, dc.MismatchError, "ranks are at different operations", lambda: agreement.agree(comm, what, "x")
+    )
+    assert "convolution" in text
+    assert "pooling" in text
+
+
+@pytest.mark.ranks(at_least=2)
+def test_nothing_is_compared_when_checks_are_off(comm, monkeypatch):
+    monkeypatch.setattr(agreement, "level", "off")
+    agreement.agree(comm, "layer", str(comm.rank))
+    assert comm.allreduce(1) == comm.size
+
+
+@pytest.mark.ranks(at_least=2)
+def test_at_level_all_each_operator_is_compared(comm, monkeypatch):
+    monkeypatch.setattr(agreement, "level", "all")
+    x = dc.scatter(counting(6, 2), grid_over(comm, n=comm.size))
+    text = raises_everywhere(
+        comm, dc.MismatchError, "ranks are at different operations", lambda: x.exp() if comm.rank else x.sin()
+    )
+    assert "torch.Tensor.exp" in text
+    assert "torch.Tensor.sin" in text
+
+
+def test_a_failure_on_one_rank_is_raised_on_all(comm):
+    last = comm.size - 1
+
+    def attempt():
+        if comm.rank == last:
+            raise FileNotFoundError("mesh.h5 is not here")
+        return comm.rank
+
+    match = "mesh.h5 is not here" if comm.size == 1 else rf"mesh.h5 is not here \(on rank {last}\)"
+    raises_everywhere(comm, dc.DataError, match, lambda: agreement.together(comm, attempt, dc.DataError))
+
+
+def test_what_succeeds_everywhere_gives_each_rank_its_result(comm):
+    assert agreement.together(comm, lambda: comm.rank, dc.DataError) == comm.rank
+
+
+def test_an_exception_without_a_text_is_named(comm):
+    def attempt():
+        raise MemoryError
+
+    raises_everywhere(comm, dc.DataError, "MemoryError", lambda: agreement.together(comm, attempt, dc.DataError))

@@ -1,0 +1,273 @@
+"""Opening and reading sample files, and every way in which a file can be bad."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from distconv.data import hdf5
+from distconv.data.hdf5 import SampleFile
+from distconv.distribution import Interval
+from distconv.errors import DataError, MismatchError
+from tests.distconv.data.sample_files import LAYOUTS, SAMPLES, arrays, common, flip_bit, write
+
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
+
+def refused(path: Path, comm: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        SampleFile(path, LAYOUTS, comm)
+    text = common(comm, caught.value)
+    assert str(path) in text
+    return text
+
+
+def test_each_rank_reads_the_box_it_asks_for(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "good.h5"
+    write(path, comm)
+    x, y = arrays()
+    with SampleFile(path, LAYOUTS, comm) as file:
+        box = (Interval(comm.rank, comm.rank + 1), Interval(0, 3), Interval(2, 7), Interval(comm.rank, 9))
+        assert np.array_equal(file.read("x", box), x[comm.rank : comm.rank + 1, :, 2:7, comm.rank : 9])
+        assert np.array_equal(file.read("y", (Interval(0, SAMPLES), Interval(0, 9), Interval(0, 10))), y)
+        assert file.read("y", (Interval(0, 2), Interval(4, 4), Interval(0, 10))).shape == (2, 0, 10)
+
+
+def test_a_missing_file_is_refused_with_the_systems_reason(comm: Any, shared_tmp_path: Path) -> None:
+    assert f"[Errno {errno.ENOENT}]" in refused(shared_tmp_path / "missing.h5", comm)
+
+
+def test_a_directory_is_refused(comm: Any, shared_tmp_path: Path) -> None:
+    assert "is a directory" in refused(shared_tmp_path, comm)
+
+
+def test_an_empty_file_is_refused(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "empty.h5"
+    if comm.rank == 0:
+        path.touch()
+    comm.Barrier()
+    assert "is empty (0 bytes)" in refused(path, comm)
+
+
+def test_a_file_that_one_rank_may_not_read_is_refused_on_all(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shared_tmp_path / "good.h5"
+    write(path, comm)
+
+    def no_permission(*_: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    if comm.rank == comm.size - 1:  # a superuser may read everything, so the system call is replaced
+        monkeypatch.setattr(hdf5.os, "open", no_permission)
+    text = refused(path, comm)
+    assert f"[Errno {errno.EACCES}]" in text
+    assert comm.size == 1 or f"on rank {comm.size - 1}" in text
+
+
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
+def test_a_truncated_file_is_refused(comm: Any, shared_tmp_path: Path, share: float) -> None:
+    path = shared_tmp_path / "cut.h5"
+    write(path, comm)
+    if comm.rank == 0:
+        os.truncate(path, int(share * path.stat().st_size))
+    comm.Barrier()
+    assert "cannot be opened as HDF5" in refused(path, comm)
+
+
+def test_something_else_than_hdf5_is_refused(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "text.h5"
+    if comm.rank == 0:
+        path.write_text("not HDF5\n" * 1000)
+    comm.Barrier()
+    assert "cannot be opened as HDF5" in refused(path, comm)
+
+
+def test_a_flipped_bit_is_found_by_the_checksum(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "flipped.h5"
+    write(path, comm)
+    if comm.rank == 0:
+        flip_bit(path, "x", 0)
+    comm.Barrier()
+    with SampleFile(path, LAYOUTS, comm) as file:
+        with pytest.raises(
+            DataError, match=r"cannot read \[0:1, 0:3, 0:9, 0:10\] of dataset 'x': .*filter returned failure"
+        ):
+            file.read("x", (Interval(0, 1), Interval(0, 3), Interval(0, 9), Interval(0, 10)))
+        assert file.read("x", (Interval(1, 2), Interval(0, 3), Interval(0, 9), Interval(0, 10))).any()
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "reason"),
+    [
+        ("x", arrays()[0][:, :2], "dataset 'x' is float32 (7, 2, 9, 10) but must be float32 (any, 3, any, any)"),
+        ("x", arrays()[0][:, 0], "dataset 'x' is float32 (7, 9, 10) but must be"),
+        ("x", arrays()[0].astype(np.float64), "dataset 'x' is float64"),
+        ("y", arrays()[1].astype(np.int64), "dataset 'y' is int64 (7, 9, 10) but must be uint8 (any, any, any)"),
+        ("y", arrays()[1][:5], "the numbers of samples differ: 7 in 'x', 5 in 'y'"),
+        ("y", None, "there is no dataset 'y' in it; at its top are x"),
+    ],
+    ids=["channels", "dimensions", "float64", "int64", "fewer", "missing"],
+)
+def test_a_dataset_of_another_layout_is_refused(
+    comm: Any, shared_tmp_path: Path, name: str, values: Any, reason: str
+) -> None:
+    path = shared_tmp_path / "layout.h5"
+    write(path, comm, **{name: values})
+    assert reason in refused(path, comm)
+
+
+def ragged(file: h5py.File) -> None:
+    file.create_dataset("x", (SAMPLES,), dtype=h5py.vlen_dtype(np.float32))
+
+
+def group(file: h5py.File) -> None:
+    file.create_group("x/inner")
+
+
+def single(file: h5py.File) -> None:
+    file["x"] = 3.0
+
+
+def unwritten(file: h5py.File) -> None:
+    file.create_dataset("x", (SAMPLES, 3, 9, 10), np.float32, chunks=(1, 3, 9, 10))
+
+
+def linked(file: h5py.File) -> None:
+    file["x"] = h5py.ExternalLink("/etc/passwd", "x")
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (ragged, "dataset 'x' is ragged"),
+        (group, "'x' is a group, not a dataset; it has inner"),
+        (single, "dataset 'x' is a single value"),
+        (unwritten, "dataset 'x' is incomplete: (7, 3, 9, 10) takes 7560 bytes but 0 were written"),
+        (linked, "there is no dataset 'x' in it"),
+    ],
+)
+def test_what_is_not_an_array_of_samples_in_this_file_is_refused(
+    comm: Any, shared_tmp_path: Path, make: Any, reason: str
+) -> None:
+    path = shared_tmp_path / "odd.h5"
+    if comm.rank == 0:
+        with h5py.File(path, "w") as file:
+            make(file)
+            file["y"] = arrays()[1]
+    comm.Barrier()
+    assert reason in refused(path, comm)
+
+
+HOLD = """
+import sys, h5py, numpy
+file = h5py.File(sys.argv[1], "r+" if sys.argv[2] == "flushed" else "w", libver="latest")
+if sys.argv[2] == "flushed":
+    file.flush()
+else:
+    file["z"] = numpy.zeros(100000)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("state", ["flushed", "unfinished"])
+def test_a_file_that_a_writer_holds_open_is_read_or_refused(comm: Any, shared_tmp_path: Path, state: str) -> None:
+    path = shared_tmp_path / "held.h5"
+    write(path, comm)
+    writer = None
+    if comm.rank == 0:
+        command = [sys.executable, "-c", HOLD, str(path), state]
+        writer = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert writer.stdout is not None and writer.stdout.readline() == b"ready\n"
+    comm.Barrier()
+    try:
+        with SampleFile(path, LAYOUTS, comm) as file:
+            whole = tuple(Interval(0, extent) for extent in file.shape("x"))
+            assert np.array_equal(file.read("x", whole), arrays()[0])
+    except DataError as error:
+        common(comm, error)
+    comm.Barrier()
+    if writer is not None:
+        writer.communicate(timeout=10)
+
+
+def replace(path: Path) -> None:
+    other = path.with_suffix(".new")
+    other.write_bytes(path.read_bytes())
+    other.replace(path)
+
+
+def shrink(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def touch(path: Path) -> None:
+    os.utime(path, ns=(0, 0))
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(replace, "replaced by another file"), (shrink, "changed from"), (touch, "written to"), (remove, "No such file")],
+)
+def test_a_file_that_changes_between_epochs_is_found(
+    comm: Any, shared_tmp_path: Path, change: Any, reason: str
+) -> None:
+    path = shared_tmp_path / "changing.h5"
+    write(path, comm)
+    with SampleFile(path, LAYOUTS, comm) as file:
+        file.check_unchanged()
+        comm.Barrier()
+        if comm.rank == 0:
+            change(path)
+        comm.Barrier()
+        with pytest.raises(DataError) as caught:
+            file.check_unchanged()
+    text = common(comm, caught.value)
+    assert reason in text
+    assert str(path) in text
+
+
+def test_ranks_that_ask_for_different_files_are_told(comm: Any, shared_tmp_path: Path) -> None:
+    if comm.size == 1:
+        return
+    with pytest.raises(MismatchError, match="HDF5 file: ranks disagree"):
+        SampleFile(shared_tmp_path / f"{comm.rank}.h5", LAYOUTS, comm)
+
+
+def test_columns_of_text_are_read(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "families.h5"
+    if comm.rank == 0:
+        with h5py.File(path, "w") as file:
+            file["x"], file["y"] = arrays()
+            file["family"] = ["shear", "blasts"]
+    comm.Barrier()
+    with SampleFile(path, LAYOUTS, comm) as file:
+        assert file.column("family") == ["shear", "blasts"]
+        assert file.column("other") is None
+
+
+def test_a_chunk_larger_than_a_ranks_block_warns_on_rank_0(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "chunks.h5"
+    write(path, comm)
+    with SampleFile(path, LAYOUTS, comm) as file:
+        file.warn_of_large_chunks("x", (3, 3, 3))
+        if comm.rank == 0:
+            with pytest.warns(
+                UserWarning, match=r"a chunk of 'x' is \(3, 3, 3\) but a rank reads blocks of \(3, 2, 4\)"
+            ):
+                file.warn_of_large_chunks("x", (3, 2, 4))
+        else:
+            file.warn_of_large_chunks("x", (3, 2, 4))

@@ -1,0 +1,210 @@
+"""Batches are the same samples, mirrored alike, on any grid; read errors reach all ranks in their step."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+
+import distconv as dc
+from distconv.data.channel_statistics import moments
+from distconv.data.hdf5 import SampleFile
+from distconv.data.loader import Field, Loader
+from distconv.errors import DataError
+from tests.distconv.data.sample_files import LAYOUTS, SAMPLES, arrays, common, flip_bit, write
+
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
+ODD = {"h": (1.0, 1.0, -1.0), "w": (1.0, -1.0, 1.0)}
+FIELDS = (Field("x", "nchw", torch.float64, odd=ODD), Field("y", "nhw", torch.float32))
+GRIDS = {1: ["n=1"], 2: ["n=2", "h=2", "w=2", "c=2"], 4: ["n=4", "h=4", "h=2,w=2", "n=2,h=2", "c=2,h=2"]}
+
+
+def grids(comm: Any) -> list[dc.ProcessGrid]:
+    return [dc.ProcessGrid(comm, **dc.parse_grid(text)) for text in GRIDS[comm.size]]
+
+
+def expected(loader: Loader, epoch: int, samples: tuple[int, ...]) -> tuple[Any, Any]:
+    x, y = arrays()
+    images, labels = [], []
+    for sample in samples:
+        image, label = x[sample].astype(np.float64), y[sample].astype(np.float32)
+        for axis in loader.mirrored(epoch, sample):
+            dim = {"h": -2, "w": -1}[axis]
+            image = np.flip(image, dim) * np.array(ODD[axis]).reshape(3, 1, 1)
+            label = np.flip(label, dim)
+        images.append(image)
+        labels.append(label)
+    return np.stack(images), np.stack(labels)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 4, 7])
+def test_batches_equal_the_mirrored_samples_on_any_grid(comm: Any, shared_tmp_path: Path, batch: int) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    with SampleFile(path, LAYOUTS, comm) as file:
+        for grid in grids(comm):
+            loader = Loader(file, FIELDS, grid, batch, seed=3, mirror="hw")
+            for epoch in (0, 1):
+                seen: list[int] = []
+                for each in loader.epoch(epoch):
+                    image, label = expected(loader, epoch, each.samples)
+                    assert np.array_equal(dc.gather(each.tensors[0]).numpy(), image)
+                    assert np.array_equal(dc.gather(each.tensors[1]).numpy(), label)
+                    seen += each.samples
+                assert sorted(seen) == list(range(SAMPLES))
+
+
+def test_every_way_to_mirror_occurs_and_changes_with_the_epoch(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    with SampleFile(path, LAYOUTS, comm) as file:
+        loader = Loader(file, FIELDS, dc.ProcessGrid(comm, n=comm.size), 2, mirror="hw")
+        drawn = [[loader.mirrored(epoch, sample) for sample in range(SAMPLES)] for epoch in range(5)]
+        assert {text for row in drawn for text in row} == {"", "h", "w", "hw"}
+        assert drawn[0] != drawn[1]
+        assert list(loader.order(0)) != list(loader.order(1))
+
+
+def test_the_last_smaller_batch_is_kept_or_dropped(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    with SampleFile(path, LAYOUTS, comm) as file:
+        grid = dc.ProcessGrid(comm, n=comm.size)
+        kept = [len(b.samples) for b in Loader(file, FIELDS, grid, 4).epoch(0)]
+        dropped = [len(b.samples) for b in Loader(file, FIELDS, grid, 4, drop_last=True).epoch(0)]
+    assert (kept, dropped) == ([4, 3], [4])
+
+
+def test_an_epoch_goes_on_from_a_later_step(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    with SampleFile(path, LAYOUTS, comm) as file:
+        loader = Loader(file, FIELDS, dc.ProcessGrid(comm, h=comm.size), 2, seed=1)
+        assert [b.samples for b in loader.epoch(2, start=1)] == [b.samples for b in loader.epoch(2)][1:]
+
+
+def test_values_are_shifted_and_scaled_per_channel(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    with SampleFile(path, LAYOUTS, comm) as file:
+        found = moments(file, "x")
+        fields = [Field("x", "nchw", torch.float64, found.mean, found.std)]
+        loader = Loader(file, fields, dc.ProcessGrid(comm, h=comm.size), SAMPLES, shuffle=False)
+        (batch,) = loader.epoch(0)
+        whole = dc.gather(batch.tensors[0])
+    assert whole.mean((0, 2, 3)).abs().max() < 1e-12
+    assert (whole.var((0, 2, 3), correction=0) - 1).abs().max() < 1e-12
+
+
+def test_moments_are_the_same_to_the_last_bit_on_any_number_of_ranks(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    with SampleFile(path, LAYOUTS, comm) as file, SampleFile(path, LAYOUTS, MPI.COMM_SELF) as alone:
+        for name, channels in (("x", True), ("y", False)):
+            found, single = moments(file, name, channels=channels), moments(alone, name, channels=channels)
+            for part in ("mean", "std", "low", "high"):
+                assert np.array_equal(getattr(found, part), getattr(single, part))
+        assert np.allclose(found.mean, arrays()[1].mean(), rtol=1e-14)
+
+
+def test_a_constant_channel_is_not_scaled(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    x = arrays()[0]
+    x[:, 1] = 1.4
+    write(path, comm, x=x)
+    with SampleFile(path, LAYOUTS, comm) as file:
+        assert moments(file, "x").std[1] == 1.0
+
+
+def test_values_that_are_not_finite_are_refused_with_the_sample(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    x = arrays()[0]
+    x[4, 1, 2, 3] = np.nan
+    write(path, comm, x=x)
+    with SampleFile(path, LAYOUTS, comm) as file, pytest.raises(DataError) as caught:
+        moments(file, "x")
+    assert "'x' has NaN or infinite values in 1 samples, the first is 4" in common(comm, caught.value)
+
+
+def test_a_checksum_error_reaches_all_ranks_in_the_step_it_belongs_to(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    chunks_per_sample = 1 * 3 * 4  # channels, rows and columns in chunks of three
+    if comm.rank == 0:
+        flip_bit(path, "x", 3 * chunks_per_sample)
+    comm.Barrier()
+    with SampleFile(path, LAYOUTS, comm) as file:
+        loader = Loader(file, FIELDS, dc.ProcessGrid(comm, h=comm.size), 2, shuffle=False)
+        steps = []
+        with pytest.raises(DataError) as caught:
+            for batch in loader.epoch(0):
+                steps.append(batch.samples)
+    assert steps == [(0, 1)]  # sample 3 is in the second batch
+    text = common(comm, caught.value)
+    assert "of dataset 'x': " in text
+    assert str(path) in text
+
+
+def test_a_read_error_on_one_rank_reaches_all_in_its_step(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    with SampleFile(path, LAYOUTS, comm) as file:
+        loader = Loader(file, FIELDS, dc.ProcessGrid(comm, n=comm.size), 2)
+        read = loader._read
+
+        def fails(epoch: int, samples: tuple[int, ...]) -> Any:
+            if samples == tuple(loader.order(epoch)[2:4]) and comm.rank == comm.size - 1:
+                raise OSError(5, "Input/output error")
+            return read(epoch, samples)
+
+        monkeypatch.setattr(loader, "_read", fails)
+        steps = 0
+        with pytest.raises(DataError) as caught:
+            for _ in loader.epoch(0):
+                steps += 1
+    assert steps == 1
+    assert "[Errno 5] Input/output error" in common(comm, caught.value)
+
+
+def test_a_file_replaced_between_epochs_is_found_at_the_next_epoch(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    with SampleFile(path, LAYOUTS, comm) as file:
+        loader = Loader(file, FIELDS, dc.ProcessGrid(comm, n=comm.size), 4)
+        assert len(list(loader.epoch(0))) == 2
+        write(path.with_suffix(".new"), comm)
+        if comm.rank == 0:
+            path.with_suffix(".new").replace(path)
+        comm.Barrier()
+        with pytest.raises(DataError) as caught:
+            next(loader.epoch(1))
+    assert "has been replaced by another file" in common(comm, caught.value)
+
+
+def test_no_thread_is_left_when_an_epoch_is_not_finished(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    with SampleFile(path, LAYOUTS, comm) as file:
+        epoch = Loader(file, FIELDS, dc.ProcessGrid(comm, n=comm.size), 2).epoch(0)
+        next(epoch)
+        epoch.close()
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("distconv-loader")]
+
+
+def test_a_batch_that_cannot_be_made_is_refused(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    with SampleFile(path, LAYOUTS, comm) as file:
+        grid = dc.ProcessGrid(comm, n=comm.size)
+        with pytest.raises(DataError, match="no batch of 8 can be made of the 7 samples of 'x'"):
+            Loader(file, FIELDS, grid, 8, drop_last=True)
+        with pytest.raises(DataError, match="no batch of 0"):
+            Loader(file, FIELDS, grid, 0)

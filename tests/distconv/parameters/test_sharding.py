@@ -1,0 +1,338 @@
+"""Sharded parameters, and what users do around a step: all of it as with a plain module on one process."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal
+from tests.layers.compare import close
+
+pytestmark = pytest.mark.ranks(at_most=6)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 12, 3, stride=2, padding=1)
+        self.up = nn.ConvTranspose2d(12, 6, 2, stride=2)
+        self.hidden, self.head = nn.Linear(6, 7), nn.Linear(7, 5)
+
+    def begin(self, x):
+        return F.relu(self.norm(self.first(x)))
+
+    def forward(self, x):
+        x = F.relu(self.up(F.relu(self.second(self.begin(x)))))
+        return self.head(F.relu(self.hidden(x.mean((2, 3)))))
+
+
+class Bench:
+    """A model with its optimizer, plain (``grid`` None) or parallelized, and data placed accordingly."""
+
+    def __init__(self, grid):
+        torch.manual_seed(3)
+        self.grid, self.model = grid, Net().double()
+        self.optimizer = self.made(self.model)
+        if grid is not None:
+            dc.parallelize(self.model, grid)
+
+    def made(self, model):
+        return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
+
+    def batch(self, seed):
+        x, label = normal(4, 3, 7, 9, seed=seed), torch.tensor([0, 3, 1, 4])
+        if self.grid is None:
+            return x, label
+        return dc.scatter(x, self.grid), dc.scatter(label, self.grid, dims="n")
+
+    def loss(self, seed, model=None):
+        x, label = self.batch(seed)
+        return F.cross_entropy((model or self.model)(x), label)
+
+    def no_sync(self):
+        return contextlib.nullcontext() if self.grid is None else dc.no_sync()
+
+
+def sharded_grids(comm):
+    size = comm.size
+    return [grid_over(comm, c=size), *([grid_over(comm, c=2, h=size // 2)] if size % 2 == 0 else [])]
+
+
+def as_in_one_process(comm, scenario):
+    """Run ``scenario(bench)``, which returns tensors, plain and on grids that split channels; compare."""
+    expected = scenario(Bench(None))
+    for grid in [*sharded_grids(comm), grid_over(comm, n=comm.size)]:
+        found = scenario(Bench(grid))
+        assert found.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert type(found[name]) is torch.Tensor, name
+            close(found[name], tensor, f"{name} on {grid}")
+
+
+def whole_gradients(model):
+    return {f"dL/d{n}": dc.gather(p.grad.detach()) for n, p in model.named_parameters()}
+
+
+def test_gradients_and_weights_after_a_step(comm):
+    def scenario(bench):
+        bench.loss(1).backward()
+        found = whole_gradients(bench.model)
+        bench.optimizer.step()
+        return found | bench.model.state_dict()
+
+    as_in_one_process(comm, scenario)
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "RMSprop", "Adagrad", "NAdam"])
+def test_optimizers_work_unchanged(comm, name):
+    def scenario(bench):
+        optimizer = getattr(torch.optim, name)(bench.model.parameters(), 1e-3)
+        for step in range(2):
+            optimizer.zero_grad(set_to_none=bool(step))
+            bench.loss(step).backward()
+            optimizer.step()
+        return bench.model.state_dict()
+
+    as_in_one_process(comm, scenario)
+
+
+@pytest.mark.ranks(at_least=2)
+def test_each_rank_has_its_share_of_weights_gradients_and_optimizer_state(comm):
+    bench = Bench(grid_over(comm, c=comm.size))
+    bench.loss(0).backward()
+    bench.optimizer.step()
+    weights = [bench.model.second.weight, bench.model.up.weight, bench.model.hidden.weight]
+    for weight in weights:
+        assert isinstance(weight, nn.Parameter)
+        assert isinstance(weight, dc.DistTensor)
+        for held in (weight, weight.grad, bench.optimizer.state[weight]["momentum_buffer"]):
+            assert comm.allreduce(held.local.numel()) == weight.shape.numel()
+
+
+def test_a_model_and_its_optimizer_may_be_copied_saved_and_resumed(comm):
+    def scenario(bench):
+        for step in range(2):
+            bench.optimizer.zero_grad()
+            bench.loss(step).backward()
+            bench.optimizer.step()
+        saved = copy.deepcopy(bench.optimizer.state_dict())
+        twin = copy.deepcopy(bench.model)
+        optimizer = bench.made(twin)
+        optimizer.load_state_dict(saved)
+        optimizer.zero_grad()
+        bench.loss(5, twin).backward()
+        optimizer.step()
+        momenta = {f"momentum {n}": s["momentum_buffer"] for n, s in optimizer.state_dict()["state"].items()}
+        return twin.state_dict() | momenta
+
+    as_in_one_process(comm, scenario)
+
+
+def test_state_goes_to_a_plain_model_and_back(comm):
+    for grid in sharded_grids(comm):
+        bench, plain = Bench(grid), Bench(None)
+        plain.loss(0).backward()
+        plain.optimizer.step()
+        bench.model.load_state_dict(plain.model.state_dict())
+        back = Net().double()
+        back.load_state_dict(bench.model.state_dict())
+        for name, tensor in plain.model.state_dict().items():
+            assert torch.equal(back.state_dict()[name], tensor), name
+
+
+def test_gradients_may_be_clipped(comm):
+    def scenario(bench):
+        bench.loss(1).backward()
+        norm = torch.nn.utils.clip_grad_norm_(bench.model.parameters(), 0.1)
+        torch.nn.utils.clip_grad_value_(bench.model.parameters(), 0.01)
+        return whole_gradients(bench.model) | {"norm": dc.gather(norm)}
+
+    as_in_one_process(comm, scenario)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_accumulate_without_sums_in_between(comm, set_to_none):
+    def scenario(bench):
+        with bench.no_sync():
+            bench.loss(9).backward()
+        bench.optimizer.zero_grad(set_to_none)
+        for step in range(3):
+            with bench.no_sync() if step < 2 else contextlib.nullcontext():
+                bench.loss(step).backward()
+        return whole_gradients(bench.model)
+
+    as_in_one_process(comm, scenario)
+
+
+def test_parameters_that_the_last_pass_does_not_use_keep_what_was_accumulated(comm):
+    def scenario(bench):
+        with bench.no_sync():
+            bench.loss(1).backward()
+        x, label = bench.batch(2)
+        F.cross_entropy(bench.model.begin(x).mean((2, 3))[:, :5], label).backward()
+        return whole_gradients(bench.model)
+
+    as_in_one_process(comm, scenario)
+
+
+@pytest.mark.ranks(at_least=2)
+def test_no_gradient_is_summed_within_no_sync(comm, monkeypatch):
+    bench = Bench(grid_over(comm, n=comm.size))
+    started = []
+    monkeypatch.setattr("distconv.parameters.gradient_reduction._Bucket.launch", lambda bucket: started.append(bucket))
+    with dc.no_sync():
+        bench.loss(1).backward()
+    assert not started
+
+
+@pytest.mark.ranks(at_least=2)
+def test_a_model_that_only_some_ranks_still_have_does_not_part_them(comm):
+    # Python frees what is in a circle whenever it collects, which is not the same on all ranks.
+    bench = Bench(grid_over(comm, n=comm.size))
+    with dc.no_sync():
+        bench.loss(1).backward()
+    if comm.rank:
+        del bench
+        gc.collect()
+    after = Bench(grid_over(comm, n=comm.size))
+    after.loss(1).backward()
+    alone = Bench(None)
+    alone.loss(1).backward()
+    expected = dict(alone.model.named_parameters())
+    for name, parameter in after.model.named_parameters():
+        close(parameter.grad, expected[name].grad, name)
+
+
+def test_moving_averages_and_schedules(comm):
+    def scenario(bench):
+        average = AveragedModel(bench.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(bench.optimizer, 5)
+        for step in range(3):
+            bench.optimizer.zero_grad()
+            bench.loss(step).backward()
+            bench.optimizer.step()
+            schedule.step()
+            average.update_parameters(bench.model)
+        return average.state_dict()
+
+    as_in_one_process(comm, scenario)
+
+
+def test_activations_may_be_recomputed(comm):
+    def scenario(bench):
+        x, label = bench.batch(1)
+        y = bench.model.second(checkpoint(bench.model.begin, x, use_reentrant=False))
+        F.cross_entropy(y.mean((2, 3)), label).backward()
+        return {n: dc.gather(p.grad.detach()) for n, p in bench.model.named_parameters() if p.grad is not None}
+
+    as_in_one_process(comm, scenario)
+
+
+def test_penalties_on_the_weights(comm):
+    def scenario(bench):
+        weights = list(bench.model.parameters())
+        penalty = sum((p**2).sum() for p in weights) + 0.1 * sum(p.abs().sum() for p in weights)
+        (bench.loss(1) + 1e-2 * penalty).backward()
+        return whole_gradients(bench.model)
+
+    as_in_one_process(comm, scenario)
+
+
+def test_hooks_on_parameters(comm):
+    def scenario(bench):
+        seen = []
+        for parameter in bench.model.parameters():
+            parameter.register_hook(lambda grad: grad * 0.5)
+            parameter.register_post_accumulate_grad_hook(lambda p: seen.append(tuple(p.grad.shape)))
+        bench.loss(1).backward()
+        assert len(seen) == len(list(bench.model.parameters()))
+        return whole_gradients(bench.model)
+
+    as_in_one_process(comm, scenario)
+
+
+def test_evaluation_needs_no_graph(comm):
+    def scenario(bench):
+        bench.model.eval()
+        with torch.no_grad():
+            return {"y": dc.gather(bench.model(bench.batch(1)[0]))}
+
+    as_in_one_process(comm, scenario)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_scaled_losses_are_skipped_on_all_ranks_or_on_none(comm, broken):
+    def scenario(bench):
+        scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+        for step in range(2):
+            bench.optimizer.zero_grad()
+            loss = bench.loss(step)
+            if broken and step:
+                # One entry of one shard: whoever has it must not be alone in skipping the step.
+                loss = loss + bench.model.second.weight.flatten()[0] * float("inf")
+            scaler.scale(loss).backward()
+            scaler.step(bench.optimizer)
+            scaler.update()
+        return bench.model.state_dict() | {"scale": torch.tensor(scaler.get_scale())}
+
+    as_in_one_process(comm, scenario)
+
+
+@pytest.mark.ranks(at_least=2)
+def test_a_converted_dtype_is_refused_in_place(comm):
+    bench = Bench(grid_over(comm, c=comm.size))
+    with pytest.raises(dc.UnsupportedOperation, match="convert the model before parallelize"):
+        bench.model.second.float()
+
+
+def distance(found, exact):
+    """Length of the difference of two gradients, all parameters together."""
+    return torch.cat([(a - b).flatten() for a, b in zip(found, exact, strict=True)]).norm()
+
+
+def test_autocast_computes_in_the_dtypes_of_torch_and_as_exactly(comm):
+    x, label = normal(4, 3, 7, 9).float(), torch.tensor([0, 3, 1, 4])
+
+    def gradients(grid, dtype):
+        torch.manual_seed(3)
+        model = Net()
+        given, target = x, label
+        if grid is not None:
+            model, given, target = (
+                dc.parallelize(model, grid),
+                dc.scatter(x, grid),
+                dc.scatter(label, grid, dims="n"),
+            )
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            y, middle = model(given), model.begin(given)
+            F.cross_entropy(y, target).backward()
+        return [dc.gather(p.grad.detach()) for p in model.parameters()], (y.dtype, middle.dtype)
+
+    exact, _ = gradients(None, torch.float32)
+    lossy, dtypes = gradients(None, torch.bfloat16)
+    for grid in [*sharded_grids(comm), grid_over(comm, h=comm.size)]:
+        found, other = gradients(grid, torch.bfloat16)
+        assert other == dtypes
+        assert distance(found, exact) < 1.5 * distance(lossy, exact)
+
+
+def test_computed_weights_stay_whole_and_are_not_computed_once_more(comm):
+    def scenario(bench):
+        torch.manual_seed(5)
+        model = torch.nn.utils.parametrizations.spectral_norm(nn.Conv2d(3, 4, 3)).double()
+        if bench.grid is not None:
+            dc.parallelize(model, bench.grid)
+        model(bench.batch(1)[0]).square().mean().backward()
+        return whole_gradients(model) | model.state_dict()
+
+    as_in_one_process(comm, scenario)

@@ -1,0 +1,235 @@
+"""Bad input that must never hang, crash or pass in silence. Shapes and geometry are with the layers."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.harness.launch import Job
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize("pair", [(torch.float32, torch.float64), (torch.float16, torch.bfloat16)])
+def test_another_dtype_on_one_rank_is_a_mismatch(comm, pair):
+    grid = grid_over(comm, h=comm.size)
+    tensor = normal(2, 2, 6, 6).to(pair[comm.rank == 1])
+    text = raises_everywhere(comm, dc.MismatchError, "scatter: ranks disagree", lambda: dc.scatter(tensor, grid))
+    assert all(str(dtype) in text for dtype in pair)
+
+
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.gpu
+def test_another_device_on_one_rank_is_a_mismatch(comm):
+    grid = grid_over(comm, h=comm.size)
+    tensor = normal(2, 2, 6, 6).to("cuda" if comm.rank else "cpu")
+    raises_everywhere(comm, dc.MismatchError, "on cuda", lambda: dc.scatter(tensor, grid))
+
+
+@pytest.mark.ranks(at_least=2)
+def test_another_device_type_on_one_rank_is_a_mismatch_without_a_gpu(comm):
+    grid = grid_over(comm, h=comm.size)
+    tensor = torch.zeros(2, 2, 6, 6, device="meta" if comm.rank else "cpu")
+    raises_everywhere(comm, dc.MismatchError, "on meta", lambda: dc.scatter(tensor, grid))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [nn.Conv2d(2, 2, 3, padding=1), nn.ConvTranspose2d(2, 2, 3), nn.Linear(6, 3)],
+    ids=lambda m: type(m).__name__,
+)
+def test_operands_of_different_dtypes_are_refused_on_all_ranks(comm, layer):
+    # Ranks without a row would not notice by themselves.
+    x = dc.scatter(normal(2, 2, 2, 6), grid_over(comm, h=comm.size))
+    raises_everywhere(comm, dc.DistconvError, "type", lambda: layer(x))
+
+
+@pytest.mark.ranks(at_least=2)
+def test_the_communicator_works_after_an_error(comm):
+    grid = grid_over(comm, h=comm.size)
+    for _ in range(3):
+        with pytest.raises(dc.MismatchError):
+            dc.scatter(torch.zeros(4 + (comm.rank == 0), 2), grid)
+        x = dc.scatter(normal(3, 2, 7, 9), grid)
+        assert torch.equal(dc.gather(x), normal(3, 2, 7, 9))
+
+
+def test_a_label_out_of_range_is_known_to_all_ranks(comm):
+    grid = grid_over(comm, n=comm.size)
+    labels = torch.zeros(9, dtype=torch.int64)
+    labels[0] = 7
+    x = dc.scatter(normal(9, 3), grid)
+    with pytest.raises((IndexError, RuntimeError, ValueError), match="7"):
+        F.cross_entropy(x, dc.scatter(labels, grid))
+    assert comm.allreduce(1) == comm.size
+
+
+def test_a_nan_in_the_input_reaches_the_loss_on_every_rank(comm):
+    grid = grid_over(comm, h=comm.size)
+    image = normal(2, 2, 7, 6)
+    image[0, 0, 0, 0] = torch.nan
+    loss = F.mse_loss(nn.Conv2d(2, 2, 3, padding=1).double()(dc.scatter(image, grid)), torch.zeros(2, 2, 7, 6).double())
+    assert loss.isnan().item()
+
+
+BEFORE_INIT = """
+import mpi4py
+mpi4py.rc.initialize = False
+try:
+    import distconv as dc
+    from mpi4py import MPI
+    dc.ProcessGrid(MPI.COMM_WORLD, n=1)
+except RuntimeError as error:
+    print("told:", error)
+"""
+
+AFTER_FINALIZE = """
+import torch
+from mpi4py import MPI
+import distconv as dc
+grid = dc.ProcessGrid(MPI.COMM_WORLD, n=MPI.COMM_WORLD.size)
+x = dc.scatter(torch.ones(4, 3), grid)
+x.gather()
+MPI.Finalize()
+attempts = {
+    "grid": lambda: dc.ProcessGrid(MPI.COMM_WORLD, n=1),
+    "scatter": lambda: dc.scatter(torch.ones(5, 3), grid),
+    "gather": lambda: x.gather(),
+    "sum": lambda: x.sum(),
+    "loss": lambda: x.mean().item(),
+    "parallelize": lambda: dc.parallelize(torch.nn.Linear(2, 2), grid),
+}
+for name, attempt in attempts.items():
+    try:
+        attempt()
+    except RuntimeError as error:
+        print(name, "told:", error)
+"""
+
+
+def test_before_mpi_is_initialized_it_says_so_and_does_not_crash():
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", BEFORE_INIT]
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "told:" in ended.stdout
+    assert "MPI" in ended.stdout
+
+
+SKIPPED = """
+from mpi4py import MPI
+import torch
+import distconv as dc
+grid = dc.ProcessGrid(MPI.COMM_WORLD, n=2)
+if MPI.COMM_WORLD.rank == 0:
+    dc.scatter(torch.ones(4, 3), grid)
+else:
+    import time
+    time.sleep(60)
+"""
+
+FAILING = """
+from mpi4py import MPI
+import torch
+import distconv as dc
+grid = dc.ProcessGrid(MPI.COMM_WORLD, n=2)
+x = dc.scatter(torch.ones(4, 3), grid)
+if MPI.COMM_WORLD.rank == 1:
+    raise ValueError("only here")
+x.gather()
+"""
+
+# Where all leave alike nobody waits; where one does the others would, for its message.
+LEAVING = """
+import sys
+import distconv
+from mpi4py import MPI
+rank = MPI.COMM_WORLD.rank
+if {who}:
+    sys.exit({code})
+MPI.COMM_WORLD.Sendrecv(bytearray(1), 1 - rank, recvbuf=bytearray(1), source=1 - rank)
+"""
+CAUGHT = """
+import sys
+import distconv
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 0:
+    try:
+        sys.exit(3)
+    except SystemExit as left:
+        print("caught", left.code)
+"""
+LEAVERS = [("rank == 1", 3), ("rank >= 0", 4), ("rank < 0", 0)]
+
+PROGRAMS = {
+    "after finalize": AFTER_FINALIZE,
+    "skipped": SKIPPED,
+    "failing": FAILING,
+    "caught": CAUGHT,
+    **{who: LEAVING.format(who=who, code=code) for who, code in LEAVERS},
+}
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """All of them at once: they wait more than they compute."""
+    limits = {"skipped": {"DISTCONV_TIMEOUT_S": "6"}}
+    with ExitStack() as stack:
+        started = {name: stack.enter_context(Job(2, code, env=limits.get(name))) for name, code in PROGRAMS.items()}
+        yield started | {"after finalize, one rank": stack.enter_context(Job(1, AFTER_FINALIZE))}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("job", "names"),
+    [
+        ("after finalize", ["grid", "scatter", "gather", "sum", "loss", "parallelize"]),
+        ("after finalize, one rank", ["grid", "scatter"]),
+    ],
+)
+def test_after_mpi_is_finalized_it_says_so_and_does_not_crash(jobs, job, names):
+    ended = jobs[job].wait(120)
+    assert ended.returncode == 0, ended.stderr
+    for name in names:
+        assert f"{name} told:" in ended.stdout, ended.stdout
+    assert "finalized" in ended.stdout
+
+
+@pytest.mark.mpi
+def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(jobs):
+    ended = jobs["failing"].wait(120)
+    assert ended.returncode == 1, ended.stderr
+    assert "rank 1 failed" in ended.stderr
+    assert "ValueError: only here" in ended.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("who", "code"), LEAVERS)
+def test_a_rank_that_leaves_with_an_error_code_ends_the_job_with_it(jobs, who, code):
+    end = jobs[who].wait(120)
+    assert end.returncode == code
+    assert ("left with exit code 3 and the others did not" in end.stderr) == (code == 3)
+
+
+@pytest.mark.mpi
+def test_a_rank_that_does_not_come_ends_the_job_with_a_report(jobs):
+    ended = jobs["skipped"].wait(120)
+    assert ended.returncode == 75, ended.stderr
+    assert "rank 0 of 2 has waited" in ended.stderr
+
+
+@pytest.mark.mpi
+def test_an_exit_that_is_caught_ends_nothing(jobs):
+    end = jobs["caught"].wait(120)
+    assert (end.returncode, end.stdout, end.stderr) == (0, "caught 3\n", "")

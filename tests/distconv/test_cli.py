@@ -1,0 +1,108 @@
+"""The command line: help, lazy loading, one line and exit code 2 on bad input, printing on rank 0 alone."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distconv import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+
+JOB = """
+import sys
+from distconv.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def outcome(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    try:
+        code = cli.main(arguments)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_lists_all_commands_and_shows_examples(
+    comm: Any, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    code, out, err = outcome(arguments, capsys)
+    assert (code, err) == (0, "")
+    for part in ("train mesh", "data mesh", "bench memory", "info", "examples:"):
+        assert (part in out) == (comm.rank == 0)
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fly"], "distconv: there is no command 'fly'; there are train mesh, data mesh"),
+        (["train", "fly"], "distconv: there is no command 'train fly'; there are train mesh"),
+        (["train", "mesh", "--grid", "x=2"], "argument --grid: grid 'x=2': 'x=2' is not one axis=parts"),
+        (["train", "mesh", "--grid", "h=0"], "argument --grid: grid 'h=0'"),
+        (["train", "mesh", "--batch", "0"], "argument --batch: '0' is not a whole number above zero"),
+        (["train", "mesh", "--lr", "nan"], "argument --lr: 'nan' is not a number above zero"),
+        (["train", "mesh", "--model", "vgg"], "argument --model: invalid choice: 'vgg'"),
+        (["train", "mesh", "--speed"], "unrecognized arguments: --speed"),
+        (["train", "mesh"], "train mesh needs --data PATH; make such a file with: distconv data mesh"),
+        (["train", "mesh", "--data", "/nowhere.h5"], "[Errno 2] No such file or directory: '/nowhere.h5'"),
+        (["train", "mesh", "--data", "x", "--grid", "h=7"], "process grid h=7 has 7 parts but the communicator has"),
+        (["data", "mesh"], "data mesh needs --out PATH"),
+    ],
+)
+def test_bad_input_is_one_line_on_rank_0_and_code_2(
+    comm: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, out, err = outcome(arguments, capsys)
+    assert (code, out) == (2, "")
+    if comm.rank == 0:
+        assert message in err
+        assert err.count("\n") == 1
+    else:
+        assert err == ""
+
+
+def test_a_command_loads_no_other_job(mpiexec: Any) -> None:
+    code = "import sys; from distconv.cli import main; main(['info']); "
+    code += "print('distconv.jobs.commands.train_mesh' in sys.modules)"
+    finished = mpiexec(2, code, timeout=60, env={"PYTHONPATH": str(ROOT)})
+    assert finished.returncode == 0, finished.stderr
+    assert "ranks            2 on 1 node" in finished.stdout
+    assert finished.stdout.count("MPI library") == 1
+    assert "True" not in finished.stdout.split()
+
+
+def test_a_module_that_is_missing_does_no_harm_until_it_is_called(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cli.COMMANDS, ("fly",), cli.Command("distconv.jobs.fly", "fly away"))
+    assert outcome(["info"], capsys)[0] == 0
+    code, _, err = outcome(["fly"], capsys)
+    assert code == 2
+    assert "distconv fly: distconv.jobs.fly cannot be loaded: No module named 'distconv.jobs.fly'" in err
+
+
+def test_a_job_under_mpiexec_ends_with_code_2_and_one_line(mpiexec: Any) -> None:
+    finished = mpiexec(3, JOB, "train", "mesh", "--data", "/nowhere.h5", timeout=60, env={"PYTHONPATH": str(ROOT)})
+    assert finished.returncode == 2
+    assert finished.stderr.count("No such file or directory: '/nowhere.h5'") == 1
+    assert "Traceback" not in finished.stderr
+
+
+def test_the_package_runs_as_a_module() -> None:
+    import subprocess
+
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "distconv", "train"]
+    finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    assert finished.returncode == 0
+    assert "train mesh" in finished.stdout
+    assert "data mesh  " not in finished.stdout

@@ -1,0 +1,129 @@
+"""Process grids: where each rank is, who its neighbours are, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+import distconv as dc
+from tests.distconv.layouts import grid_on_paper, grid_over, grids, raises_everywhere
+
+
+def test_extents_that_do_not_multiply_to_the_rank_count_are_refused_with_both_numbers(comm):
+    wrong = comm.size + 1
+    raises_everywhere(
+        comm,
+        dc.GridError,
+        f"{wrong} parts but the communicator has {comm.size} ranks",
+        lambda: dc.ProcessGrid(comm, h=wrong),
+    )
+
+
+@pytest.mark.parametrize("extent", [0, -1, -2, 1.0, True, "2", None])
+def test_an_extent_that_is_no_positive_number_is_refused(comm, extent):
+    raises_everywhere(comm, ValueError, "must be a positive number", lambda: dc.ProcessGrid(comm, n=extent))
+
+
+def test_an_unknown_axis_is_refused(comm):
+    raises_everywhere(
+        comm, dc.GridError, "unknown axis 'x'; the axes are n, c, d, h, w, r", lambda: dc.ProcessGrid(comm, x=1)
+    )
+
+
+@pytest.mark.ranks(at_least=2)
+def test_ranks_that_ask_for_different_grids_all_hear_of_it(comm):
+    axes = {"h": comm.size} if comm.rank == 1 else {"w": comm.size}
+    text = raises_everywhere(comm, dc.MismatchError, "ranks disagree", lambda: dc.ProcessGrid(comm, **axes))
+    assert f"h={comm.size} on rank 1" in text
+    assert f"w={comm.size} on rank" in text
+
+
+@pytest.mark.parametrize("axes", [{}, {"n": 6}, {"n": 2, "h": 3}, {"r": 2, "n": 2, "c": 2, "d": 3, "h": 2, "w": 2}])
+def test_coordinates_and_ranks_are_each_others_inverse(axes):
+    grid = grid_on_paper(**axes)
+    places = [tuple(grid.coords_of(rank).items()) for rank in range(grid.size)]
+    assert len(set(places)) == grid.size
+    assert [grid.rank_of(dict(place)) for place in places] == list(range(grid.size))
+
+
+def test_ranks_vary_fastest_along_channels_then_width_and_slowest_along_replicas():
+    grid = grid_on_paper(r=2, n=2, d=2, h=2, w=2, c=2)
+    strides = [grid.rank_of({axis: 1}) for axis in ("c", "w", "h", "d", "n", "r")]
+    assert strides == [1, 2, 4, 8, 16, 32]
+
+
+def test_a_communicator_along_axes_holds_the_ranks_that_differ_only_there(comm):
+    for grid in grids(comm, "nhw"):
+        for count in range(4):
+            for axes in itertools.combinations("nhw", count):
+                along = grid.comm(axes)
+                expected = [
+                    rank
+                    for rank in range(comm.size)
+                    if all(grid.coords_of(rank)[a] == c for a, c in grid.coords.items() if a not in axes)
+                ]
+                assert along.allgather(comm.rank) == expected
+                assert grid.comm(axes) is along
+
+
+def test_a_communicator_along_an_unsplit_axis_is_of_this_rank_alone(comm):
+    grid = grid_over(comm, h=comm.size)
+    assert grid.comm("w").size == 1
+    assert grid.comm(("w", "h")) is grid.comm("h")
+
+
+def test_traffic_of_a_grid_does_not_meet_messages_on_its_communicator(comm):
+    grid = dc.ProcessGrid(comm, n=comm.size)
+    assert MPI.Comm.Compare(grid.world, comm) == MPI.CONGRUENT
+
+
+def test_grids_of_the_same_extents_over_the_same_ranks_are_the_same(comm):
+    first, again = dc.ProcessGrid(comm, h=comm.size), dc.ProcessGrid(comm, h=comm.size)
+    assert first.same_as(again)
+    assert first.same_as(grid_over(comm, w=comm.size)) == (comm.size == 1)
+
+
+@pytest.mark.ranks(2, 4, 6, 8)
+def test_grids_over_other_ranks_are_others(comm):
+    half = comm.Split(comm.rank % 2, comm.rank)
+    mine = dc.ProcessGrid(half, h=half.size)
+    keys = comm.allgather(mine.key)
+    assert keys[0] != keys[1]
+    assert keys[0] == keys[comm.size - 2]
+    half.Free()
+
+
+def test_the_flat_grid_is_one_row_of_the_same_ranks(comm):
+    flat = grid_over(comm, h=comm.size).flat
+    assert flat.shape["n"] == comm.size
+    assert flat.rank == comm.rank
+
+
+def test_a_null_or_freed_communicator_is_refused(comm):
+    freed = comm.Dup()
+    freed.Free()
+    for bad in (MPI.COMM_NULL, freed):
+        with pytest.raises(dc.CommunicatorError, match="COMM_NULL"):
+            dc.ProcessGrid(bad, n=1)
+    assert np.array_equal(comm.allgather(comm.rank), range(comm.size))
+
+
+@pytest.mark.parametrize(
+    ("text", "axes"), [("n=2,h=2", {"n": 2, "h": 2}), ("w=8", {"w": 8}), (" n = 1 , d = 3 ", {"n": 1, "d": 3})]
+)
+def test_written_grids_are_read(text, axes):
+    assert dc.parse_grid(text) == axes
+
+
+@pytest.mark.parametrize("text", ["", "n", "n=", "n=0", "n=-1", "n=1.5", "q=2", "n=2,n=2", "n=2;h=2", "n=2,", "n=²"])
+def test_badly_written_grids_are_refused(text):
+    with pytest.raises(dc.GridError, match="write it like n=2,h=2"):
+        dc.parse_grid(text)
+
+
+def test_a_grid_prints_as_users_write_it():
+    assert repr(grid_on_paper(n=2, h=3)) == "ProcessGrid(n=2,h=3, 6 ranks)"
+    assert grid_on_paper().describe() == "n=1"

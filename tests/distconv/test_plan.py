@@ -1,0 +1,194 @@
+"""Plans: what they say of a model, files that hold them, and training with several grids."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import distconv as dc
+from tests.distconv.layouts import normal, raises_everywhere
+from tests.layers.compare import close
+
+pytestmark = pytest.mark.ranks(at_most=6)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.late = nn.Sequential(nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True))
+        self.shortcut = nn.Conv2d(8, 8, 1)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        x = self.stem(x)
+        x = self.late(x) + self.shortcut(x)
+        return self.head(x.mean((2, 3)))
+
+
+def trained(target=None, grid=None):
+    """Losses and final state of three steps, of one process or as ``target`` says."""
+    torch.manual_seed(3)
+    model = Net().double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-3)
+    if target is not None:
+        dc.parallelize(model, target)
+    losses = []
+    for step in range(3):
+        x, label = normal(3, 3, 7, 9, seed=step), torch.tensor([0, 3, 1])
+        if grid is not None:
+            x, label = dc.scatter(x, grid), dc.scatter(label, grid, dims="n")
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), label)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, model.state_dict()
+
+
+def several_grids(size):
+    half = size // 2 if size % 2 == 0 else size
+    return [
+        {"*": {"h": size}},
+        {"*": {"h": size}, "late.*": {"c": size}, "head": {"n": size}},
+        {"stem.0": {"w": size}, "shortcut": {"h": half}, "late*": {"n": size // half, "c": half}},
+        {"late": {"c": size}, "head": {"c": size}},
+        {"stem.*": {"n": half}, "head": {}},
+    ]
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_training_with_several_grids_equals_one_process(comm, number):
+    plan = dc.Plan(several_grids(comm.size)[number])
+    losses, state = trained()
+    found, other = trained(plan, plan.input_grid(Net(), comm))
+    assert found == pytest.approx(losses, rel=1e-12)
+    for name, tensor in state.items():
+        close(other[name], tensor, name)
+
+
+def test_later_patterns_win():
+    plan = dc.Plan({"*": {"h": 2}, "late.*": {"c": 2}, "late.0": {"n": 2}, "head": {"n": 2}})
+    parts = plan.parts(Net())
+    assert parts == {"stem.0": {"h": 2}, "late.0": {"n": 2}, "shortcut": {"h": 2}, "head": {"n": 2}}
+
+
+def test_a_module_named_exactly_gets_its_input_on_the_grid():
+    assert dc.Plan({"late": {"c": 2}}).parts(Net()) == {"late": {"c": 2}}
+
+
+def test_parts_that_do_not_use_all_ranks_leave_replicas(comm):
+    grids = dc.Plan({"head": {"n": 1}, "stem.0": {"h": comm.size}}).grids(Net(), comm)
+    assert grids["head"].shape["r"] == comm.size
+    assert grids["stem.0"].shape["h"] == comm.size
+
+
+def test_layers_with_the_same_parts_share_a_grid(comm):
+    grids = dc.Plan({"*": {"h": comm.size}}).grids(Net(), comm)
+    assert len({id(grid) for grid in grids.values()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("layers", "text"),
+    [
+        ({"stem.9": {"h": 1}}, "'stem.9' matches no layer of Net.*stem.0, late.0, shortcut, head"),
+        ({"s?": {"h": 1}}, "matches no layer"),
+        ({"stem.0": {"d": 2}}, "'stem.0' .Conv2d. is split along d.*only n, c, h, w"),
+        ({"stem.0": {"h": 7}}, "h=7 has 7 parts, which do not divide the [0-9]+ ranks"),
+    ],
+)
+def test_a_plan_for_another_model_or_other_ranks_is_refused(comm, layers, text):
+    raises_everywhere(comm, dc.PlanError, text, lambda: dc.parallelize(Net(), dc.Plan(layers)))
+
+
+def test_a_plan_made_for_another_number_of_ranks_is_refused_with_both(comm):
+    other = comm.size + 1
+    plan = dc.Plan({"*": {"h": other}}, ranks=other)
+    raises_everywhere(
+        comm, dc.PlanError, f"made for {other} ranks, but there are {comm.size}", lambda: dc.parallelize(Net(), plan)
+    )
+
+
+@pytest.mark.parametrize(
+    ("layers", "ranks", "text"),
+    [
+        ({}, None, "at least one"),
+        ({"*": {"q": 2}}, None, "unknown axis 'q'; the axes are n, c, d, h, w, r"),
+        ({"*": {"h": 0}}, None, "h=0 must be a positive whole number"),
+        ({"*": {"h": 2.0}}, None, "h=2.0"),
+        ({"*": {"h": True}}, None, "h=True"),
+        ({"*": 3}, None, "must be a pattern with its parts"),
+        ({"*": {"h": 2}}, -1, "ranks=-1"),
+        ({"*": {"h": 3}}, 4, "h=3 has 3 parts, which do not divide the plan's 4 ranks"),
+    ],
+)
+def test_nonsense_is_refused(layers, ranks, text):
+    with pytest.raises(dc.PlanError, match=text):
+        dc.Plan(layers, ranks)
+
+
+def test_a_plan_survives_its_file(comm, shared_tmp_path):
+    plan = dc.Plan({"*": {"h": 2, "n": 1}, "late.*": {"c": 4}}, ranks=4)
+    path = shared_tmp_path / "plan.json"
+    if comm.rank == 0:
+        plan.save(path)
+    comm.Barrier()
+    assert dc.Plan.load(path, comm) == plan
+
+
+GOOD = {"format": "distconv-plan", "version": 1, "layers": {"*": {"h": 2}}}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (json.dumps(GOOD)[:-9], "cannot be read"),
+        ("weights = 3", "cannot be read"),
+        ("[1, 2]", "no plan of distconv"),
+        (json.dumps({**GOOD, "format": "other"}), "no plan of distconv"),
+        (json.dumps({**GOOD, "version": 2}), "version 2, but this distconv reads 1"),
+        (json.dumps({**GOOD, "layers": {"*": {"h": float("nan")}}}), "NaN is not a number of parts"),
+        (json.dumps({**GOOD, "layers": {"*": {"h": -2}}}), "h=-2"),
+        ('{"format": "distconv-plan", "version": 1, "layers": {"a": {"h": 2}, "a": {"h": 1}}}', "'a' is there twice"),
+        (json.dumps({**GOOD, "extra": 1}), "unknown keys .'extra'."),
+        (json.dumps({"format": "distconv-plan", "version": 1}), "layers are missing"),
+        ("[" * 100_000, "cannot be read"),
+        ("\xff\xfe", "cannot be read"),
+    ],
+)
+def test_a_bad_file_is_refused_on_all_ranks(comm, shared_tmp_path, content, text):
+    path = shared_tmp_path / "bad.json"
+    if comm.rank == 0:
+        path.write_text(content, encoding="latin-1")
+    comm.Barrier()
+    raises_everywhere(comm, dc.PlanError, text, lambda: dc.Plan.load(path, comm))
+
+
+def test_a_missing_or_huge_file_is_refused_on_all_ranks(comm, shared_tmp_path):
+    raises_everywhere(comm, dc.PlanError, "No such file", lambda: dc.Plan.load(shared_tmp_path / "none.json", comm))
+    huge = shared_tmp_path / "huge.json"
+    if comm.rank == 0:
+        with huge.open("wb") as stream:
+            stream.truncate(100 << 20)
+    comm.Barrier()
+    raises_everywhere(comm, dc.PlanError, "more than 10485760 bytes are too many", lambda: dc.Plan.load(huge, comm))
+
+
+@pytest.mark.ranks(at_least=2)
+def test_a_file_that_only_one_rank_cannot_read_is_refused_on_all(comm, tmp_path):
+    path = tmp_path / "plan.json"
+    if comm.rank:
+        dc.Plan({"*": {"h": 2}}).save(path)
+    raises_everywhere(comm, dc.PlanError, "on rank 0", lambda: dc.Plan.load(path, comm))
+
+
+@pytest.mark.ranks(at_least=2)
+def test_plans_that_differ_between_ranks_are_a_mismatch(comm, tmp_path):
+    plan = dc.Plan({"*": {"h": comm.size if comm.rank else 1}})
+    plan.save(tmp_path / "plan.json")
+    raises_everywhere(comm, dc.MismatchError, "disagree", lambda: dc.Plan.load(tmp_path / "plan.json", comm))
+    raises_everywhere(comm, dc.MismatchError, "disagree", lambda: dc.parallelize(Net(), plan))

@@ -1,0 +1,234 @@
+"""scatter, gather and from_local: blocks as slices, gradients as the adjoint, mistakes found on all ranks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import distconv as dc
+from tests.distconv.layouts import counting, cut, grid_over, grids, normal, raises_everywhere, twenty_layouts
+
+SHAPES = [(7, 3), (5, 2, 9), (3, 2, 8, 7), (2, 1, 3, 4, 9)]
+AXES = {2: "n", 3: "nw", 4: "nhw", 5: "ndhw"}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_blocks_are_slices_of_the_whole_and_gather_joins_them(comm, shape):
+    whole = counting(*shape)
+    for grid in grids(comm, AXES[len(shape)]):
+        x = dc.scatter(whole, grid)
+        assert torch.equal(x.local, cut(whole, x.dist))
+        assert torch.equal(dc.gather(x), whole)
+        assert x.shape == whole.shape
+
+
+def test_dims_name_the_axis_of_each_dimension(comm):
+    labels = counting(3, 8, 7)
+    for grid in grids(comm, "nhw"):
+        assert dc.scatter(labels, grid, dims="nhw").dist.axes == ("n", "h", "w")
+        x = dc.scatter(labels, grid, dims=("h", None, "n"))
+        assert torch.equal(x.local, cut(labels, x.dist))
+
+
+def test_axes_that_the_tensor_lacks_hold_replicas(comm):
+    x = dc.scatter(counting(4), grid_over(comm, h=comm.size))
+    assert torch.equal(x.local, counting(4))
+
+
+def test_the_adjoint_of_scatter_gathers(comm):
+    for dist in twenty_layouts(comm, (5, 7, 3)):
+        whole = normal(5, 7, 3).requires_grad_()
+        y = normal(5, 7, 3, seed=1)
+        dc.scatter(whole, dist).local.backward(cut(y, dist))
+        assert torch.equal(whole.grad, y)
+
+
+def test_the_adjoint_of_gather_slices(comm):
+    for dist in twenty_layouts(comm, (5, 7, 3)):
+        x = dc.scatter(normal(5, 7, 3), dist).requires_grad_()
+        y = normal(5, 7, 3, seed=1)
+        dc.gather(x).backward(y)
+        assert torch.equal(x.grad.local, cut(y, dist))
+
+
+def test_only_the_root_needs_the_tensor(comm):
+    whole = counting(5, 2, 7, 3)
+    for grid in grids(comm, "nhw"):
+        for root in {0, comm.size - 1}:
+            x = dc.scatter(whole if comm.rank == root else None, grid, root=root)
+            assert torch.equal(x.local, cut(whole, x.dist))
+
+
+def test_what_other_ranks_pass_beside_the_root_does_not_count(comm):
+    x = dc.scatter(counting(4, 3) if comm.rank == 0 else torch.zeros(9), grid_over(comm, n=comm.size), root=0)
+    assert torch.equal(dc.gather(x), counting(4, 3))
+
+
+def test_the_gradient_of_a_scatter_from_the_root_is_whole_there(comm):
+    root = comm.size - 1
+    for grid in grids(comm, "nhw"):
+        whole = normal(3, 2, 7, 4).requires_grad_() if comm.rank == root else None
+        x = dc.scatter(whole, grid, root=root)
+        assert x.requires_grad
+        (x * x).sum().backward()
+        if comm.rank == root:
+            assert torch.equal(whole.grad, 2 * whole.detach())
+
+
+@pytest.mark.parametrize("value", [torch.tensor(3.5), torch.tensor(7)])
+def test_a_single_number_is_scattered_from_the_root(comm, value):
+    x = dc.scatter(value if comm.rank == 0 else None, grid_over(comm, n=comm.size), root=0)
+    assert x.item() == value.item()
+    assert x.dtype == value.dtype
+
+
+def test_an_integer_tensor_keeps_its_dtype(comm):
+    x = dc.scatter(torch.arange(9).reshape(3, 3), grid_over(comm, n=comm.size))
+    assert x.dtype == torch.int64
+    assert torch.equal(dc.gather(x), torch.arange(9).reshape(3, 3))
+
+
+def test_a_distributed_tensor_is_scattered_anew(comm):
+    x = dc.scatter(counting(7, 3, 5, 4), grid_over(comm, n=comm.size))
+    y = dc.scatter(x, grid_over(comm, h=comm.size))
+    assert torch.equal(y.local, cut(counting(7, 3, 5, 4), y.dist))
+
+
+@pytest.mark.parametrize("axes", [("n", None), (None, None)])
+def test_changing_the_block_leaves_the_scattered_tensor_as_it_was(comm, axes):
+    whole = counting(8, 3)
+    x = dc.scatter(whole, dc.Distribution(grid_over(comm, n=comm.size), axes))
+    x.requires_grad_().data.add_(1)
+    assert torch.equal(whole, counting(8, 3))
+    assert not whole.requires_grad
+    assert torch.equal(dc.gather(x).detach(), counting(8, 3) + 1)
+
+
+def test_gather_of_a_plain_tensor_is_that_tensor(comm):
+    plain = counting(3)
+    assert dc.gather(plain) is plain
+
+
+@pytest.mark.parametrize(
+    "make", [lambda r: counting(4, 3 + r), lambda r: counting(4, 3).to([torch.float64, torch.float32][r])]
+)
+@pytest.mark.ranks(at_least=2)
+def test_ranks_that_scatter_different_tensors_all_hear_of_it(comm, make):
+    tensor = make(int(comm.rank == 1))
+    text = raises_everywhere(
+        comm, dc.MismatchError, "scatter: ranks disagree", lambda: dc.scatter(tensor, grid_over(comm, n=comm.size))
+    )
+    assert "on rank 1" in text
+
+
+@pytest.mark.ranks(at_least=2)
+def test_requires_grad_on_some_ranks_only_is_a_mismatch(comm):
+    tensor = counting(4, 3).requires_grad_(comm.rank == 0)
+    raises_everywhere(comm, dc.MismatchError, "requires_grad", lambda: dc.scatter(tensor, grid_over(comm, n=comm.size)))
+
+
+@pytest.mark.ranks(at_least=2)
+def test_another_root_on_each_rank_is_a_mismatch(comm):
+    raises_everywhere(
+        comm,
+        dc.MismatchError,
+        "root=",
+        lambda: dc.scatter(counting(4), grid_over(comm, n=comm.size), root=int(comm.rank == 1)),
+    )
+
+
+def test_a_root_without_a_tensor_is_refused(comm):
+    raises_everywhere(
+        comm,
+        dc.DistributionError,
+        "rank 0 is the root and must pass a tensor",
+        lambda: dc.scatter(None, grid_over(comm, n=comm.size), root=0),
+    )
+
+
+@pytest.mark.parametrize("root", [-1, 99])
+def test_a_root_that_is_no_rank_is_refused(comm, root):
+    raises_everywhere(
+        comm,
+        dc.DistributionError,
+        f"root={root} is not one of the {comm.size} ranks",
+        lambda: dc.scatter(counting(4), grid_over(comm, n=comm.size), root=root),
+    )
+
+
+@pytest.mark.parametrize(
+    ("tensor", "options", "match"),
+    [
+        (None, {}, "needs a torch.Tensor on every rank, or root="),
+        ([1.0], {}, "needs a torch.Tensor"),
+        (counting(3, 2), {"dims": "n"}, "names 1 dimensions but the tensor has 2"),
+        (counting(3, 2), {"dims": "nn"}, "can split one dimension only"),
+        (counting(1, 1, 1, 1, 1, 1), {}, "no default distribution; say dims="),
+    ],
+)
+def test_what_cannot_be_scattered_is_refused(comm, tensor, options, match):
+    raises_everywhere(
+        comm, dc.DistributionError, match, lambda: dc.scatter(tensor, grid_over(comm, n=comm.size), **options)
+    )
+
+
+def test_scatter_needs_a_grid(comm):
+    raises_everywhere(
+        comm, dc.DistributionError, "needs a ProcessGrid or a Distribution", lambda: dc.scatter(counting(3), "n=1")
+    )
+
+
+def test_blocks_become_a_tensor(comm):
+    for dist in twenty_layouts(comm, (5, 7, 3)):
+        whole = counting(5, 7, 3)
+        x = dc.from_local(cut(whole, dist), dist, (5, 7, 3))
+        assert torch.equal(dc.gather(x), whole)
+
+
+def test_a_block_of_the_wrong_shape_is_refused_on_all_ranks(comm):
+    dist = dc.Distribution(grid_over(comm, n=comm.size), ("n",))
+    extra = int(comm.rank == comm.size - 1)
+    local = torch.zeros(dist.local_shape((8,))[0] + extra)
+    raises_everywhere(comm, dc.DistributionError, "from_local: the block is", lambda: dc.from_local(local, dist, (8,)))
+
+
+@pytest.mark.ranks(at_least=2)
+def test_blocks_of_different_dtypes_are_a_mismatch(comm):
+    dist = dc.Distribution(grid_over(comm, n=comm.size), ("n",))
+    local = torch.zeros(dist.local_shape((8,)), dtype=torch.float16 if comm.rank else torch.bfloat16)
+    raises_everywhere(comm, dc.MismatchError, "bfloat16", lambda: dc.from_local(local, dist, (8,)))
+
+
+STRIDED = {
+    "transposed": lambda x: x.transpose(0, 3).contiguous().transpose(0, 3),
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "every second": lambda x: x.repeat_interleave(2, dim=-1)[..., ::2],
+    "inside a larger one": lambda x: torch.nn.functional.pad(x, [1] * 8)[1:-1, 1:-1, 1:-1, 1:-1],
+}
+
+
+@pytest.mark.parametrize("kind", STRIDED)
+def test_memory_layout_changes_no_bit(comm, kind):
+    whole = normal(3, 4, 7, 8)
+    given = STRIDED[kind](whole)
+    assert torch.equal(given, whole)
+    assert not given.is_contiguous()
+    for grid in grids(comm, "nhw"):
+        x = dc.scatter(given, grid)
+        assert torch.equal(x.local, cut(whole, x.dist))
+        assert torch.equal(dc.from_local(STRIDED["every second"](x.local), x.dist, whole.shape).gather(), whole)
+
+
+def test_an_expanded_tensor_is_scattered_like_a_full_one(comm):
+    for grid in grids(comm, "nhw"):
+        x = dc.scatter(counting(1, 1, 1, 7).expand(3, 2, 8, 7), grid)
+        assert torch.equal(dc.gather(x), counting(1, 1, 1, 7).expand(3, 2, 8, 7))
+
+
+@pytest.mark.ranks(at_least=2)
+def test_changing_what_was_redistributed_changes_the_source_nowhere(comm):
+    grid = grid_over(comm, n=comm.size)
+    x = dc.scatter(normal(1, 3), grid)
+    y = x.redistribute(dc.Distribution(grid, (None, None)))
+    y.local.add_(1)
+    assert torch.equal(dc.gather(x), normal(1, 3))

@@ -1,0 +1,276 @@
+"""DistTensor as torch code meets it: attributes, in-place changes, gradients, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import distconv as dc
+from tests.distconv.layouts import counting, cut, grid_over, grids, normal, raises_everywhere
+
+
+def scattered(comm, *shape, axis="h"):
+    return dc.scatter(normal(*shape), grid_over(comm, **{axis: comm.size}))
+
+
+def test_it_looks_like_the_global_tensor(comm):
+    x = scattered(comm, 3, 2, 7, 4)
+    assert isinstance(x, torch.Tensor)
+    assert x.shape == x.size() == torch.Size([3, 2, 7, 4])
+    assert (x.ndim, x.dim(), len(x), x.numel(), x.nelement(), x.size(2), x.size(-1)) == (4, 4, 3, 168, 168, 7, 4)
+    assert x.dtype == torch.float64
+    assert x.device.type == "cpu"
+    assert x.is_floating_point()
+    assert not x.is_cuda
+    assert x.element_size() == 8
+
+
+def test_its_block_is_one_stable_object(comm):
+    x = scattered(comm, 3, 2, 7, 4)
+    assert x.local is x.local
+    assert x.local.shape == x.dist.local_shape(x.shape)
+    assert x.box() == x.dist.box(None, x.shape)
+    assert x.grid is x.dist.grid
+
+
+def test_it_prints_its_shape_and_its_distribution(comm):
+    x = scattered(comm, 3, 2, 7, 4)
+    assert repr(x).startswith("DistTensor(shape=(3, 2, 7, 4), dtype=torch.float64, Distribution((n, c, h, w) over")
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (lambda x: torch.linalg.svd(x), "linalg.svd"),
+        (lambda x: x.inverse(), "inverse"),
+        (lambda x: torch.fft.fft2(x), "fft.fft2"),
+        (lambda x: torch.cdist(x, x), "cdist"),
+    ],
+)
+def test_a_function_without_a_rule_raises_and_says_the_way_out(comm, function, name):
+    x = scattered(comm, 3, 2, 7, 4)
+    text = raises_everywhere(comm, dc.UnsupportedOperation, "gather", lambda: function(x))
+    assert name in text
+
+
+@pytest.mark.parametrize("kind", [NotImplementedError, dc.DistconvError])
+def test_a_refusal_is_what_a_caller_would_expect(comm, kind):
+    x = scattered(comm, 3, 2, 7, 4)
+    with pytest.raises(kind):
+        torch.fft.fft2(x)
+
+
+def test_below_the_function_interface_it_raises(comm):
+    x = scattered(comm, 3, 2, 7, 4)
+    raises_everywhere(comm, dc.UnsupportedOperation, "gather", lambda: torch.ops.aten.relu(x))
+    with torch._C.DisableTorchFunctionSubclass():
+        raises_everywhere(comm, dc.UnsupportedOperation, "below torch's function interface", lambda: torch.relu(x))
+
+
+def test_it_cannot_be_pickled_or_made_an_array(comm):
+    x = scattered(comm, 4, 4)
+    raises_everywhere(comm, dc.UnsupportedOperation, "save gather", lambda: pickle.dumps(x))
+    raises_everywhere(comm, dc.UnsupportedOperation, "gather", lambda: x.numpy())
+
+
+def test_a_deep_copy_has_memory_of_its_own(comm):
+    x = scattered(comm, 3, 2, 7, 4)
+    twin = copy.deepcopy(x)
+    twin.add_(1)
+    assert torch.equal(dc.gather(x), normal(3, 2, 7, 4))
+    assert torch.equal(dc.gather(twin), normal(3, 2, 7, 4) + 1)
+    assert twin.dist == x.dist
+
+
+def test_a_deep_copy_of_a_leaf_still_wants_a_gradient(comm):
+    x = scattered(comm, 3, 2, 7, 4).requires_grad_()
+    assert copy.deepcopy(x).requires_grad
+
+
+def test_in_place_operators_change_the_same_tensor(comm):
+    x = scattered(comm, 3, 2, 7, 4)
+    same, local = x, x.local
+    x += 1
+    x.mul_(2)
+    x.relu_()
+    assert x is same
+    assert x.local is local
+    assert torch.equal(dc.gather(x), ((normal(3, 2, 7, 4) + 1) * 2).relu())
+
+
+def test_an_in_place_change_through_another_layout_reaches_its_target(comm):
+    x = scattered(comm, 3, 2, 7, 4)
+    x += dc.scatter(counting(3, 2, 7, 4), grid_over(comm, w=comm.size))
+    x -= counting(7, 1)
+    assert torch.equal(dc.gather(x), normal(3, 2, 7, 4) + counting(3, 2, 7, 4) - counting(7, 1))
+
+
+def test_single_values_are_the_same_on_every_rank(comm):
+    total = scattered(comm, 3, 2, 7, 4).sum()
+    expected = normal(3, 2, 7, 4).sum().item()
+    assert total.item() == pytest.approx(expected, rel=1e-12)
+    assert float(total) == total.item() == total.tolist()
+    assert f"{total:.3f}" == f"{expected:.3f}"
+    assert bool(total > expected - 1)
+    assert int(total) == int(expected)
+    assert len(set(comm.allgather(total.item()))) == 1
+
+
+def test_the_item_of_a_split_tensor_of_one_element_is_known_everywhere(comm):
+    x = dc.scatter(torch.full((1, 1), 7.5), grid_over(comm, n=comm.size))
+    assert x.item() == 7.5
+
+
+def test_more_than_one_element_has_no_item(comm):
+    x = scattered(comm, 3, 2, 7, 4)
+    with pytest.raises(RuntimeError, match="168 elements cannot be converted to Scalar"):
+        x.item()
+
+
+def test_backward_takes_a_whole_or_a_distributed_gradient(comm):
+    gradient = normal(3, 2, 7, 4, seed=1)
+    for grid in grids(comm, "nhw"):
+        for given in (gradient, dc.scatter(gradient, grid), dc.scatter(gradient, grid_over(comm, n=comm.size))):
+            x = dc.scatter(normal(3, 2, 7, 4), grid).requires_grad_()
+            (x * 3).backward(given)
+            assert torch.equal(dc.gather(x.grad), gradient * 3)
+
+
+def test_backward_without_a_gradient_needs_a_scalar(comm):
+    x = scattered(comm, 3, 2, 7, 4).requires_grad_()
+    with pytest.raises(RuntimeError, match="grad can be implicitly created only for scalar outputs"):
+        (x * 2).backward()
+
+
+def test_gradients_accumulate_and_can_be_cleared(comm):
+    x = scattered(comm, 3, 2, 7, 4).requires_grad_()
+    x.sum().backward()
+    (2 * x).sum().backward()
+    assert torch.equal(dc.gather(x.grad), torch.full((3, 2, 7, 4), 3.0).double())
+    x.grad = None
+    assert x.grad is None
+
+
+def test_an_assigned_gradient_is_brought_to_the_layout_of_its_tensor(comm):
+    x = scattered(comm, 3, 2, 7, 4).requires_grad_()
+    x.grad = dc.scatter(counting(3, 2, 7, 4), grid_over(comm, n=comm.size))
+    assert torch.equal(x.local.grad, cut(counting(3, 2, 7, 4), x.dist))
+
+
+def test_requires_grad_and_the_graph_are_those_of_the_block(comm):
+    x = scattered(comm, 3, 2, 7, 4)
+    assert not x.requires_grad
+    x.requires_grad = True
+    y = x * 2
+    assert x.is_leaf
+    assert y.requires_grad
+    assert y.grad_fn is not None
+    assert not y.is_leaf
+    assert not y.detach().requires_grad
+    with torch.no_grad():
+        assert not (x * 2).requires_grad
+
+
+def test_a_retained_gradient_is_there(comm):
+    x = scattered(comm, 3, 2, 7, 4).requires_grad_()
+    y = x * 2
+    y.retain_grad()
+    (y * y).sum().backward()
+    assert torch.allclose(dc.gather(y.grad), 4 * normal(3, 2, 7, 4), rtol=1e-14)
+
+
+def test_backward_to_chosen_inputs_leaves_the_others_alone(comm):
+    x = scattered(comm, 3, 2, 7, 4).requires_grad_()
+    w = torch.ones((), dtype=torch.float64, requires_grad=True)
+    (x * w).sum().backward(inputs=[x])
+    assert x.grad is not None
+    assert w.grad is None
+
+
+def test_autograd_grad_gives_whole_gradients(comm):
+    x = scattered(comm, 3, 2, 7, 4).requires_grad_()
+    w = torch.full((2, 1, 1), 3.0, dtype=torch.float64, requires_grad=True)
+    of_x, of_w = torch.autograd.grad((x * w).sum(), [x, w])
+    assert torch.equal(dc.gather(of_x), torch.full((3, 2, 7, 4), 3.0).double())
+    assert torch.allclose(of_w, normal(3, 2, 7, 4).sum((0, 2, 3)).view(2, 1, 1), rtol=1e-13)
+    assert w.grad is None
+
+
+def test_a_second_derivative_through_communication_raises(comm):
+    w = torch.ones(2, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    y = F.conv2d(scattered(comm, 3, 2, 7, 4), w).sum()
+    (first,) = torch.autograd.grad(y.local, [w], create_graph=True)
+    if first.requires_grad:
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            first.sum().backward()
+
+
+class Swish(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x * x.sigmoid()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        s = x.sigmoid()
+        return grad * s * (1 + x * (1 - s))
+
+
+def test_a_users_autograd_function_is_refused(comm):
+    x = scattered(comm, 3, 2, 7, 4)
+    raises_everywhere(comm, dc.UnsupportedOperation, r"Swish.apply .* with a DistTensor", lambda: Swish.apply(x))
+
+
+def test_autograd_functions_of_plain_tensors_still_work(comm):
+    plain = normal(4).requires_grad_()
+    assert torch.autograd.gradcheck(Swish.apply, (plain,))
+
+
+def test_reentrant_checkpointing_is_refused(comm):
+    x = scattered(comm, 3, 2, 7, 4).requires_grad_()
+    raises_everywhere(
+        comm, dc.UnsupportedOperation, "use_reentrant=False", lambda: checkpoint(torch.tanh, x, use_reentrant=True)
+    )
+
+
+def test_checkpointing_without_reentry_gives_the_same_gradients(comm):
+    w = normal(2, 2, 3, 3, seed=2)
+    for grid in grids(comm, "nhw"):
+        found = []
+        for through in (lambda f, x: f(x), lambda f, x: checkpoint(f, x, use_reentrant=False)):
+            x, own = dc.scatter(normal(3, 2, 7, 4), grid).requires_grad_(), w.clone().requires_grad_()
+            through(lambda t, own=own: F.conv2d(t, own, padding=1).tanh(), x).sum().backward()
+            found.append((dc.gather(x.grad), own.grad))
+        assert torch.equal(found[0][0], found[1][0])
+        assert torch.equal(found[0][1], found[1][1])
+
+
+def test_redistribution_to_a_grid_keeps_the_axes(comm):
+    x = scattered(comm, 4, 2, 7, 9)
+    y = x.redistribute(grid_over(comm, w=comm.size))
+    assert y.dist.axes == x.dist.axes
+    assert torch.equal(y.local, cut(normal(4, 2, 7, 9), y.dist))
+    assert x.redistribute(x.dist) is x
+
+
+def test_replication_makes_the_chosen_dimensions_whole(comm):
+    for grid in grids(comm, "nhw"):
+        x = dc.scatter(normal(4, 2, 7, 9), grid)
+        assert torch.equal(x.replicated().local, normal(4, 2, 7, 9))
+        assert x.replicated([2]).local.shape[2] == 7
+
+
+def test_it_may_be_empty_on_some_ranks_and_still_works(comm):
+    whole = normal(1, 2, 2, 1)
+    for grid in grids(comm, "nhw"):
+        x = dc.scatter(whole, grid).requires_grad_()
+        (x * x).sum().backward()
+        assert x.grad.local.shape == x.local.shape
+        assert torch.equal(dc.gather(x.grad), 2 * whole)

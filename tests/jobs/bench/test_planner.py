@@ -1,0 +1,53 @@
+"""``distconv bench planner``: exact against longest-path, with nothing left of what was worked out before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from distconv import cli
+from distconv.jobs.bench import planner
+from distconv.perfmodel.cost import block_geometry
+from distconv.perfmodel.strategy import selection
+from tests.jobs.planning import planned_files
+
+folder = planned_files.folder
+
+NETWORK = ["--model", "planned_nets:build", "--input", "3,16,16", "--batch", "4", "--machine", "./tiny.yaml"]
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_line_for_each_number_of_ranks_and_a_summary(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "planner", *NETWORK, "--from", "2", "--to", "6"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    if comm.rank:
+        assert lines == []
+        return
+    head = next(index for index, line in enumerate(lines) if line.split()[:2] == ["ranks", "plans"])
+    rows = [line.split() for line in lines[head + 1 : -1]]
+    assert [row[0] for row in rows] == ["2", "4", "6"]
+    assert all(float(row[2]) <= float(row[5]) for row in rows)
+    assert lines[-1].startswith("exact is faster for") and "of 3 rank counts" in lines[-1]
+
+
+@pytest.mark.ranks(1)
+def test_each_search_begins_with_empty_caches(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = []
+
+    def select(*arguments: Any) -> Any:
+        known.append(block_geometry.redistribution.cache_info().currsize)
+        found = selection.select(*arguments)
+        assert block_geometry.redistribution.cache_info().currsize > 0
+        return found
+
+    monkeypatch.setattr(planner, "select", select)
+    assert cli.main(["bench", "planner", *NETWORK, "--from", "4", "--to", "4"]) == 0
+    assert known == [0, 0]
+
+
+@pytest.mark.ranks(2)
+def test_no_number_of_ranks_is_refused_before_planning(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "planner", *NETWORK, "--from", "8", "--to", "4"]) == 2
+    err = capsys.readouterr().err
+    assert err == ("" if comm.rank else "distconv bench planner: --from 8 is more than --to 4\n")

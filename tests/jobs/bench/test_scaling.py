@@ -1,0 +1,60 @@
+"""``distconv bench scaling``: step times on parts of the ranks beside predictions, and predictions beyond them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distconv import cli
+from distconv.jobs.planning.strong_scaling import rank_counts
+from tests.jobs.planning import planned_files
+
+folder = planned_files.folder
+
+
+def bench(model: str, *more: str) -> int:
+    network = ["--model", f"planned_nets:{model}", "--input", "3,8,8", "--batch", "4", "--machine", "./tiny.yaml"]
+    return cli.main(["bench", "scaling", *network, "--rounds", "1", *more])
+
+
+@pytest.mark.ranks(3)
+def test_it_measures_what_it_predicts_and_predicts_beyond(
+    comm: Any, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bench("build", "--predict-to", "8", "--plot", "scaling.png") == 0
+    lines = capsys.readouterr().out.splitlines()
+    if comm.rank:
+        assert lines == []
+        return
+    found = json.loads(next(line for line in lines if line.startswith("{")))
+    counts = [str(ranks) for ranks in rank_counts(comm.size)]
+    assert list(found["measured"]["planned"]) == counts
+    assert list(found["measured"]["pure spatial"]) == list(found["measured"]["pure sample"]) == counts[1:]
+    for name, rows in found["measured"].items():
+        for ranks, row in rows.items():
+            assert row["mean_s"] > 0
+            assert row["predicted_s"] == found["predicted_s"][name][ranks]
+    assert list(found["predicted_s"]["planned"]) == sorted({*counts, "1", "2", "4", "8"}, key=int)
+    assert (folder / "scaling.png").read_bytes().startswith(b"\x89PNG")
+    assert any(line.startswith("2 ranks, pure sample (n=2)") for line in lines)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("model", "more", "text"),
+    [
+        ("gone", [], "has no 'gone'"),
+        ("build", ["--plot", "gone/x.png"], "there is no folder gone"),
+        # Rank 1 sleeps while rank 0 finds this out.
+        ("Custom", [], "Double"),
+    ],
+)
+def test_what_goes_wrong_on_some_ranks_ends_all(
+    comm: Any, capsys: pytest.CaptureFixture[str], model: str, more: list[str], text: str
+) -> None:
+    assert bench(model, *more) == 2
+    err = capsys.readouterr().err
+    assert err == "" if comm.rank else text in err

@@ -1,0 +1,247 @@
+"""``distconv plan``: what it prints, writes and draws, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import distconv as dc
+from distconv import cli
+from distconv.jobs.planning import picture, report
+from distconv.jobs.planning.strong_scaling import Point
+from distconv.jobs.training.model_factory import build_model
+from distconv.perfmodel.strategy import selection
+from tests.jobs.planning import planned_files
+
+folder = planned_files.folder
+
+NETWORK = ["--model", "planned_nets:build", "--input", "3,16,16", "--batch", "4"]
+
+
+def plan(*more: str, network: list[str] = NETWORK, ranks: int = 2) -> int:
+    return cli.main(["plan", *network, "--ranks", str(ranks), "--machine", "./tiny.yaml", *more])
+
+
+def losses(comm: Any, batch: int, where: dc.Plan | None) -> list[float]:
+    """Losses of some steps on one process, or as a plan says."""
+    model = build_model("planned_nets:build", comm, seed=0, in_channels=3).double()
+    torch.manual_seed(1)
+    x, labels = torch.randn(batch, 3, 16, 16, dtype=torch.float64), torch.tensor([0, 2, 1, 1][:batch])
+    if where is not None:
+        grid = where.input_grid(model, comm)
+        model = dc.parallelize(model, where, comm=comm)
+        x = dc.scatter(x, grid)
+    optimizer, found = torch.optim.SGD(model.parameters(), 0.1), []
+    for _ in range(3):
+        optimizer.zero_grad()
+        outputs = model(x)
+        target = labels if where is None else dc.scatter(labels, outputs.grid, dims="n")
+        loss = F.cross_entropy(outputs, target)
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize(("batch", "axes"), [(4, "n"), (1, "chw")])
+def test_the_plan_trains_as_one_process_does(comm: Any, batch: int, axes: str) -> None:
+    assert plan("--out", "plan.json", "--batch", str(batch), ranks=comm.size) == 0
+    found = dc.Plan.load("plan.json", comm)
+    assert found.ranks == comm.size
+    assert math.prod(found.layers["0"].get(axis, 1) for axis in axes) == comm.size
+    assert losses(comm, batch, found) == pytest.approx(losses(comm, batch, None), rel=1e-12)
+
+
+@pytest.mark.ranks(1, 2)
+def test_it_prints_times_memory_bound_and_pure_parallelism_once(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--out", "plan.json") == 0
+    text = capsys.readouterr().out
+    if comm.rank:
+        assert text == ""
+        return
+    assert "4 samples of 3 x 16 x 16, float32, 3 convolution and linear layers, on 2 ranks of tiny" in text
+    for word in (
+        "FP",
+        "BPx",
+        "BPw",
+        "BPa",
+        "halo",
+        "shuffle",
+        "GB per rank",
+        "gap 0.00%",
+        "this plan",
+        "pure spatial, ",
+    ):
+        assert word in text
+    assert (
+        "mpiexec -n 2 distconv train classify --data PATH --model planned_nets:build --batch 4 --plan plan.json" in text
+    )
+
+
+@pytest.mark.ranks(1)
+def test_each_layer_has_a_line_if_asked_for(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--layers", "--method", "longest-path") == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = next(index for index, line in enumerate(lines) if line.startswith("  ms of each layer"))
+    assert [line.split()[0] for line in lines[start + 1 :]] == ["0", "2", "5"]
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    ("model", "extents", "text"),
+    [
+        ("unet", "18,16,16", "distconv train mesh --data PATH --model unet --width 2 --batch 4 --plan p.json"),
+        ("lenet5", "1,28,28", "distconv train classify --data PATH --model lenet5 --width 2 --batch 4 --plan p.json"),
+        ("unet3d", "1,16,16,16", "dc.parallelize(model, dc.Plan.load('p.json')) on 2 ranks"),
+    ],
+)
+def test_it_says_how_to_train(
+    comm: Any, capsys: pytest.CaptureFixture[str], model: str, extents: str, text: str
+) -> None:
+    network = ["--model", model, "--width", "2", "--input", extents, "--batch", "4"]
+    assert plan("--out", "p.json", network=network) == 0
+    assert text in capsys.readouterr().out
+
+
+@pytest.mark.ranks(1)
+def test_costs_that_a_users_module_registers_are_used(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--input", "3,16,16", "--batch", "4"]
+    assert plan(network=["--model", "planned_nets:Bessel", *shape]) == 0
+    assert "register_cost" not in capsys.readouterr().out
+    assert plan(network=["--model", "planned_nets:Unknown", *shape]) == 0
+    assert "digamma" in capsys.readouterr().out
+
+
+@pytest.mark.ranks(1)
+def test_the_picture_is_drawn(comm: Any, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--plot", "plan.png", ranks=4) == 0
+    assert (folder / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert "picture: plan.png" in capsys.readouterr().out
+
+
+@pytest.mark.ranks(1)
+def test_the_curve_of_plans_is_of_one_method(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = []
+
+    def select(*arguments: Any, **keywords: Any) -> Any:
+        found = selection.select(*arguments, **keywords)
+        methods.append(found.method)
+        return found
+
+    monkeypatch.setattr("distconv.jobs.commands.plan.select", select)
+    monkeypatch.setattr("distconv.jobs.planning.strong_scaling.select", select)
+    assert plan("--plot", "plan.png", "--method", "longest-path", ranks=4) == 0
+    assert methods == ["longest-path"] * 3
+
+
+@pytest.mark.ranks(1)
+def test_bars_are_the_deviations_of_the_tables(comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr("matplotlib.axes.Axes.errorbar", lambda self, x, y, yerr, **_: drawn.append((x, y, yerr)))
+    monkeypatch.setattr("matplotlib.axes.Axes.legend", lambda *_, **__: None)
+    curves = {"planned": {1: Point(2.0, 1.0), 2: Point(1.0, 1.0)}}
+    picture.draw_measured(folder / "x.png", curves, {"planned": {1: [1.0, 3.0], 2: [1.0]}}, "title")
+    assert drawn == [([1, 2], [2000.0, 1000.0], [pytest.approx(1000 * 2**0.5), 0.0])]
+
+
+@pytest.mark.ranks(1)
+def test_columns_of_long_steps_do_not_run_together(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """1 FLOP takes 1 us: steps of hours."""
+    machine = planned_files.MACHINE.replace("1 GFLOP/s", "1 MFLOP/s").replace("1 GB/s", "1 kB/s")
+    Path("slow.yaml").write_text(machine)
+    assert plan("--layers", "--machine", "./slow.yaml") == 0
+    lines = capsys.readouterr().out.splitlines()
+    totals = next(line for line in lines if line.startswith("  this plan"))
+    assert float(totals.split()[-2]) > 1e5
+    assert len(totals.split()) == 2 + len(report.FIGURES) + 3
+    start = next(index for index, line in enumerate(lines) if line.startswith("  ms of each layer"))
+    assert all(len(line.split()) == 2 + len(report.FIGURES) for line in lines[start + 1 :])
+
+
+@pytest.mark.ranks(2)
+def test_without_matplotlib_a_picture_is_refused(
+    comm: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    refused(comm, capsys, plan("--plot", "plan.png"), "--plot plan.png needs matplotlib: pip install 'distconv[plot]'")
+
+
+def refused(comm: Any, capsys: pytest.CaptureFixture[str], code: int, text: str) -> None:
+    """Exit code 2 on all ranks and one line on rank 0, with ``text`` in it."""
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    if comm.rank:
+        assert err == ""
+    else:
+        assert text in err
+        assert len(err.splitlines()) == 1
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--model", "lenet6"], "--model lenet6: there is no such model; there are lenet5, "),
+        (["--model", "planned_nets:gone"], "has no 'gone'"),
+        (["--model", "planned_nets:number"], "returned int; it must return a torch.nn.Module"),
+        (["--model", "planned_nets:Shy"], "Shy does not run on meta tensors"),
+        (["--width", "3"], "--width 3: the model planned_nets:build takes no width"),
+        (["--input", "3"], "does not run on meta tensors of shape (4, 3)"),
+        (["--machine", "laptop"], "machine 'laptop': there is none of this name; built in are "),
+        (["--machine", "planned_nets.py"], "machine planned_nets.py cannot be read as YAML"),
+        (["--memory", "2kB"], "fits into 2e-06 GB per rank; the smallest limit that works is "),
+        (["--out", "gone/plan.json"], "--out gone/plan.json: there is no folder gone; make it first"),
+        (["--out", "."], "--out .: that is a folder; name a file"),
+        (["--plot", "plan.doc"], "--plot plan.doc: not a picture that can be drawn"),
+        (["--optimizer-slots", "-1"], "optimizer_slots=-1: it is 0 or more"),
+    ],
+    ids=lambda value: "".join(value[0]) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_exit_code_2_on_all_ranks(
+    comm: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    refused(comm, capsys, plan(*arguments), text)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ["--input", "3,x"],
+            "argument --input: '3,x' is not the extents of a sample, channels first, such as 3,224,224",
+        ),
+        (["--batch", "0"], "argument --batch: '0' is not a whole number above zero"),
+        (["--ranks", "-1"], "argument --ranks: '-1' is not a whole number above zero"),
+        (["--memory", "16"], "argument --memory: '16' is not a memory size such as '16 GB' (units: B, kB, MB, "),
+        (["--memory", "16 MHz"], "argument --memory: '16 MHz' is not a memory size"),
+        (["--method", "best"], "argument --method: invalid choice: 'best'"),
+    ],
+    ids=lambda value: "".join(value) if isinstance(value, list) else "",
+)
+def test_bad_options_are_one_line_and_exit_code_2_on_all_ranks(
+    comm: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        plan(*arguments)
+    refused(comm, capsys, caught.value.code, text)
+
+
+@pytest.mark.ranks(1)
+def test_the_smallest_limit_it_names_works(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("--memory", "2kB") == 2
+    error = capsys.readouterr().err
+    assert "the tightest layer '" in error
+    smallest = int(error.split("the smallest limit that works is ")[1].split()[0])
+    assert plan("--memory", f"{smallest} B", "--out", "plan.json") == 0
+    assert plan("--memory", f"{smallest - 1} B") == 2
+    assert json.loads(Path("plan.json").read_text())["ranks"] == 2

@@ -1,0 +1,117 @@
+"""``distconv profile``: a machine file that plans are made with, and that is added to, not measured again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from distconv.cli import BAD_INPUT, main
+from distconv.jobs.commands import profile
+from distconv.layers.models import MODELS
+from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.machine import measure_links
+from distconv.perfmodel.machine.machine import Compute, Machine, Roofline
+from distconv.perfmodel.profiles.layer_profile import Profile
+
+LENET = ["--model", "lenet5", "--input", "1,28,28", "--batch", "8"]
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.time_limit(120)
+def test_a_profile_is_a_machine_and_what_is_known_is_not_measured_again(comm, tmp_path_factory):
+    path = comm.bcast(tmp_path_factory.mktemp("profile") / "here.yaml" if comm.rank == 0 else None)
+    assert main(["profile", "--out", str(path), *LENET]) == 0
+    found = Machine.load(path)
+    assert [entry.busy for entry in found.compute] == sorted({1, comm.size})
+    assert found.ranks_per_node == comm.size and not found.overlap.halo
+    assert any(key.startswith("conv2d 8x1x28x28") for key in found.compute[0].table)
+    if comm.size == 2:
+        assert any(key.startswith("conv2d 4x1x28x28") for key in found.compute[1].table)
+    comm.Barrier()
+    assert main(["profile", "--out", str(path), *LENET]) == 0
+    assert Machine.load(path) == found
+
+
+@pytest.mark.ranks(4)
+def test_layers_for_part_of_a_node_are_measured_where_predictions_look_them_up(comm):
+    """For 2 of a node's 4 ranks that is the table of one rank at work, the last one that is not busier."""
+    roofline = Roofline(1e9, 1e9, 1e-6)
+    machine = replace(Machine.load("localhost"), ranks_per_node=4, compute=(Compute(1, roofline), Compute(4, roofline)))
+    graph = trace(MODELS["lenet5"](), (8, 1, 28, 28))
+    found = profile.profiled(machine, graph, [2], comm, torch.device("cpu"))
+    assert any(key.startswith("conv2d 4x1x28x28") for key in found.computing(2).table)
+    assert not found.compute[1].table
+
+
+@pytest.mark.ranks(4)
+def test_links_between_nodes_are_printed_beside_those_on_a_node(comm, tmp_path_factory, monkeypatch, capfd):
+    for module in (measure_links, profile):
+        monkeypatch.setattr(module, "node_indices", lambda comm: [0, 0, 2, 2])
+    monkeypatch.setattr(measure_links, "SIZES", (8, 1024, 65536))
+    monkeypatch.setattr(profile, "measure_roofline", lambda comm, device: Roofline(1e9, 1e9, 1e-6))
+    path = comm.bcast(tmp_path_factory.mktemp("profile") / "here.yaml" if comm.rank == 0 else None)
+    assert main(["profile", "--out", str(path)]) == 0
+    if comm.rank == 0:
+        printed = capfd.readouterr().out
+        assert "an allreduce of 1 MiB over its 2 ranks" in printed
+        assert "between nodes an exchange takes" in printed and "over one rank of each of 2 nodes" in printed
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_model_needs_the_extents_of_its_samples(comm, tmp_path, capfd):
+    assert main(["profile", "--out", str(tmp_path / "here.yaml"), "--model", "lenet5"]) == BAD_INPUT
+    if comm.rank == 0:
+        assert "--model needs --input and --batch" in capfd.readouterr().err
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_file_that_is_no_machine_is_not_written_over(comm, tmp_path_factory, capfd):
+    path = comm.bcast(tmp_path_factory.mktemp("profile") / "notes.yaml" if comm.rank == 0 else None)
+    if comm.rank == 0:
+        path.write_text("shopping: [milk]\n")
+    comm.Barrier()
+    assert main(["profile", "--out", str(path)]) == BAD_INPUT
+    assert path.read_text() == "shopping: [milk]\n"
+    if comm.rank == 0:
+        assert "notes.yaml" in capfd.readouterr().err
+
+
+def test_layers_are_timed_in_training_steps_and_written(tmp_path, capfd):
+    path = tmp_path / "lenet5.json"
+    assert main(["profile", "--layers", *LENET, "--warmup", "1", "--iterations", "2", "--out", str(path)]) == 0
+    assert [layer.name for layer in Profile.load(path).layers] == ["c1", "c3", "c5", "f6", "output"]
+    assert "whole step without hooks" in capfd.readouterr().out
+
+
+def test_layers_of_a_known_network_need_no_more_than_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["profile", "--model", "lenet5", "--layers", "--warmup", "0", "--iterations", "1"]) == 0
+    assert len(Profile.load("lenet5-layers.json").layers) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--layers"], "--layers needs --model"),
+        (["--layers", "--model", "collections:Counter"], "extents of collections:Counter are not known"),
+        (["--layers", *LENET, "--warmup", "-1"], "warm_up=-1"),
+        (["--layers", *LENET, "--ranks", "2"], "--ranks is for a machine file"),
+        (["--layers", *LENET, "--out", "/nowhere/at/all.json"], "there is no folder"),
+        ([], "--out is missing"),
+        (["--out", "here.yaml", "--iterations", "3"], "--warmup and --iterations are for --layers alone"),
+        (["--out", "here.yaml", "--ranks", "2"], "--ranks is for the layers of a network; name it with --model"),
+        (["--out", "here.yaml", "--batch", "2"], "--batch is for the layers of a network; name it with --model"),
+    ],
+)
+def test_impossible_layer_profiles_end_with_one_line(arguments, text, capfd):
+    assert main(["profile", *arguments]) == BAD_INPUT
+    assert text in capfd.readouterr().err
+
+
+@pytest.mark.ranks(2)
+def test_layers_are_timed_in_one_process_only(comm, capfd):
+    assert main(["profile", "--layers", *LENET]) == BAD_INPUT
+    if comm.rank == 0:
+        assert "this run has 2 ranks" in capfd.readouterr().err

@@ -1,0 +1,115 @@
+"""BaPipe's tables: the networks are the paper's, what is fitted gives what it was fitted to, and the directions."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from distconv.jobs.papers.bapipe import command, cuts, fpga, largest_model
+from distconv.jobs.papers.bapipe.networks import gnmt, networks
+from distconv.perfmodel.exploration.candidate_stages import Setting
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.stages.devices import Device
+
+V100 = Machine.load("v100-pcie")
+
+
+def millions(profile):
+    return sum(layer.parameter_bytes for layer in profile.layers) / 4e6
+
+
+@pytest.mark.parametrize(("layers", "published"), [(32, 445.6), (42, 550.6), (60, 739.5), (74, 886.4), (118, 1350)])
+def test_gnmt_has_the_parameters_of_table_iv(layers, published):
+    assert millions(gnmt(layers, 1, V100)) == pytest.approx(published, rel=2e-3)
+
+
+def test_the_networks_of_table_iii_have_their_parameters():
+    found = {name: millions(profile(1)) for name, profile in networks(V100).items()}
+    assert found["VGG-16"] == pytest.approx(138.36, rel=1e-3)
+    assert found["ResNet-50"] == pytest.approx(25.56, rel=1e-3)
+
+
+FITTED = command.as_fitted(V100)
+FASTER = replace(FITTED, node=replace(FITTED.node, bandwidth_bytes_per_s=2e9))
+
+
+def speedup(model, gpus, schedule, microbatches, size, neighbours=FITTED):
+    profile = networks(FITTED)[model]
+    parallel = command.rate(profile, FITTED, gpus, "dp", gpus, 64)
+    return command.rate(profile, neighbours, gpus, schedule, microbatches, size) / parallel
+
+
+def test_the_fitted_link_gives_the_figures_it_was_fitted_to():
+    # The fit leaves out latencies and the additions of an allreduce.
+    assert speedup("VGG-16", 4, "dp", 4, 32) == pytest.approx(0.62, abs=1e-3)
+
+
+@pytest.mark.parametrize("neighbours", [FITTED, FASTER], ids=["fitted", "2GB/s"])
+@pytest.mark.parametrize("gpus", [4, 8])
+def test_data_parallelism_beats_a_pipeline_for_resnet_50_but_not_for_gnmt(gpus, neighbours):
+    assert speedup("ResNet-50", gpus, "1f1b-so", 8 * gpus, 32, neighbours) < 1
+    assert speedup("GNMT-8", gpus, "1f1b-so", 8 * gpus, 64, neighbours) > 3
+
+
+def test_a_pipeline_is_best_for_vgg_16_but_on_eight_gpus_only_with_faster_neighbours():
+    assert speedup("VGG-16", 4, "1f1b-so", 128, 8) > 1.5
+    assert speedup("VGG-16", 8, "1f1b-so", 512, 8) < 1 < speedup("VGG-16", 8, "1f1b-so", 512, 8, FASTER)
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(600)
+def test_table_iii_is_printed_and_written(tmp_path, capsys):
+    path = tmp_path / "table.json"
+    assert command.main(["--tables", "III", "--json", str(path)]) == 0
+    rows = json.loads(path.read_text())["III"]
+    assert [(row["model"], row["gpus"]) for row in rows] == [(row.model, row.gpus) for row in command.TABLE_III]
+    assert all(row["speedup"]["joint"] >= row["speedup"]["pipeline"] for row in rows)
+    assert "1.17 GB/s between GPUs (fitted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["1f1b-sno", "1f1b-so"])
+def test_searched_cuts_are_no_slower_and_the_closed_form_is_near_the_simulation(name):
+    setting = Setting(gnmt(8, 32, FITTED), FITTED, [Device("GPU", 4, memory=1e18)], 1)
+    row = cuts.compared("GNMT-8", setting, name)
+    assert row["searched_s"] <= row["bapipe_s"]
+    assert 1 - 1e-9 <= row["bapipe_over"] < 1.05 and 1 - 1e-9 <= row["searched_over"] < 1.05
+
+
+def test_the_largest_network_grows_with_the_devices_of_a_pipeline_and_not_with_those_of_data_parallelism(capsys):
+    rows = largest_model.rows_of(V100, 8e9, "", (1, 2, 4))
+    found = {(row["system"], row["gpus"]): row["layers"] for row in rows}
+    assert found["DP", 1] == found["DP", 2] == found["DP", 4]
+    for system in ("GPipe", "BaPipe"):
+        assert found[system, 1] == found["DP", 1] < found[system, 2] < found[system, 4]
+    assert found["BaPipe", 4] > found["GPipe", 4]
+    assert capsys.readouterr().out.count("BaPipe") == 1
+
+
+def test_the_largest_network_fits_and_the_next_one_does_not():
+    assert largest_model.largest(lambda layers: layers <= 37) == 36
+    assert largest_model.largest(lambda layers: layers <= 38) == 38
+
+
+def test_the_fpgas_speedups_are_on_both_sides_of_the_papers_and_grow_with_their_arithmetic(capsys):
+    rows = fpga.table_vi()
+    for row in rows:
+        assert row["speedup"]["by layer"] < row["paper"] < row["speedup"]["streamed"]
+        assert row["pipeline_s"]["fbp-as"] <= row["pipeline_s"]["1f1b-as"]
+        assert row["closed_s"] == pytest.approx(row["pipeline_s"]["1f1b-as"], rel=0.01)
+    streamed = [row["speedup"]["streamed"] for row in rows]
+    assert streamed == sorted(streamed)
+    assert capsys.readouterr().out.count("vcu129") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [(["--machine", "none"], "there is none of this name"), (["--link", "fast"], "is not a bandwidth")],
+)
+def test_bad_input_ends_with_one_line(arguments, text, capsys):
+    try:
+        code = command.main(["--tables", "IV", *arguments])
+    except SystemExit as stopped:
+        code = stopped.code
+    assert code == 2 and text in capsys.readouterr().err

@@ -1,0 +1,314 @@
+"""``distconv train classify --pipeline``: the numbers of a serial pipeline, checkpoints, what it writes and refuses."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mpi4py import MPI
+
+import distconv as dc
+from distconv import cli
+from distconv.jobs.commands import train_classify
+from distconv.jobs.images.classification import PipelineTrainer, Settings, Trainer
+from distconv.jobs.images.samples import ImageSamples
+from distconv.jobs.training.model_factory import build_classifier
+from distconv.jobs.training.pipeline_options import Pipelining, pipelining_of
+from distconv.jobs.training.pipeline_stages import balanced_cuts
+from distconv.jobs.training.training import learning_rate, make_optimizer, set_rate
+from distconv.layers.models import MODELS
+from distconv.perfmodel import Machine, trace
+from distconv.perfmodel.profiles.predicted_profile import predicted_profile
+from distconv.pipeline import SerialPipeline, split
+from tests.jobs.commands.test_train_classify import lines_of, outcome, written
+from tests.jobs.images import image_files
+
+LENET = Settings("lenet5", batch=16, steps=7, lr=0.1, augment="crop")
+VGG = Settings("vgg11_bn", 2, batch=9, steps=6, optimizer="adam", lr=0.01)
+"""With batch norm and dropout."""
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    train_classify.add_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+def pipelining(ranks: int, schedule: str, *arguments: str) -> Pipelining:
+    found = pipelining_of(parsed("--pipeline", schedule, *arguments), ranks)
+    assert found is not None
+    return found
+
+
+def opened(comm: Any, folder: Path, settings: Settings) -> tuple[ImageSamples, ImageSamples]:
+    """The data over all ranks, and for this one alone."""
+    write = image_files.write_mnist if settings.model == "lenet5" else image_files.write_cifar
+    written(comm, folder, write)
+    return ImageSamples(folder, comm), ImageSamples(folder, MPI.COMM_SELF)
+
+
+def trained(trainer: PipelineTrainer) -> dict[str, torch.Tensor]:
+    """The model's state after all steps still to be taken, on every rank."""
+    for batch in trainer.batches():
+        trainer.step(*batch.tensors)
+    trainer.synchronize()
+    return trainer.model.state_dict()
+
+
+def by_hand(
+    settings: Settings, alone: ImageSamples, of: Pipelining, cuts: Any
+) -> tuple[dict[str, torch.Tensor], list[tuple[int, float]]]:
+    """State and losses (step, loss) of a SerialPipeline with the same stages and learning rates."""
+    loader = Trainer(settings, alone, dc.ProcessGrid(MPI.COMM_SELF)).loader
+    batches = (batch for epoch in count() for batch in loader.epoch(epoch))
+    model = build_classifier(
+        settings.model, alone.comm, seed=settings.seed, in_channels=alone.extents[0], classes=10, width=settings.width
+    ).to(getattr(torch, settings.dtype))
+    serial = SerialPipeline(
+        split(model, cuts),
+        F.cross_entropy,
+        lambda parameters: make_optimizer(settings, parameters),
+        of.schedule,
+        of.microbatches,
+        of.weights,
+        of.vertical_sync,
+    )
+    assert settings.steps is not None
+    for step, batch in zip(range(settings.steps), batches, strict=False):
+        if step == of.switch_after:
+            serial.switch("gpipe")
+        for optimizer in filter(None, serial.optimizers):
+            set_rate(optimizer, learning_rate(step, settings.steps, settings.lr))
+        serial.step(*(tensor.local for tensor in batch.tensors))
+    serial.drain()
+    return model.state_dict(), [(number + 1, loss) for number, loss in serial.losses]
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize(
+    ("settings", "schedule", "arguments"),
+    [
+        (LENET, "gpipe", ["--microbatches", "3"]),
+        (VGG, "1f1b-so", []),
+        (LENET, "interleaved", ["--ppv", "1,2,3"]),
+        (VGG, "stale", []),
+        (LENET, "stale", ["--weights", "recompute"]),
+        (LENET, "spectrain", []),
+        (VGG, "pipedream", ["--vertical-sync"]),
+        (LENET, "stale", ["--switch-after", "4"]),
+    ],
+    ids=lambda value: value.model if isinstance(value, Settings) else "".join(value),
+)
+def test_losses_and_weights_are_those_of_the_serial_pipeline_bit_for_bit(
+    comm: Any, shared_tmp_path: Path, settings: Settings, schedule: str, arguments: list[str]
+) -> None:
+    if schedule == "interleaved" and comm.size == 3:
+        arguments = ["--ppv", "1,2,3", "--stages", "2", "--replicas", "1,2"]
+    samples, alone = opened(comm, shared_tmp_path, settings)
+    of = pipelining(comm.size, schedule, *arguments)
+    trainer = PipelineTrainer(settings, samples, of)
+    state = trained(trainer)
+    expected, losses = by_hand(settings, alone, of, trainer.cuts)
+    assert trainer.losses == losses
+    assert [step for step, _ in losses] == list(range(1, trainer.steps + 1))
+    for name, value in state.items():
+        assert torch.equal(value, expected[name]), name
+    trainer.close()
+
+
+@pytest.mark.ranks(3)
+def test_replicas_share_the_micro_batches(comm: Any, shared_tmp_path: Path) -> None:
+    settings = Settings("lenet5", batch=16, steps=5, lr=0.1, dtype="float64")
+    samples, alone = opened(comm, shared_tmp_path, settings)
+    of = pipelining(comm.size, "1f1b-sno", "--replicas", "2,1", "--ppv", "2", "--microbatches", "4")
+    trainer = PipelineTrainer(settings, samples, of)
+    state = trained(trainer)
+    expected, losses = by_hand(settings, alone, of, [2])
+    assert [loss for _, loss in trainer.losses] == pytest.approx([loss for _, loss in losses], rel=1e-12)
+    for name, value in state.items():
+        assert torch.allclose(value, expected[name], rtol=1e-10, atol=1e-13), name
+    trainer.close()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize(
+    ("settings", "schedule"), [(VGG, "stale"), (VGG, "pipedream"), (VGG, "gpipe"), (LENET, "spectrain")]
+)
+def test_a_resumed_run_is_that_which_made_the_checkpoint_bit_for_bit(
+    comm: Any, shared_tmp_path: Path, settings: Settings, schedule: str
+) -> None:
+    """With dropout, batch norm, Adam's moments, and replicas."""
+    samples, _ = opened(comm, shared_tmp_path, settings)
+    replicated = ["--replicas", "2,1"] if schedule in ("pipedream", "gpipe") and comm.size == 3 else []
+    of = pipelining(comm.size, schedule, *replicated)
+    first = PipelineTrainer(settings, samples, of)
+    for batch in first.batches():
+        first.step(*batch.tensors)
+        if first.step_count == 4:
+            first.save(str(shared_tmp_path / "saved"))
+    first.synchronize()
+    second = PipelineTrainer(settings, samples, of)
+    assert second.resume(str(shared_tmp_path / "saved"))
+    state = trained(second)
+    assert second.losses == first.losses[4:]
+    for name, expected in first.model.state_dict().items():
+        assert torch.equal(state[name], expected), name
+    first.close()
+    second.close()
+
+
+@pytest.mark.ranks(2, 3)
+def test_other_stages_and_a_grid_go_on_from_a_checkpoint(comm: Any, shared_tmp_path: Path) -> None:
+    settings = Settings("lenet5", batch=16, steps=6, optimizer="adam", lr=0.01, dtype="float64")
+    samples, _ = opened(comm, shared_tmp_path, settings)
+    first = PipelineTrainer(settings, samples, pipelining(comm.size, "gpipe", "--microbatches", "1"))
+    for batch in first.batches():
+        first.step(*batch.tensors)
+        if first.step_count == 3:
+            first.save(str(shared_tmp_path / "saved"))
+    cut = "4" if comm.size == 2 else "1,4"
+    other = PipelineTrainer(settings, samples, pipelining(comm.size, "1f1b-sno", "--ppv", cut, "--microbatches", "1"))
+    assert other.resume(str(shared_tmp_path / "saved"))
+    trained(other)
+    assert other.losses == first.losses[3:]
+    grid = Trainer(settings, samples, dc.ProcessGrid(comm, h=comm.size))
+    assert grid.resume(str(shared_tmp_path / "saved"))
+    losses = [grid.step(*batch.tensors) for batch in grid.batches()]
+    assert losses == pytest.approx([loss for _, loss in first.losses[3:]], rel=1e-10)
+    first.close()
+    other.close()
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_an_evaluation_is_that_of_one_process_bit_for_bit(comm: Any, shared_tmp_path: Path) -> None:
+    """Of a network with batch norm and dropout; four batches, the last of them smaller."""
+    settings = replace(VGG, batch=2, steps=3)
+    samples, alone = opened(comm, shared_tmp_path, settings)
+    trainer = PipelineTrainer(settings, samples, pipelining(comm.size, "stale"))
+    for batch in trainer.batches():
+        trainer.step(*batch.tensors)
+    found = trainer.evaluate("test")
+    one = Trainer(settings, alone, dc.ProcessGrid(MPI.COMM_SELF))
+    one.model.load_state_dict(trainer.model.state_dict())
+    one.model.eval()
+    # Ordinary tensors, as in a pipeline.
+    expected = [one.model(batch.tensors[0].local).detach() for batch in alone.loader("test", one.grid, 2).epoch(0)]
+    logits = [logits for _, logits in trainer.predictions("test")]
+    assert all(torch.equal(a, b) for a, b in zip(logits, expected, strict=True))
+    labels = torch.from_numpy(alone.groups["test"].labels)
+    assert (found.samples, found.correct) == (7, int((torch.cat(expected).argmax(1) == labels).sum()))
+    trainer.close()
+
+
+def command(data: Path, *more: str) -> list[str]:
+    return ["train", "classify", "--data", str(data), "--out", str(data / "out"), "--batch", "16", *more]
+
+
+@pytest.mark.ranks(2, 3)
+def test_the_command_writes_a_line_for_each_step_and_resumes(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = written(comm, shared_tmp_path)
+    arguments = command(data, "--pipeline", "stale", "--epochs", "2", "--checkpoint-every", "4")
+    assert cli.main(arguments) == 0
+    comm.Barrier()
+    complete = lines_of(data)
+    assert [(line["step"], line.get("evaluation")) for line in complete] == [
+        *((step, None) for step in (1, 2, 3)),
+        (3, "test"),
+        *((step, None) for step in (4, 5, 6)),
+        (6, "train"),
+        (6, "test"),
+    ]
+    summary = json.loads((data / "out" / "summary.json").read_text())
+    assert summary["pipeline"]["schedule"] == "stale"
+    assert summary["pipeline"]["cuts"] == (["c3"] if comm.size == 2 else ["c3", "c5"])
+    assert summary["final_loss"] == complete[6]["loss"]
+    assert (data / "out" / "result.png").read_bytes()[:4] == b"\x89PNG"
+    said = f"6 steps, stale of {comm.size} stages cut before c3"
+    assert (said in capsys.readouterr().out) == (comm.rank == 0)
+    if comm.rank == 0:
+        (data / "out" / "checkpoints" / "step-000006").rename(data / "away")
+    comm.Barrier()
+    assert cli.main([*arguments, "--resume"]) == 0
+    comm.Barrier()
+    times = {"seconds": 0, "samples_per_s": 0}
+    assert [line | times for line in lines_of(data)] == [line | times for line in complete]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--microbatches", "2"], "--microbatches needs --pipeline SCHEDULE"),
+        (["--pipeline", "dream"], "there is no schedule 'dream'; there are gpipe, "),
+        (["--pipeline", "fbp-as"], "forward and backward at the same time can be simulated, not run"),
+        (["--pipeline", "stale", "--microbatches", "2"], "it updates after every mini-batch"),
+        (["--pipeline", "gpipe", "--weights", "stash"], "gpipe: weights='stash' must be one of recompute"),
+        (["--pipeline", "gpipe", "--vertical-sync"], "gpipe: option 'vertical_sync' does not apply"),
+        (["--pipeline", "gpipe", "--stages", "3"], "3 stages need 1 + 1 + 1 = 3 ranks, but the communicator has 2"),
+        (["--pipeline", "gpipe", "--replicas", "3"], "--replicas 3: 2 ranks are not stages of 3 ranks each"),
+        (["--pipeline", "gpipe", "--replicas", "2,1"], "2 stages need 2 + 1 = 3 ranks"),
+        (["--pipeline", "gpipe", "--ppv", "1,2", "--stages", "2"], "--ppv 1,2 cuts the model into 3 parts, which are"),
+        (["--pipeline", "interleaved", "--ppv", "1,2"], "--ppv 1,2 cuts the model into 3 parts, which are not whole"),
+        (["--pipeline", "interleaved", "--switch-after", "1"], "--switch-after: interleaved has 2 chunks on each rank"),
+        (["--pipeline", "stale", "--ppv", "9"], "cut 9: a register comes behind one of the layers 1 to 4 of 5"),
+        (["--pipeline", "stale", "--ppv", "0"], "argument --ppv: '0' is not a whole number above zero"),
+        (["--pipeline", "stale", "--grid", "n=2"], "argument --grid: not allowed with argument --pipeline"),
+        (["--pipeline", "stale", "--model", "vgg11"], "--model vgg11 fails on images of (1, 28, 28): RuntimeError: "),
+        (["--pipeline", "stale", "--lr", "1e38"], ": the loss is nan; lower --lr or look at the data"),
+        (["--pipeline", "stale", "--switch-after", "0"], "argument --switch-after: '0' is not a whole number above"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_code_2(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    data = written(comm, shared_tmp_path)
+    try:
+        code, errors = outcome(command(data, *arguments), capsys)
+    except SystemExit as end:
+        code, errors = int(end.code or 0), capsys.readouterr().err
+    lines = [line for line in errors.splitlines() if line.startswith("distconv train classify: ")]
+    assert code == 2
+    assert [message in line for line in lines] == ([True] if comm.rank == 0 else []), lines
+
+
+@pytest.mark.parametrize(
+    ("ranks", "arguments", "replicas", "microbatches"),
+    [
+        (3, ["1f1b-so"], (1, 1, 1), 3),
+        (4, ["gpipe", "--replicas", "2"], (2, 2), 2),
+        (3, ["gpipe", "--replicas", "2,1", "--microbatches", "8"], (2, 1), 8),
+        (4, ["stale", "--ppv", "3,5,7"], (1, 1, 1, 1), 1),
+        (2, ["interleaved", "--ppv", "1,2,3"], (1, 1), 2),
+        (4, ["pipedream", "--replicas", "3,1"], (3, 1), 1),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_stages_follow_from_the_ranks_and_the_options(
+    ranks: int, arguments: list[str], replicas: tuple[int, ...], microbatches: int
+) -> None:
+    found = pipelining(ranks, *arguments)
+    assert (found.replicas, found.microbatches) == (replicas, microbatches)
+
+
+@pytest.mark.parametrize("replicas", [[1, 1], [1, 1, 1], [3, 1]])
+def test_balanced_cuts_leave_no_stage_more_than_a_layer_above_the_mean(replicas: list[int]) -> None:
+    model, shape = MODELS["resnet20"].factory(), (8, 3, 32, 32)
+    layers = predicted_profile(trace(model, shape), Machine.load("localhost")).layers
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Conv2d)]
+    cuts = balanced_cuts(model, shape, replicas)
+    starts = [0, *(next(i for i, layer in enumerate(layers) if layer.name == cut) for cut in cuts), len(layers)]
+    times = [sum(layer.time_s for layer in layers[a:b]) for a, b in pairwise(starts)]
+    ends = [next(i for i, layer in enumerate(layers) if layer.name == name) for name in names]
+    largest = max(sum(layer.time_s for layer in layers[a:b]) for a, b in pairwise(ends))
+    mean = sum(times) / sum(replicas)
+    assert max(time / count for time, count in zip(times, replicas, strict=True)) <= mean + largest

@@ -1,0 +1,49 @@
+"""Training takes the same steps on any grid: losses and final weights equal plain torch on one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distconv as dc
+from distconv.jobs.mesh.segmentation import Settings
+from distconv.jobs.mesh.synthetic_samples import write_synthetic
+from distconv.jobs.verification import exactness
+
+GRIDS = {
+    1: ["n=1"],
+    2: ["h=2"],
+    3: ["h=3"],
+    4: ["n=4", "h=4", "h=2,w=2", "n=2,h=2"],
+    5: ["w=5"],
+    8: ["n=2,h=2,w=2"],
+}
+STEPS = 20
+
+
+def settings(model: str, optimizer: str) -> Settings:
+    width = {"unet": 4, "mesh1k": 8}[model]
+    return Settings(model, width, batch=4, steps=STEPS, optimizer=optimizer, lr=exactness.RATE, dtype="float64")
+
+
+@pytest.mark.ranks(*GRIDS)
+@pytest.mark.time_limit(300)
+@pytest.mark.parametrize("size", [(64, 64), (50, 36)], ids=["64x64", "50x36"])
+@pytest.mark.parametrize(("model", "optimizer"), [("unet", "adam"), ("mesh1k", "sgd")])
+def test_steps_on_any_grid_equal_those_of_plain_torch(
+    comm: Any, shared_tmp_path: Path, size: tuple[int, int], model: str, optimizer: str
+) -> None:
+    path = shared_tmp_path / "samples.h5"
+    if comm.rank == 0:
+        write_synthetic(path, size)  # eight training samples: an epoch has two steps
+    comm.Barrier()
+    expected = exactness.reference(settings(model, optimizer), path, comm)
+    assert len(expected.losses) == STEPS
+    for text in GRIDS[comm.size]:
+        grid = dc.ProcessGrid(comm, **dc.parse_grid(text))
+        found = exactness.train(settings(model, optimizer), path, grid)
+        apart = exactness.difference(found, expected)
+        assert apart.loss <= 1e-10, (text, apart)
+        assert apart.weight <= 1e-9, (text, apart)

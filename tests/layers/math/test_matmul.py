@@ -1,0 +1,105 @@
+"""Matrix products and attention, against one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.layers.compare import same_as_one_process
+from tests.layers.spread import TABLE, spread
+
+SHAPE = (3, 4, 7, 5)
+
+ONE = {
+    "matrices": lambda x: x @ x.mT,
+    "matrices whose rows are summed": lambda x: torch.matmul(x.mT, x),
+    "bmm": lambda x: torch.bmm(x[0], x[1].mT),
+    "matrix and vector": lambda x: x[0, 0] @ x[0, 0, 1] + torch.mv(x[0, 0], x[1, 0, 1]),
+    "vectors": lambda x: x[0, 0, :, 1].dot(x[0, 0, :, 2]) + torch.dot(x[0, :, 1, 1], x[0, :, 2, 2]),
+    "outer": lambda x: torch.outer(x[0, 0, :, 1], x[1, 0, 1]),
+    "addmm": lambda x: torch.addmm(x[0, :, 0], x[0, :, :, 0], x[0, 0], beta=0.5, alpha=2),
+    "addmm of nothing": lambda x: (
+        torch.addmm(x[0, :, 0] * torch.nan, x[0, :, :, 0], x[0, 0], beta=0).detach() * x[0, 0, 0]
+    ),
+    "baddbmm": lambda x: torch.baddbmm(x[0].sum(), x[0], x[1].mT),
+    "addmv": lambda x: torch.addmv(x[0, 0, :, 0], x[0, 0], x[0, 0, 1]),
+    "einsum over space": lambda x: torch.einsum("nchw,ndhw->ncd", x, x),
+    "einsum to a number": lambda x: torch.einsum("nchw,nchw", x, x),
+    "einsum with dots": lambda x: torch.einsum("b...,b...->...", x, x),
+    "einsum of one": lambda x: torch.einsum("nchw->wc", x),
+    "einsum by numbers": lambda x: torch.einsum(x, [0, 1, 2, 3], x, [0, 4, 2, 3], [1, 4]),
+    "einsum of a diagonal": lambda x: torch.einsum("nchh->nch", x[:, :, :5]),
+    "tensordot": lambda x: torch.tensordot(x, x, ([1, 2], [1, 2])),
+    "vecdot": lambda x: torch.linalg.vecdot(x, x * x, dim=1),
+    "attention": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1),
+    "causal attention": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1, is_causal=True),
+    "masked attention": lambda x: F.scaled_dot_product_attention(x[:, :, :3], x, x, attn_mask=(x @ x.mT)[:1, :1, :3]),
+    "grouped attention": lambda x: F.scaled_dot_product_attention(x, x[:, :2], x[:, 2:], enable_gqa=True),
+}
+
+WITH_PLAIN = {
+    "product with a plain matrix": lambda x, w: x @ w[0],
+    "product of a plain matrix": lambda x, w: w.view(2, 5, 7)[0] @ x,
+    "product with plain matrices of a batch": lambda x, w: w[:1, :, :5] @ x.mT,
+    "einsum": lambda x, w: torch.einsum("...hw,owh->...o", x, w),
+    "tensordot": lambda x, w: torch.tensordot(x, w.reshape(5, 2, 7), 1),
+    "bilinear": lambda x, w: F.bilinear(x, x, w.reshape(-1)[:50].reshape(2, 5, 5), w[0, 0, :2]),
+    "outer": lambda x, w: torch.outer(w[0, 0], x[0, 0, :, 0]),
+    "addmm": lambda x, w: torch.addmm(w[0, 0], x[0, 0], w[0]),
+}
+
+
+@pytest.mark.parametrize("name", ONE)
+@TABLE
+def test_products_equal_one_process(comm, name):
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, ONE[name], normal(*SHAPE))
+
+
+@pytest.mark.parametrize("name", WITH_PLAIN)
+@TABLE
+def test_a_plain_factor_gets_its_whole_gradient(comm, name):
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, WITH_PLAIN[name], normal(*SHAPE), plain=(normal(2, 5, 7, seed=1),))
+
+
+def test_factors_may_have_blocks_without_elements(comm):
+    grid = grid_over(comm, c=comm.size)
+    weight = normal(2, 1, 1, seed=2)
+    same_as_one_process(grid, lambda x, y: F.bilinear(x, y, weight), normal(5, 1), normal(5, 1, seed=1))
+    same_as_one_process(
+        grid, lambda x, y: x @ y.T + torch.einsum("ni,mi->nm", x, y), normal(5, 1), normal(4, 1, seed=1)
+    )
+
+
+def test_rows_and_batches_keep_their_splits(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    assert (x @ normal(5, 6)).dist.axes == ("n", "c", "h", None)
+    assert torch.einsum("nchw,ndhw->ncd", x, x).dist.split_axes == ()
+
+
+def test_matrices_that_do_not_fit_are_refused_in_torchs_words(comm):
+    x = dc.scatter(normal(3, 6), grid_over(comm, n=comm.size))
+    match = r"mat1 and mat2 shapes cannot be multiplied \(3x6 and 5x4\)"
+    raises_everywhere(comm, dc.ShapeError, match, lambda: x @ normal(5, 4))
+    raises_everywhere(comm, dc.ShapeError, "same dtype", lambda: x @ normal(6, 4).float())
+
+
+def test_every_rank_computes_in_autocasts_dtype(comm):
+    x = normal(*SHAPE).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        for dist in spread(comm, SHAPE):
+            y = dc.scatter(x, dist)
+            for name in ("matrices", "baddbmm", "einsum over space", "attention"):
+                found, expected = dc.gather(ONE[name](y)), ONE[name](x)
+                assert found.dtype == expected.dtype == torch.bfloat16
+                assert torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
+
+
+def test_attention_with_dropout_is_refused(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, n=comm.size))
+    call = lambda: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)  # noqa: E731
+    raises_everywhere(comm, dc.UnsupportedOperation, "set dropout_p=0", call)

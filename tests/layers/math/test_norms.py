@@ -1,0 +1,71 @@
+"""Norms, similarities and soft maxima, against one process."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.layers.compare import same_as_one_process
+from tests.layers.spread import TABLE, spread
+
+SHAPE = (3, 4, 7, 5)
+
+VECTORS = {
+    "vector_norm": lambda x: torch.linalg.vector_norm(x),
+    "vector_norm of order 1": lambda x: torch.linalg.vector_norm(x, 1, (1, 2)),
+    "vector_norm of order 3.5": lambda x: torch.linalg.vector_norm(x, 3.5, 2, True),
+    "vector_norm of order 0.5": lambda x: torch.linalg.vector_norm(x, 0.5, 2),
+    "vector_norm of order inf": lambda x: torch.linalg.vector_norm(x.round(), math.inf, (1, 2)),
+    "vector_norm of order -inf": lambda x: torch.linalg.vector_norm(x, -math.inf, 1),
+    "vector_norm of order 0": lambda x: torch.linalg.vector_norm(x.relu(), 0, 1),
+    "vector_norm in another dtype": lambda x: torch.linalg.vector_norm(x.float(), 2, (1, 2), dtype=torch.float64),
+    "norm": lambda x: x.norm(),
+    "norm along dimensions": lambda x: torch.norm(x, dim=(1, 2)) + x.norm(1, dim=(1, 2)),
+    "norm as parameters have it": lambda x: x.norm(2, dim=2, keepdim=True),
+    "linalg.norm": lambda x: torch.linalg.norm(x, dim=1) + torch.linalg.norm(x, 2, 1),
+    "linalg.norm of matrices": lambda x: torch.linalg.norm(x, "fro", (1, 2)),
+    "normalize": lambda x: F.normalize(x) + F.normalize(x, p=1, dim=2),
+    "cosine_similarity": lambda x: F.cosine_similarity(x, x.roll(1, 1), 1),
+    "cosine_similarity by broadcasting": lambda x: F.cosine_similarity(x, x[:, :1], 2),
+    "cosine_similarity with nothing": lambda x: F.cosine_similarity(x, x * 0, 1),
+    "pairwise_distance": lambda x: F.pairwise_distance(x, x * x),
+    "logsumexp": lambda x: x.logsumexp(1),
+    "logsumexp over several": lambda x: torch.logsumexp(x * 300, (1, 2), True),
+    "softmax over channels": lambda x: x.softmax(1) * x,
+    "softmax over rows": lambda x: F.softmax(x * 300, 2) * x,
+    "softmax in another dtype": lambda x: torch.softmax(x.float(), 1, torch.float64),
+    "log_softmax": lambda x: F.log_softmax(x, dim=2) + x.log_softmax(1),
+    "softmin": lambda x: F.softmin(x, dim=2) * x,
+}
+
+
+@pytest.mark.parametrize("name", VECTORS)
+@TABLE
+def test_vectors_equal_one_process(comm, name):
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, VECTORS[name], normal(*SHAPE))
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, math.inf])
+def test_the_norm_of_zeros_has_torchs_gradient(comm, order):
+    zeros = torch.zeros(SHAPE, dtype=torch.float64)
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, lambda x: torch.linalg.vector_norm(x, order, (1, 2)), zeros)
+        same_as_one_process(dist, lambda x: torch.linalg.vector_norm(x, order), zeros)
+
+
+def test_a_soft_maximum_gathers_nothing(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, c=comm.size))
+    assert x.softmax(1).dist == x.dist
+
+
+def test_norms_without_a_rule_name_the_way_out(comm):
+    x = dc.scatter(normal(6, 6), grid_over(comm, c=comm.size))
+    for call in (lambda: x.norm("nuc"), lambda: torch.linalg.norm(x, 2), lambda: torch.linalg.matrix_norm(x, 2)):
+        raises_everywhere(comm, dc.UnsupportedOperation, "gather", call)
+    raises_everywhere(comm, dc.UnsupportedOperation, "say which dimension", lambda: F.softmax(x))

@@ -1,0 +1,269 @@
+"""Elementwise operators: blocks as they are, operands aligned, gradients summed over just the right axes."""
+
+from __future__ import annotations
+
+import operator
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import distconv as dc
+from tests.distconv.layouts import counting, grid_over, grids, normal, raises_everywhere, twenty_layouts
+from tests.layers.compare import UP_TO_SIX_RANKS, built, close, module_as_in_one_process, same_as_one_process
+
+SHAPE = (3, 2, 7, 4)
+
+UNARY = {
+    "tanh": lambda x: x.tanh(),
+    "clamp": lambda x: x.clamp(-0.5, 0.5),
+    "clamp with tensors": lambda x: x.clamp(min=torch.zeros(4).double(), max=x.detach().abs() + 0.1),
+    "exp": lambda x: x.exp(),
+    "abs": abs,
+    "power": lambda x: x**3,
+    "negative": lambda x: -x,
+    "reversed operators": lambda x: 2 / (3 - (1 + 2 * x)),
+    "square root": lambda x: (x * x + 1).sqrt(),
+    "where": lambda x: torch.where(x > 0, x, 0.1 * x),
+    "where of a tensor": lambda x: x.where(x > 0, x * x),
+    "masked_fill": lambda x: x.masked_fill(x > 0.3, 2.0),
+    "float32 and back": lambda x: x.float().double(),
+    "clone": lambda x: x.clone() * 2,
+    "detach": lambda x: x * x.detach(),
+    "zeros_like": lambda x: x + torch.zeros_like(x),
+    "contiguous": lambda x: x.contiguous() * 2,
+    "error function": lambda x: torch.special.ndtr(x) + torch.erf(x),
+    "comparison": lambda x: (x > 0).double() * x,
+    "gated": lambda x: F.glu(x * 2),
+    "gated channels": lambda x: F.glu(x * 2, 1),
+    "softmax over channels": lambda x: nn.Softmax2d()(x),
+    "softmin": lambda x: F.softmin(x, dim=2),
+    "gelu approximated": lambda x: F.gelu(x, approximate="tanh"),
+    "softplus": lambda x: F.softplus(x, 2, 1.5),
+    "prelu": lambda x: F.prelu(x, torch.tensor([0.3, -0.2]).double()),
+}
+"""Functions of one tensor."""
+
+ACTIVATIONS = """
+relu relu6 elu selu celu leaky_relu hardtanh hardswish hardsigmoid silu mish rrelu gelu logsigmoid hardshrink
+softshrink tanhshrink softsign softplus sigmoid tanh threshold
+""".split()
+
+
+def activation(name, **options):
+    """One of torch's functions, with the arguments that it cannot do without."""
+    return partial(getattr(F, name), **({"threshold": 0.1, "value": -2.0} if name == "threshold" else {}), **options)
+
+
+@pytest.mark.filterwarnings("ignore:nn.functional")
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@UP_TO_SIX_RANKS
+def test_activations_equal_one_process(comm, name):
+    for grid in grids(comm, "ch"):
+        same_as_one_process(grid, activation(name), 2 * normal(*SHAPE))
+
+
+IN_PLACE = {
+    **{name: activation(name, inplace=True) for name in [*ACTIVATIONS[:12], "threshold"]},
+    **{f"{name}_": getattr(F, f"{name}_") for name in "relu elu selu celu leaky_relu hardtanh rrelu".split()},
+    "torch.relu_": torch.relu_,
+    "torch.celu_": torch.celu_,
+    "module": nn.SiLU(inplace=True),
+    "add_": lambda x: x.add_(0.1, alpha=2),
+    "clamp_": lambda x: x.clamp_(min=torch.zeros(4).double()),
+    "mul_": lambda x: x.mul_(torch.arange(7).double().view(7, 1)),
+    "masked_fill_": lambda x: x.masked_fill_(x.detach() > 0.5, 3.0),
+    "operator": lambda x: operator.iadd(x, 1),
+    "copy_": lambda x: x.copy_(torch.ones(7, 4).double()),
+}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+@UP_TO_SIX_RANKS
+def test_in_place_operators_equal_one_process(comm, name):
+    def run(x):
+        y = x * 2
+        z = IN_PLACE[name](y)
+        assert z is y
+        return z * 1
+
+    for grid in grids(comm, "ch"):
+        same_as_one_process(grid, run, normal(*SHAPE))
+
+
+@pytest.mark.parametrize("change", [partial(F.relu, inplace=True), lambda x: x.mul_(2), torch.sigmoid_])
+def test_a_change_of_a_view_reaches_its_source(comm, change):
+    def run(x):
+        y = x * 1
+        change(y[:, :, 2:5])
+        return y * 1
+
+    for grid in grids(comm, "chw"):
+        same_as_one_process(grid, run, normal(*SHAPE))
+
+
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize("change", [partial(F.relu, inplace=True), torch.relu_, partial(F.dropout, inplace=True)])
+def test_a_change_that_cannot_reach_its_source_is_refused(comm, change):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    torch.manual_seed(0)
+    raises_everywhere(comm, dc.UnsupportedOperation, "clone", lambda: change(x.reshape(3, -1)))
+
+
+@pytest.mark.parametrize("name", UNARY)
+@UP_TO_SIX_RANKS
+def test_one_operand_equals_one_process(comm, name):
+    for grid in grids(comm, "ch"):
+        same_as_one_process(grid, UNARY[name], normal(*SHAPE))
+
+
+PLAIN = [SHAPE, (1, 2, 1, 1), (2, 1, 1), (7, 1), (4,), (1,), (), (3, 1, 7, 4), (5, 1, 1, 1, 1)]
+
+
+@pytest.mark.parametrize("other", PLAIN)
+@UP_TO_SIX_RANKS
+def test_a_plain_operand_gets_its_whole_gradient(comm, other):
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(grid, lambda x, w: x * w + w, normal(*SHAPE), plain=(normal(*other, seed=1),))
+
+
+@pytest.mark.parametrize("other", [SHAPE, (1, 2, 7, 4), (3, 2, 1, 1), (1, 1, 7, 1), (3, 1, 1, 4)])
+def test_split_operands_of_different_extents_are_aligned(comm, other):
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(grid, lambda a, b: a * b - b, normal(*SHAPE), normal(*other, seed=1))
+        same_as_one_process(grid, lambda a, b: b / (1 + a * a), normal(*SHAPE), normal(*other, seed=1))
+
+
+def test_operands_of_any_two_layouts_are_aligned(comm):
+    shape = (5, 7, 3)
+    a, b = normal(*shape), normal(*shape, seed=1)
+    for one in twenty_layouts(comm, shape)[::3]:
+        for other in twenty_layouts(comm, shape)[::4]:
+            x, y = (dc.scatter(t.clone(), d).requires_grad_() for t, d in ((a, one), (b, other)))
+            (x * y).sum().backward()
+            assert torch.equal(dc.gather(x.grad), b), (one, other)
+            assert torch.equal(dc.gather(y.grad), a), (one, other)
+
+
+def test_a_tensor_of_one_split_element_broadcasts(comm):
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(grid, lambda a, b: a + b, normal(1, 1, 1, 1), normal(*SHAPE, seed=1))
+
+
+@pytest.mark.parametrize(
+    "function", [torch.maximum, torch.atan2, torch.lerp, torch.addcmul, torch.where], ids=lambda f: f.__name__
+)
+def test_functions_of_several_operands(comm, function):
+    calls = {
+        torch.lerp: lambda a, b: torch.lerp(a, b, 0.3),
+        torch.addcmul: lambda a, b: torch.addcmul(a, a, b, value=0.5),
+        torch.where: lambda a, b: torch.where(a > b, a, b),
+    }
+    for grid in grids(comm, "nh"):
+        same_as_one_process(grid, calls.get(function, function), normal(*SHAPE), normal(*SHAPE, seed=1))
+
+
+@pytest.mark.parametrize("slopes", [1, 2])
+def test_prelu_learns_its_slopes(comm, slopes):
+    for shape in (SHAPE, (3, 2), (1, 2, 3)):
+        for grid in grids(comm, "nch"):
+            module_as_in_one_process(grid, built(lambda: nn.PReLU(slopes)), normal(*shape))
+
+
+def test_whole_numbers_and_truth_values(comm):
+    for grid in grids(comm, "nh"):
+        same_as_one_process(grid, lambda x: (x % 3 == 1) & (x > 20) | ~(x < 100), counting(*SHAPE).long())
+
+
+def test_empty_blocks_go_along(comm):
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(grid, lambda a, b: (a * b).relu(), normal(1, 2, 2, 1), normal(1, 2, 1, 1, seed=1))
+
+
+def test_shapes_that_do_not_broadcast_are_refused_in_torchs_words(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    match = r"size of tensor a \(4\) must match the size of tensor b \(5\)"
+    with pytest.raises(RuntimeError, match=match):
+        normal(*SHAPE) + normal(5)
+    raises_everywhere(comm, dc.ShapeError, match, lambda: x + normal(5))
+
+
+def test_an_in_place_operator_does_not_grow_its_target(comm):
+    x = dc.scatter(normal(1, 4), grid_over(comm, n=comm.size))
+    raises_everywhere(comm, dc.ShapeError, "doesn't match the broadcast shape", lambda: x.add_(normal(3, 4)))
+
+
+def test_writing_into_a_plain_tensor_is_refused(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    if comm.size > 1:
+        raises_everywhere(comm, dc.UnsupportedOperation, "into a plain tensor", lambda: normal(*SHAPE).add_(x))
+    recorded = normal(2).requires_grad_() * 1
+    scale = x.sum()
+    raises_everywhere(comm, dc.UnsupportedOperation, "into a plain tensor", lambda: recorded.mul_(scale))
+    raises_everywhere(comm, dc.UnsupportedOperation, "out=", lambda: torch.add(x, x, out=normal(*SHAPE)))
+
+
+def test_a_replicated_number_may_scale_plain_tensors_outside_of_autograd(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    gradient, scale = normal(5, seed=1), x.square().sum().sqrt()
+    expected = gradient * normal(*SHAPE).norm()
+    assert gradient.mul_(scale) is gradient
+    close(gradient, expected, "scaled gradient")
+    weight = gradient.clone().requires_grad_()
+    with torch.no_grad():
+        weight.add_(x.mean())
+    close(weight.detach(), expected + normal(*SHAPE).mean(), "changed parameter")
+
+
+def test_a_result_may_go_into_a_distributed_tensor_outside_of_autograd(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    y = torch.zeros_like(x)
+    assert torch.maximum(x, x.neg(), out=y) is y
+    close(dc.gather(y), normal(*SHAPE).abs(), "maximum")
+    raises_everywhere(comm, dc.UnsupportedOperation, "out=", lambda: torch.mul(x.requires_grad_(), 2, out=y))
+
+
+def test_a_plain_tensor_converted_like_a_distributed_one_stays_plain(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    for y in (torch.ones(2).type_as(x), torch.ones(2).to(x)):
+        assert type(y) is torch.Tensor and y.dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda x: F.rrelu(x, training=True), "rrelu in training"),
+        (lambda x: torch.where(x > 0), "condition alone"),
+    ],
+)
+def test_what_has_no_rule_is_refused_with_the_way_out(comm, call, match):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    raises_everywhere(comm, dc.UnsupportedOperation, match, lambda: call(x))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x, **odd: torch.add(x, x, **odd),
+        lambda x, **odd: x.clamp(0, **odd),
+        lambda x, **odd: x.add_(1, **odd),
+        lambda x, **odd: x.clone(**odd),
+        lambda x, **odd: torch.where(x > 0, x, x, **odd),
+        lambda x, **odd: torch.prelu(x, torch.ones(1).double(), **odd),
+        lambda x, **odd: torch.dropout(x, 0.5, True, **odd),
+        lambda x, **odd: torch.max_pool2d(x, 2, **odd),
+        lambda x, **odd: torch.group_norm(x, 2, **odd),
+        lambda x, **odd: torch.layer_norm(x, (4,), **odd),
+        lambda x, **odd: torch.pixel_shuffle(x, 1, **odd),
+        lambda x, **odd: torch._C._nn.avg_pool2d(x, 2, **odd),
+        lambda x, **odd: torch.cosine_similarity(x, x, **odd),
+        lambda x, **odd: F.one_hot(x.long().abs(), **odd),
+    ],
+)
+def test_an_unknown_option_is_never_swallowed(comm, call):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    with pytest.raises(TypeError):
+        call(normal(*SHAPE), odd=1)
+    raises_everywhere(comm, TypeError, "odd|invalid combination", lambda: call(x, odd=1), same_text=False)

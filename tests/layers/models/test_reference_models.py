@@ -1,0 +1,109 @@
+"""Training of every reference model over a grid takes the steps of plain torch on one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import distconv as dc
+from distconv.jobs.training.training import Settings
+from distconv.jobs.verification import exactness
+from distconv.layers.models import MODELS
+
+LOSS_LIMIT, WEIGHT_LIMIT, BUFFER_LIMIT = 1e-10, 1e-9, 1e-10
+STEPS, BATCH = 3, 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, complete in depth but narrow, on samples whose extents divide by nothing.
+
+    Where batch norm ends up with a few cells, a small learning rate keeps round-off from growing in plain torch too.
+    """
+
+    model: str
+    size: tuple[int, ...]
+    width: int
+    classes: int = 5
+    lr: float = 1e-2
+    in_channels: int = 3
+
+    def settings(self) -> Settings:
+        """Three steps of SGD with momentum."""
+        return Settings(
+            self.model, self.width, batch=BATCH, steps=STEPS, optimizer="sgd", lr=self.lr, dtype="float64", seed=4
+        )
+
+    def samples(self) -> exactness.RandomSamples:
+        """Normal numbers."""
+        return exactness.RandomSamples((self.in_channels, *self.size), self.classes, MODELS[self.model].predicts)
+
+
+CASES = [
+    Case("lenet5", (29, 33), 3),
+    Case("alexnet", (35, 33), 4),
+    Case("vgg11", (33, 37), 2),
+    Case("vgg11_bn", (33, 37), 2),
+    Case("vgg16", (37, 33), 2),
+    Case("vgg16_bn", (65, 33), 2, lr=1e-3),
+    Case("resnet20", (17, 15), 2),
+    Case("resnet56", (13, 17), 2),
+    Case("resnet50", (67, 53), 2, lr=1e-4),
+    Case("cosmoflow", (17, 9, 19), 2),
+    Case("mesh1k", (67, 43), 3, classes=1, lr=1e-3),
+    Case("mesh2k", (65, 70), 3, classes=2, lr=1e-3),
+    Case("unet", (21, 18), 2, classes=1),
+    Case("unet3d", (9, 11, 17), 2, classes=3),
+]
+
+DEEP = Case("resnet110", (13, 11), 2)
+
+PUBLISHED = [
+    Case("vgg16_bn", (33, 37), 64, lr=1e-3),
+    Case("resnet56", (32, 32), 16, lr=1e-3),
+]
+"""At full width."""
+
+FLAT = {2: ["w=2"], 3: ["h=3", "n=3"], 4: ["h=4", "h=2,w=2", "n=2,h=2", "c=2,w=2"], 6: ["n=2,h=3", "c=3,h=2"]}
+DEEP_GRIDS = {2: ["d=2"], 3: ["h=3"], 4: ["d=4", "d=2,h=2", "n=2,w=2", "c=2,d=2"], 6: ["n=3,d=2", "c=2,w=3"]}
+"""For images, and for volumes."""
+
+
+def check(comm: Any, case: Case) -> None:
+    """Compare every loss, weight and buffer."""
+    expected = exactness.on_one_rank(comm, lambda: exactness.train_at_random(case.settings(), case.samples(), None))
+    for text in (DEEP_GRIDS if len(case.size) == 3 else FLAT)[comm.size]:
+        grid = dc.ProcessGrid(comm, **dc.parse_grid(text))
+        found = exactness.train_at_random(case.settings(), case.samples(), grid)
+        assert exactness.difference(found, expected).loss <= LOSS_LIMIT, (text, found.losses, expected.losses)
+        for name, tensor in expected.weights.items():
+            limit = BUFFER_LIMIT if "running" in name else WEIGHT_LIMIT
+            assert exactness.relative(found.weights[name], tensor) <= limit, (text, name)
+
+
+def test_every_reference_model_is_among_the_cases() -> None:
+    assert {case.model for case in [*CASES, DEEP]} == set(MODELS)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.model)
+def test_training_a_reference_model_over_four_ranks_equals_one_process(comm: Any, case: Case) -> None:
+    check(comm, case)
+
+
+@pytest.mark.ranks(2, 3, 6)
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.model in ("alexnet", "cosmoflow", "resnet20", "unet")], ids=lambda case: case.model
+)
+def test_training_a_reference_model_over_other_numbers_of_ranks_equals_one_process(comm: Any, case: Case) -> None:
+    check(comm, case)
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(4)
+@pytest.mark.time_limit(600)
+@pytest.mark.parametrize("case", [DEEP, *PUBLISHED], ids=lambda case: f"{case.model}-{case.width}")
+def test_training_a_heavy_reference_model_equals_one_process(comm: Any, case: Case) -> None:
+    check(comm, case)

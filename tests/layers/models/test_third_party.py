@@ -1,0 +1,84 @@
+"""Networks of other people's packages train over a grid as on one process, without a changed line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import distconv as dc
+from tests.distconv.layouts import normal
+from tests.layers.compare import whole
+from tests.layers.models.third_party_networks import LARGE, NETWORKS, Network, built, tensors
+
+GRIDS = {2: ["c=2", "w=2"], 3: ["h=3"], 4: ["h=2,w=2", "n=2,w=2", "c=2,h=2"]}
+
+RELATIVE, ABSOLUTE = 1e-9, 1e-13
+"""Per tensor relative to its largest number, plus a share of the largest number of its kind: a gradient that is zero
+but for round-off (of a bias in front of a batch norm) has no digits of its own.
+"""
+
+Values = Mapping[str, Mapping[str, torch.Tensor]]
+
+
+def step(model: nn.Module, x: torch.Tensor) -> Values:
+    """One step of SGD and an evaluation: all that they give, whole, by kind and name."""
+    torch.manual_seed(7)  # for dropout and stochastic depth
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    outputs = tensors(model.train()(x))
+    loss = torch.stack([(y * normal(*y.shape, seed=i)).mean() for i, y in enumerate(outputs)]).sum()
+    loss.backward()
+    gradients = {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+    optimizer.step()
+    state = {name: whole(tensor).clone() for name, tensor in model.state_dict().items()}
+    with torch.no_grad():
+        evaluated = tensors(model.eval()(x))
+    return {
+        "outputs": {str(i): whole(y) for i, y in enumerate(outputs)},
+        "gradients": gradients,
+        "gradient of the input": {"x": whole(x.grad)},
+        "weights": {name: t for name, t in state.items() if name in gradients},
+        "buffers": {name: t.double() for name, t in state.items() if name not in gradients},
+        "evaluation": {str(i): whole(y) for i, y in enumerate(evaluated)},
+    }
+
+
+def check(found: Values, expected: Values, where: str) -> None:
+    for kind, values in expected.items():
+        assert found[kind].keys() == values.keys(), (where, kind)
+        largest = max((float(v.abs().max()) for v in values.values()), default=0.0)
+        for name, value in values.items():
+            apart = float((found[kind][name] - value).abs().max())
+            assert apart <= RELATIVE * float(value.abs().max()) + ABSOLUTE * largest, (where, kind, name, apart)
+
+
+def compare(comm: Any, network: Network) -> None:
+    x = normal(*network.shape, seed=8)
+    expected = step(built(network), x.clone().requires_grad_())
+    for text in GRIDS[comm.size]:
+        grid = dc.ProcessGrid(comm, **dc.parse_grid(text))
+        model = dc.parallelize(built(network), grid)
+        check(step(model, dc.scatter(x, grid).requires_grad_()), expected, text)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_network_of_another_package_takes_the_step_of_one_process(comm: Any, name: str) -> None:
+    compare(comm, NETWORKS[name])
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("name", ["MobileNet v3", "MONAI U-Net"])
+def test_a_network_of_another_package_takes_that_step_on_other_numbers_of_ranks(comm: Any, name: str) -> None:
+    compare(comm, NETWORKS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+@pytest.mark.time_limit(600)
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_network_of_another_package_takes_the_step_of_one_process(comm: Any, name: str) -> None:
+    compare(comm, LARGE[name])

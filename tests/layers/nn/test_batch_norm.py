@@ -1,0 +1,190 @@
+"""Batch norm: statistics of the global mini-batch, running averages, gradients, against one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import distconv as dc
+from distconv.layers.nn.batch_norm import batch_norm_statistics
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
+from tests.layers.compare import UP_TO_SIX_RANKS, built, close, module_as_in_one_process, same_as_one_process
+
+KINDS = {1: (nn.BatchNorm1d, (3, 4, 9)), 2: (nn.BatchNorm2d, (3, 4, 7, 5)), 3: (nn.BatchNorm3d, (2, 4, 3, 7, 4))}
+
+
+def norm(count, **options):
+    def make():
+        module = KINDS[count][0](4, **options)
+        for parameter in module.parameters():
+            nn.init.normal_(parameter)
+        return module
+
+    return built(make)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}, {"momentum": None}])
+@UP_TO_SIX_RANKS
+def test_in_training_it_equals_one_process(comm, count, options):
+    for grid in grids(comm, ("nw", "nhw", "ndw")[count - 1]):
+        module = norm(count, **options)
+        for step in range(2):
+            module_as_in_one_process(grid, module, 3 * normal(*KINDS[count][1], seed=step) + 1)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_in_evaluation_it_equals_one_process(comm, affine):
+    module = norm(2, affine=affine)
+    module.running_mean += 0.3
+    module.running_var *= 2
+    module.eval()
+    for grid in grids(comm, "nhw"):
+        module_as_in_one_process(grid, module, normal(3, 4, 7, 5))
+
+
+def test_samples_of_features_without_space(comm):
+    module_as_in_one_process(grid_over(comm, n=comm.size), norm(1), normal(9, 4))
+
+
+def test_running_statistics_are_equal_on_all_ranks(comm):
+    module = norm(2)
+    module(dc.scatter(normal(3, 4, 7, 5), grid_over(comm, h=comm.size)))
+    for buffer in module.buffers():
+        values = comm.allgather(buffer.tolist())
+        assert all(each == values[0] for each in values)
+
+
+def test_a_large_mean_costs_no_digits(comm):
+    x = normal(3, 4, 7, 5) + 1e5
+    for grid in grids(comm, "h"):
+        twin, module = norm(2), norm(2)
+        found = dc.gather(module(dc.scatter(x, grid)))
+        torch.testing.assert_close(found, twin(x), rtol=0, atol=1e-7)
+        torch.testing.assert_close(module.running_var, twin.running_var, rtol=1e-8, atol=0)
+
+
+def test_ranks_without_rows_take_part(comm):
+    module = norm(2)
+    for grid in grids(comm, "nhw"):
+        module_as_in_one_process(grid, module, normal(1, 4, 2, 3))
+
+
+def test_replicas_do_not_count_twice(comm):
+    for grid in (grid_over(comm, r=comm.size), grid_over(comm, d=comm.size)):
+        module_as_in_one_process(grid, norm(2), normal(3, 4, 7, 5))
+
+
+@pytest.mark.parametrize("axes", [("r", None, None, None), (None, None, "r", None), (None, None, "c", "n")])
+def test_axes_of_any_name_may_split_the_input(comm, axes):
+    extents = {"n": 1, next(axis for axis in axes if axis): comm.size}
+    dist = dc.Distribution(grid_over(comm, **extents), axes)
+    module_as_in_one_process(dist, norm(2), normal(3, 4, 7, 5))
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_only_one_gradient_may_be_wanted(comm, wanted):
+    tensors = [normal(3, 4, 7, 5), normal(4, seed=1), normal(4, seed=2)]
+    for grid in grids(comm, "nh"):
+        grads = []
+        for place in (lambda t: t, lambda t, grid=grid: dc.scatter(t, grid)):
+            given = [t.clone().requires_grad_(i == wanted) for i, t in enumerate(tensors)]
+            x = place(tensors[0]).clone().requires_grad_(wanted == 0)
+            (F.batch_norm(x, None, None, given[1], given[2], True) ** 3).sum().backward()
+            grads.append(dc.gather((x if wanted == 0 else given[wanted]).grad))
+        close(grads[1], grads[0], f"gradient {wanted}")
+
+
+def test_statistics_of_each_block_alone_are_those_of_torch_on_the_block(comm):
+    grid = grid_over(comm, h=comm.size)
+    x = dc.scatter(normal(3, 4, 17, 5), grid)
+    with batch_norm_statistics("local"):
+        y = F.batch_norm(x, None, None, training=True)
+    close(y.local, F.batch_norm(x.local, None, None, training=True), "local statistics")
+
+
+def test_spatial_statistics_are_those_of_the_samples_a_rank_shares(comm):
+    for grid in grids(comm, "nhw"):
+        whole = normal(2 * comm.size, 4, 9, 5)
+        x = dc.scatter(whole, grid)
+        with batch_norm_statistics("spatial"):
+            y = F.batch_norm(x, None, None, training=True)
+        rows = x.box()[0]
+        alone = F.batch_norm(whole[rows.start : rows.stop], None, None, training=True)
+        found = y.replicated([2, 3]).local
+        close(found, alone, "spatial statistics")
+
+
+@pytest.mark.ranks(at_least=2)
+def test_one_value_per_channel_on_a_rank_is_refused_for_local_statistics(comm):
+    x = dc.scatter(normal(1, 4, comm.size, 1), grid_over(comm, h=comm.size))
+
+    def run():
+        with batch_norm_statistics("local"):
+            F.batch_norm(x, None, None, training=True)
+
+    raises_everywhere(comm, dc.ShapeError, "has 1 values per channel", run)
+
+
+def test_unknown_statistics_are_refused():
+    with pytest.raises(ValueError, match="'all' must be one of global, spatial, local"), batch_norm_statistics("all"):
+        pass
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 1, 1), (1, 4)])
+def test_one_value_per_channel_is_refused_in_torchs_words(comm, shape):
+    module = norm(1 if len(shape) == 2 else 2)
+    with pytest.raises(ValueError) as told:
+        module(normal(*shape))
+    x = dc.scatter(normal(*shape), grid_over(comm, n=comm.size))
+    text = raises_everywhere(comm, dc.ShapeError, "Expected more than 1 value per channel", lambda: module(x))
+    assert str(told.value).split("[")[0] in text
+
+
+@pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}])
+@pytest.mark.parametrize("training", [True, False])
+def test_channels_may_be_split(comm, options, training):
+    for grid in grids(comm, "cnh"):
+        module = norm(2, **options).train(training)
+        for step in range(2):
+            module_as_in_one_process(grid, module, 3 * normal(3, 4, 7, 5, seed=step) + 1)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_ranks_without_channels_take_part(comm, training):
+    module = built(lambda: nn.BatchNorm2d(1)).train(training)
+    for grid in grids(comm, "ch"):
+        module_as_in_one_process(grid, module, normal(3, 1, 7, 5))
+
+
+def test_a_large_mean_of_split_channels_costs_no_digits(comm):
+    x = normal(3, 4, 7, 5) + torch.tensor([1e5, 0, -1e5, 3]).view(1, 4, 1, 1)
+    for grid in grids(comm, "ch"):
+        twin, module = norm(2), norm(2)
+        torch.testing.assert_close(dc.gather(module(dc.scatter(x, grid))), twin(x), rtol=0, atol=1e-7)
+        torch.testing.assert_close(module.running_var, twin.running_var, rtol=1e-8, atol=0)
+
+
+def test_a_function_of_the_normalized_tensor_has_exact_gradients(comm):
+    w, b = normal(4, seed=1), normal(4, seed=2)
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(
+            grid, lambda x, w, b: F.batch_norm(x, None, None, w, b, True).relu() * x, normal(3, 4, 7, 5), plain=(w, b)
+        )
+
+
+@pytest.mark.ranks(at_least=2)
+def test_strides_that_torch_takes_for_channels_last_do_no_harm(comm):
+    for grid in grids(comm, "hw"):
+        module = norm(2)
+        turned = dc.scatter(normal(5, 4, comm.size, 9), grid)
+        turned.local = turned.local.transpose(1, 3).contiguous().transpose(1, 3)
+        x, w, b = normal(5, 4, comm.size, 9).requires_grad_(), module.weight, module.bias
+        gradient = normal(5, 4, comm.size, 9, seed=4)
+        expected = torch.autograd.grad(F.batch_norm(x, None, None, w, b, True), (x, w, b), gradient)
+        turned.requires_grad_()
+        found = torch.autograd.grad(F.batch_norm(turned, None, None, w, b, True), (turned, w, b), gradient)
+        for one, other in zip(found, expected, strict=True):
+            close(dc.gather(one), other, f"gradient on {grid}")

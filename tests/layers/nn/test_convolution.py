@@ -1,0 +1,265 @@
+"""Convolution over samples and space against one process, in all of its geometry."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
+from tests.layers.compare import UP_TO_SIX_RANKS, built, module_as_in_one_process, same_as_one_process
+
+
+@pytest.mark.parametrize("size", [(7, 9), (8, 8), (3, 13)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"),
+    [
+        (3, 1, 1, 1),
+        (1, 1, 0, 1),
+        (5, 1, 2, 1),
+        (3, 2, 1, 1),
+        (3, 3, 1, 1),
+        (2, 1, 1, 1),
+        (4, 2, 1, 1),
+        (1, 2, 0, 1),
+        (1, 3, 1, 1),
+        (2, 4, 1, 1),
+        (3, 1, 2, 2),
+        (3, 2, 3, 3),
+        ((3, 5), (1, 2), (0, 4), (1, 1)),
+        ((1, 3), (3, 1), (2, 0), (1, 2)),
+        (3, 1, 4, 1),
+    ],
+)
+@UP_TO_SIX_RANKS
+def test_in_two_dimensions_it_equals_one_process(comm, kernel, stride, padding, dilation, size):
+    module = built(lambda: nn.Conv2d(2, 3, kernel, stride, padding, dilation))
+    for grid in grids(comm, "hw"):
+        module_as_in_one_process(grid, module, normal(2, 2, *size))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 1, 1), (7, 1, 1), (4, 3, 2)])
+@pytest.mark.parametrize("size", [9, 13])
+def test_in_one_dimension_it_equals_one_process(comm, kernel, stride, dilation, size):
+    module = built(lambda: nn.Conv1d(2, 3, kernel, stride, 3, dilation))
+    for grid in grids(comm, "nw"):
+        module_as_in_one_process(grid, module, normal(3, 2, size))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(3, 1, 1), ((1, 3, 2), (2, 1, 3), (0, 1, 1))])
+def test_in_three_dimensions_it_equals_one_process(comm, kernel, stride, padding):
+    module = built(lambda: nn.Conv3d(2, 2, kernel, stride, padding))
+    for grid in grids(comm, "dhw"):
+        module_as_in_one_process(grid, module, normal(1, 2, 5, 4, 7))
+
+
+@pytest.mark.ranks(8)
+def test_samples_and_all_of_space_may_be_split_at_once(comm):
+    module = built(lambda: nn.Conv3d(2, 2, 3, padding=1))
+    module_as_in_one_process(grid_over(comm, d=2, h=2, w=2), module, normal(1, 2, 5, 4, 7))
+    module = built(lambda: nn.Conv2d(2, 2, 3, padding=1))
+    module_as_in_one_process(grid_over(comm, n=2, h=2, w=2), module, normal(3, 2, 5, 7))
+
+
+@pytest.mark.parametrize("groups", [2, 4])
+def test_groups_and_depthwise_kernels(comm, groups):
+    module = built(lambda: nn.Conv2d(4, 4, 3, padding=1, groups=groups))
+    for grid in grids(comm, "nhw"):
+        module_as_in_one_process(grid, module, normal(2, 4, 7, 8))
+
+
+@pytest.mark.parametrize("padding", ["same", "valid"])
+@pytest.mark.parametrize(("kernel", "dilation"), [(3, 1), (5, 2)])
+@UP_TO_SIX_RANKS
+def test_padding_by_name(comm, padding, kernel, dilation):
+    module = built(lambda: nn.Conv2d(2, 2, kernel, padding=padding, dilation=dilation))
+    for grid in grids(comm, "hw"):
+        module_as_in_one_process(grid, module, normal(2, 2, 9, 11))
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+def test_an_even_kernel_with_same_padding_pads_more_behind(comm):
+    w, b = normal(2, 2, 4, 3, seed=1), normal(2, seed=2)
+    for grid in grids(comm, "hw"):
+        same_as_one_process(grid, lambda x, w, b: F.conv2d(x, w, b, padding="same"), normal(1, 2, 7, 9), plain=(w, b))
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_padding_modes(comm, mode):
+    module = built(lambda: nn.Conv2d(2, 2, 5, padding=2, padding_mode=mode))
+    for grid in grids(comm, "hw"):
+        module_as_in_one_process(grid, module, normal(1, 2, 7, 9))
+
+
+@pytest.mark.parametrize("size", [(8, 1), (1, 8), (4, 3)])
+def test_a_halo_wider_than_the_blocks_comes_from_several_ranks(comm, size):
+    module = built(lambda: nn.Conv2d(1, 2, 7, padding=3))
+    for grid in grids(comm, "hw"):
+        module_as_in_one_process(grid, module, normal(1, 1, *size))
+
+
+@pytest.mark.parametrize("size", [(3, 3), (1, 2), (1, 1)])
+def test_ranks_without_rows_take_part_and_get_empty_gradients(comm, size):
+    module = built(lambda: nn.Conv2d(2, 2, 3, padding=1))
+    for grid in grids(comm, "nhw"):
+        x = dc.scatter(normal(1, 2, *size), grid).requires_grad_()
+        module(x).sum().backward()
+        assert x.grad.local.shape == x.local.shape
+        module.zero_grad()
+        module_as_in_one_process(grid, module, normal(1, 2, *size))
+
+
+def test_strides_that_leave_ranks_without_outputs(comm):
+    module = built(lambda: nn.Conv2d(1, 1, 3, stride=4, padding=1))
+    for grid in grids(comm, "hw"):
+        y = module_as_in_one_process(grid, module, normal(1, 1, 9, 9))
+        assert y.shape == (1, 1, 3, 3)
+
+
+@pytest.mark.parametrize("stride", [2, 3])
+def test_strides_that_do_not_divide_the_offsets_of_blocks(comm, stride):
+    module = built(lambda: nn.Conv1d(1, 1, 3, stride=stride, padding=1))
+    for grid in grids(comm, "w"):
+        module_as_in_one_process(grid, module, normal(2, 1, 13))
+
+
+def test_fewer_samples_than_ranks(comm):
+    module = built(lambda: nn.Conv2d(2, 2, 3, padding=1))
+    module_as_in_one_process(grid_over(comm, n=comm.size), module, normal(1, 2, 5, 6))
+
+
+def test_replicas_do_not_count_twice(comm):
+    module = built(lambda: nn.Conv2d(2, 2, 3, padding=1))
+    for grid in (grid_over(comm, r=comm.size), grid_over(comm, d=comm.size)):
+        module_as_in_one_process(grid, module, normal(2, 2, 5, 6))
+
+
+def test_any_layout_of_the_input_will_do(comm):
+    module = built(lambda: nn.Conv1d(7, 2, 3, padding=1))
+    for dist in twenty_layouts(comm, (5, 7, 6)):
+        if dist.split[1] is None:
+            module_as_in_one_process(dist, module, normal(5, 7, 6))
+
+
+def test_a_stack_of_layers_equals_one_process(comm):
+    module = built(lambda: nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, stride=2, padding=1), nn.Tanh(),
+        nn.Conv2d(4, 2, 5, padding=2)))  # fmt: skip
+    for grid in grids(comm, "nhw"):
+        module_as_in_one_process(grid, module, normal(3, 2, 9, 7))
+
+
+def test_the_operator_and_its_gradient_are_adjoint(comm):
+    """<F x, y> = <x, F* y>: convolution without bias is linear in x."""
+    w = normal(3, 2, 3, 3, seed=1)
+    for grid in grids(comm, "nhw"):
+        x = dc.scatter(normal(3, 2, 7, 9), grid).requires_grad_()
+        y = F.conv2d(x, w, stride=2, padding=2, dilation=2)
+        other = normal(*y.shape, seed=2)
+        forward = (y * other).sum().item()
+        y.backward(other)
+        assert forward == pytest.approx((x.detach() * x.grad).sum().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("wanted", ["x", "w", "b"])
+def test_only_the_gradients_that_are_wanted_are_computed(comm, wanted):
+    tensors = {"x": normal(2, 2, 7, 8), "w": normal(3, 2, 3, 3, seed=1), "b": normal(3, seed=2)}
+    expected = {name: t.clone().requires_grad_(name == wanted) for name, t in tensors.items()}
+    F.conv2d(expected["x"], expected["w"], expected["b"], padding=1).square().sum().backward()
+    for grid in grids(comm, "nhw"):
+        given = {name: t.clone().requires_grad_(name == wanted) for name, t in tensors.items()}
+        given["x"] = dc.scatter(tensors["x"], grid).requires_grad_(wanted == "x")
+        F.conv2d(given["x"], given["w"], given["b"], padding=1).square().sum().backward()
+        assert [name for name, t in given.items() if t.grad is not None] == [wanted]
+        found = given[wanted].grad
+        torch.testing.assert_close(dc.gather(found), expected[wanted].grad, rtol=1e-11, atol=1e-12)
+
+
+def test_without_autograd_it_computes_the_same(comm):
+    module = built(lambda: nn.Conv2d(2, 3, 3, padding=1))
+    with torch.no_grad():
+        for grid in grids(comm, "nhw"):
+            y = module(dc.scatter(normal(2, 2, 7, 8), grid))
+            torch.testing.assert_close(dc.gather(y), module(normal(2, 2, 7, 8)), rtol=1e-12, atol=1e-13)
+
+
+def test_memory_layouts_of_input_and_weight_change_nothing(comm):
+    x, w = normal(2, 4, 7, 8), normal(3, 4, 3, 3, seed=1)
+    for grid in grids(comm, "hw"):
+        expected = dc.gather(F.conv2d(dc.scatter(x, grid), w, padding=1))
+        for form in (
+            lambda t: t.to(memory_format=torch.channels_last),
+            lambda t: t.transpose(2, 3).contiguous().transpose(2, 3),
+            lambda t: t.repeat_interleave(2, dim=-1)[..., ::2],
+        ):
+            assert torch.equal(dc.gather(F.conv2d(dc.scatter(form(x), grid), w, padding=1)), expected)
+            found = dc.gather(F.conv2d(dc.scatter(x, grid), form(w), padding=1))
+            torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-14)
+
+
+@pytest.mark.parametrize("kernel", [9, (3, 12)])
+def test_a_kernel_larger_than_the_padded_input_is_refused_in_torchs_words(comm, kernel):
+    module, x = built(lambda: nn.Conv2d(2, 2, kernel)), normal(1, 2, 7, 8)
+    with pytest.raises(RuntimeError) as told:
+        module(x)
+    text = raises_everywhere(
+        comm, dc.ShapeError, "Kernel size can't be greater", lambda: module(dc.scatter(x, grid_over(comm, h=comm.size)))
+    )
+    assert str(told.value) in text
+
+
+def test_wrong_channels_are_refused_in_torchs_words(comm):
+    x = normal(1, 3, 7, 8)
+    w = normal(2, 2, 3, 3)
+    with pytest.raises(RuntimeError) as told:
+        F.conv2d(x, w)
+    text = raises_everywhere(
+        comm, dc.ShapeError, "channels", lambda: F.conv2d(dc.scatter(x, grid_over(comm, h=comm.size)), w)
+    )
+    assert str(told.value) in text
+
+
+def test_an_input_may_be_one_sample(comm):
+    for grid in (grid_over(comm, h=comm.size), grid_over(comm, c=comm.size)):
+        w = normal(2, 3, 3, 3)
+        same_as_one_process(grid, lambda x, w: F.conv2d(x, w), normal(3, 7, 8), plain=(w,), dims=["chw"])
+
+
+def test_a_plain_input_with_a_distributed_weight_is_refused(comm):
+    w = dc.scatter(normal(2, 2, 3, 3), grid_over(comm, n=comm.size))
+    raises_everywhere(comm, dc.UnsupportedOperation, "scatter the input first", lambda: F.conv2d(normal(1, 2, 7, 8), w))
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3])
+@pytest.mark.parametrize("extra", [0, 1])
+@pytest.mark.parametrize(("kernel", "padding", "dilation"), [(3, 1, 1), (2, 0, 1), (4, 1, 1), (3, 2, 2), (1, 0, 1)])
+@UP_TO_SIX_RANKS
+def test_transposed_convolution_equals_one_process(comm, kernel, stride, padding, dilation, extra):
+    if extra >= max(stride, dilation):
+        extra = 0
+    module = built(lambda: nn.ConvTranspose2d(2, 3, kernel, stride, padding, extra, dilation=dilation))
+    for grid in grids(comm, "hw"):
+        module_as_in_one_process(grid, module, normal(2, 2, 5, 4))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_transposed_convolution_in_other_dimensions(comm, count):
+    kind = {1: nn.ConvTranspose1d, 3: nn.ConvTranspose3d}[count]
+    module = built(lambda: kind(4, 2, 3, 2, 1, 1, groups=2))
+    for grid in grids(comm, "nw"):
+        module_as_in_one_process(grid, module, normal(2, 4, *(3, 4, 5)[3 - count :]))
+
+
+@pytest.mark.parametrize(("extra", "padding", "match"), [(2, 0, "output padding must be smaller"), (0, 4, "too small")])
+def test_transposed_convolution_refuses_what_torch_refuses(comm, extra, padding, match):
+    w, x = normal(2, 2, 3, 3), normal(1, 2, 2, 2)
+    with pytest.raises(RuntimeError, match=match):
+        F.conv_transpose2d(x, w, None, 2, padding, extra)
+    raises_everywhere(
+        comm,
+        dc.ShapeError,
+        match,
+        lambda: F.conv_transpose2d(dc.scatter(x, grid_over(comm, h=comm.size)), w, None, 2, padding, extra),
+    )

@@ -1,0 +1,234 @@
+"""Group, instance, layer, RMS and local response norm with groups across block borders, against one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
+from tests.layers.compare import UP_TO_SIX_RANKS, built, close, module_as_in_one_process, same_as_one_process
+
+SHAPES = {1: (3, 6, 9), 2: (3, 6, 7, 5), 3: (2, 6, 3, 7, 4)}
+INSTANCE = {1: nn.InstanceNorm1d, 2: nn.InstanceNorm2d, 3: nn.InstanceNorm3d}
+
+
+def with_parameters(make):
+    """A module whose parameters are random, the same on all ranks."""
+
+    def made():
+        module = make()
+        for parameter in module.parameters():
+            nn.init.normal_(parameter)
+        return module
+
+    return built(made)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+@UP_TO_SIX_RANKS
+def test_group_norm_equals_one_process(comm, groups):
+    module = with_parameters(lambda: nn.GroupNorm(groups, 6))
+    for grid in grids(comm, "nch"):
+        module_as_in_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
+
+
+@pytest.mark.parametrize("shape", [(5, 6), SHAPES[1], SHAPES[3], (1, 6, 2, 2)])
+@UP_TO_SIX_RANKS
+def test_group_norm_of_any_number_of_dimensions(comm, shape):
+    axes = {2: "nc", 3: "cw", 4: "nchw", 5: "cdh"}[len(shape)]
+    for grid in grids(comm, axes):
+        same_as_one_process(grid, lambda x: F.group_norm(x, 2), normal(*shape))
+        module_as_in_one_process(grid, with_parameters(lambda: nn.GroupNorm(3, 6)), normal(*shape))
+
+
+def test_groups_with_fewer_channels_than_ranks(comm):
+    grid = grid_over(comm, c=comm.size)
+    module_as_in_one_process(grid, with_parameters(lambda: nn.GroupNorm(1, 2)), normal(3, 2, 7, 5))
+
+
+def test_group_norm_of_any_layout(comm):
+    for dist in twenty_layouts(comm, (5, 6, 7))[::2]:
+        same_as_one_process(
+            dist, lambda x, w, b: F.group_norm(x, 2, w, b), normal(5, 6, 7), plain=(normal(6), normal(6, seed=1))
+        )
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 2])
+def test_only_one_gradient_may_be_wanted(comm, wanted):
+    tensors = [normal(*SHAPES[2]), normal(6, seed=1), normal(6, seed=2)]
+    for grid in grids(comm, "ch"):
+        grads = []
+        for place in (lambda t: t, lambda t, grid=grid: dc.scatter(t, grid)):
+            x, w, b = (t.clone() for t in tensors)
+            given = [place(x), w, b]
+            given[wanted].requires_grad_()
+            (F.group_norm(given[0], 2, w, b) ** 3).sum().backward()
+            grads.append(dc.gather(given[wanted].grad))
+        close(grads[1], grads[0], f"gradient {wanted}")
+
+
+def test_distributed_parameters_get_distributed_gradients(comm):
+    grid = grid_over(comm, c=comm.size)
+    same_as_one_process(
+        grid,
+        lambda x, w, b: F.group_norm(x, 2, w, b),
+        normal(*SHAPES[2]),
+        normal(6, seed=1),
+        normal(6, seed=2),
+        dims=["nchw", "c", "c"],
+    )
+
+
+def test_parallelized_parameters_get_their_gradients_before_backward_returns(comm):
+    grid = grid_over(comm, h=comm.size)
+    twin, module = (with_parameters(lambda: nn.GroupNorm(2, 6)) for _ in range(2))
+    dc.parallelize(module, grid)
+    x = normal(*SHAPES[2])
+    (twin(x) ** 2).sum().backward()
+    (module(dc.scatter(x, grid)) ** 2).sum().backward()
+    for name, parameter in module.named_parameters():
+        close(parameter.grad, twin.get_parameter(name).grad, name)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize(
+    "options", [{}, {"affine": True}, {"affine": True, "track_running_stats": True, "momentum": 0.3}], ids=str
+)
+@UP_TO_SIX_RANKS
+def test_instance_norm_equals_one_process(comm, count, options):
+    module = with_parameters(lambda: INSTANCE[count](6, **options))
+    for grid in grids(comm, ("ncw", "nchw", "cdh")[count - 1]):
+        module.train()
+        for step in range(2):
+            module_as_in_one_process(grid, module, 3 * normal(*SHAPES[count], seed=step) + 1)
+        module_as_in_one_process(grid, module.eval(), normal(*SHAPES[count]))
+
+
+def test_instance_norm_with_fewer_rows_samples_or_channels_than_ranks(comm):
+    module = with_parameters(lambda: nn.InstanceNorm2d(2, affine=True, track_running_stats=True))
+    for grid in grids(comm, "nch"):
+        module_as_in_one_process(grid, module.train(), normal(1, 2, 3, 2))
+        module_as_in_one_process(grid, module.eval(), normal(1, 2, 3, 2))
+
+
+def test_instance_norm_of_one_sample_without_a_sample_dimension(comm):
+    module = with_parameters(lambda: nn.InstanceNorm2d(6, affine=True))
+    grid = grid_over(comm, h=comm.size)
+    module_as_in_one_process(dc.Distribution(grid, (None, "h", None)), module, normal(6, 7, 5))
+
+
+@pytest.mark.parametrize("shape", [(5,), (7, 5), (6, 7, 5)], ids=str)
+@pytest.mark.parametrize("affine", [True, False])
+@UP_TO_SIX_RANKS
+def test_layer_norm_equals_one_process(comm, shape, affine):
+    module = with_parameters(lambda: nn.LayerNorm(shape, elementwise_affine=affine))
+    for grid in grids(comm, "nch"):
+        module_as_in_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
+    module_as_in_one_process(grid, module, normal(1, 6, 7, 5))
+
+
+def test_layer_norm_without_a_bias(comm):
+    for grid in grids(comm, "hw"):
+        module_as_in_one_process(grid, with_parameters(lambda: nn.LayerNorm((7, 5), bias=False)), normal(*SHAPES[2]))
+
+
+@pytest.mark.parametrize("shape", [(5,), (6, 7, 5)], ids=str)
+@pytest.mark.parametrize("eps", [None, 1e-3])
+def test_rms_norm_equals_one_process(comm, shape, eps):
+    module = with_parameters(lambda: nn.RMSNorm(shape, eps=eps))
+    for grid in grids(comm, "ch"):
+        module_as_in_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_local_response_norm_equals_one_process(comm, size):
+    for shape in ((2, 6, 9), (2, 6, 7, 3), (1, 6, 3, 2, 4)):
+        for grid in grids(comm, "ncw"):
+            same_as_one_process(grid, lambda x: F.local_response_norm(x, size, 0.1, 0.6, 2.0), normal(*shape))
+
+
+@pytest.mark.parametrize("dim", [1, -1, (2, 3)])
+def test_normalized_vectors_equal_one_process(comm, dim):
+    x = normal(*SHAPES[2])
+    x[0, :, 0, 0] = 0
+    for grid in grids(comm, "ch"):
+        same_as_one_process(grid, lambda x: F.normalize(x, dim=dim), x)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda x: F.group_norm(x, 2),
+        lambda x: F.instance_norm(x),
+        lambda x: F.layer_norm(x, (7, 5)),
+    ],
+)
+def test_a_large_mean_costs_no_digits(comm, norm):
+    x = normal(*SHAPES[2]) + 1e5
+    for grid in grids(comm, "ch"):
+        torch.testing.assert_close(dc.gather(norm(dc.scatter(x, grid))), norm(x - 1e5), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("parameters", ["own", torch.float32])
+@pytest.mark.ranks(at_most=4)
+def test_half_precision_is_rounded_once(comm, dtype, parameters):
+    x = (3 * normal(*SHAPES[2]) + 2).to(dtype)
+    other = dtype if parameters == "own" else parameters
+    w, b, rows = (normal(*shape, seed=1).to(other) for shape in ((6,), (6,), (7, 5)))
+    for norm in (
+        lambda x: F.group_norm(x, 2, w, b),
+        lambda x: F.layer_norm(x, (7, 5), rows, rows),
+    ):
+        given = x.clone().requires_grad_()
+        expected = norm(given)
+        expected.backward(x)
+        for grid in grids(comm, "ch"):
+            split = dc.scatter(x, grid).requires_grad_()
+            found = norm(split)
+            found.backward(x)
+            assert found.dtype == dtype
+            ulp = torch.finfo(dtype).eps
+            torch.testing.assert_close(dc.gather(found), expected, rtol=ulp, atol=ulp)
+            torch.testing.assert_close(dc.gather(split.grad), given.grad, rtol=2 * ulp, atol=2 * ulp)
+
+
+def test_what_follows_may_change_the_result_in_place(comm):
+    for grid in grids(comm, "nch"):
+        for norm in (lambda x: F.group_norm(x, 2), F.instance_norm, lambda x: F.layer_norm(x, (6, 7, 5))):
+            same_as_one_process(grid, lambda x, norm=norm: F.relu(norm(x), inplace=True), normal(*SHAPES[2]))
+
+
+def test_evaluation_in_half_precision(comm):
+    x = dc.scatter(normal(*SHAPES[2]).bfloat16(), grid_over(comm, c=comm.size))
+    mean, var = normal(6, seed=1).float(), normal(6, seed=2).float().exp()
+    y = F.instance_norm(x, mean, var, use_input_stats=False, eps=0.0)
+    expected = (dc.gather(x).float() - mean.view(6, 1, 1)) / var.sqrt().view(6, 1, 1)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(dc.gather(y), expected.bfloat16(), rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "call", "match"),
+    [
+        (SHAPES[2], lambda x: F.group_norm(x, 4), "divisible by num_groups"),
+        (SHAPES[2], lambda x: F.group_norm(x, 2, torch.ones(5).double()), "weight"),
+        (SHAPES[2], lambda x: F.layer_norm(x, (5, 7)), "Given normalized_shape"),
+        ((3, 6, 1), lambda x: F.instance_norm(x), "more than 1 spatial element"),
+        ((3, 6), lambda x: F.local_response_norm(x, 3), "Expected 3D or higher"),
+    ],
+)
+def test_what_torch_refuses_is_refused_in_its_words(comm, shape, call, match):
+    with pytest.raises((RuntimeError, ValueError), match=match):
+        call(normal(*shape))
+    x = dc.scatter(normal(*shape), grid_over(comm, n=comm.size))
+    raises_everywhere(comm, dc.ShapeError, match, lambda: call(x))
+
+
+def test_parameters_of_another_dtype_are_refused(comm):
+    x = dc.scatter(normal(*SHAPES[2]), grid_over(comm, h=comm.size))
+    call = lambda: F.group_norm(x, 2, torch.ones(6), torch.ones(6))  # noqa: E731
+    raises_everywhere(comm, dc.ShapeError, "convert the model or the input", call)

@@ -1,0 +1,286 @@
+"""Losses: the mean over the global mini-batch on every rank, against one process."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
+from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process
+
+AXES = {0: ["nc", "n"], 1: ["ncw", "nw"], 2: ["nchw", "nhw"], 3: ["ncdhw", "ndhw"]}
+SPACE = {0: (), 1: (9,), 2: (7, 4), 3: (3, 4, 5)}
+
+
+def labels(*shape, classes=4, ignored=None):
+    found = torch.randint(0, classes, shape, generator=torch.Generator().manual_seed(3))
+    return (
+        found
+        if ignored is None
+        else torch.where(torch.rand(shape, generator=torch.Generator().manual_seed(4)) < 0.4, ignored, found)
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+@UP_TO_SIX_RANKS
+def test_cross_entropy_equals_one_process(comm, count, reduction, weighted):
+    weight = normal(4, seed=2).abs() + 0.1 if weighted else None
+    loss = partial(F.cross_entropy, weight=weight, reduction=reduction, ignore_index=1, label_smoothing=0.1 * count)
+    shape = SPACE[count]
+    for grid in grids(comm, ["nc", "nw", "nchw", "cd"][count]):
+        y = same_as_one_process(grid, loss, normal(5, 4, *shape), labels(5, *shape, ignored=1), dims=AXES[count])
+        assert reduction == "none" or not y.dist.split_axes
+
+
+def test_a_mean_without_any_label_is_nan_as_in_one_process(comm):
+    for grid in grids(comm, "nh"):
+        target = torch.full((2, 7, 4), -100)
+        same_as_one_process(grid, F.cross_entropy, normal(2, 4, 7, 4), target, dims=AXES[2])
+
+
+def test_labels_that_only_some_ranks_have(comm):
+    target = torch.full((2, 7, 4), -100)
+    target[0, 0, 0] = 2
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(grid, F.cross_entropy, normal(2, 4, 7, 4), target, dims=AXES[2])
+
+
+def test_class_probabilities(comm):
+    target = normal(5, 4, 7, 3, seed=1).softmax(1)
+    for grid in grids(comm, "nhw"):
+        for options in ({}, {"weight": normal(4, seed=2).abs()}, {"label_smoothing": 0.2}):
+            same_as_one_process(grid, partial(lambda x, t, o: F.cross_entropy(x, t.detach(), **o), o=options),
+                                normal(5, 4, 7, 3), target)  # fmt: skip
+
+
+def test_a_plain_target_counts_as_whole(comm):
+    target = labels(5, 7, 3)
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(grid, lambda x: F.cross_entropy(x, target), normal(5, 4, 7, 3))
+
+
+def test_a_target_in_another_layout_is_aligned(comm):
+    x, target = normal(5, 4, 7, 3), labels(5, 7, 3)
+    expected = F.cross_entropy(x, target)
+    for grid in grids(comm, "nhw"):
+        loss = F.cross_entropy(dc.scatter(x, grid), dc.scatter(target, grid_over(comm, n=comm.size), dims="nhw"))
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-12)
+
+
+def test_fewer_samples_than_ranks(comm):
+    for count in (0, 2):
+        for grid in grids(comm, "nh"):
+            shape = SPACE[count]
+            same_as_one_process(grid, F.cross_entropy, normal(1, 4, *shape), labels(1, *shape), dims=AXES[count])
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize(
+    "weights", [{}, {"pos_weight": (2, 1, 1)}, {"weight": (3, 2, 7, 5)}, {"weight": (2, 1, 1)}], ids=str
+)
+@UP_TO_SIX_RANKS
+def test_bce_with_logits_equals_one_process(comm, reduction, weights):
+    options = {name: normal(*shape, seed=2).abs() for name, shape in weights.items()}
+    target = labels(3, 2, 7, 5, classes=2).double()
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(
+            grid,
+            lambda x, t: F.binary_cross_entropy_with_logits(x, t.detach(), reduction=reduction, **options),
+            normal(3, 2, 7, 5),
+            target,
+        )
+
+
+def test_a_split_weight_of_bce_is_aligned(comm):
+    target, weight = labels(3, 2, 7, 5, classes=2).double(), normal(3, 2, 7, 5, seed=1).abs()
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(
+            grid,
+            lambda x, t, w: F.binary_cross_entropy_with_logits(x, t.detach(), w.detach()),
+            normal(3, 2, 7, 5),
+            target,
+            weight,
+        )
+
+
+LOSSES = {
+    "mse": F.mse_loss,
+    "l1": F.l1_loss,
+    "smooth l1": F.smooth_l1_loss,
+    "huber": partial(F.huber_loss, delta=0.7),
+    "soft margin": lambda a, b, **o: F.soft_margin_loss(a, b.detach().sign(), **o),
+    "poisson": F.poisson_nll_loss,
+    "poisson in full": partial(F.poisson_nll_loss, log_input=False, full=True),
+    "hinge embedding": lambda a, b, **o: F.hinge_embedding_loss(a, b.detach().sign(), **o),
+    "margin ranking": lambda a, b, **o: F.margin_ranking_loss(a, b, torch.ones(1, 1, 1, 5).double(), margin=0.3, **o),
+    "gaussian": lambda a, b, **o: F.gaussian_nll_loss(a, b, b.exp(), full=True, **o),
+    "gaussian of one variance": lambda a, b, **o: F.gaussian_nll_loss(a, b, 0.3, **o),
+    "gaussian without the last dimension": lambda a, b, **o: F.gaussian_nll_loss(a, b, b.mean(-1).abs(), **o),
+    "multilabel": lambda a, b, **o: F.multilabel_soft_margin_loss(a, (b > 0).double(), torch.arange(5), **o),
+    "divergence": lambda a, b, **o: F.kl_div(a.log_softmax(1), b.softmax(1), **o),
+    "divergence of logarithms": lambda a, b, **o: F.kl_div(a, b, log_target=True, **o),
+}
+
+
+@pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
+@pytest.mark.parametrize("name", LOSSES)
+@UP_TO_SIX_RANKS
+def test_losses_of_two_tensors_equal_one_process(comm, name):
+    a, b = normal(3, 2, 7, 5), normal(3, 2, 7, 5, seed=1)
+    reductions = ["mean", "sum", "none"] + ["batchmean"] * name.startswith("divergence")
+    for grid in grids(comm, "nch"):
+        for reduction in reductions:
+            positive = (a.abs(), b.abs()) if name.startswith("poisson") else (a, b)
+            y = same_as_one_process(grid, partial(LOSSES[name], reduction=reduction), *positive)
+            assert reduction == "none" or not y.dist.split_axes
+
+
+@pytest.mark.parametrize("shape", [(5, 4), (4,)])
+def test_cosine_embedding_equals_one_process(comm, shape):
+    for grid in grids(comm, "nc"):
+        for reduction in ("mean", "none"):
+            loss = partial(F.cosine_embedding_loss, margin=-0.2, reduction=reduction)
+            dims, axes = (["nc", "nc", "n"], shape[:-1]) if len(shape) == 2 else (["c", "c", ""], ())
+            target = 2.0 * labels(*axes, classes=2) - 1
+            same_as_one_process(
+                grid, lambda a, b, t, loss=loss: loss(a, b, t.detach()), normal(*shape), normal(*shape, seed=1),
+                target.double(), dims=dims,
+            )  # fmt: skip
+
+
+def test_cosine_similarity_of_channels_equals_one_process(comm):
+    for grid in grids(comm, "nc"):
+        same_as_one_process(grid, F.cosine_similarity, normal(3, 4, 7, 5), normal(3, 4, 7, 5, seed=1))
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_one_sample_without_a_sample_dimension(comm, reduction):
+    weight = normal(4, seed=2).abs()
+    for grid in grids(comm, "nc"):
+        for target in (torch.tensor(2), normal(4, seed=1).softmax(0)):
+            loss = partial(F.cross_entropy, weight=weight, reduction=reduction)
+            dims = ["c", "c" if target.dim() else ""]
+            same_as_one_process(grid, lambda x, t, loss=loss: loss(x, t.detach()), normal(4), target, dims=dims)
+        same_as_one_process(grid, lambda x: F.nll_loss(x, torch.tensor(1), reduction=reduction), normal(4), dims=["n"])
+
+
+def test_half_precision_counts_all_labels(comm):
+    target = labels(3, 300, 300)
+    logits = normal(3, 4, 300, 300).half()
+    loss = F.cross_entropy(dc.scatter(logits, grid_over(comm, h=comm.size)), target)
+    expected = F.cross_entropy(logits.double(), target)
+    assert loss.dtype == torch.float16 and loss.item() == pytest.approx(expected.item(), rel=2e-3)
+
+
+# -- losses that users write ------------------------------------------------------------------------------------------
+
+
+def binary_dice(logits, target, smooth=1.0):
+    p = torch.sigmoid(logits)
+    intersection = (p * target).sum(dim=(2, 3))
+    union = p.sum(dim=(2, 3)) + target.sum(dim=(2, 3))
+    return 1 - ((2 * intersection + smooth) / (union + smooth)).mean()
+
+
+def flat_dice(logits, target):
+    p, t = torch.sigmoid(logits).reshape(-1), target.reshape(-1)
+    return 1 - (2.0 * (p * t).sum() + 1e-5) / ((p * p).sum() + (t * t).sum() + 1e-5)
+
+
+def class_dice(logits, labels):
+    p = F.softmax(logits, dim=1)
+    t = F.one_hot(labels, num_classes=logits.shape[1]).permute(0, 3, 1, 2).to(p.dtype)
+    numbers = 2 * torch.sum(p * t, (0, 2, 3)) / (torch.sum(p + t, (0, 2, 3))).clamp(min=1e-6)
+    return 1 - numbers[1:].mean() + F.cross_entropy(logits, labels)
+
+
+def focal(logits, target, gamma=2.0):
+    bce = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    return ((1 - torch.exp(-bce)) ** gamma * bce).mean()
+
+
+def tversky(logits, labels):
+    p = torch.softmax(logits, 1)
+    t = torch.zeros_like(p).scatter_(1, labels.unsqueeze(1), 1.0)
+    hits, misses, alarms = (v.flatten(2).sum(-1) for v in (p * t, (1 - p) * t, p * (1 - t)))
+    return (1 - (hits + 1) / (hits + 0.3 * misses + 0.7 * alarms + 1)).mean()
+
+
+@pytest.mark.parametrize("loss", [binary_dice, flat_dice, focal])
+def test_a_users_loss_of_masks_equals_one_process(comm, loss):
+    target = labels(3, 2, 7, 5, classes=2).double()
+    for grid in grids(comm, "nch"):
+        same_as_one_process(grid, lambda x, t: loss(x, t.detach()), normal(3, 2, 7, 5), target)
+
+
+@pytest.mark.parametrize("loss", [class_dice, tversky])
+def test_a_users_loss_of_classes_equals_one_process(comm, loss):
+    for grid in grids(comm, "nch"):
+        same_as_one_process(grid, loss, normal(3, 4, 7, 5), labels(3, 7, 5), dims=AXES[2])
+
+
+def test_nll_and_plain_bce_equal_one_process(comm):
+    ones = torch.ones(3, 2, 7, dtype=torch.float64)
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(
+            grid, lambda x, t: F.nll_loss(F.log_softmax(x, 1), t), normal(5, 4, 7, 3), labels(5, 7, 3), dims=AXES[2]
+        )
+        same_as_one_process(grid, lambda x: F.binary_cross_entropy(x.sigmoid(), ones), normal(3, 2, 7))
+
+
+def test_the_loss_is_the_same_number_on_every_rank(comm):
+    for grid in grids(comm, "nhw"):
+        loss = F.cross_entropy(dc.scatter(normal(5, 4, 7, 3), grid), dc.scatter(labels(5, 7, 3), grid, dims="nhw"))
+        assert len(set(comm.allgather(loss.item()))) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda x, t: F.cross_entropy(x, t[:, :3]), "size mismatch|Expected target size|must match|spatial"),
+        (lambda x, t: F.cross_entropy(x, t, torch.ones(3).double()), "weight tensor should be defined"),
+    ],
+)
+def test_what_torch_refuses_is_refused(comm, call, match):
+    x, target = normal(5, 4, 7, 3), labels(5, 7, 3)
+    with pytest.raises((RuntimeError, ValueError), match=match):
+        call(x, target)
+    grid = grid_over(comm, h=comm.size)
+    split = dc.scatter(x, grid), dc.scatter(target, grid, dims="nhw")
+    raises_everywhere(comm, dc.ShapeError, match, lambda: call(*split))
+
+
+@pytest.mark.parametrize("loss", [F.cross_entropy, F.mse_loss, F.kl_div, F.multilabel_soft_margin_loss])
+def test_old_ways_to_reduce_are_refused(comm, loss):
+    x = dc.scatter(normal(5, 4), grid_over(comm, n=comm.size))
+    raises_everywhere(comm, dc.UnsupportedOperation, "use reduction=", lambda: loss(x, x, reduce=False))
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda x: F.gaussian_nll_loss(x, x, x), "var has negative entry"),
+        (lambda x: F.gaussian_nll_loss(x, x, x.abs(), reduction="all"), "all is not valid"),
+        (lambda x: F.gaussian_nll_loss(x, x, x.sum(0).abs()), "var is of incorrect size"),
+        (lambda x: F.mse_loss(x, x, reduction="all"), "all is not a valid value for reduction"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_torchs_words(comm, call, match):
+    with pytest.raises(ValueError, match=match):
+        call(normal(5, 4))
+    x = dc.scatter(normal(5, 4), grid_over(comm, n=comm.size))
+    raises_everywhere(comm, dc.ShapeError, match, lambda: call(x))
+
+
+def test_a_label_that_one_rank_alone_has_wrong_is_refused_on_all(comm):
+    target = labels(5, 7, 3)
+    target[4, 6, 2] = 9
+    grid = grid_over(comm, h=comm.size)
+    split = dc.scatter(normal(5, 4, 7, 3), grid), dc.scatter(target, grid, dims="nhw")
+    raises_everywhere(comm, dc.LabelError, "Target 9 is out of bounds", lambda: F.cross_entropy(*split))

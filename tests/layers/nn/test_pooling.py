@@ -1,0 +1,318 @@
+"""Pooling with windows across block borders, against one process."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import distconv as dc
+from distconv.communication.transport import Exchange
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
+from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process
+
+WINDOWS = [
+    (2, 2, 0),
+    (3, 1, 1),
+    (3, 2, 1),
+    (3, 3, 0),
+    (2, 3, 1),
+    (5, 2, 2),
+    ((3, 2), (1, 3), (1, 0)),
+    (4, 4, 2),
+]
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), WINDOWS)
+@UP_TO_SIX_RANKS
+def test_max_pooling_equals_one_process(comm, kernel, stride, padding, ceil_mode):
+    pool = partial(F.max_pool2d, kernel_size=kernel, stride=stride, padding=padding, ceil_mode=ceil_mode)
+    for grid in grids(comm, "hw"):
+        same_as_one_process(grid, pool, normal(2, 2, 7, 9))
+        same_as_one_process(grid, pool, normal(2, 2, 8, 5).round())
+
+
+@pytest.mark.parametrize("dilation", [2, (1, 3)])
+def test_dilated_max_pooling_equals_one_process(comm, dilation):
+    for grid in grids(comm, "hw"):
+        same_as_one_process(grid, lambda x: F.max_pool2d(x, 3, 2, 1, dilation), normal(2, 2, 8, 9))
+
+
+def test_ties_across_a_border_go_to_the_same_element_as_in_one_process(comm):
+    for grid in grids(comm, "hw"):
+        same_as_one_process(grid, lambda x: F.max_pool2d(x, 3, 1, 1), torch.zeros(1, 1, 7, 8).double())
+
+
+def test_padding_never_wins_over_negative_values(comm):
+    for grid in grids(comm, "hw"):
+        same_as_one_process(grid, lambda x: F.max_pool2d(x, 3, 2, 1), normal(1, 2, 7, 8).abs().neg() - 5)
+
+
+def test_a_nan_spreads_to_the_windows_that_hold_it(comm):
+    x = normal(1, 1, 7, 8)
+    x[0, 0, 3, 4] = torch.nan
+    for grid in grids(comm, "hw"):
+        same_as_one_process(grid, lambda x: F.max_pool2d(x, 3, 1, 1), x)
+
+
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize("ceil_mode", [False, True])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), WINDOWS)
+@UP_TO_SIX_RANKS
+def test_average_pooling_equals_one_process(comm, kernel, stride, padding, ceil_mode, include):
+    pool = partial(
+        F.avg_pool2d, kernel_size=kernel, stride=stride, padding=padding, ceil_mode=ceil_mode, count_include_pad=include
+    )
+    for grid in grids(comm, "hw"):
+        same_as_one_process(grid, pool, normal(2, 2, 7, 9))
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+def test_a_divisor_may_be_given(comm, ceil_mode):
+    pool = partial(F.avg_pool2d, kernel_size=3, stride=2, padding=1, ceil_mode=ceil_mode, divisor_override=5)
+    for grid in grids(comm, "hw"):
+        same_as_one_process(grid, pool, normal(2, 2, 8, 9))
+
+
+@pytest.mark.parametrize("pool", [F.max_pool1d, F.avg_pool1d])
+def test_in_one_dimension(comm, pool):
+    for grid in grids(comm, "nw"):
+        same_as_one_process(grid, lambda x: pool(x, 3, 2, 1, ceil_mode=True), normal(3, 2, 9))
+
+
+@pytest.mark.parametrize("pool", [F.max_pool3d, F.avg_pool3d])
+def test_in_three_dimensions(comm, pool):
+    for grid in grids(comm, "dhw"):
+        same_as_one_process(grid, lambda x: pool(x, 3, 2, 1, ceil_mode=True), normal(1, 2, 5, 7, 4))
+
+
+@pytest.mark.parametrize("pool", [F.max_pool2d, F.avg_pool2d])
+@pytest.mark.parametrize("size", [(2, 2), (9, 2), (3, 3)])
+def test_ranks_without_outputs_take_part(comm, pool, size):
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(grid, lambda x: pool(x, 2, 2), normal(1, 2, *size))
+
+
+@pytest.mark.parametrize("size", [1, (1, 3), (9, 1), 4, (7, 2), (None, 3), (9, 7)])
+@pytest.mark.parametrize("pool", [F.adaptive_avg_pool2d, F.adaptive_max_pool2d])
+@UP_TO_SIX_RANKS
+def test_adaptive_pooling_equals_one_process(comm, pool, size):
+    for grid in grids(comm, "nch"):
+        same_as_one_process(grid, lambda x: pool(x, size), normal(3, 2, 7, 9))
+        same_as_one_process(grid, lambda x: pool(x, size), normal(1, 2, 8, 6).round())
+
+
+@pytest.mark.parametrize("name", ["avg", "max"])
+def test_adaptive_pooling_in_one_and_three_dimensions(comm, name):
+    for count, axes in ((1, "nw"), (3, "dhw")):
+        pool = getattr(F, f"adaptive_{name}_pool{count}d")
+        for size in ((1, 4, 3)[-count:], (2, 1, 5)[-count:]):
+            for grid in grids(comm, axes):
+                same_as_one_process(grid, lambda x, s=size, pool=pool: pool(x, s), normal(2, 2, *(3, 7, 8)[-count:]))
+
+
+@pytest.mark.parametrize("pool", [F.adaptive_avg_pool2d, F.adaptive_max_pool2d])
+def test_what_global_pooling_shrinks_is_replicated_from_then_on(comm, pool):
+    for grid in grids(comm, "hw"):
+        y = same_as_one_process(grid, lambda x: pool(x, 1), normal(3, 2, 7, 9))
+        assert not y.dist.split_axes
+
+
+@pytest.mark.ranks(at_least=2)
+def test_adaptive_pooling_moves_only_what_a_rank_lacks_of_its_windows(comm, monkeypatch):
+    received = []
+
+    def noted(self, comm, sends, receives, what, _init=Exchange.__init__):
+        received.extend(tensor.numel() for _, tensor in receives)
+        _init(self, comm, sends, receives, what)
+
+    x = dc.scatter(normal(1, 1, 40 * comm.size + 1, 3), grid_over(comm, h=comm.size))
+    monkeypatch.setattr(Exchange, "__init__", noted)
+    for pool in (F.adaptive_avg_pool2d, F.adaptive_max_pool2d):
+        pool(x, (10 * comm.size, 3))
+    assert sum(received) <= 2 * 2 * 5 * 3
+
+
+def test_ties_in_adaptive_windows_go_to_the_same_element_as_in_one_process(comm):
+    for grid in grids(comm, "hw"):
+        for size in (1, 3, (1, 4), (7, 2)):
+            same_as_one_process(grid, lambda x, s=size: F.adaptive_max_pool2d(x, s), torch.zeros(1, 1, 7, 9).double())
+
+
+# -- indices ----------------------------------------------------------------------------------------------------------
+
+
+def both(found):
+    """Values and indices as one tensor."""
+    return found[0] + found[1].double()
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        partial(F.max_pool2d, kernel_size=2),
+        partial(F.max_pool2d, kernel_size=3, stride=2, padding=1, ceil_mode=True),
+        partial(F.max_pool2d, kernel_size=(3, 2), stride=1, padding=1, dilation=(2, 1)),
+        partial(F.adaptive_max_pool2d, output_size=1),
+        partial(F.adaptive_max_pool2d, output_size=(3, 1)),
+        partial(F.adaptive_max_pool2d, output_size=(4, 9)),
+        partial(F.max_pool2d_with_indices, kernel_size=2),
+        partial(torch._C._nn.adaptive_max_pool2d, output_size=(4, 5)),
+    ],
+)
+@UP_TO_SIX_RANKS
+def test_indices_count_in_the_global_space(comm, pool):
+    options = {"return_indices": True} if pool.func in (F.max_pool2d, F.adaptive_max_pool2d) else {}
+    for grid in grids(comm, "ch"):
+        same_as_one_process(grid, lambda x: both(pool(x, **options)), normal(3, 2, 7, 9))
+        same_as_one_process(grid, lambda x: both(pool(x, **options)), normal(1, 2, 8, 5).round())
+
+
+@pytest.mark.parametrize(("count", "shape"), [(1, (3, 2, 9)), (3, (2, 2, 3, 7, 4))])
+def test_indices_in_one_and_three_dimensions(comm, count, shape):
+    for name, size in (("max_pool", 2), ("adaptive_max_pool", 3)):
+        pool = partial(getattr(F, f"{name}{count}d"), return_indices=True)
+        for grid in grids(comm, {1: "nw", 3: "dw"}[count]):
+            same_as_one_process(grid, lambda x, pool=pool, size=size: both(pool(x, size)), normal(*shape))
+
+
+def test_an_index_of_minus_infinity_is_that_of_one_process(comm):
+    for dilation in (1, 2):
+        for grid in grids(comm, "hw"):
+            same_as_one_process(
+                grid,
+                lambda x, d=dilation: F.max_pool2d(x, 3, 2, 1, d, return_indices=True)[1],
+                torch.full((1, 1, 7, 8), -torch.inf).double(),
+            )
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_unpooling_puts_values_back(comm, count):
+    pool, unpool = getattr(F, f"max_pool{count}d"), getattr(F, f"max_unpool{count}d")
+    for grid in grids(comm, ["nw", "nchw", "dw"][count - 1]):
+
+        def run(x):
+            y, at = pool(x, 2, return_indices=True)
+            return unpool(y * y, at, 2, output_size=x.shape)
+
+        same_as_one_process(grid, run, normal(2, 2, *(4, 7, 9)[-count:]))
+
+
+def test_unpooling_with_any_indices(comm):
+    at = torch.tensor([[[5, 0, 11], [3, 4, 7]]])
+    for grid in grids(comm, "cw"):
+        same_as_one_process(grid, lambda x, at: F.max_unpool1d(x, at, 4), normal(1, 2, 3), at)
+        same_as_one_process(grid, lambda x: F.max_unpool1d(x, at, 4), normal(1, 2, 3))
+
+
+def test_an_index_outside_the_output_is_refused_on_all_ranks(comm):
+    x = dc.scatter(normal(1, 2, 3), grid_over(comm, n=comm.size))
+    at = dc.scatter(torch.tensor([[[0, 1, 2], [3, 4, 12]]]), grid_over(comm, n=comm.size))
+    raises_everywhere(comm, dc.ShapeError, "invalid max index: 12", lambda: F.max_unpool1d(x, at, 4))
+
+
+# -- more -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ceil_mode", [False, True])
+def test_power_average_pooling_equals_one_process(comm, ceil_mode):
+    for grid in grids(comm, "chw"):
+        for p in (1, 2, 3.0):
+            pool = partial(F.lp_pool2d, norm_type=p, kernel_size=3, stride=2, ceil_mode=ceil_mode)
+            same_as_one_process(grid, pool, normal(2, 2, 7, 8).abs())
+    for grid in grids(comm, "w"):
+        same_as_one_process(grid, lambda x: F.lp_pool1d(x, 2, 3), normal(2, 2, 9))
+        same_as_one_process(grid, lambda x: F.lp_pool3d(x, 2, 2), normal(1, 2, 2, 4, 9))
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        lambda x: F.max_pool2d(x, 3, 2, 1),
+        lambda x: F.avg_pool2d(x, 2),
+        lambda x: F.adaptive_avg_pool2d(x, (3, 4)),
+        lambda x: F.adaptive_max_pool2d(x, 1),
+        lambda x: both(F.max_pool2d(x, 2, return_indices=True)),
+        lambda x: F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2, output_size=(7, 9)),
+    ],
+)
+def test_a_sample_without_a_sample_dimension(comm, pool):
+    for grid in grids(comm, "chw"):
+        same_as_one_process(grid, pool, normal(2, 7, 9), dims=["chw"])
+        same_as_one_process(grid, pool, normal(2, 7, 9), dims=["-hw"])
+
+
+def test_whole_numbers_are_pooled(comm):
+    for grid in grids(comm, "hw"):
+        same_as_one_process(grid, lambda x: F.max_pool2d(x, 3, 2, 1), (10 * normal(1, 2, 7, 8)).long())
+
+
+@pytest.mark.parametrize("pool", [lambda x: F.max_pool1d(x, 3, 2, 1), lambda x: F.avg_pool1d(x, 3, 1, 1)])
+def test_any_layout_of_the_input_will_do(comm, pool):
+    for dist in twenty_layouts(comm, (5, 7, 6)):
+        if dist.split[1] is None:
+            same_as_one_process(dist, pool, normal(5, 7, 6))
+
+
+def test_average_pooling_and_its_gradient_are_adjoint(comm):
+    for grid in grids(comm, "nhw"):
+        x = dc.scatter(normal(3, 2, 7, 9), grid).requires_grad_()
+        y = F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False)
+        other = normal(*y.shape, seed=1)
+        forward = (y * other).sum().item()
+        y.backward(other)
+        assert forward == pytest.approx((x.detach() * x.grad).sum().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda x: F.max_pool2d(x, 3, padding=2), "pad should be at most half of effective kernel size"),
+        (lambda x: F.avg_pool2d(x, 3, padding=2), "pad should be at most half of"),
+        (lambda x: F.max_pool2d(x, 9), "Output size is too small"),
+        (lambda x: F.avg_pool2d(x, 3, divisor_override=0), "divisor must be not zero"),
+    ],
+)
+def test_what_torch_refuses_is_refused_in_its_words(comm, call, match):
+    with pytest.raises(RuntimeError, match=match):
+        call(normal(1, 2, 7, 8))
+    x = dc.scatter(normal(1, 2, 7, 8), grid_over(comm, h=comm.size))
+    raises_everywhere(comm, dc.ShapeError, match, lambda: call(x))
+
+
+@pytest.mark.filterwarnings("ignore:Default grid_sample")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: F.max_pool2d(x, 2),
+        lambda x: F.avg_pool3d(x.unsqueeze(2), (1, 2, 2)),
+        lambda x: F.adaptive_avg_pool2d(x, 1),
+        lambda x: F.adaptive_max_pool3d(x.unsqueeze(2), (1, 2, 1)),
+        lambda x: F.interpolate(x, size=(5, 3), mode="area"),
+        lambda x: F.pad(x, (1, 1, 1, 1), "reflect"),
+        lambda x: F.grid_sample(x, torch.zeros(1, 2, 2, 2)),
+        lambda x: F.cross_entropy(x, torch.zeros(1, 3, 4).long()),
+        lambda x: F.group_norm(x, 2),
+        lambda x: F.dropout2d(x),
+    ],
+)
+def test_under_autocast_every_rank_has_the_dtype_of_one_process(comm, call):
+    x = normal(1, 2, 3, 4).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.manual_seed(0)
+        expected = call(x.bfloat16())
+        for grid in grids(comm, "ch"):
+            torch.manual_seed(0)
+            y = call(dc.scatter(x.bfloat16(), grid))
+            assert y.dtype == y.local.dtype == expected.dtype
+            torch.testing.assert_close(dc.gather(y), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("pool", [F.fractional_max_pool2d, F.fractional_max_pool3d])
+def test_fractional_pooling_is_refused(comm, pool):
+    x = dc.scatter(normal(1, 2, 7, 8, 4) if pool is F.fractional_max_pool3d else normal(1, 2, 7, 8),
+                   grid_over(comm, h=comm.size))  # fmt: skip
+    raises_everywhere(comm, dc.UnsupportedOperation, "scatter the result", lambda: pool(x, 2, output_size=3))

@@ -1,0 +1,118 @@
+"""Channels and filters split over axis c: convolution, transposed convolution and linear layers against one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch.nn.functional as F
+from torch import nn
+
+import distconv as dc
+from distconv.communication.collectives import share_out
+from distconv.communication.transfer import Needs, transfer_plan
+from distconv.distribution import block_range
+from distconv.parameters.channel_split import ChannelSplit, channel_split
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
+from tests.layers.compare import UP_TO_SIX_RANKS, built, module_as_in_one_process, same_as_one_process
+
+SIZES = [(4, 4), (12, 12), (13, 5), (2, 12), (12, 2), (1, 3), (3, 1)]
+"""C and F: gather-x where F is large, reduce-y where C is, the 2-D combination between, uneven and empty blocks."""
+
+
+@pytest.mark.parametrize(("channels", "filters"), SIZES)
+@pytest.mark.parametrize(
+    ("kernel", "stride", "padding", "dilation"),
+    [(3, 1, 1, 1), (1, 1, 0, 1), (1, 2, 0, 1), (2, 1, 1, 1), ((3, 5), (2, 3), (1, 0), (2, 1))],
+)
+@UP_TO_SIX_RANKS
+def test_a_convolution_equals_one_process(comm, channels, filters, kernel, stride, padding, dilation):
+    module = built(lambda: nn.Conv2d(channels, filters, kernel, stride, padding, dilation))
+    for grid in grids(comm, "cnhw"):
+        if grid.shape["c"] > 1 or comm.size == 1:
+            module_as_in_one_process(grid, module, normal(2, channels, 7, 9))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_in_one_and_three_dimensions_it_equals_one_process(comm, count):
+    module = built(lambda: {1: nn.Conv1d, 3: nn.Conv3d}[count](4, 6, 3, 2, 1))
+    for grid in grids(comm, "cw"):
+        module_as_in_one_process(grid, module, normal(2, 4, *(7, 5, 6)[:count]))
+
+
+@pytest.mark.parametrize(("channels", "filters"), SIZES)
+@pytest.mark.parametrize(("kernel", "stride", "padding", "extra"), [(3, 2, 1, 1), (2, 2, 0, 0), (3, 1, 1, 0)])
+@UP_TO_SIX_RANKS
+def test_a_transposed_convolution_equals_one_process(comm, channels, filters, kernel, stride, padding, extra):
+    module = built(lambda: nn.ConvTranspose2d(channels, filters, kernel, stride, padding, extra))
+    for grid in grids(comm, "ch"):
+        module_as_in_one_process(grid, module, normal(2, channels, 5, 4))
+
+
+@pytest.mark.parametrize("module", [nn.Conv2d, nn.ConvTranspose2d])
+@pytest.mark.parametrize(("groups", "per_group"), [(12, 1), (24, 2), (2, 6)])
+@pytest.mark.ranks(1, 2, 3, 4, 6)
+def test_groups_equal_one_process(comm, module, groups, per_group):
+    if comm.size % groups and groups % comm.size:
+        pytest.skip("these groups do not divide over these ranks")
+    layer = built(lambda: module(groups * 2, groups * per_group, 3, padding=1, groups=groups))
+    for grid in [grid_over(comm, c=comm.size), *grids(comm, "ch")]:
+        module_as_in_one_process(grid, layer, normal(2, groups * 2, 5, 4))
+
+
+@pytest.mark.ranks(at_least=2)
+def test_groups_that_do_not_divide_are_refused_with_the_channels_and_the_ranks(comm):
+    grid = grid_over(comm, c=comm.size)
+    channels = comm.size + 1
+    x, w = dc.scatter(normal(1, channels, 5, 5), grid), normal(channels, 1, 3, 3)
+    text = raises_everywhere(comm, dc.ShapeError, "groups", lambda: F.conv2d(x, w, groups=channels))
+    assert f"C={channels}" in text
+    assert f"{comm.size} ranks" in text
+    model = nn.Sequential(nn.Conv2d(channels, channels, 3, groups=channels))
+    assert "'0'" in raises_everywhere(comm, dc.ShapeError, "groups", lambda: dc.parallelize(model, grid))
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(8, 8), (13, 5), (2, 12), (12, 2), (1, 3), (3, 1)])
+@pytest.mark.parametrize("between", [(), (3,)])
+def test_a_linear_layer_equals_one_process(comm, inputs, outputs, between):
+    module = built(lambda: nn.Linear(inputs, outputs))
+    for grid in grids(comm, "cn"):
+        dist = dc.Distribution(grid, ("n", *(None,) * len(between), "c"))
+        module_as_in_one_process(dist, module, normal(4, *between, inputs))
+
+
+def test_weights_that_are_not_where_they_are_needed_move_there(comm):
+    for grid in grids(comm, "ch"):
+        w, x = normal(6, 4, 3, 3, seed=1), normal(2, 4, 7, 5)
+        same_as_one_process(grid, lambda x, w: F.conv2d(x, w, padding=1), x, w, dims=[None, ("c", None, None, None)])
+
+
+def test_channels_split_over_another_axis_are_gathered(comm):
+    dist = dc.Distribution(grid_over(comm, h=comm.size), ("n", "h", None, None))
+    module_as_in_one_process(dist, built(lambda: nn.Conv2d(4, 6, 3)), normal(2, 4, 7, 5))
+
+
+@pytest.mark.parametrize(("channels", "filters", "algorithm"), [(8, 64, "gather"), (64, 8, "reduce"), (8, 8, "2-D")])
+def test_the_cheapest_algorithm_is_chosen(channels, filters, algorithm):
+    split = channel_split(channels, filters, 1, 4)
+    assert {1: "gather", 4: "reduce", 2: "2-D"}[split.blocks] == algorithm
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 3, 6])
+def test_every_entry_of_the_weights_is_on_one_rank(blocks):
+    split = ChannelSplit(7, 11, 1, 6, blocks)
+    held = [(f, c) for i in range(6) for f in range(*split.computed(i)) for c in range(*split.needed(i))]
+    assert sorted(held) == [(f, c) for f in range(11) for c in range(7)]
+
+
+def test_the_sum_of_shares_is_the_adjoint_of_gathering(comm):
+    grid = grid_over(comm, c=comm.size)
+    dist, shape = dc.Distribution(grid, ("n", "c")), (3, 7)
+    split = channel_split(7, 7, 1, comm.size)
+    boxes = tuple(split.computed(i) for i in range(comm.size))
+    plan = transfer_plan(dist, Needs(dist, ((1, boxes),)), shape)
+    share = normal(3, boxes[comm.rank].extent, seed=comm.rank).requires_grad_()
+    own = block_range(7, comm.size, comm.rank)
+    y = normal(3, 7, seed=50)[:, own.start : own.stop]
+    total = share_out(share, plan)
+    total.backward(y)
+    left, right = (comm.allreduce(float((a.detach() * b).sum())) for a, b in ((total, y), (share, share.grad)))
+    assert left == pytest.approx(right, rel=1e-12)

@@ -1,0 +1,72 @@
+"""Tensors made after a DistTensor, and random numbers that do not depend on the grid."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import init
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.layers.compare import same_as_one_process
+from tests.layers.spread import TABLE, spread
+
+SHAPE = (3, 4, 7, 5)
+
+
+def test_new_tensors_equal_one_process(comm):
+    def made(x):
+        plain = x.new_zeros(5) + x.new_full((4, 1, 1), 2.0) + x.new_tensor([1.0, 2, 3, 4, 5])
+        return x * x.new_ones(3, 4, 7, 5) + plain + x.new_empty((7, 1)).fill_(3)
+
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, made, normal(*SHAPE))
+        x = dc.scatter(normal(*SHAPE), dist)
+        assert x.new_zeros(SHAPE).dist == dist
+        assert x.new_ones(2, 2, dtype=torch.int64).dtype == torch.int64
+
+
+DRAWN = {
+    "rand_like": torch.rand_like,
+    "randn_like": torch.randn_like,
+    "randint_like": lambda x: torch.randint_like(x, 5),
+    "bernoulli": torch.bernoulli,
+    "bernoulli_": lambda x: x.bernoulli_(0.3),
+    "uniform_": lambda x: x.uniform_(-1, 2),
+    "normal_": lambda x: x.normal_(),
+    "init.normal_": lambda x: init.normal_(x, 0, 2),
+    "init.constant_": lambda x: init.constant_(x, 2),
+    "init.kaiming_normal_": init.kaiming_normal_,
+    "init.kaiming_uniform_": init.kaiming_uniform_,
+    "init.xavier_uniform_": init.xavier_uniform_,
+    "init.trunc_normal_": init.trunc_normal_,
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+@TABLE
+def test_random_numbers_are_those_of_one_process(comm, name):
+    odds = normal(*SHAPE).abs().clamp(max=1)
+    torch.manual_seed(3)
+    expected = DRAWN[name](odds.clone())
+    after = torch.get_rng_state()
+    for dist in spread(comm, SHAPE):
+        torch.manual_seed(3)
+        found = DRAWN[name](dc.scatter(odds, dist))
+        assert found.dist == dist
+        assert torch.equal(dc.gather(found), expected)
+        assert torch.equal(torch.get_rng_state(), after)
+
+
+def test_a_parameter_is_initialized_in_place(comm):
+    weight = dc.scatter(normal(*SHAPE), grid_over(comm, c=comm.size)).requires_grad_()
+    assert init.zeros_(weight) is weight
+    assert init.normal_(weight) is weight
+    assert weight.requires_grad
+
+
+@pytest.mark.ranks(at_least=2)
+def test_generators_that_differ_are_refused(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    torch.manual_seed(comm.rank)
+    raises_everywhere(comm, dc.MismatchError, "random generator.*seed all ranks alike", lambda: torch.rand_like(x))

@@ -1,0 +1,58 @@
+"""Picking elements by tensors of indices, against one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.layers.compare import same_as_one_process
+from tests.layers.spread import TABLE, spread
+
+SHAPE = (3, 4, 7, 5)
+
+PICKED = {
+    "index_select": lambda x: x.index_select(1, torch.tensor([3, 0, 0])),
+    "index_select of rows": lambda x: torch.index_select(x, 2, torch.tensor([6, 1, 2, 2, 5])),
+    "gather": lambda x: x.gather(1, torch.arange(3 * 2 * 7 * 5).view(3, 2, 7, 5) % 4),
+    "gather of a part": lambda x: torch.gather(x, 2, torch.arange(2 * 4 * 3 * 5).view(2, 4, 3, 5) % 7),
+    "gather by a distributed index": lambda x: x.gather(2, (x.detach().abs() * 2).long().clamp(max=6)),
+    "take_along_dim": lambda x: torch.take_along_dim(x, x.argsort(1), 1),
+    "take_along_dim by broadcasting": lambda x: torch.take_along_dim(x, torch.tensor([1, 0]).view(1, 2, 1, 1), 1),
+    "take_along_dim of all": lambda x: torch.take_along_dim(x, torch.tensor([5, 3])),
+    "one_hot": lambda x: F.one_hot((x > 0).long(), 3).double() * x[..., None],
+    "one_hot of as many classes as there are": lambda x: F.one_hot((x.detach().abs() * 2).long()),
+}
+
+
+@pytest.mark.parametrize("name", PICKED)
+@TABLE
+def test_picking_equals_one_process(comm, name):
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, PICKED[name], normal(*SHAPE))
+
+
+def test_a_plain_tensor_is_picked_from_by_a_distributed_index(comm):
+    index = (normal(*SHAPE).abs() * 2).long().clamp(max=6)
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, lambda i, x: torch.gather(x, 2, i), index, plain=(normal(*SHAPE, seed=1),))
+
+
+def test_an_index_that_only_one_rank_sees_to_be_wrong_is_refused_everywhere(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    index = torch.zeros(SHAPE, dtype=torch.int64)
+    index[0, 0, 6, 0] = 4
+    wrong = dc.scatter(index, x.dist)
+    match = "index 4 is out of bounds for dimension 1 with size 4"
+    raises_everywhere(comm, IndexError, match, lambda: x.gather(1, wrong))
+    raises_everywhere(comm, IndexError, match, lambda: x.index_select(1, torch.tensor([0, 4])))
+    raises_everywhere(comm, IndexError, "index -1 is out of bounds", lambda: x.gather(1, wrong * 0 - 1))
+    raises_everywhere(comm, RuntimeError, "smaller than num_classes", lambda: F.one_hot(wrong, 3))
+
+
+@pytest.mark.parametrize("call", [lambda x: x.masked_select(x > 0), lambda x: x.nonzero(), lambda x: x.unique()])
+def test_what_depends_on_values_is_refused(comm, call):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    raises_everywhere(comm, dc.UnsupportedOperation, "gather the tensor first", lambda: call(x))

@@ -1,0 +1,190 @@
+"""Indexing and assignment by index, against one process; and changes of views that must reach their source."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.layers.compare import same_as_one_process
+from tests.layers.spread import TABLE, spread
+
+SHAPE = (3, 4, 7, 5)
+
+ITEMS = {
+    "number": lambda x: x[1],
+    "number of a row": lambda x: x[:, :, 3],
+    "negative numbers": lambda x: x[:, -1, 2:5, -2],
+    "slices": lambda x: x[:, :, 1:-1, 1:-1],
+    "steps": lambda x: x[:, 1::2, ::3],
+    "slice of samples": lambda x: x[1:],
+    "slice that holds nothing": lambda x: x[:, 1::2, 5:2],
+    "slice beyond the end": lambda x: x[:, :, 5:100],
+    "dots and None": lambda x: x[None, :, 0, ..., None],
+    "whole slices": lambda x: x[:, :, 0:7, :100],
+    "list": lambda x: x[:, [2, 0]],
+    "negative list": lambda x: x[:, :, [-1, 0, -7]],
+    "range": lambda x: x[:, range(1, 3)],
+    "empty list": lambda x: x[:, []],
+    "tensor of two dimensions": lambda x: x[:, torch.tensor([[2, 0], [1, 1]])],
+    "tensor of one number": lambda x: x[..., torch.tensor(3)],
+    "lists apart": lambda x: x[[0, 2], :, [1, 5]],
+    "number and list": lambda x: x[0, :, [1, 5]],
+    "lists among slices": lambda x: x[:, [0, 1], 1:6:2, None, 2],
+    "distributed index": lambda x: x[:, (x[0, :, 0, 0].detach() * 0).long()],
+}
+
+
+@pytest.mark.parametrize("name", ITEMS)
+@TABLE
+def test_indexing_equals_one_process(comm, name):
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, ITEMS[name], normal(*SHAPE))
+
+
+def test_a_plain_table_is_indexed_by_distributed_numbers(comm):
+    numbers = (normal(*SHAPE).abs() * 3).long().clamp(max=5)
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, lambda i, table: table[i] * 2, numbers, plain=(normal(6, 2, 3),))
+
+
+def test_a_slice_moves_nothing(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    y = x[:, :, 1:6]
+    assert y.dist.split == x.dist.split
+    if y.local.numel():
+        assert y.local.untyped_storage().data_ptr() == x.local.untyped_storage().data_ptr()
+
+
+ASSIGNMENTS = {
+    "number": ((slice(None), 0), 3.0),
+    "slice": ((slice(None), slice(None), slice(1, 5, 2)), 1.5),
+    "nothing": ((slice(None), slice(None), slice(4, 4)), 1.0),
+    "one element": ((2, 3, 6, 4), 7.0),
+    "tensor": ((slice(None), slice(None), 2), normal(4, 5)),
+    "whole": (slice(None), normal(*SHAPE)),
+    "dots": ((Ellipsis, -1), normal(3, 1, 7)),
+    "None": ((0, None, slice(None), 1), normal(1, 4, 1)),
+    "part": ((slice(1, None), slice(None), slice(2, 6), slice(0, 3)), normal(2, 4, 4, 3)),
+    "surplus dimensions": ((slice(None), 1), normal(1, 1, 3, 7, 5)),
+    "tensor of one number": ((slice(None), slice(None), 3), torch.tensor(2.0).double()),
+}
+
+
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+@TABLE
+def test_assignment_equals_one_process(comm, name):
+    index, value = ASSIGNMENTS[name]
+
+    def assign(x, value=value):
+        y = x * 2
+        y[index] = value
+        return y * y
+
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, assign, normal(*SHAPE), plain=(value,) if isinstance(value, torch.Tensor) else ())
+
+
+def test_assignment_of_a_distributed_tensor(comm):
+    def assign(x, v):
+        y = x * 2
+        y[:, 1:3] = v[:, :2] * v[:, 2:]
+        return y * y
+
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, assign, normal(*SHAPE), normal(*SHAPE, seed=1))
+
+
+def test_assignment_under_a_mask(comm):
+    def assign(x, v):
+        y = x * 2
+        y[y > 0.3] = v
+        y[torch.tensor([True, False, True])] = 1.0
+        return y * x
+
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, assign, normal(*SHAPE), plain=(torch.tensor(0.7).double(),))
+
+
+def test_augmented_assignment_to_a_part(comm):
+    def change(x):
+        y = x * 2
+        y[:, 1] += 1
+        y[:, :, 2] *= x[:, :, 3]
+        y[0, :, 1:4] -= 2
+        return y * x
+
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, change, normal(*SHAPE))
+
+
+def test_a_view_changed_in_place_changes_its_source(comm):
+    def change(x):
+        y = x * 2
+        y.view(3, -1).mul_(3)
+        y.view(3, 4, 35)[:, 1].add_(1)
+        y[:, :, 2].permute(1, 0, 2)[1].fill_(4.0)
+        y.transpose(1, 2)[:, 0].neg_()
+        return y * x
+
+    for dist in spread(comm, SHAPE)[:2]:
+        same_as_one_process(dist, change, normal(*SHAPE))
+
+
+def test_a_slice_changed_in_place_changes_its_source(comm):
+    def change(x):
+        y = x * 2
+        y.narrow(2, 1, 3).zero_()
+        y.unsqueeze(0)[0, :, :, 1:].mul_(0.5)
+        y[:, 1:3, ..., 2:].add_(1)
+        return y * x
+
+    for dist in spread(comm, SHAPE)[:2]:
+        same_as_one_process(dist, change, normal(*SHAPE))
+
+
+@pytest.mark.ranks(at_least=2)
+def test_a_copy_that_cannot_be_put_back_is_not_changed_in_place(comm):
+    x = dc.scatter(normal(1, 2, 8, 4), grid_over(comm, h=comm.size))
+    for call in (lambda: x.flatten(1).add_(1), lambda: x.unbind(2)[0].add_(1), lambda: x.unfold(2, 3, 1).zero_()):
+        raises_everywhere(comm, dc.UnsupportedOperation, "it is a copy.*clone", call)
+
+
+@pytest.mark.parametrize("mask", [True, torch.tensor([True, False, True]), [True, False, True]], ids=str)
+def test_indexing_by_a_mask_is_refused(comm, mask):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    raises_everywhere(comm, dc.UnsupportedOperation, "torch.where or masked_fill, or gather first", lambda: x[mask])
+
+
+def test_assignments_without_a_rule_name_the_way_out(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+
+    def several():
+        x[x > 0] = x.flatten()
+
+    def by_list():
+        x[[0, 1]] = 1.0
+
+    def into_plain():
+        normal(*SHAPE)[:, 0] = x[:, 0]
+
+    for call in (several, by_list, into_plain):
+        raises_everywhere(comm, dc.UnsupportedOperation, r"use |gather it first", call)
+
+
+@pytest.mark.parametrize("index", [(0, 0, 7), (0, 0, 0, 0, 0), (slice(None), [0, 4]), (slice(None), 9)], ids=str)
+def test_an_index_out_of_bounds_is_refused_in_torchs_words(comm, index):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    raises_everywhere(comm, IndexError, "out of bounds|out of range|too many indices", lambda: x[index])
+
+
+def test_a_value_of_the_wrong_shape_is_refused_in_torchs_words(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+
+    def assign():
+        x[:, :, 0] = normal(3)
+
+    raises_everywhere(
+        comm, dc.ShapeError, r"expanded size of the tensor \(5\) must match the existing size \(3\)", assign
+    )

@@ -1,0 +1,49 @@
+"""Questions whose answer is no tensor; every rank gets the one of a single process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.layers.spread import spread
+
+SHAPE = (3, 4, 7, 5)
+
+QUESTIONS = {
+    "equal": lambda x, p: (torch.equal(x, p), torch.equal(p, x + 1), x.equal(p[:, :1])),
+    "allclose": lambda x, p: (torch.allclose(x, p + 1e-9), torch.allclose(p, x + 1), x.allclose(x)),
+    "stride": lambda x, p: (x.stride(), x.stride(1), x.storage_offset()),
+    "type": lambda x, p: (x.type(), x.float().type(), x.type(torch.float32).dtype),
+    "is_tensor": lambda x, p: (torch.is_tensor(x), torch.numel(x), isinstance(x, torch.Tensor)),
+    "result_type": lambda x, p: (torch.result_type(x, 1), torch.result_type(x.float(), p.sum())),
+    "truth": lambda x, p: (bool(x.max() > 1), torch.is_nonzero(x.sum() * 0), bool(x.isnan().any())),
+    "membership": lambda x, p: (p.max() in x, 7.0 in x),
+    "shape": lambda x, p: (*x.shape, x.size(-1), len(x), [row.shape for row in x], x.is_same_size(p)),
+    "memory formats": lambda x, p: (
+        x.contiguous(memory_format=torch.channels_last).shape,
+        x.to(memory_format=torch.channels_last).sum().item().__class__,
+    ),
+    "an index": lambda x, p: [10, 20, 30, 40][x.argmax() % 4],
+    "closeness": lambda x, p: bool(torch.isclose(x, p).all()),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_answers_are_those_of_one_process(comm, name):
+    x = normal(*SHAPE)
+    expected = QUESTIONS[name](x, x)
+    for dist in spread(comm, SHAPE):
+        assert QUESTIONS[name](dc.scatter(x, dist), x) == expected
+
+
+def test_memory_is_in_no_one_place(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    for call in (x.data_ptr, x.untyped_storage, lambda: torch.as_strided(x, (2,), (1,))):
+        raises_everywhere(comm, dc.UnsupportedOperation, "use .local for this rank's block", call)
+
+
+def test_a_fraction_is_no_index(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    raises_everywhere(comm, TypeError, "only integer tensors of a single element", lambda: [1, 2][x.sum()])

@@ -1,0 +1,142 @@
+"""Views: merging, parting, reordering and repeating dimensions, against one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.layers.compare import built, module_as_in_one_process, same_as_one_process
+from tests.layers.spread import TABLE, spread
+
+SHAPE = (3, 4, 7, 5)
+
+SHAPES = {
+    "flatten": lambda x: x.flatten(1),
+    "flatten of samples and channels": lambda x: x.flatten(0, 1),
+    "flatten of space": lambda x: x.flatten(2),
+    "flatten of all": lambda x: x.flatten(),
+    "ravel": lambda x: torch.ravel(x),
+    "view to two dimensions": lambda x: x.view(x.shape[0], -1),
+    "view_as": lambda x: x.view_as(torch.empty(12, 35)),
+    "reshape_as": lambda x: x.reshape_as(x.permute(1, 0, 3, 2)),
+    "reshape of space": lambda x: x.reshape(3, 4, -1),
+    "reshape that joins samples": lambda x: x.reshape(-1, 7, 5),
+    "reshape that parts channels": lambda x: x.view(3, 2, 2, 7, 5),
+    "unflatten": lambda x: x.unflatten(1, (2, 2)),
+    "extents of one": lambda x: x.view(3, 1, 4, 1, 7, 5, 1),
+    "squeeze": lambda x: x.unsqueeze(2).squeeze(2),
+    "squeeze of all": lambda x: x.sum(1, keepdim=True).squeeze(),
+    "squeeze of a split extent of one": lambda x: x[:, :, 3:4].squeeze(2),
+    "permute": lambda x: x.permute(0, 2, 3, 1),
+    "permute by negative numbers": lambda x: torch.permute(x, (-1, 0, -2, 1)),
+    "transpose": lambda x: x.transpose(1, -1),
+    "flatten of a permuted one": lambda x: x.permute(0, 3, 1, 2).flatten(1, 2),
+    "movedim": lambda x: x.movedim(1, -1) + torch.movedim(x, (0, 1), (0, 3)),
+    "swapaxes": lambda x: x.swapaxes(1, 2),
+    "T": lambda x: x[0, 0].T + x[0, 1].t().mT.mT,
+    "mT": lambda x: x.mT,
+    "H": lambda x: x[0, :, 1].H,
+    "atleast": lambda x: torch.atleast_3d(x[0, 0]) * torch.atleast_2d(x[0, 0, 0])[0, 0],
+    "expand": lambda x: x[:, :1].expand(-1, 6, -1, -1),
+    "expand by a dimension": lambda x: x.expand(2, 3, 4, 7, 5),
+    "expand_as": lambda x: x.mean(2, True).expand_as(x) * x,
+    "broadcast_to": lambda x: torch.broadcast_to(x[:1], (3, 4, 7, 5)),
+    "broadcast_tensors": lambda x: torch.broadcast_tensors(x, x[:, :1])[1],
+    "repeat": lambda x: x.repeat(2, 1, 2, 3),
+    "repeat by a dimension": lambda x: x.repeat(2, 1, 1, 1, 1),
+    "tile": lambda x: torch.tile(x, (2, 2)),
+    "repeat_interleave": lambda x: x.repeat_interleave(2, 2),
+    "repeat_interleave of all": lambda x: torch.repeat_interleave(x, 2),
+    "repeat_interleave by numbers": lambda x: x.repeat_interleave(torch.tensor([1, 0, 3, 2]), dim=1),
+    "sum_to_size": lambda x: x.sum_to_size(1, 4, 1, 5) + x.sum_to_size(7, 1)[:1],
+    "channel shuffle": lambda x: x.view(3, 2, 2, 7, 5).transpose(1, 2).reshape(3, 4, 7, 5),
+    "pixel shuffle": lambda x: x.view(3, 1, 2, 2, 7, 5).permute(0, 1, 4, 2, 5, 3).reshape(3, 1, 14, 10),
+    "patches": lambda x: x[:, :, :6, :4].reshape(3, 4, 3, 2, 2, 2).permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@TABLE
+def test_shaping_equals_one_process(comm, name):
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, SHAPES[name], normal(*SHAPE))
+
+
+def test_an_empty_tensor_can_be_reshaped(comm):
+    x = dc.scatter(normal(4, 0, 6), grid_over(comm, n=comm.size))
+    assert x.reshape(2, 0).shape == (2, 0)
+    assert x.flatten().shape == (0,)
+
+
+def test_an_unchanged_dimension_stays_split(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, n=comm.size))
+    assert x.flatten(1).dist.axes[0] == "n"
+    assert x.permute(1, 0, 2, 3).dist.axes[1] == "n"
+
+
+def test_merged_dimensions_keep_the_split_of_the_first(comm):
+    x = dc.scatter(normal(3, 7, 2, 3), grid_over(comm, c=comm.size))
+    y = x.flatten(1)
+    assert y.dist.axes == ("n", "c")
+    assert y.local.shape[1] == 6 * x.local.shape[1]
+    assert dc.scatter(normal(3, 7, 1, 1), grid_over(comm, c=comm.size)).flatten(1).dist.boundaries == {}
+
+
+def test_a_parted_dimension_stays_split_in_whole_parts(comm):
+    size = comm.size
+    x = dc.scatter(normal(1, 2, 2 * size + 2, 3), grid_over(comm, h=size))
+    y = x.view(1, 2, size + 1, 2, 3)
+    assert y.dist.axes == ("n", "c", "h", None, "w")
+    assert torch.equal(dc.gather(y), normal(1, 2, 2 * size + 2, 3).view(1, 2, size + 1, 2, 3))
+
+
+def test_pixels_are_shuffled_without_gathering_space(comm):
+    x = dc.scatter(normal(1, 4, 7, 8), grid_over(comm, h=comm.size))
+    y = x.view(1, 1, 2, 2, 7, 8).permute(0, 1, 4, 2, 5, 3).reshape(1, 1, 14, 16)
+    assert y.local.shape[2] == 2 * x.local.shape[2]
+
+
+def test_split_channels_flow_into_a_linear_layer(comm):
+    model = built(lambda: nn.Sequential(nn.Flatten(), nn.Linear(7 * 4, 3)))
+    module_as_in_one_process(grid_over(comm, c=comm.size), model, normal(3, 7, 2, 2))
+
+
+def test_dimensions_are_added_and_dropped_in_place(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    local = x.local
+    x.unsqueeze_(1)
+    assert x.shape == (3, 1, 4, 7, 5)
+    x.add_(1)
+    assert x.squeeze_(1) is x
+    assert x.local is local
+    assert torch.equal(dc.gather(x), normal(*SHAPE) + 1)
+
+
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize(
+    ("call", "way_out"),
+    [
+        (lambda x: x[:, :, :1].squeeze_(2), r"x = x.squeeze\(...\)"),
+        (lambda x: x.transpose_(1, 2), r"x = x.transpose\(...\)"),
+        (lambda x: x.view(torch.int64), r"\.to\(dtype\)"),
+    ],
+)
+def test_what_cannot_be_done_in_place_names_the_way_out(comm, call, way_out):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    raises_everywhere(comm, dc.UnsupportedOperation, way_out, lambda: call(x))
+
+
+def test_a_view_of_the_wrong_size_is_refused_in_torchs_words(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    raises_everywhere(
+        comm, dc.ShapeError, r"shape '\[5, 5\]' is invalid for input of size 420", lambda: x.reshape(5, 5)
+    )
+
+
+def test_a_dimension_out_of_range_is_refused_in_torchs_words(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    for call in (lambda: x.permute(0, 1, 2, 4), lambda: x.transpose(1, 5), lambda: x.squeeze(4), lambda: x.flip(-5)):
+        raises_everywhere(comm, IndexError, r"Dimension out of range \(expected to be in range of \[-4, 3\]", call)

@@ -1,0 +1,69 @@
+"""Pieces, mirrored and shifted tensors, windows and triangles, against one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.layers.compare import same_as_one_process
+from tests.layers.spread import TABLE, spread
+
+SHAPE = (3, 4, 7, 5)
+
+PIECES = {
+    "narrow": lambda x: x.narrow(2, 3, 3),
+    "narrow from behind": lambda x: torch.narrow(x, -1, -3, 2),
+    "select": lambda x: x.select(2, -2) + torch.select(x, 2, 1),
+    "chunk": lambda x: torch.cat(x.chunk(2, 1)[::-1], 1),
+    "chunk of rows": lambda x: torch.cat(x.chunk(3, 2)[1:], 2),
+    "split": lambda x: torch.cat([part * (i + 1) for i, part in enumerate(x.split([3, 3, 1], 2))], 2),
+    "split into one": lambda x: torch.split(x, 7, 2)[0] * 2,
+    "tensor_split": lambda x: torch.cat(x.tensor_split(3, 2)[::-1], 2),
+    "hsplit": lambda x: torch.hsplit(x, 2)[1],
+    "vsplit": lambda x: x.vsplit(3)[1],
+    "dsplit": lambda x: torch.dsplit(x, [2, 3])[2],
+    "unbind": lambda x: torch.cat(x.unbind(2)[::2], 1),
+    "unbind and stack": lambda x: torch.stack(torch.unbind(x, 1)[1:], 0),
+    "iteration": lambda x: sum(row * (i + 1) for i, row in enumerate(x)),
+    "diff": lambda x: x.diff(dim=2),
+    "diff twice": lambda x: torch.diff(x, 2, 1),
+    "diff with an end": lambda x: torch.diff(x, dim=-1, prepend=x[..., :1]),
+    "flip": lambda x: x.flip(2),
+    "flip of several": lambda x: torch.flip(x, dims=(0, -1, 1)),
+    "fliplr": lambda x: x.fliplr() + torch.flipud(x),
+    "rot90": lambda x: torch.rot90(x, 1, (2, 3)),
+    "rot90 backwards": lambda x: torch.rot90(x, -1, (1, 2)),
+    "rot90 twice": lambda x: x.rot90(2, [2, 3]),
+    "roll": lambda x: x.roll(2, 2),
+    "roll of several": lambda x: torch.roll(x, (3, -1), (1, -1)),
+    "roll of all": lambda x: torch.roll(x, 5),
+    "unfold": lambda x: x.unfold(2, 3, 2),
+    "unfold of several": lambda x: x.unfold(1, 2, 1).unfold(3, 3, 3),
+    "unfold with gaps": lambda x: x.unfold(2, 1, 4),
+    "tril": lambda x: x.tril(),
+    "triu": lambda x: torch.triu(x, -2),
+    "center crop": lambda x: torch.cat([x[:, :, 1:6, 1:4], x[:, :, 2:, 2:]], 1) * 2,
+}
+
+
+@pytest.mark.parametrize("name", PIECES)
+@TABLE
+def test_pieces_equal_one_process(comm, name):
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, PIECES[name], normal(*SHAPE))
+
+
+def test_windows_of_a_split_dimension_are_split(comm):
+    x = dc.scatter(normal(1, 2, 9, 4), grid_over(comm, h=comm.size))
+    patches = x.unfold(2, 3, 3)
+    assert patches.dist.axes[2] == "h"
+    assert patches.local.shape[2] == len(range(comm.rank, 3, comm.size)) if comm.size >= 3 else True
+
+
+def test_pieces_that_do_not_fit_are_refused_in_torchs_words(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    raises_everywhere(comm, RuntimeError, "split_sizes", lambda: x.split([3, 3], 2))
+    raises_everywhere(comm, dc.ShapeError, "exceeds dimension size", lambda: x.narrow(2, 5, 3))
+    raises_everywhere(comm, dc.ShapeError, "maximum size for tensor at dimension 2 is 7", lambda: x.unfold(2, 8, 1))

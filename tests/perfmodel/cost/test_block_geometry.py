@@ -1,0 +1,124 @@
+"""Geometry of blocks against the distributions and windows that distconv really uses, on every rank."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+
+import distconv as dc
+from distconv.distribution import Distribution, block_range, default_axes
+from distconv.kernels.convolution import Geometry
+from distconv.layers.plumbing.input_windows import window_needs
+from distconv.perfmodel.cost import block_geometry
+from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.graph.graph import Window
+from distconv.perfmodel.machine.links import Group
+
+SHAPES = [(4, 3, 9, 7), (7, 8, 5, 6), (2, 6, 16, 16), (5, 12), (3, 4, 6, 7, 8)]
+
+
+def _grids(size, axes):
+    found = [
+        dict(zip(axes, parts, strict=True))
+        for parts in itertools.product(range(1, size + 1), repeat=len(axes))
+        if size % math.prod(parts) == 0
+    ]
+    return found[:: max(1, len(found) // 9)]
+
+
+def _missing(shape, source, target, rank):
+    own, new = source.box(rank, shape), target.box(rank, shape)
+    common = math.prod(a.intersect(b).extent for a, b in zip(own, new, strict=True))
+    return math.prod(i.extent for i in new) - common
+
+
+@pytest.mark.ranks(1, 2, 3, 4, 6)
+def test_a_redistribution_moves_what_the_busiest_rank_lacks(comm):
+    for shape in SHAPES:
+        axes = [axis for axis in default_axes(None, len(shape)) if axis]
+        grids = _grids(comm.size, axes)
+        real = [dc.ProcessGrid(comm, r=comm.size // math.prod(g.values()), **g) for g in grids]
+        for (a, grid_a), (b, grid_b) in itertools.product(zip(grids, real, strict=True), repeat=2):
+            source = Distribution(grid_a, default_axes(None, len(shape)))
+            target = Distribution(grid_b, default_axes(None, len(shape)))
+            most = max(_missing(shape, source, target, rank) for rank in range(comm.size))
+            moved = block_geometry.redistribution(
+                shape, Parts.of(a, comm.size, comm.size), Parts.of(b, comm.size, comm.size)
+            )
+            assert moved.near == most and moved.far == 0, (shape, a, b)
+
+
+@pytest.mark.ranks(2, 4, 6)
+def test_elements_come_from_the_own_node_where_it_has_them(comm):
+    shape = (4, 3, 12, 12)
+    for a, b in itertools.product(_grids(comm.size, ["n", "h", "w"]), repeat=2):
+        alone = block_geometry.redistribution(shape, Parts.of(a, comm.size, 1), Parts.of(b, comm.size, 1))
+        pairs = block_geometry.redistribution(shape, Parts.of(a, comm.size, 2), Parts.of(b, comm.size, 2))
+        assert alone.near == 0
+        assert pairs.near + pairs.far <= alone.far and pairs.far <= alone.far
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("kernel", [1, 2, 3, 5])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_halos_are_what_ranks_need_beyond_what_they_own(comm, kernel, stride):
+    for extent, padding, dilation in itertools.product([8, 13, 17], [0, kernel // 2], [1, 2]):
+        out = (extent + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+        if out < comm.size:
+            continue
+        window = Window((kernel,), (stride,), (padding,), (dilation,))
+        grid = dc.ProcessGrid(comm, w=comm.size)
+        dist = Distribution(grid, ("n", "c", "w"))
+        needs = window_needs(dist, (1, 1, out), Geometry((kernel,), (stride,), (padding,), (dilation,)))
+        needed = []
+        for rank in range(comm.size):
+            own, need = dist.box(rank, (1, 1, extent))[2], needs.needed[0][1][rank]
+            below, above = own.start - max(0, need.start), min(extent, need.stop) - own.stop
+            needed.append((max(0, below), max(0, above)))
+        assert block_geometry.halo(window, extent, out, comm.size, 0) == max(needed, key=sum)
+
+
+def test_halos_of_transposed_convolutions_cover_every_input_that_touches_an_output():
+    for kernel, stride, padding, dilation in itertools.product([2, 3, 4], [1, 2, 3], [0, 1], [1, 2]):
+        extent, parts = 12, 3
+        out = (extent - 1) * stride - 2 * padding + dilation * (kernel - 1) + 1
+        window = Window((kernel,), (stride,), (padding,), (dilation,), True)
+        most = 0
+        for index in range(parts):
+            own = block_range(extent, parts, index)
+            outs = set(block_range(out, parts, index))
+            touching = [i for i in range(extent) if {i * stride - padding + k * dilation for k in range(kernel)} & outs]
+            most = max(most, max(0, own.start - min(touching)) + max(0, max(touching) + 1 - own.stop))
+        # The range may begin and end with inputs that only lie between those that touch.
+        assert most <= sum(block_geometry.halo(window, extent, out, parts, 0)) <= most + 2 * (dilation - 1)
+
+
+@pytest.mark.ranks(4, 6, 8)
+def test_groups_and_strides_are_those_of_process_grids(comm):
+    for axes in _grids(comm.size, ["n", "c", "h", "w"]):
+        grid = dc.ProcessGrid(comm, r=comm.size // math.prod(axes.values()), **axes)
+        parts = Parts.of(axes, comm.size, 2)
+        for axis, number in axes.items():
+            if number > 1:
+                here = grid.coords[axis]
+                other = {**grid.coords, axis: here - 1 if here else here + 1}
+                assert abs(grid.rank_of(other) - grid.rank) == parts.stride(axis)
+        assert parts.along("r") == grid.shape["r"]
+
+
+def test_groups_know_how_many_of_them_share_a_node():
+    parts = Parts.of({"n": 4, "h": 2, "w": 2}, 16, 4)
+    assert parts.group(("w",)) == Group(2, 2)
+    assert parts.group(("h", "w")) == Group(4, 4)
+    assert parts.group(("n",)) == Group(4, 1)
+    assert parts.group(("n", "h", "w")) == Group(16, 4)
+
+
+def test_neighbours_on_other_nodes_are_counted():
+    assert Parts.of({"h": 2, "w": 2}, 4, 4).far_neighbours("h") == 0
+    assert Parts.of({"h": 4, "w": 4}, 16, 4).far_neighbours("w") == 0
+    assert Parts.of({"h": 4, "w": 4}, 16, 4).far_neighbours("h") == 2
+    assert Parts.of({"h": 2, "w": 4}, 8, 4).far_neighbours("h") == 1
+    assert Parts.of({"h": 8}, 8, 4).far_neighbours("h") == 1

@@ -1,0 +1,299 @@
+"""The choice among data parallelism and pipelines: what is chosen, what it costs, and what memory forbids."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from distconv.errors import DistconvError
+from distconv.perfmodel.exploration import cuts as cuts_module
+from distconv.perfmodel.exploration.candidate_stages import Setting, whole
+from distconv.perfmodel.exploration.choices import ExplorationError
+from distconv.perfmodel.exploration.cuts import best_cuts, key
+from distconv.perfmodel.exploration.explore import ASYNCHRONOUS, SYNCHRONOUS, explore
+from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.machine.links import Link
+from distconv.perfmodel.machine.machine import Group, Machine, Overlap
+from distconv.perfmodel.profiles.layer_profile import Layer, Profile
+from distconv.perfmodel.profiles.predicted_profile import predicted_profile, scaled
+from distconv.perfmodel.stages.devices import Device
+from distconv.pipeline import schedule, simulate
+
+PIPELINES = SYNCHRONOUS[1:]
+LATENCY = 1e-9
+
+
+def machine_of(bandwidth, memory=1e18, *, overlap=False, per_node=8):
+    link = Link(LATENCY, bandwidth)
+    lassen = Machine.load("lassen")
+    hides = Overlap(halo=overlap, allreduce=overlap)
+    return replace(lassen, node=link, network=link, ranks_per_node=per_node, memory_bytes=memory, overlap=hides)
+
+
+def equal_layers(count=8, activation=8.0, parameters=8.0):
+    """Of a mini-batch of 16 samples."""
+    return Profile([Layer(f"l{index}", 1.0, 2.0, activation, parameters) for index in range(count)])
+
+
+def test_a_network_of_large_weights_is_cut_and_one_of_large_activations_is_not():
+    machine = machine_of(1e9)
+    weights = explore(equal_layers(parameters=1e9), machine, 4, 16)
+    activations = explore(equal_layers(activation=4e10), machine, 4, 16)
+    assert weights.schedule in PIPELINES and weights.stages.replicas == (1, 1, 1, 1)
+    assert activations.schedule == "dp" and activations.stages.replicas == (4,)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_the_time_of_a_pipeline_is_the_simulated_one(name):
+    profile, machine = equal_layers(activation=1e9), machine_of(1e10)
+    found = explore(profile, machine, 4, 16, microbatches=[8], schedules=[name])
+    # Two layers on each stage, two samples in a micro-batch.
+    sent = machine.send(1e9 / 8, across=False)
+    simulated = simulate(schedule(name, 4, 8), 2 / 8, 4 / 8, transfer=sent).makespan
+    assert found.time == pytest.approx(simulated, rel=1e-12)
+
+
+def test_data_parallelism_takes_its_share_of_the_samples_and_one_allreduce():
+    machine = machine_of(1e9)
+    found = explore(equal_layers(parameters=1e8), machine, 4, 16, schedules=["dp"])
+    assert found.time == pytest.approx(8 * 3 / 4 + machine.allreduce(Group(4, 4), 8e8))
+    assert found.table[0].replicas == 4 and {choice.microbatches for choice in found.table} == {4, 8, 16}
+
+
+def test_an_allreduce_hides_behind_the_last_backward_pass_where_the_machine_overlaps():
+    hidden = explore(equal_layers(parameters=1e8), machine_of(1e9, overlap=True), 4, 16, microbatches=[4])
+    assert hidden.schedule == "dp" and hidden.time == pytest.approx(6.0)
+
+
+def test_memory_is_activations_in_flight_and_weights_with_gradients_and_state():
+    found = explore(equal_layers(), machine_of(1e12), 4, 16, microbatches=[16], schedules=["1f1b-so"])
+    # Two layers each; weights, gradients, momentum; twice 4, 3, 2, 1 micro-batches of a sixteenth.
+    assert found.best.memory == tuple(3 * 16.0 + flying * 1.0 for flying in (8, 6, 4, 2))
+    assert found.memory == 56.0
+
+
+def test_what_does_not_fit_is_not_chosen_but_listed():
+    profile = equal_layers(activation=100.0)
+    free = explore(profile, machine_of(1e12), 4, 16, schedules=PIPELINES)
+    tight = explore(profile, machine_of(1e12, memory=free.memory - 1), 4, 16, schedules=PIPELINES)
+    assert tight.time > free.time and tight.memory < free.memory
+    assert any(not choice.fits for choice in tight.table)
+    assert [choice.fits for choice in tight.table] == sorted((choice.fits for choice in tight.table), reverse=True)
+
+
+def test_larger_networks_fit_more_devices_in_a_pipeline_only():
+    machine = machine_of(1e12, memory=8 * 3 * 8 / 2 + 16)
+    assert explore(equal_layers(), machine, 4, 16, schedules=PIPELINES).schedule in PIPELINES
+    for devices in (4, 8, 16):
+        with pytest.raises(ExplorationError, match=r"nothing fits 112 bytes; least is needed by dp .*: \d+ bytes"):
+            explore(equal_layers(), machine, devices, 16, schedules=["dp"])
+
+
+def test_the_memory_named_where_nothing_fits_is_enough():
+    with pytest.raises(ExplorationError, match="nothing fits") as caught:
+        explore(equal_layers(), machine_of(1e12, memory=10), 4, 16)
+    needed = float(str(caught.value).rsplit(": ", 1)[1].split()[0])
+    assert explore(equal_layers(), machine_of(1e12, memory=needed), 4, 16).memory == needed
+
+
+def test_the_joint_search_is_never_slower_and_finds_pipelines_side_by_side():
+    # Too little memory for the whole network, and too few micro-batches for a long pipeline.
+    profile, machine = equal_layers(), machine_of(1e12, memory=150)
+    plain = explore(profile, machine, 8, 16, microbatches=[16])
+    joint = explore(profile, machine, 8, 16, microbatches=[16], joint=True)
+    assert joint.time < plain.time
+    assert joint.best.replicas in (2, 4) and len(joint.best.memory) == 8 // joint.best.replicas
+    assert all(sum(held.values()) == joint.best.replicas for held in joint.stages.assignment)
+
+
+def random_stages(seed):
+    rng = random.Random(seed)
+    layers = [
+        Layer(
+            f"l{index}",
+            time := rng.uniform(0.1, 1),
+            time * rng.uniform(1.5, 2.5),
+            rng.choice([0.1, 1, 10]) * rng.uniform(1, 3) * 1e10,
+            rng.uniform(0, 1e9),
+        )
+        for index in range(9)
+    ]
+    device = Device("gpu", rng.randint(2, 4), None, rng.choice([1e15, rng.uniform(3e11, 9e11)]))
+    setting = Setting(Profile(layers), Machine.load("lassen"), [device], 1)
+    found = setting.stages(rng.choice(["1f1b-sno", "1f1b-so", "gpipe", "1f1b-as"]), 1, rng.choice([2, 4, 8, 16]))
+    assert found is not None
+    return found
+
+
+def test_cuts_that_are_searched_for_are_all_but_the_best_of_all():
+    """The figures are those that exploration_cuts.py and docs/partitioning.md give."""
+    fitting = optimal = 0
+    for seed in range(300):
+        stages = random_stages(seed)
+        every = itertools.combinations(range(1, stages.size), stages.count - 1)
+        best, found = min(key(stages, list(cuts)) for cuts in every), key(stages, best_cuts(stages))
+        assert (found[0] > 0) == (best[0] > 0), "cuts fit where any do"
+        if not best[0]:
+            fitting += 1
+            optimal += found[1] <= best[1] * (1 + 1e-12)
+            assert found[1] <= 1.017 * best[1]
+    assert (fitting, optimal) == (216, 214)
+
+
+def test_a_search_from_the_emptiest_cuts_alone_finds_cuts_that_fit_where_there_are_any(monkeypatch):
+    cases = [random_stages(seed) for seed in range(100, 120)]
+    fits = [key(stages, best_cuts(stages))[0] == 0 for stages in cases]
+    monkeypatch.setattr(cuts_module, "PRICES", ())
+    assert [key(stages, best_cuts(stages))[0] == 0 for stages in cases] == fits
+    assert any(fits) and not all(fits)
+
+
+def test_a_profile_of_some_samples_counts_for_others_in_proportion():
+    machine = machine_of(1e10)
+    of_four = scaled(equal_layers(activation=1e9), 4 / 16)
+    assert of_four.layers[0].parameter_bytes == 8
+    whole_batch = explore(equal_layers(activation=1e9), machine, 4, 16)
+    assert explore(of_four, machine, 4, 16, samples=4).time == pytest.approx(whole_batch.time)
+    made = explore(lambda samples: scaled(of_four, samples / 4), machine, 4, 16)
+    assert made.time == pytest.approx(whole_batch.time)
+
+
+def test_a_slower_device_gets_fewer_layers_in_a_pipeline_and_holds_up_data_parallelism():
+    devices = [Device("slow", 1, [6.0] * 9), Device("fast", 1, [3.0] * 9)]
+    profile, machine = equal_layers(9), machine_of(1e12)
+    piped = explore(profile, machine, devices, 16, schedules=["1f1b-as"])
+    assert piped.stages.cuts == (3,) and piped.stages.assignment == ({"slow": 1}, {"fast": 1})
+    parallel = explore(profile, machine, devices, 16, schedules=["dp"])
+    assert parallel.time == pytest.approx(6.0 * 9 / 2)
+    assert explore(profile, machine, devices, 16, schedules=ASYNCHRONOUS).schedule == "1f1b-as"
+
+
+def test_layers_are_shared_between_stages_only_if_asked():
+    profile, machine = equal_layers(3), machine_of(1e12)
+    assert explore(profile, machine, 2, 16, schedules=["1f1b-as"]).stages.positions in ((1.0,), (2.0,))
+    shared = explore(profile, machine, 2, 16, schedules=["1f1b-as"], share_layers=True)
+    assert shared.stages.positions == pytest.approx((1.5,))
+
+
+def test_a_transfer_between_nodes_takes_their_link():
+    profile, machine = equal_layers(activation=1e9), machine_of(1e10, per_node=2)
+    slow = replace(machine, network=Link(LATENCY, 1e9))
+    arguments = {"microbatches": [8], "schedules": ["1f1b-sno"]}
+    one_node = explore(profile, replace(machine, ranks_per_node=4), 4, 16, **arguments)
+    assert explore(profile, slow, 4, 16, **arguments).time > one_node.time
+    two = explore(profile, slow, 2, 16, **arguments)
+    assert two.time == explore(profile, machine, 2, 16, **arguments).time
+
+
+@pytest.mark.parametrize("joint", [False, True])
+def test_one_device_takes_the_whole_network(joint):
+    found = explore(equal_layers(), machine_of(1e9), 1, 16, schedules=PIPELINES, joint=joint)
+    assert found.schedule == "dp" and found.stages.cuts == () and found.time == pytest.approx(24.0)
+
+
+def test_cuts_beside_positions_leave_each_stage_a_layer():
+    assert whole([1.4, 1.6, 3.7], 5) == [1, 2, 4]
+    assert whole([0.2, 0.3], 3) == [1, 2]
+    assert whole([4.9, 4.95], 5) == [3, 4]
+
+
+def test_an_exploration_says_what_it_chose_and_what_else_there_was():
+    found = explore(equal_layers(parameters=1e9), machine_of(1e9), 4, 16)
+    said = found.explain()
+    assert said.splitlines()[0] == "16 samples on 4 devices of lassen"
+    assert f"best: {found.schedule}" in said and "cut before l2, l4, l6" in said
+    assert all(f"\n{name} " in said for name in SYNCHRONOUS)
+    assert f"{len(found.table)} combinations" in said
+    assert found.microbatches == found.best.microbatches
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"batch": 0}, "batch=0"),
+        ({"batch": 2.5}, "batch=2.5"),
+        ({"microbatches": [3]}, "3 micro-batches, expected a divisor of 16"),
+        ({"microbatches": []}, "no number of micro-batches"),
+        ({"schedules": ["pipedream"]}, r"expected some of dp, 1f1b-sno"),
+        ({"schedules": []}, "expected some of"),
+        ({"optimizer_slots": -1}, "optimizer_slots=-1"),
+        ({"microbatches": [2], "schedules": ["dp"]}, "data parallelism needs a multiple of 4"),
+        ({"devices": 16, "schedules": ["1f1b-so"]}, r"at least 16 layers \(there are 8\)"),
+        ({"devices": 0}, "found 0 devices"),
+        ({"profile": lambda n: equal_layers(), "devices": [Device("a", 1, [1.0] * 8)]}, "times of their own"),
+    ],
+)
+def test_questions_without_an_answer_are_refused(arguments, text):
+    given = {"profile": equal_layers(), "devices": 4, "batch": 16, **arguments}
+    with pytest.raises(ValueError, match=text):
+        explore(given.pop("profile"), machine_of(1e9), given.pop("devices"), given.pop("batch"), **given)
+
+
+def test_a_machine_may_be_named_and_single_choices_need_no_list():
+    profile = equal_layers()
+    found = explore(profile, "v100-pcie", 2, 16, microbatches=4, schedules="1f1b-sno")
+    assert found == explore(profile, Machine.load("v100-pcie"), 2, 16, microbatches=[4], schedules=["1f1b-sno"])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"profile": None}, "found None, expected a Profile or a function"),
+        ({"profile": "vgg16"}, "found 'vgg16', expected a Profile or a function"),
+        ({"samples": 0}, "samples=0, expected a positive whole number"),
+        ({"samples": -3}, "samples=-3, expected a positive whole number"),
+        ({"schedules": "1f1b"}, r"schedules=\['1f1b'\], expected some of dp, "),
+        ({"microbatches": 3}, "found 3 micro-batches, expected a divisor of 16"),
+        ({"memory": 0}, "memory: found 0, expected a positive number of bytes"),
+    ],
+)
+def test_what_cannot_be_explored_is_refused_in_a_line(given, message):
+    known = {"profile": equal_layers(), "machine": machine_of(1e12), "devices": 2, "batch": 16}
+    with pytest.raises(DistconvError, match=message):
+        explore(**known | given)
+
+
+def test_one_device_lists_each_choice_once():
+    found = explore(equal_layers(), machine_of(1e12), 1, 16)
+    assert [choice.schedule for choice in found.table] == ["dp"] * 5
+
+
+def images(count):
+    """Graphs of four convolutions on images of 64 x 64: large activations, small weights."""
+    layers = [nn.Conv2d(4, 4, 3, padding=1) for _ in range(4)]
+    return trace(nn.Sequential(*layers), (count, 4, 64, 64))
+
+
+def test_graphs_without_joint_are_profiles():
+    machine = machine_of(1e9)
+    found = explore(images, machine, 2, 4)
+    assert found.table == explore(lambda count: predicted_profile(images(count), machine), machine, 2, 4).table
+
+
+def test_samples_too_large_for_a_device_are_divided_among_the_ranks_of_a_stage():
+    """A stage of one convolution needs its output alone, 65,536 bytes; half of that must do."""
+    machine = machine_of(1e9, memory=40_000.0)
+    with pytest.raises(ExplorationError, match="nothing fits 40000 bytes"):
+        explore(images, machine, 4, 2)
+    found = explore(images, machine, 8, 2, joint=True)
+    assert found.best.width > 1
+    assert found.memory <= 40_000
+    assert set(found.best.plan.layers) == set(images(1).deciding)
+    assert "ranks" in str(found.best) and "ranks" in found.explain()
+
+
+def test_every_choice_of_a_joint_search_uses_all_ranks_and_is_priced_by_its_own_profile():
+    machine = machine_of(1e9)
+    found = explore(images, machine, 4, 4, joint=True)
+    assert {choice.width for choice in found.table} == {1, 2, 4}
+    for choice in found.table:
+        stages = len(choice.memory)
+        assert stages * choice.replicas * choice.width == 4
+        if stages == 1 and choice.replicas == 1:
+            profile = predicted_profile(images(4 // choice.microbatches), machine, choice.plan, choice.width)
+            expected = choice.microbatches * sum(layer.time_s for layer in profile.layers)
+            assert choice.time == pytest.approx(expected, rel=1e-12)

@@ -1,0 +1,143 @@
+"""Tracing: which operations a network runs, what flows between them and what autograd keeps."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from distconv.layers.models import MODELS
+from distconv.perfmodel.graph.graph import INPUT
+from distconv.perfmodel.graph.tracing import TraceError, trace
+
+SAMPLES = {
+    "mesh1k": (18, 64, 64),
+    "mesh2k": (18, 128, 128),
+    "unet": (18, 64, 64),
+    "unet3d": (1, 32, 32, 32),
+    "cosmoflow": (4, 64, 64, 64),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_deciding_layers_are_the_convolution_and_linear_modules_of_the_model(name):
+    model = MODELS[name].factory()
+    graph = trace(model, (2, *SAMPLES.get(name, MODELS[name].sample)))
+    kinds = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose3d, nn.Linear)
+    assert set(graph.deciding) == {name for name, module in model.named_modules() if isinstance(module, kinds)}
+    traced = {c.name for op in graph.operations for c in op.parameters}
+    assert traced == {name for name, _ in model.named_parameters()}
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv1 = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+        self.conv2 = nn.Conv2d(4, 4, 3, padding=1)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        y = F.relu(self.norm(self.conv1(x)), inplace=True)
+        y = self.conv2(y) + y
+        if y.shape[2] > 4:  # Python that depends on shapes
+            y = y[:, :, ::2]
+        return self.head(y.mean((2, 3)))
+
+
+def test_operations_inherit_the_layer_of_their_first_argument():
+    graph = trace(Block(), (2, 4, 8, 8))
+    kinds = [(op.kind, op.layer) for op in graph.operations]
+    assert kinds == [
+        ("conv2d", "conv1"),
+        ("batch_norm", "conv1"),
+        ("relu", "conv1"),
+        ("conv2d", "conv2"),
+        ("add", "conv2"),
+        ("__getitem__", "conv2"),
+        ("mean", "conv2"),
+        ("linear", "head"),
+    ]
+    add = graph.operations[4]
+    assert [graph.layer_of(value) for value in add.inputs] == ["conv2", "conv1"]
+    assert graph.operations[2].in_place and graph.operations[5].view
+    assert graph.operations[0].x.producer == INPUT
+    assert graph.operations[3].y.shape == (2, 4, 8, 8) and graph.operations[5].y.shape == (2, 4, 4, 8)
+
+
+@pytest.mark.parametrize("name", ["unet", "resnet20", "vgg11_bn", "lenet5"])
+def test_what_is_saved_is_what_autograd_saves_when_the_model_really_runs(name):
+    model = MODELS[name].factory()
+    shape = (2, *SAMPLES.get(name, MODELS[name].sample))
+    graph = trace(model, shape)
+    x = torch.randn(shape)
+    kept: dict[int, int] = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        result = model(x)
+    parameters = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
+    really = sum(size for pointer, size in kept.items() if pointer not in parameters)
+    traced: dict[int, int] = {}
+    for op in graph.operations:
+        for value in op.saved:
+            traced[value.storage] = max(traced.get(value.storage, 0), value.elements * value.itemsize)
+    assert result is not None
+    assert sum(traced.values()) == pytest.approx(really, rel=0.01)
+
+
+def test_tracing_changes_nothing_about_the_model():
+    model = Block().eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    parameters = dict(model.named_parameters())
+    trace(model, (2, 4, 8, 8))
+    assert not model.training and not model.norm.training
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert all(parameters[name] is parameter for name, parameter in model.named_parameters())
+    assert not any(len(module._forward_hooks) for module in model.modules())
+
+
+class Shared(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+
+    def forward(self, x, y):
+        return self.conv(self.conv(x)) + y
+
+
+def test_a_layer_that_runs_twice_is_one_layer_with_two_calls_and_inputs_may_be_several():
+    graph = trace(Shared(), [(2, 4, 8, 8), (2, 4, 8, 8)])
+    assert graph.deciding == ("conv",)
+    assert len(graph.by_layer["conv"]) == 2
+
+
+class Reading(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3)
+
+    def forward(self, x):
+        y = self.conv(x)
+        return y * y.max().item()
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "text"),
+    [
+        (Reading(), (2, 4, 8, 8), "reads elements"),
+        (Block(), (2, 3, 8, 8), "channel dimensions .in conv1."),
+        (nn.ReLU(), (2, 4), "no convolution or linear layer"),
+        (Block(), (0, 4, 8, 8), "positive whole numbers"),
+        (Block(), (2, 4.0, 8, 8), "positive whole numbers"),
+        (Block(), (), "positive whole numbers"),
+    ],
+)
+def test_what_cannot_be_traced_is_told_in_one_line(model, shape, text):
+    with pytest.raises(TraceError, match=text) as error:
+        trace(model, shape)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,289 @@
+"""Machines: files that describe them, what is refused in such files, and the built-in ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import distconv as dc
+from distconv.perfmodel.machine.machine import Compute, Link, Machine, Overlap, Roofline, built_in
+from distconv.perfmodel.machine.units import BANDWIDTH, UNITS, parsed, written
+
+GOOD = """
+name: box
+ranks_per_node: 4
+memory: 16 GiB
+links:
+  node: {latency: 1.5 us, bandwidth: 75 GB/s}
+  network: {latency: 2us, bandwidth: 12.5 GB/s}
+overlap: {halo: true, allreduce: false}
+compute:
+- busy: 1
+  roofline: {flops: 15.7 TFLOP/s, bandwidth: 900 GB/s, kernel: 10 us, small: 1000 elements}
+- busy: 4
+  roofline: {flops: 10 TFLOP/s, bandwidth: 300 GB/s, kernel: 10 us}
+  table_s: {conv 3x3: 0.0032, other: 1.0e-5}
+"""
+
+
+def loaded(folder, text):
+    path = folder / "box.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return Machine.load(path)
+
+
+def refused(folder, text, *parts):
+    with pytest.raises(dc.MachineError) as raised:
+        loaded(folder, text)
+    message = str(raised.value)
+    assert isinstance(raised.value, ValueError) and isinstance(raised.value, dc.DistconvError)
+    assert "\n" not in message and len(message) < 600 and "box" in message
+    for part in parts:
+        assert part in message, message
+
+
+def test_a_file_is_read_with_its_units(tmp_path):
+    found = loaded(tmp_path, GOOD)
+    slow = Roofline(10e12, 300e9, 10e-6)
+    assert found == Machine(
+        name="box",
+        ranks_per_node=4,
+        memory_bytes=16 * 2**30,
+        node=Link(1.5e-6, 75e9),
+        network=Link(2e-6, 12.5e9),
+        overlap=Overlap(halo=True, allreduce=False),
+        compute=(
+            Compute(1, Roofline(15.7e12, 900e9, 10e-6, small=1000.0)),
+            Compute(4, slow, {"conv 3x3": 0.0032, "other": 1e-5}),
+        ),
+    )
+
+
+# -- what is refused --------------------------------------------------------------------------------------------------
+
+WRONG_VALUES = [
+    ("bandwidth: 12.5 GB/s", "bandwidth: 16 GHz", "links.network.bandwidth", "'16 GHz'", "'12.5 GB/s'"),
+    ("bandwidth: 12.5 GB/s", "bandwidth: 12 Gb/s", "links.network.bandwidth", "'12 Gb/s'", "GB/s"),
+    ("bandwidth: 12.5 GB/s", "bandwidth: 12.5", "links.network.bandwidth", "found 12.5,", "a bandwidth"),
+    ("bandwidth: 12.5 GB/s", "bandwidth: 12.5 GB", "links.network.bandwidth", "'12.5 GB'", "GB/s"),
+    ("bandwidth: 12.5 GB/s", "bandwidth: ~", "links.network.bandwidth", "found nothing", "a bandwidth"),
+    ("bandwidth: 12.5 GB/s", "bandwidth: -1 GB/s", "links.network.bandwidth", "'-1 GB/s'", "a bandwidth"),
+    ("bandwidth: 12.5 GB/s", "bandwidth: 0 GB/s", "links.network.bandwidth", "'0 GB/s'", "a bandwidth"),
+    ("bandwidth: 12.5 GB/s", "bandwidth: NaN GB/s", "links.network.bandwidth", "'NaN GB/s'", "a bandwidth"),
+    ("bandwidth: 12.5 GB/s", "bandwidth: .inf", "links.network.bandwidth", "found inf", "a bandwidth"),
+    ("bandwidth: 12.5 GB/s", "bandwidth: 1e400 GB/s", "links.network.bandwidth", "'1e400 GB/s'", "a bandwidth"),
+    ("bandwidth: 12.5 GB/s", "bandwidth: 1e999999999 GB/s", "links.network.bandwidth", "a bandwidth"),
+    ("bandwidth: 12.5 GB/s", "bandwidth: 1e-999999999 GB/s", "links.network.bandwidth", "a bandwidth"),
+    ("bandwidth: 12.5 GB/s", "bandwidth: 1.2.3 GB/s", "links.network.bandwidth", "'1.2.3 GB/s'"),
+    ("latency: 1.5 us", "latency: 1.5 uS", "links.node.latency", "'1.5 uS'", "'1.5 us'", "s, ms, us, ns"),
+    ("latency: 1.5 us", "latency: [1, 2]", "links.node.latency", "found a list", "a time"),
+    ("memory: 16 GiB", "memory: 16 Gib", "memory", "'16 Gib'", "a memory size"),
+    ("memory: 16 GiB", "memory: {size: 16}", "memory", "found a mapping", "a memory size"),
+    ("flops: 15.7 TFLOP/s", "flops: 15.7 TFLOPS", "compute[0].roofline.flops", "'15.7 TFLOPS'", "TFLOP/s"),
+    ("kernel: 10 us", "kernel: 10", "compute[0].roofline.kernel", "found 10,", "a time"),
+    ("small: 1000 elements", "small: 1000", "compute[0].roofline.small", "found 1000,", "elements"),
+    ("ranks_per_node: 4", "ranks_per_node: 4.0", "ranks_per_node", "found 4.0", "whole number"),
+    ("ranks_per_node: 4", "ranks_per_node: 0", "ranks_per_node", "found 0", "whole number"),
+    ("ranks_per_node: 4", "ranks_per_node: yes", "ranks_per_node", "found True", "whole number"),
+    ("busy: 4", "busy: many", "compute[1].busy", "'many'", "whole number"),
+    ("halo: true", "halo: 1", "overlap.halo", "found 1,", "true or false"),
+    ("halo: true", "halo: 'true'", "overlap.halo", "'true'", "true or false"),
+    ("name: box", "name: 12", "name", "found 12", "text"),
+    ("name: box", "name: ' '", "name", "text"),
+    ("other: 1.0e-5", "other: 0", "compute[1].table_s.other", "found 0", "a positive number of seconds"),
+    ("other: 1.0e-5", "other: .nan", "compute[1].table_s.other", "found nan", "a positive number of seconds"),
+    ("other: 1.0e-5", "other: 1 ms", "compute[1].table_s.other", "'1 ms'", "a positive number of seconds"),
+    ("other: 1.0e-5", f"other: {10**400}", "compute[1].table_s.other", "found 1000", "a positive number of seconds"),
+    ("other: 1.0e-5", "other: true", "compute[1].table_s.other", "found True", "a positive number of seconds"),
+    ("other: 1.0e-5", "3: 1.0e-5", "compute[1].table_s.3", "found 3", "text as its key"),
+]
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", *[f"part{i}" for i in range(4)]), [(*w, *("",) * (6 - len(w))) for w in WRONG_VALUES]
+)
+def test_a_wrong_value_is_named_with_its_key_and_what_is_expected(tmp_path, good, bad, part0, part1, part2, part3):
+    assert good in GOOD
+    refused(tmp_path, GOOD.replace(good, bad, 1), part0, part1, part2, part3)
+
+
+WRONG_SHAPES = [
+    ("  node: {latency: 1.5 us, bandwidth: 75 GB/s}\n", "", "links.node: found nothing", "node, network"),
+    ("latency: 1.5 us, ", "", "links.node.latency: found nothing", "latency, bandwidth"),
+    ("latency: 1.5 us", "latency: 1.5 us, loss: 3", "links.node.loss: found an unknown key", "latency, bandwidth"),
+    ("kernel: 10 us, ", "kernal: 10 us, ", "compute[0].roofline.kernal: found an unknown key", "perhaps small"),
+    ("memory: 16 GiB\n", "", "memory: found nothing", "name, ranks_per_node, memory"),
+    ("name: box\n", "name: box\n7: 8\n", "7: found an unknown key"),
+    ("name: box\n", "name: box\nname: box\n", "name: found twice"),
+    ("latency: 1.5 us", "latency: 1.5 us, latency: 2 us", "links.node.latency: found twice"),
+    ("other: 1.0e-5", "conv 3x3: 1.0e-5", "compute[1].table_s.conv 3x3: found twice"),
+    ("overlap: {halo: true, allreduce: false}", "overlap: true", "overlap: found True", "a mapping with the keys halo"),
+    ("- busy: 1", "-", "compute[0].busy: found nothing", "perhaps table_s"),
+    ("- busy: 4", "- busy: 1", "busy=[1, 1]", "increasing"),
+    ("- busy: 1", "- busy: 2", "busy=[2, 4]", "expected 1 and then"),
+    ("- busy: 4", "- busy: 8", "busy=[1, 8]", "ranks_per_node=4"),
+]
+
+
+@pytest.mark.parametrize(("good", "bad", "part", "other"), [(*w, *("",) * (4 - len(w))) for w in WRONG_SHAPES])
+def test_missing_unknown_and_double_keys_are_named_with_their_full_path(tmp_path, good, bad, part, other):
+    assert good in GOOD
+    refused(tmp_path, GOOD.replace(good, bad, 1), part, other)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n# nothing\n",
+        b"just text",
+        b"- a\n- list\n",
+        b"name: [",
+        b"\xff\xfe\x00binary\x00\x80",
+        b"PK\x03\x04\x00\x00",
+        b"a: !!python/object/apply:os.system ['true']",
+        b"a: 2001-99-99",
+        b"a: &a [*a]",
+        b"&a {name: *a}",
+        b"a: b\n---\nc: d\n",
+        b"a: " + b"9" * 5000,
+        b"? [1, 2]\n: 3\n",
+        b"[" * 9_000_000,
+        b"- " * 1_000_000,
+        b"a: \x07",
+    ],
+    ids=lambda content: repr(content[:12]),
+)
+def test_a_file_that_is_no_description_is_refused(tmp_path, content):
+    refused(tmp_path, content)
+
+
+def test_a_file_that_unfolds_without_end_is_refused(tmp_path):
+    lines = ["a0: &a0 [x, x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 60)]
+    refused(tmp_path, "\n".join(lines) + "\nname: *a59\n")
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path):
+    refused(tmp_path, GOOD + "#" * (11 << 20), "bytes are too many")
+
+
+def test_a_file_that_is_not_there_or_a_folder_is_refused(tmp_path):
+    for path in (tmp_path / "none.yaml", tmp_path, tmp_path / "box.yaml" / "below"):
+        with pytest.raises(dc.MachineError, match="cannot be read"):
+            Machine.load(path)
+
+
+def test_an_unknown_name_lists_those_that_exist():
+    with pytest.raises(dc.MachineError, match=r"'lasen': there is none.*h200-node, lassen, localhost, v100-pcie"):
+        Machine.load("lasen")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_a_value_that_could_not_be_loaded_is_not_saved(tmp_path, value):
+    with pytest.raises(dc.MachineError, match="positive"):
+        replace(Machine.load("lassen"), memory_bytes=value).save(tmp_path / "box.yaml")
+    assert not (tmp_path / "box.yaml").exists()
+
+
+def test_entries_of_compute_must_be_there():
+    with pytest.raises(dc.MachineError, match=r"found entries for busy=\[\]"):
+        replace(Machine.load("lassen"), compute=())
+
+
+# -- saving -----------------------------------------------------------------------------------------------------------
+
+POSITIVE = st.floats(min_value=1e-30, max_value=1e30)
+KEYS = st.text(st.characters(codec="utf-8"), max_size=200)
+
+
+@given(POSITIVE, POSITIVE, POSITIVE, st.dictionaries(KEYS, POSITIVE, max_size=5), st.booleans())
+def test_what_is_saved_is_loaded_as_it_was(tmp_path_factory, a, b, c, table, flag):
+    path = tmp_path_factory.getbasetemp() / "saved.yaml"
+    one = Machine(
+        name="a: b # c",
+        ranks_per_node=3,
+        memory_bytes=a,
+        node=Link(b, c),
+        network=Link(c, a),
+        overlap=Overlap(flag, not flag),
+        compute=(Compute(1, Roofline(a, b, c, small=a, exchange_s=b)), Compute(3, Roofline(c, b, a), table)),
+        on_chip_bytes=b if flag else 0.0,
+    )
+    one.save(path)
+    assert Machine.load(path) == one
+
+
+@pytest.mark.parametrize("kind", UNITS)
+@given(value=POSITIVE)
+def test_a_quantity_is_written_in_one_of_its_units_and_read_as_the_same_float(kind, value):
+    assert parsed(written(value, kind), kind) == value
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(12.5e9, "12.5 GB/s"), (1e3, "1 kB/s"), (999.0, "999 B/s"), (0.5, "0.5 B/s")]
+)
+def test_a_quantity_is_written_for_people(value, text):
+    assert written(value, BANDWIDTH) == text
+
+
+@pytest.mark.parametrize("name", built_in())
+def test_a_built_in_machine_survives_being_saved(tmp_path, name):
+    machine = Machine.load(name)
+    machine.save(tmp_path / "copy.yaml")
+    assert Machine.load(tmp_path / "copy.yaml") == machine and machine.name == name
+
+
+def test_a_table_of_many_thousand_entries_takes_a_line_each(tmp_path):
+    table = {
+        f"conv2d x=(8,64,{i},{i}) w=(64,64,3,3) stride=1 padding=1 float32 fp": 1e-4 * (1 + i / 7) for i in range(5000)
+    }
+    machine = replace(Machine.load("lassen"), compute=(Compute(1, Roofline(1.0, 1.0, 1.0), table),))
+    machine.save(tmp_path / "large.yaml")
+    assert len((tmp_path / "large.yaml").read_text().splitlines()) < 5050
+    assert Machine.load(tmp_path / "large.yaml") == machine
+
+
+# -- the built-in ones ------------------------------------------------------------------------------------------------
+
+
+def test_the_built_in_machines_are_those_that_are_documented():
+    assert built_in() == ["h200-node", "lassen", "localhost", "v100-pcie", "vcu118", "vcu129"]
+
+
+def test_lassen_is_the_machine_of_the_paper():
+    lassen = Machine.load("lassen")
+    assert (lassen.ranks_per_node, lassen.memory_bytes) == (4, 16e9)
+    assert 0.5 * 15.7e12 <= lassen.computing(4).roofline.flops_per_s <= 15.7e12  # the data sheet's peak
+    assert lassen.network.bandwidth_bytes_per_s * lassen.ranks_per_node == 25e9
+    assert lassen.overlap == Overlap(halo=True, allreduce=True)
+
+
+@pytest.mark.parametrize("name", built_in())
+def test_a_built_in_machine_is_of_sane_order(name):
+    machine = Machine.load(name)
+    for link in (machine.node, machine.network):
+        assert 1e-7 < link.latency_s < 1e-3 and 1e8 < link.bandwidth_bytes_per_s < 1e12
+    assert machine.node.bandwidth_bytes_per_s > machine.network.bandwidth_bytes_per_s
+    assert math.isclose(machine.send(1e6, across=False), machine.node.send(1e6))
+    assert math.isclose(machine.send(1e6, across=True), machine.network.send(1e6))
+
+
+def test_compute_is_that_of_the_busiest_entry_that_is_not_above(tmp_path):
+    box = loaded(tmp_path, GOOD)
+    assert [box.computing(ranks).busy for ranks in (1, 2, 3, 4, 5, 1000)] == [1, 1, 1, 4, 4, 4]
+
+
+def test_machines_can_be_keys():
+    assert len({Machine.load("lassen"), Machine.load("lassen"), Machine.load("localhost")}) == 2
+
+
+def test_a_small_result_fills_only_its_share_of_the_device():
+    roofline = Roofline(flops_per_s=100.0, bytes_per_s=10.0, kernel_s=1.0, small=50.0)
+    assert roofline.time(1000.0, 0.0, 50.0) == roofline.time(1000.0, 0.0, 500.0) == 11.0
+    assert roofline.time(1000.0, 0.0, 5.0) == 101.0
+    assert roofline.time(0.0, 1000.0, 500.0) == 101.0
+    assert Roofline(100.0, 10.0, 1.0).time(1000.0, 0.0, 1.0) == 11.0

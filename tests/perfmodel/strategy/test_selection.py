@@ -1,0 +1,123 @@
+"""Strategies: exact ones against brute force over candidates and ``evaluate``."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import torch
+
+import distconv as dc
+from distconv.layers.models import MODELS
+from distconv.perfmodel.cost.evaluation import evaluate
+from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.strategy.candidates import candidates
+from distconv.perfmodel.strategy.selection import select
+from tests.perfmodel.networks import RandomNetwork, machine
+
+MOST_COMBINATIONS = 700
+
+
+def _case(seed):
+    """A graph with few enough combinations to try them all, its ranks and machine."""
+    draw = random.Random(seed)
+    while True:
+        layers, ranks = draw.choice([2, 3, 3, 4]), draw.choice([2, 3, 4, 6, 8, 12, 16])
+        network = RandomNetwork(draw.randrange(10**6), layers)
+        shape = (draw.choice([1, 2, 4, 8]), network.channels, draw.choice([12, 16, 31]), draw.choice([16, 32]))
+        graph = trace(network, shape)
+        options = candidates(graph, ranks)
+        combinations = 1
+        for found in options.values():
+            combinations *= len(found)
+        if combinations <= MOST_COMBINATIONS and all(len(found) >= 3 for found in options.values()):
+            here = machine(overlap=draw.random() < 0.7, bandwidth=draw.choice([5e8, 2e9, 1e10]))
+            return graph, options, ranks, here
+
+
+def _brute_force(graph, options, ranks, here):
+    tried = []
+    for combination in itertools.product(*options.values()):
+        plan = dict(zip(options, combination, strict=True))
+        found = evaluate(graph, plan, here, ranks)
+        tried.append((found.time, found.memory))
+    return tried
+
+
+def _check_against_brute_force(seed):
+    """Whether the case tells plans apart; asserts that the exact strategy is the best, with a limit and without."""
+    graph, options, ranks, here = _case(seed)
+    tried = _brute_force(graph, options, ranks, here)
+    best, worst = min(time for time, _ in tried), max(time for time, _ in tried)
+    strategy = select(graph, here, ranks)
+    assert strategy.time == pytest.approx(best, rel=1e-12)
+    assert strategy.optimal and strategy.gap <= 1e-9
+    assert strategy.time <= select(graph, here, ranks, method="longest-path").time * (1 + 1e-12)
+    sizes = sorted(size for _, size in tried)
+    limit = sizes[len(sizes) // 5]
+    fitting = min(time for time, size in tried if size <= limit)
+    limited = select(graph, here, ranks, memory=limit)
+    assert limited.time == pytest.approx(fitting, rel=1e-12)
+    assert limited.memory <= limit and limited.optimal
+    with pytest.raises(dc.PlanError, match="smallest limit that works is") as error:
+        select(graph, here, ranks, memory=sizes[0] * 0.99)
+    assert f"{sizes[0]:.0f} bytes" in str(error.value)
+    return worst > 1.01 * best
+
+
+@pytest.mark.time_limit(300)
+def test_exact_strategies_are_the_best_of_all_combinations():
+    assert sum(_check_against_brute_force(seed) for seed in range(24)) >= 20
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(3000)
+def test_exact_strategies_are_the_best_of_all_combinations_of_200_graphs():
+    told_apart = sum(_check_against_brute_force(seed) for seed in range(1000, 1260))
+    print(f"{told_apart} graphs of 260 with more than 1 % between the best and the worst plan")
+    assert told_apart >= 200
+
+
+def test_a_strategy_evaluates_to_its_own_time_and_memory_and_its_plan_says_the_ranks():
+    graph = trace(MODELS["resnet20"].factory(), (16, 3, 32, 32))
+    strategy = select(graph, machine(), 4, seconds=2)
+    again = evaluate(graph, strategy.plan, machine(), 4)
+    assert again.time == pytest.approx(strategy.time, rel=1e-12)
+    assert again.memory == pytest.approx(strategy.memory, rel=1e-12)
+    assert strategy.plan.ranks == 4
+    assert strategy.bound <= strategy.time
+    assert strategy.time <= min(p.time for p in strategy.uniform.values() if p is not None) * (1 + 1e-12)
+
+
+def test_an_explanation_lists_every_distribution_and_both_pure_strategies():
+    graph = trace(MODELS["lenet5"].factory(), (8, 1, 28, 28))
+    strategy = select(graph, machine(), 2)
+    text = strategy.explain()
+    assert "pure sample parallelism" in text and "pure spatial parallelism" in text
+    assert all(any(word in text for word in (name, "...")) for name in graph.deciding)
+
+
+def test_a_network_at_one_sample_has_no_pure_sample_strategy():
+    graph = trace(MODELS["unet"].factory(), (1, 18, 64, 64))
+    strategy = select(graph, machine(), 2, seconds=2)
+    assert strategy.uniform["sample"] is None
+    assert "pure sample parallelism: not possible" in strategy.explain()
+
+
+@pytest.mark.parametrize(("argument", "value"), [("method", "fastest"), ("memory", 0), ("memory", -1.0)])
+def test_a_wrong_method_or_limit_is_named(argument, value):
+    graph = trace(_one(), (2, 3, 8, 8))
+    with pytest.raises(dc.PlanError, match=f"{argument}="):
+        select(graph, machine(), 2, **{argument: value})
+
+
+def _one():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3))
+
+
+def test_the_tightest_layer_of_a_limit_that_nothing_fits_is_the_one_with_most_memory():
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 1), torch.nn.Conv2d(4, 64, 1), torch.nn.Conv2d(64, 4, 1))
+    graph = trace(network, (4, 3, 16, 16))
+    with pytest.raises(dc.PlanError, match=r"tightest layer '1' \("):
+        select(graph, machine(), 2, memory=10.0, memory_model="keep-all")

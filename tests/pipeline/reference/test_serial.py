@@ -1,0 +1,486 @@
+"""The serial pipeline against weights and gradients derived one by one from the definition of each policy."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache, partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from distconv.layers.models import MODELS
+from distconv.pipeline import ScheduleError
+from distconv.pipeline.reference.serial import SYNCHRONOUS, WEIGHTS, SerialPipeline
+from distconv.pipeline.splitting.split import split
+from distconv.pipeline.stage.rng import seeded
+
+WIDTH, RATE, MOMENTUM = 3, 0.1, 0.9
+SGD = partial(torch.optim.SGD, lr=RATE, momentum=MOMENTUM)
+PLAIN_SGD = partial(torch.optim.SGD, lr=RATE)
+STILL = partial(torch.optim.SGD, lr=0.0)
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(0)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def two_layers():
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+def samples(count, shape=(WIDTH,), batch=4):
+    return [(torch.randn(batch, *shape), torch.randn(batch, WIDTH)) for _ in range(count)]
+
+
+def images(count, batch=4, size=9):
+    return [(torch.randn(batch, 3, size, size), torch.randint(10, (batch,))) for _ in range(count)]
+
+
+def resnet(width=2):
+    return MODELS["resnet20"](width=width)
+
+
+def in_flight(schedule, stages, stage):
+    return 2 * (stages - stage) - 1 if schedule == "stale" else stages - stage
+
+
+class Definition:
+    """Weights of every version of every stage, by recursion: no queue, no order of passes, and no autograd.
+
+    A stage is ``two_layers``: y = W2 tanh(W1 x + b1) + b2, with weights (W1, b1, W2, b2). A pass is ("F" or "B", stage,
+    mini-batch). ``versions(pass)`` is the version that its weights have; below the newest one or the newest is looked
+    up, above it is extrapolated.
+    """
+
+    def __init__(self, stages, batches, schedule, weights, vertical_sync=False):
+        self.first = [[p.detach().clone() for p in stage.parameters()] for stage in stages]
+        self.count, self.batches = len(stages), batches
+        self.weights, self.schedule, self.vertical_sync = weights, schedule, vertical_sync
+        for name in ("version", "momentum", "activations", "gradients"):
+            setattr(self, name, cache(getattr(self, name)))
+
+    def at_forward(self, stage, m):
+        return max(0, m - in_flight(self.schedule, self.count, stage) + 1)
+
+    def used(self, stage, m, newest):
+        if self.weights == "predict":
+            now, target = self.version(stage, newest), m + stage // 2
+            if newest == 0:
+                return now
+            delta = [a - b for a, b in zip(now, self.version(stage, newest - 1), strict=True)]
+            return [w + (target - newest) * d for w, d in zip(now, delta, strict=True)]
+        if self.weights == "stash":
+            return self.version(stage, self.at_forward(0 if self.vertical_sync else stage, m))
+        return self.version(stage, newest)
+
+    def version(self, stage, number):
+        if number == 0:
+            return self.first[stage]
+        momentum = self.momentum(stage, number - 1)
+        return [w - RATE * v for w, v in zip(self.version(stage, number - 1), momentum, strict=True)]
+
+    def momentum(self, stage, m):
+        gradients = self.gradients(stage, m)[:4]
+        if m == 0:
+            return gradients
+        return [MOMENTUM * v + g for v, g in zip(self.momentum(stage, m - 1), gradients, strict=True)]
+
+    def activations(self, stage, m):
+        """Input, hidden values and output, as the forward sees them."""
+        x = self.activations(stage - 1, m)[2] if stage else self.batches[m][0]
+        return layers(x, self.used(stage, m, self.at_forward(stage, m)))
+
+    def gradients(self, stage, m):
+        """dW1, db1, dW2, db2, dx."""
+        w1, b1, w2, b2 = self.used(stage, m, m)
+        x, h, y = self.activations(stage, m)
+        if self.weights == "recompute":
+            x, h, y = layers(x, [w1, b1, w2, b2])
+        if stage == self.count - 1:
+            dy = 2 * (y - self.batches[m][1]) / y.numel()
+        else:
+            dy = self.gradients(stage + 1, m)[4]
+        dz = (dy @ w2) * (1 - h * h)
+        return [dz.T @ x, dz.sum(0), dy.T @ h, dy.sum(0), dz @ w1]
+
+
+def layers(x, weights):
+    w1, b1, w2, b2 = weights
+    h = torch.tanh(x @ w1.T + b1)
+    return x, h, h @ w2.T + b2
+
+
+def assert_equals_definition(count, schedule, weights, vertical_sync=False):
+    stages = [two_layers() for _ in range(count)]
+    batches = samples(4 * count + 3)
+    expected = Definition(stages, batches, schedule, weights, vertical_sync)
+    pipe = SerialPipeline(stages, F.mse_loss, SGD, schedule, weights=weights, vertical_sync=vertical_sync)
+    for m, batch in enumerate(batches):
+        pipe.step(*batch)
+        for k, stage in enumerate(stages):
+            torch.testing.assert_close(
+                [p.detach() for p in stage.parameters()],
+                expected.version(k, max(0, m + 2 - in_flight(schedule, count, k))),
+                rtol=1e-12,
+                atol=1e-12,
+            )
+    pipe.drain()
+    for k, stage in enumerate(stages):
+        torch.testing.assert_close(
+            [p.detach() for p in stage.parameters()], expected.version(k, len(batches)), rtol=1e-12, atol=1e-12
+        )
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("pairs", range(1, 10))
+def test_stale_weights_follow_their_definition(pairs, weights):
+    assert_equals_definition(pairs + 1, "stale", weights)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("schedule", ["pipedream", "spectrain"])
+@pytest.mark.parametrize("stages", [1, 2, 5])
+def test_one_forward_one_backward_follows_its_definition(stages, schedule, weights):
+    assert_equals_definition(stages, schedule, weights)
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "stale"])
+@pytest.mark.parametrize("stages", [2, 3, 6])
+def test_vertical_sync_uses_one_version_on_all_stages(stages, schedule):
+    assert_equals_definition(stages, schedule, "stash", vertical_sync=True)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "weights"), [("stale", "newest"), ("pipedream", "stash"), ("spectrain", "predict")]
+)
+def test_each_schedule_has_the_weights_of_its_paper(schedule, weights):
+    results = []
+    for chosen in (None, weights):
+        torch.manual_seed(1)
+        stages = [two_layers() for _ in range(3)]
+        pipe = SerialPipeline(stages, F.mse_loss, SGD, schedule, weights=chosen)
+        for batch in samples(8):
+            pipe.step(*batch)
+        pipe.drain()
+        results.append([p.detach() for stage in stages for p in stage.parameters()])
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_newest_takes_old_activations_and_new_weights():
+    """y = w2 u x1 w1, one sample, loss = y: with w2 on the last stage, u and w1 on the first.
+
+    Mini-batches 0, 1, 2 enter before B0 of the first stage. du = w2 h with h = w1 x as it was at the forward, and
+    dw1 = w2 u x with u as it is at the backward, after the update from B0.
+    """
+    w1, u, w2 = (nn.Linear(1, 1, bias=False) for _ in range(3))
+    for linear, value in ((w1, 2.0), (u, 3.0), (w2, 5.0)):
+        nn.init.constant_(linear.weight, value)
+    pipe = SerialPipeline([nn.Sequential(w1, u), w2], lambda y, _: y.sum(), PLAIN_SGD, "stale")
+    x = torch.tensor([[1.0]])
+    for _ in range(3):
+        pipe.step(x, x)
+    # w2: F and B of 0, 1, 2, each with dw2 = u h = 6
+    assert w2.weight.item() == pytest.approx(5 - 3 * RATE * 6)
+    # first stage: B0, whose dy is w2 = 5 before its first update
+    assert (u.weight.item(), w1.weight.item()) == pytest.approx((3 - RATE * 5 * 2, 2 - RATE * 5 * 3))
+    pipe.step(x, x)
+    dy, h_old, u_new = 5 - RATE * 6, 2.0, 3 - RATE * 5 * 2
+    assert u.weight.grad.item() == pytest.approx(dy * h_old)
+    assert w1.weight.grad.item() == pytest.approx(dy * u_new)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("cuts", [[7], [1, 4, 10, 11], list(range(1, 20))])
+def test_weights_that_do_not_move_give_the_gradients_of_the_model(cuts, weights):
+    model = resnet()
+    alone, batches = copy.deepcopy(model), images(2)
+    pipe = SerialPipeline(split(model, cuts), F.cross_entropy, STILL, weights=weights)
+    for batch in batches:
+        pipe.step(*batch)
+    pipe.drain()
+    for x, target in batches:
+        alone.zero_grad()
+        F.cross_entropy(alone(x), target).backward()
+    for found, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(found.grad, expected.grad)
+    for found, expected in zip(model.buffers(), alone.buffers(), strict=True):
+        assert torch.equal(found, expected)
+
+
+def grouped_adamw(parameters):
+    matrices = [p for p in parameters if p.dim() > 1]
+    vectors = [p for p in parameters if p.dim() <= 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    return torch.optim.AdamW([group for group in groups if group["params"]], lr=0.01)
+
+
+OPTIMIZERS = {"sgd": SGD, "adam": partial(torch.optim.Adam, lr=0.01), "adamw": grouped_adamw}
+
+
+def train_alone(model, optimizer, batches):
+    updates, losses = optimizer(list(model.parameters())), []
+    for x, target in batches:
+        updates.zero_grad()
+        value = F.cross_entropy(model(x), target)
+        value.backward()
+        updates.step()
+        losses.append(value.item())
+    return losses
+
+
+def assert_same_state(found, expected):
+    differ = [name for name, t in expected.state_dict().items() if not torch.equal(found.state_dict()[name], t)]
+    assert differ == []
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("schedule", ["stale", "pipedream", "spectrain", "gpipe"])
+def test_one_stage_is_training_without_a_pipeline(schedule, optimizer):
+    model, batches = resnet(), images(4)
+    alone = copy.deepcopy(model)
+    pipe = SerialPipeline([model], F.cross_entropy, OPTIMIZERS[optimizer], schedule)
+    losses = [pipe.step(*batch) for batch in batches]
+    assert losses == train_alone(alone, OPTIMIZERS[optimizer], batches)
+    assert pipe.losses == list(enumerate(losses))
+    assert_same_state(model, alone)
+
+
+@pytest.mark.parametrize("weights", [None, "recompute"])
+@pytest.mark.parametrize("schedule", SYNCHRONOUS)
+def test_a_synchronous_schedule_is_training_without_a_pipeline(schedule, weights):
+    model, batches = resnet(), images(3)
+    alone = copy.deepcopy(model)
+    pipe = SerialPipeline(split(model, [3, 4, 13]), F.cross_entropy, SGD, schedule, weights=weights)
+    losses = [pipe.step(*batch) for batch in batches]
+    assert losses == train_alone(alone, SGD, batches)
+    assert_same_state(model, alone)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_every_stage_has_the_optimizer_that_was_asked_for(optimizer):
+    model, batches = resnet(), images(4)
+    pipe = SerialPipeline(split(model, [3, 13]), F.cross_entropy, OPTIMIZERS[optimizer], "stale")
+    for batch in batches:
+        pipe.step(*batch)
+    pipe.drain()
+    groups = [group for step in pipe.optimizers for group in step.param_groups]
+    assert {id(p) for group in groups for p in group["params"]} == {id(p) for p in model.parameters()}
+    assert all(step.state for step in pipe.optimizers)
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(3, [3, 2, 2]), (7, [1] * 7), (9, [1] * 7), (1, [7])])
+def test_micro_batches_are_weighted_by_their_sizes(count, sizes):
+    model = nn.Sequential(two_layers(), two_layers())
+    alone = copy.deepcopy(model)
+    (x, target), seen = samples(1, batch=7)[0], []
+    pipe = SerialPipeline(list(model), F.mse_loss, STILL, "gpipe", microbatches=count)
+    model[0].register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
+    loss = pipe.step(x, target)
+    expected = F.mse_loss(alone(x), target)
+    expected.backward()
+    assert seen == sizes
+    assert loss == pytest.approx(expected.item(), rel=1e-13)
+    for p, q in zip(model.parameters(), alone.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_twenty_stages_of_resnet_20_train(weights):
+    model, batches = resnet(), images(45, batch=2)
+    before = copy.deepcopy(model.state_dict())
+    pipe = SerialPipeline(split(model, list(range(1, 20))), F.cross_entropy, PLAIN_SGD, weights=weights)
+    returned = [pipe.step(*batch) for batch in batches]
+    assert returned[:38] == [None] * 38
+    assert None not in returned[38:]
+    pipe.drain()
+    assert [minibatch for minibatch, _ in pipe.losses] == list(range(45))
+    assert [loss for _, loss in pipe.losses[:7]] == returned[38:]
+    assert all(not torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+def test_after_a_switch_training_goes_on_from_the_weights_there_are():
+    model, batches = resnet(), images(8)
+    pipe = SerialPipeline(split(model, [3, 13]), F.cross_entropy, PLAIN_SGD, "stale")
+    for batch in batches[:5]:
+        pipe.step(*batch)
+    pipe.switch("gpipe")
+    alone = copy.deepcopy(model)
+    for batch in batches[5:]:
+        pipe.step(*batch)
+    losses = train_alone(alone, PLAIN_SGD, batches[5:])
+    assert pipe.losses[5:] == list(zip(range(5, 8), losses, strict=True))
+    assert_same_state(model, alone)
+
+
+def test_after_a_drain_the_pipeline_begins_anew():
+    first = [two_layers() for _ in range(3)]
+    pipe = SerialPipeline(first, F.mse_loss, PLAIN_SGD, "spectrain")
+    batches = samples(9)
+    for batch in batches[:5]:
+        pipe.step(*batch)
+    pipe.drain()
+    second = copy.deepcopy(first)
+    fresh = SerialPipeline(second, F.mse_loss, PLAIN_SGD, "spectrain")
+    for batch in batches[5:]:
+        assert pipe.step(*batch) == fresh.step(*batch)
+    pipe.drain()
+    fresh.drain()
+    assert [loss for _, loss in pipe.losses[5:]] == [loss for _, loss in fresh.losses]
+    assert [minibatch for minibatch, _ in pipe.losses] == list(range(9))
+
+
+def dropping(rate=0.5):
+    return [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(rate)) for _ in range(3)]
+
+
+def test_dropout_depends_on_the_seed_alone():
+    stages, batches, results = dropping(), samples(6), []
+    for seed, drawn_before in ((1, 0), (1, 5), (2, 0)):
+        torch.manual_seed(seed)
+        pipe = SerialPipeline(copy.deepcopy(stages), F.mse_loss, SGD)
+        for batch in batches:
+            torch.rand(drawn_before)
+            pipe.step(*batch)
+        pipe.drain()
+        results.append(pipe.losses)
+    assert results[0] == results[1] != results[2]
+
+
+def test_a_step_leaves_torchs_random_numbers_alone():
+    pipe, batch = SerialPipeline(dropping(), F.mse_loss, SGD), samples(1)[0]
+    before = torch.get_rng_state()
+    pipe.step(*batch)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_second_forward_drops_out_the_same():
+    stages, batches, gradients = dropping(), samples(3), []
+    for weights in ("newest", "recompute"):
+        torch.manual_seed(3)
+        modules = copy.deepcopy(stages)
+        pipe = SerialPipeline(modules, F.mse_loss, STILL, weights=weights)
+        for batch in batches:
+            pipe.step(*batch)
+        pipe.drain()
+        gradients.append([p.grad for module in modules for p in module.parameters()])
+    torch.testing.assert_close(*gradients, rtol=0, atol=0)
+
+
+def test_seeds_differ_in_each_of_their_numbers():
+    drawn = set()
+    for numbers in ((0, 0, 0, 0), (1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)):
+        with seeded(*numbers):
+            drawn.add(torch.rand(1).item())
+    assert len(drawn) == 5
+
+
+def test_a_stage_without_parameters_has_no_optimizer():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
+    pipe = SerialPipeline(split(model, ["1", "2"]), F.mse_loss, SGD)
+    assert [step is None for step in pipe.optimizers] == [True, False, True]
+    for batch in samples(6):
+        pipe.step(*batch)
+    pipe.drain()
+    assert len(pipe.losses) == 6
+
+
+class Overwriting(nn.Module):
+    """Changes what tanh needs for its gradient."""
+
+    def forward(self, x):
+        y = torch.tanh(x)
+        z = y * 2
+        y.add_(1)
+        return z
+
+
+def test_an_activation_that_is_overwritten_is_found():
+    pipe = SerialPipeline([nn.Sequential(nn.Linear(WIDTH, WIDTH), Overwriting())], F.mse_loss, SGD)
+    with pytest.raises(RuntimeError, match="changed in place since its forward"):
+        pipe.step(*samples(1)[0])
+
+
+@pytest.mark.parametrize("weights", ["newest", "stash", "predict"])
+@pytest.mark.parametrize(("name", "cuts"), [("alexnet", ["features.1", "features.4"]), ("resnet50", ["relu", 4])])
+def test_a_stage_may_begin_with_an_operation_in_place(name, cuts, weights):
+    model = MODELS[name](width=4, classes=10)
+    alone, (x, target) = copy.deepcopy(model), images(1, size=33)[0]
+    pipe = SerialPipeline(split(model, cuts), F.cross_entropy, STILL, weights=weights)
+    pipe.step(x, target)
+    pipe.drain()
+    F.cross_entropy(alone(x), target).backward()
+    for found, expected in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(found.grad, expected.grad)
+
+
+def test_recompute_refuses_a_stage_that_overwrites_its_input():
+    stages = [nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)]
+    pipe = SerialPipeline(stages, F.mse_loss, SGD, weights="recompute")
+    with pytest.raises(ScheduleError, match="changes its input in place"):
+        pipe.step(*samples(1)[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"schedule": "gpip"}, "schedule='gpip': choose from gpipe, .*stale"),
+        ({"weights": "old"}, "weights='old': choose from newest, stash, recompute, predict"),
+        ({"schedule": "gpipe", "weights": "stash"}, "weights='stash': gpipe has one version"),
+        ({"vertical_sync": True}, r"vertical_sync needs weights='stash'.*'newest'"),
+        ({"microbatches": 2}, "microbatches=2: stale takes 1: it updates after every mini-batch"),
+        ({"schedule": "gpipe", "microbatches": 0}, "microbatches=0: gpipe takes 1 or more"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ScheduleError, match=message):
+        SerialPipeline([two_layers()], F.mse_loss, SGD, **options)
+
+
+def test_a_switch_that_is_refused_changes_nothing():
+    pipe = SerialPipeline([two_layers(), two_layers()], F.mse_loss, SGD)
+    pipe.step(*samples(1)[0])
+    with pytest.raises(ScheduleError, match="choose from"):
+        pipe.switch("other")
+    assert pipe.losses == []
+
+
+class Drawing(nn.Module):
+    """Notes the random number that its forward draws."""
+
+    def __init__(self):
+        super().__init__()
+        self.drawn = []
+
+    def forward(self, x):
+        self.drawn.append(torch.rand(1).item())
+        return x
+
+
+def test_each_forward_draws_the_numbers_of_its_mini_batch_micro_batch_and_stage():
+    stages = [nn.Sequential(Drawing(), nn.Linear(WIDTH, WIDTH)) for _ in range(2)]
+    pipe = SerialPipeline(stages, F.mse_loss, SGD, "stale")
+    batches = samples(4)
+    for batch in batches[:2]:
+        pipe.step(*batch)
+    pipe.switch("gpipe", microbatches=2)
+    for batch in batches[2:]:
+        pipe.step(*batch)
+    for stage, module in enumerate(stages):
+        expected = []
+        for minibatch, microbatch in ((0, 0), (1, 0), (2, 0), (2, 1), (3, 0), (3, 1)):
+            with seeded(torch.initial_seed(), minibatch, microbatch, stage):
+                expected.append(torch.rand(1).item())
+        assert module[0].drawn == expected
+
+
+def test_a_stage_that_changes_what_the_one_before_needs_is_refused_as_in_one_process():
+    stages = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), nn.ReLU(inplace=True)]
+    pipe = SerialPipeline(stages, F.mse_loss, partial(torch.optim.SGD, lr=0.1), "gpipe")
+    with pytest.raises(RuntimeError, match=r"in.place"):
+        pipe.step(torch.randn(2, WIDTH), torch.randn(2, WIDTH))

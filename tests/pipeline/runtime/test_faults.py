@@ -1,0 +1,350 @@
+"""Bad input, and failures of single ranks: an error with names, or the end of the job; never a hang."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from contextlib import ExitStack
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from distconv.errors import GridError, MismatchError, ShapeError
+from distconv.pipeline import Pipeline, PipelineError
+from distconv.pipeline.schedules.actions import ScheduleError
+from tests.distconv.layouts import raises_everywhere
+from tests.harness.launch import Job
+from tests.pipeline.training import SGD, convolutions
+
+
+def linear(count):
+    torch.manual_seed(0)
+    return [nn.Linear(2, 2) for _ in range(count)]
+
+
+REFUSED = {
+    "no stages": (0, {}, ScheduleError, "0 stages"),
+    "too many stages for the ranks": (3, {}, GridError, r"3 ranks, but the communicator has 2"),
+    "too few stages for the ranks": (1, {}, GridError, "1 ranks, but the communicator has 2"),
+    "stages that are not whole chunks": (3, {"schedule": "interleaved"}, ScheduleError, "3 stages cannot be 2"),
+    "no chunks": (2, {"schedule": "interleaved", "chunks": 0}, ScheduleError, "chunks=0"),
+    "chunks for others": (2, {"chunks": 2}, ScheduleError, "'chunks' does not apply"),
+    "no micro-batches": (2, {"microbatches": 0}, ScheduleError, "microbatches=0"),
+    "half a micro-batch": (2, {"microbatches": 1.5}, ScheduleError, r"microbatches=1\.5"),
+    "true micro-batches": (2, {"microbatches": True}, ScheduleError, "microbatches=True"),
+    "micro-batches of an asynchronous schedule": (2, {"schedule": "stale", "microbatches": 2}, ScheduleError, "=2"),
+    "an unknown schedule": (2, {"schedule": "no such"}, ScheduleError, "no such"),
+    "forward beside backward": (2, {"schedule": "fbp-as"}, ScheduleError, "fbp-as"),
+    "weights of a synchronous schedule": (2, {"weights": "stash"}, ScheduleError, "weights='stash'"),
+    "unknown weights": (2, {"schedule": "stale", "weights": "old"}, ScheduleError, "weights='old'"),
+    "vertical sync without old weights": (
+        2,
+        {"schedule": "pipedream", "weights": "newest", "vertical_sync": True},
+        ScheduleError,
+        "vertical_sync",
+    ),
+    "a switch to come": (2, {"schedule": "stale", "switch_after": 2}, ScheduleError, "switch"),
+    "no replicas": (2, {"replicas": 0}, ScheduleError, "replicas"),
+    "replicas of too few stages": (2, {"replicas": [1]}, ScheduleError, "1 counts of replicas for 2 stages"),
+    "too many replicas": (2, {"replicas": 2}, GridError, r"2 \+ 2 = 4 ranks, but the communicator has 2"),
+    "replicas of a schedule without": (1, {"schedule": "stale", "replicas": 2}, ScheduleError, "replicas"),
+    "unknown batch norm": (2, {"batch_norm": "never"}, ScheduleError, "batch_norm='never'"),
+    "a grid too few": (2, {"grids": [None]}, GridError, "1 grids for 2 stages"),
+    "a grid too large": (2, {"grids": [{"h": 2}, None]}, GridError, "3 ranks"),
+    "an unknown axis": (2, {"grids": [{"q": 1}, None]}, GridError, "unknown axis 'q'"),
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_refuses_on_all_ranks(comm, name):
+    count, options, kind, words = REFUSED[name]
+    given = {"schedule": "gpipe"} | options
+    raises_everywhere(comm, kind, words, lambda: Pipeline(linear(count), comm, loss=F.mse_loss, **given))
+
+
+@pytest.mark.ranks(2)
+def test_parameters_that_two_stages_share_are_refused(comm):
+    shared = nn.Linear(2, 2)
+    with torch.no_grad():
+        shared.weight.fill_(1.0), shared.bias.fill_(1.0)
+    torch.manual_seed(0)
+    stages = [shared, nn.Sequential(nn.Linear(2, 2), shared)]
+    raises_everywhere(
+        comm,
+        ScheduleError,
+        r"0\.weight and 1\.1\.weight are one tensor",
+        lambda: Pipeline(stages, comm, "gpipe", F.mse_loss),
+    )
+
+
+@pytest.mark.ranks(2)
+def test_stages_that_are_no_modules_are_refused(comm):
+    torch.manual_seed(0)
+    raises_everywhere(
+        comm,
+        ScheduleError,
+        "stage 1 is a builtin",
+        lambda: Pipeline([nn.Tanh(), torch.tanh], comm, "gpipe", F.mse_loss),
+    )
+
+
+OTHERWISE = {
+    "schedule": {"schedule": "1f1b-sno"},
+    "microbatches": {"microbatches": 3},
+    "batch_norm": {"batch_norm": "deferred"},
+    "weights": {"weights": "recompute"},
+}
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_other_arguments_on_one_rank_are_a_mismatch(comm, name):
+    given = {"schedule": "gpipe"} | (OTHERWISE[name] if comm.rank == 1 else {})
+    raises_everywhere(
+        comm, MismatchError, "ranks disagree", lambda: Pipeline(linear(comm.size), comm, loss=F.mse_loss, **given)
+    )
+
+
+ANOTHER = {
+    "weights": r"the first is '0\.0\.weight'",
+    "shapes": r"1\.1\.weight \(2, 2, 1, 1\)",
+    "a buffer": r"the first is '0\.1\.running_mean'",
+    "a stage": "Sequential, Sequential, Tanh",
+}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("what", ANOTHER)
+def test_another_model_on_one_rank_is_a_mismatch_that_names_what(comm, what):
+    stages = convolutions(2)
+    if comm.rank == 1:
+        if what == "weights":
+            stages[0][0].weight.data[0, 0, 0, 0] += 1e-15
+        elif what == "shapes":
+            stages[1][1] = nn.Conv2d(2, 2, 1).double()
+        elif what == "a buffer":
+            stages[0][1].running_mean[0] = 3.0
+        else:
+            stages.append(nn.Tanh())
+    raises_everywhere(comm, MismatchError, ANOTHER[what], lambda: Pipeline(stages, comm, "gpipe", F.cross_entropy))
+
+
+@pytest.mark.ranks(2)
+def test_another_switch_on_one_rank_is_a_mismatch(comm):
+    pipe = Pipeline(linear(2), comm, "stale", F.mse_loss)
+    raises_everywhere(comm, MismatchError, "switch", lambda: pipe.switch("gpipe", 1 + comm.rank))
+    pipe.close()
+
+
+@pytest.mark.ranks(1, 2)
+def test_samples_and_targets_must_be_as_many_and_not_none(comm):
+    pipe = Pipeline(linear(comm.size), comm, "gpipe", F.mse_loss, 2, optimizer=SGD)
+    x = torch.ones(3, 2)
+    for one, two in ((x, x[:2]), (x[:0], x[:0]), (x[0, 0], x), (x, x[0, 0])):
+        raises_everywhere(comm, ShapeError, "as many samples", lambda one=one, two=two: pipe.step(one, two))
+    assert pipe.step(x, x) is not None
+    pipe.close()
+
+
+@pytest.mark.ranks(2)
+def test_pipelines_may_come_and_go(comm):
+    # MPI libraries have some 2000 communicators.
+    for _ in range(450):
+        Pipeline([nn.Tanh(), nn.Tanh()], comm, "gpipe", F.mse_loss).close()
+
+
+# --- Passes that fail ---
+
+
+class FailsBehind(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ValueError("only here")
+
+
+class Behind(nn.Module):
+    def forward(self, x):
+        return FailsBehind.apply(x)
+
+
+class FailingSGD(torch.optim.SGD):
+    def step(self):
+        raise ValueError("only here")
+
+
+def failing_loss(y, target):
+    raise ValueError("only here")
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    ("stage", "given", "where"),
+    [
+        (Behind, {}, "B of micro-batch 0"),
+        (nn.Identity, {"loss": failing_loss}, "F of micro-batch 0"),
+        (nn.Identity, {"optimizer": FailingSGD}, "update"),
+    ],
+    ids=["backward", "loss", "optimizer"],
+)
+def test_an_exception_in_a_pass_names_where_it_was(comm, stage, given, where):
+    stages = [nn.Sequential(nn.Linear(4, 4), stage())]
+    pipe = Pipeline(stages, comm, "gpipe", **{"loss": F.mse_loss, "microbatches": 2, "optimizer": SGD} | given)
+    with pytest.raises(PipelineError, match=f"rank 0, stage 0: {where}.*: ValueError: only here"):
+        pipe.step(torch.ones(8, 4), torch.ones(8, 4))
+    pipe.close()
+
+
+# --- Jobs that fail ---
+
+PROGRAM = """
+import os, signal, time
+import torch
+from torch import nn
+from mpi4py import MPI
+import distconv as dc
+from distconv.pipeline import Pipeline, mail
+
+comm = MPI.COMM_WORLD
+place = {place!r}
+torch.manual_seed(0)
+
+class Fails(nn.Module):
+    calls = 0
+    def forward(self, x):
+        Fails.calls += 1
+        if Fails.calls > 2:
+            fail()
+        return x
+
+class FailsBehind(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        fail()
+
+class Behind(nn.Module):
+    def forward(self, x):
+        return FailsBehind.apply(x)
+
+def fail_in_send(self, header, payload, what, send=mail._Outgoing.send):
+    send(self, header, payload, what)
+    fail()
+
+def fail():
+    {how}
+
+width = 4
+if place == "send" and comm.rank == 0:
+    mail._Outgoing.send = fail_in_send
+if place == "send":
+    width = 1 << 17  # 4 MB: MPI sends them while the receiver takes them
+middle = {{"forward": Fails, "backward": Behind}}.get(place, nn.Identity)()
+stages = [nn.Linear(4, width), nn.Sequential(nn.Linear(width, 4), middle)]
+optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+pipe = Pipeline(stages, comm, {schedule!r}, nn.functional.mse_loss, {microbatches}, optimizer=optimizer)
+x = torch.ones(8, 4)
+for step in range(4):
+    pipe.step(x, x)
+pipe.drain()
+print("done", flush=True)
+time.sleep(30)
+"""
+
+OTHER_STEPS = """
+import torch
+from torch import nn
+from mpi4py import MPI
+import distconv as dc
+from distconv.pipeline import Pipeline
+comm = MPI.COMM_WORLD
+torch.manual_seed(0)
+pipe = Pipeline([nn.Linear(4, 4), nn.Linear(4, 4)], comm, "stale", nn.functional.mse_loss)
+x = torch.ones(2, 4)
+for step in range(3):
+    pipe.step(x, x)
+if comm.rank == 1:
+    pipe.drain()
+for step in range(4):
+    pipe.step(x, x)
+pipe.drain()
+pipe.synchronize()
+"""
+
+
+def program(place, how, schedule="gpipe", microbatches=2):
+    return PROGRAM.format(place=place, how=how, schedule=schedule, microbatches=microbatches)
+
+
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+PROGRAMS = {
+    "raises": program("forward", "raise ValueError('only here')"),
+    "leaves": program("forward", "os._exit(0)", "stale", 1),
+    "killed in a pass": program("forward", KILL, "stale", 1),
+    "killed in a send": program("send", KILL, "1f1b-sno"),
+    "stopped": program("backward", "os.kill(os.getpid(), signal.SIGSTOP)", "zero-bubble"),
+    "does other steps": OTHER_STEPS,
+}
+
+
+@pytest.fixture(scope="module")
+def jobs():
+    """All of them at once, by what goes wrong: they wait more than they compute."""
+    limits = {"stopped": {"DISTCONV_TIMEOUT_S": "8"}}
+    with ExitStack() as stack:
+        yield {name: stack.enter_context(Job(2, code, env=limits.get(name))) for name, code in PROGRAMS.items()}
+
+
+def assert_found(pattern, text):
+    assert re.search(pattern, text), text
+
+
+@pytest.mark.mpi
+def test_an_exception_on_one_rank_ends_the_job_and_names_where_it_was(jobs):
+    ended = jobs["raises"].wait(120)
+    assert ended.returncode == 1, ended.stderr
+    assert_found(r"rank 1, stage 1: F of micro-batch 0: ValueError: only here", ended.stderr)
+
+
+@pytest.mark.mpi
+def test_a_rank_that_leaves_without_a_word_ends_the_job_before_others_are_done(jobs):
+    # MPICH itself then says 0.
+    assert jobs["leaves"].wait(120).stdout == ""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("where", ["a pass", "a send"])
+def test_a_rank_that_is_killed_ends_the_job(jobs, where):
+    ended = jobs[f"killed in {where}"].wait(120)
+    assert ended.returncode in (9, 137), ended.stderr
+
+
+@pytest.mark.mpi
+def test_ranks_that_do_different_steps_end_the_job_with_a_report(jobs):
+    ended = jobs["does other steps"].wait(120)
+    assert ended.returncode == 1, ended.stderr
+    assert_found(r"expects it for step \d from rank \d, but that sends \w of micro-batch", ended.stderr)
+
+
+@pytest.mark.mpi
+def test_a_rank_that_is_stopped_ends_the_job_with_a_report(jobs):
+    job = jobs["stopped"]
+    deadline = time.monotonic() + 100
+    while "has waited" not in job.output() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    output = job.output()
+    for pid in job.ranks().values():
+        os.kill(pid, signal.SIGCONT)  # else the launcher waits for it
+    ended = job.wait(20)
+    assert ended.returncode == 75, ended.stderr
+    assert_found(r"rank 0 of 2 has waited .* stage 0: B of micro-batch 0 waiting for stage 1", output)

@@ -1,0 +1,220 @@
+"""Real models and odd stages over ranks: the bits of one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from distconv.layers.models import MODELS
+from distconv.pipeline import Pipeline, PipelineError, split
+from tests.distconv.layouts import normal
+from tests.pipeline.training import assert_trains_as_one_process
+
+# --- Models, cut ---
+
+CUTS = {
+    "vgg11_bn": {2: [4], 3: [2, 5], 4: [2, 4, 7]},
+    "resnet20": {2: [10], 3: [6, 13], 4: [4, 9, 14]},
+}
+"""Behind layers; those of the ResNet lie inside of residual blocks, so that a shortcut crosses beside the trunk."""
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize("schedule", ["1f1b-sno", "zero-bubble", "stale"])
+def test_a_model_that_is_cut_trains_as_one_process_does(comm, name, schedule):
+    torch.manual_seed(0)
+    stages = split(MODELS[name](width=2).double(), CUTS[name][comm.size])
+    data = [(normal(3, 3, 32, 32, seed=i), torch.tensor([1, 0, 7])) for i in range(3)]
+    options = {} if schedule == "stale" else {"microbatches": 2}
+    if name == "vgg11_bn" and schedule != "stale":
+        for stage in stages:
+            stage.eval()  # dropout has other random numbers in a plain loop
+    assert_trains_as_one_process(comm, stages, data, schedule, **options)
+
+
+POLICIES = [("stale", weights) for weights in ("newest", "stash", "predict", "recompute")]
+POLICIES += [("pipedream", None), ("spectrain", None)]
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("name", CUTS)
+@pytest.mark.parametrize(("schedule", "weights"), POLICIES)
+def test_a_model_that_is_cut_has_any_weights_that_the_serial_pipeline_has(comm, name, schedule, weights):
+    torch.manual_seed(0)
+    model = MODELS[name](width=2).double()
+    if weights == "recompute":  # a stage that is run once more must leave its input as it is
+        for module in model.modules():
+            if isinstance(module, nn.ReLU):
+                module.inplace = False
+    data = [(normal(3, 3, 32, 32, seed=i), torch.tensor([1, 0, 7])) for i in range(7)]
+    data.append((normal(2, 3, 32, 32, seed=7), torch.tensor([3, 9])))
+    assert_trains_as_one_process(comm, split(model, CUTS[name][3]), data, schedule, weights=weights)
+
+
+@pytest.mark.ranks(3)
+@pytest.mark.parametrize("schedule", ["1f1b-so", "pipedream"])
+def test_skips_of_a_unet_are_handed_on_over_a_stage_between(comm, schedule):
+    torch.manual_seed(0)
+    model = MODELS["unet"](width=2, in_channels=3, classes=2).double()
+    layers = sum(isinstance(m, (nn.modules.conv._ConvNd, nn.Linear)) for m in model.modules())
+    stages = split(model, [layers // 3, 2 * layers // 3])
+    data = [(normal(2, 3, 32, 32, seed=i), (normal(2, 32, 32, seed=9 + i) > 0).long()) for i in range(4)]
+    options = {} if schedule == "pipedream" else {"microbatches": 2}
+    assert_trains_as_one_process(comm, stages, data, schedule, **options)
+
+
+# --- Stages that do unusual things ---
+
+
+class Fork(nn.Module):
+    """Features, which rows to take (int64), a mask (bool), and a table without gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        y = self.linear(x)
+        return y, x.argsort(0)[:, 0], x > 0, x.detach().exp()
+
+
+class Relay(nn.Module):
+    """Works on the first and hands the others on, as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, y, order, mask, table):
+        return F.relu_(self.linear(y)), order, mask, table
+
+
+class Join(nn.Module):
+    def forward(self, y, order, mask, table):
+        assert order.dtype is torch.int64 and mask.dtype is torch.bool
+        return (y[order] * mask + table).tanh()
+
+
+class Only(nn.Module):
+    """Takes one of several."""
+
+    def __init__(self, index):
+        super().__init__()
+        self.index = index
+
+    def forward(self, *values):
+        return values[self.index]
+
+
+class Listed(nn.Module):
+    def forward(self, x):
+        return [x * 2, x]
+
+
+class Sum(nn.Module):
+    def forward(self, x, y):
+        return x + y
+
+
+class Twice(nn.Module):
+    """The same object two times."""
+
+    def forward(self, x):
+        y = x * 3
+        return y, y
+
+
+class Views(nn.Module):
+    """Two views of one tensor, one of them strided, and one that is a scalar."""
+
+    def forward(self, x):
+        return x[:, 1:].transpose(0, 1), x[:, :1].expand(-1, 4), x.mean()
+
+
+class JoinViews(nn.Module):
+    def forward(self, x, y, scale):
+        return (y.contiguous() + x.sum(0)[:, None]) * scale
+
+
+class Empty(nn.Module):
+    """A tensor without elements beside the real one."""
+
+    def forward(self, x):
+        return x[:0], x * 2
+
+
+class Scaled(nn.Module):
+    """A parameter that no graph reaches, one of no dimension, and one that is handed on itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.unused = nn.Parameter(torch.tensor(1.5)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        return x * self.scale, self.scale
+
+
+class Unscaled(nn.Module):
+    def forward(self, x, scale):
+        return x / (scale + 3)
+
+
+def frozen(module):
+    return module.requires_grad_(False)
+
+
+ODD = {
+    "tuples, integers and tensors without gradient": lambda: [Fork(), Relay(), Relay(), Join()],
+    "in place at the start": lambda: [nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4), nn.ELU(inplace=True)],
+    "the first in place": lambda: [nn.Identity(), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)],
+    "no parameters": lambda: [nn.Tanh(), nn.Linear(4, 4), nn.Sigmoid(), nn.Identity()],
+    "nothing to train": lambda: [nn.Tanh(), nn.Sigmoid(), nn.Tanh(), nn.Identity()],
+    "the first frozen": lambda: [frozen(nn.Linear(4, 4)), frozen(nn.Linear(4, 4)), nn.Linear(4, 4), nn.Tanh()],
+    "a frozen one between": lambda: [nn.Linear(4, 4), frozen(nn.Linear(4, 4)), nn.Linear(4, 4), nn.Tanh()],
+    "the last frozen": lambda: [nn.Linear(4, 4), nn.Linear(4, 4), nn.Tanh(), frozen(nn.Linear(4, 4))],
+    "an output that needs no gradient": lambda: [Fork(), Only(3), nn.Linear(4, 4), nn.Tanh()],
+    "an output that nobody uses": lambda: [Fork(), Relay(), Only(0), nn.Linear(4, 4)],
+    "one object twice": lambda: [nn.Linear(4, 4), Twice(), Sum(), nn.Linear(4, 4)],
+    "views": lambda: [nn.Linear(4, 4), Views(), JoinViews(), nn.Linear(4, 4)],
+    "an empty tensor": lambda: [nn.Linear(4, 4), Empty(), Only(1), nn.Linear(4, 4)],
+    "a parameter that is handed on": lambda: [nn.Linear(4, 4), Scaled(), Unscaled(), nn.Linear(4, 4)],
+}
+
+
+def odd(name):
+    torch.manual_seed(0)
+    data = [(normal(5, 4, seed=i), normal(5, 4, seed=9 + i)) for i in range(3)]
+    return [part.double() for part in ODD[name]()], data
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize(("schedule", "microbatches"), [("gpipe", 2), ("zero-bubble", 2), ("pipedream", 1)])
+def test_a_stage_may_have(comm, name, schedule, microbatches):
+    assert_trains_as_one_process(comm, *odd(name), schedule, microbatches, F.mse_loss)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", ODD)
+def test_a_chunk_may_have(comm, name):
+    assert_trains_as_one_process(comm, *odd(name), "interleaved", 2, F.mse_loss)
+
+
+@pytest.mark.ranks(4)
+def test_a_stage_may_return_a_list(comm):
+    torch.manual_seed(0)
+    stages = [part.double() for part in (nn.Linear(4, 4), Listed(), Sum(), nn.Linear(4, 4))]
+    assert_trains_as_one_process(comm, stages, [(normal(5, 4), normal(5, 4, seed=1))], "gpipe", 2, F.mse_loss)
+
+
+@pytest.mark.ranks(1)
+def test_what_plain_torch_refuses_is_refused_between_chunks_of_one_rank(comm):
+    # Tanh needs its output, which the next part overwrites.
+    torch.manual_seed(0)
+    parts = [nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.ReLU(inplace=True)]
+    pipe = Pipeline(parts, comm, "interleaved", F.mse_loss, chunks=2)
+    with pytest.raises(PipelineError, match="rank 0, stage 0: B of micro-batch 0"):
+        pipe.step(torch.ones(2, 4), torch.zeros(2, 4))

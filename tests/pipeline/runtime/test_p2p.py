@@ -1,0 +1,172 @@
+"""Messages between ranks of two stages: any shapes and dtypes, in any order of sizes."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from distconv.communication import transport
+from distconv.errors import PipelineError
+from distconv.pipeline.runtime import message_header, p2p
+from distconv.pipeline.runtime.message_header import DTYPES, Described, Header, Minibatch
+from distconv.pipeline.runtime.p2p import Mailbox
+from distconv.pipeline.runtime.placement import Placement
+from distconv.pipeline.schedules.actions import Kind, Message
+from tests.distconv.layouts import normal
+
+SHAPES = ((), (0,), (1,), (3, 4), (2, 3, 5), (100, 100), (0, 3, 2), (7,), (300, 200), (2, 2))
+
+
+def mailbox(comm):
+    placement = Placement(comm.size, (1,) * comm.size)
+    return Mailbox(comm, placement, placement.places[comm.rank], None, torch.device("cpu"))
+
+
+def same(found, expected):
+    return found.dtype is expected.dtype and found.shape == expected.shape and torch.equal(found, expected)
+
+
+def pass_on(comm, box, step, values, loss=0.5):
+    """Send ``values`` from each rank to the next, and return what arrives from the one before."""
+    if comm.rank < comm.size - 1:
+        box.send(Message(Kind.F, step, comm.rank + 1), comm.rank + 1, Minibatch(step, 4), values, loss, "a test")
+    if comm.rank == 0:
+        return None
+    return box.take(Message(Kind.F, step, comm.rank), comm.rank - 1, Minibatch(step, 4), "a test")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_header_says_again_what_was_written(dtype):
+    tensors = (Described(dtype, (3, 4), (1, 3)), Described(None), Described(dtype), Described(torch.int64, (0, 2)))
+    for loss in (0.1, -math.inf, 1e-310):
+        header = Header(Message(Kind.B, 7, 2), Minibatch(2**40, 2**35), tensors, loss, 2**33)
+        assert Header.decode(header.encode().tolist()) == header
+
+
+def test_a_header_keeps_a_loss_that_is_no_number():
+    found = Header.decode(Header(Message(Kind.F, 0, 1), Minibatch(0, 4), ()).encode().tolist())
+    assert math.isnan(found.loss)
+
+
+@pytest.mark.parametrize("shape", [(1,) * 4, ()], ids=str)
+def test_more_tensors_than_a_header_holds_are_refused(shape):
+    fits = (message_header.HEADER - 8) // (3 + len(shape))
+    Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (Described(torch.float32, shape),) * fits).encode()
+    with pytest.raises(PipelineError, match=f"{fits + 1} tensors cross between two stages"):
+        Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (Described(torch.float32, shape),) * (fits + 1)).encode()
+
+
+def test_a_dtype_that_cannot_be_sent_is_named():
+    with pytest.raises(PipelineError, match=r"torch\.float8_e5m2 cannot cross"):
+        Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (Described(torch.float8_e5m2, (2,)),)).encode()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_messages_that_grow_and_shrink_arrive(comm, monkeypatch, limit):
+    if limit is not None:  # as if messages were longer than MPI takes, and than a receive may stand
+        monkeypatch.setattr(transport, "_CHUNK_BYTES", message_header.HEADER_BYTES + limit)
+        monkeypatch.setattr(p2p, "STANDING_BYTES", limit)
+    box = mailbox(comm)
+    for step, shape in enumerate(SHAPES * 2):
+        values = [normal(*shape, seed=step), None, torch.full((2, 2), step)]
+        arrived = pass_on(comm, box, step, values, loss=step / 3)
+        if arrived is not None:
+            (found, none, number), loss = arrived
+            assert same(found, values[0])
+            assert none is None
+            assert same(number, values[2])
+            assert loss == step / 3
+    box.close()
+
+
+def test_a_standing_receive_is_one_message():
+    # Of two receives a shorter message would fill only the first.
+    assert message_header.HEADER_BYTES + p2p.STANDING_BYTES <= transport._CHUNK_BYTES
+
+
+@pytest.mark.ranks(2)
+def test_every_dtype_arrives(comm):
+    box = mailbox(comm)
+    values = [normal(3, 5).mul(3).to(dtype) for dtype in DTYPES]
+    arrived = pass_on(comm, box, 0, values)
+    if arrived is not None:
+        assert all(same(found, value) for found, value in zip(arrived[0], values, strict=True))
+    box.close()
+
+
+@pytest.mark.ranks(2)
+def test_a_tensor_of_any_strides_arrives(comm):
+    box = mailbox(comm)
+    x = normal(4, 3, 5, 2)
+    values = [x.transpose(0, 2), x[1:, ::2], x[:1].expand(6, -1, -1, -1), x.to(memory_format=torch.channels_last)]
+    values += [x[:, :1].to(memory_format=torch.channels_last), x[0, 0, 0, 0]]
+    arrived = pass_on(comm, box, 0, values)
+    if arrived is not None:
+        for found, value in zip(arrived[0], values, strict=True):
+            assert same(found, value)
+            assert found.stride() == value.clone().stride()
+    box.close()
+
+
+@pytest.mark.ranks(2)
+def test_what_is_sent_may_change_at_once_and_many_messages_wait_in_order(comm):
+    box = mailbox(comm)
+    if comm.rank == 0:
+        x = torch.zeros(50, 50)
+        for step in range(20):
+            box.send(Message(Kind.F, step, 1), 1, Minibatch(step, 4), [x[: 1 + step * 7 % 50]], 0.0, "a test")
+            x += 1
+    comm.Barrier()
+    if comm.rank == 1:
+        for step in range(20):
+            ((found,), _) = box.take(Message(Kind.F, step, 1), 0, Minibatch(step, 4), "a test")
+            assert same(found, torch.full((1 + step * 7 % 50, 50), float(step)))
+    box.close()
+
+
+@pytest.mark.ranks(2)
+def test_what_has_arrived_stays_when_the_next_message_comes(comm):
+    box = mailbox(comm)
+    kept = [pass_on(comm, box, step, [torch.full((6,), step)]) for step in range(5)]
+    if comm.rank == 1:
+        assert [values[0].tolist() for values, _ in kept] == [[step] * 6 for step in range(5)]
+    box.close()
+
+
+@pytest.mark.ranks(2)
+def test_activations_and_gradients_between_two_ranks_do_not_mix(comm):
+    box, other = mailbox(comm), 1 - comm.rank
+    payload = Kind.F if comm.rank == 0 else Kind.B
+    for payload, source in ((Kind.F, 0), (Kind.B, 1)):
+        if comm.rank == source:
+            box.send(Message(payload, 0, other), other, Minibatch(0, 4), [torch.tensor([source])], 0.0, "a test")
+    comm.Barrier()
+    payload = Kind.B if comm.rank == 0 else Kind.F
+    ((found,), _) = box.take(Message(payload, 0, comm.rank), other, Minibatch(0, 4), "a test")
+    assert found.tolist() == [other]
+    box.close()
+
+
+@pytest.mark.ranks(2)
+def test_a_message_of_another_step_is_an_error_that_names_both(comm):
+    box = mailbox(comm)
+    if comm.rank == 0:
+        box.send(Message(Kind.F, 3, 1), 1, Minibatch(8, 4), [torch.ones(2)], 0.0, "a test")
+    else:
+        with pytest.raises(PipelineError, match=r"step 7 from rank 0, but that sends F of micro-batch 3 of step 8"):
+            box.take(Message(Kind.F, 3, 1), 0, Minibatch(7, 4), "a test")
+    box.close()
+
+
+@pytest.mark.ranks(2)
+def test_ranks_that_were_given_other_samples_are_an_error_that_names_both(comm):
+    box = mailbox(comm)
+    if comm.rank == 0:
+        box.send(Message(Kind.F, 0, 1), 1, Minibatch(0, 6), [torch.ones(2)], 0.0, "a test")
+    else:
+        with pytest.raises(PipelineError, match="rank 0 works on a mini-batch of 6 samples, this rank was given 5"):
+            box.take(Message(Kind.F, 0, 1), 0, Minibatch(0, 5), "a test")
+    box.close()

@@ -1,0 +1,123 @@
+"""Every schedule can run, for any counts; its order is the one that its paper draws; bad input is one clear line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distconv.pipeline import FAMILIES, ScheduleError, schedule, simulate, validate
+from distconv.pipeline.schedules.generators import interleaved
+from distconv.pipeline.schedules.memory import peak_memory
+
+CASES = [
+    *((name, {}) for name in FAMILIES),
+    *(("interleaved", {"chunks": chunks}) for chunks in (1, 3, 4)),
+    ("pipedream", {"vertical_sync": True}),
+    ("stale", {"switch_after": 1}),
+]
+
+
+def drawn(name, stages, microbatches, **options):
+    return str(schedule(name, stages, microbatches, **options)).splitlines()[1:]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+@settings(max_examples=40)
+@given(stages=st.integers(1, 7), microbatches=st.integers(1, 20))
+def test_a_schedule_of_any_size_is_valid_runs_and_holds_what_its_list_says(name, options, stages, microbatches):
+    found = schedule(name, stages, microbatches, **options)
+    validate(found)
+    timeline = simulate(found, 1, 2, transfer=0.3, update=0.1)
+    assert timeline.peak_activations == [memory.in_flight for memory in peak_memory(found)]
+
+
+def test_counts_may_be_whole_numbers_of_numpy():
+    assert schedule("gpipe", np.int64(2), np.int32(3)) == schedule("gpipe", 2, 3)
+
+
+def test_gpipe_ends_all_forwards_first():
+    assert drawn("gpipe", 2, 3) == ["  stage 0: F0 F1 F2 B0 B1 B2", "  stage 1: F0 F1 F2 B0 B1 B2"]
+
+
+def test_1f1b_is_that_of_figure_6a():
+    assert drawn("1f1b-sno", 3, 4) == [
+        "  stage 0: F0 F1 F2 B0 F3 B1 B2 B3",
+        "  stage 1: F0 F1 B0 F2 B1 F3 B2 B3",
+        "  stage 2: F0 B0 F1 B1 F2 B2 F3 B3",
+    ]
+
+
+def test_doubled_warm_up_is_that_of_figure_6b():
+    assert drawn("1f1b-so", 2, 6) == [
+        "  stage 0: F0 F1 F2 F3 B0 F4 B1 F5 B2 B3 B4 B5",
+        "  stage 1: F0 F1 B0 F2 B1 F3 B2 F4 B3 F5 B4 B5",
+    ]
+
+
+def test_stale_weights_hold_a_mini_batch_for_twice_the_distance_to_the_end():
+    assert drawn("stale", 2, 5) == [
+        "  stage 0: F0 F1 F2 B0 F3 B1 F4 B2 B3 B4",
+        "  stage 1: F0 B0 F1 B1 F2 B2 F3 B3 F4 B4",
+    ]
+
+
+def test_hybrid_training_goes_on_one_mini_batch_at_a_time():
+    assert drawn("stale", 2, 4, switch_after=2) == [
+        "  stage 0: F0 F1 B0 B1 F2 B2 F3 B3",
+        "  stage 1: F0 B0 F1 B1 F2 B2 F3 B3",
+    ]
+
+
+def test_interleaving_takes_groups_of_as_many_micro_batches_as_stages():
+    assert drawn("interleaved", 2, 2) == [
+        "  stage 0: F0 F1 F0.1 F1.1 B0.1 B1.1 B0 B1",
+        "  stage 1: F0 F1 F0.1 B0.1 F1.1 B1.1 B0 B1",
+    ]
+
+
+def test_interleaving_one_chunk_is_1f1b():
+    assert drawn("interleaved", 3, 7, chunks=1) == drawn("1f1b-sno", 3, 7)
+
+
+def test_a_smaller_last_group_keeps_the_order_of_a_whole_one():
+    whole, part = interleaved(4, 8, 3), interleaved(4, 6, 3)
+    assert part == [[step for step in steps if step.microbatch < 6] for steps in whole]
+
+
+def test_zero_bubble_delays_w_by_the_index_of_the_stage():
+    assert drawn("zero-bubble", 3, 3) == [
+        "  stage 0: F0 F1 F2 B0 W0 B1 W1 B2 W2",
+        "  stage 1: F0 F1 B0 F2 B1 W0 B2 W1 W2",
+        "  stage 2: F0 B0 F1 B1 F2 B2 W0 W1 W2",
+    ]
+
+
+def test_replicas_of_a_stage_raise_what_it_has_on_the_way():
+    row = drawn("pipedream", 2, 6, replicas=[2, 1])[0]
+    assert row == "  stage 0: F0 F1 F2 F3 B0 F4 B1 F5 B2 B3 B4 B5"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (("1f1b", 2, 2), {}, "there is no schedule '1f1b'; there are gpipe, 1f1b-sno"),
+        (("gpipe", 0, 2), {}, "gpipe: stages=0 is not a whole number of at least 1"),
+        (("gpipe", 2, 0), {}, "gpipe: microbatches=0 is not"),
+        (("gpipe", 2, 2.0), {}, "gpipe: microbatches=2.0 is not"),
+        (("gpipe", True, 2), {}, "gpipe: stages=True is not"),
+        (("gpipe", 2, 2), {"chunks": 2}, "gpipe: option 'chunks' does not apply; its options: weights"),
+        (("pipedream", 2, 2), {"chunks": 2}, "does not apply; its options: vertical_sync, replicas"),
+        (("interleaved", 2, 2), {"chunks": 0}, "interleaved: chunks=0 is not"),
+        (("pipedream", 2, 2), {"vertical_sync": "no"}, "pipedream: vertical_sync='no' is neither"),
+        (("pipedream", 2, 2), {"replicas": [1, 0]}, "replicas of stage 1=0 is not"),
+        (("pipedream", 2, 2), {"replicas": [1]}, "1 counts of replicas for 2 stages"),
+        (("pipedream", 2, 2), {"replicas": 1.5}, "replicas of stage 0=1.5 is not"),
+        (("stale", 2, 2), {"switch_after": 3}, "stale: switch_after=3 is not a whole number from 0 to 2"),
+    ],
+)
+def test_what_cannot_be_scheduled_is_refused_in_a_line(arguments, options, message):
+    with pytest.raises(ScheduleError) as error:
+        schedule(*arguments, **options)
+    assert message in str(error.value) and "\n" not in str(error.value)

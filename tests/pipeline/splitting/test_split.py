@@ -1,0 +1,334 @@
+"""Stages compute what the model does, bit for bit; what cannot be cut is refused with a reason."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from distconv.layers.models import MODELS
+from distconv.pipeline.splitting.fx_graph import SplitError
+from distconv.pipeline.splitting.split import split
+from distconv.plan import decides
+
+SAMPLES = {
+    "lenet5": (1, 28, 28),
+    "alexnet": (3, 32, 32),
+    "vgg11_bn": (3, 32, 32),
+    "resnet20": (3, 9, 9),
+    "resnet50": (3, 33, 33),
+    "mesh1k": (18, 64, 64),
+    "unet": (18, 17, 19),
+    "unet3d": (1, 8, 9, 8),
+}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def layers(model):
+    return sum(decides(module) for module in model.modules())
+
+
+def through(stages, x):
+    values = (x,)
+    for stage in stages:
+        returned = stage(*values)
+        values = returned if isinstance(returned, tuple) else (returned,)
+    return values[0]
+
+
+def called(stage):
+    """The names of the modules that a stage calls."""
+    return [node.target for node in stage.graph.nodes if node.op == "call_module"]
+
+
+def trained(model, run, x):
+    """Output, gradients and buffers after one pass."""
+    torch.manual_seed(0)
+    output = run(x)
+    output.square().sum().backward()
+    gradients = {name: weight.grad for name, weight in model.named_parameters()}
+    return {"output": output, **gradients, **dict(model.named_buffers())}
+
+
+def assert_stages_equal_model(model, cuts, x):
+    one, other = copy.deepcopy(model), copy.deepcopy(model)
+    stages = split(other, cuts)
+    assert len(stages) == len(cuts) + 1
+    found, expected = trained(other, lambda x: through(stages, x), x), trained(one, one, x)
+    assert [name for name in expected if not torch.equal(found[name], expected[name])] == []
+
+
+class Residual(nn.Module):
+    """y = last(third(second(a)) + a + first(x)), where a = first(x): one value lives across two cuts."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third, self.last = (nn.Linear(3, 3) for _ in range(4))
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, x):
+        a = torch.relu(self.first(x))
+        return self.last(self.third(self.norm(self.second(a))) + a)
+
+
+def model_of(forward, **modules):
+    """A module with the given submodules and forward(self, x)."""
+    made = type("Written", (nn.Module,), {"forward": forward})()
+    for name, module in modules.items():
+        if isinstance(module, nn.Module | nn.Parameter):
+            setattr(made, name, module)
+        else:
+            made.register_buffer(name, module)
+    return made
+
+
+def linears(*names):
+    return {name: nn.Linear(3, 3) for name in names}
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_reference_model_cut_anywhere_computes_the_same(name):
+    model = MODELS[name](width=4)
+    last = layers(model) - 1
+    cuts = range(1, last + 1) if last < 20 else [1, 2, 3, 4, 5, 13, 26, last]
+    x = torch.randn(2, *SAMPLES[name])
+    for cut in cuts:
+        assert_stages_equal_model(model, [cut], x)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_a_reference_model_cut_twice_or_everywhere_computes_the_same(name):
+    model = MODELS[name](width=4)
+    last = layers(model) - 1
+    x = torch.randn(2, *SAMPLES[name])
+    for cuts in ([1, last], [last // 2, last // 2 + 1], list(range(1, last + 1))):
+        assert_stages_equal_model(model, cuts, x)
+
+
+@pytest.mark.parametrize("cuts", [["layer1"], ["layer2.0", "layer3.2.conv2"], ["layer1.1.bn1", "fc"]])
+def test_a_name_begins_the_next_stage(cuts):
+    model = MODELS["resnet20"](width=4)
+    assert_stages_equal_model(model, cuts, torch.randn(2, 3, 9, 9))
+    for stage, name in zip(split(model, cuts)[1:], cuts, strict=True):
+        assert called(stage)[0].startswith(name)
+
+
+def test_a_list_of_modules_begins_with_the_first_that_is_called():
+    model = MODELS["unet"](width=4)
+    assert_stages_equal_model(model, ["up", "up.1"], torch.randn(2, 18, 16, 16))
+
+
+def test_what_follows_a_layer_belongs_to_its_stage():
+    first, second = split(MODELS["resnet20"](width=4), [2])
+    assert called(first)[-1] == "layer1.0.bn1"
+    assert called(second)[0] == "layer1.0.conv2"
+
+
+def test_the_convolution_of_a_shortcut_is_a_layer():
+    stages = split(MODELS["resnet50"](width=4), [4, 5])
+    assert called(stages[1])[0] == "layer1.0.downsample.0"
+
+
+def test_a_value_that_is_passed_on_is_the_same_object():
+    stages = split(Residual(), ["second", "norm", "third"])
+    a = torch.randn(2, 3)
+    h, relayed = stages[1](a)
+    assert relayed is a
+    _, relayed = stages[2](h, a)
+    assert relayed is a
+
+
+def test_one_value_is_passed_as_a_tensor_and_several_as_a_tuple():
+    stages = split(Residual(), [1, 2])
+    x = stages[0](torch.randn(2, 3))
+    assert isinstance(x, torch.Tensor)
+    assert isinstance(stages[1](x), tuple)
+
+
+def test_stages_hold_the_models_own_parameters_buffers_and_modules():
+    model = Residual()
+    stages = split(model, [2])
+    for kind in ("named_parameters", "named_buffers"):
+        of_stages = {name: tensor for stage in stages for name, tensor in getattr(stage, kind)()}
+        of_model = dict(getattr(model, kind)())
+        assert of_stages.keys() == of_model.keys()
+        assert all(of_stages[name] is of_model[name] for name in of_model)
+    assert stages[0].norm is model.norm
+    assert {name for stage in stages for name in stage.state_dict()} == set(model.state_dict())
+
+
+def test_a_parameter_a_buffer_and_a_constant_of_forward_itself_are_kept():
+    def forward(self, x):
+        return self.b(self.a(x) * self.scale + torch.tensor([1.0, 2.0, 3.0])) + self.shift
+
+    model = model_of(forward, **linears("a", "b"), scale=nn.Parameter(torch.randn(3)), shift=torch.randn(3))
+    assert_stages_equal_model(model, [1], torch.randn(2, 3))
+    stages = split(model, ["b"])
+    assert stages[0].scale is model.scale
+    assert stages[1].shift is model.shift
+    assert {name for stage in stages for name in stage.state_dict()} == set(model.state_dict())
+    assert set(dict(model.named_buffers())) == {"shift"}
+
+
+def test_train_and_eval_of_a_stage_reach_its_modules():
+    model = Residual()
+    stages = split(model, [2])
+    stages[0].eval()
+    assert not model.norm.training
+    stages[0].train()
+    assert model.norm.training
+
+
+def test_the_modes_of_modules_are_left_as_they_are():
+    model = Residual().train()
+    model.norm.eval()
+    split(model, [2])
+    assert model.training
+    assert not model.norm.training
+
+
+def test_a_sequential_model_is_sliced_at_its_children():
+    untraceable = model_of(lambda self, x: x if x.sum() > 0 else -x)
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), untraceable, nn.Linear(3, 3))
+    for cuts in (["3"], [1]):
+        first, second = split(model, cuts)
+        assert type(first) is type(second) is nn.Sequential
+        assert list(first) == list(model)[:3]
+        assert second.state_dict().keys() == {"3.weight", "3.bias"}
+        assert_stages_equal_model(model, cuts, torch.randn(2, 3))
+
+
+def test_a_sequential_model_is_traced_where_a_cut_is_inside_a_child():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)))
+    for cuts in (["1.2"], [2], [1, 2]):
+        assert_stages_equal_model(model, cuts, torch.randn(2, 3))
+
+
+def test_without_a_cut_the_model_is_the_stage():
+    model = Residual()
+    assert split(model, []) == [model]
+
+
+def test_parts_of_a_tensor_may_live_across_a_cut():
+    def forward(self, x):
+        left, right = self.a(x).chunk(2, 1)
+        return self.b(left) + right
+
+    model = model_of(forward, a=nn.Linear(3, 4), b=nn.Linear(2, 2))
+    assert_stages_equal_model(model, [1], torch.randn(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("cuts", "message"),
+    [
+        (["frist"], "cut 'frist': no module of that name is called; there are first, second, norm, third, last"),
+        (["third", "second"], r"cuts \['third', 'second'\]: 'second' comes before 'third'"),
+        ([3, 2], r"cuts \[3, 2\]: 2 comes before 3"),
+        ([2, 2], r"cuts \[2, 2\] leave stage 1 of 3 empty"),
+        (["first"], r"leave stage 0 of 2 empty"),
+        ([0], r"cut 0: .* layers 1 to 3 of 4 \(1 first, 2 second, 3 third, 4 last\)"),
+        ([4], "cut 4: a register comes behind one of the layers 1 to 3 of 4"),
+    ],
+)
+def test_a_cut_that_cannot_be_is_refused(cuts, message):
+    with pytest.raises(SplitError, match=message):
+        split(Residual(), cuts)
+
+
+def refused(name, forward, cuts, message, **modules):
+    return pytest.param(model_of(forward, **modules), cuts, message, id=name)
+
+
+def _size_kept(self, x):
+    samples = self.a(x).size(0)
+    return self.b(x).view(samples, -1)
+
+
+def _autograd_off(self, x):
+    with torch.no_grad():
+        x = self.a(x)
+    return self.b(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "cuts", "message"),
+    [
+        refused(
+            "called_twice",
+            lambda self, x: self.b(self.a(self.a(x))),
+            ["a"],
+            "cut 'a': the module is called 2 times",
+            **linears("a", "b"),
+        ),
+        refused(
+            "tied_module",
+            lambda self, x: self.a(self.b(self.a(x))),
+            ["b"],
+            "'a.weight' is used by stages 0 and 1",
+            **linears("a", "b"),
+        ),
+        refused(
+            "tied_parameter",
+            lambda self, x: F.linear(self.b(self.a(x)), self.a.weight),
+            ["b"],
+            "'a.weight' is used by stages 0 and 1; cut where one stage has all its uses",
+            **linears("a", "b"),
+        ),
+        refused("number", _size_kept, ["b"], r"'size' .* is no tensor, .* from stage 0 to 1", **linears("a", "b")),
+        refused(
+            "branch",
+            lambda self, x: self.b(x) if self.a(x).sum() > 0 else x,
+            ["b"],
+            r"cannot follow test_splitting.py:\d+: .*self.a\(x\).sum\(\) > 0.* list of stages by hand",
+            **linears("a", "b"),
+        ),
+        refused("autograd_off", _autograd_off, ["b"], "switches autograd or autocast", **linears("a", "b")),
+        refused(
+            "mode",
+            lambda self, x: self.b(F.dropout(self.a(x), training=self.training)),
+            ["b"],
+            r"train\(\) and eval\(\).*'dropout'.*nn.Dropout",
+            **linears("a", "b"),
+        ),
+        refused(
+            "random_constant",
+            lambda self, x: self.b(self.a(x) + torch.rand(3)),
+            ["b"],
+            "does not always do the same",
+            **linears("a", "b"),
+        ),
+    ],
+)
+def test_a_model_that_stages_would_not_equal_is_refused(model, cuts, message):
+    with pytest.raises(SplitError, match=message):
+        split(model, cuts)
+
+
+def test_a_model_that_torch_fx_cannot_follow_is_refused_with_the_line():
+    with pytest.raises(SplitError, match=r"CosmoFlow: torch.fx cannot follow cosmoflow.py:\d+: if min\(x.shape"):
+        split(MODELS["cosmoflow"](width=4), [2])
+
+
+def test_tied_weights_of_a_sequential_model_are_refused():
+    tied = nn.Linear(3, 3)
+    with pytest.raises(SplitError, match=r"'0.weight' is used by stages 0 and 1"):
+        split(nn.Sequential(tied, nn.ReLU(), tied), [1])
+
+
+def test_hooks_that_would_be_lost_are_refused_and_those_of_a_layer_are_called():
+    model, seen = Residual(), []
+    model.second.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    assert_stages_equal_model(model, [2], torch.randn(2, 3))
+    for hooked in (model, nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))):
+        hooked.register_forward_hook(lambda module, inputs, output: seen.append(output))
+        with pytest.raises(SplitError, match="it has hooks"):
+            split(hooked, [1])

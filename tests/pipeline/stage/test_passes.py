@@ -1,0 +1,146 @@
+"""Stages of all kinds: complex weights, buffers that a forward pass changes, what a caller passes by mistake."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from distconv.errors import PipelineError, ShapeError
+from distconv.pipeline import Pipeline, SerialPipeline
+from tests.pipeline.training import SGD, Chain, assert_same, batches, convolutions, train_plainly
+
+
+class Complex(nn.Module):
+    """Weights that a forward pass sees through another view, as layers in the frequency domain do."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how = how
+        dtype = torch.float64 if how == "view_as_complex" else torch.complex128
+        shape = (3, 4, 2) if how == "view_as_complex" else (3, 4)
+        self.weight = nn.Parameter(torch.randn(shape, dtype=dtype))
+
+    def forward(self, x):
+        if self.how == "view_as_complex":
+            weight = torch.view_as_complex(self.weight)
+        elif self.how == "view_as_real":
+            weight = torch.view_as_complex(torch.view_as_real(self.weight)[1:].contiguous() * 2)
+            weight = torch.cat([self.weight[:1].conj(), weight])
+        else:
+            weight = self.weight.conj().imag * 1j + self.weight.conj()
+        return torch.einsum("nc,ck->nk", x.to(weight.dtype), weight).abs()
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("weights", ["newest", "stash", "predict"])
+@pytest.mark.parametrize("how", ["conj", "view_as_complex", "view_as_real"])
+def test_weights_that_are_seen_through_views_have_the_gradients_of_torch(comm, how, weights):
+    torch.manual_seed(2)
+    stages = [Complex(how)]
+    alone = copy.deepcopy(stages)
+    generator = torch.Generator().manual_seed(1)
+    data = [(torch.randn(4, 3, generator=generator, dtype=torch.float64), torch.arange(4)) for _ in range(4)]
+    pipe = Pipeline(stages, comm, "stale", F.cross_entropy, optimizer=SGD, weights=weights)
+    losses = [pipe.step(*batch) for batch in data]
+    assert losses == train_plainly(alone, data)
+    assert_same(stages, alone)
+    pipe.close()
+
+
+def with_buffers(kind):
+    torch.manual_seed(3)
+    layers = {
+        "spectral norm": lambda: spectral_norm(nn.Conv2d(2, 2, 3, padding=1)),
+        "instance norm": lambda: nn.InstanceNorm2d(2, affine=True, track_running_stats=True),
+        "batch norm": lambda: nn.BatchNorm2d(2),
+    }[kind]
+    head = [nn.Conv2d(2, 2, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3)]
+    return [nn.Sequential(nn.Conv2d(2, 2, 1), layers()).double(), nn.Sequential(layers(), *head).double()]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("microbatches", [1, 3])
+@pytest.mark.parametrize("kind", ["spectral norm", "instance norm", "batch norm"])
+def test_a_forward_that_runs_again_finds_the_buffers_of_the_first_time(comm, kind, microbatches):
+    """So recomputing changes no bit."""
+    stages = with_buffers(kind)
+    alone, serially = copy.deepcopy(stages), copy.deepcopy(stages)
+    data = batches(3)
+    pipe = Pipeline(stages, comm, "gpipe", F.cross_entropy, microbatches, optimizer=SGD, weights="recompute")
+    losses = [pipe.step(*batch) for batch in data]
+    pipe.synchronize()
+    assert losses == train_plainly(alone, data, microbatches)
+    assert_same(stages, alone)
+    serial = SerialPipeline(serially, F.cross_entropy, SGD, "gpipe", microbatches, weights="recompute")
+    assert [serial.step(*batch) for batch in data] == losses
+    assert_same(serially, alone)
+    pipe.close()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("kind", ["spectral norm", "instance norm"])
+def test_replicas_refuse_buffers_in_which_they_would_differ(comm, kind):
+    pipe = Pipeline([Chain(with_buffers(kind))], comm, "gpipe", F.cross_entropy, 2, 2, SGD)
+    name = "weight.0._u" if kind == "spectral norm" else "running_mean"
+    with pytest.raises(PipelineError, match=f"changes the buffer 'stages.0.1.*{name}'; replicas"):
+        pipe.step(*batches(1)[0])
+
+
+@pytest.mark.ranks(1, 2)
+def test_samples_that_want_a_gradient_get_none(comm):
+    x, target = batches(1)[0]
+    x.requires_grad_()
+    pipe = Pipeline(convolutions(comm.size, inplace=False), comm, "1f1b-sno", F.cross_entropy, 2, optimizer=SGD)
+    pipe.step(x, target)
+    assert x.grad is None
+    pipe.close()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("wrong", [np.zeros((2, 2)), [1], None, (torch.zeros(2), torch.zeros(2))], ids=type)
+def test_what_is_no_tensor_is_refused_by_its_name(comm, wrong):
+    pipe = Pipeline(convolutions(2), comm, "gpipe", F.cross_entropy, optimizer=SGD)
+    x, target = batches(1)[0]
+    with pytest.raises(ShapeError, match=f"step: x is a {type(wrong).__name__}; pass a torch.Tensor"):
+        pipe.step(wrong, target)
+    with pytest.raises(ShapeError, match=f"step: target is a {type(wrong).__name__}; pass a torch.Tensor"):
+        pipe.step(x, wrong)
+    pipe.step(x, target)
+    pipe.close()
+
+
+@pytest.mark.ranks(2)
+def test_ranks_need_no_common_seed(comm):
+    """Random numbers follow from the first rank's."""
+    ends = []
+    for other in (0, 5):
+        stages = convolutions(2, dropout=0.5)
+        torch.manual_seed(7 + other * comm.rank)
+        pipe = Pipeline(stages, comm, "gpipe", F.cross_entropy, 2, optimizer=SGD)
+        ends.append([pipe.step(*batch) for batch in batches(3)])
+        pipe.close()
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("count", [np.int64(2), 10**6])
+def test_micro_batches_are_counted_as_whole_numbers_are(comm, count):
+    pipe = Pipeline(convolutions(2), comm, "1f1b-sno", F.cross_entropy, count, optimizer=SGD)
+    alone = convolutions(2)
+    data = batches(2)
+    assert [pipe.step(*batch) for batch in data] == train_plainly(alone, data, int(count))
+    pipe.close()
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("loss", [lambda y, t: 0.5, lambda y, t: y])
+def test_a_loss_that_is_not_one_number_is_named(comm, loss):
+    pipe = Pipeline(convolutions(1), comm, "gpipe", loss, optimizer=SGD)
+    with pytest.raises(PipelineError, match="the loss must be a tensor of one element, the mean over samples, not"):
+        pipe.step(*batches(1)[0])
