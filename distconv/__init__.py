@@ -7,24 +7,6 @@
 
 ::
 
-    checkpoint        Checkpoints: named global tensors in HDF5 and everything else in JSON; no pickle
-    checkpoint_state  A module, its optimizer and the random number generators as named tensors and plain values
-    cli               The command ``distconv``: finds the job that was asked for, loads that module alone
-    communication     Everything that crosses ranks
-    data              Samples on their way from files to ranks
-    dispatch          The operator registry: which distributed operator serves which torch function
-    distribution      Distributions: which rank owns which indices of a tensor. Pure arithmetic
-    errors            The errors distconv raises
-    grid              Process grids: a Cartesian view of the ranks with named axes
-    parallel          ``parallelize``: make an ordinary module train on distributed tensors with exact gradients
-    parameters        Parameters on a grid: their blocks, and when their gradients are summed
-    plan              Plans: which layer of a model runs on which process grid
-    process           What a process does beside computing: its start, its memory, its waits
-    tensor            DistTensor: a torch.Tensor whose elements are split over the ranks of a process grid
-    text_files        Reading of the small text files that others write: plans, machines, layer profiles
-
-::
-
     arrangement       Arrangements: where ranks are along named axes. Pure arithmetic
     checkpoint        Checkpoints: named global tensors in HDF5 and everything else in JSON; no pickle
     checkpoint_state  A module, its optimizer and the random number generators as named tensors and plain values

@@ -10,17 +10,6 @@
     planning      What the commands that plan share
     training      What all training jobs share
     verification  Checks against one process and against measurements: ``distconv verify``
-
-::
-
-    bench         ``distconv bench``: microbenchmarks, each with a reference measured in the same run
-    commands      The commands that train, make data, plan, profile and simulate; ``distconv.cli`` finds them
-    images        Labelled images: their files, their training
-    mesh          Mesh tangling: the data set, its training, its scores
-    papers        Reproductions of published tables: ``distconv reproduce``, a folder for each paper
-    planning      What the commands that plan share
-    training      What all training jobs share
-    verification  Checks against one process and against measurements: ``distconv verify``
 """
 
 if __name__ != "distconv.jobs":

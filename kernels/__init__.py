@@ -4,11 +4,6 @@
 
     convolution    Convolution of a piece of the input: what one rank computes by itself
     normalization  What the normalizations share
-
-::
-
-    convolution    Convolution of a piece of the input: what one rank computes by itself
-    normalization  What the normalizations share
 """
 
 if __name__ != "distconv.kernels":

@@ -7,14 +7,6 @@
     nn        Distributed rules for ``torch.nn.functional``: one module per family of layers
     plumbing  What operators share: layouts of operands and results, needed inputs, blocks of weights
     tensor    Distributed rules for making, shaping, indexing and asking tensors
-
-::
-
-    math      Distributed rules for arithmetic: element by element, over dimensions, and products
-    models    Reference models. Ordinary torch modules
-    nn        Distributed rules for ``torch.nn.functional``: one module per family of layers
-    plumbing  What operators share: layouts of operands and results, needed inputs, blocks of weights
-    tensor    Distributed rules for making, shaping, indexing and asking tensors
 """
 
 if __name__ != "distconv.layers":

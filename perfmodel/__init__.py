@@ -11,16 +11,6 @@ What a training step costs, and which plan costs least: machines, traced graphs,
     profiles     What each layer of a network takes: measured, predicted, or read from a file
     stages       Cuts of a network into pipeline stages, and what stages cost
     strategy     Which plan is the fastest that fits: candidates, and the searches among them
-
-::
-
-    cost         What a training step costs under a plan: time of each operation, and memory
-    exploration  Parallelisations searched together: cuts, replicas, distributions within stages, schedules
-    graph        A network as the planner sees it
-    machine      What a machine can do: its links, its collectives, its compute; read from YAML or measured
-    profiles     What each layer of a network takes: measured, predicted, or read from a file
-    stages       Cuts of a network into pipeline stages, and what stages cost
-    strategy     Which plan is the fastest that fits: candidates, and the searches among them
 """
 
 if __name__ != "distconv.perfmodel":

@@ -8,15 +8,6 @@
     simulation  Runs of a schedule against costs, and their pictures
     splitting   Cuts of an unmodified model into stages
     stage       What one rank does for its stage: passes, weight versions, statistics, random numbers
-
-::
-
-    reference   Pipelined training without ranks, which the runtime equals bit for bit
-    runtime     Pipelines over MPI ranks: who runs what, and the messages between stages
-    schedules   Schedules as lists of actions: generators, messages, weight policies, checks
-    simulation  Runs of a schedule against costs, and their pictures
-    splitting   Cuts of an unmodified model into stages
-    stage       What one rank does for its stage: passes, weight versions, statistics, random numbers
 """
 
 if __name__ != "distconv.pipeline":

@@ -17,18 +17,6 @@
     resnet_cifar    ResNet-20, 56 and 110 for CIFAR
     unet            U-Nets for images and volumes of any size
     vgg             VGG-11 and VGG-16 for CIFAR, with and without batch norm
-
-::
-
-    alexnet         AlexNet for CIFAR: the five convolutions of the single-column network, and one linear layer
-    cosmoflow       A CosmoFlow-like regressor: cosmological parameters from a cube of dark matter densities
-    initialisation  Initial weights of deep networks: torch's own are too small for many layers of ReLU
-    lenet           LeNet-5 for MNIST
-    mesh            The fully convolutional models for mesh tangling: six blocks of convolution, batch norm and ReLU
-    resnet          ResNet-50, fully convolutional
-    resnet_cifar    ResNet-20, 56 and 110 for CIFAR
-    unet            U-Nets for images and volumes of any size
-    vgg             VGG-11 and VGG-16 for CIFAR, with and without batch norm
 """
 
 from __future__ import annotations

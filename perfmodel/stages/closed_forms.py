@@ -17,7 +17,8 @@ For other stages it is what the paper does not give. Against the event simulatio
 stages whose times differ by up to a factor of two, 1 to 32 micro-batches, transfers shorter than a forward pass: the
 simulation has no limit of a link; tests/perfmodel/stages/test_closed_forms.py draws them and checks the first 150) it
 was 1.5 to 4 % longer in the mean and at most 15 (1F1B-SNO), 17 (1F1B-AS), 22 (1F1B-SO) and 23 % (FBP-AS), because it
-charges whole chains from the start on. 1F1B-SO and FBP-AS were up to 0.4 % shorter, 1F1B-SNO and AS never; GPipe's is exact.
+charges whole chains from the start on. 1F1B-SO and FBP-AS were up to 0.4 % shorter, 1F1B-SNO and AS never;
+GPipe's is exact.
 
 Source: Zhao et al. 2020 (BaPipe), 3.2, Tables I and II; Huang et al. 2019 (GPipe).
 """

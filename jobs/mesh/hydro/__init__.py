@@ -45,16 +45,4 @@ conservation of total energy", J. Comput. Phys. 146 (1998).
     solver              The solver: a gas on its mesh, advanced in time
     state               What the kernels work on: named groups of arrays, which numba takes as they are
     viscosity           Edge artificial viscosity with a limiter
-
-::
-
-    advance             Kernels of a time step: the stable step, the motion of nodes, the work done on cells
-    cell_geometry       Geometry of quadrilateral cells: areas, corner volumes and scaled corner Jacobians
-    exact_solutions     Exact solutions that the solver is measured against
-    forces              Corner forces: what a cell does to its four nodes
-    initial_conditions  Seeded initial conditions in five families of flow
-    jit                 Compilation of the kernels. The only module that imports numba
-    solver              The solver: a gas on its mesh, advanced in time
-    state               What the kernels work on: named groups of arrays, which numba takes as they are
-    viscosity           Edge artificial viscosity with a limiter
 """

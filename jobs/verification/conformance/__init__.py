@@ -15,14 +15,4 @@
     page      Writes ``docs/conformance.md`` from runs on several rank counts, one mpiexec each
     report    What a run found, as text, JSON, and totals
     runner    Runs cases in one process and over the ranks of a job, and says what came of each
-
-::
-
-    case      A case of the conformance table
-    command   ``distconv conformance``: every operator and option on every kind of grid against one process (plain
-    families  The conformance table, one module per family of operators
-    layouts   How the tensors of a case are split
-    page      Writes ``docs/conformance.md`` from runs on several rank counts, one mpiexec each
-    report    What a run found, as text, JSON, and totals
-    runner    Runs cases in one process and over the ranks of a job, and says what came of each
 """

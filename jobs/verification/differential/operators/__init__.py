@@ -10,17 +10,6 @@
     sampling       Draws operators that pick or blend positions: interpolation, padding, pixel shuffling
     shaping        Draws operators that join tensors, move elements, or pick some of them
     windows        Draws operators of windows: convolutions and poolings
-
-::
-
-    elementwise    Draws operators that act element by element
-    losses         Draws losses
-    normalization  Draws normalizations and dropout
-    programs       What drawn programs have in common: inputs, and a module or a function applied to one of them
-    reductions     Draws reductions, extremes, and matrix products
-    sampling       Draws operators that pick or blend positions: interpolation, padding, pixel shuffling
-    shaping        Draws operators that join tensors, move elements, or pick some of them
-    windows        Draws operators of windows: convolutions and poolings
 """
 
 from __future__ import annotations
