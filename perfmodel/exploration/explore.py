@@ -6,9 +6,10 @@
 Every combination that fits the memory is priced by the closed forms of
 :mod:`distconv.perfmodel.stages.closed_forms`, plus what of the gradients' allreduce over the R replicas is not hidden;
 the fastest one is the result. BaPipe looks at R = 1 and at data parallelism; ``joint`` at every R that divides
-the devices, and its cuts are chosen for the time and the memory of the very schedule (:mod:`distconv.perfmodel.exploration.cuts`). Given layer graphs, it also looks at
-stages of g ranks (R N g in all), among which every layer has the distribution that ``select`` finds for g ranks.
-Replicas or g that differ from stage to stage are not looked at: the closed forms do not know them.
+the devices, and its cuts are chosen for the time and the memory of the very schedule
+(:mod:`distconv.perfmodel.exploration.cuts`). Given layer graphs, it also looks at stages of g ranks (R N g in all),
+among which every layer has the distribution that ``select`` finds for g ranks. Replicas or g that differ from stage to
+stage are not looked at: the closed forms do not know them.
 
 Source: Zhao et al. 2020 (BaPipe), 3.2, 3.3, Tables I and II.
 """
