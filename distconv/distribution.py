@@ -9,12 +9,27 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from distconv.arrangement import Arrangement
 from distconv.errors import DistributionError
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from distconv.grid import ProcessGrid
+
+    Grid_co = TypeVar("Grid_co", bound=Arrangement, default=ProcessGrid, covariant=True)
+else:
+    from typing import TypeVar
+
+    Grid_co = TypeVar("Grid_co")
+
+
+Indices = npt.NDArray[np.int64]
 
 
 class Interval(NamedTuple):
@@ -38,6 +53,27 @@ Box = tuple[Interval, ...]
 """One interval per dimension."""
 
 
+def slices_within(box: Box, block: Box) -> tuple[slice, ...]:
+    """``box`` as slices of the tensor that holds ``block``.
+
+    >>> slices_within((Interval(3, 5),), (Interval(2, 6),))
+    (slice(1, 3, None),)
+    """
+    return tuple(
+        slice(inner.start - outer.start, inner.stop - outer.start) for inner, outer in zip(box, block, strict=True)
+    )
+
+
+def shared_elements(one: Indices, two: Indices) -> Indices:
+    """Elements that boxes have in common, for many at once: (dimensions, 2, ...) starts and stops of each.
+
+    >>> shared_elements(np.array([[0, 4]]), np.array([[3, 9]]))
+    array(1)
+    """
+    extents = np.minimum(one[:, 1], two[:, 1]) - np.maximum(one[:, 0], two[:, 0])
+    return np.asarray(np.prod(np.maximum(extents, 0), axis=0))
+
+
 def block_range(extent: int, parts: int, index: int) -> range:
     """Global indices that block ``index`` owns when ``extent`` is cut into ``parts``.
 
@@ -58,8 +94,10 @@ def block_range(extent: int, parts: int, index: int) -> range:
     return range(start, start + length + (index < longer))
 
 
-class Distribution:
+class Distribution(Generic[Grid_co]):
     """For each tensor dimension the grid axis it is split over, or ``None`` where every rank has all of it.
+
+    ``grid`` is a process grid, or an arrangement without a communicator: then every method needs a rank.
 
     Blocks are balanced unless an axis is named in ``boundaries`` (block ``i`` owns ``[b[i], b[i+1])``) or in
     ``cyclic`` (blocks of that many indices dealt out in turn; 1 is the elemental distribution). Immutable and
@@ -75,7 +113,7 @@ class Distribution:
 
     def __init__(
         self,
-        grid: ProcessGrid,
+        grid: Grid_co,
         axes: Sequence[str | None],
         *,
         boundaries: Mapping[str, Sequence[int]] | None = None,
@@ -142,8 +180,9 @@ class Distribution:
     def coordinate(self, dim: int, rank: int | None = None) -> int:
         """Coordinate of ``rank`` (default: this one) along the axis that splits ``dim``; 0 where none does."""
         axis = self.split[dim]
-        coords = self.grid.coords if rank is None else self.grid.coords_of(rank)
-        return 0 if axis is None else coords[axis]
+        if axis is None:
+            return 0
+        return self.grid.coords[axis] if rank is None else self.grid.coordinate(axis, rank)
 
     def box(self, rank: int | None, shape: Sequence[int]) -> Box:
         """Half-open global range that ``rank`` (None: this one) owns of each dimension of ``shape``.
@@ -209,7 +248,7 @@ class Distribution:
         """Axes over which the tensor is really split, in canonical order; its other axes hold replicas."""
         return self.grid.split_axes(self.split)
 
-    def with_axes(self, axes: Sequence[str | None], *, keep_irregular: bool = True) -> Distribution:
+    def with_axes(self, axes: Sequence[str | None], *, keep_irregular: bool = True) -> Distribution[Grid_co]:
         """Same grid, other axes; irregular blocks stay with the axes that stay (unless told otherwise)."""
         if not keep_irregular or not (self.boundaries or self.cyclic):
             return Distribution(self.grid, axes)
@@ -221,12 +260,12 @@ class Distribution:
             cyclic={a: b for a, b in self.cyclic.items() if a in kept},
         )
 
-    def replicate(self, dims: Sequence[int] | None = None) -> Distribution:
+    def replicate(self, dims: Sequence[int] | None = None) -> Distribution[Grid_co]:
         """Same grid, with ``dims`` (default: all) whole on every rank."""
         chosen = range(len(self.axes)) if dims is None else dims
         return self.with_axes([None if dim in chosen else axis for dim, axis in enumerate(self.axes)])
 
-    def balanced(self) -> Distribution:
+    def balanced(self) -> Distribution[Grid_co]:
         """Same axes with balanced blocks."""
         return Distribution(self.grid, self.axes) if self.boundaries or self.cyclic else self
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
-from functools import cached_property
+from collections.abc import Callable, Iterable
+from functools import cached_property, lru_cache, wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from mpi4py import MPI
 
@@ -12,6 +13,21 @@ from distconv.arrangement import AXES, Arrangement
 from distconv.communication.agreement import agree, check_running
 from distconv.errors import CommunicatorError, GridError
 from distconv.process import watchdog
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class HasGrid(Protocol):
+    """What belongs to a process grid: a distribution, a layout."""
+
+    @property
+    def grid(self) -> ProcessGrid: ...
+
+
+OnGrid = TypeVar("OnGrid", bound=HasGrid)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class ProcessGrid(Arrangement):
@@ -45,7 +61,7 @@ class ProcessGrid(Arrangement):
             )
         self.world = comm.Dup()
         self.rank: int = comm.rank
-        self.coords = self.coords_of(self.rank)
+        self._cached: dict[object, Callable[..., Any]] = {}
         self._comms: dict[tuple[str, ...], MPI.Intracomm] = {}
         self._factored: dict[tuple[int, int], ProcessGrid] = {}
 
@@ -59,17 +75,23 @@ class ProcessGrid(Arrangement):
         found = self._comms.get(key)
         if found is None:
             check_running()
+            if not self.world:
+                raise CommunicatorError(f"{self!r} was freed: make a new grid")
             rest = {name: index for name, index in self.coords.items() if name not in key}
             with watchdog.waiting(lambda: f"making the communicator over {','.join(key)}"):
                 found = self._comms[key] = MPI.Intracomm(self.world.Split(self.rank_of(rest), self.rank))
         return found
 
     @cached_property
-    def key(self) -> tuple[tuple[int, ...], bytes]:
+    def coords(self) -> dict[str, int]:
+        """Coordinate of this rank along every axis."""
+        return self.coords_of(self.rank)
+
+    @cached_property
+    def key(self) -> Any:
         """What makes two grids equal: their extents and the ranks they are over."""
-        world = MPI.COMM_WORLD.group
-        ranks = self.world.group.Translate_ranks(None, world)
-        return tuple(self.shape[name] for name in AXES), hashlib.blake2b(repr(list(ranks)).encode()).digest()
+        ranks = self.world.group.Translate_ranks(None, MPI.COMM_WORLD.group)
+        return super().key, hashlib.blake2b(repr(list(ranks)).encode()).digest()
 
     @cached_property
     def flat(self) -> ProcessGrid:
@@ -87,9 +109,47 @@ class ProcessGrid(Arrangement):
             found = self._factored[first, second] = ProcessGrid(self.world, r=rest, w=first, c=second)
         return found
 
-    def same_as(self, other: ProcessGrid) -> bool:
-        """Whether ``other`` arranges the same ranks in the same way."""
-        return other is self or self.key == other.key
+    # -- lifetime -----------------------------------------------------------------------------------------------------
 
-    def __repr__(self) -> str:
-        return f"ProcessGrid({self.describe()}, {self.size} ranks)"
+    def cached(self, function: Callable[..., T]) -> Callable[..., T]:
+        """``function`` with a memory of its last results, kept as long as this grid is."""
+        found = self._cached.get(function)
+        if found is None:
+            found = self._cached[function] = lru_cache(maxsize=4096)(function)
+        return found
+
+    def free(self) -> None:
+        """Free the grid's communicators; tensors and models on it can communicate no more. Collective.
+
+        MPI has a few thousand communicators: what makes many grids frees them, or uses each as a context manager.
+        """
+        self._cached.clear()
+        for grid in (*self._factored.values(), self.__dict__.get("flat")):
+            if grid not in (None, self):
+                grid.free()
+        self._factored.clear()
+        for comm in (*self._comms.values(), self.world):
+            if comm:
+                comm.Free()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        # After a failure other ranks may be elsewhere: freeing, which all do together, would wait for them.
+        if kind is None:
+            self.free()
+
+
+def cached_on_grid(function: Callable[Concatenate[OnGrid, P], T]) -> Callable[Concatenate[OnGrid, P], T]:
+    """Like ``lru_cache``, kept with the grid of the first argument: all of a grid's ranks forget alike.
+
+    A cache of the process would keep every grid alive, and which entry it drops would depend on what a rank does on
+    other grids, in which its peers here may have no part.
+    """
+
+    @wraps(function)
+    def found(first: OnGrid, /, *more: P.args, **named: P.kwargs) -> T:
+        return first.grid.cached(function)(first, *more, **named)
+
+    return found

@@ -35,12 +35,19 @@ def check_running() -> None:
         raise CommunicatorError("MPI is not running (not initialized yet, or finalized): no rank can be reached")
 
 
+def check_usable(comm: MPI.Comm, what: str) -> None:
+    """Raise CommunicatorError, saying ``what`` it is for, where MPI is not running or ``comm`` was freed."""
+    check_running()
+    if not comm:
+        raise CommunicatorError(f"{what}: its communicator was freed, perhaps with its process grid; make a new one")
+
+
 def agree(comm: MPI.Intracomm, what: str, value: str) -> None:
     """Raise MismatchError on every rank unless all ranks of ``comm`` pass the same ``what`` and ``value``.
 
     One allreduce of 16 bytes when they agree; the texts travel only when they do not.
     """
-    check_running()
+    check_usable(comm, what)
     if comm.size == 1 or level == "off":
         return
     digest = hashlib.blake2b(f"{what}: {value}".encode(), digest_size=7).digest()

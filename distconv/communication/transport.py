@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from mpi4py import MPI
 
-from distconv.communication.agreement import check_running
+from distconv.communication.agreement import check_usable
 from distconv.process import watchdog
 
 _CHUNK_BYTES = 1 << 30
@@ -103,7 +103,7 @@ class Exchange:
     """Messages under way between this rank and its peers: posted at construction, complete after ``wait()``."""
 
     def __init__(self, comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
-        check_running()
+        check_usable(comm, what)
         self._what = what
         for traffic in _counting:
             traffic.sent[what] += sum(tensor.nbytes for _, tensor in sends)
@@ -153,7 +153,7 @@ class Reduction:
     """A sum over the ranks of ``comm`` under way: ``tensor`` (contiguous) holds it after ``wait()``."""
 
     def __init__(self, comm: MPI.Intracomm, tensor: torch.Tensor, what: str, op: MPI.Op = MPI.SUM) -> None:
-        check_running()
+        check_usable(comm, what)
         self._tensor, self._what, self._size = tensor, what, comm.size
         wide = tensor.to(_REDUCED_AS[tensor.dtype]) if tensor.dtype in _REDUCED_AS else tensor
         self._buffer = Exchange._staged(wide)

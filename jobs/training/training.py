@@ -75,7 +75,7 @@ def dtype_of(settings: Settings) -> torch.dtype:
 
 def beside(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """``tensor`` over the grid of ``other``: a plan may leave a model's output on another grid than its input."""
-    if isinstance(tensor, DistTensor) and isinstance(other, DistTensor) and not tensor.grid.same_as(other.grid):
+    if isinstance(tensor, DistTensor) and isinstance(other, DistTensor) and tensor.grid != other.grid:
         return tensor.redistribute(other.grid)
     return tensor
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from distconv.communication.collectives import enter
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
-from distconv.grid import ProcessGrid
+from distconv.grid import ProcessGrid, cached_on_grid
 from distconv.layers.math.reductions import Fold, summed
 from distconv.layers.plumbing.alignment import as_distributed, check_dtypes, result_shape
 from distconv.layers.plumbing.block_edges import irregular, layout
@@ -53,7 +53,7 @@ class _Work:
                 continue
             if self._splits(operand.labels, label, n):
                 self.axis[label] = axis
-                if operand.dist.grid.same_as(self.grid):
+                if operand.dist.grid == self.grid:
                     boundaries, cyclic = irregular(operand.dist, (axis,))
                     self.boundaries.update(boundaries)
                     self.cyclic.update(cyclic)
@@ -69,18 +69,17 @@ class _Work:
         return layout(self.grid, axes, self.boundaries, self.cyclic)
 
 
-@lru_cache(maxsize=4096)
+@cached_on_grid
 def _work(
-    operands: tuple[_Operand, ...], out: tuple[str, ...], shape: torch.Size, whole: frozenset[str]
+    first: Distribution, operands: tuple[_Operand, ...], out: tuple[str, ...], shape: torch.Size, whole: frozenset[str]
 ) -> tuple[list[tuple[Distribution, tuple[str, ...]]], Fold]:
     """Per operand its layout and the axes along which it is whole in split work; and how the results are summed."""
     placed = [o for o in operands if o.dist is not None]
-    assert placed[0].dist is not None
     extents: dict[str, int] = {}
     for operand in operands:
         for label, n in zip(operand.labels, operand.shape, strict=True):
             extents[label] = n if extents.get(label, 1) == 1 else extents[label]
-    work = _Work(placed[0].dist.grid, extents, {}, {}, {})
+    work = _Work(first.grid, extents, {}, {}, {})
     # What is really split comes first; axes of one part are but names.
     for operand in placed:
         assert operand.dist is not None
@@ -111,7 +110,8 @@ def contract(
     for tensor, names in zip(operands, labels, strict=True):
         dist = tensor.dist if isinstance(tensor, DistTensor) else None
         described.append(_Operand(tensor.shape, tuple(names), dist, () if dist is None else dist.axes))
-    places, fold = _work(tuple(described), tuple(out), shape, frozenset(whole))
+    first = next(operand.dist for operand in described if operand.dist is not None)
+    places, fold = _work(first, tuple(described), tuple(out), shape, frozenset(whole))
     blocks = [
         enter(as_distributed(tensor, fold.grid).redistribute(dist).local, fold.grid, axes)
         for tensor, (dist, axes) in zip(operands, places, strict=True)

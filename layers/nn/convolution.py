@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from distconv.communication.transfer import Accumulation, TransferPlan, transfer
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
+from distconv.grid import cached_on_grid
 from distconv.kernels.convolution import Convolution, Geometry, Piece, Range, cut, is_free, merged
 from distconv.layers.plumbing.alignment import as_autocast, check_dtypes, result_shape, whole_over
 from distconv.layers.plumbing.input_windows import spatial_box, spread, window_needs
@@ -67,7 +68,7 @@ class _Layer:
         return found if self.free else [merged(found, self.needed)]
 
 
-@lru_cache(maxsize=4096)
+@cached_on_grid
 def _layer(
     dist: Distribution,
     shape: torch.Size,

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from distconv.communication.collectives import assemble
-from distconv.communication.transfer import Needs, transfer_plan
+from distconv.communication.routes import Needs
+from distconv.communication.transfer import transfer_plan
 from distconv.dispatch import implements
 from distconv.errors import UnsupportedOperation
 from distconv.layers.plumbing.alignment import check_dtypes, result_shape, whole_over

@@ -39,7 +39,7 @@ def common_distribution(operands: Sequence[torch.Tensor], shape: torch.Size) -> 
             if axis is None or axes[at] is not None or axis in axes or tensor.shape[dim] != shape[at]:
                 continue
             axes[at] = axis
-            if not tensor.grid.same_as(grid):
+            if tensor.grid != grid:
                 continue
             if axis in tensor.dist.boundaries:
                 boundaries[axis] = tensor.dist.boundaries[axis]

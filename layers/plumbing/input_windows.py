@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from functools import lru_cache
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from distconv.communication.collectives import assemble
-from distconv.communication.transfer import Needs, transfer_plan
+from distconv.communication.routes import Needs
+from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, Interval
+from distconv.grid import cached_on_grid
 from distconv.kernels.convolution import Range
 from distconv.tensor import DistTensor
 
@@ -51,7 +52,7 @@ def spatial_box(dist: Distribution, shape: Sequence[int]) -> tuple[Range, ...]:
     return tuple((i.start, i.stop) for i in dist.box(None, shape)[2:])
 
 
-@lru_cache(maxsize=4096)
+@cached_on_grid
 def _needs(dist: Distribution, out_shape: torch.Size, windows: Windows, channels: ChannelNeeds | None) -> Needs:
     return window_needs(dist, out_shape, windows, channels)
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from distconv.communication.collectives import enter, share_out
-from distconv.communication.transfer import Needs, transfer_plan
+from distconv.communication.routes import Needs
+from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, Interval
 from distconv.layers.plumbing.alignment import balanced_input
 from distconv.parameters.channel_split import AXIS, ChannelSplit

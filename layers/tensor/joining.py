@@ -6,7 +6,7 @@ Along a split dimension an operand is moved to where its part of the result belo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
+from distconv.grid import cached_on_grid
 from distconv.layers.plumbing.alignment import as_distributed, common_distribution, result_shape
 from distconv.layers.plumbing.block_edges import balanced_edges, irregular, layout
 from distconv.tensor import DistTensor
@@ -51,7 +52,7 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0, *, axis: int | None = Non
     return DistTensor(block, joined, out_shape)
 
 
-@lru_cache(maxsize=4096)
+@cached_on_grid
 def _joining(
     dist: Distribution, axes: tuple[str | None, ...], extents: tuple[int, ...], dim: int
 ) -> tuple[list[Distribution], Distribution]:

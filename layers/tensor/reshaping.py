@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ import torch
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
+from distconv.grid import cached_on_grid
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.block_edges import Edges, balanced_edges, edges_of, irregular, is_cyclic, layout
 from distconv.layers.plumbing.inplace_views import moved, no_way_back, viewed
@@ -50,7 +51,7 @@ def _reshaped(input: DistTensor, out_shape: torch.Size, put_back: Callable[[Dist
     return viewed(result, input) if source == input.dist else moved(result, put_back)
 
 
-@lru_cache(maxsize=4096)
+@cached_on_grid
 def _reshaping(
     dist: Distribution, axes: tuple[str | None, ...], old: torch.Size, new: torch.Size
 ) -> tuple[Distribution, Distribution]:

@@ -6,16 +6,18 @@ What remains is balanced again when an operator that needs that, such as a convo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 
 from distconv.communication.collectives import assemble
-from distconv.communication.transfer import Needs, transfer_plan
+from distconv.communication.routes import Needs
+from distconv.communication.transfer import transfer_plan
 from distconv.dispatch import implements
 from distconv.distribution import Distribution, Interval
+from distconv.grid import cached_on_grid
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.block_edges import balanced_edges, edges_of, in_blocks, irregular, layout
 from distconv.layers.plumbing.inplace_views import moved, no_way_back, one_of_several, viewed
@@ -36,7 +38,7 @@ def cut(input: DistTensor, slices: Sequence[slice]) -> DistTensor:
     return viewed(result, input) if x is input else moved(result, lambda r: input.__setitem__(tuple(slices), r))
 
 
-@lru_cache(maxsize=4096)
+@cached_on_grid
 def _cutting(
     dist: Distribution, axes: tuple[str | None, ...], shape: torch.Size, ranges: tuple[range, ...]
 ) -> tuple[tuple[slice, ...], Distribution]:

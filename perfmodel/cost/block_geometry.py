@@ -9,52 +9,40 @@ Source: Dryden et al. 2019, II-C (index sets), III-A (halos), III-C (redistribut
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from distconv.arrangement import SLOWEST_FIRST
-from distconv.distribution import block_range, default_axes
+from distconv.arrangement import Arrangement
+from distconv.distribution import Distribution, Indices, block_range, default_axes, shared_elements
 from distconv.perfmodel.graph.graph import Window
 from distconv.perfmodel.machine.machine import Group
 
-Indices = npt.NDArray[np.int64]
 
+class Parts(Arrangement):
+    """``ranks`` ranks along ``axes``, ``per_node`` of them on each node; what the axes leave over are replicas."""
 
-@dataclass(frozen=True)
-class Parts:
-    """A process grid of ``ranks`` ranks, ``per_node`` of them on each node; what the axes leave over are replicas."""
-
-    ranks: int
-    per_node: int
-    n: int = 1
-    c: int = 1
-    d: int = 1
-    h: int = 1
-    w: int = 1
+    def __init__(self, ranks: int, per_node: int, **axes: int) -> None:
+        split = {axis: parts for axis, parts in axes.items() if axis != "r"}
+        super().__init__(**split, r=ranks // math.prod(split.values()))
+        self.ranks, self.per_node = ranks, per_node
 
     @classmethod
     def of(cls, axes: Mapping[str, int], ranks: int, per_node: int) -> Parts:
         """The grid that a plan means by ``axes``; ``r`` is what is left over anyway."""
-        return cls(ranks, per_node, **{axis: parts for axis, parts in axes.items() if axis != "r"})
+        return cls(ranks, per_node, **axes)
+
+    @cached_property
+    def key(self) -> Any:
+        """What makes two of them equal: their extents and their nodes."""
+        return super().key, self.ranks, self.per_node
 
     def along(self, axis: str | None) -> int:
         """Parts along ``axis``."""
-        if axis is None:
-            return 1
-        if axis == "r":
-            return self.ranks // (self.n * self.c * self.d * self.h * self.w)
-        return int(getattr(self, axis))
-
-    def stride(self, axis: str) -> int:
-        """How far apart neighbours along ``axis`` are in the order of the ranks."""
-        faster = SLOWEST_FIRST[SLOWEST_FIRST.index(axis) + 1 :]
-        return math.prod(self.along(a) for a in faster)
+        return 1 if axis is None else self.shape[axis]
 
     def group(self, axes: Iterable[str]) -> Group:
         """The ranks that differ from one another along ``axes`` alone."""
@@ -89,8 +77,13 @@ def axes_of(shape: Sequence[int]) -> tuple[str | None, ...]:
 
 def local_shape(shape: Sequence[int], parts: Parts, axes: Sequence[str | None] | None = None) -> tuple[int, ...]:
     """Extents of the largest block of a tensor of ``shape``: that rank's time is everybody's."""
-    split = axes_of(shape) if axes is None else axes
-    return tuple(-(-extent // parts.along(axis)) for extent, axis in zip(shape, split, strict=True))
+    return _largest_block(tuple(shape), parts, axes_of(shape) if axes is None else tuple(axes))
+
+
+@lru_cache(maxsize=1 << 16)
+def _largest_block(shape: tuple[int, ...], parts: Parts, axes: tuple[str | None, ...]) -> tuple[int, ...]:
+    # The longer of balanced blocks come first.
+    return Distribution(parts, axes).local_shape(shape, rank=0)
 
 
 @lru_cache(maxsize=65536)
@@ -144,7 +137,7 @@ def redistribution(shape: tuple[int, ...], source: Parts, target: Parts) -> Move
         return NOTHING
     ranks = _looked_at(source.ranks, source.per_node)
     new = _boxes(shape, target)
-    shares = _common(_held(shape, source), new[:, :, :, None])
+    shares = shared_elements(_held(shape, source), new[:, :, :, None])
     own = shares[np.arange(len(ranks)), ranks % source.per_node]
     missing = np.prod(new[:, 1] - new[:, 0], axis=0) - own
     shares = np.where(_fresh(shape, source), shares, 0)
@@ -178,11 +171,16 @@ def _boxes(shape: tuple[int, ...], parts: Parts) -> Indices:
 def _boxes_of(shape: tuple[int, ...], parts: Parts, ranks: Indices) -> Indices:
     boxes = np.zeros((len(shape), 2, *ranks.shape), dtype=np.int64)
     for dim, (extent, axis) in enumerate(zip(shape, axes_of(shape), strict=True)):
-        index = np.zeros_like(ranks) if axis is None else ranks // parts.stride(axis) % parts.along(axis)
-        length, longer = divmod(extent, parts.along(axis))
-        boxes[dim, 0] = index * length + np.minimum(index, longer)
-        boxes[dim, 1] = boxes[dim, 0] + length + (index < longer)
+        edges = _edges(extent, parts.along(axis))
+        index = np.zeros_like(ranks) if axis is None else parts.coordinate(axis, ranks)
+        boxes[dim] = edges[index], edges[index + 1]
     return boxes
+
+
+@lru_cache(maxsize=1 << 14)
+def _edges(extent: int, parts: int) -> Indices:
+    """Where ``parts`` balanced blocks begin, and where the last one ends."""
+    return np.array([*(block_range(extent, parts, index).start for index in range(parts)), extent], dtype=np.int64)
 
 
 def _mates(parts: Parts) -> Indices:
@@ -208,13 +206,7 @@ def _fresh(shape: tuple[int, ...], parts: Parts) -> npt.NDArray[np.bool_]:
     return np.asarray(~(earlier | same[np.arange(len(ranks)), ranks % parts.per_node]))
 
 
-def _common(one: Indices, two: Indices) -> Indices:
-    """Elements that two sets of boxes share."""
-    extents = np.minimum(one[:, 1], two[:, 1]) - np.maximum(one[:, 0], two[:, 0])
-    return np.asarray(np.prod(np.maximum(extents, 0), axis=0))
-
-
 def _partners(extent: int, parts: int, start: int, stop: int) -> int:
     """Blocks, of ``parts`` balanced ones, that meet an interval."""
-    starts = [block_range(extent, parts, index).start for index in range(parts)]
-    return max(1, bisect_left(starts, stop) - bisect_right(starts, start) + 1)
+    starts = _edges(extent, parts)[:-1]
+    return max(1, int(np.searchsorted(starts, stop) - np.searchsorted(starts, start, "right")) + 1)

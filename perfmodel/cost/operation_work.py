@@ -79,7 +79,7 @@ def local_call(op: Operation, parts: Parts) -> LocalCall:
     inputs = tuple(local_shape(value.shape, parts, axes_in(op, value)) for value in op.inputs)
     outputs = tuple(local_shape(value.shape, parts, axes_in(op, value)) for value in op.outputs)
     constants = tuple(constant.shape for constant in op.constants)
-    split = channel_layout(op, parts.c)
+    split = channel_layout(op, parts.along("c"))
     if split is None:
         whole = _local_constants(op, constants, inputs)
         return LocalCall(op, inputs, whole, outputs, op.groups, None, pieces_of(op, parts, None))

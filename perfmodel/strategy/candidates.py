@@ -163,4 +163,4 @@ def _burden(calls: tuple[Operation, ...], parts: Candidate, ranks: int) -> float
     surface = sum(
         reach * grid.along(axis) / extent for axis, extent in split if axis in SPATIAL and grid.along(axis) > 1
     )
-    return flops * (1 + surface + math.log2(grid.c) / 4)
+    return flops * (1 + surface + math.log2(grid.along("c")) / 4)

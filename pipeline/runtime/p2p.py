@@ -8,21 +8,21 @@ header first. So shapes may change from message to message, and none waits for a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from mpi4py import MPI
 
+from distconv.communication.routes import Peer, Piece, Routes
 from distconv.communication.transport import Exchange
-from distconv.distribution import Box
 from distconv.errors import PipelineError
 from distconv.grid import ProcessGrid
 from distconv.pipeline.schedules.actions import Kind, Message
 
 from .message_header import HEADER_BYTES, Described, Header, Minibatch, strides_of
 from .placement import Place, Placement
-from .resharding import Extents, blocks, extents, from_boundary, local, routes, within
+from .resharding import boundary_routes, from_boundary, local
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes, so that a message can be read in place."""
@@ -87,6 +87,20 @@ class _Incoming:
         return header, payload
 
 
+@dataclass(eq=False)
+class _Payload:
+    """The tensors of a message, read one after the other."""
+
+    memory: torch.Tensor
+    end: int = 0
+
+    def next(self, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
+        start = _aligned(self.end)
+        found = _view(self.memory[start:], dtype, shape, strides)
+        self.end = start + found.nbytes
+        return found
+
+
 class Mailbox:
     """What one rank sends to and takes from the stages before and after its own.
 
@@ -97,6 +111,7 @@ class Mailbox:
         self, comm: MPI.Intracomm, placement: Placement, place: Place, grid: ProcessGrid | None, device: torch.device
     ) -> None:
         self._comms = {Kind.F: comm.Dup(), Kind.B: comm.Dup()}
+        self._rank: int = comm.rank
         self._placement, self._place, self._grid, self._device = placement, place, grid, device
         self._outgoing: dict[tuple[Kind, int], _Outgoing] = {}
         self._incoming: dict[tuple[Kind, int], _Incoming] = {}
@@ -117,29 +132,24 @@ class Mailbox:
         what: str,
     ) -> None:
         """Send the boundary tensors ``values`` to ``stage``; they may change as soon as this returns."""
-        strided = not self._extents(self._place.stage) and not self._extents(stage)
+        strided = self._placement.grids[self._place.stage].size == self._placement.grids[stage].size == 1
         tensors = tuple(Described.of(value, strided) for value in values)
-        for index, rank in enumerate(self._placement.ranks(stage, message.microbatch)):
+        ways = [
+            (value, self._routes(tuple(value.shape), self._place.stage, stage, message.microbatch))
+            for value in values
+            if value is not None
+        ]
+        for rank in self._placement.ranks(stage, message.microbatch):
             stream = self._outgoing.setdefault((message.payload, rank), _Outgoing(self._comms[message.payload], rank))
-            pieces = self._pieces(values, stage, index)
+            pieces = [
+                local(value).detach()[piece.src] for value, routes in ways for piece in _pieces(routes.sends, rank)
+            ]
             offsets, nbytes = _laid_out([piece.nbytes for piece in pieces])
             payload = torch.empty(HEADER_BYTES + nbytes, dtype=torch.uint8, device=self._device)
             for piece, offset in zip(pieces, offsets, strict=True):
                 strides = strides_of(piece) if strided else ()
                 _view(payload[HEADER_BYTES + offset :], piece.dtype, piece.shape, strides).copy_(piece)
             stream.send(Header(message, minibatch, tensors, loss, nbytes), payload, what)
-
-    def _pieces(self, values: Sequence[torch.Tensor | None], stage: int, target: int) -> list[torch.Tensor]:
-        mine, theirs = self._extents(self._place.stage), self._extents(stage)
-        found = []
-        for value in values:
-            if value is not None:
-                shape = tuple(value.shape)
-                own = blocks(mine, shape)[self._place.member]
-                for route in routes(mine, theirs, shape):
-                    if (route.source, route.target) == (self._place.member, target):
-                        found.append(local(value).detach()[within(route.box, own)])
-        return found
 
     def take(
         self, message: Message, stage: int, minibatch: Minibatch, what: str
@@ -152,7 +162,7 @@ class Mailbox:
             If another message comes, as when ranks do different steps or are given other samples.
         """
         self.post(message, stage)
-        arrived = []
+        headers, payloads = [], {}
         for rank in self._placement.ranks(stage, message.microbatch):
             header, payload = self._incoming[message.payload, rank].take(what)
             theirs = header.minibatch
@@ -167,46 +177,41 @@ class Mailbox:
                     f"{what}: rank {rank} works on a mini-batch of {theirs.samples} samples, this rank was given "
                     f"{minibatch.samples}; pass the same x and target on all ranks"
                 )
-            arrived.append((header, payload))
-        first = arrived[0][0]
-        if any(header.tensors != first.tensors for header, _ in arrived):
+            headers.append(header)
+            payloads[rank] = _Payload(payload)
+        first = headers[0]
+        if any(header.tensors != first.tensors for header in headers):
             raise PipelineError(f"{what}: the ranks of stage {stage} send different tensors")
-        return self._assembled(first.tensors, [payload for _, payload in arrived], stage), first.loss
+        return [self._assembled(tensor, payloads, stage, message) for tensor in first.tensors], first.loss
 
     def _assembled(
-        self, tensors: Sequence[Described], payloads: Sequence[torch.Tensor], stage: int
-    ) -> list[torch.Tensor | None]:
-        """The boundary tensors from the pieces that each rank of ``stage`` sent; one that is whole stays in place."""
-        theirs, mine = self._extents(stage), self._extents(self._place.stage)
-        read = [0] * len(payloads)
-        found: list[torch.Tensor | None] = []
-        for each in tensors:
-            if each.dtype is None:
-                found.append(None)
-                continue
-            own = blocks(mine, each.shape)[self._place.member]
-            block: torch.Tensor | None = None
-            for route in routes(theirs, mine, each.shape):
-                if route.target == self._place.member:
-                    start = _aligned(read[route.source])
-                    piece = _view(
-                        payloads[route.source][start:], each.dtype, [i.extent for i in route.box], each.strides
-                    )
-                    read[route.source] = start + piece.nbytes
-                    if route.box == own:
-                        block = piece
-                    else:
-                        block = self._empty(each.dtype, own) if block is None else block
-                        block[within(route.box, own)] = piece
-            block = self._empty(each.dtype, own) if block is None else block
-            found.append(from_boundary(block, each.shape, self._grid))
-        return found
+        self, tensor: Described, payloads: Mapping[int, _Payload], stage: int, message: Message
+    ) -> torch.Tensor | None:
+        """A boundary tensor from the pieces that each rank of ``stage`` sent; one that is whole stays in place."""
+        if tensor.dtype is None:
+            return None
+        routes = self._routes(tensor.shape, stage, self._place.stage, message.microbatch)
+        shape = routes.part_shapes[0]
+        block: torch.Tensor | None = None
+        for peer in routes.receives:
+            for piece in peer.pieces:
+                sent = payloads[peer.rank].next(tensor.dtype, piece.extents, tensor.strides)
+                if piece.extents == shape:
+                    block = sent
+                else:
+                    block = self._empty(tensor.dtype, shape) if block is None else block
+                    block[piece.dst] = sent
+        block = self._empty(tensor.dtype, shape) if block is None else block
+        return from_boundary(block, tensor.shape, self._grid)
 
-    def _empty(self, dtype: torch.dtype, box: Box) -> torch.Tensor:
-        return torch.empty([interval.extent for interval in box], dtype=dtype, device=self._device)
+    def _empty(self, dtype: torch.dtype, shape: Sequence[int]) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=self._device)
 
-    def _extents(self, stage: int) -> Extents:
-        return extents(self._placement.grids[stage])
+    def _routes(self, shape: tuple[int, ...], source: int, target: int, microbatch: int) -> Routes:
+        grids, ranks = self._placement.grids, self._placement.ranks
+        return boundary_routes(
+            grids[source], grids[target], shape, self._rank, ranks(source, microbatch), ranks(target, microbatch)
+        )
 
     def flush(self) -> None:
         """Wait until everything has been sent."""
@@ -222,6 +227,11 @@ class Mailbox:
         for comm in self._comms.values():
             comm.Free()
         self._comms.clear()
+
+
+def _pieces(peers: Sequence[Peer], rank: int) -> Sequence[Piece]:
+    """What goes to ``rank``."""
+    return next((peer.pieces for peer in peers if peer.rank == rank), ())
 
 
 def _aligned(offset: int) -> int:

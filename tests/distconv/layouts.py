@@ -12,18 +12,21 @@ import torch
 from mpi4py import MPI
 
 import distconv as dc
-from distconv.arrangement import AXES
+from distconv.arrangement import Arrangement
 
 _grids: dict[tuple[Any, ...], dc.ProcessGrid] = {}
 
 
-def grid_on_paper(rank: int = 0, **axes: int) -> dc.ProcessGrid:
-    """A grid for arithmetic alone, as ``rank`` of it sees it; it has no communicator."""
-    grid = object.__new__(dc.ProcessGrid)
-    grid.shape = {name: axes.get(name, 1) for name in AXES}
-    grid.rank, grid.size = rank, math.prod(grid.shape.values())
+class OnPaper(Arrangement):
+    """An arrangement as one of its ranks sees it; it has no communicator."""
+
+    coords: dict[str, int] = {}  # noqa: RUF012
+
+
+def grid_on_paper(rank: int = 0, **axes: int) -> OnPaper:
+    """A grid for arithmetic alone, as ``rank`` of it sees it."""
+    grid = OnPaper(**axes)
     grid.coords = grid.coords_of(rank)
-    grid.key = tuple(grid.shape.items()), b""
     return grid
 
 

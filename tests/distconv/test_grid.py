@@ -6,10 +6,12 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 from mpi4py import MPI
 
 import distconv as dc
-from tests.distconv.layouts import grid_on_paper, grid_over, grids, raises_everywhere
+from tests.distconv.layouts import counting, grid_on_paper, grid_over, grids, raises_everywhere
 
 
 def test_extents_that_do_not_multiply_to_the_rank_count_are_refused_with_both_numbers(comm):
@@ -82,8 +84,8 @@ def test_traffic_of_a_grid_does_not_meet_messages_on_its_communicator(comm):
 
 def test_grids_of_the_same_extents_over_the_same_ranks_are_the_same(comm):
     first, again = dc.ProcessGrid(comm, h=comm.size), dc.ProcessGrid(comm, h=comm.size)
-    assert first.same_as(again)
-    assert first.same_as(grid_over(comm, w=comm.size)) == (comm.size == 1)
+    assert first == again
+    assert (first == grid_over(comm, w=comm.size)) == (comm.size == 1)
 
 
 @pytest.mark.ranks(2, 4, 6, 8)
@@ -100,6 +102,40 @@ def test_the_flat_grid_is_one_row_of_the_same_ranks(comm):
     flat = grid_over(comm, h=comm.size).flat
     assert flat.shape["n"] == comm.size
     assert flat.rank == comm.rank
+
+
+@pytest.mark.ranks(1, 2, 3)
+@pytest.mark.time_limit(180)
+def test_grids_are_made_and_freed_without_end(comm):
+    """MPI has some two thousand communicators; each grid here has two."""
+    for _ in range(1200):
+        with dc.ProcessGrid(comm, h=comm.size) as grid:
+            assert grid.comm("h").size == comm.size
+
+
+def test_an_equal_grid_works_after_one_was_freed(comm):
+    """What was remembered for the first must not be used with the second."""
+    weight, x = counting(2, 2, 3, 3), counting(2, 2, 7, 8)
+    for _ in range(3):
+        with dc.ProcessGrid(comm, h=comm.size) as grid:
+            part = dc.scatter(x, grid)
+            y = F.conv2d(torch.cat([part, part], 3)[:, :, 1:].reshape(2, 2, 6, 16), weight, padding=1)
+            assert y.gather().shape == (2, 2, 6, 16)
+
+
+@pytest.mark.ranks(at_least=2)
+def test_what_is_on_a_freed_grid_says_so(comm):
+    with dc.ProcessGrid(comm, h=comm.size) as grid:
+        x = dc.scatter(counting(2, 2, 8, 3), grid)
+    raises_everywhere(comm, dc.CommunicatorError, "freed", x.gather)
+    raises_everywhere(comm, dc.CommunicatorError, "freed", lambda: grid.comm("h"))
+
+
+def test_a_failure_inside_a_grid_s_block_frees_nothing(comm):
+    with pytest.raises(RuntimeError, match="mine"), dc.ProcessGrid(comm, n=comm.size) as grid:
+        raise RuntimeError("mine")
+    assert grid.comm("n").size == comm.size
+    grid.free()
 
 
 def test_a_null_or_freed_communicator_is_refused(comm):
@@ -125,5 +161,5 @@ def test_badly_written_grids_are_refused(text):
 
 
 def test_a_grid_prints_as_users_write_it():
-    assert repr(grid_on_paper(n=2, h=3)) == "ProcessGrid(n=2,h=3, 6 ranks)"
+    assert repr(grid_on_paper(n=2, h=3)) == "OnPaper(n=2,h=3, 6 ranks)"
     assert grid_on_paper().describe() == "n=1"

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distconv as dc
+from distconv.arrangement import Arrangement
 from distconv.communication import collectives
-from distconv.communication.transfer import Needs, transfer_plan
+from distconv.communication.routes import Needs
+from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Interval
 from tests.distconv.layouts import counting, cut, grid_over, grids, normal, raises_everywhere, twenty_layouts
 
@@ -251,3 +253,49 @@ def test_what_enters_split_work_gets_its_gradient_summed_over_just_these_axes(co
         collectives.enter(w, grid, ("h", "w")).backward(torch.full((2,), comm.rank + 1.0).double())
         expected = sum(rank + 1.0 for rank in grid.comm(("h", "w")).allgather(comm.rank))
         assert w.grad.tolist() == [expected] * 2
+
+
+# -- between two groups of ranks ---------------------------------------------------------------------------------------
+
+
+def on_groups(comm):
+    """Two groups that share one rank, if there are enough: layouts over each, and the plan between them."""
+    sources, targets = list(range(comm.size - comm.size // 2)), list(range(comm.size // 2, comm.size))
+    shape = (5, 7)
+    src = dc.Distribution(Arrangement(n=len(sources)), ("n", None))
+    dst = dc.Distribution(Arrangement(h=len(targets)), (None, "h"))
+    return shape, src, dst, dc.TransferPlan(src, dst, shape, comm=comm, sources=sources, targets=targets)
+
+
+def block_of(whole, dist, ranks, rank):
+    """The block of ``rank`` of ``comm``, empty outside the group."""
+    if rank not in ranks:
+        return whole.new_empty(0)
+    return whole[tuple(slice(i.start, i.stop) for i in dist.box(ranks.index(rank), whole.shape))]
+
+
+def test_a_plan_between_two_groups_fills_the_blocks_of_the_second(comm):
+    shape, src, dst, plan = on_groups(comm)
+    x = normal(*shape)
+    parts = plan.start(block_of(x, src, plan.sources, comm.rank)).finish()
+    assert len(parts) == (comm.rank in plan.targets)
+    for part in parts:
+        assert torch.equal(part, block_of(x, dst, plan.targets, comm.rank))
+
+
+def test_the_way_back_between_two_groups_is_its_adjoint(comm):
+    shape, src, dst, plan = on_groups(comm)
+    x, y = normal(*shape), normal(*shape, seed=1)
+    mine, theirs = (block_of(t, d, r, comm.rank) for t, d, r in ((x, src, plan.sources), (y, dst, plan.targets)))
+    there = sum(((part * theirs).sum().item() for part in plan.start(mine).finish()), 0.0)
+    back = sum(((part * mine).sum().item() for part in plan.reversed().start(theirs).finish()), 0.0)
+    assert comm.allreduce(there) == pytest.approx(comm.allreduce(back), abs=1e-12)
+    added = plan.start_accumulate([theirs] if comm.rank in plan.targets else [], x).finish(torch.zeros_like(mine))
+    if comm.rank in plan.sources:
+        torch.testing.assert_close(added, block_of(y, src, plan.sources, comm.rank), rtol=0, atol=0)
+
+
+def test_a_plan_without_a_communicator_is_refused():
+    dist = dc.Distribution(Arrangement(n=2), ("n",))
+    with pytest.raises(dc.DistributionError, match="needs comm="):
+        dc.TransferPlan(dist, dist, (4,))

@@ -8,7 +8,8 @@ from torch import nn
 
 import distconv as dc
 from distconv.communication.collectives import share_out
-from distconv.communication.transfer import Needs, transfer_plan
+from distconv.communication.routes import Needs
+from distconv.communication.transfer import transfer_plan
 from distconv.distribution import block_range
 from distconv.parameters.channel_split import ChannelSplit, channel_split
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere

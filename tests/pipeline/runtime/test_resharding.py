@@ -1,65 +1,23 @@
-"""Routes between the grids of two stages, by brute force."""
+"""Boundary tensors: how they are split over a stage's grid, and what crosses to the next."""
 
 from __future__ import annotations
 
-import itertools
-
-import pytest
-import torch
-
 from distconv.arrangement import Arrangement
-from distconv.pipeline.runtime.resharding import blocks, extents, routes, to_boundary, within
+from distconv.pipeline.runtime.resharding import boundary_routes, to_boundary
 from tests.distconv.layouts import normal
 
-GRIDS = (
-    {},
-    {"n": 2},
-    {"c": 3},
-    {"h": 2, "w": 2},
-    {"n": 2, "h": 3},
-    {"d": 2},
-    {"n": 5},
-    {"c": 2, "w": 4},
-    {"r": 2, "h": 2},
-)
-SHAPES = ((), (5,), (1, 7), (4, 3), (2, 3, 5), (3, 2, 7, 4), (2, 2, 1, 1), (0, 3, 4, 4), (2, 3, 4, 5, 6))
 
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_block_is_filled_once_with_what_its_sources_hold(shape):
-    whole = torch.arange(max(1, torch.Size(shape).numel()), dtype=torch.float64)[: torch.Size(shape).numel()].view(
-        shape
-    )
-    for source, target in itertools.product(map(grid, GRIDS), repeat=2):
-        held = [whole[index(box)] for box in blocks(source, shape)]
-        for rank, own in enumerate(blocks(target, shape)):
-            filled = torch.full([interval.extent for interval in own], -1.0, dtype=torch.float64)
-            for route in routes(source, target, shape):
-                if route.target == rank:
-                    piece = held[route.source][within(route.box, blocks(source, shape)[route.source])]
-                    place = filled[within(route.box, own)]
-                    assert (place == -1).all()
-                    place.copy_(piece)
-            assert torch.equal(filled, whole[index(own)]), (source, target, rank)
-
-
-def grid(axes):
-    return extents(Arrangement(**axes))
-
-
-def index(box):
-    return tuple(slice(interval.start, interval.stop) for interval in box)
-
-
-def test_ranks_that_hold_the_same_block_take_targets_in_turn():
-    found = routes(grid({"h": 3}), grid({"n": 2, "h": 3}), (4, 5))
-    assert sorted(route.source for route in found) == [0, 0, 1, 1, 2, 2]
+def test_a_boundary_tensor_is_split_as_its_dimensions_say():
+    to = boundary_routes(Arrangement(h=2), Arrangement(n=2, w=2), (4, 3, 6, 8), 2, range(2), range(2, 6))
+    assert to.part_shapes == ((2, 3, 6, 4),)
+    assert [(peer.rank, peer.numel) for peer in to.receives] == [(0, 2 * 3 * 3 * 4), (1, 2 * 3 * 3 * 4)]
 
 
 def test_one_rank_and_one_rank_exchange_all_in_one_piece():
-    (route,) = routes((), (), (3, 4))
-    assert (route.source, route.target) == (0, 0)
-    assert blocks((), (3, 4)) == (route.box,)
+    shape = (2,) * 7  # more dimensions than have a default split
+    send = boundary_routes(Arrangement(), Arrangement(), shape, 0, range(1), range(1, 2))
+    (peer,) = send.sends
+    assert (peer.rank, peer.numel, len(peer.pieces)) == (1, 2**7, 1)
 
 
 def test_without_a_grid_a_value_crosses_as_it_is():
