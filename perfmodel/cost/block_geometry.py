@@ -9,6 +9,7 @@ Source: Dryden et al. 2019, II-C (index sets), III-A (halos), III-C (redistribut
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -30,10 +31,10 @@ class Parts(Arrangement):
         super().__init__(**split, r=ranks // math.prod(split.values()))
         self.ranks, self.per_node = ranks, per_node
 
-    @classmethod
-    def of(cls, axes: Mapping[str, int], ranks: int, per_node: int) -> Parts:
+    @staticmethod
+    def of(axes: Mapping[str, int], ranks: int, per_node: int) -> Parts:
         """The grid that a plan means by ``axes``; ``r`` is what is left over anyway."""
-        return cls(ranks, per_node, **axes)
+        return _made(ranks, per_node, tuple(axes.items()))
 
     @cached_property
     def key(self) -> Any:
@@ -55,6 +56,12 @@ class Parts(Arrangement):
         if parts == 1 or self.ranks <= self.per_node or self.per_node % (stride * parts) == 0:
             return 0
         return min(2, parts - 1) if stride >= self.per_node else 1
+
+
+@lru_cache(maxsize=4096)
+def _made(ranks: int, per_node: int, axes: tuple[tuple[str, int], ...]) -> Parts:
+    # Each once: the caches that it is a key of then find it by identity.
+    return Parts(ranks, per_node, **dict(axes))
 
 
 @lru_cache(maxsize=4096)
@@ -178,9 +185,14 @@ def _boxes_of(shape: tuple[int, ...], parts: Parts, ranks: Indices) -> Indices:
 
 
 @lru_cache(maxsize=1 << 14)
+def _starts(extent: int, parts: int) -> tuple[int, ...]:
+    """Where ``parts`` balanced blocks begin."""
+    return tuple(block_range(extent, parts, index).start for index in range(parts))
+
+
+@lru_cache(maxsize=1 << 14)
 def _edges(extent: int, parts: int) -> Indices:
-    """Where ``parts`` balanced blocks begin, and where the last one ends."""
-    return np.array([*(block_range(extent, parts, index).start for index in range(parts)), extent], dtype=np.int64)
+    return np.array([*_starts(extent, parts), extent], dtype=np.int64)
 
 
 def _mates(parts: Parts) -> Indices:
@@ -208,5 +220,5 @@ def _fresh(shape: tuple[int, ...], parts: Parts) -> npt.NDArray[np.bool_]:
 
 def _partners(extent: int, parts: int, start: int, stop: int) -> int:
     """Blocks, of ``parts`` balanced ones, that meet an interval."""
-    starts = _edges(extent, parts)[:-1]
-    return max(1, int(np.searchsorted(starts, stop) - np.searchsorted(starts, start, "right")) + 1)
+    starts = _starts(extent, parts)
+    return max(1, bisect_left(starts, stop) - bisect_right(starts, start) + 1)
