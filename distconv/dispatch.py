@@ -19,10 +19,15 @@ _OPERATORS: dict[object, Operator] = {}
 
 
 def implements(*functions: object) -> Callable[[F], F]:
-    """Register the decorated operator for these torch functions; it is called with their arguments."""
+    """Register the decorated operator for these torch functions; it is called with their arguments.
+
+    Two names of one function may both be given. What another operator already serves is refused, since one of the two
+    would be dead.
+    """
 
     def register(operator: F) -> F:
-        for function in functions:
+        for function in set(functions):
+            assert function not in _OPERATORS, f"{name_of(function)} already has the operator {_OPERATORS[function]}"
             _OPERATORS[function] = operator
         return operator
 

@@ -1,4 +1,4 @@
-"""Norms, similarities and soft maxima along dimensions, split ones included."""
+"""Norms and similarities along dimensions, split ones included."""
 
 from __future__ import annotations
 
@@ -117,6 +117,3 @@ def pairwise_distance(
     result_shape(F.pairwise_distance, x1, x2, p, eps, keepdim)
     length: torch.Tensor = torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
     return length
-
-
-# -- soft maxima ------------------------------------------------------------------------------------------------------

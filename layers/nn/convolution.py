@@ -196,5 +196,5 @@ def _front(padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: 
     return spread(padding, len(kernel))
 
 
-for _function in (torch.conv1d, torch.conv2d, torch.conv3d, F.conv1d, F.conv2d, F.conv3d):
+for _function in {getattr(h, f"conv{d}d") for h in (torch, F) for d in (1, 2, 3)}:
     implements(_function)(partial(_convolution, _function))

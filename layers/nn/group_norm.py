@@ -339,14 +339,3 @@ def local_response_norm(
     x = input.replicated([1])
     y = F.local_response_norm(x.local, size, alpha, beta, k)
     return DistTensor(y, x.dist, x.shape).redistribute(input.dist)
-
-
-@implements(F.normalize)
-def normalize(
-    input: DistTensor, p: float = 2.0, dim: int | Sequence[int] = 1, eps: float = 1e-12, out: None = None
-) -> torch.Tensor:
-    """``F.normalize``: vectors along ``dim`` divided by their norm."""
-    if out is not None:
-        raise UnsupportedOperation("F.normalize with out=: assign the result instead")
-    norm: torch.Tensor = input.norm(p, dim, keepdim=True)
-    return input / norm.clamp_min(eps)
