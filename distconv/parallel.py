@@ -14,7 +14,7 @@ from distconv.distribution import Distribution, default_axes
 from distconv.errors import MismatchError, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.parameters import gradient_reduction
-from distconv.parameters.channel_split import AXIS
+from distconv.parameters.channel_split import linear_axes
 from distconv.parameters.sharding import shard
 from distconv.plan import Plan
 from distconv.process import watchdog
@@ -82,10 +82,8 @@ class _Move:
     def _moved(self, layer: torch.nn.Module, value: Any) -> Any:
         if not isinstance(value, DistTensor):
             return value
-        if isinstance(layer, torch.nn.Linear) and value.dim() > 1:
-            axes: tuple[str | None, ...] = ("n", *(None,) * (value.dim() - 2), AXIS)
-        else:
-            axes = default_axes(None, value.dim())
+        linear = isinstance(layer, torch.nn.Linear)
+        axes = linear_axes(value.dim()) if linear else default_axes(None, value.dim())
         return value.redistribute(Distribution(self.grid, axes))
 
     def __deepcopy__(self, memo: object) -> _Move:

@@ -11,7 +11,6 @@ Source: Dryden et al. 2019, III-A (algorithms), III-D (channels and filters) and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -175,7 +174,7 @@ def _convolution(
         layer = _layer(x.dist, x.shape, out_shape, geometry, groups, None)
         return DistTensor(apply(_Convolve, *as_autocast(x.local, w, b), layer), x.dist, out_shape)
     parts = x.grid.shape[AXIS]
-    split = channel_split(x.shape[1], weight.shape[0], groups, parts, math.prod(strides))
+    split = channel_split(x.shape[1], weight.shape[0], groups, parts, strides)
     w = weight_block(weight, x.dist, split)
     b = None if bias is None else parameter_block(bias, x.dist, [1])
     layer = _layer(x.dist, x.shape, out_shape, geometry, groups, split)

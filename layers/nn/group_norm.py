@@ -28,10 +28,8 @@ from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import subtract_line, taken_near
 from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
 from distconv.layers.plumbing.sharded_weights import parameter_block
+from distconv.precision import widened
 from distconv.tensor import DistTensor
-
-_HALF = (torch.float16, torch.bfloat16)
-"""Computed in float32, and rounded once."""
 
 Observer = Callable[[torch.Tensor, torch.Tensor], None]
 """Is told mean and variance (rows, groups) of what this rank normalizes."""
@@ -90,7 +88,7 @@ class _Groups:
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype in _HALF else x
+    return x.to(widened(x.dtype))
 
 
 class _Normalize(torch.autograd.Function):
@@ -173,7 +171,7 @@ def _prepared(
     x = balanced_input(input) if input.dist.cyclic else input
     x = as_cast_for(x, probe, 1, 1, 2)
     dtypes = {p.dtype for p in (weight, bias) if p is not None}
-    if len(dtypes) > 1 or not dtypes <= {x.dtype, torch.float32 if x.dtype in _HALF else x.dtype}:
+    if len(dtypes) > 1 or not dtypes <= {x.dtype, widened(x.dtype)}:
         listed = ", ".join(sorted(map(str, dtypes)))
         raise ShapeError(f"{name} of {x.dtype} with parameters of {listed}: convert the model or the input")
     return x

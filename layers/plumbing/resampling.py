@@ -8,6 +8,7 @@ import torch
 
 from distconv.kernels.convolution import Range
 from distconv.layers.plumbing.input_windows import needed_block, no_outputs, spatial_box
+from distconv.precision import widened
 from distconv.tensor import DistTensor
 
 
@@ -36,7 +37,7 @@ class Resampling:
             return taken(self.low)
         shape = [1] * block.dim()
         shape[dim] = -1
-        dtype = torch.float32 if block.dtype in (torch.float16, torch.bfloat16) else block.dtype
+        dtype = widened(block.dtype)
         weight = torch.tensor(self.weight[out[0] : out[1]], dtype=dtype, device=block.device).view(shape)
         # Not torch.lerp, which makes NaN of a neighbour's infinity.
         return taken(self.low) * (1 - weight) + taken(self.high) * weight
