@@ -18,6 +18,7 @@ from mpi4py import MPI
 from distconv.communication.agreement import check_running
 from distconv.precision import widened
 from distconv.process import watchdog
+from distconv.process.profiling import section
 
 _CHUNK_BYTES = 1 << 30
 """Longer messages are cut: some MPI libraries refuse counts near 2^31."""
@@ -174,5 +175,6 @@ class Reduction:
 def allreduce(comm: MPI.Intracomm, tensor: torch.Tensor, what: str, op: MPI.Op = MPI.SUM) -> torch.Tensor:
     """Replace ``tensor`` (contiguous) by its sum over the ranks of ``comm``."""
     if comm.size > 1 and tensor.numel():
-        Reduction(comm, tensor, what, op).wait()
+        with section("allreduce"):
+            Reduction(comm, tensor, what, op).wait()
     return tensor

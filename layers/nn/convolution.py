@@ -1,7 +1,7 @@
 """Distributed convolution over samples, space, channels and filters, with the communication behind the local work.
 
     forward    1 start the exchange of x (halo and channels)   2 convolve what is owned   3 finish
-               4 add the share of what came   5 where channels are split: sum y at its owners (layers.channels)
+               4 add the share of what came   5 where channels are split: sum y at its owners (plumbing.sharded_weights)
     backward   1 dL/dx of what came   2 start sending it to its owners   3 dL/dx and dL/dw of what is owned   4 finish
 
 x is never copied where the geometry permits; elsewhere the needed box is assembled (kernels.convolution.merged).
