@@ -1,4 +1,4 @@
-"""Channel and filter parallelism: how a layer with weights splits its C channels and F filters over grid axis ``c``.
+"""Which rank has which channels and filters of a layer whose C channels and F filters grid axis ``c`` splits.
 
 Activations are split over their channels in p balanced blocks. Index i along the axis holds the weights from channel
 block i % b to filter block i // b, of b and p / b blocks:
@@ -7,7 +7,8 @@ block i % b to filter block i // b, of b and p / b blocks:
     reduce-y    b = p      needs what it owns of x; computes a share of all of y, summed at the owners
     2-D         between    needs C/b channels, computes F b/p filters: neither x nor y moves whole
 
-Weights never move. With groups, filters are split and only their own groups' channels are needed.
+Weights never move. With groups, filters are split and only their own groups' channels are needed. Pure arithmetic;
+``layers.plumbing.sharded_weights`` has what operators do with it.
 
 Source: Dryden et al. 2019, III-D, which leaves the choice of distributions open.
 """

@@ -16,7 +16,8 @@ from distconv.tensor import DistTensor
 class Resampling:
     """How one dimension is sampled: output ``o`` blends input ``low[o]`` and ``high[o]``, the latter by ``weight[o]``.
 
-    Equal by identity, since those that make it cache it.
+    No ``high[o]`` lies before ``low[o]``; without weights output ``o`` is input ``low[o]``. Equal by identity,
+    since those that make it cache it.
     """
 
     low: tuple[int, ...]
@@ -55,6 +56,7 @@ class Resamplings:
 
 
 def resampled(x: DistTensor, out_shape: torch.Size, samplings: Resamplings) -> DistTensor:
+    """The tensor of ``out_shape`` that ``samplings`` take from x (N, C, ...) with balanced blocks."""
     block = needed_block(x, out_shape, samplings)
     local_shape = x.dist.local_shape(out_shape)
     if 0 in local_shape:
