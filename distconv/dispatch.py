@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import lru_cache
 from itertools import pairwise
 from types import FrameType
 from typing import Any, TypeVar
@@ -61,6 +62,7 @@ def name_of(function: object) -> str:
     return known or f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}".lstrip(".")
 
 
+@lru_cache(maxsize=1024)
 def short_name(function: object) -> str:
     """The last part of its name: ``conv2d``."""
     return name_of(function).removesuffix(".__get__").rpartition(".")[2]
