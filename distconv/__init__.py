@@ -20,6 +20,7 @@
     parallel          ``parallelize``: make an ordinary module train on distributed tensors with exact gradients
     parameters        Parameters on a grid: their blocks, and when their gradients are summed
     plan              Plans: which layer of a model runs on which process grid
+    precision         Half precision: which dtypes it is, and what sums of them are taken in
     process           What a process does beside computing: its start, its memory, its waits
     tensor            DistTensor: a torch.Tensor whose elements are split over the ranks of a process grid
     text_files        Reading of the small text files that others write: plans, machines, layer profiles

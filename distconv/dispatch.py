@@ -1,16 +1,20 @@
-"""The operator registry: which distributed operator serves which torch function.
+"""The operator registry: which distributed operator serves which torch function, and the names of calls in messages.
 
 ``distconv.layers`` fills it. A function that is not in it raises: nothing ever runs on the blocks alone by default.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import lru_cache
+from itertools import pairwise
+from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 
-from distconv.errors import UnsupportedOperation
+from distconv.errors import DistconvError, UnsupportedOperation
 
 Operator = Callable[..., Any]
 F = TypeVar("F", bound=Operator)
@@ -19,10 +23,15 @@ _OPERATORS: dict[object, Operator] = {}
 
 
 def implements(*functions: object) -> Callable[[F], F]:
-    """Register the decorated operator for these torch functions; it is called with their arguments."""
+    """Register the decorated operator for these torch functions; it is called with their arguments.
+
+    Two names of one function may both be given. What another operator already serves is refused, since one of the two
+    would be dead.
+    """
 
     def register(operator: F) -> F:
-        for function in functions:
+        for function in set(functions):
+            assert function not in _OPERATORS, f"{name_of(function)} already has the operator {_OPERATORS[function]}"
             _OPERATORS[function] = operator
         return operator
 
@@ -51,3 +60,49 @@ def name_of(function: object) -> str:
     known = torch.overrides.resolve_name(function)
     # Never repr(): its address differs between ranks, and all of them raise the same text.
     return known or f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}".lstrip(".")
+
+
+@lru_cache(maxsize=1024)
+def short_name(function: object) -> str:
+    """The last part of its name: ``conv2d``."""
+    return name_of(function).removesuffix(".__get__").rpartition(".")[2]
+
+
+# -- layers -----------------------------------------------------------------------------------------------------------
+
+
+def name_layer(error: DistconvError) -> None:
+    """Put the layer that is being called in front of the message: people look for layers, not for functions.
+
+    It is found on the call stack, so that calls that succeed pay nothing, and named as in ``named_modules()`` of the
+    outermost module. Outside of all modules the message stays as it is.
+    """
+    modules = _modules_called()
+    if not modules or not error.args:
+        return
+    name, kind = _path(modules), type(modules[-1]).__name__
+    prefix = f"{name!r} ({kind}): " if name else f"{kind}: "
+    # An operator may have called others, through each of which the error passes.
+    if not str(error.args[0]).startswith(prefix):
+        error.args = (prefix + str(error.args[0]), *error.args[1:])
+
+
+def _modules_called() -> list[torch.nn.Module]:
+    """Modules in whose methods the caller is, the outermost first."""
+    found: list[torch.nn.Module] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module) and (not found or owner is not found[-1]):
+            found.append(owner)
+        frame = frame.f_back
+    return found[::-1]
+
+
+def _path(modules: list[torch.nn.Module]) -> str:
+    """Names of ``modules``, each in the one before it; the class of one that is no part of it."""
+    names = []
+    for outer, inner in pairwise(modules):
+        known = (name for name, module in outer.named_modules() if module is inner)
+        names.append(next(known, type(inner).__name__))
+    return ".".join(names)

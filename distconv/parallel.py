@@ -10,11 +10,12 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication.agreement import agree
+from distconv.dispatch import name_layer
 from distconv.distribution import Distribution, default_axes
-from distconv.errors import MismatchError, UnsupportedOperation
+from distconv.errors import DistconvError, MismatchError, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.parameters import gradient_reduction
-from distconv.parameters.channel_split import AXIS
+from distconv.parameters.channel_split import linear_axes
 from distconv.parameters.sharding import shard
 from distconv.plan import Plan
 from distconv.process import watchdog
@@ -29,7 +30,8 @@ def parallelize(
     """Prepare ``model`` for tensors distributed over a grid, or as a plan says; returns the same module. Collective.
 
     Its layers stay as they are: they meet distributed operators through the tensors. Gradients of its parameters are
-    from now on summed behind the backward pass. Where the channels are split, weights are sharded (distconv.sharding).
+    from now on summed behind the backward pass. Where the channels are split, weights are sharded
+    (distconv.parameters.sharding).
     With a plan a layer that it names moves its input to the layer's own grid over ``comm`` (default: all ranks); what
     it does not name stays on the grid that its input is on. Parameters and buffers must be equal on all ranks; with
     ``broadcast=True`` rank 0's are sent to the others instead.
@@ -77,15 +79,17 @@ class _Move:
         self.grid = grid
 
     def __call__(self, layer: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        return tuple(self._moved(layer, a) for a in args), {k: self._moved(layer, v) for k, v in kwargs.items()}
+        try:
+            return tuple(self._moved(layer, a) for a in args), {k: self._moved(layer, v) for k, v in kwargs.items()}
+        except DistconvError as error:
+            name_layer(error)
+            raise
 
     def _moved(self, layer: torch.nn.Module, value: Any) -> Any:
         if not isinstance(value, DistTensor):
             return value
-        if isinstance(layer, torch.nn.Linear) and value.dim() > 1:
-            axes: tuple[str | None, ...] = ("n", *(None,) * (value.dim() - 2), AXIS)
-        else:
-            axes = default_axes(None, value.dim())
+        linear = isinstance(layer, torch.nn.Linear)
+        axes = linear_axes(value.dim()) if linear else default_axes(None, value.dim())
         return value.redistribute(Distribution(self.grid, axes))
 
     def __deepcopy__(self, memo: object) -> _Move:

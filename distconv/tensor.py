@@ -10,9 +10,9 @@ import torch
 from distconv import dispatch
 from distconv.communication import agreement, collectives
 from distconv.distribution import Distribution, default_axes
-from distconv.errors import DistributionError, UnsupportedOperation
+from distconv.errors import DistconvError, DistributionError, UnsupportedOperation
 from distconv.grid import ProcessGrid
-from distconv.process import watchdog
+from distconv.process import profiling, watchdog
 
 _METADATA = frozenset(
     getattr(torch.Tensor, name)
@@ -69,10 +69,17 @@ class DistTensor(torch.Tensor):
         if func in _METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        operator = dispatch.operator_for(func)
-        if agreement.level == "all":
-            _agree_on_call(func, args)
-        return operator(*args, **(kwargs or {}))
+        try:
+            operator = dispatch.operator_for(func)
+            if agreement.level == "all":
+                _agree_on_call(func, args)
+            if profiling.enabled():
+                with profiling.section(dispatch.short_name(func)):
+                    return operator(*args, **(kwargs or {}))
+            return operator(*args, **(kwargs or {}))
+        except DistconvError as error:
+            dispatch.name_layer(error)
+            raise
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -263,10 +270,12 @@ class DistTensor(torch.Tensor):
 def _refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """``torch.autograd.Function.apply``, which torch does not dispatch: its gradient would be lost without a word."""
     if any(isinstance(a, DistTensor) for a in args):
-        raise UnsupportedOperation(
+        error = UnsupportedOperation(
             f"{cls.__name__}.apply (a torch.autograd.Function) with a DistTensor: write it with torch's operators, or "
             "pass use_reentrant=False if it comes from torch.utils.checkpoint"
         )
+        dispatch.name_layer(error)
+        raise error
     return _apply(cls, *args, **kwargs)
 
 

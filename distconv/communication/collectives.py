@@ -18,6 +18,7 @@ from distconv.communication.transport import allreduce
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.parameters import gradient_reduction
+from distconv.process.profiling import section
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> torch.Tensor:
@@ -30,14 +31,16 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
         ctx.plan = plan
-        moved = plan.move(local, "redistribution")
+        with section("redistribute"):
+            moved = plan.move(local, "redistribution")
         # Elsewhere it is a copy: changing the result must not change the input on some ranks only.
         return moved.clone() if moved is local else moved
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.plan.reversed().move(grad, "redistribution of a gradient"), None
+        with section("redistribute"):
+            return ctx.plan.reversed().move(grad, "redistribution of a gradient"), None
 
 
 def redistribute(local: torch.Tensor, src: Distribution, dst: Distribution, shape: Sequence[int]) -> torch.Tensor:
@@ -54,13 +57,15 @@ class _Assemble(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
         ctx.plan = plan
-        return plan.start(local, "halo exchange").finish()[0]
+        with section("halo"):
+            return plan.start(local, "halo exchange").finish()[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         whole = grad.new_zeros(ctx.plan.local_shape)
-        return ctx.plan.start_accumulate([grad], grad, "halo accumulation").finish(whole), None
+        with section("halo"):
+            return ctx.plan.start_accumulate([grad], grad, "halo accumulation").finish(whole), None
 
 
 def assemble(local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
@@ -76,12 +81,14 @@ class _ShareOut(torch.autograd.Function):
     def forward(ctx: Any, share: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
         ctx.plan = plan
         total = share.new_zeros(plan.local_shape)
-        return plan.start_accumulate([share], share, "sum of shares").finish(total)
+        with section("share_out"):
+            return plan.start_accumulate([share], share, "sum of shares").finish(total)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return ctx.plan.start(grad, "gradient of shares").finish()[0], None
+        with section("share_out"):
+            return ctx.plan.start(grad, "gradient of shares").finish()[0], None
 
 
 def share_out(share: torch.Tensor, plan: TransferPlan) -> torch.Tensor:

@@ -20,6 +20,7 @@ from distconv.communication.transport import Exchange, Message
 from distconv.distribution import Distribution
 from distconv.errors import DistributionError
 from distconv.grid import ProcessGrid, cached_on_grid
+from distconv.process.profiling import section
 
 GridLayout = Distribution | Needs
 """A layout over the ranks of a process grid."""
@@ -120,7 +121,8 @@ class Transfer:
     def __init__(self, plan: TransferPlan, local: torch.Tensor, what: str) -> None:
         self._plan, self._local = plan, local.detach()
         self._parts = [local.new_empty(shape) for shape in plan.part_shapes]
-        sends = [(peer.rank, _packed([self._local[p.src] for p in peer.pieces])) for peer in plan.sends]
+        with section("pack"):
+            sends = [(peer.rank, _packed([self._local[p.src] for p in peer.pieces])) for peer in plan.sends]
         self._receives = [(peer, self._in_place(peer)) for peer in plan.receives]
         self._messages = [local.new_empty(peer.numel) if view is None else view for peer, view in self._receives]
         receives = [(peer.rank, message) for (peer, _), message in zip(self._receives, self._messages, strict=True)]
@@ -137,10 +139,11 @@ class Transfer:
         for piece in self._plan.own:
             self._parts[piece.part][piece.dst] = self._local[piece.src]
         self._exchange.wait()
-        for (peer, view), message in zip(self._receives, self._messages, strict=True):
-            if view is None:
-                for piece, values in zip(peer.pieces, _unpacked(message, peer.pieces), strict=True):
-                    self._parts[piece.part][piece.dst] = values
+        with section("unpack"):
+            for (peer, view), message in zip(self._receives, self._messages, strict=True):
+                if view is None:
+                    for piece, values in zip(peer.pieces, _unpacked(message, peer.pieces), strict=True):
+                        self._parts[piece.part][piece.dst] = values
         return self._parts
 
 
@@ -149,7 +152,8 @@ class Accumulation:
 
     def __init__(self, plan: TransferPlan, parts: Sequence[torch.Tensor], like: torch.Tensor, what: str) -> None:
         self._plan, self._parts = plan, [part.detach() for part in parts]
-        sends = [(peer.rank, _packed([self._parts[p.part][p.dst] for p in peer.pieces])) for peer in plan.receives]
+        with section("pack"):
+            sends = [(peer.rank, _packed([self._parts[p.part][p.dst] for p in peer.pieces])) for peer in plan.receives]
         self._messages: list[Message] = [(peer.rank, like.new_empty(peer.numel)) for peer in plan.sends]
         self._exchange = Exchange(plan.comm, sends, self._messages, what)
 
@@ -158,9 +162,10 @@ class Accumulation:
         for piece in self._plan.own:
             into[piece.src] += self._parts[piece.part][piece.dst]
         self._exchange.wait()
-        for peer, (_, message) in zip(self._plan.sends, self._messages, strict=True):
-            for piece, values in zip(peer.pieces, _unpacked(message, peer.pieces), strict=True):
-                into[piece.src] += values
+        with section("unpack"):
+            for peer, (_, message) in zip(self._plan.sends, self._messages, strict=True):
+                for piece, values in zip(peer.pieces, _unpacked(message, peer.pieces), strict=True):
+                    into[piece.src] += values
         return into
 
 

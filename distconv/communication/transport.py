@@ -16,13 +16,12 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication.agreement import check_usable
+from distconv.precision import widened
 from distconv.process import watchdog
+from distconv.process.profiling import section
 
 _CHUNK_BYTES = 1 << 30
 """Longer messages are cut: some MPI libraries refuse counts near 2^31."""
-
-_REDUCED_AS = {torch.bfloat16: torch.float32, torch.float16: torch.float32}
-"""MPI libraries sum these wrongly, silently; they are summed in float32."""
 
 _MPI_TYPES = {
     torch.float32: MPI.FLOAT,
@@ -155,7 +154,7 @@ class Reduction:
     def __init__(self, comm: MPI.Intracomm, tensor: torch.Tensor, what: str, op: MPI.Op = MPI.SUM) -> None:
         check_usable(comm, what)
         self._tensor, self._what, self._size = tensor, what, comm.size
-        wide = tensor.to(_REDUCED_AS[tensor.dtype]) if tensor.dtype in _REDUCED_AS else tensor
+        wide = tensor.to(widened(tensor.dtype))
         self._buffer = Exchange._staged(wide)
         _synchronize([wide])
         for traffic in _counting:
@@ -176,5 +175,6 @@ class Reduction:
 def allreduce(comm: MPI.Intracomm, tensor: torch.Tensor, what: str, op: MPI.Op = MPI.SUM) -> torch.Tensor:
     """Replace ``tensor`` (contiguous) by its sum over the ranks of ``comm``."""
     if comm.size > 1 and tensor.numel():
-        Reduction(comm, tensor, what, op).wait()
+        with section("allreduce"):
+            Reduction(comm, tensor, what, op).wait()
     return tensor

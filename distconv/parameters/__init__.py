@@ -2,7 +2,7 @@
 
 ::
 
-    channel_split       Channel and filter parallelism
+    channel_split       Which rank has which channels and filters of a layer. Pure arithmetic
     gradient_reduction  When the gradients of parameters are summed
     sharding            Sharded parameters: each rank holds the block of a weight that it works with
 """

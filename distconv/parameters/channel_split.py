@@ -1,4 +1,4 @@
-"""Channel and filter parallelism: how a layer with weights splits its C channels and F filters over grid axis ``c``.
+"""Which rank has which channels and filters of a layer whose C channels and F filters grid axis ``c`` splits.
 
 Activations are split over their channels in p balanced blocks. Index i along the axis holds the weights from channel
 block i % b to filter block i // b, of b and p / b blocks:
@@ -7,13 +7,15 @@ block i % b to filter block i // b, of b and p / b blocks:
     reduce-y    b = p      needs what it owns of x; computes a share of all of y, summed at the owners
     2-D         between    needs C/b channels, computes F b/p filters: neither x nor y moves whole
 
-Weights never move. With groups, filters are split and only their own groups' channels are needed.
+Weights never move. With groups, filters are split and only their own groups' channels are needed. Pure arithmetic;
+``layers.plumbing.sharded_weights`` has what operators do with it.
 
 Source: Dryden et al. 2019, III-D, which leaves the choice of distributions open.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,6 +26,17 @@ from distconv.grid import ProcessGrid
 
 AXIS = "c"
 """The grid axis that splits channels."""
+
+
+def linear_axes(ndim: int) -> tuple[str | None, ...]:
+    """The grid axis of each dimension of what goes into and comes out of a linear layer.
+
+    Samples come first and features last; whatever lies between is not split.
+
+    >>> linear_axes(3)
+    ('n', None, 'c')
+    """
+    return ("n", *(None,) * (ndim - 2), AXIS)[:ndim]
 
 
 @dataclass(frozen=True)
@@ -93,14 +106,31 @@ def _block(extent: int, parts: int, index: int) -> Interval:
 
 
 @lru_cache(maxsize=1024)
-def channel_split(channels: int, filters: int, groups: int, parts: int, shrinkage: float = 1.0) -> ChannelSplit:
-    """The split that moves least per position of the output; ``shrinkage`` is input positions per output position.
+def channel_split(
+    channels: int, filters: int, groups: int, parts: int, stride: tuple[int, ...] = (), *, transposed: bool = False
+) -> ChannelSplit:
+    """The split that moves least, of a convolution with this ``stride`` or (without one) of a linear layer.
 
     An index receives C (1/b - 1/p) values of x per position of x and F (b/p - 1/p) of y per position of y.
+
+    >>> channel_split(64, 64, 1, 4).blocks, channel_split(64, 64, 1, 4, (4, 4)).blocks
+    (2, 4)
     """
+    steps = math.prod(stride)
+    shrinkage = 1 / steps if transposed else float(steps)  # positions of x per position of y
 
     def volume(blocks: int) -> float:
         return channels * shrinkage * (1 / blocks - 1 / parts) + filters * (blocks - 1) / parts
 
-    divisors = [b for b in range(1, parts + 1) if parts % b == 0] if groups == 1 else [1]
-    return ChannelSplit(channels, filters, groups, parts, min(divisors, key=volume))
+    choices = divisors(parts) if groups == 1 else [1]
+    return ChannelSplit(channels, filters, groups, parts, min(choices, key=volume))
+
+
+def divisors(number: int) -> list[int]:
+    """Into how many equal parts ``number`` can be cut, from 1 on.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*low, *(number // d for d in low)})

@@ -19,6 +19,7 @@ from mpi4py import MPI
 from torch.autograd.graph import Node
 
 from distconv.communication.transport import Reduction
+from distconv.process.profiling import section
 
 BUCKET_BYTES = 4 << 20
 """A bucket is sent when it holds this much: small ones cost latency, large ones start late."""
@@ -58,14 +59,16 @@ class _Bucket:
         self.nbytes += share.numel() * share.element_size()
 
     def launch(self) -> None:
-        flat = torch.cat([share.reshape(-1) for share in self.shares])
-        sizes = [share.numel() for share in self.shares]
-        self.shares = [part.view_as(share) for part, share in zip(flat.split(sizes), self.shares, strict=True)]
+        with section("pack"):
+            flat = torch.cat([share.reshape(-1) for share in self.shares])
+            sizes = [share.numel() for share in self.shares]
+            self.shares = [part.view_as(share) for part, share in zip(flat.split(sizes), self.shares, strict=True)]
         self.reduction = Reduction(self.comm, flat, f"gradient sum of {len(self.leaves)} parameters")
 
     def finish(self) -> None:
         assert self.reduction is not None
-        self.reduction.wait()
+        with section("allreduce"):
+            self.reduction.wait()
         for leaf, total in zip(self.leaves, self.shares, strict=True):
             if leaf.grad is None:
                 leaf.grad = total

@@ -9,7 +9,6 @@ Source: Dryden et al. 2019, III-D (weights partitioned over channels and filters
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,9 +76,9 @@ def _layouts(module: torch.nn.Module, grid: ProcessGrid) -> dict[str, Distributi
 
 def convolution_split(module: _ConvNd, parts: int) -> ChannelSplit:
     """How a convolution, transposed or not, splits its channels and filters over ``parts`` ranks."""
-    steps = math.prod(module.stride)
-    shrinkage = 1 / steps if isinstance(module, _ConvTransposeNd) else float(steps)
-    return channel_split(module.in_channels, module.out_channels, module.groups, parts, shrinkage)
+    transposed = isinstance(module, _ConvTransposeNd)
+    channels, filters = module.in_channels, module.out_channels
+    return channel_split(channels, filters, module.groups, parts, tuple(module.stride), transposed=transposed)
 
 
 def _replace(parameter: torch.Tensor, layout: Distribution) -> None:

@@ -20,6 +20,8 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
+from distconv.process.profiling import section
+
 ABORT_CODE = 75
 """Exit code of a job that the watchdog ended (EX_TEMPFAIL)."""
 
@@ -38,20 +40,21 @@ _started = threading.Lock()
 @contextmanager
 def waiting(describe: Callable[[], str]) -> Iterator[None]:
     """Tell the watchdog that this thread may block from here; ``describe`` is called only if it has to report."""
-    if not timeout_s:
-        yield
-        return
-    _start()
-    thread = threading.get_ident()
-    outer = _waits.get(thread)
-    _waits[thread] = (time.monotonic(), describe)
-    try:
-        yield
-    finally:
-        if outer is None:
-            _waits.pop(thread, None)
-        else:
-            _waits[thread] = outer
+    with section("wait"):
+        if not timeout_s:
+            yield
+            return
+        _start()
+        thread = threading.get_ident()
+        outer = _waits.get(thread)
+        _waits[thread] = (time.monotonic(), describe)
+        try:
+            yield
+        finally:
+            if outer is None:
+                _waits.pop(thread, None)
+            else:
+                _waits[thread] = outer
 
 
 def _start() -> None:

@@ -4,7 +4,7 @@
 
     extremes    Largest and smallest elements and where they are, with torch's conventions for ties
     matmul      Matrix products and their like
-    norms       Norms, similarities and soft maxima along dimensions, split ones included
+    norms       Norms and similarities along dimensions, split ones included
     pointwise   Elementwise operators: they act on the blocks as they are once the operands are aligned
     reductions  Sums, means, products and truth values over dimensions, split ones included
     softmax     Soft maxima along dimensions, split ones included

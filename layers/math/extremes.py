@@ -15,9 +15,10 @@ from distconv.communication.collectives import apply
 from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
 from distconv.layers.math.pointwise import pointwise
-from distconv.layers.math.reductions import WIDE, Dims, Fold, folding, numpy_names, summed
+from distconv.layers.math.reductions import Dims, Fold, folding, numpy_names, summed
 from distconv.layers.plumbing.alignment import check_as_torch, result_shape
 from distconv.layers.plumbing.block_edges import positions
+from distconv.precision import widened
 from distconv.tensor import DistTensor
 
 _NOWHERE = 1 << 62
@@ -31,7 +32,7 @@ def _over_ranks(values: torch.Tensor, fold: Fold, largest: bool) -> torch.Tensor
     comm, op = fold.grid.comm(fold.axes), MPI.MAX if largest else MPI.MIN
     if not values.is_floating_point():
         return allreduce(comm, _copy(values.long()), "extremes", op).to(values.dtype)
-    wide = values.to(WIDE.get(values.dtype, values.dtype))
+    wide = values.to(widened(values.dtype))
     unknown = wide.isnan()
     flags = unknown.to(wide.dtype) * (1 if largest else -1)
     both = allreduce(comm, torch.stack([wide.masked_fill(unknown, _worst(wide, largest)), flags]), "extremes", op)

@@ -1,4 +1,4 @@
-"""Norms, similarities and soft maxima along dimensions, split ones included."""
+"""Norms and similarities along dimensions, split ones included."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from distconv.dispatch import implements
 from distconv.errors import UnsupportedOperation
-from distconv.layers.math.reductions import WIDE, Dims, dtype_of, folding, of_all_ranks, summed
+from distconv.layers.math.reductions import Dims, dtype_of, folding, of_all_ranks, summed
 from distconv.layers.plumbing.alignment import broadcast_shape, result_shape
+from distconv.precision import widened
 from distconv.tensor import DistTensor
 
 
@@ -37,7 +38,7 @@ def vector_norm(
     if math.isinf(ord):
         sizes = x.to(dtype).abs()
         return sizes.amax(fold.dims, keepdim) if ord > 0 else sizes.amin(fold.dims, keepdim)
-    norms = torch.linalg.vector_norm(x.local, ord, fold.dims, keepdim, dtype=WIDE.get(dtype, dtype))
+    norms = torch.linalg.vector_norm(x.local, ord, fold.dims, keepdim, dtype=widened(dtype))
     if ord == 0:
         return fold.wrap(summed(norms, fold).to(norms.dtype if dtype.is_complex else dtype))
     total = torch.linalg.vector_norm(of_all_ranks(norms, fold), ord, 0)
@@ -117,6 +118,3 @@ def pairwise_distance(
     result_shape(F.pairwise_distance, x1, x2, p, eps, keepdim)
     length: torch.Tensor = torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
     return length
-
-
-# -- soft maxima ------------------------------------------------------------------------------------------------------

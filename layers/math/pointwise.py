@@ -183,12 +183,6 @@ def glu(input: DistTensor, dim: int = -1) -> DistTensor:
     return DistTensor(F.glu(x.local, dim), x.dist, out_shape).redistribute(target)
 
 
-@implements(F.softmin)
-def softmin(input: DistTensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None) -> torch.Tensor:
-    """``F.softmin``."""
-    return F.softmax(-input, dim, _stacklevel, dtype)
-
-
 def _rrelu(
     always: bool,
     input: DistTensor,

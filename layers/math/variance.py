@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from distconv.dispatch import implements
-from distconv.layers.math.reductions import WIDE, folding, mean, numbers_in, numpy_names
+from distconv.layers.math.reductions import folding, mean, numbers_in, numpy_names
 from distconv.layers.plumbing.alignment import result_shape
+from distconv.precision import widened
 from distconv.tensor import DistTensor
 
 
@@ -34,7 +35,7 @@ def _var(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch
         if count and not input.local.numel():  # torch would warn of too few elements, on this rank alone
             return fold.wrap(input.local.sum(fold.dims, keepdim))
         return fold.wrap(torch.var(input.local, fold.dims or None, correction=correction, keepdim=keepdim))
-    x: torch.Tensor = input.to(WIDE.get(input.dtype, input.dtype))
+    x: torch.Tensor = input.to(widened(input.dtype))
     if count:
         # From an element on, so that equal elements deviate by nothing at all.
         x = x - x.detach().amin(fold.dims, keepdim=True)

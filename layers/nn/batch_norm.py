@@ -26,10 +26,8 @@ from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import subtract_line, taken_near
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
 from distconv.layers.plumbing.sharded_weights import parameter_block
+from distconv.precision import widened
 from distconv.tensor import DistTensor
-
-_PARAMETERS = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""What parameters may be in place of the input's dtype."""
 
 Statistics = Literal["global", "spatial", "local"]
 
@@ -126,7 +124,7 @@ def _moments(
     mine = x.shape[1]
     here, var, mean = x.numel() // max(1, mine), torch.zeros(mine).to(x.device), torch.zeros(mine).to(x.device)
     if here:
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        wide = x.to(widened(x.dtype))
         # The two passes of batch norm's own kernel: on a CPU five times as fast as torch.var_mean, and as accurate.
         mean, var = torch.ops.aten.batch_norm_update_stats(wide, None, None, 0.0)
     shift = running[0]
@@ -176,7 +174,7 @@ def batch_norm(
     result_shape(F.batch_norm, input, running_mean, running_var, weight, bias, training, momentum, eps)
     if not isinstance(input, DistTensor):
         raise UnsupportedOperation("batch norm of a plain tensor with a distributed weight: scatter the input first")
-    if weight is not None and weight.dtype not in (input.dtype, _PARAMETERS.get(input.dtype)):
+    if weight is not None and weight.dtype not in (input.dtype, widened(input.dtype)):
         raise ShapeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
     over = input.dist.split[1]
     x = input if over is None else balanced_input(input)

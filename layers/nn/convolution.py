@@ -1,7 +1,7 @@
 """Distributed convolution over samples, space, channels and filters, with the communication behind the local work.
 
     forward    1 start the exchange of x (halo and channels)   2 convolve what is owned   3 finish
-               4 add the share of what came   5 where channels are split: sum y at its owners (layers.channels)
+               4 add the share of what came   5 where channels are split: sum y at its owners (plumbing.sharded_weights)
     backward   1 dL/dx of what came   2 start sending it to its owners   3 dL/dx and dL/dw of what is owned   4 finish
 
 x is never copied where the geometry permits; elsewhere the needed box is assembled (kernels.convolution.merged).
@@ -11,7 +11,6 @@ Source: Dryden et al. 2019, III-A (algorithms), III-D (channels and filters) and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -176,7 +175,7 @@ def _convolution(
         layer = _layer(x.dist, x.shape, out_shape, geometry, groups, None)
         return DistTensor(apply(_Convolve, *as_autocast(x.local, w, b), layer), x.dist, out_shape)
     parts = x.grid.shape[AXIS]
-    split = channel_split(x.shape[1], weight.shape[0], groups, parts, math.prod(strides))
+    split = channel_split(x.shape[1], weight.shape[0], groups, parts, strides)
     w = weight_block(weight, x.dist, split)
     b = None if bias is None else parameter_block(bias, x.dist, [1])
     layer = _layer(x.dist, x.shape, out_shape, geometry, groups, split)
@@ -197,5 +196,5 @@ def _front(padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: 
     return spread(padding, len(kernel))
 
 
-for _function in (torch.conv1d, torch.conv2d, torch.conv3d, F.conv1d, F.conv2d, F.conv3d):
+for _function in {getattr(h, f"conv{d}d") for h in (torch, F) for d in (1, 2, 3)}:
     implements(_function)(partial(_convolution, _function))

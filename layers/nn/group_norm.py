@@ -28,10 +28,8 @@ from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import subtract_line, taken_near
 from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
 from distconv.layers.plumbing.sharded_weights import parameter_block
+from distconv.precision import widened
 from distconv.tensor import DistTensor
-
-_HALF = (torch.float16, torch.bfloat16)
-"""Computed in float32, and rounded once."""
 
 Observer = Callable[[torch.Tensor, torch.Tensor], None]
 """Is told mean and variance (rows, groups) of what this rank normalizes."""
@@ -90,7 +88,7 @@ class _Groups:
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:
-    return x.float() if x.dtype in _HALF else x
+    return x.to(widened(x.dtype))
 
 
 class _Normalize(torch.autograd.Function):
@@ -173,7 +171,7 @@ def _prepared(
     x = balanced_input(input) if input.dist.cyclic else input
     x = as_cast_for(x, probe, 1, 1, 2)
     dtypes = {p.dtype for p in (weight, bias) if p is not None}
-    if len(dtypes) > 1 or not dtypes <= {x.dtype, torch.float32 if x.dtype in _HALF else x.dtype}:
+    if len(dtypes) > 1 or not dtypes <= {x.dtype, widened(x.dtype)}:
         listed = ", ".join(sorted(map(str, dtypes)))
         raise ShapeError(f"{name} of {x.dtype} with parameters of {listed}: convert the model or the input")
     return x
@@ -339,14 +337,3 @@ def local_response_norm(
     x = input.replicated([1])
     y = F.local_response_norm(x.local, size, alpha, beta, k)
     return DistTensor(y, x.dist, x.shape).redistribute(input.dist)
-
-
-@implements(F.normalize)
-def normalize(
-    input: DistTensor, p: float = 2.0, dim: int | Sequence[int] = 1, eps: float = 1e-12, out: None = None
-) -> torch.Tensor:
-    """``F.normalize``: vectors along ``dim`` divided by their norm."""
-    if out is not None:
-        raise UnsupportedOperation("F.normalize with out=: assign the result instead")
-    norm: torch.Tensor = input.norm(p, dim, keepdim=True)
-    return input / norm.clamp_min(eps)

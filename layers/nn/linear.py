@@ -1,6 +1,6 @@
 """Linear layers: sample-parallel with whole features, or model-parallel with features split over axis ``c``.
 
-Source: Dryden et al. 2019, III-B; features are split as the channels of a convolution are (layers.channels).
+Source: Dryden et al. 2019, III-B; features are split as the channels of a convolution are (plumbing.sharded_weights).
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ Source: Dryden et al. 2019, eq. 3 (the adjoint of convolution), III-A and, for c
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -70,8 +69,8 @@ def _transposed(
     if x.dist.split[1] is None:
         split, w, needs = None, whole_over(weight, x.dist), None
     else:
-        parts, shrinkage = x.grid.shape[AXIS], 1 / math.prod(geometry.stride)
-        split = channel_split(x.shape[1], out_shape[1], groups, parts, shrinkage)
+        parts = x.grid.shape[AXIS]
+        split = channel_split(x.shape[1], out_shape[1], groups, parts, geometry.stride, transposed=True)
         w, needs = weight_block(weight, x.dist, split, transposed=True), channel_needs(x.dist, 1, split)
     reaching = _Reaching(geometry, tuple(x.shape[2:]))
     block = needed_block(x, out_shape, reaching, channels=needs)

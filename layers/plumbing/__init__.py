@@ -8,5 +8,5 @@
     inplace_views    Results that are views in torch but had to be gathered here
     input_windows    Operators that compute each output from a window of the input
     resampling       Dimensions of which each output picks one input position, or blends two
-    sharded_weights  What operators with weights need where channels are split
+    sharded_weights  What operators with weights do where channels are split
 """

@@ -12,6 +12,7 @@ from distconv.communication.collectives import enter
 from distconv.distribution import Distribution
 from distconv.errors import ShapeError
 from distconv.grid import ProcessGrid
+from distconv.precision import HALF
 from distconv.tensor import DistTensor
 
 _REFUSALS = (RuntimeError, ValueError, ZeroDivisionError)
@@ -80,7 +81,7 @@ def _frozen(value: Any) -> Any:
 
 def _dtype(tensor: torch.Tensor) -> torch.dtype:
     """Of ``tensor``; under ``torch.autocast``, which makes operands alike, one for all that it converts."""
-    if torch._C._is_any_autocast_enabled() and tensor.dtype in (torch.float16, torch.bfloat16):
+    if torch._C._is_any_autocast_enabled() and tensor.dtype in HALF:
         return torch.float32
     return tensor.dtype
 

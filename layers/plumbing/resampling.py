@@ -8,6 +8,7 @@ import torch
 
 from distconv.kernels.convolution import Range
 from distconv.layers.plumbing.input_windows import needed_block, no_outputs, spatial_box
+from distconv.precision import widened
 from distconv.tensor import DistTensor
 
 
@@ -15,7 +16,8 @@ from distconv.tensor import DistTensor
 class Resampling:
     """How one dimension is sampled: output ``o`` blends input ``low[o]`` and ``high[o]``, the latter by ``weight[o]``.
 
-    Equal by identity, since those that make it cache it.
+    No ``high[o]`` lies before ``low[o]``; without weights output ``o`` is input ``low[o]``. Equal by identity,
+    since those that make it cache it.
     """
 
     low: tuple[int, ...]
@@ -36,7 +38,7 @@ class Resampling:
             return taken(self.low)
         shape = [1] * block.dim()
         shape[dim] = -1
-        dtype = torch.float32 if block.dtype in (torch.float16, torch.bfloat16) else block.dtype
+        dtype = widened(block.dtype)
         weight = torch.tensor(self.weight[out[0] : out[1]], dtype=dtype, device=block.device).view(shape)
         # Not torch.lerp, which makes NaN of a neighbour's infinity.
         return taken(self.low) * (1 - weight) + taken(self.high) * weight
@@ -54,6 +56,7 @@ class Resamplings:
 
 
 def resampled(x: DistTensor, out_shape: torch.Size, samplings: Resamplings) -> DistTensor:
+    """The tensor of ``out_shape`` that ``samplings`` take from x (N, C, ...) with balanced blocks."""
     block = needed_block(x, out_shape, samplings)
     local_shape = x.dist.local_shape(out_shape)
     if 0 in local_shape:

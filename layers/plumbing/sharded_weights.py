@@ -1,6 +1,9 @@
-"""What operators with weights need where channels are split: blocks of weights, needed channels, sums of shares.
+"""What operators with weights do where channels are split: take their blocks of weights, sum shares at the owners.
 
-Source: Dryden et al. 2019, III-D; distconv.parameters.channel_split says which rank has what.
+Which rank has which channels and filters is arithmetic, in ``distconv.parameters.channel_split``; that a module's
+parameters lie there from the start is ``distconv.parameters.sharding``.
+
+Source: Dryden et al. 2019, III-D.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from distconv.errors import ShapeError
-from distconv.parameters.channel_split import ChannelSplit, channel_split
+from distconv.parameters.channel_split import ChannelSplit, channel_split, linear_axes
 from distconv.perfmodel.cost.block_geometry import Parts, axes_of, local_shape
 from distconv.perfmodel.cost.convolution_pieces import Pieces, pieces_of
 from distconv.perfmodel.graph.graph import LayerGraph, Operation, Value
@@ -102,10 +102,8 @@ def local_call(op: Operation, parts: Parts) -> LocalCall:
 
 
 def axes_in(op: Operation, value: Value) -> tuple[str | None, ...]:
-    """A linear layer splits the first dimension and its features, whatever lies between."""
-    if op.kind == "linear" and len(value.shape) > 1:
-        return ("n", *(None,) * (len(value.shape) - 2), "c")
-    return axes_of(value.shape)
+    """The grid axis of each dimension of what goes into and comes out of ``op``."""
+    return linear_axes(len(value.shape)) if op.kind == "linear" else axes_of(value.shape)
 
 
 def _local_constants(op: Operation, constants: tuple[Shape, ...], inputs: tuple[Shape, ...]) -> tuple[Shape, ...]:
@@ -128,11 +126,9 @@ def channel_layout(op: Operation, parts: int) -> ChannelSplit | None:
         return None
     dim = _feature_dim(op)
     channels, filters = op.x.shape[dim], op.y.shape[dim]
-    shrinkage = 1.0
-    if op.window is not None:
-        steps = math.prod(op.window.stride)
-        shrinkage = 1 / steps if op.window.transposed else float(steps)
-    return channel_split(channels, filters, op.groups, parts, shrinkage)
+    if op.window is None:
+        return channel_split(channels, filters, op.groups, parts)
+    return channel_split(channels, filters, op.groups, parts, tuple(op.window.stride), transposed=op.window.transposed)
 
 
 def divides(op: Operation, parts: int) -> bool:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 
+from distconv.parameters.channel_split import divisors
 from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Setting, Stages, whole
 from distconv.perfmodel.exploration.choices import Choice, Exploration, ExplorationError
 from distconv.perfmodel.exploration.cuts import balanced_cuts, best_cuts, emptiest_cuts
@@ -84,7 +85,7 @@ def explore(
     own_times = isinstance(devices, Sequence) and any(getattr(each, "times", None) is not None for each in devices)
     if callable(profile) and own_times:
         raise ExplorationError("explore: devices with times of their own need a Profile, not a function that makes one")
-    counts = _divisors(batch) if microbatches is None else sorted(set(microbatches))
+    counts = divisors(batch) if microbatches is None else sorted(set(microbatches))
     found: list[Choice] = []
     setting = None
     for count in counts:
@@ -105,7 +106,7 @@ def _widths(made: Profile | LayerGraph, devices: int | Sequence[Device]) -> list
     """Numbers of ranks that a stage can have: only a graph can be distributed, and only over equal devices."""
     if not isinstance(made, LayerGraph) or not is_whole(devices) or devices < 1:
         return [1]
-    return _divisors(int(devices))
+    return divisors(int(devices))
 
 
 def _on_ranks(made: Profile | LayerGraph, machine: Machine, width: int) -> tuple[Profile, Plan | None]:
@@ -143,7 +144,7 @@ def _choices(
         if schedule == PARALLEL:
             numbers = [total] if microbatches % total == 0 else []
         else:
-            counts = [r for r in _divisors(total) if r < total] if joint else [1]
+            counts = [r for r in divisors(total) if r < total] if joint else [1]
             numbers = [r for r in counts if microbatches % r == 0]
         for replicas in numbers:
             stages = setting.stages(schedule, replicas, microbatches)
@@ -220,7 +221,3 @@ def _check(batch: int, schedules: Sequence[str], slots: int, microbatches: Seque
             raise ExplorationError(f"explore: found {count!r} micro-batches, expected a divisor of {batch} samples")
     if microbatches is not None and not microbatches:
         raise ExplorationError("explore: found no number of micro-batches, expected at least one or None")
-
-
-def _divisors(number: int) -> list[int]:
-    return [count for count in range(1, number + 1) if number % count == 0]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 
 from distconv.errors import PlanError
+from distconv.parameters.channel_split import divisors
 from distconv.perfmodel.cost.block_geometry import Parts, axes_of
 from distconv.perfmodel.cost.operation_cost import SPATIAL
 from distconv.perfmodel.cost.operation_work import axes_in, divides, local_call, work
@@ -96,7 +97,7 @@ def _chosen(calls: tuple[Operation, ...], ranks: int) -> list[dict[str, int]]:
     """The most promising ways of using all of ``ranks``, or as many of them as can be used."""
     limits = tuple(_limits(calls).items())
     found: list[dict[str, int]] = []
-    for used in reversed(_divisors(ranks)):
+    for used in reversed(divisors(ranks)):
         found += [parts for parts in _factored(used, limits) if _possible(calls, parts)]
         if len(found) >= FEWEST_CANDIDATES:
             break
@@ -123,11 +124,6 @@ def _limits(calls: tuple[Operation, ...]) -> dict[str, int]:
     return limits
 
 
-def _divisors(number: int) -> list[int]:
-    low = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
-    return sorted({*low, *(number // d for d in low)})
-
-
 def _factored(product: int, limits: tuple[tuple[str, int], ...]) -> Iterator[dict[str, int]]:
     """All ways of writing ``product`` as parts along axes, none above its limit."""
     if not limits:
@@ -135,7 +131,7 @@ def _factored(product: int, limits: tuple[tuple[str, int], ...]) -> Iterator[dic
             yield {}
         return
     (axis, most), *others = limits
-    for parts in _divisors(product):
+    for parts in divisors(product):
         if parts <= most:
             for rest in _factored(product // parts, tuple(others)):
                 yield {axis: parts, **rest} if parts > 1 else rest

@@ -6,57 +6,12 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import distconv as dc
-from distconv.parameters import gradient_reduction
-from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
-
-IMAGES, LABELS = normal(3, 2, 7, 9), torch.tensor([0, 2, 1])
-
-
-class Convolutions(nn.Module):
-    """What most scenarios share: a convolution, batch norm, a second one."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4)
-        self.second = nn.Conv2d(4, 4, 3, stride=2, padding=1)
-
-    def forward(self, x):
-        return self.second(F.relu(self.norm(self.first(x))))
-
-
-class Pooled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = Convolutions(), nn.Linear(4, 3)
-
-    def forward(self, x):
-        return self.head(F.adaptive_avg_pool2d(self.body(x), 1).flatten(1))
-
-
-class SqueezeExcite(Pooled):
-    def __init__(self):
-        super().__init__()
-        self.gate = nn.Linear(4, 4)
-
-    def forward(self, x):
-        y = self.body(x)
-        y = y * torch.sigmoid(self.gate(y.mean((2, 3))))[:, :, None, None]
-        return self.head(y.mean((2, 3)))
-
-
-class Tied(Pooled):
-    def __init__(self):
-        super().__init__()
-        self.tied = nn.Conv2d(4, 4, 3, padding=1)
-
-    def forward(self, x):
-        y = self.tied(self.tied(self.body(x)))
-        return self.head(y.mean((2, 3))) * self.tied.weight.abs().mean()
+from tests.distconv.layouts import grid_over, grids, raises_everywhere
+from tests.distconv.small_models import IMAGES, LABELS, Pooled, SqueezeExcite, Tied, build, classify, compare
 
 
 class WeightNorm(Pooled):
@@ -100,39 +55,12 @@ SCENARIOS = {kind.__name__: kind for kind in (
     Pooled, SqueezeExcite, Tied, WeightNorm, Unused, Scaled, GatheredHead, InterleavedHead)}  # fmt: skip
 
 
-def build(kind):
-    torch.manual_seed(3)
-    return kind().double()
-
-
-def classify(model, x, labels):
-    return F.cross_entropy(model(x), labels)
-
-
 def with_l2(model, x, labels):
     return classify(model, x, labels) + 0.1 * sum(p.pow(2).sum() for p in model.parameters())
 
 
 def labels_for(y_is_plain, grid):
     return LABELS if y_is_plain else dc.scatter(LABELS, grid)
-
-
-def close(found, expected, name=""):
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-13, msg=lambda text: f"{name}: {text}")
-
-
-def compare(model, reference):
-    """Check gradients, parameters and buffers, on every rank."""
-    for (name, found), expected in zip(model.named_parameters(), reference.parameters(), strict=True):
-        if expected.grad is None:
-            assert found.grad is None, name
-        else:
-            torch.testing.assert_close(
-                found.grad, expected.grad, rtol=1e-10, atol=1e-13, msg=lambda m, n=name: f"{n}: {m}"
-            )
-        close(found, expected, name)
-    for found, expected in zip(model.buffers(), reference.buffers(), strict=True):
-        close(found, expected)
 
 
 def gathered(kind):
@@ -174,102 +102,6 @@ def test_three_steps_of_an_optimizer_with_momentum_are_those_of_one_process(comm
         compare(model, reference)
 
 
-@pytest.mark.parametrize("parallel", [True, False])
-def test_two_backward_passes_add_up(comm, parallel):
-    grid = grid_over(comm, h=comm.size)
-    model, reference = build(Pooled), build(Pooled)
-    if parallel:
-        dc.parallelize(model, grid)
-    for shift in (0, 1):
-        classify(model, dc.scatter(IMAGES + shift, grid), dc.scatter(LABELS, grid)).backward()
-        classify(reference, IMAGES + shift, LABELS).backward()
-    compare(model, reference)
-
-
-def test_one_graph_may_be_used_twice(comm):
-    grid = grid_over(comm, h=comm.size)
-    model, reference = dc.parallelize(build(Pooled), grid), build(Pooled)
-    for loss in (
-        classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)),
-        classify(reference, IMAGES, LABELS),
-    ):
-        loss.backward(retain_graph=True)
-        loss.backward()
-    compare(model, reference)
-
-
-def test_hooks_on_parameters_see_whole_gradients(comm):
-    grid = grid_over(comm, h=comm.size)
-    seen = []
-    for model, x, labels in (
-        (build(Pooled), IMAGES, LABELS),
-        (dc.parallelize(build(Pooled), grid), dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)),
-    ):
-        weight, bias = model.body.first.weight, model.head.bias
-        weight.register_hook(lambda grad: seen.append(grad.clone()) or grad.clamp(-0.01, 0.01))
-        bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
-        classify(model, x, labels).backward()
-        seen.append(weight.grad.clone())
-    assert len(seen) == 6
-    for expected, found in zip(seen[:3], seen[3:], strict=True):
-        close(found, expected)
-
-
-def test_autograd_grad_is_whole_at_once_and_leaves_grad_alone(comm):
-    grid = grid_over(comm, h=comm.size)
-    model, reference = dc.parallelize(build(Tied), grid), build(Tied)
-    expected = torch.autograd.grad(classify(reference, IMAGES, LABELS), list(reference.parameters()))
-    loss = classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid))
-    found = torch.autograd.grad(loss, list(model.parameters()))
-    for one, other in zip(found, expected, strict=True):
-        close(one, other)
-    assert all(p.grad is None for p in model.parameters())
-
-
-def test_backward_to_some_parameters_leaves_the_others_alone(comm):
-    grid = grid_over(comm, h=comm.size)
-    model, reference = dc.parallelize(build(Pooled), grid), build(Pooled)
-    classify(reference, IMAGES, LABELS).backward(inputs=[reference.body.first.weight])
-    loss = classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid))
-    loss.backward(inputs=[model.body.first.weight])
-    compare(model, reference)
-
-
-def test_gradients_are_complete_when_backward_returns_however_many_buckets(comm, monkeypatch):
-    monkeypatch.setattr(gradient_reduction, "BUCKET_BYTES", 100)
-    grid = grid_over(comm, h=comm.size)
-    model, reference = dc.parallelize(build(SqueezeExcite), grid), build(SqueezeExcite)
-    classify(reference, IMAGES, LABELS).backward()
-    classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)).backward()
-    compare(model, reference)
-
-
-class Breaking(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        raise ArithmeticError("broken on purpose")
-
-
-@pytest.mark.parametrize("bucket_bytes", [100, 4 << 20])
-def test_a_backward_that_fails_leaves_nothing_behind(comm, monkeypatch, bucket_bytes):
-    monkeypatch.setattr(gradient_reduction, "BUCKET_BYTES", bucket_bytes)
-    grid = grid_over(comm, h=comm.size)
-    model, reference = dc.parallelize(build(Pooled), grid), build(Pooled)
-    x = dc.scatter(IMAGES, grid)
-    broken = dc.DistTensor(Breaking.apply(x.local.clone().requires_grad_()), x.dist, x.shape)
-    with pytest.raises(ArithmeticError, match="broken on purpose"):
-        classify(model, broken, dc.scatter(LABELS, grid)).backward()
-    model.zero_grad()
-    model.load_state_dict(reference.state_dict())
-    classify(reference, IMAGES, LABELS).backward()
-    classify(model, x, dc.scatter(LABELS, grid)).backward()
-    compare(model, reference)
-
-
 def test_frozen_parameters_get_no_gradient(comm):
     grid = grid_over(comm, h=comm.size)
     model, reference = build(Pooled), build(Pooled)
@@ -279,13 +111,6 @@ def test_frozen_parameters_get_no_gradient(comm):
     classify(reference, IMAGES, LABELS).backward()
     classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)).backward()
     compare(model, reference)
-
-
-def test_a_plain_tensor_is_owed_the_whole_gradient_too(comm):
-    for grid in grids(comm, "nhw"):
-        x, mask = dc.scatter(IMAGES, grid), normal(2, 1, 9, seed=5).requires_grad_()
-        (x * mask).sum().backward()
-        torch.testing.assert_close(mask.grad, IMAGES.sum((0, 2), keepdim=True)[0], rtol=1e-12, atol=1e-13)
 
 
 def test_it_returns_the_same_module(comm):

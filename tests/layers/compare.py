@@ -98,3 +98,8 @@ def built(make: Callable[[], torch.nn.Module]) -> torch.nn.Module:
     """A module in float64 with the same parameters on all ranks."""
     torch.manual_seed(5)
     return make().double()
+
+
+def both(found: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Values and indices as one tensor."""
+    return found[0] + found[1].double()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import gc
 
 import pytest
 import torch
@@ -15,72 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 import distconv as dc
 from tests.distconv.layouts import grid_over, normal
-from tests.layers.compare import close
+from tests.distconv.parameters.bench import Bench, Net, as_in_one_process, sharded_grids, whole_gradients
 
 pytestmark = pytest.mark.ranks(at_most=6)
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
-        self.second = nn.Conv2d(8, 12, 3, stride=2, padding=1)
-        self.up = nn.ConvTranspose2d(12, 6, 2, stride=2)
-        self.hidden, self.head = nn.Linear(6, 7), nn.Linear(7, 5)
-
-    def begin(self, x):
-        return F.relu(self.norm(self.first(x)))
-
-    def forward(self, x):
-        x = F.relu(self.up(F.relu(self.second(self.begin(x)))))
-        return self.head(F.relu(self.hidden(x.mean((2, 3)))))
-
-
-class Bench:
-    """A model with its optimizer, plain (``grid`` None) or parallelized, and data placed accordingly."""
-
-    def __init__(self, grid):
-        torch.manual_seed(3)
-        self.grid, self.model = grid, Net().double()
-        self.optimizer = self.made(self.model)
-        if grid is not None:
-            dc.parallelize(self.model, grid)
-
-    def made(self, model):
-        return torch.optim.SGD(model.parameters(), 0.05, momentum=0.9, weight_decay=1e-3)
-
-    def batch(self, seed):
-        x, label = normal(4, 3, 7, 9, seed=seed), torch.tensor([0, 3, 1, 4])
-        if self.grid is None:
-            return x, label
-        return dc.scatter(x, self.grid), dc.scatter(label, self.grid, dims="n")
-
-    def loss(self, seed, model=None):
-        x, label = self.batch(seed)
-        return F.cross_entropy((model or self.model)(x), label)
-
-    def no_sync(self):
-        return contextlib.nullcontext() if self.grid is None else dc.no_sync()
-
-
-def sharded_grids(comm):
-    size = comm.size
-    return [grid_over(comm, c=size), *([grid_over(comm, c=2, h=size // 2)] if size % 2 == 0 else [])]
-
-
-def as_in_one_process(comm, scenario):
-    """Run ``scenario(bench)``, which returns tensors, plain and on grids that split channels; compare."""
-    expected = scenario(Bench(None))
-    for grid in [*sharded_grids(comm), grid_over(comm, n=comm.size)]:
-        found = scenario(Bench(grid))
-        assert found.keys() == expected.keys()
-        for name, tensor in expected.items():
-            assert type(found[name]) is torch.Tensor, name
-            close(found[name], tensor, f"{name} on {grid}")
-
-
-def whole_gradients(model):
-    return {f"dL/d{n}": dc.gather(p.grad.detach()) for n, p in model.named_parameters()}
 
 
 def test_gradients_and_weights_after_a_step(comm):
@@ -158,59 +93,6 @@ def test_gradients_may_be_clipped(comm):
         return whole_gradients(bench.model) | {"norm": dc.gather(norm)}
 
     as_in_one_process(comm, scenario)
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_gradients_accumulate_without_sums_in_between(comm, set_to_none):
-    def scenario(bench):
-        with bench.no_sync():
-            bench.loss(9).backward()
-        bench.optimizer.zero_grad(set_to_none)
-        for step in range(3):
-            with bench.no_sync() if step < 2 else contextlib.nullcontext():
-                bench.loss(step).backward()
-        return whole_gradients(bench.model)
-
-    as_in_one_process(comm, scenario)
-
-
-def test_parameters_that_the_last_pass_does_not_use_keep_what_was_accumulated(comm):
-    def scenario(bench):
-        with bench.no_sync():
-            bench.loss(1).backward()
-        x, label = bench.batch(2)
-        F.cross_entropy(bench.model.begin(x).mean((2, 3))[:, :5], label).backward()
-        return whole_gradients(bench.model)
-
-    as_in_one_process(comm, scenario)
-
-
-@pytest.mark.ranks(at_least=2)
-def test_no_gradient_is_summed_within_no_sync(comm, monkeypatch):
-    bench = Bench(grid_over(comm, n=comm.size))
-    started = []
-    monkeypatch.setattr("distconv.parameters.gradient_reduction._Bucket.launch", lambda bucket: started.append(bucket))
-    with dc.no_sync():
-        bench.loss(1).backward()
-    assert not started
-
-
-@pytest.mark.ranks(at_least=2)
-def test_a_model_that_only_some_ranks_still_have_does_not_part_them(comm):
-    # Python frees what is in a circle whenever it collects, which is not the same on all ranks.
-    bench = Bench(grid_over(comm, n=comm.size))
-    with dc.no_sync():
-        bench.loss(1).backward()
-    if comm.rank:
-        del bench
-        gc.collect()
-    after = Bench(grid_over(comm, n=comm.size))
-    after.loss(1).backward()
-    alone = Bench(None)
-    alone.loss(1).backward()
-    expected = dict(alone.model.named_parameters())
-    for name, parameter in after.model.named_parameters():
-        close(parameter.grad, expected[name].grad, name)
 
 
 def test_moving_averages_and_schedules(comm):

@@ -1,4 +1,4 @@
-"""Matrix products and attention, against one process."""
+"""Matrix products, against one process."""
 
 from __future__ import annotations
 
@@ -34,10 +34,6 @@ ONE = {
     "einsum of a diagonal": lambda x: torch.einsum("nchh->nch", x[:, :, :5]),
     "tensordot": lambda x: torch.tensordot(x, x, ([1, 2], [1, 2])),
     "vecdot": lambda x: torch.linalg.vecdot(x, x * x, dim=1),
-    "attention": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1),
-    "causal attention": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1, is_causal=True),
-    "masked attention": lambda x: F.scaled_dot_product_attention(x[:, :, :3], x, x, attn_mask=(x @ x.mT)[:1, :1, :3]),
-    "grouped attention": lambda x: F.scaled_dot_product_attention(x, x[:, :2], x[:, 2:], enable_gqa=True),
 }
 
 WITH_PLAIN = {
@@ -93,13 +89,7 @@ def test_every_rank_computes_in_autocasts_dtype(comm):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for dist in spread(comm, SHAPE):
             y = dc.scatter(x, dist)
-            for name in ("matrices", "baddbmm", "einsum over space", "attention"):
+            for name in ("matrices", "baddbmm", "einsum over space"):
                 found, expected = dc.gather(ONE[name](y)), ONE[name](x)
                 assert found.dtype == expected.dtype == torch.bfloat16
                 assert torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
-
-
-def test_attention_with_dropout_is_refused(comm):
-    x = dc.scatter(normal(*SHAPE), grid_over(comm, n=comm.size))
-    call = lambda: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)  # noqa: E731
-    raises_everywhere(comm, dc.UnsupportedOperation, "set dropout_p=0", call)

@@ -1,4 +1,4 @@
-"""Norms, similarities and soft maxima, against one process."""
+"""Norms and similarities, against one process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import same_as_one_process
 from tests.layers.spread import TABLE, spread
 
@@ -34,13 +34,6 @@ VECTORS = {
     "cosine_similarity by broadcasting": lambda x: F.cosine_similarity(x, x[:, :1], 2),
     "cosine_similarity with nothing": lambda x: F.cosine_similarity(x, x * 0, 1),
     "pairwise_distance": lambda x: F.pairwise_distance(x, x * x),
-    "logsumexp": lambda x: x.logsumexp(1),
-    "logsumexp over several": lambda x: torch.logsumexp(x * 300, (1, 2), True),
-    "softmax over channels": lambda x: x.softmax(1) * x,
-    "softmax over rows": lambda x: F.softmax(x * 300, 2) * x,
-    "softmax in another dtype": lambda x: torch.softmax(x.float(), 1, torch.float64),
-    "log_softmax": lambda x: F.log_softmax(x, dim=2) + x.log_softmax(1),
-    "softmin": lambda x: F.softmin(x, dim=2) * x,
 }
 
 
@@ -59,13 +52,15 @@ def test_the_norm_of_zeros_has_torchs_gradient(comm, order):
         same_as_one_process(dist, lambda x: torch.linalg.vector_norm(x, order), zeros)
 
 
-def test_a_soft_maximum_gathers_nothing(comm):
-    x = dc.scatter(normal(*SHAPE), grid_over(comm, c=comm.size))
-    assert x.softmax(1).dist == x.dist
-
-
 def test_norms_without_a_rule_name_the_way_out(comm):
     x = dc.scatter(normal(6, 6), grid_over(comm, c=comm.size))
     for call in (lambda: x.norm("nuc"), lambda: torch.linalg.norm(x, 2), lambda: torch.linalg.matrix_norm(x, 2)):
         raises_everywhere(comm, dc.UnsupportedOperation, "gather", call)
-    raises_everywhere(comm, dc.UnsupportedOperation, "say which dimension", lambda: F.softmax(x))
+
+
+@pytest.mark.parametrize("dim", [1, -1, (2, 3)])
+def test_normalized_vectors_equal_one_process(comm, dim):
+    x = normal(*SHAPE)
+    x[0, :, 0, 0] = 0
+    for grid in grids(comm, "ch"):
+        same_as_one_process(grid, lambda x: F.normalize(x, dim=dim), x)

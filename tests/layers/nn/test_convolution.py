@@ -230,36 +230,3 @@ def test_an_input_may_be_one_sample(comm):
 def test_a_plain_input_with_a_distributed_weight_is_refused(comm):
     w = dc.scatter(normal(2, 2, 3, 3), grid_over(comm, n=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "scatter the input first", lambda: F.conv2d(normal(1, 2, 7, 8), w))
-
-
-@pytest.mark.parametrize("stride", [1, 2, 3])
-@pytest.mark.parametrize("extra", [0, 1])
-@pytest.mark.parametrize(("kernel", "padding", "dilation"), [(3, 1, 1), (2, 0, 1), (4, 1, 1), (3, 2, 2), (1, 0, 1)])
-@UP_TO_SIX_RANKS
-def test_transposed_convolution_equals_one_process(comm, kernel, stride, padding, dilation, extra):
-    if extra >= max(stride, dilation):
-        extra = 0
-    module = built(lambda: nn.ConvTranspose2d(2, 3, kernel, stride, padding, extra, dilation=dilation))
-    for grid in grids(comm, "hw"):
-        module_as_in_one_process(grid, module, normal(2, 2, 5, 4))
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_transposed_convolution_in_other_dimensions(comm, count):
-    kind = {1: nn.ConvTranspose1d, 3: nn.ConvTranspose3d}[count]
-    module = built(lambda: kind(4, 2, 3, 2, 1, 1, groups=2))
-    for grid in grids(comm, "nw"):
-        module_as_in_one_process(grid, module, normal(2, 4, *(3, 4, 5)[3 - count :]))
-
-
-@pytest.mark.parametrize(("extra", "padding", "match"), [(2, 0, "output padding must be smaller"), (0, 4, "too small")])
-def test_transposed_convolution_refuses_what_torch_refuses(comm, extra, padding, match):
-    w, x = normal(2, 2, 3, 3), normal(1, 2, 2, 2)
-    with pytest.raises(RuntimeError, match=match):
-        F.conv_transpose2d(x, w, None, 2, padding, extra)
-    raises_everywhere(
-        comm,
-        dc.ShapeError,
-        match,
-        lambda: F.conv_transpose2d(dc.scatter(x, grid_over(comm, h=comm.size)), w, None, 2, padding, extra),
-    )

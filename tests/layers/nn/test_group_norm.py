@@ -150,14 +150,6 @@ def test_local_response_norm_equals_one_process(comm, size):
             same_as_one_process(grid, lambda x: F.local_response_norm(x, size, 0.1, 0.6, 2.0), normal(*shape))
 
 
-@pytest.mark.parametrize("dim", [1, -1, (2, 3)])
-def test_normalized_vectors_equal_one_process(comm, dim):
-    x = normal(*SHAPES[2])
-    x[0, :, 0, 0] = 0
-    for grid in grids(comm, "ch"):
-        same_as_one_process(grid, lambda x: F.normalize(x, dim=dim), x)
-
-
 @pytest.mark.parametrize(
     "norm",
     [

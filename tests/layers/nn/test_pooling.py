@@ -9,9 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from distconv.communication.transport import Exchange
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
-from tests.layers.compare import UP_TO_SIX_RANKS, same_as_one_process
+from tests.layers.compare import UP_TO_SIX_RANKS, both, same_as_one_process
 
 WINDOWS = [
     (2, 2, 0),
@@ -96,58 +95,7 @@ def test_ranks_without_outputs_take_part(comm, pool, size):
         same_as_one_process(grid, lambda x: pool(x, 2, 2), normal(1, 2, *size))
 
 
-@pytest.mark.parametrize("size", [1, (1, 3), (9, 1), 4, (7, 2), (None, 3), (9, 7)])
-@pytest.mark.parametrize("pool", [F.adaptive_avg_pool2d, F.adaptive_max_pool2d])
-@UP_TO_SIX_RANKS
-def test_adaptive_pooling_equals_one_process(comm, pool, size):
-    for grid in grids(comm, "nch"):
-        same_as_one_process(grid, lambda x: pool(x, size), normal(3, 2, 7, 9))
-        same_as_one_process(grid, lambda x: pool(x, size), normal(1, 2, 8, 6).round())
-
-
-@pytest.mark.parametrize("name", ["avg", "max"])
-def test_adaptive_pooling_in_one_and_three_dimensions(comm, name):
-    for count, axes in ((1, "nw"), (3, "dhw")):
-        pool = getattr(F, f"adaptive_{name}_pool{count}d")
-        for size in ((1, 4, 3)[-count:], (2, 1, 5)[-count:]):
-            for grid in grids(comm, axes):
-                same_as_one_process(grid, lambda x, s=size, pool=pool: pool(x, s), normal(2, 2, *(3, 7, 8)[-count:]))
-
-
-@pytest.mark.parametrize("pool", [F.adaptive_avg_pool2d, F.adaptive_max_pool2d])
-def test_what_global_pooling_shrinks_is_replicated_from_then_on(comm, pool):
-    for grid in grids(comm, "hw"):
-        y = same_as_one_process(grid, lambda x: pool(x, 1), normal(3, 2, 7, 9))
-        assert not y.dist.split_axes
-
-
-@pytest.mark.ranks(at_least=2)
-def test_adaptive_pooling_moves_only_what_a_rank_lacks_of_its_windows(comm, monkeypatch):
-    received = []
-
-    def noted(self, comm, sends, receives, what, _init=Exchange.__init__):
-        received.extend(tensor.numel() for _, tensor in receives)
-        _init(self, comm, sends, receives, what)
-
-    x = dc.scatter(normal(1, 1, 40 * comm.size + 1, 3), grid_over(comm, h=comm.size))
-    monkeypatch.setattr(Exchange, "__init__", noted)
-    for pool in (F.adaptive_avg_pool2d, F.adaptive_max_pool2d):
-        pool(x, (10 * comm.size, 3))
-    assert sum(received) <= 2 * 2 * 5 * 3
-
-
-def test_ties_in_adaptive_windows_go_to_the_same_element_as_in_one_process(comm):
-    for grid in grids(comm, "hw"):
-        for size in (1, 3, (1, 4), (7, 2)):
-            same_as_one_process(grid, lambda x, s=size: F.adaptive_max_pool2d(x, s), torch.zeros(1, 1, 7, 9).double())
-
-
 # -- indices ----------------------------------------------------------------------------------------------------------
-
-
-def both(found):
-    """Values and indices as one tensor."""
-    return found[0] + found[1].double()
 
 
 @pytest.mark.parametrize(
@@ -156,16 +104,12 @@ def both(found):
         partial(F.max_pool2d, kernel_size=2),
         partial(F.max_pool2d, kernel_size=3, stride=2, padding=1, ceil_mode=True),
         partial(F.max_pool2d, kernel_size=(3, 2), stride=1, padding=1, dilation=(2, 1)),
-        partial(F.adaptive_max_pool2d, output_size=1),
-        partial(F.adaptive_max_pool2d, output_size=(3, 1)),
-        partial(F.adaptive_max_pool2d, output_size=(4, 9)),
         partial(F.max_pool2d_with_indices, kernel_size=2),
-        partial(torch._C._nn.adaptive_max_pool2d, output_size=(4, 5)),
     ],
 )
 @UP_TO_SIX_RANKS
 def test_indices_count_in_the_global_space(comm, pool):
-    options = {"return_indices": True} if pool.func in (F.max_pool2d, F.adaptive_max_pool2d) else {}
+    options = {"return_indices": True} if pool.func is F.max_pool2d else {}
     for grid in grids(comm, "ch"):
         same_as_one_process(grid, lambda x: both(pool(x, **options)), normal(3, 2, 7, 9))
         same_as_one_process(grid, lambda x: both(pool(x, **options)), normal(1, 2, 8, 5).round())
@@ -173,10 +117,9 @@ def test_indices_count_in_the_global_space(comm, pool):
 
 @pytest.mark.parametrize(("count", "shape"), [(1, (3, 2, 9)), (3, (2, 2, 3, 7, 4))])
 def test_indices_in_one_and_three_dimensions(comm, count, shape):
-    for name, size in (("max_pool", 2), ("adaptive_max_pool", 3)):
-        pool = partial(getattr(F, f"{name}{count}d"), return_indices=True)
-        for grid in grids(comm, {1: "nw", 3: "dw"}[count]):
-            same_as_one_process(grid, lambda x, pool=pool, size=size: both(pool(x, size)), normal(*shape))
+    pool = partial(getattr(F, f"max_pool{count}d"), return_indices=True)
+    for grid in grids(comm, {1: "nw", 3: "dw"}[count]):
+        same_as_one_process(grid, lambda x: both(pool(x, 2)), normal(*shape))
 
 
 def test_an_index_of_minus_infinity_is_that_of_one_process(comm):
@@ -281,34 +224,6 @@ def test_what_torch_refuses_is_refused_in_its_words(comm, call, match):
         call(normal(1, 2, 7, 8))
     x = dc.scatter(normal(1, 2, 7, 8), grid_over(comm, h=comm.size))
     raises_everywhere(comm, dc.ShapeError, match, lambda: call(x))
-
-
-@pytest.mark.filterwarnings("ignore:Default grid_sample")
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: F.max_pool2d(x, 2),
-        lambda x: F.avg_pool3d(x.unsqueeze(2), (1, 2, 2)),
-        lambda x: F.adaptive_avg_pool2d(x, 1),
-        lambda x: F.adaptive_max_pool3d(x.unsqueeze(2), (1, 2, 1)),
-        lambda x: F.interpolate(x, size=(5, 3), mode="area"),
-        lambda x: F.pad(x, (1, 1, 1, 1), "reflect"),
-        lambda x: F.grid_sample(x, torch.zeros(1, 2, 2, 2)),
-        lambda x: F.cross_entropy(x, torch.zeros(1, 3, 4).long()),
-        lambda x: F.group_norm(x, 2),
-        lambda x: F.dropout2d(x),
-    ],
-)
-def test_under_autocast_every_rank_has_the_dtype_of_one_process(comm, call):
-    x = normal(1, 2, 3, 4).float()
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.manual_seed(0)
-        expected = call(x.bfloat16())
-        for grid in grids(comm, "ch"):
-            torch.manual_seed(0)
-            y = call(dc.scatter(x.bfloat16(), grid))
-            assert y.dtype == y.local.dtype == expected.dtype
-            torch.testing.assert_close(dc.gather(y), expected, rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("pool", [F.fractional_max_pool2d, F.fractional_max_pool3d])

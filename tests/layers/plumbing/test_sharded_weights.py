@@ -1,4 +1,4 @@
-"""Channels and filters split over axis c: convolution, transposed convolution and linear layers against one process."""
+"""Channels and filters split over axis c: convolutions and linear layers against one process, and sums of shares."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distconv.communication.collectives import share_out
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import block_range
-from distconv.parameters.channel_split import ChannelSplit, channel_split
+from distconv.parameters.channel_split import channel_split
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import UP_TO_SIX_RANKS, built, module_as_in_one_process, same_as_one_process
 
@@ -37,15 +37,6 @@ def test_in_one_and_three_dimensions_it_equals_one_process(comm, count):
     module = built(lambda: {1: nn.Conv1d, 3: nn.Conv3d}[count](4, 6, 3, 2, 1))
     for grid in grids(comm, "cw"):
         module_as_in_one_process(grid, module, normal(2, 4, *(7, 5, 6)[:count]))
-
-
-@pytest.mark.parametrize(("channels", "filters"), SIZES)
-@pytest.mark.parametrize(("kernel", "stride", "padding", "extra"), [(3, 2, 1, 1), (2, 2, 0, 0), (3, 1, 1, 0)])
-@UP_TO_SIX_RANKS
-def test_a_transposed_convolution_equals_one_process(comm, channels, filters, kernel, stride, padding, extra):
-    module = built(lambda: nn.ConvTranspose2d(channels, filters, kernel, stride, padding, extra))
-    for grid in grids(comm, "ch"):
-        module_as_in_one_process(grid, module, normal(2, channels, 5, 4))
 
 
 @pytest.mark.parametrize("module", [nn.Conv2d, nn.ConvTranspose2d])
@@ -89,19 +80,6 @@ def test_weights_that_are_not_where_they_are_needed_move_there(comm):
 def test_channels_split_over_another_axis_are_gathered(comm):
     dist = dc.Distribution(grid_over(comm, h=comm.size), ("n", "h", None, None))
     module_as_in_one_process(dist, built(lambda: nn.Conv2d(4, 6, 3)), normal(2, 4, 7, 5))
-
-
-@pytest.mark.parametrize(("channels", "filters", "algorithm"), [(8, 64, "gather"), (64, 8, "reduce"), (8, 8, "2-D")])
-def test_the_cheapest_algorithm_is_chosen(channels, filters, algorithm):
-    split = channel_split(channels, filters, 1, 4)
-    assert {1: "gather", 4: "reduce", 2: "2-D"}[split.blocks] == algorithm
-
-
-@pytest.mark.parametrize("blocks", [1, 2, 3, 6])
-def test_every_entry_of_the_weights_is_on_one_rank(blocks):
-    split = ChannelSplit(7, 11, 1, 6, blocks)
-    held = [(f, c) for i in range(6) for f in range(*split.computed(i)) for c in range(*split.needed(i))]
-    assert sorted(held) == [(f, c) for f in range(11) for c in range(7)]
 
 
 def test_the_sum_of_shares_is_the_adjoint_of_gathering(comm):

@@ -119,38 +119,6 @@ def test_augmented_assignment_to_a_part(comm):
         same_as_one_process(dist, change, normal(*SHAPE))
 
 
-def test_a_view_changed_in_place_changes_its_source(comm):
-    def change(x):
-        y = x * 2
-        y.view(3, -1).mul_(3)
-        y.view(3, 4, 35)[:, 1].add_(1)
-        y[:, :, 2].permute(1, 0, 2)[1].fill_(4.0)
-        y.transpose(1, 2)[:, 0].neg_()
-        return y * x
-
-    for dist in spread(comm, SHAPE)[:2]:
-        same_as_one_process(dist, change, normal(*SHAPE))
-
-
-def test_a_slice_changed_in_place_changes_its_source(comm):
-    def change(x):
-        y = x * 2
-        y.narrow(2, 1, 3).zero_()
-        y.unsqueeze(0)[0, :, :, 1:].mul_(0.5)
-        y[:, 1:3, ..., 2:].add_(1)
-        return y * x
-
-    for dist in spread(comm, SHAPE)[:2]:
-        same_as_one_process(dist, change, normal(*SHAPE))
-
-
-@pytest.mark.ranks(at_least=2)
-def test_a_copy_that_cannot_be_put_back_is_not_changed_in_place(comm):
-    x = dc.scatter(normal(1, 2, 8, 4), grid_over(comm, h=comm.size))
-    for call in (lambda: x.flatten(1).add_(1), lambda: x.unbind(2)[0].add_(1), lambda: x.unfold(2, 3, 1).zero_()):
-        raises_everywhere(comm, dc.UnsupportedOperation, "it is a copy.*clone", call)
-
-
 @pytest.mark.parametrize("mask", [True, torch.tensor([True, False, True]), [True, False, True]], ids=str)
 def test_indexing_by_a_mask_is_refused(comm, mask):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))

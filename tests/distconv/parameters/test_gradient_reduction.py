@@ -1,0 +1,175 @@
+"""When gradients are summed: at once or behind backward, in buckets, or by a later pass; always whole in the end."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import distconv as dc
+from distconv.parameters import gradient_reduction
+from tests.distconv.layouts import grid_over, grids, normal
+from tests.distconv.parameters.bench import Bench, as_in_one_process, whole_gradients
+from tests.distconv.small_models import IMAGES, LABELS, Pooled, SqueezeExcite, Tied, build, classify, compare, same
+from tests.layers.compare import close
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_two_backward_passes_add_up(comm, parallel):
+    grid = grid_over(comm, h=comm.size)
+    model, reference = build(Pooled), build(Pooled)
+    if parallel:
+        dc.parallelize(model, grid)
+    for shift in (0, 1):
+        classify(model, dc.scatter(IMAGES + shift, grid), dc.scatter(LABELS, grid)).backward()
+        classify(reference, IMAGES + shift, LABELS).backward()
+    compare(model, reference)
+
+
+def test_one_graph_may_be_used_twice(comm):
+    grid = grid_over(comm, h=comm.size)
+    model, reference = dc.parallelize(build(Pooled), grid), build(Pooled)
+    for loss in (
+        classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)),
+        classify(reference, IMAGES, LABELS),
+    ):
+        loss.backward(retain_graph=True)
+        loss.backward()
+    compare(model, reference)
+
+
+def test_hooks_on_parameters_see_whole_gradients(comm):
+    grid = grid_over(comm, h=comm.size)
+    seen = []
+    for model, x, labels in (
+        (build(Pooled), IMAGES, LABELS),
+        (dc.parallelize(build(Pooled), grid), dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)),
+    ):
+        weight, bias = model.body.first.weight, model.head.bias
+        weight.register_hook(lambda grad: seen.append(grad.clone()) or grad.clamp(-0.01, 0.01))
+        bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+        classify(model, x, labels).backward()
+        seen.append(weight.grad.clone())
+    assert len(seen) == 6
+    for expected, found in zip(seen[:3], seen[3:], strict=True):
+        same(found, expected)
+
+
+def test_autograd_grad_is_whole_at_once_and_leaves_grad_alone(comm):
+    grid = grid_over(comm, h=comm.size)
+    model, reference = dc.parallelize(build(Tied), grid), build(Tied)
+    expected = torch.autograd.grad(classify(reference, IMAGES, LABELS), list(reference.parameters()))
+    loss = classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid))
+    found = torch.autograd.grad(loss, list(model.parameters()))
+    for one, other in zip(found, expected, strict=True):
+        same(one, other)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_backward_to_some_parameters_leaves_the_others_alone(comm):
+    grid = grid_over(comm, h=comm.size)
+    model, reference = dc.parallelize(build(Pooled), grid), build(Pooled)
+    classify(reference, IMAGES, LABELS).backward(inputs=[reference.body.first.weight])
+    loss = classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid))
+    loss.backward(inputs=[model.body.first.weight])
+    compare(model, reference)
+
+
+def test_gradients_are_complete_when_backward_returns_however_many_buckets(comm, monkeypatch):
+    monkeypatch.setattr(gradient_reduction, "BUCKET_BYTES", 100)
+    grid = grid_over(comm, h=comm.size)
+    model, reference = dc.parallelize(build(SqueezeExcite), grid), build(SqueezeExcite)
+    classify(reference, IMAGES, LABELS).backward()
+    classify(model, dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)).backward()
+    compare(model, reference)
+
+
+class Breaking(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise ArithmeticError("broken on purpose")
+
+
+@pytest.mark.parametrize("bucket_bytes", [100, 4 << 20])
+def test_a_backward_that_fails_leaves_nothing_behind(comm, monkeypatch, bucket_bytes):
+    monkeypatch.setattr(gradient_reduction, "BUCKET_BYTES", bucket_bytes)
+    grid = grid_over(comm, h=comm.size)
+    model, reference = dc.parallelize(build(Pooled), grid), build(Pooled)
+    x = dc.scatter(IMAGES, grid)
+    broken = dc.DistTensor(Breaking.apply(x.local.clone().requires_grad_()), x.dist, x.shape)
+    with pytest.raises(ArithmeticError, match="broken on purpose"):
+        classify(model, broken, dc.scatter(LABELS, grid)).backward()
+    model.zero_grad()
+    model.load_state_dict(reference.state_dict())
+    classify(reference, IMAGES, LABELS).backward()
+    classify(model, x, dc.scatter(LABELS, grid)).backward()
+    compare(model, reference)
+
+
+def test_a_plain_tensor_is_owed_the_whole_gradient_too(comm):
+    for grid in grids(comm, "nhw"):
+        x, mask = dc.scatter(IMAGES, grid), normal(2, 1, 9, seed=5).requires_grad_()
+        (x * mask).sum().backward()
+        torch.testing.assert_close(mask.grad, IMAGES.sum((0, 2), keepdim=True)[0], rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.ranks(at_most=6)
+def test_gradients_accumulate_without_sums_in_between(comm, set_to_none):
+    def scenario(bench):
+        with bench.no_sync():
+            bench.loss(9).backward()
+        bench.optimizer.zero_grad(set_to_none)
+        for step in range(3):
+            with bench.no_sync() if step < 2 else contextlib.nullcontext():
+                bench.loss(step).backward()
+        return whole_gradients(bench.model)
+
+    as_in_one_process(comm, scenario)
+
+
+@pytest.mark.ranks(at_most=6)
+def test_parameters_that_the_last_pass_does_not_use_keep_what_was_accumulated(comm):
+    def scenario(bench):
+        with bench.no_sync():
+            bench.loss(1).backward()
+        x, label = bench.batch(2)
+        F.cross_entropy(bench.model.begin(x).mean((2, 3))[:, :5], label).backward()
+        return whole_gradients(bench.model)
+
+    as_in_one_process(comm, scenario)
+
+
+@pytest.mark.ranks(at_least=2, at_most=6)
+def test_no_gradient_is_summed_within_no_sync(comm, monkeypatch):
+    bench = Bench(grid_over(comm, n=comm.size))
+    started = []
+    monkeypatch.setattr("distconv.parameters.gradient_reduction._Bucket.launch", lambda bucket: started.append(bucket))
+    with dc.no_sync():
+        bench.loss(1).backward()
+    assert not started
+
+
+@pytest.mark.ranks(at_least=2, at_most=6)
+def test_a_model_that_only_some_ranks_still_have_does_not_part_them(comm):
+    # Python frees what is in a circle whenever it collects, which is not the same on all ranks.
+    bench = Bench(grid_over(comm, n=comm.size))
+    with dc.no_sync():
+        bench.loss(1).backward()
+    if comm.rank:
+        del bench
+        gc.collect()
+    after = Bench(grid_over(comm, n=comm.size))
+    after.loss(1).backward()
+    alone = Bench(None)
+    alone.loss(1).backward()
+    expected = dict(alone.model.named_parameters())
+    for name, parameter in after.model.named_parameters():
+        close(parameter.grad, expected[name].grad, name)

@@ -1,0 +1,41 @@
+"""Soft maxima along dimensions, against one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.layers.compare import same_as_one_process
+from tests.layers.spread import TABLE, spread
+
+SHAPE = (3, 4, 7, 5)
+
+SOFT = {
+    "logsumexp": lambda x: x.logsumexp(1),
+    "logsumexp over several": lambda x: torch.logsumexp(x * 300, (1, 2), True),
+    "softmax over channels": lambda x: x.softmax(1) * x,
+    "softmax over rows": lambda x: F.softmax(x * 300, 2) * x,
+    "softmax in another dtype": lambda x: torch.softmax(x.float(), 1, torch.float64),
+    "log_softmax": lambda x: F.log_softmax(x, dim=2) + x.log_softmax(1),
+    "softmin": lambda x: F.softmin(x, dim=2) * x,
+}
+
+
+@pytest.mark.parametrize("name", SOFT)
+@TABLE
+def test_soft_maxima_equal_one_process(comm, name):
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, SOFT[name], normal(*SHAPE))
+
+
+def test_a_soft_maximum_gathers_nothing(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, c=comm.size))
+    assert x.softmax(1).dist == x.dist
+
+
+def test_a_soft_maximum_without_a_dimension_names_the_way_out(comm):
+    x = dc.scatter(normal(6, 6), grid_over(comm, c=comm.size))
+    raises_everywhere(comm, dc.UnsupportedOperation, "say which dimension", lambda: F.softmax(x))

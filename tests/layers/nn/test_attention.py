@@ -1,0 +1,44 @@
+"""Scaled dot-product attention, against one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.layers.compare import same_as_one_process
+from tests.layers.spread import TABLE, spread
+
+SHAPE = (3, 4, 7, 5)
+
+ATTENTION = {
+    "attention": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1),
+    "causal attention": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1, is_causal=True),
+    "masked attention": lambda x: F.scaled_dot_product_attention(x[:, :, :3], x, x, attn_mask=(x @ x.mT)[:1, :1, :3]),
+    "grouped attention": lambda x: F.scaled_dot_product_attention(x, x[:, :2], x[:, 2:], enable_gqa=True),
+}
+
+
+@pytest.mark.parametrize("name", ATTENTION)
+@TABLE
+def test_attention_equals_one_process(comm, name):
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, ATTENTION[name], normal(*SHAPE))
+
+
+def test_every_rank_attends_in_autocasts_dtype(comm):
+    x = normal(*SHAPE).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = ATTENTION["attention"](x)
+        for dist in spread(comm, SHAPE):
+            found = dc.gather(ATTENTION["attention"](dc.scatter(x, dist)))
+            assert found.dtype == expected.dtype == torch.bfloat16
+            assert torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
+
+
+def test_attention_with_dropout_is_refused(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, n=comm.size))
+    call = lambda: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)  # noqa: E731
+    raises_everywhere(comm, dc.UnsupportedOperation, "set dropout_p=0", call)

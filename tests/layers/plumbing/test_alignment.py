@@ -1,0 +1,119 @@
+"""Operands of different layouts and extents, and the shapes and refusals that torch itself gives."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import distconv as dc
+from distconv.layers.plumbing.alignment import aligned, broadcast_shape, result_shape
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
+from tests.layers.compare import same_as_one_process
+
+SHAPE = (3, 2, 7, 4)
+
+
+@pytest.mark.parametrize("other", [SHAPE, (1, 2, 7, 4), (3, 2, 1, 1), (1, 1, 7, 1), (3, 1, 1, 4)])
+def test_split_operands_of_different_extents_are_aligned(comm, other):
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(grid, lambda a, b: a * b - b, normal(*SHAPE), normal(*other, seed=1))
+        same_as_one_process(grid, lambda a, b: b / (1 + a * a), normal(*SHAPE), normal(*other, seed=1))
+
+
+def test_operands_of_any_two_layouts_are_aligned(comm):
+    shape = (5, 7, 3)
+    a, b = normal(*shape), normal(*shape, seed=1)
+    for one in twenty_layouts(comm, shape)[::3]:
+        for other in twenty_layouts(comm, shape)[::4]:
+            x, y = (dc.scatter(t.clone(), d).requires_grad_() for t, d in ((a, one), (b, other)))
+            (x * y).sum().backward()
+            assert torch.equal(dc.gather(x.grad), b), (one, other)
+            assert torch.equal(dc.gather(y.grad), a), (one, other)
+
+
+def test_a_tensor_of_one_split_element_broadcasts(comm):
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(grid, lambda a, b: a + b, normal(1, 1, 1, 1), normal(*SHAPE, seed=1))
+
+
+def test_shapes_that_do_not_broadcast_are_refused_in_torchs_words(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    match = r"size of tensor a \(4\) must match the size of tensor b \(5\)"
+    with pytest.raises(RuntimeError, match=match):
+        normal(*SHAPE) + normal(5)
+    raises_everywhere(comm, dc.ShapeError, match, lambda: x + normal(5))
+
+
+@pytest.mark.filterwarnings("ignore:Default grid_sample")
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: F.max_pool2d(x, 2),
+        lambda x: F.avg_pool3d(x.unsqueeze(2), (1, 2, 2)),
+        lambda x: F.adaptive_avg_pool2d(x, 1),
+        lambda x: F.adaptive_max_pool3d(x.unsqueeze(2), (1, 2, 1)),
+        lambda x: F.interpolate(x, size=(5, 3), mode="area"),
+        lambda x: F.pad(x, (1, 1, 1, 1), "reflect"),
+        lambda x: F.grid_sample(x, torch.zeros(1, 2, 2, 2)),
+        lambda x: F.cross_entropy(x, torch.zeros(1, 3, 4).long()),
+        lambda x: F.group_norm(x, 2),
+        lambda x: F.dropout2d(x),
+    ],
+)
+def test_under_autocast_every_rank_has_the_dtype_of_one_process(comm, call):
+    x = normal(1, 2, 3, 4).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.manual_seed(0)
+        expected = call(x.bfloat16())
+        for grid in grids(comm, "ch"):
+            torch.manual_seed(0)
+            y = call(dc.scatter(x.bfloat16(), grid))
+            assert y.dtype == y.local.dtype == expected.dtype
+            torch.testing.assert_close(dc.gather(y), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        (F.conv2d, (2, 3, 8, 8), (4, 2, 3, 3), (4, 3, 3, 3)),
+        (F.linear, (2, 3), (4, 2), (4, 3)),
+        (torch.matmul, (2, 3), (4, 2), (3, 5)),
+    ],
+    ids=lambda call: call[0].__name__,
+)
+def test_shapes_are_asked_of_torch_and_refused_in_its_words(call):
+    function, x, wrong, right = call[0], *(normal(*shape) for shape in call[1:])
+    with pytest.raises(RuntimeError) as told:
+        function(x, wrong)
+    with pytest.raises(dc.ShapeError, match=re.escape(str(told.value))):
+        result_shape(function, x, wrong)
+    assert result_shape(function, x, right) == function(x, right).shape
+
+
+@pytest.mark.parametrize("shapes", [[(3, 1), (4,)], [(2, 1, 5), (3, 1)], [(), (2, 3)], [(0, 1), (1, 4)]], ids=str)
+def test_broadcast_shapes_are_torchs(shapes):
+    assert broadcast_shape(tuple(map(torch.Size, shapes))) == torch.broadcast_shapes(*shapes)
+
+
+def test_what_torch_refuses_for_its_dtype_alone_is_refused_on_all_ranks(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
+    weight = normal(3, 2, 3, 3).float()
+    with pytest.raises(RuntimeError) as told:
+        F.conv2d(normal(*SHAPE), weight)
+    text = raises_everywhere(comm, dc.ShapeError, "type", lambda: F.conv2d(x, weight))
+    assert str(told.value) in text
+
+
+def test_a_whole_tensor_gets_the_sum_of_what_the_ranks_give_it(comm):
+    for grid in grids(comm, "nhw"):
+        dist = dc.Distribution(grid, ("n", "c", "h", "w"))
+        whole = normal(2, 7, 1, seed=1).requires_grad_()
+        block = aligned(whole, dist, torch.Size(SHAPE))
+        assert block.shape == (2, dist.local_shape(SHAPE)[2], 1)
+        block.sum().backward()
+        # Each rank gives each element of its part one.
+        times = torch.full((7,), comm.size / grid.shape["h"], dtype=torch.float64)
+        assert torch.equal(whole.grad, times.view(1, 7, 1).expand(2, 7, 1)), grid

@@ -1,0 +1,85 @@
+"""The input that each rank needs for its outputs: the same values as in the padded whole, and an adjoint."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import distconv as dc
+from distconv.kernels.convolution import Geometry
+from distconv.layers.plumbing.input_windows import needed_block, no_outputs, spatial_box, spread, window_needs
+from tests.distconv.layouts import counting, grids, normal
+
+GEOMETRIES = [
+    Geometry((3, 3), (1, 1), (1, 1), (1, 1)),
+    Geometry((5, 2), (2, 3), (3, 0), (1, 2)),
+    Geometry((1, 1), (2, 2), (0, 0), (1, 1)),
+    Geometry((1, 1), (1, 1), (-2, 4), (1, 1)),
+]
+PADDED = 20
+"""More than any of these windows reaches out of the input."""
+
+
+def outputs(geometry, shape):
+    space = [
+        (n + 2 * geometry.padding[d] - geometry.reach(d)) // geometry.stride[d] + 1 for d, n in enumerate(shape[2:])
+    ]
+    return torch.Size([*shape[:2], *space])
+
+
+def expected(whole, dist, out_shape, geometry, fill):
+    """The block by brute force: the whole input padded amply, of which the windows of this rank's outputs are cut."""
+    block = whole[tuple(slice(i.start, i.stop) for i in dist.box(None, whole.shape)[:2])]
+    block = F.pad(block, (PADDED,) * 4, value=fill)
+    for dim, out in enumerate(spatial_box(dist, out_shape)):
+        touched = [
+            o * geometry.stride[dim] - geometry.padding[dim] + k * geometry.dilation[dim]
+            for o in range(*out)
+            for k in range(geometry.kernel[dim])
+        ]
+        start, stop = (min(touched), max(touched) + 1) if touched else (0, 0)
+        block = block.narrow(dim + 2, start + PADDED, stop - start)
+    return block
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+@pytest.mark.parametrize("space", [(9, 8), (3, 5)])
+def test_a_rank_gets_the_windows_of_its_outputs(comm, geometry, space):
+    whole = counting(2, 3, *space)
+    out_shape = outputs(geometry, whole.shape)
+    for grid in grids(comm, "nchw"):
+        x = dc.scatter(whole, grid)
+        found = needed_block(x, out_shape, geometry, fill=-7.0)
+        assert torch.equal(found, expected(whole, x.dist, out_shape, geometry, -7.0)), grid
+
+
+@pytest.mark.parametrize("geometry", GEOMETRIES, ids=str)
+def test_what_is_needed_by_several_gets_the_sum_of_their_gradients(comm, geometry):
+    whole = normal(2, 3, 9, 8)
+    out_shape = outputs(geometry, whole.shape)
+    for grid in grids(comm, "nhw"):
+        x = dc.scatter(whole, grid).requires_grad_()
+        block = needed_block(x, out_shape, geometry)
+        other = normal(*block.shape, seed=1 + comm.rank)
+        block.backward(other)
+        left, right = float((block.detach() * other).sum()), float((x.local.detach() * x.local.grad).sum())
+        assert comm.allreduce(left) == pytest.approx(comm.allreduce(right), rel=1e-12), grid
+
+
+def test_windows_of_what_is_not_split_need_nothing_from_others(comm):
+    for grid in grids(comm, "nc"):
+        dist = dc.Distribution(grid, ("n", "c", "h", "w"))
+        assert window_needs(dist, (2, 3, 9, 8), GEOMETRIES[0]).needed == ()
+
+
+def test_a_rank_without_outputs_is_part_of_the_graph():
+    block = normal(2, 3).requires_grad_()
+    y = no_outputs(block, (4, 0, 5))
+    assert y.shape == (4, 0, 5)
+    y.sum().backward()
+    assert torch.equal(block.grad, torch.zeros(2, 3).double())
+
+
+def test_one_number_stands_for_all_dimensions():
+    assert [spread(value, 3) for value in (2, [2], (1, 2, 3))] == [(2, 2, 2), (2, 2, 2), (1, 2, 3)]

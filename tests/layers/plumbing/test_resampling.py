@@ -1,0 +1,68 @@
+"""Outputs that pick one input position or blend two: any indices, on any grid, as in one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import distconv as dc
+from distconv.layers.plumbing.resampling import Resampling, Resamplings, own_memory, resampled
+from tests.distconv.layouts import grid_over, grids, normal
+from tests.layers.compare import close, same_as_one_process
+
+PICKED = Resampling(*[(8, 8, 0, 3, 5, 1, 2)] * 2, ())
+BLENDED = Resampling((0, 4, 2, 2, 7), (1, 4, 2, 6, 8), (0.25, 0.5, 0.0, 1.0, 0.125))
+
+
+def by_index(sampling, x, dim):
+    low, high = (x.index_select(dim, torch.tensor(index)) for index in (sampling.low, sampling.high))
+    if not sampling.weight:
+        return low
+    weight = torch.tensor(sampling.weight, dtype=x.dtype).view(-1, *(1,) * (x.dim() - dim - 1))
+    return low * (1 - weight) + high * weight
+
+
+@pytest.mark.parametrize("sampling", [PICKED, BLENDED])
+def test_a_part_of_the_outputs_comes_from_the_part_of_the_inputs_that_it_needs(sampling):
+    x = normal(2, 9, 3)
+    whole = by_index(sampling, x, 1)
+    for start in range(len(sampling.low)):
+        for stop in range(start + 1, len(sampling.low) + 1):
+            first, last = sampling.needed((start, stop))
+            assert torch.equal(sampling.apply(x[:, first:last], 1, (start, stop)), whole[:, start:stop])
+
+
+def test_no_outputs_need_no_inputs():
+    assert PICKED.needed((3, 3)) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    "samplings", [(PICKED, BLENDED), (BLENDED, None), (None, PICKED)], ids=["both", "rows", "columns"]
+)
+def test_it_equals_one_process(comm, samplings):
+    sizes = [9 if sampling is None else len(sampling.low) for sampling in samplings]
+
+    def sampled(x):
+        if isinstance(x, dc.DistTensor):
+            return resampled(x, torch.Size([2, 3, *sizes]), Resamplings(samplings))
+        for dim, sampling in enumerate(samplings, 2):
+            x = x if sampling is None else by_index(sampling, x, dim)
+        return x
+
+    for grid in grids(comm, "nchw"):
+        same_as_one_process(grid, sampled, normal(2, 3, 9, 9))
+
+
+def test_half_precision_is_blended_in_float32_and_rounded_once(comm):
+    x = normal(1, 1, 9, 8).bfloat16()
+    for grid in grids(comm, "hw"):
+        y = resampled(dc.scatter(x, grid), torch.Size([1, 1, 5, 8]), Resamplings((BLENDED, None)))
+        assert torch.equal(dc.gather(y), by_index(BLENDED, x.float(), 2).bfloat16())
+
+
+def test_the_result_has_memory_of_its_own(comm):
+    x = dc.scatter(normal(2, 2, 3, 4), grid_over(comm, n=comm.size))
+    resampled(x, x.shape, Resamplings((None, None))).zero_()
+    close(dc.gather(x), normal(2, 2, 3, 4), "input")
+    block = normal(2)
+    assert own_memory(block, x) is block
