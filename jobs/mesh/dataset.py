@@ -83,7 +83,9 @@ def generate(
     from distconv.jobs.mesh.production.run import Criteria
 
     start = time.perf_counter()
-    recipe = Recipe(size, samples, samples // 3 if heldout is None else heldout, tau, threshold, seed)
+    recipe = Recipe(
+        size, samples, samples // 3 if heldout is None else heldout, tau=tau, threshold=threshold, seed=seed
+    )
     target = Path(path)
     there = collectively(comm, lambda: existing(target, recipe))
     if there is not None:

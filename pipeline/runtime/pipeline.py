@@ -18,7 +18,8 @@ from distconv.parallel import check_equal, parallelize
 from distconv.pipeline.schedules.actions import Schedule, ScheduleError
 from distconv.pipeline.schedules.memory import peak_memory
 from distconv.pipeline.schedules.registry import per_stage_replicas
-from distconv.pipeline.simulation.timeline import Span, Timeline
+from distconv.pipeline.simulation.span import Span
+from distconv.pipeline.simulation.timeline import Timeline
 from distconv.pipeline.stage.passes import Feed, Loss, Passes
 from distconv.pipeline.stage.stage_state import check_separate, described, spread, state_of
 from distconv.process import watchdog

@@ -80,15 +80,15 @@ def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Sched
     found = family.order(stages, microbatches, **given)
     asynchronous = family.weights is not Weights.SYNCHRONOUS
     passes = Schedule(
-        name,
-        many_updates(found, weights, replicas, vertical_sync) if asynchronous else one_update(found),
-        microbatches,
-        weights,
-        given.get("chunks", 1),
-        family.hidden_transfers,
-        family.concurrent,
-        replicas,
-        asked,
+        name=name,
+        stages=many_updates(found, weights, replicas, vertical_sync) if asynchronous else one_update(found),
+        microbatches=microbatches,
+        weights=weights,
+        chunks=given.get("chunks", 1),
+        hidden_transfers=family.hidden_transfers,
+        concurrent=family.concurrent,
+        replicas=replicas,
+        options=asked,
     )
     return with_transfers(passes)
 

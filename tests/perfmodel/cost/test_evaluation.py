@@ -32,7 +32,15 @@ def plain(*, halo: bool = False, allreduce: bool = False, ranks_per_node: int = 
     """Memory costs nothing here: what is left are FLOPs, kernels and messages."""
     compute = Compute(1, Roofline(FLOPS, 1e30, KERNEL))
     near, far = Link(1e-4, 1e6), Link(3e-4, 1e5)
-    return Machine("plain", ranks_per_node, 1e9, near, far, Overlap(halo, allreduce), (compute,))
+    return Machine(
+        name="plain",
+        ranks_per_node=ranks_per_node,
+        memory_bytes=1e9,
+        node=near,
+        network=far,
+        overlap=Overlap(halo, allreduce),
+        compute=(compute,),
+    )
 
 
 def convolution(kernel=3, bias=False):
@@ -224,7 +232,17 @@ def test_measured_times_come_before_the_roofline():
     here = plain()
     table = Compute(1, here.compute[0].roofline, {f"{key} forward": 0.25, f"{key} weight": 0.5})
     measured = Costs(
-        Machine(here.name, 4, 1e9, here.node, here.network, here.overlap, (table,)), 1, Settings()
+        Machine(
+            name=here.name,
+            ranks_per_node=4,
+            memory_bytes=1e9,
+            node=here.node,
+            network=here.network,
+            overlap=here.overlap,
+            compute=(table,),
+        ),
+        1,
+        Settings(),
     ).operation(op, alone)
     assert (measured.fp, measured.bpw) == (0.25, 0.5)
     assert measured.bpx == costs.operation(op, alone).bpx
