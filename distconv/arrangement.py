@@ -18,6 +18,11 @@ class Arrangement:
     """Ranks along named axes, without a communicator: any rank works out where any other one is.
 
     Axes left out of ``axes`` have one part.
+
+    Raises
+    ------
+    GridError
+        If an axis is unknown, or a number of parts is no positive whole number.
     """
 
     def __init__(self, **axes: int) -> None:

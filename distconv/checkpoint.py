@@ -102,7 +102,13 @@ def load(folder: str | os.PathLike[str], comm: MPI.Intracomm) -> Checkpoint:
 
 
 def compare(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], what: str) -> None:
-    """Raise CheckpointError, listing every difference in names, shapes and dtypes, unless there is none."""
+    """Raise CheckpointError, listing every difference in names, shapes and dtypes, unless there is none.
+
+    Raises
+    ------
+    CheckpointError
+        If there is any.
+    """
     wrong = [f"{name!r} is missing" for name in wanted if name not in found]
     wrong += [f"{name!r} is not in the model" for name in found if name not in wanted]
     for name in wanted:

@@ -126,6 +126,11 @@ class TransferPlan:
     ``reversed()`` is the redistribution in the other direction, where nothing is added.
 
     Build it through :func:`transfer_plan`, which caches.
+
+    Raises
+    ------
+    DistributionError
+        If the two sides are not over the same ranks, or a layout does not fit the shape.
     """
 
     def __init__(self, src: Layout, dst: Layout, shape: Sequence[int], *, ghosts: bool = False) -> None:

@@ -345,7 +345,13 @@ def local_response_norm(
 def normalize(
     input: DistTensor, p: float = 2.0, dim: int | Sequence[int] = 1, eps: float = 1e-12, out: None = None
 ) -> torch.Tensor:
-    """``F.normalize``: vectors along ``dim`` divided by their norm."""
+    """``F.normalize``: vectors along ``dim`` divided by their norm.
+
+    Raises
+    ------
+    UnsupportedOperation
+        With ``out=``.
+    """
     if out is not None:
         raise UnsupportedOperation("F.normalize with out=: assign the result instead")
     norm: torch.Tensor = input.norm(p, dim, keepdim=True)

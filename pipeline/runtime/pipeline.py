@@ -219,7 +219,13 @@ class Pipeline:
     def switch(
         self, schedule: str | Schedule, microbatches: int = 1, weights: str | None = None, **options: Any
     ) -> None:
-        """Drain, and go on with another schedule (hybrid training: stale weights, 4.2)."""
+        """Drain, and go on with another schedule (hybrid training: stale weights, 4.2).
+
+        Raises
+        ------
+        ScheduleError
+            If the schedule has another number of chunks.
+        """
         agree(self._comm, "switch", f"{schedule!r}, {microbatches=}, {weights=}, {options=}")
         if chunks_of(schedule, options) != self._chunks:
             raise ScheduleError(f"switch: each rank has {self._chunks} chunks of the model, which cannot change")

@@ -112,7 +112,13 @@ def _check_vertical_sync(name: str, vertical_sync: bool, weights: Weights, repli
 
 
 def check_count(name: str, what: str, value: Any, least: int = 1, most: float = math.inf) -> int:
-    """``value`` if it is a whole number in range."""
+    """``value`` if it is a whole number in range.
+
+    Raises
+    ------
+    ScheduleError
+        If it is not.
+    """
     # NumPy's whole numbers are welcome, True is not.
     if hasattr(value, "__index__") and not isinstance(value, bool) and least <= value <= most:
         return int(value)
