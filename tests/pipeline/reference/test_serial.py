@@ -380,52 +380,6 @@ def test_seeds_differ_in_each_of_their_numbers():
     assert len(drawn) == 5
 
 
-def test_a_stage_without_parameters_has_no_optimizer():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
-    pipe = SerialPipeline(split(model, ["1", "2"]), F.mse_loss, SGD)
-    assert [step is None for step in pipe.optimizers] == [True, False, True]
-    for batch in samples(6):
-        pipe.step(*batch)
-    pipe.drain()
-    assert len(pipe.losses) == 6
-
-
-class Overwriting(nn.Module):
-    """Changes what tanh needs for its gradient."""
-
-    def forward(self, x):
-        y = torch.tanh(x)
-        z = y * 2
-        y.add_(1)
-        return z
-
-
-def test_an_activation_that_is_overwritten_is_found():
-    pipe = SerialPipeline([nn.Sequential(nn.Linear(WIDTH, WIDTH), Overwriting())], F.mse_loss, SGD)
-    with pytest.raises(RuntimeError, match="changed in place since its forward"):
-        pipe.step(*samples(1)[0])
-
-
-@pytest.mark.parametrize("weights", ["newest", "stash", "predict"])
-@pytest.mark.parametrize(("name", "cuts"), [("alexnet", ["features.1", "features.4"]), ("resnet50", ["relu", 4])])
-def test_a_stage_may_begin_with_an_operation_in_place(name, cuts, weights):
-    model = MODELS[name](width=4, classes=10)
-    alone, (x, target) = copy.deepcopy(model), images(1, size=33)[0]
-    pipe = SerialPipeline(split(model, cuts), F.cross_entropy, STILL, weights=weights)
-    pipe.step(x, target)
-    pipe.drain()
-    F.cross_entropy(alone(x), target).backward()
-    for found, expected in zip(model.parameters(), alone.parameters(), strict=True):
-        assert torch.equal(found.grad, expected.grad)
-
-
-def test_recompute_refuses_a_stage_that_overwrites_its_input():
-    stages = [nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)]
-    pipe = SerialPipeline(stages, F.mse_loss, SGD, weights="recompute")
-    with pytest.raises(ScheduleError, match="changes its input in place"):
-        pipe.step(*samples(1)[0])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -477,10 +431,3 @@ def test_each_forward_draws_the_numbers_of_its_mini_batch_micro_batch_and_stage(
             with seeded(torch.initial_seed(), minibatch, microbatch, stage):
                 expected.append(torch.rand(1).item())
         assert module[0].drawn == expected
-
-
-def test_a_stage_that_changes_what_the_one_before_needs_is_refused_as_in_one_process():
-    stages = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), nn.ReLU(inplace=True)]
-    pipe = SerialPipeline(stages, F.mse_loss, partial(torch.optim.SGD, lr=0.1), "gpipe")
-    with pytest.raises(RuntimeError, match=r"in.place"):
-        pipe.step(torch.randn(2, WIDTH), torch.randn(2, WIDTH))
