@@ -4,8 +4,8 @@
     directory/step-000123/manifest.json        names, checksums, position; written last: it is the commit mark
 
 A step without a manifest was never finished and does not count. A new manifest replaces an old one in one rename, so
-at no moment is a finished step lost. Every tensor is listed with the file and the global box of each of its pieces. At
-present parameters are replicated: rank 0 writes one piece per tensor and any grid on any number of ranks reads it.
+at no moment is a finished step lost. Every tensor is listed with the file and the global box of each of its pieces.
+Tensors are whole (``capture`` gathers what is sharded): rank 0 writes one piece of each, which any grid reads.
 """
 
 from __future__ import annotations
@@ -102,7 +102,13 @@ def load(folder: str | os.PathLike[str], comm: MPI.Intracomm) -> Checkpoint:
 
 
 def compare(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], what: str) -> None:
-    """Raise CheckpointError, listing every difference in names, shapes and dtypes, unless there is none."""
+    """Raise CheckpointError, listing every difference in names, shapes and dtypes, unless there is none.
+
+    Raises
+    ------
+    CheckpointError
+        If there is any.
+    """
     wrong = [f"{name!r} is missing" for name in wanted if name not in found]
     wrong += [f"{name!r} is not in the model" for name in found if name not in wanted]
     for name in wanted:

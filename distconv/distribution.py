@@ -159,7 +159,13 @@ class Distribution(Generic[Grid_co]):
     # -- index sets -------------------------------------------------------------------------------------------------
 
     def intervals(self, dim: int, index: int, extent: int) -> tuple[Interval, ...]:
-        """I_m^(p)(D^(m)): what coordinate ``index`` owns of dimension ``dim``, as rising disjoint intervals."""
+        """I_m^(p)(D^(m)): what coordinate ``index`` owns of dimension ``dim``, as rising disjoint intervals.
+
+        Raises
+        ------
+        DistributionError
+            If boundaries that were given do not cover the extent.
+        """
         axis = self.split[dim]
         if axis is None:
             return (Interval(0, extent),)
@@ -214,7 +220,13 @@ class Distribution(Generic[Grid_co]):
         return [self.intervals(dim, self.coordinate(dim, rank), extent) for dim, extent in enumerate(shape)]
 
     def owners(self, index: Sequence[int], shape: Sequence[int]) -> list[int]:
-        """All ranks that own the element at the global ``index`` of a tensor of ``shape``, rising."""
+        """All ranks that own the element at the global ``index`` of a tensor of ``shape``, rising.
+
+        Raises
+        ------
+        DistributionError
+            If the index is outside the shape.
+        """
         coords: dict[str, int] = {}
         for dim, (i, extent) in enumerate(zip(index, shape, strict=True)):
             if not 0 <= i < extent:

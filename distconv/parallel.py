@@ -44,6 +44,8 @@ def parallelize(
         On all ranks, if the plan does not fit the model or the number of ranks.
     ShapeError
         On all ranks, if a layer's groups do not divide over the ranks that split its channels.
+    UnsupportedOperation
+        If ``target`` is neither a grid nor a plan.
     """
     if not isinstance(target, (ProcessGrid, Plan)):
         raise UnsupportedOperation(f"parallelize needs a ProcessGrid or a Plan, not {type(target).__name__}")
@@ -110,7 +112,13 @@ def broadcast_tensor(world: MPI.Intracomm, tensor: torch.Tensor, root: int = 0) 
 
 
 def check_equal(world: MPI.Intracomm, state: dict[str, torch.Tensor], what: str, or_else: str = "") -> None:
-    """Raise MismatchError on all ranks unless ``state`` has the same values on each of them; ``what`` asks."""
+    """Raise MismatchError on all ranks unless ``state`` has the same values on each of them; ``what`` asks.
+
+    Raises
+    ------
+    MismatchError
+        On all ranks, naming the first that differs.
+    """
     digests = np.array([_digest(tensor) for tensor in state.values()], dtype=np.int64)
     extremes = np.concatenate([digests, -digests])
     world.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)

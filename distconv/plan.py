@@ -55,11 +55,7 @@ class Plan:
         for pattern, parts in layers.items():
             if not isinstance(pattern, str) or not isinstance(parts, Mapping):
                 raise PlanError(f"plan: {pattern!r}: {parts!r} must be a pattern with its parts, like {{'h': 4}}")
-            for axis, number in parts.items():
-                if axis not in AXES:
-                    raise PlanError(f"plan: {pattern!r}: unknown axis {axis!r}; the axes are {', '.join(AXES)}")
-                if not _positive(number):
-                    raise PlanError(f"plan: {pattern!r}: {axis}={number!r} must be a positive whole number of parts")
+            check_parts(pattern, parts)
             if ranks is not None and ranks % math.prod(parts.values()):
                 raise PlanError(
                     f"plan: {pattern!r}: {written(parts)} has {math.prod(parts.values())} parts, which do not divide "
@@ -203,17 +199,43 @@ def matched(
     return found
 
 
+def check_parts(name: str, parts: Mapping[str, int]) -> None:
+    """Refuse parts of a layer that are no positive whole numbers, or lie along what is no axis.
+
+    Raises
+    ------
+    PlanError
+        If there are any.
+    """
+    for axis, number in parts.items():
+        if axis not in AXES:
+            raise PlanError(f"plan: {name!r}: unknown axis {axis!r}; the axes are {', '.join(AXES)}")
+        if not _positive(number):
+            raise PlanError(f"plan: {name!r}: {axis}={number!r} must be a positive whole number of parts")
+
+
 def check_product(name: str, parts: Mapping[str, int], ranks: int) -> None:
-    """Raise PlanError if the parts of a layer do not divide ``ranks``."""
+    """Refuse parts of a layer that do not divide ``ranks``.
+
+    Raises
+    ------
+    PlanError
+        If they do not.
+    """
     product = math.prod(parts.values())
     if ranks % product:
         raise PlanError(f"plan: {name!r}: {written(parts)} has {product} parts, which do not divide the {ranks} ranks")
 
 
 def check_axes(name: str, kind: str, dimensions: int, parts: Mapping[str, int]) -> None:
-    """Raise PlanError if ``parts`` split a dimension that a convolution's input has not got.
+    """Refuse ``parts`` that split a dimension that a convolution's input has not got.
 
     Of a linear layer they may: it computes redundantly there, as it must at N = 1.
+
+    Raises
+    ------
+    PlanError
+        If they do.
     """
     axes = ("n", "c", *_SPATIAL[dimensions], "r")
     wrong = [axis for axis, number in parts.items() if number > 1 and axis not in axes]

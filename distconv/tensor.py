@@ -170,7 +170,13 @@ class DistTensor(torch.Tensor):
 
     @property
     def data(self) -> DistTensor:
-        """The tensor outside autograd, on the same memory."""
+        """The tensor outside autograd, on the same memory.
+
+        Raises
+        ------
+        UnsupportedOperation
+            If it is set to a tensor of another dtype or on another device.
+        """
         found: DistTensor = dispatch.operator_for(_DATA.__get__)(self)
         return found
 
@@ -262,6 +268,13 @@ class DistTensor(torch.Tensor):
         return format(self.item(), spec) if self.numel() == 1 and spec else repr(self)
 
     def numpy(self, *, force: bool = False) -> Any:
+        """Nothing: the elements lie on many ranks.
+
+        Raises
+        ------
+        UnsupportedOperation
+            Always.
+        """
         raise UnsupportedOperation(
             "numpy() of a DistTensor: use gather() for the whole or .local for this rank's block"
         )

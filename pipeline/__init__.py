@@ -22,7 +22,8 @@ from distconv.pipeline.schedules.actions import Action, Kind, Schedule, Schedule
 from distconv.pipeline.schedules.registry import FAMILIES, schedule
 from distconv.pipeline.schedules.validation import validate
 from distconv.pipeline.simulation.events import simulate
-from distconv.pipeline.simulation.timeline import Span, Timeline
+from distconv.pipeline.simulation.span import Span
+from distconv.pipeline.simulation.timeline import Timeline
 from distconv.pipeline.splitting.fx_graph import SplitError
 from distconv.pipeline.splitting.split import split
 

@@ -30,7 +30,13 @@ if level not in _LEVELS:
 
 
 def check_running() -> None:
-    """Raise CommunicatorError before MPI is initialized and once it is finalized."""
+    """Raise CommunicatorError before MPI is initialized and once it is finalized.
+
+    Raises
+    ------
+    CommunicatorError
+        If it is not running.
+    """
     if not MPI.Is_initialized() or MPI.Is_finalized():
         raise CommunicatorError("MPI is not running (not initialized yet, or finalized): no rank can be reached")
 
@@ -46,6 +52,11 @@ def agree(comm: MPI.Intracomm, what: str, value: str) -> None:
     """Raise MismatchError on every rank unless all ranks of ``comm`` pass the same ``what`` and ``value``.
 
     One allreduce of 16 bytes when they agree; the texts travel only when they do not.
+
+    Raises
+    ------
+    MismatchError
+        On every rank, with what each of them has.
     """
     check_usable(comm, what)
     if comm.size == 1 or level == "off":
@@ -100,7 +111,7 @@ def together(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[Distconv
     reason = ""
     try:
         result = attempt()
-    except (OSError, KeyError, ValueError, RuntimeError, MemoryError) as failure:
+    except (DistconvError, OSError, KeyError, ValueError, RuntimeError, MemoryError) as failure:
         reason = f"{failure}" or type(failure).__name__
     worst = np.array([comm.rank if reason else -1], dtype=np.int64)
     with watchdog.waiting(lambda: "agreement on an outcome"):

@@ -36,7 +36,13 @@ Message = tuple[int, torch.Tensor]
 
 
 def cuda_aware() -> bool:
-    """Whether device pointers may be handed to MPI: as forced, else as the library's own settings say."""
+    """Whether device pointers may be handed to MPI: as forced, else as the library's own settings say.
+
+    Raises
+    ------
+    ValueError
+        If ``DISTCONV_TRANSPORT`` forces what there is not.
+    """
     forced = os.environ.get("DISTCONV_TRANSPORT", "")
     if forced not in ("", "host", "cuda-aware"):
         raise ValueError(f"DISTCONV_TRANSPORT={forced!r} must be host or cuda-aware")

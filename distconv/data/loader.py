@@ -67,7 +67,13 @@ class Loader:
         mirror: str = "",
         device: torch.device | str = "cpu",
     ) -> None:
-        """``mirror`` names the axes along which a sample is mirrored with probability one half, for example "hw"."""
+        """``mirror`` names the axes along which a sample is mirrored with probability one half, for example "hw".
+
+        Raises
+        ------
+        DataError
+            If no batch can be made of the samples.
+        """
         self.file, self.fields, self.grid, self.batch = file, tuple(fields), grid, batch
         self.seed, self.shuffle, self.drop_last, self.mirror = seed, shuffle, drop_last, mirror
         self.device = torch.device(device)

@@ -37,7 +37,13 @@ def environment() -> dict[str, str]:
 
 
 def keep_memory(ranks: int) -> bool:
-    """Set the allocator if asked to or with more than one rank; returns whether that was done."""
+    """Set the allocator if asked to or with more than one rank; returns whether that was done.
+
+    Raises
+    ------
+    ValueError
+        If ``DISTCONV_MALLOC`` is neither 0 nor 1.
+    """
     wanted = os.environ.get("DISTCONV_MALLOC", "1" if ranks > 1 else "0")
     if wanted not in ("0", "1"):
         raise ValueError(f"DISTCONV_MALLOC={wanted!r} must be 0 or 1")

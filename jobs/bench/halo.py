@@ -12,20 +12,24 @@ from mpi4py import MPI
 import distconv as dc
 from distconv.communication.transfer import TransferPlan, transfer_plan
 from distconv.distribution import Distribution, default_axes
+from distconv.errors import DistconvError
 from distconv.jobs.bench import report
 from distconv.jobs.bench.comparison import timed
+from distconv.jobs.training.options import grid_extents, positive
 from distconv.kernels.convolution import Geometry
 from distconv.layers.plumbing.input_windows import window_needs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv bench halo``."""
-    parser.add_argument("--size", type=int, nargs="+", default=[256, 512, 1024], help="height and width of the tensor")
-    parser.add_argument("--channels", type=int, default=16, help="channels")
-    parser.add_argument("--batch", type=int, default=1, help="samples")
-    parser.add_argument("--kernel", type=int, default=3, help="odd kernel size; the halo is kernel // 2 wide")
-    parser.add_argument("--grid", default="", help="process grid, such as h=2,w=2 (default: h over all ranks)")
-    parser.add_argument("--repeats", type=int, default=50, help="exchanges per figure")
+    parser.add_argument(
+        "--size", type=positive, nargs="+", default=[256, 512, 1024], help="height and width of the tensor"
+    )
+    parser.add_argument("--channels", type=positive, default=16, help="channels")
+    parser.add_argument("--batch", type=positive, default=1, help="samples")
+    parser.add_argument("--kernel", type=positive, default=3, help="odd kernel size; the halo is kernel // 2 wide")
+    parser.add_argument("--grid", type=grid_extents, metavar="h=2,w=2", help="process grid (default: h over all ranks)")
+    parser.add_argument("--repeats", type=positive, default=50, help="exchanges per figure")
 
 
 def _halo_plan(grid: dc.ProcessGrid, shape: tuple[int, ...], kernel: int) -> TransferPlan:
@@ -59,10 +63,17 @@ def _times(comm: MPI.Intracomm, actions: dict[str, Callable[[], None]], repeats:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print."""
+    """Measure and print. Collective over MPI.COMM_WORLD.
+
+    Raises
+    ------
+    DistconvError
+        If the kernel's extent is even: its halo would be no exchange between equals.
+    """
     world = MPI.COMM_WORLD
-    axes = dc.parse_grid(options.grid) if options.grid else {"h": world.size}
-    grid = dc.ProcessGrid(world, **axes)
+    if options.kernel % 2 == 0:
+        raise DistconvError(f"--kernel {options.kernel}: the extent must be odd; use {options.kernel + 1}")
+    grid = dc.ProcessGrid(world, **(options.grid or {"h": world.size}))
     if world.rank == 0:
         print(report.heading(f"halo exchange over {grid.describe()}, float32, kernel {options.kernel}"))
     medians = {}

@@ -13,19 +13,19 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import torch
 from mpi4py import MPI
 
-from distconv.communication.agreement import together
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.jobs.mesh.recipe import CHANNELS
 from distconv.jobs.mesh.segmentation import segmentation_loss
+from distconv.jobs.planning.options import check_writable, on_rank_0
 from distconv.jobs.training.options import grid_extents, positive
 from distconv.jobs.training.report import peak_memory_bytes
-from distconv.jobs.verification.exactness import wait_asleep
 from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.parallel import parallelize
 from distconv.tensor import DistTensor
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", type=positive, default=1, help="samples (default: %(default)s)")
     parser.add_argument("--grid", type=grid_extents, metavar="h=4", help="default: all ranks along h")
-    parser.add_argument("--json", metavar="PATH", help="write the figures to this file too")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures to this file too")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
 
 
@@ -78,19 +78,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     grid = ProcessGrid(comm, **(options.grid or {"h": comm.size}))
     # The one rank goes first: the others hold nothing yet, and sleep.
-    failed, alone = "", Peak(0, 1, 0.0)
-    if comm.rank == 0:
-        try:
-            alone = by_itself(options)
-        except (OSError, ValueError, DistconvError) as error:
-            failed = str(error)
-    wait_asleep(comm)
-
-    def check() -> None:
-        if failed:
-            raise DistconvError(failed)
-
-    together(comm, check, DistconvError)
+    alone = on_rank_0(comm, lambda: by_itself(options))
     peaks = comm.gather(measure(options, grid), root=0)
     if peaks is not None:
         _report(options, grid, alone, peaks)
@@ -119,7 +107,15 @@ def _random(dist: Distribution, shape: tuple[int, ...]) -> DistTensor:
 
 
 def by_itself(options: argparse.Namespace) -> Peak:
-    """The same step in a new process that is no part of this job."""
+    """The same step in a new process that is no part of this job.
+
+    Raises
+    ------
+    DistconvError
+        If that fails, or ``--json`` names what cannot be written.
+    """
+    if options.json is not None:
+        check_writable("--json", options.json)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
     environment.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
     command = [sys.executable, "-m", "distconv", "bench", "memory", "--alone", "--model", options.model]

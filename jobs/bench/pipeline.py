@@ -59,7 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print. Collective over MPI.COMM_WORLD."""
+    """Measure and print. Collective over MPI.COMM_WORLD.
+
+    Raises
+    ------
+    DistconvError
+        If there is one rank only.
+    """
     world = MPI.COMM_WORLD
     if world.size < 2:
         raise DistconvError("bench pipeline needs one rank for each stage: start 2 or more")

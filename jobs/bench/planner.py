@@ -42,7 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Plan for ``--from`` to ``--to`` ranks and print: for powers of two, and ``--to``. Collective; rank 0 works."""
+    """Plan for ``--from`` to ``--to`` ranks and print: for powers of two, and ``--to``. Collective; rank 0 works.
+
+    Raises
+    ------
+    DistconvError
+        If ``--from`` is more than ``--to``.
+    """
     if options.least > options.most:
         raise DistconvError(f"--from {options.least} is more than --to {options.most}")
     on_rank_0(MPI.COMM_WORLD, lambda: _compared(options))

@@ -21,20 +21,21 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.jobs.bench import report, torch_step
+from distconv.jobs.training.options import grid_extents, positive
 from distconv.process import allocator
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv bench step``."""
     parser.add_argument(
-        "--size", type=int, nargs="+", default=[512], help="height and width of the sample (several allowed)"
+        "--size", type=positive, nargs="+", default=[512], help="height and width of the sample (several allowed)"
     )
-    parser.add_argument("--channels", type=int, default=16, help="channels of every layer")
-    parser.add_argument("--layers", type=int, default=4, help="convolution 3x3 + ReLU pairs")
-    parser.add_argument("--batch", type=int, default=1, help="samples per step")
-    parser.add_argument("--grid", default="", help="process grid, such as h=2 (default: h over all ranks)")
-    parser.add_argument("--rounds", type=int, default=9, help="turns of each variant; their medians are compared")
-    parser.add_argument("--steps", type=int, default=2, help="steps per turn")
+    parser.add_argument("--channels", type=positive, default=16, help="channels of every layer")
+    parser.add_argument("--layers", type=positive, default=4, help="convolution 3x3 + ReLU pairs")
+    parser.add_argument("--batch", type=positive, default=1, help="samples per step")
+    parser.add_argument("--grid", type=grid_extents, metavar="h=2", help="process grid (default: h over all ranks)")
+    parser.add_argument("--rounds", type=positive, default=9, help="turns of each variant; their medians are compared")
+    parser.add_argument("--steps", type=positive, default=2, help="steps per turn")
 
 
 _OURS = ("PMI", "OMPI_", "PMIX", "MPI", "HYDRA", "MALLOC_", "THP_")
@@ -97,7 +98,7 @@ def _distributed(
 def _measure(world: MPI.Intracomm, options: argparse.Namespace, size: int) -> dict[str, list[float]]:
     """Seconds per step of every variant; meaningful on rank 0."""
     alone = world.rank == 0
-    axes = dc.parse_grid(options.grid) if options.grid else {"h": world.size}
+    axes = options.grid or {"h": world.size}
     threads = torch.get_num_threads()
     total = threads * world.size
     together = _distributed(world, axes, options, size)

@@ -40,7 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Generate the file, or measure steps. Collective over MPI.COMM_WORLD."""
+    """Generate the file, or measure steps. Collective over MPI.COMM_WORLD.
+
+    Raises
+    ------
+    DataError
+        If ``--out`` is missing where a file is to be made.
+    """
     comm = MPI.COMM_WORLD
     if options.measure_steps is not None:
         return _measure(options)

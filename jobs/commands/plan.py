@@ -8,6 +8,7 @@ best the plan is proven to be, beside pure sample and pure spatial parallelism. 
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 
 from mpi4py import MPI
@@ -89,10 +90,8 @@ def _plan(options: argparse.Namespace) -> None:
         picture.check_format(options.plot)
     machine = Machine.load(options.machine)
     memory = options.memory or machine.memory_bytes
-    assumptions = {
-        name: getattr(options, name) for name in ("optimizer_slots", "memory_model", "workspace", "batch_norm")
-    }
-    Settings(**assumptions)
+    chosen = {name: getattr(options, name) for name in ("optimizer_slots", "memory_model", "workspace", "batch_norm")}
+    assumptions = asdict(Settings(**chosen))
     graph = traced(options)
     strategy = select(graph, machine, options.ranks, memory, options.method, **assumptions)
     print(report.heading(options, graph, machine, memory))

@@ -184,13 +184,13 @@ def machine_of(name: str, network: NetworkProfile, comm: MPI.Intracomm, device: 
     # MPI on the host makes no progress while torch computes.
     hides = device.type == "cuda"
     return Machine(
-        name,
-        per_node,
-        _memory_bytes(per_node, device),
-        near.exchange if near else alone,
-        far.exchange if far else alone,
-        Overlap(hides, hides),
-        tuple(
+        name=name,
+        ranks_per_node=per_node,
+        memory_bytes=_memory_bytes(per_node, device),
+        node=near.exchange if near else alone,
+        network=far.exchange if far else alone,
+        overlap=Overlap(hides, hides),
+        compute=tuple(
             Compute(busy, _at_work(busy, comm, lambda group: _roofline(group, device)))
             for busy in sorted({1, per_node})
         ),

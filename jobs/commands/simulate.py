@@ -54,7 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Simulate, and print on rank 0. Collective over MPI.COMM_WORLD."""
+    """Simulate, and print on rank 0. Collective over MPI.COMM_WORLD.
+
+    Raises
+    ------
+    DistconvError
+        If a picture is asked for and matplotlib is not installed.
+    """
     if options.plot is not None and find_spec("matplotlib") is None:
         raise DistconvError("--plot needs matplotlib; install it, or distconv[plot]")
     timeline = simulate(

@@ -78,7 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def augmentation(text: str) -> str:
-    """Some of ``crop`` and ``flip``, in this order."""
+    """Some of ``crop`` and ``flip``, in this order.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is something else.
+    """
     words = text.split(",") if text else []
     if not set(words) <= set(AUGMENTATIONS):
         raise argparse.ArgumentTypeError(f"{text!r} is not some of {','.join(AUGMENTATIONS)}")
@@ -96,7 +102,13 @@ class Outcome:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, evaluate, and write everything to ``options.out``. Collective over MPI.COMM_WORLD."""
+    """Train, evaluate, and write everything to ``options.out``. Collective over MPI.COMM_WORLD.
+
+    Raises
+    ------
+    DataError
+        If ``--data`` is missing.
+    """
     comm = MPI.COMM_WORLD
     if options.data is None:
         raise DataError("train classify needs --data PATH: a folder of MNIST or CIFAR-10, or an HDF5 file of images")

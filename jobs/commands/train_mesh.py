@@ -63,7 +63,13 @@ class Outcome:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, evaluate, and write everything to ``options.out``. Collective over MPI.COMM_WORLD."""
+    """Train, evaluate, and write everything to ``options.out``. Collective over MPI.COMM_WORLD.
+
+    Raises
+    ------
+    DataError
+        If ``--data`` is missing.
+    """
     comm = MPI.COMM_WORLD
     if options.data is None:
         raise DataError(

@@ -37,7 +37,13 @@ class Images:
 
 
 def read_idx(images: Path, labels: Path) -> Images:
-    """The images and labels of two idx files."""
+    """The images and labels of two idx files.
+
+    Raises
+    ------
+    DataError
+        If there are more of one than of the other.
+    """
     pixels, classes = _idx(images, IDX_IMAGES, "images"), _idx(labels, IDX_LABELS, "labels")
     if len(pixels) != len(classes):
         raise DataError(

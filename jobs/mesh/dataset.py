@@ -44,6 +44,11 @@ def flip(channels: Array, label: Array, axis: str) -> tuple[Array, Array]:
     """Mirror image of a sample: its channels (..., 18, H, W) and label (..., H, W), reversed along ``axis`` "h" or "w".
 
     The velocity across the mirror, the vorticity and the skew change sign.
+
+    Raises
+    ------
+    ValueError
+        If ``axis`` is neither.
     """
     if axis not in ("h", "w"):
         raise ValueError(f"flip along {axis!r}: an image has the axes 'h' and 'w'")
@@ -83,7 +88,9 @@ def generate(
     from distconv.jobs.mesh.production.run import Criteria
 
     start = time.perf_counter()
-    recipe = Recipe(size, samples, samples // 3 if heldout is None else heldout, tau, threshold, seed)
+    recipe = Recipe(
+        size, samples, samples // 3 if heldout is None else heldout, tau=tau, threshold=threshold, seed=seed
+    )
     target = Path(path)
     there = collectively(comm, lambda: existing(target, recipe))
     if there is not None:
@@ -110,7 +117,13 @@ def parts_folder(target: Path) -> Path:
 
 
 def existing(target: Path, recipe: Recipe) -> Summary | None:
-    """Summary of the file if it is there and holds this very data set; None if there is no file."""
+    """Summary of the file if it is there and holds this very data set; None if there is no file.
+
+    Raises
+    ------
+    DataError
+        If there is something else.
+    """
     if not target.exists():
         return None
     try:
@@ -125,7 +138,13 @@ def existing(target: Path, recipe: Recipe) -> Summary | None:
 
 
 def prepare(target: Path, recipe: Recipe) -> str:
-    """Make the folder of parts ready and return the mark of this session's claims. On rank 0."""
+    """Make the folder of parts ready and return the mark of this session's claims. On rank 0.
+
+    Raises
+    ------
+    DataError
+        If the folder cannot be written to, or holds the runs of another data set.
+    """
     from distconv.jobs.mesh.production.parts import write_atomically
 
     folder = parts_folder(target)

@@ -33,7 +33,13 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that the content of a file depends on."""
+    """Everything that the content of a file depends on.
+
+    Raises
+    ------
+    DataError
+        If a figure cannot be.
+    """
 
     size: int
     samples: int

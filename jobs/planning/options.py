@@ -50,7 +50,13 @@ def add_machine_argument(parser: argparse.ArgumentParser, *, required: bool) -> 
 
 
 def extents(text: str) -> tuple[int, ...]:
-    """Extents as they are written, ``3,224,224``."""
+    """Extents as they are written, ``3,224,224``.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the text is none.
+    """
     try:
         return tuple(positive(word) for word in text.split(","))
     except argparse.ArgumentTypeError:
@@ -114,7 +120,13 @@ def on_first_ranks(comm: MPI.Intracomm, ranks: int, attempt: Callable[[], T]) ->
 
 
 def check_writable(option: str, path: Path) -> None:
-    """Raise DataError if no file can be written at ``path``: before hours of work, not after."""
+    """Raise DataError if no file can be written at ``path``: before hours of work, not after.
+
+    Raises
+    ------
+    DataError
+        If none can.
+    """
     if path.is_dir():
         raise DataError(f"{option} {path}: that is a folder; name a file")
     if not path.parent.is_dir():

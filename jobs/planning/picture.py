@@ -27,7 +27,13 @@ STYLES = {"planned": ("tab:blue", "o"), "pure sample": ("tab:orange", "s"), "pur
 
 
 def check_format(path: Path) -> None:
-    """Raise DataError if no picture can be drawn at ``path``: no matplotlib, or it does not know the format."""
+    """Raise DataError if no picture can be drawn at ``path``: no matplotlib, or it does not know the format.
+
+    Raises
+    ------
+    DataError
+        If none can.
+    """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:

@@ -56,7 +56,13 @@ def add_training_arguments(
 
 
 def grid_extents(text: str) -> dict[str, int]:
-    """A grid as it is written, ``n=2,h=2``."""
+    """A grid as it is written, ``n=2,h=2``.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the text is none.
+    """
     try:
         return parse_grid(text)
     except GridError as error:
@@ -64,28 +70,52 @@ def grid_extents(text: str) -> dict[str, int]:
 
 
 def positive(text: str) -> int:
-    """A whole number above zero."""
+    """A whole number above zero.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the text is none.
+    """
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above zero")
     return int(text)
 
 
 def seed(text: str) -> int:
-    """A whole number from zero on."""
+    """A whole number from zero on.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the text is none.
+    """
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
     return int(text)
 
 
 def positive_float(text: str) -> float:
-    """A finite number above zero."""
+    """A finite number above zero.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the text is none.
+    """
     if not _number(text) > 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number above zero")
     return _number(text)
 
 
 def not_negative(text: str) -> float:
-    """A finite number from zero on."""
+    """A finite number from zero on.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the text is none.
+    """
     if not _number(text) >= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
     return _number(text)

@@ -27,7 +27,7 @@ REFINEMENTS = (
 """Options that mean nothing without ``--pipeline``."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pipelining:
     """How a model is trained as a pipeline: its schedule, and ``replicas`` of each stage, one rank each.
 
@@ -122,21 +122,20 @@ def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
     stages = _stages(options, ranks, made.chunks)
     replicas = options.replicas or (1,)
     replicas = per_stage_replicas("--replicas", replicas * stages if len(replicas) == 1 else replicas, stages)
-    Placement(ranks, replicas)
     if options.switch_after is not None and made.chunks > 1:
         raise ScheduleError(
             f"--switch-after: {options.pipeline} has {made.chunks} chunks on each rank and must keep them"
         )
     return Pipelining(
-        options.pipeline,
-        replicas,
-        made.chunks,
-        options.ppv,
-        options.microbatches or (1 if made.asynchronous else stages),
-        options.weights,
-        bool(options.vertical_sync),
-        options.batch_norm or "micro",
-        options.switch_after,
+        schedule=options.pipeline,
+        replicas=Placement(ranks, replicas).replicas,
+        chunks=made.chunks,
+        ppv=options.ppv,
+        microbatches=options.microbatches or (1 if made.asynchronous else stages),
+        weights=options.weights,
+        vertical_sync=bool(options.vertical_sync),
+        batch_norm=options.batch_norm or "micro",
+        switch_after=options.switch_after,
     )
 
 

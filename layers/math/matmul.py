@@ -211,7 +211,13 @@ def _spelled(term: str, count: int) -> list[str]:
 
 @implements(torch.tensordot)
 def tensordot(a: torch.Tensor, b: torch.Tensor, dims: Any = 2, out: None = None) -> DistTensor:
-    """``torch.tensordot``."""
+    """``torch.tensordot``.
+
+    Raises
+    ------
+    UnsupportedOperation
+        With ``out=``, or a tensor as ``dims``.
+    """
     if out is not None or isinstance(dims, torch.Tensor):
         raise UnsupportedOperation(
             "torch.tensordot with out= or with a tensor as dims=: use numbers, assign the result"

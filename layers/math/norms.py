@@ -59,7 +59,13 @@ def norm(
     out: None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``torch.norm`` as a norm of vectors."""
+    """``torch.norm`` as a norm of vectors.
+
+    Raises
+    ------
+    UnsupportedOperation
+        For the nuclear norm.
+    """
     _no_out(out)
     result_shape(torch.norm, input, p, dim, keepdim, dtype=dtype)
     if p == "nuc":
@@ -78,7 +84,13 @@ def linalg_norm(
     out: None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``torch.linalg.norm`` as a norm of vectors, and the Frobenius norm."""
+    """``torch.linalg.norm`` as a norm of vectors, and the Frobenius norm.
+
+    Raises
+    ------
+    UnsupportedOperation
+        For other norms of matrices.
+    """
     _no_out(out)
     result_shape(torch.linalg.norm, A, ord, dim, keepdim, dtype=dtype)
     matrices = (A.dim() if dim is None else 1 if isinstance(dim, int) else len(dim)) == 2

@@ -111,6 +111,13 @@ def in_place(function: Callable[..., Any], target: Any, *args: Any, **kwargs: An
     """``function`` that changes ``target`` element by element; the other operands are aligned to it.
 
     A plain target counts as replicated: its other operands must be, too, and autograd must not be recording.
+
+    Raises
+    ------
+    UnsupportedOperation
+        If a distributed operand would be written into a plain target.
+    ShapeError
+        With torch's text, if the operands are larger than the target.
     """
     others = _tensors(args) + _tensors(kwargs.values())
     if not isinstance(target, DistTensor):
@@ -164,7 +171,13 @@ _register()
 
 @implements(torch.where)
 def where(condition: torch.Tensor, *branches: Any, **named: Any) -> DistTensor:
-    """``torch.where`` with two branches."""
+    """``torch.where`` with two branches.
+
+    Raises
+    ------
+    UnsupportedOperation
+        For a condition alone.
+    """
     if not branches and not named:
         raise UnsupportedOperation("torch.where of a condition alone: gather it first (dc.gather(condition))")
     result: DistTensor = pointwise(torch.where, condition, *branches, **named)
@@ -213,7 +226,13 @@ def data(tensor: DistTensor) -> DistTensor:
 
 @implements(F.prelu, torch.prelu, torch.Tensor.prelu)
 def prelu(input: torch.Tensor, weight: torch.Tensor) -> DistTensor:
-    """``F.prelu`` with one slope, or one per channel (dimension 1)."""
+    """``F.prelu`` with one slope, or one per channel (dimension 1).
+
+    Raises
+    ------
+    UnsupportedOperation
+        For a plain tensor with a distributed slope.
+    """
     result_shape(F.prelu, input, weight)
     if not isinstance(input, DistTensor):
         raise UnsupportedOperation("prelu of a plain tensor with a distributed weight: scatter the input first")

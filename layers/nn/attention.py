@@ -25,7 +25,13 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> DistTensor:
-    """``F.scaled_dot_product_attention``: samples, heads and queries keep their splits; keys are gathered."""
+    """``F.scaled_dot_product_attention``: samples, heads and queries keep their splits; keys are gathered.
+
+    Raises
+    ------
+    UnsupportedOperation
+        With dropout.
+    """
     if dropout_p:
         raise UnsupportedOperation("attention with dropout: its mask would depend on the grid; set dropout_p=0")
     options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}

@@ -170,6 +170,8 @@ def batch_norm(
     ------
     ShapeError
         With torch's text, if there is one value per channel in training.
+    UnsupportedOperation
+        For a plain tensor with a distributed weight.
     """
     result_shape(F.batch_norm, input, running_mean, running_var, weight, bias, training, momentum, eps)
     if not isinstance(input, DistTensor):

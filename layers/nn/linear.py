@@ -27,7 +27,13 @@ from distconv.tensor import DistTensor
 
 @implements(F.linear, torch._C._nn.linear)
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> DistTensor:
-    """``F.linear`` of x (..., features); features split over another axis than ``c`` are gathered first."""
+    """``F.linear`` of x (..., features); features split over another axis than ``c`` are gathered first.
+
+    Raises
+    ------
+    UnsupportedOperation
+        For a plain tensor with a distributed weight, or a weight of one dimension.
+    """
     check_dtypes(F.linear, input, weight, bias)
     out_shape = result_shape(F.linear, input, weight, bias)
     if not isinstance(input, DistTensor):

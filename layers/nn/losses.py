@@ -114,7 +114,13 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """``F.gaussian_nll_loss``; ``var`` has the input's shape, or 1 or no element in the last dimension."""
+    """``F.gaussian_nll_loss``; ``var`` has the input's shape, or 1 or no element in the last dimension.
+
+    Raises
+    ------
+    ShapeError
+        With torch's text, if ``var`` has another shape or is negative anywhere.
+    """
     _check_reduction(reduction)
     var = torch.full_like(input, var) if isinstance(var, float) else var
     if var.shape != input.shape and var.shape == input.shape[:-1]:

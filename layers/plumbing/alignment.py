@@ -150,7 +150,13 @@ def check_dtypes(function: Callable[..., Any], input: torch.Tensor, *operands: A
 
 
 def check_as_torch(function: Callable[..., Any], *args: Any) -> None:
-    """Raise ShapeError with torch's text where it refuses operands that its meta tensors let pass."""
+    """Raise ShapeError with torch's text where it refuses operands that its meta tensors let pass.
+
+    Raises
+    ------
+    ShapeError
+        With torch's text, where torch refuses the operands.
+    """
     with torch._C.DisableTorchFunctionSubclass():
         try:
             _called(function, _frozen(args), (), _without_memory)

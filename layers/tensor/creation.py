@@ -53,7 +53,13 @@ def new_tensor(input: DistTensor, data: Any, **named: Any) -> DistTensor:
 
 
 def agree_on_generator(input: DistTensor, generator: torch.Generator | None = None) -> None:
-    """Raise MismatchError on all ranks if their next random numbers would differ."""
+    """Raise MismatchError on all ranks if their next random numbers would differ.
+
+    Raises
+    ------
+    MismatchError
+        On all ranks, if the generators differ.
+    """
     if input.grid.size == 1 or agreement.level == "off":
         return
     if generator is not None:

@@ -87,5 +87,11 @@ def unscale(self: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: to
 
 @implements(*(getattr(torch, f"_fused_{name}_") for name in ("sgd", "adam", "adamw", "adagrad")))
 def fused(*_: Any, **__: Any) -> None:
-    """Fused optimizers, which see no blocks."""
+    """Fused optimizers, which see no blocks.
+
+    Raises
+    ------
+    UnsupportedOperation
+        Always.
+    """
     raise UnsupportedOperation("a fused optimizer with distributed parameters: make it with fused=False")

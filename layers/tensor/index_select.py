@@ -32,6 +32,11 @@ def check_index(index: DistTensor, extent: int, dim: int, *, from_behind: bool =
     """Raise IndexError on all ranks if any of them has an index outside ``extent``.
 
     ``from_behind``: negative ones count from the end, as in brackets.
+
+    Raises
+    ------
+    IndexError
+        With torch's text, naming the first such index.
     """
     values = torch.where(index.local < 0, index.local + extent, index.local) if from_behind else index.local
     wrong = outside(values, extent, index.grid)
@@ -55,7 +60,13 @@ def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> DistTens
 
 @implements(torch.gather, torch.Tensor.gather)
 def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> DistTensor:
-    """``torch.gather``: dimensions in which index and input have one extent stay split, as the index is."""
+    """``torch.gather``: dimensions in which index and input have one extent stay split, as the index is.
+
+    Raises
+    ------
+    UnsupportedOperation
+        With ``sparse_grad=True``.
+    """
     shape = result_shape(torch.gather, input, dim, index)
     if sparse_grad:
         raise UnsupportedOperation("torch.gather with sparse_grad=True: leave it out")

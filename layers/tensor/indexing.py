@@ -60,7 +60,13 @@ def _basic(entries: Sequence[Any]) -> bool:
 
 @implements(torch.Tensor.__getitem__)
 def getitem(input: torch.Tensor, index: Any) -> DistTensor:
-    """Indexing; a split dimension indexed by a number or by a tensor is gathered, as far as it is needed."""
+    """Indexing; a split dimension indexed by a number or by a tensor is gathered, as far as it is needed.
+
+    Raises
+    ------
+    UnsupportedOperation
+        For a mask, and for a plain tensor with several indices of which some are distributed.
+    """
     entries = _entries(index, input.dim())
     if any(map(_is_mask, entries)):
         raise UnsupportedOperation(f"indexing a DistTensor with a mask: {_MASK}")
@@ -97,7 +103,13 @@ def _as_slices(per_dim: Sequence[Any], shape: Sequence[int]) -> list[slice]:
 
 @implements(torch.Tensor.__setitem__)
 def setitem(input: torch.Tensor, index: Any, value: Any) -> None:
-    """``x[index] = value`` in place, for basic indices, and for a mask with a single value."""
+    """``x[index] = value`` in place, for basic indices, and for a mask with a single value.
+
+    Raises
+    ------
+    UnsupportedOperation
+        For other indices, and for a plain tensor that would take a distributed value.
+    """
     if not isinstance(input, DistTensor):
         raise UnsupportedOperation("assigning a DistTensor to a part of a plain tensor: gather it first (dc.gather(x))")
     entries = _entries(index, input.dim())

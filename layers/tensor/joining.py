@@ -35,7 +35,13 @@ def _common(tensors: Sequence[torch.Tensor], joined: int | None = None) -> Distr
 
 @implements(torch.cat, torch.concat, torch.concatenate)
 def cat(tensors: Sequence[torch.Tensor], dim: int = 0, *, axis: int | None = None, out: None = None) -> DistTensor:
-    """``torch.cat``; plain tensors count as replicated, and a split dimension has balanced blocks again."""
+    """``torch.cat``; plain tensors count as replicated, and a split dimension has balanced blocks again.
+
+    Raises
+    ------
+    UnsupportedOperation
+        With ``out=``.
+    """
     if out is not None:
         raise UnsupportedOperation("torch.cat with out=: assign the result instead")
     dim = dim if axis is None else axis
@@ -75,7 +81,13 @@ def _joining(
 
 @implements(torch.stack)
 def stack(tensors: Sequence[torch.Tensor], dim: int = 0, *, out: None = None) -> DistTensor:
-    """``torch.stack``; the new dimension is replicated."""
+    """``torch.stack``; the new dimension is replicated.
+
+    Raises
+    ------
+    UnsupportedOperation
+        With ``out=``.
+    """
     if out is not None:
         raise UnsupportedOperation("torch.stack with out=: assign the result instead")
     out_shape = result_shape(torch.stack, tuple(tensors), dim)

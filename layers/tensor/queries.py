@@ -41,7 +41,13 @@ def contains(input: DistTensor, element: Any) -> bool:
 
 @implements(torch.Tensor.__index__)
 def index(input: DistTensor) -> int:
-    """The value of a whole number, where Python wants an index."""
+    """The value of a whole number, where Python wants an index.
+
+    Raises
+    ------
+    TypeError
+        With torch's text, if it is no whole number.
+    """
     if input.is_floating_point() or input.numel() != 1:
         raise TypeError("only integer tensors of a single element can be converted to an index")
     return int(input)
@@ -83,5 +89,11 @@ def type_(input: DistTensor, dtype: Any = None, non_blocking: bool = False) -> A
 
 @implements(torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.storage, torch.as_strided)
 def memory(input: DistTensor, *_: Any) -> Any:
-    """The memory of the global tensor, which is nowhere in one piece."""
+    """The memory of the global tensor, which is nowhere in one piece.
+
+    Raises
+    ------
+    UnsupportedOperation
+        Always.
+    """
     raise UnsupportedOperation("the memory of a DistTensor lies on many ranks: use .local for this rank's block")

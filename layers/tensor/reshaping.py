@@ -36,7 +36,13 @@ def reshape(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
 
 @implements(torch.Tensor.view)
 def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
-    """``Tensor.view``: as ``reshape``, but in torch it always shares memory."""
+    """``Tensor.view``: as ``reshape``, but in torch it always shares memory.
+
+    Raises
+    ------
+    UnsupportedOperation
+        For a view as another dtype.
+    """
     shape = shape or tuple(named.values())
     if isinstance(shape[0], torch.dtype):
         raise UnsupportedOperation("view(dtype) of a DistTensor: convert with .to(dtype) instead")
@@ -187,7 +193,13 @@ def unsqueeze(input: DistTensor, dim: int) -> DistTensor:
 
 @implements(torch.Tensor.squeeze_)
 def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistTensor:
-    """``Tensor.squeeze_`` of dimensions that are not split."""
+    """``Tensor.squeeze_`` of dimensions that are not split.
+
+    Raises
+    ------
+    UnsupportedOperation
+        For a dimension that is split.
+    """
     gone = _of_extent_one(input, dim)
     if any(input.dist.split[d] for d in gone):
         raise UnsupportedOperation(f"squeeze_ of a split dimension of {input.dist}: write x = x.squeeze(...)")
@@ -255,5 +267,11 @@ _register_orders()
 
 @implements(torch.Tensor.transpose_, torch.Tensor.t_, torch.Tensor.swapaxes_, torch.Tensor.swapdims_)
 def reorder_(input: DistTensor, *dims: int) -> DistTensor:
-    """In-place reordering, which a DistTensor does not have."""
+    """In-place reordering, which a DistTensor does not have.
+
+    Raises
+    ------
+    UnsupportedOperation
+        Always.
+    """
     raise UnsupportedOperation("transposing a DistTensor in place: write x = x.transpose(...)")

@@ -23,7 +23,7 @@ STRIDED = 2.0
 """A copy between blocks takes so many times as long as one of contiguous memory (measured on CPUs: 1.5 to 3)."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OperationCost:
     """Seconds of one operation in one training step.
 
@@ -110,18 +110,18 @@ class Costs:
         after = bpx if bpw else 0.0
         bpa, update = self._parameters(op, call, parts)
         return OperationCost(
-            fp,
-            bpx,
-            bpw,
-            bpa,
-            halo_forward + channels.sum_y,
-            halo_backward,
-            sync_forward,
-            sync_backward,
-            update,
-            forward,
-            before,
-            after,
+            fp=fp,
+            bpx=bpx,
+            bpw=bpw,
+            bpa=bpa,
+            halo_forward=halo_forward + channels.sum_y,
+            halo_backward=halo_backward,
+            sync_forward=sync_forward,
+            sync_backward=sync_backward,
+            update=update,
+            forward=forward,
+            before_reduce=before,
+            after_reduce=after,
         )
 
     def _together(self, compute: float, exchange: float) -> float:

@@ -82,7 +82,15 @@ def local_call(op: Operation, parts: Parts) -> LocalCall:
     split = channel_layout(op, parts.along("c"))
     if split is None:
         whole = _local_constants(op, constants, inputs)
-        return LocalCall(op, inputs, whole, outputs, op.groups, None, pieces_of(op, parts, None))
+        return LocalCall(
+            operation=op,
+            inputs=inputs,
+            constants=whole,
+            outputs=outputs,
+            groups=op.groups,
+            split=None,
+            pieces=pieces_of(op, parts, None),
+        )
     axis = _feature_dim(op)
     needed = max(split.needed(i).extent for i in range(split.parts))
     computed = max(split.computed(i).extent for i in range(split.parts))
@@ -91,13 +99,13 @@ def local_call(op: Operation, parts: Parts) -> LocalCall:
         weight = (needed, computed // split.local_groups, *constants[0][2:])
     shapes = (weight, *((computed,) for _ in constants[1:]))
     return LocalCall(
-        op,
-        (_with(inputs[0], axis, needed), *inputs[1:]),
-        shapes,
-        (_with(outputs[0], axis, computed), *outputs[1:]),
-        split.local_groups,
-        split,
-        pieces_of(op, parts, split),
+        operation=op,
+        inputs=(_with(inputs[0], axis, needed), *inputs[1:]),
+        constants=shapes,
+        outputs=(_with(outputs[0], axis, computed), *outputs[1:]),
+        groups=split.local_groups,
+        split=split,
+        pieces=pieces_of(op, parts, split),
     )
 
 

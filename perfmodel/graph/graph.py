@@ -67,7 +67,7 @@ class Window(Geometry):
         return -(-first // self.stride[dim]), last // self.stride[dim] + 1
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Operation:
     """One call of a torch function in the forward pass.
 

@@ -152,7 +152,14 @@ class _Recorder(TorchFunctionMode):
 
     def _value(self, tensor: torch.Tensor, producer: int) -> Value:
         storage = self.storages.setdefault(tensor.untyped_storage()._cdata, len(self.storages))
-        return Value(tuple(tensor.shape), tensor.itemsize, _dtype(tensor), storage, producer, tensor.requires_grad)
+        return Value(
+            shape=tuple(tensor.shape),
+            itemsize=tensor.itemsize,
+            dtype=_dtype(tensor),
+            storage=storage,
+            producer=producer,
+            requires_grad=tensor.requires_grad,
+        )
 
     def _record(
         self,
@@ -177,22 +184,24 @@ class _Recorder(TorchFunctionMode):
             self.deciding.setdefault(layer)
         self.operations.append(
             Operation(
-                index,
-                self._name(kind, layer),
-                kind,
-                layer,
-                bool(layer),
-                function,
-                described[0],
-                described[1],
-                inputs,
-                tuple(_unique(c for c in tree_flatten(described)[0] if isinstance(c, Constant))),
-                outputs,
-                tuple(self._value(t, index) for t in saved if t.untyped_storage()._cdata not in self.constant_storages),
-                in_place,
-                not in_place and all(value.storage in before for value in outputs),
-                window,
-                groups,
+                index=index,
+                name=self._name(kind, layer),
+                kind=kind,
+                layer=layer,
+                decides=bool(layer),
+                function=function,
+                args=described[0],
+                kwargs=described[1],
+                inputs=inputs,
+                constants=tuple(_unique(c for c in tree_flatten(described)[0] if isinstance(c, Constant))),
+                outputs=outputs,
+                saved=tuple(
+                    self._value(t, index) for t in saved if t.untyped_storage()._cdata not in self.constant_storages
+                ),
+                in_place=in_place,
+                view=not in_place and all(value.storage in before for value in outputs),
+                window=window,
+                groups=groups,
             )
         )
 

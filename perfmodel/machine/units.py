@@ -76,6 +76,11 @@ def number(value: object) -> float | None:
 def written(value: float, kind: str) -> str:
     """``value`` (in base units) in the largest decimal unit that it reaches; :func:`parsed` gives back the same float.
 
+    Raises
+    ------
+    MachineError
+        If the value is not positive and finite.
+
     >>> written(1.5e-06, TIME), written(12.5e9, BANDWIDTH)
     ('1.5 us', '12.5 GB/s')
     """

@@ -51,7 +51,13 @@ def balanced(terms: Terms) -> tuple[list[int], list[Stage]]:
 
 
 class Chain:
-    """The devices of ``terms`` one after the other, one stage each."""
+    """The devices of ``terms`` one after the other, one stage each.
+
+    Raises
+    ------
+    PartitionError
+        If there are more devices than layers.
+    """
 
     def __init__(self, terms: Terms) -> None:
         self.terms = terms

@@ -156,7 +156,13 @@ class Terms:
 
 
 def check_profile(where: str, profile: object) -> None:
-    """Raise PartitionError if it is none."""
+    """Raise PartitionError if it is none.
+
+    Raises
+    ------
+    PartitionError
+        If it is no Profile.
+    """
     if not isinstance(profile, Profile):
         raise PartitionError(f"{where}: found {short(repr(profile))}, expected a Profile, such as Profile.load(path)")
 

@@ -11,7 +11,7 @@ from distconv.perfmodel.cost.block_geometry import Parts, axes_of
 from distconv.perfmodel.cost.operation_cost import SPATIAL
 from distconv.perfmodel.cost.operation_work import axes_in, divides, local_call, work
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
-from distconv.plan import Plan, check_axes, check_product, matched
+from distconv.plan import Plan, check_axes, check_parts, check_product, matched
 
 Candidate = Mapping[str, int]
 
@@ -57,7 +57,7 @@ def _checked(graph: LayerGraph, op: Operation, parts: Candidate, ranks: int) -> 
 
 
 def _check(op: Operation, parts: Candidate, ranks: int) -> None:
-    Plan({op.layer: parts})
+    check_parts(op.layer, parts)
     check_product(op.layer, parts, ranks)
     if op.kind != "linear":
         check_axes(op.layer, op.kind, len(op.x.shape) - 2, parts)

@@ -27,7 +27,7 @@ PRICES = tuple(10.0**exponent for exponent in range(-15, -5))
 """Seconds per byte that ``longest-path`` puts on memory, one after the other, until a limit is met."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Strategy:
     """A plan and what is known of it.
 
@@ -78,15 +78,15 @@ def select(
     found = (_exact if method == "exact" else _along_paths)(model, options, memory, seconds)
     parts = {name: dict(options[name][i]) for name, i in zip(options, found.choices, strict=True)}
     return Strategy(
-        Plan(parts, ranks),
-        found.time,
-        found.memory,
-        found.bound,
-        found.gap,
-        found.optimal,
-        evaluate(graph, parts, machine, ranks, **assumptions),
-        {name: _uniform(graph, plan, machine, ranks, assumptions) for name, plan in pure(graph, ranks).items()},
-        method,
+        plan=Plan(parts, ranks),
+        time=found.time,
+        memory=found.memory,
+        bound=found.bound,
+        gap=found.gap,
+        optimal=found.optimal,
+        prediction=evaluate(graph, parts, machine, ranks, **assumptions),
+        uniform={name: _uniform(graph, plan, machine, ranks, assumptions) for name, plan in pure(graph, ranks).items()},
+        method=method,
     )
 
 

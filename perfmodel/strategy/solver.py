@@ -315,7 +315,13 @@ def worst(sums: Sums, values: Array) -> Array:
 
 
 def fastest_of_all(problem: Problem, limit: float | None) -> Solution:
-    """The fastest of all choices within the memory limit, the first of equal ones."""
+    """The fastest of all choices within the memory limit, the first of equal ones.
+
+    Raises
+    ------
+    Infeasible
+        If none is.
+    """
     best, least = enumerated(problem, problem.times, np.inf if limit is None else limit)
     if best is None:
         assert limit is not None

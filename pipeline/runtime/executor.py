@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from distconv.errors import PipelineError
 from distconv.pipeline.schedules.actions import COMPUTE, Action, Kind, Message, Schedule, Weights
-from distconv.pipeline.simulation.timeline import Span
+from distconv.pipeline.simulation.span import Span
 from distconv.pipeline.stage.passes import Feed, Passes
 from distconv.pipeline.stage.running_statistics import Record
 

@@ -72,7 +72,13 @@ class Header:
     """Of the tensors, as they are laid out for one pair of ranks."""
 
     def encode(self) -> torch.Tensor:
-        """As ``HEADER`` numbers. Raises PipelineError for more tensors than fit, or a dtype that cannot be sent."""
+        """As ``HEADER`` numbers.
+
+        Raises
+        ------
+        PipelineError
+            For more tensors than fit, or a dtype that cannot be sent.
+        """
         payload, microbatch, part = self.message
         loss = int(np.float64(self.loss).view(np.int64))
         numbers = [int(payload is Kind.B), microbatch, part, *self.minibatch, loss, self.nbytes, len(self.tensors)]

@@ -18,7 +18,8 @@ from distconv.parallel import check_equal, parallelize
 from distconv.pipeline.schedules.actions import Schedule, ScheduleError
 from distconv.pipeline.schedules.memory import peak_memory
 from distconv.pipeline.schedules.registry import per_stage_replicas
-from distconv.pipeline.simulation.timeline import Span, Timeline
+from distconv.pipeline.simulation.span import Span
+from distconv.pipeline.simulation.timeline import Timeline
 from distconv.pipeline.stage.passes import Feed, Loss, Passes
 from distconv.pipeline.stage.stage_state import check_separate, described, spread, state_of
 from distconv.process import watchdog
@@ -218,7 +219,13 @@ class Pipeline:
     def switch(
         self, schedule: str | Schedule, microbatches: int = 1, weights: str | None = None, **options: Any
     ) -> None:
-        """Drain, and go on with another schedule (hybrid training: stale weights, 4.2)."""
+        """Drain, and go on with another schedule (hybrid training: stale weights, 4.2).
+
+        Raises
+        ------
+        ScheduleError
+            If the schedule has another number of chunks.
+        """
         agree(self._comm, "switch", f"{schedule!r}, {microbatches=}, {weights=}, {options=}")
         if chunks_of(schedule, options) != self._chunks:
             raise ScheduleError(f"switch: each rank has {self._chunks} chunks of the model, which cannot change")

@@ -51,6 +51,11 @@ def stale_fraction(schedule: Schedule, weights: Cost) -> float:
     """The fraction of all weights that lie on stages with stale ones.
 
     ``weights``: how many each stage has. Source: stale weights, 4.1, percentage of stale weights.
+
+    Raises
+    ------
+    ScheduleError
+        If no stage has any weights.
     """
     counts: Sequence[float] = per_stage("weights", weights, len(schedule.stages))
     if not sum(counts):

@@ -80,15 +80,15 @@ def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Sched
     found = family.order(stages, microbatches, **given)
     asynchronous = family.weights is not Weights.SYNCHRONOUS
     passes = Schedule(
-        name,
-        many_updates(found, weights, replicas, vertical_sync) if asynchronous else one_update(found),
-        microbatches,
-        weights,
-        given.get("chunks", 1),
-        family.hidden_transfers,
-        family.concurrent,
-        replicas,
-        asked,
+        name=name,
+        stages=many_updates(found, weights, replicas, vertical_sync) if asynchronous else one_update(found),
+        microbatches=microbatches,
+        weights=weights,
+        chunks=given.get("chunks", 1),
+        hidden_transfers=family.hidden_transfers,
+        concurrent=family.concurrent,
+        replicas=replicas,
+        options=asked,
     )
     return with_transfers(passes)
 
@@ -112,7 +112,13 @@ def _check_vertical_sync(name: str, vertical_sync: bool, weights: Weights, repli
 
 
 def check_count(name: str, what: str, value: Any, least: int = 1, most: float = math.inf) -> int:
-    """``value`` if it is a whole number in range."""
+    """``value`` if it is a whole number in range.
+
+    Raises
+    ------
+    ScheduleError
+        If it is not.
+    """
     # NumPy's whole numbers are welcome, True is not.
     if hasattr(value, "__index__") and not isinstance(value, bool) and least <= value <= most:
         return int(value)

@@ -11,7 +11,8 @@ from distconv.pipeline.schedules.actions import COMPUTE, Action, Kind, Message, 
 from distconv.pipeline.schedules.registry import per_stage_replicas, remade
 
 from .costs import Cost, Costs
-from .timeline import Span, Timeline
+from .span import Span
+from .timeline import Timeline
 
 OCCUPYING = COMPUTE | {Kind.UPDATE}
 """What takes time on a stage."""

@@ -1,20 +1,23 @@
-"""A timeline as a picture."""
+"""Spans as a picture."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
-from distconv.pipeline.schedules.actions import Kind, ScheduleError
+from distconv.pipeline.schedules.actions import Kind, Schedule, ScheduleError
 
-from .timeline import Span, Timeline
+from .span import Span
 
 COLOURS = {Kind.F: "#9ecae1", Kind.B: "#a1d99b", Kind.W: "#fdd0a2", Kind.UPDATE: "#bcbddc"}
 LABELS_AT_MOST = 600
 """More passes than this carry no number: it could not be read."""
 
 
-def draw(timeline: Timeline, path: str | os.PathLike[str]) -> None:
+def draw(
+    schedule: Schedule, spans: Sequence[Span], replicas: Sequence[int], title: str, path: str | os.PathLike[str]
+) -> None:
     """Write the picture: a row for each rank; where F and B share a rank, B is the lower half of its row.
 
     Raises
@@ -29,42 +32,43 @@ def draw(timeline: Timeline, path: str | os.PathLike[str]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = [(stage, replica) for stage, count in enumerate(timeline.replicas) for replica in range(count)]
+    rows = [(stage, replica) for stage, count in enumerate(replicas) for replica in range(count)]
     figure = Figure(figsize=(12.0, 1.6 + 0.45 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
-    seen = [span for span in timeline.spans if span.end > span.start]
+    seen = [span for span in spans if span.end > span.start]
     for span in seen:
-        _draw_span(axis, span, rows.index((span.action.stage, span.replica)), timeline)
-    _label(axis, rows, timeline, {span.action.kind for span in seen})
+        _draw_span(axis, span, rows.index((span.action.stage, span.replica)), schedule, len(spans) <= LABELS_AT_MOST)
+    _label_rows(axis, rows)
+    axis.set_xlim(0, max((span.end for span in seen), default=1))
+    axis.set_xlabel("time")
+    axis.set_title(title)
+    _label_kinds(axis, {span.action.kind for span in seen})
     figure.savefig(path, dpi=130)
 
 
-def _draw_span(axis: Any, span: Span, row: int, timeline: Timeline) -> None:
-    halves = timeline.schedule.concurrent and span.action.kind in (Kind.F, Kind.B)
+def _draw_span(axis: Any, span: Span, row: int, schedule: Schedule, numbered: bool) -> None:
+    halves = schedule.concurrent and span.action.kind in (Kind.F, Kind.B)
     height = 0.4 if halves else 0.8
     middle = row + (0.0 if not halves else -0.2 if span.action.kind is Kind.F else 0.2)
     width = span.end - span.start
     # Later chunks of a stage are darker.
-    alpha = 1.0 if timeline.schedule.chunks == 1 else 0.5 + 0.5 * span.action.chunk / (timeline.schedule.chunks - 1)
+    alpha = 1.0 if schedule.chunks == 1 else 0.5 + 0.5 * span.action.chunk / (schedule.chunks - 1)
     colour = COLOURS[span.action.kind]
     axis.barh(middle, width, height, span.start, color=colour, alpha=alpha, edgecolor="0.3", linewidth=0.4)
-    if span.action.microbatch is not None and len(timeline.spans) <= LABELS_AT_MOST:
+    if span.action.microbatch is not None and numbered:
         axis.text(span.start + width / 2, middle, span.action.microbatch, ha="center", va="center", fontsize=7)
 
 
-def _label(axis: Any, rows: list[tuple[int, int]], timeline: Timeline, shown: set[Kind]) -> None:
-    from matplotlib.patches import Patch
-
-    single = max(timeline.replicas) == 1
+def _label_rows(axis: Any, rows: Sequence[tuple[int, int]]) -> None:
+    single = all(replica == 0 for _, replica in rows)
     names = [f"stage {stage}" if single else f"stage {stage}, replica {replica}" for stage, replica in rows]
     axis.set_yticks(range(len(rows)), names)
     axis.invert_yaxis()
-    axis.set_xlim(0, timeline.makespan or 1)
-    axis.set_xlabel("time")
-    schedule = timeline.schedule
-    axis.set_title(
-        f"{schedule.name}, {schedule.microbatches} micro-batches: {timeline.makespan:g}, bubble {timeline.bubble:.1%}"
-    )
+
+
+def _label_kinds(axis: Any, shown: set[Kind]) -> None:
+    from matplotlib.patches import Patch
+
     patches = [Patch(color=colour, label=str(kind)) for kind, colour in COLOURS.items() if kind in shown]
     axis.legend(handles=patches, loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)

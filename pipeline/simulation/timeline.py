@@ -6,17 +6,10 @@ import json
 import os
 from dataclasses import dataclass
 
-from distconv.pipeline.schedules.actions import Action, Schedule
+from distconv.pipeline.schedules.actions import Schedule
 
-
-@dataclass(frozen=True)
-class Span:
-    """One pass or update: when it ran, on which replica of its stage."""
-
-    action: Action
-    replica: int
-    start: float
-    end: float
+from .gantt import draw
+from .span import Span
 
 
 @dataclass(frozen=True)
@@ -56,9 +49,9 @@ class Timeline:
         ImportError
             If matplotlib is not installed.
         """
-        from .gantt import draw
-
-        draw(self, path)
+        schedule = self.schedule
+        title = f"{schedule.name}, {schedule.microbatches} micro-batches: {self.makespan:g}, bubble {self.bubble:.1%}"
+        draw(schedule, self.spans, self.replicas, title, path)
 
     def to_chrome_trace(self, path: str | os.PathLike[str]) -> None:
         """Write a JSON file for chrome://tracing or Perfetto: a process for each stage, a thread for each replica.

@@ -34,7 +34,13 @@ class Buffers:
 
 @contextmanager
 def unchanged(module: nn.Module) -> Iterator[None]:
-    """Raise PipelineError for a buffer that changes inside: replicas see other samples, and would differ in it."""
+    """Raise PipelineError for a buffer that changes inside: replicas see other samples, and would differ in it.
+
+    Raises
+    ------
+    PipelineError
+        If one does.
+    """
     before = _marks(module)
     yield
     changed = [name for name, mark in _marks(module).items() if before.get(name) != mark]

@@ -32,7 +32,13 @@ def described(modules: Sequence[Any]) -> str:
 
 
 def check_separate(modules: Sequence[nn.Module], count: int) -> None:
-    """Refuse what is distributed already, and weights that two of the ``count`` stages share."""
+    """Refuse what is distributed already, and weights that two of the ``count`` stages share.
+
+    Raises
+    ------
+    ScheduleError
+        If there is either.
+    """
     homes: dict[int, tuple[int, str]] = {}
     for name, tensor in state_of(modules).items():
         index = int(name.partition(".")[0])

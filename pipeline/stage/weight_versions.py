@@ -72,7 +72,13 @@ class WeightVersions:
         self._places: dict[int, int] = {}
 
     def check_separate(self) -> None:
-        """Raise ScheduleError if parameters share memory: a copy of one would not be a view of the other's copy."""
+        """Raise ScheduleError if parameters share memory: a copy of one would not be a view of the other's copy.
+
+        Raises
+        ------
+        ScheduleError
+            If any two of them do.
+        """
         filled = [tensor for tensor in self.parameters if tensor.numel()]
         if len({tensor.untyped_storage().data_ptr() for tensor in filled}) < len(filled):
             raise ScheduleError(

@@ -47,11 +47,29 @@ class RandomNetwork(torch.nn.Module):
 def machine(*, overlap: bool = True, per_node: int = 2, latency_s: float = 2e-6, bandwidth: float = 2e9) -> Machine:
     """Ranks that are slow enough for shuffles, halos and allreduces to matter to the networks here."""
     return Machine(
-        "small",
-        per_node,
-        1e9,
-        Link(latency_s, bandwidth),
-        Link(4 * latency_s, bandwidth / 4),
-        Overlap(overlap, overlap),
-        (Compute(1, Roofline(2e10, 4e9, 1e-6)),),
+        name="small",
+        ranks_per_node=per_node,
+        memory_bytes=1e9,
+        node=Link(latency_s, bandwidth),
+        network=Link(4 * latency_s, bandwidth / 4),
+        overlap=Overlap(overlap, overlap),
+        compute=(Compute(1, Roofline(2e10, 4e9, 1e-6)),),
+    )
+
+
+FLOPS, KERNEL = 1e9, 1e-5
+
+
+def plain(*, halo: bool = False, allreduce: bool = False, ranks_per_node: int = 4) -> Machine:
+    """Memory costs nothing here: what is left are FLOPs, kernels and messages."""
+    compute = Compute(1, Roofline(FLOPS, 1e30, KERNEL))
+    near, far = Link(1e-4, 1e6), Link(3e-4, 1e5)
+    return Machine(
+        name="plain",
+        ranks_per_node=ranks_per_node,
+        memory_bytes=1e9,
+        node=near,
+        network=far,
+        overlap=Overlap(halo, allreduce),
+        compute=(compute,),
     )

@@ -202,7 +202,7 @@ def initial_condition(family: str, size: int, seed: np.random.SeedSequence) -> I
     x = sketch.x + shift * sketch.smooth_noise(spacing)
     y = sketch.y + shift * sketch.smooth_noise(spacing)
     density, pressure, gamma = (cell_mean(field) for field in (sketch.density, sketch.pressure, sketch.gamma))
-    return Initial(x, y, sketch.u, sketch.v, density, pressure, gamma)
+    return Initial(x=x, y=y, u=sketch.u, v=sketch.v, density=density, pressure=pressure, gamma=gamma)
 
 
 def cell_mean(nodes: Floats) -> Floats:

@@ -65,6 +65,11 @@ class Hydro:
 
     ``work_velocity`` is "mean", or "end" to take the work with the velocity at the end of the step: the common
     mistake, which does not conserve energy, here so that the conservation test can be seen to fail.
+
+    Raises
+    ------
+    DataError
+        If area, density or pressure of a cell of the initial condition is not positive.
     """
 
     initial: InitVar[Initial]

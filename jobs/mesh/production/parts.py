@@ -153,7 +153,13 @@ class Parts:
         return None
 
     def check(self, wanted: list[Stream]) -> None:
-        """Raise DataError if a stream has used up its runs without meeting its quota."""
+        """Raise DataError if a stream has used up its runs without meeting its quota.
+
+        Raises
+        ------
+        DataError
+            If one has.
+        """
         for stream in wanted:
             last = stream.run(self.most_runs - 1)
             if self.accepted(last) is not None and self.done(stream) < stream.quota:

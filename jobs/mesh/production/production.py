@@ -28,7 +28,13 @@ PATIENCE_S = 0.1
 
 
 def collectively(comm: MPI.Comm | None, action: Callable[[], Result]) -> Result:
-    """What ``action`` returns on rank 0, on all ranks; a DataError there is raised on all ranks."""
+    """What ``action`` returns on rank 0, on all ranks; a DataError there is raised on all ranks.
+
+    Raises
+    ------
+    DataError
+        On all ranks with the same text.
+    """
     if comm is None or comm.size == 1:
         return action()
     result: Result | None = None

@@ -40,7 +40,13 @@ class Variant:
 
     @classmethod
     def parse(cls, text: str) -> Variant:
-        """``nonpipelined``, ``7,13`` or ``hybrid:7,13``, each with ``@RATE`` where it is not the recipe's."""
+        """``nonpipelined``, ``7,13`` or ``hybrid:7,13``, each with ``@RATE`` where it is not the recipe's.
+
+        Raises
+        ------
+        VariantError
+            If the text is none of these.
+        """
         match = re.fullmatch(r"(?:nonpipelined|(hybrid:)?(\d+(?:,\d+)*))(?:@(\d*\.?\d+(?:e[+-]?\d+)?))?", text)
         if match is None or (match[3] and not float(match[3])):
             raise VariantError(

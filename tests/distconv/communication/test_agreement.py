@@ -60,12 +60,13 @@ def test_at_level_all_each_operator_is_compared(comm, monkeypatch):
     assert "torch.Tensor.sin" in text
 
 
-def test_a_failure_on_one_rank_is_raised_on_all(comm):
+@pytest.mark.parametrize("failure", [FileNotFoundError, dc.DistconvError])
+def test_a_failure_on_one_rank_is_raised_on_all(comm, failure):
     last = comm.size - 1
 
     def attempt():
         if comm.rank == last:
-            raise FileNotFoundError("mesh.h5 is not here")
+            raise failure("mesh.h5 is not here")
         return comm.rank
 
     match = "mesh.h5 is not here" if comm.size == 1 else rf"mesh.h5 is not here \(on rank {last}\)"

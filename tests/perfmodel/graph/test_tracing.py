@@ -101,21 +101,6 @@ def test_tracing_changes_nothing_about_the_model():
     assert not any(len(module._forward_hooks) for module in model.modules())
 
 
-class Shared(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(4, 4, 3, padding=1)
-
-    def forward(self, x, y):
-        return self.conv(self.conv(x)) + y
-
-
-def test_a_layer_that_runs_twice_is_one_layer_with_two_calls_and_inputs_may_be_several():
-    graph = trace(Shared(), [(2, 4, 8, 8), (2, 4, 8, 8)])
-    assert graph.deciding == ("conv",)
-    assert len(graph.by_layer["conv"]) == 2
-
-
 class Reading(nn.Module):
     def __init__(self):
         super().__init__()

@@ -26,7 +26,15 @@ def level(ranks):
 
 def machine(ranks_per_node=4, node=(1e-6, 1e11), network=(1e-5, 1e10), memory=1e12):
     compute = (Compute(1, Roofline(1e13, memory, 1e-5)),)
-    return Machine("test", ranks_per_node, 1e9, Link(*node), Link(*network), Overlap(True, True), compute)
+    return Machine(
+        name="test",
+        ranks_per_node=ranks_per_node,
+        memory_bytes=1e9,
+        node=Link(*node),
+        network=Link(*network),
+        overlap=Overlap(True, True),
+        compute=compute,
+    )
 
 
 # alpha is 10 per message, beta 2 per byte sent, gamma 1/2 per byte summed; n = 120 bytes.

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import distconv as dc
 from distconv.perfmodel.machine.machine import Compute, Link, Machine, Overlap, Roofline, built_in
-from distconv.perfmodel.machine.units import BANDWIDTH, UNITS, parsed, written
 
 GOOD = """
 name: box
@@ -215,19 +214,6 @@ def test_what_is_saved_is_loaded_as_it_was(tmp_path_factory, a, b, c, table, fla
     )
     one.save(path)
     assert Machine.load(path) == one
-
-
-@pytest.mark.parametrize("kind", UNITS)
-@given(value=POSITIVE)
-def test_a_quantity_is_written_in_one_of_its_units_and_read_as_the_same_float(kind, value):
-    assert parsed(written(value, kind), kind) == value
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(12.5e9, "12.5 GB/s"), (1e3, "1 kB/s"), (999.0, "999 B/s"), (0.5, "0.5 B/s")]
-)
-def test_a_quantity_is_written_for_people(value, text):
-    assert written(value, BANDWIDTH) == text
 
 
 @pytest.mark.parametrize("name", built_in())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.evaluation import Model
 from distconv.perfmodel.cost.operation_work import PHASES, local_call, work
 from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.machine import measure_operations
 from distconv.perfmodel.machine.measure_operations import calls_of, measure, measure_exchange, measure_roofline
 from distconv.perfmodel.strategy.candidates import candidates
 from tests.perfmodel.networks import machine
@@ -81,12 +83,45 @@ def test_what_cannot_be_run_by_itself_is_left_out(comm):
     assert not any(key.startswith("mul") for key in table)
 
 
+class Clock:
+    """Says that timed runs take ``seconds`` in turn, times as many as the rank's number, counted from 1."""
+
+    def __init__(self, rank, seconds):
+        self.lasts, self.now, self.running = itertools.cycle(seconds), 0.0, False
+        self.slower = rank + 1
+
+    def perf_counter(self):
+        if self.running:
+            self.now += next(self.lasts) * self.slower
+        self.running = not self.running
+        return self.now
+
+
 @pytest.mark.ranks(1, 2)
-def test_a_roofline_is_positive_and_finite(comm):
-    found = measure_roofline(comm, CPU)
-    assert 1e8 < found.flops_per_s < 1e14 and 1e7 < found.bytes_per_s < 1e13 and 1e-8 < found.kernel_s < 1e-2
+def test_a_roofline_is_work_over_the_time_of_the_slowest_rank(comm, monkeypatch):
+    monkeypatch.setattr(measure_operations, "time", Clock(comm.rank, [1.0, 2.0, 4.0]))
+    monkeypatch.setattr(measure_operations, "LARGE_ELEMENTS", 1000)
+    found, runs = measure_roofline(comm, CPU), measure_operations.REPETITIONS
+    macs = 4 * 64 * 64 * 128 * (128 * 3 * 3)
+    assert found.flops_per_s == pytest.approx(2 * macs * runs / comm.size)
+    assert found.bytes_per_s == pytest.approx(3 * 4 * 1000 * runs / (2 * comm.size))
+    assert found.kernel_s == pytest.approx(4 * comm.size / runs)
 
 
 @pytest.mark.ranks(2)
-def test_the_fixed_cost_of_an_exchange_is_a_short_time(comm):
-    assert 0 <= measure_exchange(comm, CPU) < 0.1
+@pytest.mark.parametrize(("seconds", "difference"), [((3.0, 1.0), 2.0), ((1.0, 3.0), 0.0)])
+def test_an_exchange_costs_what_a_convolution_takes_beyond_its_computation(comm, monkeypatch, seconds, difference):
+    monkeypatch.setattr(measure_operations, "time", Clock(comm.rank, seconds))
+    found = measure_exchange(comm, CPU)
+    assert found == pytest.approx(difference * comm.size / measure_operations.REPETITIONS)
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_time_is_the_mean_of_its_runs_after_some_that_warm_up(comm, monkeypatch):
+    monkeypatch.setattr(measure_operations, "time", Clock(comm.rank, [5.0]))
+    made = []
+    graph = trace(nn.Sequential(nn.Conv2d(4, 4, 1)), (2, 4, 8, 8))
+    monkeypatch.setattr(measure_operations, "_in_turn", lambda runs: lambda: made.append(runs[0]()))
+    table = measure(calls_of(graph, {"0": [{"n": 2}]}, 2, 2), comm, CPU)
+    assert list(table.values()) == [pytest.approx(5 * comm.size / 10)] * 2  # forward, and the weight's gradient
+    assert len(made) == 2 * 3 * (1 + 2 + 10)  # in three rounds: once to see that it runs, two to warm up, ten

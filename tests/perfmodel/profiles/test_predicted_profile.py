@@ -1,41 +1,76 @@
-"""Layer profiles of traced networks by a machine's roofline."""
+"""Layer profiles of traced networks by a machine's roofline, against the formulas by hand."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from distconv.layers.models import MODELS
-from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.graph.tracing import trace
-from distconv.perfmodel.machine.machine import Machine, Overlap
-from distconv.perfmodel.profiles.predicted_profile import predicted_profile
+from distconv.perfmodel.machine.links import Group
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.profiles.predicted_profile import predicted_profile, scaled
 from distconv.plan import Plan
+from tests.perfmodel.networks import FLOPS, KERNEL, plain
 
 LASSEN = Machine.load("lassen")
 
 
-@pytest.mark.parametrize("name", ["lenet5", "resnet20", "unet"])
-def test_the_layers_take_what_a_step_on_one_rank_is_predicted_to_compute(name):
-    graph = trace(MODELS[name](width=4), (2, MODELS[name].sample[0], 32, 32))
-    profile = predicted_profile(graph, LASSEN)
-    layers = evaluate(graph, Plan({"*": {}}), LASSEN, 1).layers.values()
-    computed = sum(layer.fp + layer.bpx + layer.bpw for layer in layers)
-    assert sum(layer.time_s for layer in profile.layers) == pytest.approx(computed)
+def network():
+    layers = [nn.Conv2d(4, 8, 3, padding=1, bias=False), nn.ReLU(), nn.Conv2d(8, 2, 5, padding=2, bias=False)]
+    return trace(nn.Sequential(*layers), (6, 4, 12, 10))
 
 
-@pytest.mark.parametrize("layers", [{"*": {"n": 2}}, {"*": {"h": 2}}, {"*": {"h": 2}, "layer2*": {"n": 2}}], ids=str)
-def test_the_layers_of_several_ranks_take_what_a_step_without_overlap_takes_before_its_update(layers):
-    machine = replace(LASSEN, overlap=Overlap(halo=False, allreduce=False))
-    graph = trace(MODELS["resnet20"](width=4), (2, 3, 32, 32))
-    profile = predicted_profile(graph, machine, Plan(layers), 2)
-    step = evaluate(graph, Plan(layers), machine, 2)
-    updates = sum(layer.update for layer in step.layers.values())
-    assert sum(layer.time_s for layer in profile.layers) + updates == pytest.approx(step.time, rel=1e-12)
-    assert profile.layers[0].activation_bytes == predicted_profile(graph, machine).layers[0].activation_bytes / 2
+def convolutions(samples, height):
+    """Seconds of one pass of each of the two: twice the multiply-adds, and a kernel."""
+    positions = samples * height * 10
+    return [KERNEL + 2 * positions * taps / FLOPS for taps in (8 * 4 * 9, 2 * 8 * 25)]
+
+
+def test_each_layer_takes_its_flops_and_its_kernels():
+    first, relu, last = predicted_profile(network(), plain()).layers
+    one, other = convolutions(6, 12)
+    # The first layer has no BPx; ReLU moves memory, which costs nothing here.
+    assert (first.forward_s, first.backward_s) == pytest.approx((one, one), rel=1e-12)
+    assert (relu.forward_s, relu.backward_s) == pytest.approx((KERNEL, KERNEL), rel=1e-9)
+    assert (last.forward_s, last.backward_s) == pytest.approx((other, 2 * other), rel=1e-12)
+    assert [layer.activation_bytes for layer in (first, relu, last)] == [4 * 6 * f * 120 for f in (8, 8, 2)]
+    assert [layer.parameter_bytes for layer in (first, relu, last)] == [4 * 8 * 4 * 9, 0, 4 * 2 * 8 * 25]
+
+
+def test_samples_on_two_ranks_take_half_and_the_sum_of_gradients():
+    here = plain()
+    first, _, last = predicted_profile(network(), here, Plan({"*": {"n": 2}}), 2).layers
+    one, other = convolutions(3, 12)
+    reduced = [here.allreduce(Group(2, 2), 4 * taps) for taps in (8 * 4 * 9, 2 * 8 * 25)]
+    assert (first.forward_s, first.backward_s) == pytest.approx((one, one + reduced[0]), rel=1e-12)
+    assert (last.forward_s, last.backward_s) == pytest.approx((other, 2 * other + reduced[1]), rel=1e-12)
+    assert (first.activation_bytes, last.parameter_bytes) == (4 * 3 * 8 * 120, 4 * 2 * 8 * 25)
+
+
+def test_rows_on_two_ranks_take_half_halos_and_a_layer_on_another_grid_its_redistribution():
+    here = plain()
+
+    def sr(elements):
+        """A message, with packing and putting in place (V-A)."""
+        return 1e-4 + 4 * elements / 1e6 + 2 * KERNEL
+
+    first, _, last = predicted_profile(network(), here, Plan({"0": {"h": 2}, "2": {"n": 2}}), 2).layers
+    one, other = convolutions(6, 6)[0], convolutions(3, 12)[1]
+    halo = sr(1 * 6 * 4 * 10)
+    assert first.forward_s == pytest.approx(one + halo, rel=1e-12)
+    # Half of a block of 3 x 8 x 12 x 10 comes from the other rank; there and back: a message and two kernels each.
+    shuffle = 1e-4 + 4 * (3 * 8 * 6 * 10) / 1e6 + 2 * KERNEL
+    reduced = here.allreduce(Group(2, 2), 4 * 2 * 8 * 25)
+    assert last.forward_s == pytest.approx(other + shuffle, rel=1e-12)
+    assert last.backward_s == pytest.approx(2 * other + shuffle + reduced, rel=1e-12)
+
+
+def test_times_and_outputs_are_scaled_and_parameters_are_not():
+    profile = predicted_profile(network(), plain())
+    for layer, twice in zip(profile.layers, scaled(profile, 2.0).layers, strict=True):
+        assert (twice.forward_s, twice.backward_s) == (2 * layer.forward_s, 2 * layer.backward_s)
+        assert (twice.activation_bytes, twice.parameter_bytes) == (2 * layer.activation_bytes, layer.parameter_bytes)
 
 
 def test_a_shortcut_is_an_edge_and_views_and_shared_weights_are_looked_through():

@@ -2,195 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 import random
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-import distconv as dc
 from distconv.jobs.papers.sparsepipe import command
 from distconv.jobs.papers.sparsepipe import setting as published
-from distconv.perfmodel.profiles.layer_profile import Layer, Profile
+from distconv.perfmodel.profiles.layer_profile import Profile
 from distconv.perfmodel.stages.partition import METHODS, Device, PartitionError, partition, stage_time
-from distconv.perfmodel.stages.stage_costs import COSTS, StagePartition, Terms
+from tests.perfmodel.stages.partitions import BANDWIDTH, random_devices, random_profile
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "profiles"
-BANDWIDTH = 50.0
-
-
-def random_profile(seed, layers=6):
-    """Layers with random costs, most of them in a chain, some skipped."""
-    draw = random.Random(seed)
-    names = [f"n{index}" for index in range(layers)]
-    made = [
-        Layer(name, draw.uniform(0, 4), draw.uniform(0, 8), draw.randint(0, 400), draw.choice([0, 30, 300]))
-        for name in names
-    ]
-    skips = [(a, b) for a, b in itertools.combinations(names, 2) if draw.random() < 0.15]
-    return Profile(made, sorted({*itertools.pairwise(names), *skips}))
-
-
-def random_devices(seed, layers=6, memory=None):
-    draw = random.Random(-1 - seed)
-    return [Device(name, draw.randint(1, 2), [draw.uniform(0.5, 12) for _ in range(layers)], memory) for name in "AB"]
-
-
-def every_partition(layers, devices):
-    """All cuts with all ways to give all devices to the stages."""
-    for stages in range(1, sum(device.count for device in devices) + 1):
-        for cuts in itertools.combinations(range(1, layers), stages - 1):
-            for held in shares([device.count for device in devices], stages):
-                if all(map(sum, held)):
-                    yield (
-                        list(cuts),
-                        [{device.name: n for device, n in zip(devices, counts, strict=True) if n} for counts in held],
-                    )
-
-
-def shares(counts, stages):
-    if stages == 1:
-        yield [tuple(counts)]
-        return
-    for first in itertools.product(*(range(count + 1) for count in counts)):
-        for rest in shares([count - taken for count, taken in zip(counts, first, strict=True)], stages - 1):
-            yield [first, *rest]
-
-
-def by_hand(profile, cuts, assignment, devices, bandwidth, cost):
-    """The slowest stage or boundary, summed layer by layer."""
-    kinds = {device.name: device for device in devices}
-    edges = [0, *cuts, len(profile.layers)]
-    worst = 0.0
-    for (first, last), held in zip(itertools.pairwise(edges), assignment, strict=True):
-        inside, before = profile.layers[first:last], {layer.name for layer in profile.layers[:first]}
-        m = sum(held.values())
-        slowest = max(
-            sum((kinds[name].times or [layer.time_s for layer in profile.layers])[first:last]) for name in held
-        )
-        parameters = sum(layer.parameter_bytes for layer in inside)
-        read = {a for a, b in profile.edges if a in before and b not in before}
-        unread = before - {a for a, _ in profile.edges}
-        carried = sum(layer.activation_bytes for layer in profile.layers if layer.name in read | unread)
-        if cost == "pipedream":
-            worst = max(worst, (slowest + 4 * (m - 1) * parameters / (m * bandwidth)) / m, 2 * carried / bandwidth / m)
-        else:
-            worst = max(worst, (slowest + 2 * (m - 1) * parameters / bandwidth) / m, carried / bandwidth)
-    return worst
-
-
-def fits(profile, cuts, assignment, devices):
-    """PipeDream's stashing: weights and outputs for each mini-batch in flight, gradients once."""
-    edges = [0, *cuts, len(profile.layers)]
-    replicas = [sum(held.values()) for held in assignment]
-    for index, (first, last) in enumerate(itertools.pairwise(edges)):
-        flying = math.ceil(sum(replicas[index:]) / replicas[index])
-        inside = profile.layers[first:last]
-        parameters = sum(layer.parameter_bytes for layer in inside)
-        needed = flying * sum(layer.activation_bytes for layer in inside) + (flying + 1) * parameters
-        if any(device.memory < needed for device in devices if device.name in assignment[index]):
-            return False
-    return True
 
 
 # -- costs ------------------------------------------------------------------------------------------------------------
 
 
-def two_stages(first, second):
-    return StagePartition("by hand", (1,), (1.0,), (("a",), ("b",)), ({"device": first}, {"device": second}), 0.0)
-
-
-def test_stage_time_is_eq_4_and_eq_5():
-    profile = Profile([Layer("a", 1.0, 2.0, 200.0, 100.0), Layer("b", 0.5, 0.5, 8.0, 4.0)])
-    # Stage a: (3 + 2 (3 - 1) 100 / 50) / 3; boundary 200 / 50.
-    assert stage_time(profile, two_stages(3, 1), 4, 50.0) == 4.0
-    assert stage_time(profile, two_stages(3, 1), 4, 500.0) == pytest.approx((3 + 0.8) / 3, rel=1e-14)
-
-
-def test_pipedreams_cost_divides_synchronisation_and_boundaries_by_the_replicas():
-    profile = Profile([Layer("a", 1.0, 2.0, 200.0, 100.0), Layer("b", 0.5, 0.5, 8.0, 4.0)])
-    assert stage_time(profile, two_stages(2, 2), 4, 50.0, "pipedream") == 4.0
-    found = stage_time(profile, two_stages(3, 1), 4, 400.0, "pipedream")
-    assert found == pytest.approx((3 + 4 * 2 * 100 / (3 * 400)) / 3, rel=1e-14)
-
-
-def test_memory_grows_with_the_mini_batches_in_flight():
-    profile = Profile([Layer("a", 1.0, 1.0, 100.0, 10.0), Layer("b", 1.0, 1.0, 1000.0, 1.0)])
-    stash, keep = (Terms(profile, 5, 1.0, COSTS[name]) for name in ("pipedream", "bapipe"))
-    # Two replicas in front of three devices: ceil(5 / 2) in flight.
-    assert stash.memory(0, 1, (2,), 5) == 3 * (100 + 10) + 10
-    assert keep.memory(0, 1, (2,), 5) == 3 * 100 + 2 * 10
-    assert keep.memory(1, 2, (1,), 1) == 1000 + 2
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("cost", ["pipedream", "sparsepipe"])
-def test_stage_time_of_any_partition_is_the_sum_by_hand(seed, cost):
-    profile, devices = random_profile(seed), random_devices(seed)
-    sample = list(itertools.islice(every_partition(6, devices), 0, None, 7))
-    assert sample
-    for cuts, held in sample:
-        found = StagePartition("", tuple(cuts), tuple(cuts), (("",) * 6,), tuple(held), 0.0)
-        expected = by_hand(profile, cuts, held, devices, BANDWIDTH, cost)
-        assert stage_time(profile, found, devices, BANDWIDTH, cost) == pytest.approx(expected, rel=1e-12)
-
-
 # -- the searches -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_exact_is_as_good_as_brute_force(seed):
-    profile, devices = random_profile(seed), random_devices(seed)
-    least = min(
-        by_hand(profile, cuts, held, devices, BANDWIDTH, "sparsepipe") for cuts, held in every_partition(6, devices)
-    )
-    found = partition(profile, devices, BANDWIDTH, "exact")
-    assert found.time == pytest.approx(least, rel=1e-12)
-    again = by_hand(profile, found.cuts, found.assignment, devices, BANDWIDTH, "sparsepipe")
-    assert again == pytest.approx(found.time, rel=1e-12)
-
-
-@pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("memory", [1200.0, 2500.0])
-def test_exact_is_as_good_as_brute_force_within_memory(seed, memory):
-    profile, devices = random_profile(seed), random_devices(seed, memory=memory)
-    allowed = [each for each in every_partition(6, devices) if fits(profile, *each, devices)]
-    if not allowed:
-        with pytest.raises(PartitionError, match="fits the memory"):
-            partition(profile, devices, BANDWIDTH, "exact")
-        return
-    least = min(by_hand(profile, *each, devices, BANDWIDTH, "sparsepipe") for each in allowed)
-    found = partition(profile, devices, BANDWIDTH, "exact")
-    assert found.time == pytest.approx(least, rel=1e-12)
-    assert fits(profile, found.cuts, found.assignment, devices)
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_pipedream_is_as_good_as_brute_force_on_equal_devices(seed):
-    profile, devices = random_profile(seed), [Device("device", 4)]
-    least = min(by_hand(profile, *each, devices, BANDWIDTH, "pipedream") for each in every_partition(6, devices))
-    found = partition(profile, 4, BANDWIDTH, "pipedream")
-    assert found.time == pytest.approx(least, rel=1e-12)
-    assert stage_time(profile, found, 4, BANDWIDTH, "pipedream") == found.time
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_sparsepipe_is_the_best_over_its_one_order(seed):
-    profile, devices = random_profile(seed), random_devices(seed)
-    slowest_first = sorted(devices, key=lambda device: -sum(device.times))
-    order = [device.name for device in slowest_first for _ in range(device.count)]
-
-    def in_order(held):
-        return [name for stage in held for name in sorted(stage, key=order.index) for _ in range(stage[name])] == order
-
-    allowed = [each for each in every_partition(6, devices) if in_order(each[1])]
-    found = partition(profile, devices, BANDWIDTH, "sparsepipe")
-    assert found.time == pytest.approx(
-        min(by_hand(profile, *each, devices, BANDWIDTH, "sparsepipe") for each in allowed), rel=1e-12
-    )
-    assert in_order(found.assignment)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -367,66 +197,6 @@ def test_the_factor_that_is_named_for_the_other_devices_is_enough(seed):
     named, enough = message.split("on device '")[1][0], float(message.split("works is ")[1].split()[0])
     factor = float(message.split("the others ")[1].split()[0])
     assert tried({name: enough if name == named else factor * size for name, size in sizes.items()}).time > 0
-
-
-def test_numpys_numbers_are_devices_times_and_bandwidths():
-    profile, times = random_profile(0), np.linspace(1.0, 2.0, 6, dtype=np.float32)
-    plain = partition(profile, [Device("gpu", 2, times.tolist(), 1e9)], 1e9)
-    devices = [Device("gpu", np.int64(2), times, np.float32(1e9))]
-    assert partition(profile, devices, np.float32(1e9)) == plain
-    assert partition(profile, np.int64(2), np.int64(10**9)) == partition(profile, 2, 1e9)
-
-
-@pytest.mark.parametrize(
-    "devices, bandwidth, parts",
-    [
-        (0, 1e9, ("0 devices",)),
-        (-3, 1e9, ("-3 devices",)),
-        ([], 1e9, ("a list of Device",)),
-        (2.0, 1e9, ("devices=2.0", "a number or a list")),
-        (True, 1e9, ("devices=True",)),
-        (["gpu"], 1e9, ("'gpu'", "a Device")),
-        ([Device("gpu"), Device("gpu")], 1e9, ("gpu, gpu", "once")),
-        ([Device("gpu", 2, [1.0, 2.0])], 1e9, ("'gpu'", "2 layers", "has 6")),
-        (2, 0, ("bandwidth", "found 0", "bytes per second")),
-        (2, -1e9, ("bandwidth", "-1000000000.0")),
-        (2, math.nan, ("bandwidth", "nan")),
-        (2, math.inf, ("bandwidth", "inf")),
-        (2, "10 GB/s", ("bandwidth", "'10 GB/s'", "such as 1e9")),
-        (2, 10**400, ("bandwidth", "1000")),
-        (2, True, ("bandwidth", "True")),
-        (2, None, ("bandwidth", "None")),
-    ],
-)
-def test_impossible_devices_and_bandwidths_are_refused(devices, bandwidth, parts):
-    with pytest.raises(PartitionError) as raised:
-        partition(random_profile(0), devices, bandwidth)
-    assert isinstance(raised.value, ValueError) and isinstance(raised.value, dc.DistconvError)
-    assert "\n" not in str(raised.value)
-    for part in parts:
-        assert part in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    "arguments, part",
-    [
-        ({"count": 0}, "count=0"),
-        ({"count": 1.5}, "count=1.5"),
-        ({"count": True}, "count=True"),
-        ({"times": [1.0, -1.0]}, "-1.0 as the time of layer 1"),
-        ({"times": [math.nan]}, "nan as the time of layer 0"),
-        ({"times": 3.0}, "times=3.0"),
-        ({"times": ["fast"]}, "'fast' as the time of layer 0"),
-        ({"times": [10**400]}, "as the time of layer 0"),
-        ({"times": [1e308, 1e308]}, "the sum of its 2 times is too large"),
-        ({"memory": 0}, "memory"),
-        ({"memory": "16 GB"}, "'16 GB'"),
-    ],
-)
-def test_an_impossible_device_is_refused(arguments, part):
-    with pytest.raises(PartitionError, match="device 'gpu'") as raised:
-        Device("gpu", **arguments)
-    assert part in str(raised.value)
 
 
 def test_unknown_methods_costs_and_foreign_partitions_are_refused():

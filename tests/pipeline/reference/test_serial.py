@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
@@ -15,8 +15,8 @@ from distconv.pipeline import ScheduleError
 from distconv.pipeline.reference.serial import SYNCHRONOUS, WEIGHTS, SerialPipeline
 from distconv.pipeline.splitting.split import split
 from distconv.pipeline.stage.rng import seeded
+from tests.pipeline.reference.definition import MOMENTUM, RATE, WIDTH, Definition, in_flight
 
-WIDTH, RATE, MOMENTUM = 3, 0.1, 0.9
 SGD = partial(torch.optim.SGD, lr=RATE, momentum=MOMENTUM)
 PLAIN_SGD = partial(torch.optim.SGD, lr=RATE)
 STILL = partial(torch.optim.SGD, lr=0.0)
@@ -44,76 +44,6 @@ def images(count, batch=4, size=9):
 
 def resnet(width=2):
     return MODELS["resnet20"](width=width)
-
-
-def in_flight(schedule, stages, stage):
-    return 2 * (stages - stage) - 1 if schedule == "stale" else stages - stage
-
-
-class Definition:
-    """Weights of every version of every stage, by recursion: no queue, no order of passes, and no autograd.
-
-    A stage is ``two_layers``: y = W2 tanh(W1 x + b1) + b2, with weights (W1, b1, W2, b2). A pass is ("F" or "B", stage,
-    mini-batch). ``versions(pass)`` is the version that its weights have; below the newest one or the newest is looked
-    up, above it is extrapolated.
-    """
-
-    def __init__(self, stages, batches, schedule, weights, vertical_sync=False):
-        self.first = [[p.detach().clone() for p in stage.parameters()] for stage in stages]
-        self.count, self.batches = len(stages), batches
-        self.weights, self.schedule, self.vertical_sync = weights, schedule, vertical_sync
-        for name in ("version", "momentum", "activations", "gradients"):
-            setattr(self, name, cache(getattr(self, name)))
-
-    def at_forward(self, stage, m):
-        return max(0, m - in_flight(self.schedule, self.count, stage) + 1)
-
-    def used(self, stage, m, newest):
-        if self.weights == "predict":
-            now, target = self.version(stage, newest), m + stage // 2
-            if newest == 0:
-                return now
-            delta = [a - b for a, b in zip(now, self.version(stage, newest - 1), strict=True)]
-            return [w + (target - newest) * d for w, d in zip(now, delta, strict=True)]
-        if self.weights == "stash":
-            return self.version(stage, self.at_forward(0 if self.vertical_sync else stage, m))
-        return self.version(stage, newest)
-
-    def version(self, stage, number):
-        if number == 0:
-            return self.first[stage]
-        momentum = self.momentum(stage, number - 1)
-        return [w - RATE * v for w, v in zip(self.version(stage, number - 1), momentum, strict=True)]
-
-    def momentum(self, stage, m):
-        gradients = self.gradients(stage, m)[:4]
-        if m == 0:
-            return gradients
-        return [MOMENTUM * v + g for v, g in zip(self.momentum(stage, m - 1), gradients, strict=True)]
-
-    def activations(self, stage, m):
-        """Input, hidden values and output, as the forward sees them."""
-        x = self.activations(stage - 1, m)[2] if stage else self.batches[m][0]
-        return layers(x, self.used(stage, m, self.at_forward(stage, m)))
-
-    def gradients(self, stage, m):
-        """dW1, db1, dW2, db2, dx."""
-        w1, b1, w2, b2 = self.used(stage, m, m)
-        x, h, y = self.activations(stage, m)
-        if self.weights == "recompute":
-            x, h, y = layers(x, [w1, b1, w2, b2])
-        if stage == self.count - 1:
-            dy = 2 * (y - self.batches[m][1]) / y.numel()
-        else:
-            dy = self.gradients(stage + 1, m)[4]
-        dz = (dy @ w2) * (1 - h * h)
-        return [dz.T @ x, dz.sum(0), dy.T @ h, dy.sum(0), dz @ w1]
-
-
-def layers(x, weights):
-    w1, b1, w2, b2 = weights
-    h = torch.tanh(x @ w1.T + b1)
-    return x, h, h @ w2.T + b2
 
 
 def assert_equals_definition(count, schedule, weights, vertical_sync=False):
@@ -380,52 +310,6 @@ def test_seeds_differ_in_each_of_their_numbers():
     assert len(drawn) == 5
 
 
-def test_a_stage_without_parameters_has_no_optimizer():
-    model = nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, WIDTH), nn.Tanh())
-    pipe = SerialPipeline(split(model, ["1", "2"]), F.mse_loss, SGD)
-    assert [step is None for step in pipe.optimizers] == [True, False, True]
-    for batch in samples(6):
-        pipe.step(*batch)
-    pipe.drain()
-    assert len(pipe.losses) == 6
-
-
-class Overwriting(nn.Module):
-    """Changes what tanh needs for its gradient."""
-
-    def forward(self, x):
-        y = torch.tanh(x)
-        z = y * 2
-        y.add_(1)
-        return z
-
-
-def test_an_activation_that_is_overwritten_is_found():
-    pipe = SerialPipeline([nn.Sequential(nn.Linear(WIDTH, WIDTH), Overwriting())], F.mse_loss, SGD)
-    with pytest.raises(RuntimeError, match="changed in place since its forward"):
-        pipe.step(*samples(1)[0])
-
-
-@pytest.mark.parametrize("weights", ["newest", "stash", "predict"])
-@pytest.mark.parametrize(("name", "cuts"), [("alexnet", ["features.1", "features.4"]), ("resnet50", ["relu", 4])])
-def test_a_stage_may_begin_with_an_operation_in_place(name, cuts, weights):
-    model = MODELS[name](width=4, classes=10)
-    alone, (x, target) = copy.deepcopy(model), images(1, size=33)[0]
-    pipe = SerialPipeline(split(model, cuts), F.cross_entropy, STILL, weights=weights)
-    pipe.step(x, target)
-    pipe.drain()
-    F.cross_entropy(alone(x), target).backward()
-    for found, expected in zip(model.parameters(), alone.parameters(), strict=True):
-        assert torch.equal(found.grad, expected.grad)
-
-
-def test_recompute_refuses_a_stage_that_overwrites_its_input():
-    stages = [nn.Linear(WIDTH, WIDTH), nn.ReLU(inplace=True)]
-    pipe = SerialPipeline(stages, F.mse_loss, SGD, weights="recompute")
-    with pytest.raises(ScheduleError, match="changes its input in place"):
-        pipe.step(*samples(1)[0])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -477,10 +361,3 @@ def test_each_forward_draws_the_numbers_of_its_mini_batch_micro_batch_and_stage(
             with seeded(torch.initial_seed(), minibatch, microbatch, stage):
                 expected.append(torch.rand(1).item())
         assert module[0].drawn == expected
-
-
-def test_a_stage_that_changes_what_the_one_before_needs_is_refused_as_in_one_process():
-    stages = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), nn.ReLU(inplace=True)]
-    pipe = SerialPipeline(stages, F.mse_loss, partial(torch.optim.SGD, lr=0.1), "gpipe")
-    with pytest.raises(RuntimeError, match=r"in.place"):
-        pipe.step(torch.randn(2, WIDTH), torch.randn(2, WIDTH))

@@ -126,22 +126,6 @@ def test_a_schedule_written_by_hand_is_valid():
     assert simulate(found, 1, 2).makespan == 3
 
 
-def test_kinds_may_be_text_and_a_message_to_a_later_stage_is_an_activation():
-    first = [Action("F", 0, 0, 0, None, 0), Action("send", 0, 0, 0, 1), Action("receive", 0, 0, 0, 1)]
-    last = [Action("receive", 1, 0, 0, 0), Action("F", 1, 0, 0, None, 0), Action("B", 1, 0, 0, None, 0)]
-    stages = [[*first, Action("B", 0, 0, 0, None, 0)], [*last, Action("send", 1, 0, 0, 0)]]
-    found = Schedule("by hand", stages, 1)
-    validate(found)
-    assert [action.payload for action in stages[0]] == [None, Kind.F, Kind.B, None]
-    assert simulate(found, forward=[1, 2], backward=[2, 1], transfer=0.5).makespan == 1 + 0.5 + 2 + 1 + 0.5 + 2
-
-
-@pytest.mark.parametrize("kind", ["X", None, 3])
-def test_a_kind_that_does_not_exist_is_refused(kind):
-    with pytest.raises(ScheduleError, match=f"no kind of action {kind!r}; there are F, B, W, send"):
-        Action(kind, 0, 0)
-
-
 def test_every_stage_must_update_as_often():
     with pytest.raises(ScheduleError, match="1f1b-sno: stage 1 has 0 updates, stage 0 has 1"):
         validate(changed("1f1b-sno", lambda lists: lists[1].pop()))

@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from distconv.layers.models import MODELS
@@ -242,80 +241,6 @@ def test_parts_of_a_tensor_may_live_across_a_cut():
 def test_a_cut_that_cannot_be_is_refused(cuts, message):
     with pytest.raises(SplitError, match=message):
         split(Residual(), cuts)
-
-
-def refused(name, forward, cuts, message, **modules):
-    return pytest.param(model_of(forward, **modules), cuts, message, id=name)
-
-
-def _size_kept(self, x):
-    samples = self.a(x).size(0)
-    return self.b(x).view(samples, -1)
-
-
-def _autograd_off(self, x):
-    with torch.no_grad():
-        x = self.a(x)
-    return self.b(x)
-
-
-@pytest.mark.parametrize(
-    ("model", "cuts", "message"),
-    [
-        refused(
-            "called_twice",
-            lambda self, x: self.b(self.a(self.a(x))),
-            ["a"],
-            "cut 'a': the module is called 2 times",
-            **linears("a", "b"),
-        ),
-        refused(
-            "tied_module",
-            lambda self, x: self.a(self.b(self.a(x))),
-            ["b"],
-            "'a.weight' is used by stages 0 and 1",
-            **linears("a", "b"),
-        ),
-        refused(
-            "tied_parameter",
-            lambda self, x: F.linear(self.b(self.a(x)), self.a.weight),
-            ["b"],
-            "'a.weight' is used by stages 0 and 1; cut where one stage has all its uses",
-            **linears("a", "b"),
-        ),
-        refused("number", _size_kept, ["b"], r"'size' .* is no tensor, .* from stage 0 to 1", **linears("a", "b")),
-        refused(
-            "branch",
-            lambda self, x: self.b(x) if self.a(x).sum() > 0 else x,
-            ["b"],
-            r"cannot follow test_splitting.py:\d+: .*self.a\(x\).sum\(\) > 0.* list of stages by hand",
-            **linears("a", "b"),
-        ),
-        refused("autograd_off", _autograd_off, ["b"], "switches autograd or autocast", **linears("a", "b")),
-        refused(
-            "mode",
-            lambda self, x: self.b(F.dropout(self.a(x), training=self.training)),
-            ["b"],
-            r"train\(\) and eval\(\).*'dropout'.*nn.Dropout",
-            **linears("a", "b"),
-        ),
-        refused(
-            "random_constant",
-            lambda self, x: self.b(self.a(x) + torch.rand(3)),
-            ["b"],
-            "does not always do the same",
-            **linears("a", "b"),
-        ),
-    ],
-)
-def test_a_model_that_stages_would_not_equal_is_refused(model, cuts, message):
-    with pytest.raises(SplitError, match=message):
-        split(model, cuts)
-
-
-def test_a_model_that_torch_fx_cannot_follow_is_refused_with_the_line():
-    with pytest.raises(SplitError, match=r"CosmoFlow: torch.fx cannot follow cosmoflow.py:\d+: if min\(x.shape"):
-        split(MODELS["cosmoflow"](width=4), [2])
 
 
 def test_tied_weights_of_a_sequential_model_are_refused():

@@ -1,116 +1,94 @@
-"""Weight versions, staleness and copies, read off the schedules' own lists."""
+"""Versions of a stage's weights: which one a pass finds, and which one its backward pass reads."""
 
 from __future__ import annotations
 
 import pytest
+import torch
 
-from distconv.pipeline import ScheduleError, schedule, simulate
-from distconv.pipeline.schedules.memory import peak_memory, stale_fraction, staleness
-
-
-def versions(found, stage, kind):
-    return {a.microbatch: a.version for a in found.stages[stage] if a.kind == kind}
+from distconv.pipeline import ScheduleError
+from distconv.pipeline.stage.weight_versions import WeightVersions
 
 
-@pytest.mark.parametrize("pairs", range(1, 10))
-def test_staleness_of_stage_i_is_twice_its_distance_to_the_end(pairs):
-    """Stale weights, 4.1: K register pairs, stages 1..K+1, 2(K - i + 1) cycles."""
-    found = schedule("stale", pairs + 1, 5 * pairs + 5)
-    assert staleness(found) == [2 * (pairs - i + 1) for i in range(1, pairs + 2)]
+def weight(*values):
+    return torch.tensor(values, dtype=torch.float64, requires_grad=True)
 
 
-@pytest.mark.parametrize("pairs", range(1, 10))
-def test_activations_are_kept_for_as_many_cycles_as_weights_are_stale(pairs):
-    """The copies beside the micro-batch at work; and a single copy of the weights."""
-    memory = peak_memory(schedule("stale", pairs + 1, 5 * pairs + 5))
-    assert [stage.in_flight - 1 for stage in memory] == [2 * (pairs - i + 1) for i in range(1, pairs + 2)]
-    assert {stage.versions for stage in memory} == {1}
+def update(versions, change, predicts=False):
+    versions.updating(predicts)
+    with torch.no_grad():
+        for tensor in versions.parameters:
+            tensor += change
 
 
-@pytest.mark.parametrize("pairs", range(1, 10))
-def test_all_weights_before_the_last_register_pair_are_stale(pairs):
-    weights = [3.0 + stage for stage in range(pairs + 1)]
-    found = stale_fraction(schedule("stale", pairs + 1, 5 * pairs + 5), weights)
-    assert found == pytest.approx(sum(weights[:-1]) / sum(weights))
+def test_a_stashed_version_is_bound_until_it_is_released():
+    w = weight(1.0, 2.0)
+    versions = WeightVersions([w])
+    versions.stash(0, microbatch=3)
+    update(versions, 10.0)
+    with versions.bound(0):
+        assert w.tolist() == [1.0, 2.0]
+    with versions.bound(1):
+        assert w.tolist() == [11.0, 12.0]
+    assert w.tolist() == [11.0, 12.0]
+    versions.release(microbatch=4)
+    with versions.bound(0):
+        assert w.tolist() == [1.0, 2.0]
+    versions.release(microbatch=3)
+    with pytest.raises(KeyError), versions.bound(0):
+        pass
 
 
-def test_no_weights_at_all_have_no_stale_fraction():
-    with pytest.raises(ScheduleError, match="the stages have none"):
-        stale_fraction(schedule("stale", 2, 4), 0)
+def test_a_prediction_goes_on_as_the_last_update_did_and_is_of_one_pass():
+    w = weight(1.0)
+    versions = WeightVersions([w])
+    update(versions, 0.5, predicts=True)
+    versions.predict(4)  # three updates ahead of version 1
+    with versions.bound(4):
+        assert w.item() == 1.5 + 3 * 0.5
+    with versions.bound(None):
+        assert w.item() == 1.5
 
 
-def test_stale_backwards_use_the_newest_weights():
-    found = schedule("stale", 3, 9)
-    assert versions(found, 0, "B") == {m: m for m in range(9)}
-    assert versions(found, 0, "F") == {m: max(0, m - 4) for m in range(9)}
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_backward_pass_reads_the_weights_that_are_bound_then(version):
+    """y = (w x) w has dy/dx = w w: of the weights of the backward pass, whatever the forward pass had."""
+    w, x = weight(3.0), torch.tensor([2.0], dtype=torch.float64, requires_grad=True)
+    versions = WeightVersions([w])
+    with versions.noted():
+        y = (w * x) * w
+    assert y.item() == 18.0
+    versions.stash(0, None)
+    update(versions, 2.0)
+    with versions.bound(version):
+        y.sum().backward()
+    assert x.grad.item() == {0: 9.0, 1: 25.0}[version]
 
 
-def test_after_the_switch_no_weights_are_stale():
-    found = schedule("stale", 3, 12, switch_after=8)
-    for stage in range(3):
-        forward = versions(found, stage, "F")
-        assert [forward[m] for m in range(8, 12)] == [8, 9, 10, 11]
-        assert [a.kind for a in found.stages[stage]].count("switch") == 1
+def test_views_of_a_weight_are_read_anew_too():
+    w, x = torch.arange(6.0, dtype=torch.float64).reshape(2, 3).requires_grad_(), torch.ones(1, 3, dtype=torch.float64)
+    x.requires_grad_()
+    versions = WeightVersions([w])
+    with versions.noted():
+        y = x @ w.T
+    update(versions, 1.0)
+    with versions.bound(1):
+        y.sum().backward()
+    assert x.grad.tolist() == [[5.0, 7.0, 9.0]]  # columns of 1..6 summed up
 
 
-def test_hybrid_speed_up_is_that_of_the_paper():
-    """4.2, with forward and backward of a stage on one rank: K + 1 ranks in place of 2K + 1."""
-    stages, pipelined, rest = 3, 600, 200
-    time = simulate(schedule("stale", stages, pipelined + rest, switch_after=pipelined), 1, 1).makespan
-    whole = simulate(schedule("stale", stages, pipelined + rest, switch_after=0), 1, 1).makespan
-    assert whole / time == pytest.approx((pipelined + rest) / (pipelined / stages + rest), rel=1e-2)
+def test_an_activation_that_changed_meanwhile_is_refused():
+    w, versions = weight(1.0), None
+    versions = WeightVersions([w])
+    with versions.noted():
+        hidden = torch.tanh(w)
+        y = hidden * 2
+    hidden.detach().add_(1)
+    with pytest.raises(RuntimeError, match=r"an activation of shape \(1,\) .* was modified in place"):
+        y.sum().backward()
 
 
-@pytest.mark.parametrize("name", ["gpipe", "1f1b-so", "interleaved", "zero-bubble"])
-def test_a_synchronous_schedule_has_one_version_and_one_update_per_stage(name):
-    for actions in schedule(name, 3, 5).stages:
-        assert {a.version for a in actions if a.kind in ("F", "B", "W")} == {0}
-        assert [(a.kind, a.version) for a in actions][-1] == ("update", 1)
-        assert sum(a.kind == "update" for a in actions) == 1
-
-
-def test_pipedream_goes_back_with_the_weights_it_came_with():
-    found = schedule("pipedream", 4, 12)
-    for stage in range(4):
-        assert versions(found, stage, "F") == versions(found, stage, "B")
-        assert versions(found, stage, "F") == {m: max(0, m - (3 - stage)) for m in range(12)}
-    assert [memory.versions for memory in peak_memory(found)] == [4, 3, 2, 1]
-
-
-def test_vertical_sync_takes_the_version_of_the_first_stage_along():
-    found = schedule("pipedream", 4, 12, vertical_sync=True)
-    for stage in range(4):
-        assert versions(found, stage, "F") == versions(found, stage, "B") == versions(found, 0, "F")
-    assert staleness(found) == [3, 3, 3, 3]
-
-
-def test_a_stash_comes_right_before_the_update_that_replaces_it():
-    (actions,) = schedule("pipedream", 2, 4).stages[:1]
-    shown = [(str(a.kind), a.microbatch, a.version) for a in actions if a.kind in ("B", "stash", "update")]
-    assert shown == [
-        ("B", 0, 0),
-        ("stash", 1, 0),
-        ("update", 0, 1),
-        ("B", 1, 0),
-        ("stash", 2, 1),
-        ("update", 1, 2),
-        ("B", 2, 1),
-        ("stash", 3, 2),
-        ("update", 2, 3),
-        ("B", 3, 2),
-        ("update", 3, 4),
-    ]
-
-
-@pytest.mark.parametrize("stages", [1, 2, 3, 4, 5])
-def test_spectrain_predicts_as_many_updates_ahead_as_the_paper_says(stages):
-    """Chen et al. 2018: s = floor(k/2) + N - k - 1 for the forward, floor(k/2) for the backward of stage k."""
-    found = schedule("spectrain", stages, 14)
-    for stage, actions in enumerate(found.stages):
-        newest, ahead = 0, {"F": set(), "B": set()}
-        for action in actions:
-            newest += action.kind == "update"
-            # Earlier forwards find the pipeline not yet full: fewer updates lie before their gradient's.
-            if action.kind in ahead and action.microbatch >= stages:
-                ahead[str(action.kind)].add(action.version - newest)
-        assert ahead == {"F": {stage // 2 + stages - stage - 1}, "B": {stage // 2}}
+def test_weights_that_share_memory_are_refused():
+    w = torch.zeros(4)
+    WeightVersions([w, torch.zeros(4), torch.zeros(0), torch.zeros(0)]).check_separate()
+    with pytest.raises(ScheduleError, match="weights that share memory"):
+        WeightVersions([w, w[2:]]).check_separate()

@@ -1,0 +1,64 @@
+"""``distconv bench step``: its table and its figures, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+
+from distconv import cli
+from tests.jobs.bench.command import outcome
+
+TINY = ["step", "--size", "6", "8", "--channels", "2", "--layers", "1", "--batch", "2", "--rounds", "1", "--steps", "1"]
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("grid", [[], ["--grid", "n=2,h={}"]], ids=["default", "given"])
+@pytest.mark.time_limit(180)
+def test_every_variant_has_a_median_and_ratios_are_quotients_of_medians(
+    comm: Any, capsys: pytest.CaptureFixture[str], grid: list[str]
+) -> None:
+    given = [word.format(comm.size // 2) for word in grid]
+    assert cli.main(["bench", *TINY, *given]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    if comm.rank:
+        assert lines == []
+        return
+    assert lines[0] == "training step, float32, N=2, 1 x (conv 3x3 + ReLU), 2 channels"
+    figures = json.loads(lines[-1])
+    assert set(figures) == {"machine", "median_s"}
+    assert list(figures["median_s"]) == ["6", "8"]
+    for size, medians in figures["median_s"].items():
+        table = lines[lines.index(f"{size} x {size}") + 1 :]
+        assert len(medians) == 5
+        ours, one, same, shipped, one_thread = medians
+        assert ours.startswith(f"distconv, {comm.size} ranks x ") and one.startswith("distconv, 1 rank x ")
+        for name, median in medians.items():
+            assert 0 < median < math.inf
+            row = next(line for line in table if line.startswith(f"{name} "))
+            assert row.split()[-4:] == [*3 * [f"{1e3 * median:.2f}"], f"{median / medians[same]:.3f}"]
+        for a, b in ((ours, same), (ours, shipped), (one, one_thread)):
+            ratio = f"{medians[a] / medians[b]:.3f}"  # of one turn the smallest and the largest too
+            assert f"{a} / {b}: {ratio} (turn by turn {ratio} to {ratio})" in table
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--grid", "h=3"], "process grid h=3 has 3 parts but the communicator has 2 ranks"),
+        (["--grid", "x=2"], "argument --grid: grid 'x=2': 'x=2' is not one axis=parts"),
+        (["--rounds", "0"], "argument --rounds: '0' is not a whole number above zero"),
+        (["--steps", "0"], "argument --steps: '0' is not a whole number above zero"),
+        (["--size", "8", "-1"], "argument --size: "),
+        (["--channels", "two"], "argument --channels: 'two' is not a whole number above zero"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    comm: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    code, errors = outcome([*TINY, *arguments], capsys)
+    assert code == 2
+    assert errors == "" if comm.rank else (message in errors and errors.count("\n") == 1)

@@ -1,0 +1,73 @@
+"""What a rank of a convolution owns and needs, against every input that its outputs touch."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from torch import nn
+
+from distconv.distribution import block_range
+from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.convolution_pieces import pieces_of
+from distconv.perfmodel.cost.operation_work import channel_layout
+from distconv.perfmodel.graph.tracing import trace
+
+
+def operation(layer, shape):
+    return trace(nn.Sequential(layer), shape).operations[0]
+
+
+def most_ghost_rows(extent, out, parts, kernel, stride, padding, dilation):
+    """Rows below and above that the rank with most of them lacks, from each output's window one by one."""
+    found = []
+    for index in range(parts):
+        own = block_range(extent, parts, index)
+        touched = {
+            row
+            for o in block_range(out, parts, index)
+            for row in range(o * stride - padding, o * stride - padding + (kernel - 1) * dilation + 1)
+        }
+        inside = [row for row in touched if 0 <= row < extent]
+        found.append(max(0, own.start - min(inside)) + max(0, max(inside) + 1 - own.stop))
+    return max(found)
+
+
+@pytest.mark.parametrize("kernel", [1, 2, 3, 5])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_needed_rows_are_those_that_the_outputs_of_the_rank_touch(kernel, stride):
+    for extent, parts, dilation in itertools.product([13, 16, 18], [2, 3], [1, 2]):
+        padding = kernel // 2
+        op = operation(nn.Conv2d(4, 6, kernel, stride, padding, dilation), (2, 4, extent, 9))
+        expected = most_ghost_rows(extent, op.y.shape[2], parts, kernel, stride, padding, dilation)
+        found = pieces_of(op, Parts.of({"h": parts}, parts, parts), None)
+        if not expected:
+            assert found is None
+            continue
+        (_, own, own_w), (channels, needed, needed_w) = found.own, found.needed
+        assert (own[0] - needed[0]) + (needed[1] - own[1]) == expected
+        assert channels == (0, 4) and own_w == needed_w == (0, 9)
+
+
+def test_ghosts_are_what_is_needed_and_not_owned_each_element_once():
+    op = operation(nn.Conv2d(4, 6, 3, padding=1), (2, 4, 12, 12))
+    found = pieces_of(op, Parts.of({"h": 3, "w": 3}, 9, 9), None)
+    cells = [cell for box in found.ghosts() for cell in itertools.product(*(range(*side) for side in box))]
+    whole = set(itertools.product(*(range(*side) for side in found.needed)))
+    owned = set(itertools.product(*(range(*side) for side in found.own)))
+    assert len(cells) == len(set(cells)) and set(cells) == whole - owned
+    assert len(list(found.ghosts())) == 8 and len(owned) == 4 * 4 * 4
+    assert found.name == "0+4+0x1+4+1x1+4+1"
+
+
+def test_split_channels_are_owned_in_part_and_gathered_where_there_are_more_filters():
+    op = operation(nn.Conv2d(8, 32, 1), (2, 8, 6, 6))
+    found = pieces_of(op, Parts.of({"c": 2}, 2, 2), channel_layout(op, 2))
+    assert found.own[0] == (0, 4) and found.needed[0] == (0, 8)
+    assert found.own[1:] == found.needed[1:] == found.out == ((0, 6), (0, 6))
+
+
+@pytest.mark.parametrize("layer", [nn.MaxPool2d(3, padding=1), nn.ConvTranspose2d(4, 4, 3, padding=1)], ids=type)
+def test_other_operations_have_no_pieces(layer):
+    graph = trace(nn.Sequential(nn.Conv2d(4, 4, 1), layer), (2, 4, 8, 8))
+    assert pieces_of(graph.operations[1], Parts.of({"h": 2}, 2, 2), None) is None

@@ -1,0 +1,120 @@
+"""Costs of operations against the formulas of the paper worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from torch import nn
+
+from distconv.perfmodel.cost.assumptions import Settings
+from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.operation_cost import Costs
+from distconv.perfmodel.cost.operation_work import local_call
+from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.machine.links import Group
+from distconv.perfmodel.machine.machine import Compute, Machine
+from tests.perfmodel.networks import FLOPS, KERNEL, plain
+
+
+def convolution(kernel=3, bias=False):
+    return nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.Conv2d(4, 8, kernel, padding=kernel // 2, bias=bias))
+
+
+def test_a_convolution_costs_what_the_paper_says():
+    """FP, BPx and BPw of a block, 2 SR north/south, 2 SR east/west and 4 SR of corners, AR over all ranks (V-A)."""
+    graph = trace(convolution(5), (3, 4, 32, 16))
+    here = plain(ranks_per_node=9)
+    # 9 ranks: those in the middle have all eight neighbours.
+    cost = Costs(here, 9, Settings()).operation(graph.operations[1], Parts.of({"h": 3, "w": 3}, 9, 9))
+    height, width = math.ceil(32 / 3), math.ceil(16 / 3)
+    flops = 2 * 3 * 8 * height * width * 4 * 25
+    assert cost.fp == pytest.approx(KERNEL + flops / FLOPS, rel=1e-12)
+    assert cost.bpx == cost.fp and cost.bpw == cost.fp
+
+    def sr(elements):
+        return 1e-4 + 4 * elements / 1e6 + 2 * KERNEL  # with packing and unpacking
+
+    halo = 2 * sr(2 * 3 * 4 * width) + 2 * sr(2 * 3 * 4 * height) + 4 * sr(2 * 2 * 3 * 4)
+    assert cost.halo_forward == pytest.approx(halo, rel=1e-12)
+    assert cost.halo_backward == pytest.approx(halo, rel=1e-12)
+    assert cost.forward == pytest.approx(cost.fp + halo, rel=1e-12)
+    assert cost.before_reduce == pytest.approx(cost.bpw + halo, rel=1e-12) and cost.after_reduce == cost.bpx
+    assert cost.bpa == here.allreduce(Group(9, 9), 8 * 4 * 25 * 4)
+
+
+def test_sample_parallelism_needs_the_allreduce_alone():
+    graph = trace(convolution(), (8, 4, 16, 16))
+    cost = Costs(plain(), 4, Settings()).operation(graph.operations[1], Parts.of({"n": 4}, 4, 4))
+    assert cost.halo_forward == cost.halo_backward == cost.sync_forward == cost.sync_backward == 0
+    assert cost.bpa > 0
+
+
+def test_the_first_layer_has_no_gradient_of_its_input_and_replicas_reduce_nothing():
+    graph = trace(convolution(), (8, 4, 16, 16))
+    cost = Costs(plain(), 4, Settings()).operation(graph.operations[0], Parts.of({"r": 4}, 4, 4))
+    assert cost.bpx == 0 and cost.bpw > 0 and cost.bpa == 0
+
+
+def test_uneven_blocks_cost_what_the_largest_costs():
+    graph = trace(convolution(1), (1, 4, 7, 8))
+    cost = Costs(plain(), 2, Settings()).operation(graph.operations[1], Parts.of({"h": 2}, 2, 2))
+    assert cost.fp == pytest.approx(KERNEL + 2 * 8 * 4 * 8 * 4 / FLOPS, rel=1e-12)
+
+
+def test_neighbours_on_another_node_are_further_away():
+    graph = trace(convolution(), (1, 4, 64, 64))
+    op = graph.operations[1]
+    together = Costs(plain(ranks_per_node=8), 8, Settings()).operation(op, Parts.of({"h": 8}, 8, 8))
+    apart = Costs(plain(ranks_per_node=2), 8, Settings()).operation(op, Parts.of({"h": 8}, 8, 2))
+    row = 4 * 4 * 64
+    assert apart.halo_forward - together.halo_forward == pytest.approx(2e-4 + row * (1e-5 - 1e-6), rel=1e-9)
+
+
+def test_hidden_halos_cost_only_what_computation_does_not_cover():
+    graph = trace(convolution(), (1, 4, 64, 64))
+    parts = Parts.of({"h": 4}, 4, 4)
+    hidden = Costs(plain(halo=True), 4, Settings()).operation(graph.operations[1], parts)
+    shown = Costs(plain(), 4, Settings()).operation(graph.operations[1], parts)
+    assert hidden.halo_forward == shown.halo_forward
+    assert hidden.before_reduce == max(hidden.bpw, hidden.halo_backward) < shown.before_reduce
+    assert hidden.forward < shown.forward
+
+
+def test_measured_times_come_before_the_roofline():
+    graph = trace(convolution(), (2, 4, 8, 8))
+    costs = Costs(plain(), 1, Settings())
+    op, alone = graph.operations[1], Parts(1, 4)
+    key = local_call(op, alone).key
+    here = plain()
+    table = Compute(1, here.compute[0].roofline, {f"{key} forward": 0.25, f"{key} weight": 0.5})
+    measured = Costs(
+        Machine(
+            name=here.name,
+            ranks_per_node=4,
+            memory_bytes=1e9,
+            node=here.node,
+            network=here.network,
+            overlap=here.overlap,
+            compute=(table,),
+        ),
+        1,
+        Settings(),
+    ).operation(op, alone)
+    assert (measured.fp, measured.bpw) == (0.25, 0.5)
+    assert measured.bpx == costs.operation(op, alone).bpx
+
+
+def test_exchanges_and_redistributions_have_a_fixed_cost():
+    graph = trace(convolution(), (4, 4, 16, 16))
+    here = plain()
+    slow = replace(
+        here, compute=(replace(here.compute[0], roofline=replace(here.compute[0].roofline, exchange_s=0.5)),)
+    )
+    op, two = graph.operations[1], Parts.of({"h": 2}, 2, 4)
+    costs = [Costs(machine, 2, Settings()) for machine in (here, slow)]
+    halos = [cost.operation(op, two).halo_forward for cost in costs]
+    moves = [cost.shuffle(op.x, Parts.of({"n": 2}, 2, 4), two) for cost in costs]
+    assert halos[1] - halos[0] == pytest.approx(0.5) and moves[1] - moves[0] == pytest.approx(0.5)
+    assert costs[1].operation(op, Parts.of({"n": 2}, 2, 4)).halo_forward == 0

@@ -1,0 +1,61 @@
+"""The searches for cuts and devices against brute force."""
+
+from __future__ import annotations
+
+import pytest
+
+from distconv.perfmodel.stages.partition import Device, PartitionError, partition, stage_time
+from tests.perfmodel.stages.partitions import BANDWIDTH, by_hand, every_partition, fits, random_devices, random_profile
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_exact_is_as_good_as_brute_force(seed):
+    profile, devices = random_profile(seed), random_devices(seed)
+    least = min(
+        by_hand(profile, cuts, held, devices, BANDWIDTH, "sparsepipe") for cuts, held in every_partition(6, devices)
+    )
+    found = partition(profile, devices, BANDWIDTH, "exact")
+    assert found.time == pytest.approx(least, rel=1e-12)
+    again = by_hand(profile, found.cuts, found.assignment, devices, BANDWIDTH, "sparsepipe")
+    assert again == pytest.approx(found.time, rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("memory", [1200.0, 2500.0])
+def test_exact_is_as_good_as_brute_force_within_memory(seed, memory):
+    profile, devices = random_profile(seed), random_devices(seed, memory=memory)
+    allowed = [each for each in every_partition(6, devices) if fits(profile, *each, devices)]
+    if not allowed:
+        with pytest.raises(PartitionError, match="fits the memory"):
+            partition(profile, devices, BANDWIDTH, "exact")
+        return
+    least = min(by_hand(profile, *each, devices, BANDWIDTH, "sparsepipe") for each in allowed)
+    found = partition(profile, devices, BANDWIDTH, "exact")
+    assert found.time == pytest.approx(least, rel=1e-12)
+    assert fits(profile, found.cuts, found.assignment, devices)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_pipedream_is_as_good_as_brute_force_on_equal_devices(seed):
+    profile, devices = random_profile(seed), [Device("device", 4)]
+    least = min(by_hand(profile, *each, devices, BANDWIDTH, "pipedream") for each in every_partition(6, devices))
+    found = partition(profile, 4, BANDWIDTH, "pipedream")
+    assert found.time == pytest.approx(least, rel=1e-12)
+    assert stage_time(profile, found, 4, BANDWIDTH, "pipedream") == found.time
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_sparsepipe_is_the_best_over_its_one_order(seed):
+    profile, devices = random_profile(seed), random_devices(seed)
+    slowest_first = sorted(devices, key=lambda device: -sum(device.times))
+    order = [device.name for device in slowest_first for _ in range(device.count)]
+
+    def in_order(held):
+        return [name for stage in held for name in sorted(stage, key=order.index) for _ in range(stage[name])] == order
+
+    allowed = [each for each in every_partition(6, devices) if in_order(each[1])]
+    found = partition(profile, devices, BANDWIDTH, "sparsepipe")
+    assert found.time == pytest.approx(
+        min(by_hand(profile, *each, devices, BANDWIDTH, "sparsepipe") for each in allowed), rel=1e-12
+    )
+    assert in_order(found.assignment)

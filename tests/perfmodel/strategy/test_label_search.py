@@ -1,0 +1,46 @@
+"""Labels: which of them are dropped, and what a few of them prove."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from distconv.perfmodel.strategy import label_search
+from distconv.perfmodel.strategy.solver import solve
+from tests.perfmodel.strategy.problems import brute_force, close, plain_time, random_problem
+
+NONE = 0
+"""As many combinations as are enumerated where the search itself is tested."""
+
+
+def test_bounds_hold_and_starts_are_kept_when_few_labels_are(monkeypatch):
+    monkeypatch.setattr("distconv.perfmodel.strategy.solver.WIDTHS", (1, 2))
+    proven = 0
+    for seed in range(30):
+        problem = random_problem(seed, (4, 3, 4, 2, 4), 1.2)
+        best, smallest = brute_force(problem)
+        start = [0] * 5
+        found = solve(problem, None, [start], 20.0, NONE)
+        assert found.bound <= best * (1 + 1e-9) and best <= found.time * (1 + 1e-12), seed
+        assert found.time <= plain_time(problem, start), seed
+        if found.optimal:
+            proven += 1
+            assert close(found.time, best), seed
+        best, _ = brute_force(problem, smallest + 0.3)
+        found = solve(problem, smallest + 0.3, [start], 20.0, NONE)
+        assert found.bound <= best * (1 + 1e-9) and best <= found.time * (1 + 1e-12), seed
+    assert 0 < proven < 30
+
+
+@pytest.mark.parametrize("columns", [1, 2, 3])
+def test_no_label_is_dropped_but_for_one_of_its_group_that_is_nowhere_worse(columns):
+    random = np.random.default_rng(columns)
+    for _ in range(50):
+        keys = random.integers(0, 3, 40)
+        values = np.round(random.random((40, columns)), 1)
+        kept = set(label_search.undominated(keys, values).tolist())
+        for label in set(range(40)) - kept:
+            assert any(keys[k] == keys[label] and (values[k] <= values[label]).all() for k in kept)
+        for label in kept if columns < 3 else ():
+            others = [k for k in kept - {label} if keys[k] == keys[label]]
+            assert not any((values[k] <= values[label]).all() for k in others)

@@ -1,0 +1,35 @@
+"""Memory and staleness, read off the schedules' own lists, against the papers."""
+
+from __future__ import annotations
+
+import pytest
+
+from distconv.pipeline import ScheduleError, schedule
+from distconv.pipeline.schedules.memory import peak_memory, stale_fraction, staleness
+
+
+@pytest.mark.parametrize("pairs", range(1, 10))
+def test_staleness_of_stage_i_is_twice_its_distance_to_the_end(pairs):
+    """Stale weights, 4.1: K register pairs, stages 1..K+1, 2(K - i + 1) cycles."""
+    found = schedule("stale", pairs + 1, 5 * pairs + 5)
+    assert staleness(found) == [2 * (pairs - i + 1) for i in range(1, pairs + 2)]
+
+
+@pytest.mark.parametrize("pairs", range(1, 10))
+def test_activations_are_kept_for_as_many_cycles_as_weights_are_stale(pairs):
+    """The copies beside the micro-batch at work; and a single copy of the weights."""
+    memory = peak_memory(schedule("stale", pairs + 1, 5 * pairs + 5))
+    assert [stage.in_flight - 1 for stage in memory] == [2 * (pairs - i + 1) for i in range(1, pairs + 2)]
+    assert {stage.versions for stage in memory} == {1}
+
+
+@pytest.mark.parametrize("pairs", range(1, 10))
+def test_all_weights_before_the_last_register_pair_are_stale(pairs):
+    weights = [3.0 + stage for stage in range(pairs + 1)]
+    found = stale_fraction(schedule("stale", pairs + 1, 5 * pairs + 5), weights)
+    assert found == pytest.approx(sum(weights[:-1]) / sum(weights))
+
+
+def test_no_weights_at_all_have_no_stale_fraction():
+    with pytest.raises(ScheduleError, match="the stages have none"):
+        stale_fraction(schedule("stale", 2, 4), 0)

@@ -1,0 +1,127 @@
+"""What torch.fx sees of a model, and models that it would not repeat, refused with a reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from distconv.layers.models import MODELS
+from distconv.pipeline.splitting.fx_graph import COMPUTATIONS, SplitError, traced_steps
+from distconv.pipeline.splitting.split import split
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def model_of(forward, **modules):
+    """A module with the given submodules and forward(self, x)."""
+    made = type("Written", (nn.Module,), {"forward": forward})()
+    for name, module in modules.items():
+        if isinstance(module, nn.Module | nn.Parameter):
+            setattr(made, name, module)
+        else:
+            made.register_buffer(name, module)
+    return made
+
+
+def linears(*names):
+    return {name: nn.Linear(3, 3) for name in names}
+
+
+def refused(name, forward, cuts, message, **modules):
+    return pytest.param(model_of(forward, **modules), cuts, message, id=name)
+
+
+def _size_kept(self, x):
+    samples = self.a(x).size(0)
+    return self.b(x).view(samples, -1)
+
+
+def _autograd_off(self, x):
+    with torch.no_grad():
+        x = self.a(x)
+    return self.b(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "cuts", "message"),
+    [
+        refused(
+            "called_twice",
+            lambda self, x: self.b(self.a(self.a(x))),
+            ["a"],
+            "cut 'a': the module is called 2 times",
+            **linears("a", "b"),
+        ),
+        refused(
+            "tied_module",
+            lambda self, x: self.a(self.b(self.a(x))),
+            ["b"],
+            "'a.weight' is used by stages 0 and 1",
+            **linears("a", "b"),
+        ),
+        refused(
+            "tied_parameter",
+            lambda self, x: F.linear(self.b(self.a(x)), self.a.weight),
+            ["b"],
+            "'a.weight' is used by stages 0 and 1; cut where one stage has all its uses",
+            **linears("a", "b"),
+        ),
+        refused("number", _size_kept, ["b"], r"'size' .* is no tensor, .* from stage 0 to 1", **linears("a", "b")),
+        refused(
+            "branch",
+            lambda self, x: self.b(x) if self.a(x).sum() > 0 else x,
+            ["b"],
+            r"cannot follow test_fx_graph.py:\d+: .*self.a\(x\).sum\(\) > 0.* list of stages by hand",
+            **linears("a", "b"),
+        ),
+        refused("autograd_off", _autograd_off, ["b"], "switches autograd or autocast", **linears("a", "b")),
+        refused(
+            "mode",
+            lambda self, x: self.b(F.dropout(self.a(x), training=self.training)),
+            ["b"],
+            r"train\(\) and eval\(\).*'dropout'.*nn.Dropout",
+            **linears("a", "b"),
+        ),
+        refused(
+            "random_constant",
+            lambda self, x: self.b(self.a(x) + torch.rand(3)),
+            ["b"],
+            "does not always do the same",
+            **linears("a", "b"),
+        ),
+    ],
+)
+def test_a_model_that_stages_would_not_equal_is_refused(model, cuts, message):
+    with pytest.raises(SplitError, match=message):
+        split(model, cuts)
+
+
+def test_a_model_that_torch_fx_cannot_follow_is_refused_with_the_line():
+    with pytest.raises(SplitError, match=r"CosmoFlow: torch.fx cannot follow cosmoflow.py:\d+: if min\(x.shape"):
+        split(MODELS["cosmoflow"](width=4), [2])
+
+
+def test_calls_say_what_is_a_layer_and_where_they_begin():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2)), nn.Flatten())
+    steps = traced_steps(model)
+    assert [(call.name, call.layer) for call in steps.calls] == [
+        ("", False),
+        ("0", True),
+        ("1", False),
+        ("1.0", False),
+        ("1.1", True),
+        ("2", False),
+    ]
+    begins = [call.begin for call in steps.calls if call.name in ("0", "1.0", "1.1", "2")]
+    assert begins == steps.computing  # one step each
+    x = torch.randn(4, 3)
+    first, second, third = steps.build([steps.computing[1], steps.computing[3]])
+    assert torch.equal(third(second(first(x))), model(x))
+    assert [sum(node.op in COMPUTATIONS for node in stage.graph.nodes) for stage in (first, second, third)] == [1, 2, 1]
