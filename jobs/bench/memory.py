@@ -23,9 +23,9 @@ from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.jobs.mesh.recipe import CHANNELS
 from distconv.jobs.mesh.segmentation import segmentation_loss
+from distconv.jobs.planning.options import wait_asleep
 from distconv.jobs.training.options import grid_extents, positive
 from distconv.jobs.training.report import peak_memory_bytes
-from distconv.jobs.verification.exactness import wait_asleep
 from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.parallel import parallelize
 from distconv.tensor import DistTensor
