@@ -127,6 +127,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(prog: str, command: Command, arguments: Sequence[str]) -> int:
     job = _job(command)
+    code: int = job.run(parser_of(prog, job).parse_args(arguments))
+    return code
+
+
+def parser_of(prog: str, job: ModuleType) -> Parser:
+    """What reads the options of ``job``."""
     parser = Parser(
         prog=prog,
         description=job.__doc__,
@@ -135,8 +141,7 @@ def _run(prog: str, command: Command, arguments: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     job.add_arguments(parser)
-    code: int = job.run(parser.parse_args(arguments))
-    return code
+    return parser
 
 
 def _command_of(given: Sequence[str]) -> tuple[str, ...] | None:

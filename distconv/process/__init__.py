@@ -3,6 +3,7 @@
 ::
 
     allocator    How this process's memory is kept, so that large activations are not page-faulted anew
+    environment  The environment variables that distconv reads: all of them are here
     information  Print what distconv runs on
     startup      What a process does when distconv is imported under MPI
     watchdog     Ends a wait that blocks for too long, and failures on one rank that would leave the others waiting

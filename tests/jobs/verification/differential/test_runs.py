@@ -130,6 +130,7 @@ def test_the_command_prints_its_counts_and_returns_zero(comm, capsys):
 
 
 @pytest.mark.mpi
+@pytest.mark.time_limit(120)
 def test_the_command_starts_its_own_jobs():
     root = Path(__file__).resolve().parents[4]
     command = [sys.executable, "-m", "distconv", "verify", "differential", "--ranks", "1,2", "--case", "3"]
