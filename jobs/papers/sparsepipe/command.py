@@ -65,22 +65,22 @@ def _tables(options: argparse.Namespace) -> dict[str, Rows]:
 
 def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float) -> Rows:
     """PipeDream's partition of each profile, and what each method's takes under SparsePipe's Eqs. 4-5."""
-    if paths:
+    profiles = [(Path(path).stem, Profile.load(path)) for path in paths]
+    if profiles:
         print(f"PipeDream's optimizer, {bandwidth:g} bytes/s; times per mini-batch in s; right: all under Eqs. 4-5")
         print(f"{'profile':<16}{'devices':>8}{'replicas':>12}{'time':>10}{'speedup':>9}  ", end="")
         print("".join(f"{method:>12}" for method in METHODS), " first layer of each stage")
     rows: Rows = []
-    for path in paths:
-        profile = Profile.load(path)
+    for name, profile in profiles:
         alone = sum(layer.time_s for layer in profile.layers)
         for count in counts:
             found = {method: partition(profile, count, bandwidth, method) for method in METHODS}
             costs = {method: stage_time(profile, each, count, bandwidth) for method, each in found.items()}
             own = found["pipedream"]
-            print(f"{Path(path).stem:<16}{count:>8}{_config(own):>12}{own.time:>10.5f}", end="")
+            print(f"{name:<16}{count:>8}{_config(own):>12}{own.time:>10.5f}", end="")
             print(f"{alone / own.time:>9.2f}  ", end="")
             print("".join(f"{cost:>12.5f}" for cost in costs.values()), "", " ".join(stage[0] for stage in own.stages))
-            rows.append({"profile": Path(path).stem, "devices": count, **_figures(own), "eq5_s": costs})
+            rows.append({"profile": name, "devices": count, **_figures(own), "eq5_s": costs})
     return rows
 
 
