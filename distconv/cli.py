@@ -10,7 +10,7 @@ import argparse
 import importlib
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import IO, NoReturn
@@ -52,8 +52,30 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("profile",): Command(
         "distconv.jobs.commands.profile", "measure this machine and a network's layers for the planner"
     ),
-    ("conformance",): Command(
+    ("verify", "conformance"): Command(
         "distconv.jobs.verification.conformance.command", "every operator on every kind of grid against torch"
+    ),
+    ("verify", "differential"): Command(
+        "distconv.jobs.verification.differential.command", "random operators and small networks against torch"
+    ),
+    ("verify", "exactness"): Command(
+        "distconv.jobs.verification.exactness", "training over a grid against plain torch, step by step"
+    ),
+    ("verify", "predictions"): Command(
+        "distconv.jobs.verification.predictions", "predicted against measured steps on this machine"
+    ),
+    ("conformance",): Command("distconv.jobs.verification.conformance.command", "the same as verify conformance"),
+    ("reproduce", "dryden"): Command(
+        "distconv.jobs.papers.dryden.command", "strong scaling on Lassen (Dryden et al. 2019), predicted"
+    ),
+    ("reproduce", "bapipe"): Command(
+        "distconv.jobs.papers.bapipe.command", "BaPipe's tables: throughput, largest model, FPGA boards"
+    ),
+    ("reproduce", "sparsepipe"): Command(
+        "distconv.jobs.papers.sparsepipe.command", "SparsePipe's partitions over mixed GPUs"
+    ),
+    ("reproduce", "stale-weights"): Command(
+        "distconv.jobs.papers.stale_weights.command", "accuracy of pipelined training with stale weights"
     ),
     ("info",): Command(
         "distconv.process.information", "versions, MPI library, ranks, threads, devices, transport, allocator"
@@ -61,12 +83,14 @@ COMMANDS: dict[tuple[str, ...], Command] = {
 }
 
 EXAMPLES = """\
-examples:
   distconv data mesh --size 128 --samples 48 --out mesh.h5
   mpiexec -n 4 distconv train mesh --data mesh.h5 --grid n=2,h=2
   mpiexec -n 4 distconv train classify --data mnist --model lenet5 --grid n=2,h=2
   distconv plan --model resnet50 --input 3,224,224 --batch 256 --ranks 64 --machine lassen --out plan.json
   mpiexec -n 2 distconv bench step --size 512 --channels 16 --layers 4
+  mpiexec -n 4 distconv verify conformance
+  distconv verify differential --ranks 1,2,3 --cases 100
+  distconv reproduce dryden
   distconv train mesh --help
 """
 
@@ -90,20 +114,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if words is None:
         return _no_command(given)
     prog = " ".join(("distconv", *words))
-    return ended(prog, lambda: _run(prog, COMMANDS[words], given[len(words) :]))
-
-
-def ended(prog: str, action: Callable[[], int | None], *more: type[Exception]) -> int:
-    """The exit code of ``action`` (None: 0), or after a DistconvError ``BAD_INPUT`` and one line on rank 0.
-
-    ``more``: other errors that all ranks raise alike.
-    """
-    bad_input: tuple[type[Exception], ...] = (DistconvError, *more)
     try:
-        return action() or 0
+        return _run(prog, COMMANDS[words], given[len(words) :])
     except PipelineError:
         raise  # on this rank alone: the excepthook ends the job
-    except bad_input as error:
+    except DistconvError as error:
         # Raised on all ranks alike: all of them end here.
         if MPI.COMM_WORLD.rank == 0:
             print(f"{prog}: {error}", file=sys.stderr, flush=True)
@@ -112,6 +127,12 @@ def ended(prog: str, action: Callable[[], int | None], *more: type[Exception]) -
 
 def _run(prog: str, command: Command, arguments: Sequence[str]) -> int:
     job = _job(command)
+    code: int = job.run(parser_of(prog, job).parse_args(arguments))
+    return code
+
+
+def parser_of(prog: str, job: ModuleType) -> Parser:
+    """What reads the options of ``job``."""
     parser = Parser(
         prog=prog,
         description=job.__doc__,
@@ -120,8 +141,7 @@ def _run(prog: str, command: Command, arguments: Sequence[str]) -> int:
         allow_abbrev=False,
     )
     job.add_arguments(parser)
-    code: int = job.run(parser.parse_args(arguments))
-    return code
+    return parser
 
 
 def _command_of(given: Sequence[str]) -> tuple[str, ...] | None:
@@ -137,7 +157,7 @@ def _no_command(given: Sequence[str]) -> int:
         prog="distconv",
         usage="distconv COMMAND [options]",
         description="Train convolutional networks whose samples and space are split over MPI ranks.",
-        epilog=_listed(group) + "\n\n" + EXAMPLES,
+        epilog=f"{_listed(group)}\n\n{_examples(group)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     if asked:
@@ -152,6 +172,11 @@ def _listed(group: str | None) -> str:
     shown = {" ".join(words): command for words, command in COMMANDS.items() if group in (None, words[0])}
     width = max(map(len, shown))
     return "\n".join(["commands:", *(f"  {name:<{width}}  {command.summary}" for name, command in shown.items())])
+
+
+def _examples(group: str | None) -> str:
+    shown = [line for line in EXAMPLES.splitlines() if group is None or f"distconv {group} " in line]
+    return "\n".join(["examples:", *shown])
 
 
 def _job(command: Command) -> ModuleType:

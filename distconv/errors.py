@@ -26,6 +26,10 @@ class LabelError(DistconvError, IndexError):
     """A label that is no class index of the logits."""
 
 
+class EnvironmentVariableError(DistconvError, ValueError):
+    """A ``DISTCONV_*`` variable whose value is none that it takes."""
+
+
 class MismatchError(DistconvError, ValueError):
     """Ranks disagree about something they must agree on; the text lists what each of them has."""
 

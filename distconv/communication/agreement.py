@@ -1,14 +1,12 @@
 """Agreement between ranks: find out that they differ before that becomes a hang or a wrong number.
 
-``DISTCONV_CHECK`` chooses how much is compared: ``off``, ``plan`` (the default: whenever a plan is built, a tensor
-scattered, a model parallelized) or ``all`` (every operator as well).
+``DISTCONV_CHECK`` chooses how much is compared.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -17,16 +15,14 @@ from mpi4py import MPI
 
 from distconv.errors import CommunicatorError, DistconvError, MismatchError
 from distconv.process import watchdog
+from distconv.process.environment import CHECK
 
 T = TypeVar("T")
 
 LONGEST = 240
 """Characters of a text that a message shows: a large model's description would hide where it differs."""
 
-_LEVELS = ("off", "plan", "all")
-level = os.environ.get("DISTCONV_CHECK", "plan")
-if level not in _LEVELS:
-    raise ValueError(f"DISTCONV_CHECK={level!r} must be one of {', '.join(_LEVELS)}")
+level = CHECK.value()
 
 
 def check_running() -> None:

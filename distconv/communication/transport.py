@@ -1,7 +1,7 @@
 """Transport: nonblocking messages between tensors, and allreduces, on the host or a GPU.
 
 CPU tensors are sent from and received into their own memory. CUDA tensors go as device buffers when MPI is CUDA-aware
-and through pinned host memory otherwise; ``DISTCONV_TRANSPORT=host|cuda-aware`` forces one.
+and through pinned host memory otherwise; ``DISTCONV_TRANSPORT`` forces one.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from mpi4py import MPI
 from distconv.communication.agreement import check_usable
 from distconv.precision import widened
 from distconv.process import watchdog
+from distconv.process.environment import TRANSPORT
 from distconv.process.profiling import section
 
 _CHUNK_BYTES = 1 << 30
@@ -36,18 +37,10 @@ Message = tuple[int, torch.Tensor]
 
 
 def cuda_aware() -> bool:
-    """Whether device pointers may be handed to MPI: as forced, else as the library's own settings say.
-
-    Raises
-    ------
-    ValueError
-        If ``DISTCONV_TRANSPORT`` forces what there is not.
-    """
-    forced = os.environ.get("DISTCONV_TRANSPORT", "")
-    if forced not in ("", "host", "cuda-aware"):
-        raise ValueError(f"DISTCONV_TRANSPORT={forced!r} must be host or cuda-aware")
-    if forced:
-        return forced == "cuda-aware"
+    """Whether device pointers may be handed to MPI: as forced, else as the library's own settings say."""
+    forced = TRANSPORT.value()
+    if forced is not None:
+        return forced
     return os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1" or os.environ.get("OMPI_MCA_opal_cuda_support") == "true"
 
 

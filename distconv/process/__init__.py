@@ -3,6 +3,7 @@
 ::
 
     allocator    How this process's memory is kept, so that large activations are not page-faulted anew
+    environment  The environment variables that distconv reads: all of them are here
     information  Print what distconv runs on
     profiling    Named ranges in the traces of ``torch.profiler``: ``distconv::conv2d``, ``distconv::wait``, ...
     startup      What a process does when distconv is imported under MPI

@@ -3,8 +3,7 @@
 With glibc as it is, a step at 1024x1024 takes several times longer than it must. Where the kernel offers transparent
 huge pages, blocks above a megabyte are mapped by themselves in pages of 2 MB and given back when freed, which
 costs little and leaves no holes; smaller ones stay in the heap. Elsewhere everything stays in the heap: as fast, but
-its holes can cost as much memory again. ``DISTCONV_MALLOC=0`` leaves the allocator alone, ``1`` sets it also in a
-process that runs alone.
+its holes can cost as much memory again. ``DISTCONV_MALLOC`` chooses.
 """
 
 from __future__ import annotations
@@ -12,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
+
+from distconv.process.environment import MALLOC
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _LARGEST = (1 << 31) - 1
@@ -36,18 +37,15 @@ def environment() -> dict[str, str]:
     return {"MALLOC_MMAP_THRESHOLD_": str(mapped), "MALLOC_TRIM_THRESHOLD_": str(_LARGEST), **pages}
 
 
-def keep_memory(ranks: int) -> bool:
-    """Set the allocator if asked to or with more than one rank; returns whether that was done.
+def wanted(ranks: int) -> bool:
+    """Whether memory is to be kept: as asked for, else with more than one rank."""
+    asked = MALLOC.value()
+    return ranks > 1 if asked is None else asked
 
-    Raises
-    ------
-    ValueError
-        If ``DISTCONV_MALLOC`` is neither 0 nor 1.
-    """
-    wanted = os.environ.get("DISTCONV_MALLOC", "1" if ranks > 1 else "0")
-    if wanted not in ("0", "1"):
-        raise ValueError(f"DISTCONV_MALLOC={wanted!r} must be 0 or 1")
-    if wanted == "0":
+
+def keep_memory(ranks: int) -> bool:
+    """Set the allocator if asked to or with more than one rank; returns whether that was done."""
+    if not wanted(ranks):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,11 +1,11 @@
-"""Print what distconv runs on: versions, the MPI library, ranks, threads, devices, transport, allocator."""
+"""Print what distconv runs on: versions, the MPI library, ranks, threads, devices, environment variables."""
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import os
 import platform
+from typing import Any
 
 import h5py
 import mpi4py
@@ -14,8 +14,8 @@ import torch
 from mpi4py import MPI
 
 import distconv
-from distconv.communication import agreement, transport
-from distconv.process import watchdog
+from distconv.communication import transport
+from distconv.process import allocator, environment
 
 EXAMPLES = """\
 examples:
@@ -68,23 +68,11 @@ def describe(comm: MPI.Intracomm) -> list[tuple[str, str]]:
             f"{min(threads)} to {max(threads)} per rank" if len(set(threads)) > 1 else f"{threads[0]} per rank",
         ),
         ("CUDA devices", ", ".join(torch.cuda.get_device_name(i) for i in range(devices)) or "none"),
-        ("CuPy", _version("cupy-cuda12x") or "not installed"),
         ("transport", "device buffers (MPI is CUDA-aware)" if transport.cuda_aware() else "host memory"),
-        ("allocator", _allocator(comm.size)),
-        ("checks", f"DISTCONV_CHECK={agreement.level}"),
-        ("watchdog", f"{watchdog.timeout_s:g} s" if watchdog.timeout_s else "off"),
+        ("allocator", "keeps freed memory" if allocator.wanted(comm.size) else "as the C library has it"),
+        *((variable.name, _in_force(variable)) for variable in environment.VARIABLES),
     ]
 
 
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _allocator(ranks: int) -> str:
-    asked = os.environ.get("DISTCONV_MALLOC")
-    keeps = (asked or ("1" if ranks > 1 else "0")) == "1"
-    why = f"DISTCONV_MALLOC={asked}" if asked else f"default with {ranks} rank{'s' if ranks > 1 else ''}"
-    return f"{'keeps freed memory' if keeps else 'as the C library has it'} ({why})"
+def _in_force(variable: environment.Variable[Any]) -> str:
+    return os.environ.get(variable.name) or f"not set: {variable.default}"

@@ -1,14 +1,13 @@
 """Ends a wait that blocks for too long, and failures on one rank that would leave the others waiting.
 
 MPI never returns from a wait for a message that nobody sends, and a signal handler never runs meanwhile, so a daemon
-thread looks at what the blocked threads said they wait for. ``DISTCONV_TIMEOUT_S`` (default 600; 0: never) is how long.
+thread looks at what the blocked threads said they wait for. ``DISTCONV_TIMEOUT_S`` is how long that may take.
 """
 
 from __future__ import annotations
 
 import atexit
 import faulthandler
-import os
 import sys
 import threading
 import time
@@ -20,6 +19,7 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
+from distconv.process.environment import TIMEOUT_S
 from distconv.process.profiling import section
 
 ABORT_CODE = 75
@@ -32,7 +32,7 @@ _LAST_WORDS_S = 0.2
 """How long a launcher gets to pass on a report."""
 
 _exit_code = 0
-timeout_s = float(os.environ.get("DISTCONV_TIMEOUT_S", "600"))
+timeout_s = TIMEOUT_S.value()
 _waits: dict[int, tuple[float, Callable[[], str]]] = {}
 _started = threading.Lock()
 

@@ -23,9 +23,8 @@ from distconv.communication.transport import Traffic, counted
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
-from distconv.jobs.planning.options import add_machine_argument, on_rank_0
+from distconv.jobs.planning.options import add_machine_argument, on_rank_0, wait_asleep
 from distconv.jobs.training.options import device_for, positive
-from distconv.jobs.verification.exactness import wait_asleep
 from distconv.parallel import parallelize
 from distconv.parameters.channel_split import AXIS
 from distconv.parameters.sharding import convolution_split

@@ -15,8 +15,7 @@ from mpi4py import MPI
 from distconv.distribution import Distribution, default_axes
 from distconv.grid import ProcessGrid
 from distconv.jobs.commands.profile import machine_of
-from distconv.jobs.planning.options import on_first_ranks
-from distconv.jobs.verification.exactness import wait_asleep
+from distconv.jobs.planning.options import on_first_ranks, wait_asleep
 from distconv.parallel import parallelize
 from distconv.parameters.gradient_reduction import no_sync
 from distconv.perfmodel.cost.assumptions import Settings

@@ -24,8 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distconv.errors import DistconvError
 from distconv.jobs.bench import report
-from distconv.jobs.bench.step import rest
-from distconv.jobs.planning.options import on_rank_0
+from distconv.jobs.planning.options import on_rank_0, wait_asleep
 from distconv.jobs.training.options import positive
 from distconv.jobs.training.pipeline_options import counts
 from distconv.layers.models import vgg16_bn
@@ -155,7 +154,7 @@ class _Bench:
         times: dict[str, list[float]] = {name: [] for name in self.variants}
         for turn in range(self.options.rounds + 1):
             for name, steps in self.variants.items():
-                rest(self.world)
+                wait_asleep(self.world)
                 self.world.Barrier()
                 found = self.world.allreduce(steps(self.options.steps), MPI.MAX)
                 if turn:  # the first turn warms up

@@ -21,6 +21,7 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.jobs.bench import report, torch_step
+from distconv.jobs.planning.options import wait_asleep
 from distconv.jobs.training.options import grid_extents, positive
 from distconv.process import allocator
 
@@ -65,13 +66,6 @@ class _TorchChild:
     def close(self) -> None:
         """End the child."""
         self._process.communicate("0\n")
-
-
-def rest(comm: MPI.Intracomm) -> None:
-    """A barrier that leaves the cores to others: MPI's own would spin on them."""
-    request = comm.Ibarrier()
-    while not request.Test():
-        time.sleep(0.002)
 
 
 def _distributed(
@@ -119,7 +113,7 @@ def _measure(world: MPI.Intracomm, options: argparse.Namespace, size: int) -> di
             found[f"distconv, 1 rank x {threads} thread(s)"] = single(options.steps)
         for name, child in children.items():
             found[name] = child.steps(options.steps)
-        rest(world)
+        wait_asleep(world)
         if turn:  # the first turn warms up
             for name, values in found.items():
                 times.setdefault(name, []).append(statistics.median(values))

@@ -4,7 +4,7 @@
 
     bapipe          BaPipe's evaluation: throughput, largest model, FPGA boards
     dryden          Dryden et al. 2019: strong scaling on Lassen, predicted and published
-    printed_tables  What the jobs that print a paper's tables have in common: ``--json``, and bad input as one line
+    printed_tables  What the commands that print a paper's tables have in common: on rank 0 alone, and ``--json``
     sparsepipe      SparsePipe's partitions over mixed GPUs
     stale_weights   Accuracy of pipelined training with stale weights
 """

@@ -1,30 +1,33 @@
-"""What the jobs that print a paper's tables have in common: ``--json``, and bad input as one line."""
+"""What the commands that print a paper's tables have in common: they work on rank 0 alone, and take ``--json``."""
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from distconv.cli import Parser, ended
+from mpi4py import MPI
+
+from distconv.jobs.planning.options import check_writable, on_rank_0
 
 Rows = list[dict[str, object]]
 """A table's figures, one mapping for each row."""
 
 
-def tables_parser(prog: str, about: str | None) -> Parser:
-    """A parser with ``--json``; ``about`` is the job's docstring, of which the first line is shown."""
-    parser = Parser(prog=prog, description=(about or "").splitlines()[0])
-    parser.add_argument("--json", metavar="PATH", help="write the figures to this file too")
-    return parser
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """``--json PATH``."""
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures to this file too")
 
 
-def print_tables(prog: str, tables: Callable[[], Mapping[str, Rows]], path: str | None) -> int:
-    """Let ``tables`` print them, write the rows that it returns to ``path``; the exit code."""
+def print_tables(tables: Callable[[], Mapping[str, Rows]], path: Path | None) -> None:
+    """Let ``tables`` print on rank 0, and write its rows to ``path``. Collective over MPI.COMM_WORLD."""
 
     def action() -> None:
+        if path is not None:
+            check_writable("--json", path)
         rows = tables()
-        if path:
-            Path(path).write_text(json.dumps(rows, indent=1))
+        if path is not None:
+            path.write_text(json.dumps(rows, indent=1))
 
-    return ended(prog, action, OSError)
+    on_rank_0(MPI.COMM_WORLD, action)

@@ -1,9 +1,10 @@
-"""What the commands that plan have in common: options that name a network and a machine, and work on rank 0 alone."""
+"""What commands have in common: options for a network and a machine, and work of some ranks while others sleep."""
 
 from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -13,7 +14,6 @@ from mpi4py import MPI
 from distconv.errors import DataError, DistconvError
 from distconv.jobs.training.model_factory import build_model
 from distconv.jobs.training.options import positive
-from distconv.jobs.verification.exactness import wait_asleep
 from distconv.layers.models import MODELS
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.graph.tracing import trace
@@ -21,6 +21,9 @@ from distconv.perfmodel.machine.machine import built_in
 from distconv.perfmodel.machine.units import UNITS, parsed
 
 T = TypeVar("T")
+
+POLL_S = 0.002
+"""How often a rank that sleeps looks whether the others are done."""
 
 
 def add_network_arguments(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
@@ -117,6 +120,13 @@ def on_first_ranks(comm: MPI.Intracomm, ranks: int, attempt: Callable[[], T]) ->
             raise DistconvError(text)
     found: T = comm.bcast(result)
     return found
+
+
+def wait_asleep(comm: MPI.Intracomm) -> None:
+    """A barrier that leaves the cores to the ranks still at work: MPI's own would spin on them."""
+    request = comm.Ibarrier()
+    while not request.Test():
+        time.sleep(POLL_S)
 
 
 def check_writable(option: str, path: Path) -> None:

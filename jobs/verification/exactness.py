@@ -1,8 +1,5 @@
 """Compare training over a grid with plain torch on one process: losses of every step and the final weights.
 
-    mpiexec -n 4 distconv verify exactness --grid n=2,h=2 --model mesh1k --size 50x36
-    mpiexec -n 4 distconv verify exactness --grid h=2,w=2 --model resnet50 --size 67x53 --width 16
-
 Both take the same float64 steps on the same samples; the reference uses no distributed tensor at all. The models for
 mesh tangling train as ``train mesh`` does, from a file; all others on random samples. How far round-off alone carries
 is shown by plain torch that sees the samples of each batch in reverse order, or random ones changed by 1e-15.
@@ -10,12 +7,10 @@ is shown by plain torch that sees the samples of each batch in reverse order, or
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 import tempfile
-import time
-from argparse import RawDescriptionHelpFormatter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,23 +18,30 @@ import torch
 import torch.nn.functional as F
 from mpi4py import MPI
 
-from distconv.arrangement import parse_grid
-from distconv.cli import Parser
+from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.jobs.mesh.samples import MeshSamples
 from distconv.jobs.mesh.segmentation import Settings, Trainer
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
+from distconv.jobs.planning.options import on_rank_0
 from distconv.jobs.training import training
+from distconv.jobs.training.options import grid_extents, positive, positive_float
 from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.parallel import parallelize
+from distconv.plan import written
 from distconv.tensor import scatter
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 4 distconv verify exactness --grid n=2,h=2 --model mesh1k --size 50x36
+  mpiexec -n 4 distconv verify exactness --grid h=2,w=2 --model resnet50 --size 67x53 --width 16
+"""
 
 LOSS_LIMIT, WEIGHT_LIMIT = 1e-10, 1e-9
 RATE = 3e-4
 """At a few times this rate mesh1k is chaotic on small samples: its last batch norms see one cell of each of four
 samples, and 20 steps then make 1e-8 of any round-off, also that of another order of one process's own sums.
 """
-POLL_S = 0.01
 SMALLEST = 1e-6
 """The scale on which smaller tensors are compared: a bias in front of a batch norm has no gradient but round-off."""
 
@@ -152,22 +154,7 @@ def train_at_random(
 def reference(settings: Settings, path: str | os.PathLike[str], comm: MPI.Intracomm, *, reverse: bool = False) -> Run:
     """The same steps with plain torch, on rank 0 alone. Collective."""
     own = ProcessGrid(MPI.COMM_SELF)
-    return on_one_rank(comm, lambda: train(settings, path, own, plain=True, reverse=reverse))
-
-
-def on_one_rank(comm: MPI.Intracomm, run: Callable[[], Run]) -> Run:
-    """What ``run`` gives on rank 0, on all ranks; the others sleep meanwhile. Collective."""
-    own = run() if comm.rank == 0 else None
-    wait_asleep(comm)
-    found: Run = comm.bcast(own, root=0)
-    return found
-
-
-def wait_asleep(comm: MPI.Intracomm) -> None:
-    """A barrier that leaves the cores to the ranks still at work."""
-    request = comm.Ibarrier()
-    while not request.Test():
-        time.sleep(POLL_S)
+    return on_rank_0(comm, lambda: train(settings, path, own, plain=True, reverse=reverse))
 
 
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -183,8 +170,11 @@ def difference(run: Run, reference: Run) -> Difference:
     return Difference(loss, weight)
 
 
-def compare_mesh(settings: Settings, size: tuple[int, int], comm: MPI.Intracomm, text: str) -> list[Difference]:
-    """Differences over the grid ``text``, and of the yardstick, on samples from a file as ``train mesh`` reads them."""
+def compare_mesh(
+    settings: Settings, size: tuple[int, int], comm: MPI.Intracomm, axes: Mapping[str, int]
+) -> list[Difference]:
+    """Differences over the grid ``axes``, and of the yardstick, on samples from a file as ``train mesh`` reads them."""
+    grid = ProcessGrid(comm, **axes)
     with tempfile.TemporaryDirectory() as own:
         path = Path(comm.bcast(own)) / "synthetic.h5"
         if comm.rank == 0:
@@ -192,45 +182,59 @@ def compare_mesh(settings: Settings, size: tuple[int, int], comm: MPI.Intracomm,
         comm.Barrier()
         expected = reference(settings, path, comm)
         yardstick = difference(reference(settings, path, comm, reverse=True), expected)
-        found = difference(train(settings, path, ProcessGrid(comm, **parse_grid(text))), expected)
+        found = difference(train(settings, path, grid), expected)
         comm.Barrier()
     return [found, yardstick]
 
 
 def compare_at_random(
-    settings: training.Settings, size: tuple[int, ...], comm: MPI.Intracomm, text: str
+    settings: training.Settings, size: tuple[int, ...], comm: MPI.Intracomm, axes: Mapping[str, int]
 ) -> list[Difference]:
-    """Differences over the grid ``text``, and of the yardstick, on random samples."""
+    """Differences over the grid ``axes``, and of the yardstick, on random samples."""
+    grid = ProcessGrid(comm, **axes)
     model = MODELS[settings.model]
     samples = RandomSamples((model.sample[0], *size), 10, model.predicts)
-    expected = on_one_rank(comm, lambda: train_at_random(settings, samples, None))
-    yardstick = difference(on_one_rank(comm, lambda: train_at_random(settings, samples, None, nudged=True)), expected)
-    found = difference(train_at_random(settings, samples, ProcessGrid(comm, **parse_grid(text))), expected)
+    expected = on_rank_0(comm, lambda: train_at_random(settings, samples, None))
+    yardstick = difference(on_rank_0(comm, lambda: train_at_random(settings, samples, None, nudged=True)), expected)
+    found = difference(train_at_random(settings, samples, grid), expected)
     return [found, yardstick]
 
 
 def extents(text: str) -> tuple[int, ...]:
     """Read ``64x48``."""
-    return tuple(map(int, text.split("x")))
+    try:
+        return tuple(positive(word) for word in text.split("x"))
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not the extents of an image, such as 64x48") from None
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print the differences; 0 if they are within the limits, else 1."""
-    parser = Parser(prog="exactness", description=__doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("--grid", default="n=1")
-    parser.add_argument("--model", default="unet", choices=sorted(MODELS))
-    parser.add_argument("--size", type=extents, help="default: 64x64 for mesh tangling, else the model's own")
-    parser.add_argument("--width", type=int, help="default: 8 for mesh tangling, else the published one")
-    parser.add_argument("--optimizer", default="adam", choices=("adam", "sgd"))
-    parser.add_argument("--lr", type=float, default=RATE)
-    parser.add_argument("--steps", type=int, default=20)
-    options = parser.parse_args(arguments)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv verify exactness``."""
+    parser.add_argument("--grid", type=grid_extents, default={"n": 1}, metavar="n=2,h=2", help="default: n=1")
+    parser.add_argument("--model", default="unet", choices=MODELS, metavar="NAME", help=f"{', '.join(MODELS)}")
+    parser.add_argument(
+        "--size", type=extents, metavar="64x48", help="default: 64x64 for mesh tangling, else the model's own"
+    )
+    parser.add_argument("--width", type=positive, help="default: 8 for mesh tangling, else the published one")
+    parser.add_argument("--optimizer", default="adam", choices=("adam", "sgd"), help="default: %(default)s")
+    parser.add_argument("--lr", type=positive_float, default=RATE, help="default: %(default)s")
+    parser.add_argument("--steps", type=positive, default=20, help="default: %(default)s")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the differences; 0 if they are within the limits, else 1. Collective over MPI.COMM_WORLD.
+
+    Raises
+    ------
+    DataError
+        If ``--size`` has not as many extents as the samples of the model.
+    """
     comm = MPI.COMM_WORLD
     mesh = options.model in MESH_MODELS
     own = MODELS[options.model].sample[1:]
     size = options.size or ((64, 64) if mesh else own)
     if len(size) != len(own):
-        parser.error(f"--size: {options.model} takes {len(own)} extents")
+        raise DataError(f"--size {'x'.join(map(str, size))}: {options.model} takes {len(own)} extents")
     settings = Settings(
         options.model,
         options.width or (8 if mesh else None),
@@ -247,12 +251,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(
             f"{options.model} width {settings.width or 'as published'}, {'x'.join(map(str, size))}, batch 4, "
             f"{options.steps} steps of {options.optimizer}, float64, "
-            f"grid {options.grid}: losses differ by {found.loss:.1e}, weights by {found.weight:.1e}: "
+            f"grid {written(options.grid)}: losses differ by {found.loss:.1e}, weights by {found.weight:.1e}: "
             f"{'equal' if found.exact else 'NOT EQUAL'} (plain torch {changed}: {yardstick.loss:.1e}, "
             f"{yardstick.weight:.1e})"
         )
     return 0 if found.exact else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

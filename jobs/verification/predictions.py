@@ -1,4 +1,4 @@
-"""How far predictions are off on this machine: ``mpiexec -n 2 distconv verify predictions``.
+"""How far predictions of training steps are off on this machine.
 
 Some networks are profiled, predicted and measured under several grids on one rank and on all, in turns of one run; then
 the plan that the planner chooses is measured beside them. Printed are the median error, the rank correlation, and how
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -19,7 +18,6 @@ import scipy.stats
 import torch
 from mpi4py import MPI
 
-from distconv.cli import Parser, ended
 from distconv.errors import DistconvError
 from distconv.jobs.bench import scaling
 from distconv.jobs.commands.profile import machine_of, profiled
@@ -31,6 +29,12 @@ from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.measure_links import profile_network
 from distconv.perfmodel.strategy.selection import select
 from distconv.plan import Plan, written
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 2 distconv verify predictions
+  mpiexec -n 2 distconv verify predictions --models lenet5,resnet20 --rounds 5
+"""
 
 CASES = {
     model: argparse.Namespace(model=model, input=sample, batch=batch, width=width, classes=None)
@@ -65,16 +69,21 @@ GRIDS = ("n", "h", "w", "c")
 """Axes along which all ranks are put, one after the other."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Profile, predict, measure, print; 2 and one line on bad input. Collective over MPI.COMM_WORLD."""
-    parser = Parser(prog="prediction_errors", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv verify predictions``."""
     parser.add_argument("--rounds", type=positive, default=9, help="turns of each variant (default: %(default)s)")
     parser.add_argument("--models", default=",".join(CASES), help="some of %(default)s")
-    options = parser.parse_args(arguments)
-    return ended("prediction_errors", lambda: _run(options.models.split(","), options.rounds, MPI.COMM_WORLD))
 
 
-def _run(names: Sequence[str], rounds: int, comm: MPI.Intracomm) -> None:
+def run(options: argparse.Namespace) -> int:
+    """Profile, predict, measure, print. Collective over MPI.COMM_WORLD.
+
+    Raises
+    ------
+    DistconvError
+        If there is one rank only, or no such network.
+    """
+    comm, names = MPI.COMM_WORLD, options.models.split(",")
     unknown = [name for name in names if name not in CASES]
     if unknown:
         raise DistconvError(f"--models {unknown[0]}: there is no such network; there are {', '.join(CASES)}")
@@ -84,7 +93,7 @@ def _run(names: Sequence[str], rounds: int, comm: MPI.Intracomm) -> None:
     device = torch.device("cpu")
     machine = machine_of("here", profile_network(comm, device), comm, device)
     for name in names:
-        case = argparse.Namespace(**vars(CASES[name]), rounds=rounds)
+        case = argparse.Namespace(**vars(CASES[name]), rounds=options.rounds)
         graph = traced(case)
         machine = profiled(machine, graph, [1, comm.size], comm, device)
         for ranks in (1, comm.size):
@@ -97,6 +106,7 @@ def _run(names: Sequence[str], rounds: int, comm: MPI.Intracomm) -> None:
                 _print_rows(rows[-len(plans) :])
     if comm.rank == 0:
         _summarise(rows)
+    return 0
 
 
 def _plans(graph: LayerGraph, machine: Machine, ranks: int) -> dict[str, Plan]:
@@ -125,7 +135,3 @@ def _summarise(rows: list[Row]) -> None:
         best = min(several, key=lambda row: row.measured)
         planned = next(row for row in several if row.grid == "planned")
         print(f"{name}: planned {planned.measured / best.measured - 1:+.1%} from the best measured ({best.grid})")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
+import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +50,13 @@ def test_help_lists_all_commands_and_shows_examples(
     [
         (["fly"], "distconv: there is no command 'fly'; there are train mesh, data mesh"),
         (["train", "fly"], "distconv: there is no command 'train fly'; there are train mesh"),
+        (["verify", "fly"], "there is no command 'verify fly'; there are verify conformance, verify differential, "),
+        (["reproduce", "fly"], "there are reproduce dryden, reproduce bapipe, reproduce sparsepipe, reproduce stale-"),
+        (["verify", "exactness", "--size", "axb"], "argument --size: 'axb' is not the extents of an image"),
+        (["verify", "exactness", "--size", "4x4x4"], "--size 4x4x4: unet takes 2 extents"),
+        (["verify", "exactness", "--grid", "h=7"], "process grid h=7 has 7 parts but the communicator has"),
+        (["reproduce", "dryden", "--out", "/nowhere/a.md"], "--out /nowhere/a.md: there is no folder /nowhere"),
+        (["reproduce", "sparsepipe", "/nowhere.txt"], "profile /nowhere.txt cannot be read"),
         (["train", "mesh", "--grid", "x=2"], "argument --grid: grid 'x=2': 'x=2' is not one axis=parts"),
         (["train", "mesh", "--grid", "h=0"], "argument --grid: grid 'h=0'"),
         (["train", "mesh", "--batch", "0"], "argument --batch: '0' is not a whole number above zero"),
@@ -75,7 +86,7 @@ def test_a_command_loads_no_other_job(mpiexec: Any) -> None:
     code += "print('distconv.jobs.commands.train_mesh' in sys.modules)"
     finished = mpiexec(2, code, timeout=60, env={"PYTHONPATH": str(ROOT)})
     assert finished.returncode == 0, finished.stderr
-    assert "ranks            2 on 1 node" in finished.stdout
+    assert re.search(r"^ranks +2 on 1 node$", finished.stdout, re.M)
     assert finished.stdout.count("MPI library") == 1
     assert "True" not in finished.stdout.split()
 
@@ -106,3 +117,42 @@ def test_the_package_runs_as_a_module() -> None:
     assert finished.returncode == 0
     assert "train mesh" in finished.stdout
     assert "data mesh  " not in finished.stdout
+
+
+@pytest.mark.parametrize(("group", "names"), [("verify", 4), ("reproduce", 4), ("train", 2)])
+def test_a_group_lists_its_commands_and_examples_alone(
+    capsys: pytest.CaptureFixture[str], group: str, names: int
+) -> None:
+    code, out, _ = outcome([group], capsys)
+    listed, examples = out.split("commands:\n")[1].split("examples:\n")
+    assert code == 0 and len(listed.split("\n")) == names + 2
+    assert all(line.startswith(f"  {group} ") for line in listed.splitlines() if line)
+    assert examples and all(f"distconv {group} " in line for line in examples.splitlines())
+
+
+def printed_commands() -> Iterator[tuple[str, list[str]]]:
+    """Where each command of the documents and of the examples stands, and its words behind ``distconv``."""
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "docs").glob("*.md")}
+    texts |= {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "jobs" / "papers").glob("*/*.md")}
+    texts |= {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}
+    texts = {name: "\n".join(re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)) for name, text in texts.items()}
+    for command in cli.COMMANDS.values():
+        texts[command.module] = getattr(importlib.import_module(command.module), "EXAMPLES", "")
+    texts["distconv --help"] = cli.EXAMPLES
+    for name, text in texts.items():
+        for line in text.replace("\\\n", " ").splitlines():
+            if found := re.match(r"\s*(?:[A-Z_]+=\S+ )*(?:mpiexec -n \d+ )?distconv (.*)", line):
+                yield name, shlex.split(found[1], comments=True)
+
+
+def test_every_printed_command_is_one_that_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:
+    printed = list(printed_commands())
+    assert {tuple(words[:2]) for _, words in printed} >= {key for key in cli.COMMANDS if len(key) == 2}
+    for place, given in printed:
+        words = cli._command_of(given)
+        assert words is not None, (place, given)
+        job = importlib.import_module(cli.COMMANDS[words].module)
+        try:
+            cli.parser_of("distconv", job).parse_args(given[len(words) :])
+        except SystemExit as stopped:
+            assert stopped.code == 0, (place, given, capsys.readouterr().err)

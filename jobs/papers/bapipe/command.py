@@ -1,8 +1,5 @@
 """BaPipe's evaluation by its own closed forms: Tables III (throughput), IV (largest model), VI (FPGAs), and its cuts.
 
-    distconv reproduce bapipe
-    distconv reproduce bapipe --tables III --link 16GB/s
-
 Layer times are a roofline's of data sheets, so figures stand beside the paper's to compare directions and ratios. The
 paper's GPUs talk through Gloo; what that reaches on their PCIe is not printed, but follows from Table III's own two
 figures for data parallelism of VGG-16 on 4 GPUs (32 and 64 samples each): that one bandwidth is fitted unless --link is
@@ -12,12 +9,10 @@ given, with an allreduce that nothing hides. The figures of the pipelines are no
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from distconv.cli import Parser
-from distconv.jobs.papers.printed_tables import Rows, print_tables, tables_parser
+from distconv.jobs.papers.printed_tables import Rows, add_json_argument, print_tables
 from distconv.jobs.planning.options import quantity
 from distconv.perfmodel.exploration.candidate_stages import PARALLEL
 from distconv.perfmodel.exploration.choices import Choice, Exploration
@@ -30,6 +25,14 @@ from .cuts import cuts_table
 from .fpga import table_vi
 from .largest_model import table_iv
 from .networks import ProfileOf, networks
+
+EXAMPLES = """\
+examples:
+  distconv reproduce bapipe
+  distconv reproduce bapipe --tables III --link 16GB/s
+  distconv reproduce bapipe --tables III --neighbours 2GB/s
+  distconv reproduce bapipe --tables cuts --json cuts.json
+"""
 
 TABLES = ("III", "IV", "VI", "cuts")
 GPU_BATCH = 64
@@ -68,10 +71,24 @@ TABLE_III = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; 2 and one line on bad input."""
-    options = _parser().parse_args(arguments)
-    return print_tables("bapipe_tables", lambda: _tables(options), options.json)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv reproduce bapipe``."""
+    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="default: all")
+    parser.add_argument("--machine", default="v100-pcie", metavar="NAME|FILE", help="default: %(default)s")
+    bandwidth = quantity(BANDWIDTH)
+    parser.add_argument(
+        "--link", type=bandwidth, metavar="16GB/s", help="between GPUs (default: what Table III's DP rows imply)"
+    )
+    parser.add_argument(
+        "--neighbours", type=bandwidth, metavar="16GB/s", help="between a pipeline's stages (default: as the link)"
+    )
+    add_json_argument(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the tables on rank 0. Collective over MPI.COMM_WORLD."""
+    print_tables(lambda: _tables(options), options.json)
+    return 0
 
 
 def _tables(options: argparse.Namespace) -> dict[str, Rows]:
@@ -195,21 +212,3 @@ def _figures(choice: Choice) -> dict[str, object]:
         "time_s": choice.time,
         "memory_bytes": choice.memory,
     }
-
-
-def _parser() -> Parser:
-    parser = tables_parser("bapipe_tables", __doc__)
-    parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES)
-    parser.add_argument("--machine", default="v100-pcie", metavar="NAME|FILE", help="default: %(default)s")
-    bandwidth = quantity(BANDWIDTH)
-    parser.add_argument(
-        "--link", type=bandwidth, metavar="16GB/s", help="between GPUs (default: what Table III's DP rows imply)"
-    )
-    parser.add_argument(
-        "--neighbours", type=bandwidth, metavar="16GB/s", help="between a pipeline's stages (default: as the link)"
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

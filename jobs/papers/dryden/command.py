@@ -1,34 +1,45 @@
-"""``distconv reproduce dryden``: the page of the paper's strong-scaling tables, predicted and published.
+"""The page of the strong-scaling tables of Dryden et al. 2019, predicted and published.
 
-``--out docs/paper-tables.md`` writes it there. Source: Dryden et al. 2019, VI-B, Tables I, II and III.
+Five constants of the machine ``lassen`` are fitted to two rows of Table I anew; everything else is predicted.
+
+Source: Dryden et al. 2019, VI-B, Tables I, II and III.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
 from pathlib import Path
 
-from distconv.cli import Parser, ended
+from mpi4py import MPI
+
 from distconv.jobs.papers.dryden.page import page
 from distconv.jobs.papers.dryden.predictions import Results
+from distconv.jobs.planning.options import check_writable, on_rank_0
 from distconv.perfmodel.machine.machine import Machine
 
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the page, or write it; 2 and one line on bad input."""
-    parser = Parser(prog="paper_tables", description=__doc__)
-    parser.add_argument("--out", metavar="FILE", help="write the page here instead of printing it")
-    options = parser.parse_args(arguments)
-    return ended("paper_tables", lambda: _page(options.out), OSError)
+EXAMPLES = """\
+examples:
+  distconv reproduce dryden
+  distconv reproduce dryden --out docs/paper-tables.md
+"""
 
 
-def _page(path: str | None) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv reproduce dryden``."""
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the page here instead of printing it")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the page on rank 0, or write it. Collective over MPI.COMM_WORLD."""
+    on_rank_0(MPI.COMM_WORLD, lambda: _page(options.out))
+    return 0
+
+
+def _page(path: Path | None) -> None:
+    if path is not None:
+        check_writable("--out", path)
     text = page(Results.of(Machine.load("lassen")))
-    if path:
-        Path(path).write_text(text)
+    if path is not None:
+        path.write_text(text)
     else:
         print(text, end="")
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

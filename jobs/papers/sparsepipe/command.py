@@ -1,6 +1,4 @@
-"""Prints how networks are cut into pipeline stages: published layer profiles, and SparsePipe's mixed GPUs.
-
-    distconv reproduce sparsepipe PROFILE.txt ...
+"""How networks are cut into pipeline stages: published layer profiles, and SparsePipe's mixed GPUs.
 
 The first table needs profiles (PipeDream's text or ours), the second none: its layer times are a roofline's.
 """
@@ -8,30 +6,54 @@ The first table needs profiles (PipeDream's text or ours), the second none: its 
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from distconv.cli import Parser
-from distconv.jobs.papers.printed_tables import Rows, print_tables, tables_parser
+from distconv.jobs.papers.printed_tables import Rows, add_json_argument, print_tables
 from distconv.jobs.papers.sparsepipe import setting as published
-from distconv.jobs.training.options import positive
+from distconv.jobs.training.options import positive, positive_float
 from distconv.perfmodel.profiles.layer_profile import Profile
 from distconv.perfmodel.stages.devices import Device
 from distconv.perfmodel.stages.dynamic_program import chain
 from distconv.perfmodel.stages.partition import METHODS, StagePartition, least, partition, stage_time
 from distconv.perfmodel.stages.stage_costs import COSTS, Terms
 
+EXAMPLES = """\
+examples:
+  distconv reproduce sparsepipe
+  distconv reproduce sparsepipe --gigabits 1 10
+  distconv profile --model vgg16 --layers --out vgg16.json
+  distconv reproduce sparsepipe vgg16.json --devices 2 4 8
+"""
+
 GIGABIT = 1e9 / 8
 SHOWN = {"sparsepipe": "sorted", "exact": "exact", "pipedream": "MP"}
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables; 2 and one line on bad input."""
-    options = _parser().parse_args(arguments)
-    return print_tables("partition_tables", lambda: _tables(options), options.json)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv reproduce sparsepipe``."""
+    parser.add_argument("profiles", nargs="*", metavar="PROFILE", help="layer profiles")
+    parser.add_argument("--devices", type=positive, nargs="+", default=[4, 8], metavar="N", help="default: 4 8")
+    parser.add_argument(
+        "--bandwidth", type=positive_float, default=1e9, help="bytes/s between them (default: %(default)g)"
+    )
+    parser.add_argument(
+        "--gigabits",
+        type=positive_float,
+        nargs="+",
+        default=[1, 2.5, 5, 10],
+        metavar="G",
+        help="between the mixed GPUs (default: 1 2.5 5 10)",
+    )
+    add_json_argument(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the tables on rank 0. Collective over MPI.COMM_WORLD."""
+    print_tables(lambda: _tables(options), options.json)
+    return 0
 
 
 def _tables(options: argparse.Namespace) -> dict[str, Rows]:
@@ -43,22 +65,22 @@ def _tables(options: argparse.Namespace) -> dict[str, Rows]:
 
 def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float) -> Rows:
     """PipeDream's partition of each profile, and what each method's takes under SparsePipe's Eqs. 4-5."""
-    if paths:
+    profiles = [(Path(path).stem, Profile.load(path)) for path in paths]
+    if profiles:
         print(f"PipeDream's optimizer, {bandwidth:g} bytes/s; times per mini-batch in s; right: all under Eqs. 4-5")
         print(f"{'profile':<16}{'devices':>8}{'replicas':>12}{'time':>10}{'speedup':>9}  ", end="")
         print("".join(f"{method:>12}" for method in METHODS), " first layer of each stage")
     rows: Rows = []
-    for path in paths:
-        profile = Profile.load(path)
+    for name, profile in profiles:
         alone = sum(layer.time_s for layer in profile.layers)
         for count in counts:
             found = {method: partition(profile, count, bandwidth, method) for method in METHODS}
             costs = {method: stage_time(profile, each, count, bandwidth) for method, each in found.items()}
             own = found["pipedream"]
-            print(f"{Path(path).stem:<16}{count:>8}{_config(own):>12}{own.time:>10.5f}", end="")
+            print(f"{name:<16}{count:>8}{_config(own):>12}{own.time:>10.5f}", end="")
             print(f"{alone / own.time:>9.2f}  ", end="")
             print("".join(f"{cost:>12.5f}" for cost in costs.values()), "", " ".join(stage[0] for stage in own.stages))
-            rows.append({"profile": Path(path).stem, "devices": count, **_figures(own), "eq5_s": costs})
+            rows.append({"profile": name, "devices": count, **_figures(own), "eq5_s": costs})
     return rows
 
 
@@ -119,18 +141,3 @@ def _held(found: StagePartition) -> str:
 
 def _figures(found: StagePartition) -> dict[str, object]:
     return {"cuts": found.cuts, "replicas": found.replicas, "assignment": found.assignment, "predicted_s": found.time}
-
-
-def _parser() -> Parser:
-    parser = tables_parser("partition_tables", __doc__)
-    parser.add_argument("profiles", nargs="*", metavar="PROFILE", help="layer profiles")
-    parser.add_argument("--devices", type=positive, nargs="+", default=[4, 8], metavar="N", help="default: 4 8")
-    parser.add_argument("--bandwidth", type=float, default=1e9, help="bytes/s between them (default: %(default)g)")
-    parser.add_argument(
-        "--gigabits", type=float, nargs="+", default=[1, 2.5, 5, 10], metavar="G", help="default: 1 2.5 5 10"
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,9 +1,5 @@
 """Trains a network with stale weights and without a pipeline, from several seeds, and compares the test accuracies.
 
-    distconv reproduce stale-weights lenet5 --data mnist
-    distconv reproduce stale-weights resnet20 --data cifar10 --width 8 --seeds 0 1 2
-    distconv reproduce stale-weights resnet20 --data cifar10 --variants nonpipelined 7,13@0.05 hybrid:7,13
-
 One process, one thread. A variant is ``nonpipelined``, the layers that pipeline registers come after (``7,13``), or
 ``hybrid:7,13``, pipelined for two thirds of the iterations; ``@RATE`` sets another learning rate. Each finished run is
 a line of the results file and is not made again: stop the experiment at any time, and start it again to go on. Initial
@@ -16,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -24,9 +19,9 @@ from pathlib import Path
 import torch
 from mpi4py import MPI
 
-from distconv.cli import Parser, ended
 from distconv.errors import DataError
 from distconv.jobs.images.samples import ImageSamples
+from distconv.jobs.planning.options import on_rank_0
 from distconv.jobs.training.options import positive, seed
 from distconv.jobs.training.report import picture
 from distconv.layers.models import MODELS
@@ -37,16 +32,43 @@ from .recipes import MOMENTUM, RECIPES, Variant
 from .table import Results, rows_of, table
 from .training import Run, build, held_out, train
 
+EXAMPLES = """\
+examples:
+  distconv reproduce stale-weights lenet5 --data mnist
+  distconv reproduce stale-weights resnet20 --data cifar10 --width 8 --seeds 0 1 2
+  distconv reproduce stale-weights resnet20 --data cifar10 --variants nonpipelined 7,13@0.05 hybrid:7,13
+"""
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the runs that are missing, print the table, draw the picture; 2 and one line on bad input."""
-    options = _parser().parse_args(arguments)
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv reproduce stale-weights``."""
+    parser.add_argument("network", choices=RECIPES)
+    parser.add_argument(
+        "--data", type=Path, required=True, metavar="PATH", help="folder of MNIST or CIFAR-10, or an HDF5 file"
+    )
+    parser.add_argument("--results", type=Path, metavar="FILE", help="default: runs/staleness/NETWORK.jsonl")
+    parser.add_argument("--variants", nargs="+", metavar="VARIANT", help="default: those of the recipe")
+    parser.add_argument("--seeds", type=seed, nargs="+", default=[0, 1, 2], metavar="N", help="default: 0 1 2")
+    parser.add_argument("--iterations", type=positive, metavar="N", help="default: the recipe's")
+    parser.add_argument(
+        "--schedule", type=positive, metavar="N", help="iterations over which the rate falls (default: those made)"
+    )
+    parser.add_argument("--batch", type=positive, metavar="N", help="default: the recipe's")
+    parser.add_argument("--width", type=positive, metavar="N", help="channels of the model (default: its own)")
+    parser.add_argument(
+        "--evaluations", type=positive, default=6, metavar="N", help="on the test images in a run (default: 6)"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Make the runs that are missing, print the table, draw the picture, all on rank 0. Collective over COMM_WORLD."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return ended("staleness", lambda: _experiment(options), OSError)
+        on_rank_0(MPI.COMM_WORLD, lambda: _experiment(options))
     finally:
         torch.set_num_threads(threads)
+    return 0
 
 
 def _experiment(options: argparse.Namespace) -> None:
@@ -126,28 +148,3 @@ def _settings(run: Run) -> str:
         f"rate {recipe.rate:g}, pipelined {recipe.pipelined_rate:g}, falls {recipe.falls_in_words} of {run.schedule}, "
         f"augmentation: {recipe.augment or 'none'}"
     )
-
-
-def _parser() -> Parser:
-    parser = Parser(prog="staleness", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("network", choices=RECIPES)
-    parser.add_argument(
-        "--data", type=Path, required=True, metavar="PATH", help="folder of MNIST or CIFAR-10, or an HDF5 file"
-    )
-    parser.add_argument("--results", type=Path, metavar="FILE", help="default: runs/staleness/NETWORK.jsonl")
-    parser.add_argument("--variants", nargs="+", metavar="VARIANT", help="default: those of the recipe")
-    parser.add_argument("--seeds", type=seed, nargs="+", default=[0, 1, 2], metavar="N", help="default: 0 1 2")
-    parser.add_argument("--iterations", type=positive, metavar="N", help="default: the recipe's")
-    parser.add_argument(
-        "--schedule", type=positive, metavar="N", help="iterations over which the rate falls (default: those made)"
-    )
-    parser.add_argument("--batch", type=positive, metavar="N", help="default: the recipe's")
-    parser.add_argument("--width", type=positive, metavar="N", help="channels of the model (default: its own)")
-    parser.add_argument(
-        "--evaluations", type=positive, default=6, metavar="N", help="on the test images in a run (default: 6)"
-    )
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

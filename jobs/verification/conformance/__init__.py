@@ -1,18 +1,15 @@
 """Conformance: every operator and option on every kind of grid against one process, from one table.
 
-    mpiexec -n 4 distconv conformance
-    distconv verify conformance --page docs/conformance.md --ranks 2,3,4,6,8
-
 ``case.py`` (a case is data) and ``layouts.py`` (how its tensors are split) -> ``families/`` (the table) ->
 ``runner.py`` (one process, then the ranks) -> ``report.py`` (lines, totals, JSON) -> ``page.py`` (docs/conformance.md).
 
 ::
 
     case      A case of the conformance table
-    command   ``distconv conformance``: every operator and option on every kind of grid against one process (plain
+    command   ``distconv verify conformance``: every operator and option on every kind of grid against one process
     families  The conformance table, one module per family of operators
     layouts   How the tensors of a case are split
-    page      Writes ``docs/conformance.md`` from runs on several rank counts, one mpiexec each
+    page      The page ``docs/conformance.md``: lines of runs on several rank counts as tables
     report    What a run found, as text, JSON, and totals
     runner    Runs cases in one process and over the ranks of a job, and says what came of each
 """

@@ -1,4 +1,4 @@
-"""``distconv conformance``: every operator and option on every kind of grid against one process (plain torch, float64).
+"""Every operator and option on every kind of grid against one process (plain torch, float64).
 
 Results, the gradients of all inputs and parameters, and buffers are compared. A line says exact, redistributes (bytes
 that redistributions moved, forward and backward, all ranks), raises (with the way out), refused as torch does, or
@@ -9,39 +9,61 @@ The exit code is 1 if any line is WRONG.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from mpi4py import MPI
 
-from distconv.errors import DataError
+from distconv.errors import DataError, DistconvError
+from distconv.jobs.planning.options import check_writable, on_rank_0
 from distconv.jobs.verification.conformance import page, report
 from distconv.jobs.verification.conformance.case import Case
 from distconv.jobs.verification.conformance.families import TABLE
 from distconv.jobs.verification.conformance.runner import Line, Run, Verdict
+from distconv.jobs.verification.differential import launch
 
 EXAMPLES = """\
 examples:
-  mpiexec -n 4 distconv conformance
-  mpiexec -n 4 distconv conformance --family convolution pooling --json found.json
-  mpiexec -n 3 distconv conformance --operator max_pool2d
-  distconv verify conformance --page docs/conformance.md --ranks 2,3,4,6,8       # docs/conformance.md
+  mpiexec -n 4 distconv verify conformance
+  mpiexec -n 4 distconv verify conformance --family convolution pooling --json found.json
+  mpiexec -n 3 distconv verify conformance --operator max_pool2d
+  distconv verify conformance --page docs/conformance.md --ranks 2,3,4,6,8
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``distconv conformance``."""
+    """Options of ``distconv verify conformance``."""
     parser.add_argument("--family", nargs="+", choices=list(TABLE), metavar="NAME", help=", ".join(TABLE))
     parser.add_argument("--operator", nargs="+", metavar="NAME", help="only operators of these names")
-    parser.add_argument("--markdown", metavar="FILE", help="write the page for this number of ranks")
-    parser.add_argument("--json", metavar="FILE", help="write every line as an object")
+    parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as a page in Markdown")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every line as an object")
+    launch.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the cases that were asked for. Collective over MPI.COMM_WORLD."""
+    """Run the cases that were asked for, here or in jobs of their own. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
+    cases = list(chosen(options.family, options.operator))
+    on_rank_0(comm, lambda: _check_files(options))
+    lines = _run(comm, cases) if options.ranks is None else _started(options)
+    if comm.rank == 0:
+        if options.json:
+            report.write_json(options.json, lines)
+        if options.page:
+            options.page.write_text(page.page(lines))
+    return 1 if any(line.verdict is Verdict.WRONG for line in lines) else 0
+
+
+def _check_files(options: argparse.Namespace) -> None:
+    for option, path in ("--json", options.json), ("--page", options.page):
+        if path is not None:
+            check_writable(option, path)
+
+
+def _run(comm: MPI.Intracomm, families: Iterable[tuple[str, tuple[Case, ...]]]) -> list[Line]:
     conformance, lines = Run(comm), list[Line]()
-    for family, cases in chosen(options.family, options.operator):
+    for family, cases in families:
         if comm.rank == 0:
             print(f"== {family}", flush=True)
         for case in cases:
@@ -50,12 +72,23 @@ def run(options: argparse.Namespace) -> int:
             if comm.rank == 0:
                 print(*report.described(found), sep="\n", flush=True)
     if comm.rank == 0:
-        if options.json:
-            report.write_json(options.json, lines)
-        if options.markdown:
-            Path(options.markdown).write_text(page.page(lines))
         print(f"{comm.size} ranks: {report.totals(lines)}", flush=True)
-    return 1 if any(line.verdict is Verdict.WRONG for line in lines) else 0
+    return lines
+
+
+def _started(options: argparse.Namespace) -> list[Line]:
+    arguments = ["verify", "conformance"]
+    for name in ("family", "operator"):
+        arguments += [f"--{name}", *getattr(options, name)] if getattr(options, name) else []
+    lines: list[Line] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for ranks in options.ranks:
+            found = Path(folder) / f"{ranks}.json"
+            code = launch.start(options.mpiexec, ranks, [*arguments, "--json", str(found)])
+            if not found.exists():
+                raise DistconvError(f"the job on {ranks} ranks ended with exit code {code} before it was done")
+            lines += report.read_json(found)
+    return lines
 
 
 def chosen(families: Sequence[str] | None, operators: Sequence[str] | None) -> Iterator[tuple[str, tuple[Case, ...]]]:

@@ -1,30 +1,20 @@
-"""Writes ``docs/conformance.md`` from runs on several rank counts, one mpiexec each.
-
-distconv verify conformance --page docs/conformance.md --ranks 2,3,4,6,8
-"""
+"""The page ``docs/conformance.md``: lines of runs on several rank counts as tables."""
 
 from __future__ import annotations
 
-import argparse
 import platform
 import re
-import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
-from pathlib import Path
 
 import torch
 from mpi4py import MPI
 from mpi4py import __version__ as mpi4py_version
 
 from distconv.jobs.verification.conformance.layouts import KINDS
-from distconv.jobs.verification.conformance.report import read_json, size
+from distconv.jobs.verification.conformance.report import size
 from distconv.jobs.verification.conformance.runner import Line, Verdict
-from distconv.jobs.verification.differential import launch
-
-PAGE = Path("docs/conformance.md")
 
 SHORT = {
     "samples": ("n", "all ranks along the samples"),
@@ -69,8 +59,8 @@ _PREFACE = """\
 
 Every operator and option of one table, on every kind of grid, against one process: plain torch, float64 unless a row
 says otherwise. Compared are all results, the gradients of all inputs and parameters, and the buffers, block by block,
-to 1e-10 of the tensor's largest value. `mpiexec -n 4 distconv conformance` runs it and ends with exit code 1 if
-anything is wrong.
+to 1e-10 of the tensor's largest value. `mpiexec -n 4 distconv verify conformance` runs it and ends with exit code 1
+if anything is wrong.
 
 {machine}
 
@@ -93,24 +83,6 @@ its whole input is `=` here; the bytes of both kinds are in the JSON that `--jso
 
 {layouts}
 """
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the table on each rank count and write the page; 1 if a run found anything wrong."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", default="2,3,4,6,8", help="rank counts (default: %(default)s)")
-    parser.add_argument("--out", default=PAGE, type=Path, help="page to write (default: %(default)s)")
-    parser.add_argument("--mpiexec", default=launch.mpiexec(), help="how to start a job (default: %(default)s)")
-    options = parser.parse_args(arguments)
-    lines: list[Line] = []
-    codes = []
-    with tempfile.TemporaryDirectory() as folder:
-        for ranks in map(int, options.ranks.split(",")):
-            found = Path(folder) / f"{ranks}.json"
-            codes.append(launch.start(options.mpiexec, ranks, "distconv", ["conformance", "--json", str(found)]))
-            lines += read_json(found)
-    options.out.write_text(page(lines))
-    return 1 if any(codes) else 0
 
 
 def page(lines: Sequence[Line]) -> str:
@@ -206,7 +178,3 @@ def _general(line: Line) -> str:
     text = line.text.splitlines()[0] if line.text else ""
     text = re.sub(r"Distribution\(\(.*?\) over [^)]*\)", "Distribution(...)", text)
     return re.sub(r"\d+", "N", text) if line.verdict is Verdict.RAISES else text
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,15 +1,12 @@
 """Random differential runs: the distributed operators and whole small networks against one-process torch.
 
-    mpiexec -n 4 distconv verify differential --cases 500 --seed 0
-    distconv verify differential --ranks 1,2,3,4,5,6 --cases 500
-
 ``draw.py`` (a case from two numbers) -> ``operators/`` and ``networks.py`` (what is drawn) -> ``worlds.py`` (one
 program, run in one process and over the ranks) -> ``verdicts.py`` (what came of it) -> ``runs.py`` (many cases).
 
 ::
 
     blocks     Blocks and heads of which networks are drawn
-    command    Command line of the differential run
+    command    ``distconv verify differential``
     draw       Draws cases: everything random about one comes from two numbers, so that all ranks draw the same
     launch     Starts jobs of several ranks, one after the other, from a command that was called on one
     networks   Draws small networks and training steps: where a gradient summed over the wrong ranks hides

@@ -1,51 +1,54 @@
-"""Command line of the differential run."""
+"""Random differential runs: the distributed operators and whole small networks against one-process torch.
+
+Each case follows from two numbers, the seed and its own; what is wrong is printed with the command that repeats it.
+The exit code is 1 if any case is wrong.
+"""
 
 from __future__ import annotations
 
 import argparse
-import sys
 
 from mpi4py import MPI
 
-from distconv.jobs.verification import differential
+from distconv.jobs.training.options import positive, seed
 from distconv.jobs.verification.differential import launch
+from distconv.jobs.verification.differential.runs import KINDS, Run
+from distconv.jobs.verification.differential.verdicts import Verdict
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 4 distconv verify differential --cases 500 --seed 0
+  distconv verify differential --ranks 1,2,3,4,5,6 --cases 500
+  mpiexec -n 3 distconv verify differential --seed 0 --case 17
+"""
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run what the command line asks for; 1 if any case is wrong."""
-    options = _parser().parse_args(arguments)
-    if options.ranks and MPI.COMM_WORLD.size == 1:
-        codes = [_start(int(ranks), options) for ranks in options.ranks.split(",")]
-        return 1 if any(codes) else 0
-    return _run(options)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv verify differential``."""
+    parser.add_argument("--cases", type=positive, default=500, metavar="N", help="how many (default: %(default)s)")
+    parser.add_argument("--seed", type=seed, default=0, help="another seed draws other cases (default: %(default)s)")
+    parser.add_argument("--only", choices=KINDS, default="all", help="what is drawn (default: %(default)s)")
+    parser.add_argument("--case", type=seed, metavar="NUMBER", help="run this one and say what came of it")
+    parser.add_argument("--first", type=seed, default=0, metavar="NUMBER", help="first case (default: %(default)s)")
+    launch.add_arguments(parser)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="distconv verify differential",
-        description=differential.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--cases", type=int, default=500, help="how many (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="another seed draws other cases (default: %(default)s)")
-    parser.add_argument("--only", choices=["operators", "networks", "all"], default="all", help="what is drawn")
-    parser.add_argument("--case", type=int, help="run this one and say what came of it")
-    parser.add_argument("--first", type=int, default=0, help="number of the first case (default: %(default)s)")
-    parser.add_argument("--ranks", help="start mpiexec by itself for each of these rank counts, e.g. 1,2,3,4,5,6")
-    parser.add_argument("--mpiexec", default=launch.mpiexec(), help="how to start a job (default: %(default)s)")
-    return parser
+def run(options: argparse.Namespace) -> int:
+    """Run the cases that were asked for, here or in jobs of their own. Collective over MPI.COMM_WORLD."""
+    if options.ranks is None:
+        return _run(options)
+    codes = [launch.start(options.mpiexec, ranks, _arguments(options)) for ranks in options.ranks]
+    return max(codes)
 
 
-def _start(ranks: int, options: argparse.Namespace) -> int:
-    arguments = ["--seed", str(options.seed), "--only", options.only, "--cases", str(options.cases)]
-    arguments += ["--first", str(options.first)] if options.case is None else ["--case", str(options.case)]
-    return launch.start(options.mpiexec, ranks, "distconv.jobs.verification.differential", arguments)
+def _arguments(options: argparse.Namespace) -> list[str]:
+    asked = {"seed": options.seed, "only": options.only, "cases": options.cases, "first": options.first}
+    if options.case is not None:
+        asked["case"] = options.case
+    return ["verify", "differential", *(word for name, value in asked.items() for word in (f"--{name}", str(value)))]
 
 
 def _run(options: argparse.Namespace) -> int:
-    from distconv.jobs.verification.differential.runs import Run
-    from distconv.jobs.verification.differential.verdicts import Verdict
-
     run = Run(MPI.COMM_WORLD, options.seed, options.only)
     if options.case is not None:
         tally = run.cases([options.case], verbose=True)
@@ -57,7 +60,3 @@ def _run(options: argparse.Namespace) -> int:
             print(f"{count} times {reason}")
         print(f"{MPI.COMM_WORLD.size} ranks, seed {options.seed}: {tally.summary()}", flush=True)
     return 1 if tally.total[Verdict.WRONG] else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 
+from distconv import cli
 from distconv.jobs.verification import predictions
+
+COMMAND = ["verify", "predictions"]
 
 
 @pytest.mark.ranks(2)
 @pytest.mark.time_limit(180)
 def test_each_grid_and_the_plan_are_measured_and_summarised(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     cases = {name: dict(vars(case)) for name, case in predictions.CASES.items()}
-    assert predictions.main(["--models", "lenet5", "--rounds", "1"]) == 0
+    assert cli.main([*COMMAND, "--models", "lenet5", "--rounds", "1"]) == 0
     assert {name: vars(case) for name, case in predictions.CASES.items()} == cases
     lines = capsys.readouterr().out.splitlines()
     if comm.rank:
@@ -26,7 +29,7 @@ def test_each_grid_and_the_plan_are_measured_and_summarised(comm: Any, capsys: p
 
 
 def refused(comm: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
-    assert predictions.main(arguments) == 2
+    assert cli.main([*COMMAND, *arguments]) == 2
     err = capsys.readouterr().err
     assert err == "" if comm.rank else (text in err and len(err.splitlines()) == 1)
 
@@ -44,7 +47,7 @@ def test_one_rank_is_refused_before_anything_is_measured(comm: Any, capsys: pyte
 @pytest.mark.ranks(2)
 def test_no_rounds_are_refused(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        predictions.main(["--rounds", "0"])
+        cli.main([*COMMAND, "--rounds", "0"])
     assert caught.value.code == 2
     err = capsys.readouterr().err
     assert err == "" if comm.rank else "'0' is not a whole number above zero" in err

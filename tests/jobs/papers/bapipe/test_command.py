@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from distconv import cli
 from distconv.jobs.papers.bapipe import command, cuts, fpga, largest_model
 from distconv.jobs.papers.bapipe.networks import gnmt, networks
 from distconv.perfmodel.exploration.candidate_stages import Setting
@@ -62,7 +63,7 @@ def test_a_pipeline_is_best_for_vgg_16_but_on_eight_gpus_only_with_faster_neighb
 @pytest.mark.time_limit(600)
 def test_table_iii_is_printed_and_written(tmp_path, capsys):
     path = tmp_path / "table.json"
-    assert command.main(["--tables", "III", "--json", str(path)]) == 0
+    assert cli.main(["reproduce", "bapipe", "--tables", "III", "--json", str(path)]) == 0
     rows = json.loads(path.read_text())["III"]
     assert [(row["model"], row["gpus"]) for row in rows] == [(row.model, row.gpus) for row in command.TABLE_III]
     assert all(row["speedup"]["joint"] >= row["speedup"]["pipeline"] for row in rows)
@@ -105,11 +106,15 @@ def test_the_fpgas_speedups_are_on_both_sides_of_the_papers_and_grow_with_their_
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(["--machine", "none"], "there is none of this name"), (["--link", "fast"], "is not a bandwidth")],
+    [
+        (["--machine", "none"], "there is none of this name"),
+        (["--link", "fast"], "is not a bandwidth"),
+        (["--json", "/nowhere/table.json"], "--json /nowhere/table.json: there is no folder /nowhere"),
+    ],
 )
 def test_bad_input_ends_with_one_line(arguments, text, capsys):
     try:
-        code = command.main(["--tables", "IV", *arguments])
+        code = cli.main(["reproduce", "bapipe", "--tables", "IV", *arguments])
     except SystemExit as stopped:
         code = stopped.code
     assert code == 2 and text in capsys.readouterr().err

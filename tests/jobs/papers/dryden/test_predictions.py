@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from distconv import cli
 from distconv.errors import PlanError
 from distconv.jobs.papers.dryden.calibration import LASSEN, constants_of, fit_amdahl, from_data_sheets
-from distconv.jobs.papers.dryden.command import main
 from distconv.jobs.papers.dryden.page import error_row
 from distconv.jobs.papers.dryden.predictions import (
     CELLS,
@@ -77,7 +77,7 @@ def test_the_page_has_the_errors_of_the_present_model(predictions: Predictions):
 @pytest.mark.slow
 @pytest.mark.time_limit(600)
 def test_the_page_can_be_made(tmp_path: Path):
-    assert main(["--out", str(tmp_path / "page.md")]) == 0
+    assert cli.main(["reproduce", "dryden", "--out", str(tmp_path / "page.md")]) == 0
     made = (tmp_path / "page.md").read_text()
     assert all(f"## Table {table.name}" in made for table in TABLES)
 

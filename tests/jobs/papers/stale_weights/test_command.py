@@ -9,14 +9,16 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from distconv import cli
 from distconv.jobs.images.samples import ImageSamples
-from distconv.jobs.papers.stale_weights import command, training
+from distconv.jobs.papers.stale_weights import training
 from distconv.jobs.papers.stale_weights.recipes import RECIPES, Variant, VariantError
 from distconv.jobs.papers.stale_weights.table import Results, Row, rows_of, table
 from distconv.jobs.papers.stale_weights.training import Run, batches, build, held_out, train
 from tests.jobs.images import image_files
 
 TINY = Run("lenet5", None, "nonpipelined", 0, 6, 6, 8, "tiny", 40, 21)
+COMMAND = ["reproduce", "stale-weights"]
 ALL = ["nonpipelined", "1", "1,2,3,4", "hybrid:2"]
 
 
@@ -36,6 +38,7 @@ def samples(folder, comm):
 
 def arguments(folder, *more):
     return [
+        *COMMAND,
         "lenet5",
         "--data",
         str(folder),
@@ -112,10 +115,10 @@ def test_a_run_that_diverges_ends_there_and_says_so(samples):
 
 @on_one_rank
 def test_an_experiment_that_was_stopped_makes_only_the_runs_that_are_missing(folder, capsys):
-    assert command.main(arguments(folder, "--seeds", "0", "--variants", *ALL)) == 0
+    assert cli.main(arguments(folder, "--seeds", "0", "--variants", *ALL)) == 0
     first = (folder / "r.jsonl").read_text()
     (folder / "r.jsonl").write_text(first[: first.rindex('"seconds"')])  # killed while it wrote the last line
-    assert command.main(arguments(folder, "--seeds", "0", "--variants", *ALL)) == 0
+    assert cli.main(arguments(folder, "--seeds", "0", "--variants", *ALL)) == 0
     out = capsys.readouterr().out
     assert "4 of 4 runs are to be made" in out and "1 of 4 runs are to be made" in out
     lines = (folder / "r.jsonl").read_text().splitlines()
@@ -127,8 +130,8 @@ def test_an_experiment_that_was_stopped_makes_only_the_runs_that_are_missing(fol
 
 @on_one_rank
 def test_other_settings_are_other_runs(folder, capsys):
-    assert command.main(arguments(folder, "--seeds", "0", "--variants", "1")) == 0
-    assert command.main(arguments(folder, "--seeds", "1", "--variants", "1", "nonpipelined")) == 0
+    assert cli.main(arguments(folder, "--seeds", "0", "--variants", "1")) == 0
+    assert cli.main(arguments(folder, "--seeds", "1", "--variants", "1", "nonpipelined")) == 0
     assert "2 of 2 runs are to be made" in capsys.readouterr().out
 
 
@@ -170,7 +173,7 @@ def test_what_is_no_variant_is_refused(text):
     ("more", "message"),
     [
         (["--variants", "1;2"], "'1;2' is no variant"),
-        (["--variants", "5"], "staleness: "),
+        (["--variants", "5"], "distconv reproduce stale-weights: "),
         (["--batch", "41"], "no batch of 41 can be made of the 40 samples"),
         (["--data", "/nowhere"], "/nowhere"),
         (["--iterations", "6", "--schedule", "5"], "--schedule 5: the rate cannot fall over fewer than the 6"),
@@ -178,19 +181,19 @@ def test_what_is_no_variant_is_refused(text):
     ],
 )
 def test_bad_input_is_one_line(folder, capsys, more, message):
-    assert command.main(arguments(folder, "--seeds", "0", *more)) == 2
+    assert cli.main(arguments(folder, "--seeds", "0", *more)) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 
 
 @on_one_rank
 def test_images_that_are_too_small_are_refused(folder, capsys):
-    assert command.main(["vgg16_bn", *arguments(folder)[1:]]) == 2
+    assert cli.main([*COMMAND, "vgg16_bn", *arguments(folder)[3:]]) == 2
     assert "images of (1, 28, 28), but vgg16_bn needs (32, 32) or more" in capsys.readouterr().err
 
 
 @on_one_rank
 def test_data_without_test_images_are_refused(tmp_path, comm, capsys):
     image_files.write_hdf5(tmp_path / "train.h5", {"": 20})
-    assert command.main(arguments(tmp_path)) == 2
+    assert cli.main(arguments(tmp_path)) == 2
     assert "has no test images" in capsys.readouterr().err

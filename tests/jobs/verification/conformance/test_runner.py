@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -135,8 +137,8 @@ def test_a_way_out_is_an_imperative(text, helps):
 @pytest.mark.ranks(2)
 def test_the_command_prints_lines_and_totals_and_writes_them(comm, shared_tmp_path, capsys):
     found, written = shared_tmp_path / "found.json", shared_tmp_path / "page.md"
-    arguments = ["--operator", "relu6", "sum", "--json", str(found), "--markdown", str(written)]
-    assert cli.main(["conformance", *arguments]) == 0
+    arguments = ["--operator", "relu6", "sum", "--json", str(found), "--page", str(written)]
+    assert cli.main(["verify", "conformance", *arguments]) == 0
     out = capsys.readouterr().out
     if comm.rank:
         assert out == ""
@@ -150,10 +152,32 @@ def test_the_command_prints_lines_and_totals_and_writes_them(comm, shared_tmp_pa
     assert row == {line.layout for line in activation}
 
 
+@pytest.mark.mpi
+@pytest.mark.time_limit(200)
+def test_the_command_starts_a_job_for_each_rank_count_and_writes_one_page(tmp_path):
+    written = tmp_path / "page.md"
+    asked = ["--operator", "relu6", "--ranks", "1,2", "--page", str(written)]
+    command = [sys.executable, "-m", "distconv", "verify", "conformance", *asked]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "== 2 ranks" in ended.stdout and "2 ranks: 1 operators" in ended.stdout
+    assert "--page docs/conformance.md --ranks 1,2 -->" in written.read_text()
+
+
 @pytest.mark.ranks(2)
-def test_an_operator_that_is_not_there_is_bad_input(comm, capsys):
-    assert cli.main(["conformance", "--operator", "fly"]) == 2
-    assert ("the table has no operator 'fly'; it has " in capsys.readouterr().err) == (comm.rank == 0)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--operator", "fly"], "the table has no operator 'fly'; it has "),
+        (["--json", "/nowhere/found.json"], "--json /nowhere/found.json: there is no folder /nowhere"),
+        (["--ranks", "2"], "--ranks starts jobs by itself; call it without mpiexec"),
+    ],
+)
+@pytest.mark.parametrize("name", [["conformance"], ["verify", "conformance"]])
+def test_bad_input_is_one_line(comm, capsys, name, arguments, message):
+    assert cli.main([*name, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error == "" if comm.rank else (message in error and error.count("\n") == 1)
 
 
 def rows(text):
@@ -175,7 +199,7 @@ def rows(text):
 
 def test_the_page_has_the_rows_and_cells_of_the_table():
     text = PAGE.read_text()
-    command = re.search(r"page --ranks ([\d,]+)", text)
+    command = re.search(r"--page docs/conformance.md --ranks ([\d,]+)", text)
     assert command
     ranks = [int(count) for count in command[1].split(",")]
     assert {2, 3, 4, 6} <= set(ranks)

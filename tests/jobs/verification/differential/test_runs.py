@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import distconv as dc
+from distconv import cli
 from distconv.errors import ShapeError, UnsupportedOperation
-from distconv.jobs.verification.differential.command import main
 from distconv.jobs.verification.differential.draw import Draw
 from distconv.jobs.verification.differential.runs import Run, draw_case
 from distconv.jobs.verification.differential.verdicts import Outcome, Verdict, difference, judge, refusal
@@ -123,17 +123,36 @@ def test_verdicts(reference, outcomes, verdict):
 
 @pytest.mark.ranks(2)
 def test_the_command_prints_its_counts_and_returns_zero(comm, capsys):
-    assert main(["--cases", "12", "--seed", "5", "--only", "operators"]) == 0
+    assert cli.main(["verify", "differential", "--cases", "12", "--seed", "5", "--only", "operators"]) == 0
     out = capsys.readouterr().out
     assert ("2 ranks, seed 5: 12 cases:" in out) == (comm.rank == 0)
     assert ("0 silent differences" in out) == (comm.rank == 0)
 
 
 @pytest.mark.mpi
+@pytest.mark.time_limit(120)
 def test_the_command_starts_its_own_jobs():
     root = Path(__file__).resolve().parents[4]
-    command = [sys.executable, "-m", "distconv.jobs.verification.differential", "--ranks", "1,2", "--case", "3"]
+    command = [sys.executable, "-m", "distconv", "verify", "differential", "--ranks", "1,2", "--case", "3"]
     ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "== 2 ranks" in ended.stdout
     assert "exact: case 3:" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cases", "0"], "'0' is not a whole number above zero"),
+        (["--ranks", "1,x"], "'x' is not a whole number above zero"),
+        (["--ranks", "1", "--mpiexec", "/nowhere"], "--mpiexec /nowhere: [Errno 2]"),
+    ],
+)
+@pytest.mark.ranks(1)
+def test_bad_input_is_one_line(comm, capsys, arguments, message):
+    try:
+        code = cli.main(["verify", "differential", *arguments])
+    except SystemExit as stopped:
+        code = stopped.code
+    error = capsys.readouterr().err
+    assert code == 2 and message in error and error.count("\n") == 1

@@ -1,0 +1,123 @@
+"""The environment variables that distconv reads: all of them are here. Set them before it is imported.
+
+Those of the shell scripts (``DISTCONV_VENV``, ...) are in ``jobs/environment.sh``. An empty variable counts as not set.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from mpi4py import MPI
+
+from distconv.errors import EnvironmentVariableError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Variable(Generic[T]):
+    """A variable, its values as a user writes them, and what it is when it is not set."""
+
+    name: str
+    values: str
+    """What may be written: ``off, plan or all``."""
+    meaning: str
+    default: str
+    """The default in words."""
+    unset: T
+    """The default as the package takes it."""
+    read: Callable[[str], T]
+    """The value of a text. Raises ValueError for what is none."""
+
+    def value(self, environment: Mapping[str, str] = os.environ) -> T:
+        """What is in force.
+
+        Raises
+        ------
+        EnvironmentVariableError
+            If the text is none of the values. On this rank alone, but :func:`check` has been there before.
+        """
+        text = environment.get(self.name)
+        if not text:
+            return self.unset
+        try:
+            return self.read(text)
+        except (KeyError, ValueError):
+            raise EnvironmentVariableError(
+                f"{self.name}={text!r} must be {self.values}; default: {self.default}"
+            ) from None
+
+
+def _seconds(text: str) -> float:
+    found = float(text)
+    if not (math.isfinite(found) and found >= 0):
+        raise ValueError
+    return found
+
+
+CHECK = Variable(
+    "DISTCONV_CHECK",
+    "off, plan or all",
+    "compare a digest of shapes, dtypes and grids over the ranks: never, when a plan is built, a tensor scattered or a "
+    "model parallelized, or at every operator as well",
+    "plan",
+    "plan",
+    {level: level for level in ("off", "plan", "all")}.__getitem__,
+)
+TIMEOUT_S = Variable(
+    "DISTCONV_TIMEOUT_S",
+    "seconds from 0 on",
+    "end the job, with all stacks and exit code 75, when a rank has waited this long; 0: never",
+    "600",
+    600.0,
+    _seconds,
+)
+MALLOC = Variable[bool | None](
+    "DISTCONV_MALLOC",
+    "0 or 1",
+    "leave the allocator alone, or keep freed memory in the process",
+    "1 with several ranks, else 0",
+    None,
+    {"0": False, "1": True}.__getitem__,
+)
+TRANSPORT = Variable[bool | None](
+    "DISTCONV_TRANSPORT",
+    "host or cuda-aware",
+    "how CUDA tensors reach MPI: through pinned host memory, or as device buffers",
+    "what MPICH_GPU_SUPPORT_ENABLED or OMPI_MCA_opal_cuda_support says, else host",
+    None,
+    {"host": False, "cuda-aware": True}.__getitem__,
+)
+
+VARIABLES: tuple[Variable[Any], ...] = (CHECK, TIMEOUT_S, MALLOC, TRANSPORT)
+
+
+def check(comm: MPI.Intracomm | None, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise on all ranks of ``comm`` if any of them has a bad value. Collective.
+
+    Raises
+    ------
+    EnvironmentVariableError
+        With the text of the lowest such rank.
+    """
+    reason = _wrong(environment)
+    reasons: Sequence[str] = [reason] if comm is None else comm.allgather(reason)
+    for rank, text in enumerate(reasons):
+        if text:
+            raise EnvironmentVariableError(text if all(reasons) else f"{text} (on rank {rank})")
+
+
+def _wrong(environment: Mapping[str, str]) -> str:
+    try:
+        for variable in VARIABLES:
+            variable.value(environment)
+    except EnvironmentVariableError as error:
+        return str(error)
+    return ""
+
+
+check(MPI.COMM_WORLD if MPI.Is_initialized() and not MPI.Is_finalized() else None)

@@ -1,0 +1,95 @@
+"""The environment variables: what they take, what a bad value raises, and that README lists them as they are."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import distconv as dc
+from distconv import cli
+from distconv.process import environment
+from distconv.process.environment import CHECK, MALLOC, TIMEOUT_S, TRANSPORT, VARIABLES, check
+from tests.distconv.layouts import raises_everywhere
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "value"),
+    [
+        (CHECK, "off", "off"),
+        (CHECK, "all", "all"),
+        (TIMEOUT_S, "2.5", 2.5),
+        (TIMEOUT_S, "0", 0.0),
+        (MALLOC, "0", False),
+        (MALLOC, "1", True),
+        (TRANSPORT, "host", False),
+        (TRANSPORT, "cuda-aware", True),
+    ],
+)
+def test_a_variable_has_the_value_that_is_written(variable, text, value):
+    assert variable.value({variable.name: text}) == value
+
+
+@pytest.mark.parametrize("variable", VARIABLES, ids=lambda variable: variable.name)
+def test_a_variable_that_is_empty_is_as_one_that_is_not_set(variable):
+    assert variable.value({}) == variable.value({variable.name: ""}) == variable.unset
+
+
+BAD = [
+    ("DISTCONV_TIMEOUT_S", "nan", "seconds from 0 on"),
+    ("DISTCONV_TIMEOUT_S", "inf", "seconds from 0 on"),
+    ("DISTCONV_TIMEOUT_S", "-1", "seconds from 0 on"),
+    ("DISTCONV_TIMEOUT_S", "ten", "seconds from 0 on"),
+    ("DISTCONV_CHECK", "sometimes", "off, plan or all"),
+    ("DISTCONV_MALLOC", "yes", "0 or 1"),
+    ("DISTCONV_TRANSPORT", "pigeon", "host or cuda-aware"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "values"), BAD)
+def test_a_bad_value_is_told_with_what_the_variable_takes(name, text, values):
+    with pytest.raises(dc.EnvironmentVariableError, match=re.escape(f"{name}='{text}' must be {values}; default: ")):
+        check(None, {name: text})
+    assert issubclass(dc.EnvironmentVariableError, ValueError)
+
+
+@pytest.mark.ranks(at_least=2)
+def test_a_bad_value_on_one_rank_is_the_same_error_on_all(comm):
+    own = {"DISTCONV_CHECK": "sometimes"} if comm.rank == 1 else {}
+    match = r"DISTCONV_CHECK='sometimes' must be off, plan or all; default: plan \(on rank 1\)"
+    raises_everywhere(comm, dc.EnvironmentVariableError, match, lambda: check(comm, own))
+
+
+def test_a_bad_value_ends_every_rank_when_distconv_is_imported(mpiexec):
+    bad = {"PYTHONPATH": str(ROOT), "DISTCONV_TIMEOUT_S": "nan"}
+    ended = mpiexec(2, "import distconv; print('imported')", timeout=60, env=bad)
+    assert ended.returncode not in (0, None) and "imported" not in ended.stdout
+    assert ended.stderr.count("EnvironmentVariableError: DISTCONV_TIMEOUT_S='nan' must be seconds from 0 on") == 2
+
+
+def test_readme_lists_the_variables_as_they_are():
+    text = (ROOT / "README.md").read_text().split("## Environment variables")[1].split("\n## ")[0]
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    assert rows == [f"| `{v.name}` | {v.values} | {v.meaning} | {v.default} |" for v in VARIABLES]
+
+
+def test_no_other_module_reads_a_variable_of_ours():
+    folders = ("distconv", "jobs", "kernels", "layers", "perfmodel", "pipeline")
+    sources = {path.resolve() for folder in folders for path in (ROOT / folder).rglob("*.py")}
+    reading = re.compile(r"(environ|getenv).*DISTCONV_")
+    assert sources - {Path(environment.__file__).resolve()}
+    assert not [path for path in sources if reading.search(path.read_text())]
+
+
+def test_info_shows_what_is_in_force(monkeypatch, capsys):
+    monkeypatch.setenv("DISTCONV_MALLOC", "1")
+    monkeypatch.delenv("DISTCONV_CHECK", raising=False)
+    assert cli.main(["info"]) == 0
+    lines = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in capsys.readouterr().out.splitlines()}
+    assert lines["DISTCONV_MALLOC"] == "1" and lines["allocator"] == "keeps freed memory"
+    assert lines["DISTCONV_CHECK"] == "not set: plan"
+    assert {v.name for v in VARIABLES} <= set(lines) and "DISTCONV_MALLOC" in os.environ
