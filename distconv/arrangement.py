@@ -59,7 +59,13 @@ class Arrangement:
 
     @property
     def coords(self) -> dict[str, int]:
-        """The coordinates of this rank; only a process grid knows which one that is."""
+        """The coordinates of this rank; only a process grid knows which one that is.
+
+        Raises
+        ------
+        GridError
+            Always: here no rank is this one.
+        """
         raise GridError(f"{self!r} is over no communicator: say which rank is meant")
 
     def stride(self, axis: str) -> int:

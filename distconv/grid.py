@@ -70,6 +70,11 @@ class ProcessGrid(Arrangement):
 
         Collective over the grid at its first use for these axes, cached afterwards. With no axis of more than one
         part it is a communicator of this rank alone.
+
+        Raises
+        ------
+        CommunicatorError
+            If the grid was freed, or MPI is not running.
         """
         key = self.split_axes((axes,) if isinstance(axes, str) and axes in AXES else axes)
         found = self._comms.get(key)

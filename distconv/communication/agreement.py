@@ -38,7 +38,13 @@ def check_running() -> None:
 
 
 def check_usable(comm: MPI.Comm, what: str) -> None:
-    """Raise CommunicatorError, saying ``what`` it is for, where MPI is not running or ``comm`` was freed."""
+    """Check that messages can go over ``comm``; ``what`` for, in the error's text.
+
+    Raises
+    ------
+    CommunicatorError
+        If MPI is not running, or ``comm`` was freed.
+    """
     check_running()
     if not comm:
         raise CommunicatorError(f"{what}: its communicator was freed, perhaps with its process grid; make a new one")

@@ -201,7 +201,13 @@ def compare_at_random(
 
 
 def extents(text: str) -> tuple[int, ...]:
-    """Read ``64x48``."""
+    """Read ``64x48``.
+
+    Raises
+    ------
+    argparse.ArgumentTypeError
+        If ``text`` is not such extents.
+    """
     try:
         return tuple(positive(word) for word in text.split("x"))
     except argparse.ArgumentTypeError:
