@@ -42,6 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--only", choices=["serial", "ranks"], help="tests that use no `comm`, or those that do")
     group.addoption("--results", type=Path, help="folder for this rank's result file")
     group.addoption("--done", type=Path, help="file that names tests to leave out, one a line")
+    group.addoption("--quick", action="store_true", help="of each test its first case; none that starts jobs or is long")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -89,6 +90,20 @@ def runs_on(mark: pytest.Mark, size: int) -> bool:
     return named and low <= size <= high
 
 
+def first_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Of each test function the first item, which stands for all its parameters."""
+    first: dict[str, pytest.Item] = {}
+    for item in items:
+        first.setdefault(item.nodeid.split("[")[0], item)
+    return list(first.values())
+
+
+def takes_long(item: pytest.Item) -> bool:
+    """Whether ``--quick`` does without it: it starts jobs of its own, or says that it is long."""
+    names = ("long", "slow", "time_limit")
+    return "mpiexec" in getattr(item, "fixturenames", ()) or any(item.get_closest_marker(name) for name in names)
+
+
 class RankSession:
     """One rank's part of a test run."""
 
@@ -102,6 +117,7 @@ class RankSession:
         self.writer = Writer(rank_path(folder, self.rank or 0) if folder else None)
         done = config.getoption("--done")
         self.done = set(done.read_text().splitlines()) if done else set()
+        self.quick = config.getoption("--quick")
         self.watchdog = Watchdog(self._over_limit, stderr)
         self.current = ""
         self.reports: list[pytest.TestReport] = []
@@ -111,6 +127,8 @@ class RankSession:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         chosen = [item for item in items if self._chosen(item)]
+        if self.quick:
+            chosen = [item for item in first_cases(chosen) if not takes_long(item)]
         left_out = [item for item in items if item not in set(chosen)]
         items[:] = chosen
         config.hook.pytest_deselected(items=left_out)

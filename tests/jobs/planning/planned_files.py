@@ -26,7 +26,7 @@ compute:
 
 NETS = """\
 import torch
-from distconv.perfmodel.work import Work, register_cost
+from distconv.perfmodel.cost.operation_work import Work, register_cost
 
 register_cost("i0", lambda call: (Work(flops=1.0), Work(flops=1.0)))
 
