@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--only", choices=["serial", "ranks"], help="tests that use no `comm`, or those that do")
     group.addoption("--results", type=Path, help="folder for this rank's result file")
     group.addoption("--done", type=Path, help="file that names tests to leave out, one a line")
-    group.addoption("--quick", action="store_true", help="of each test its first case; none that starts jobs or is long")
+    group.addoption("--quick", action="store_true", help="of each test its first case; none that is long")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -100,8 +100,7 @@ def first_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 def takes_long(item: pytest.Item) -> bool:
     """Whether ``--quick`` does without it: it starts jobs of its own, or says that it is long."""
-    names = ("long", "slow", "time_limit")
-    return "mpiexec" in getattr(item, "fixturenames", ()) or any(item.get_closest_marker(name) for name in names)
+    return "mpiexec" in getattr(item, "fixturenames", ()) or item.get_closest_marker("long") is not None
 
 
 class RankSession:
