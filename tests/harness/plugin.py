@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.harness import launch
+from tests.harness import launch, selection
 from tests.harness.records import Record, Writer, rank_path
 from tests.harness.watchdog import Watchdog
 
@@ -43,6 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--results", type=Path, help="folder for this rank's result file")
     group.addoption("--done", type=Path, help="file that names tests to leave out, one a line")
     group.addoption("--quick", action="store_true", help="of each test its first case; none that is long")
+    group.addoption("--thin", action="store_true", help="on 1, 6 and 8 ranks a third of the cases each")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -90,19 +91,6 @@ def runs_on(mark: pytest.Mark, size: int) -> bool:
     return named and low <= size <= high
 
 
-def first_cases(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Of each test function the first item, which stands for all its parameters."""
-    first: dict[str, pytest.Item] = {}
-    for item in items:
-        first.setdefault(item.nodeid.split("[")[0], item)
-    return list(first.values())
-
-
-def takes_long(item: pytest.Item) -> bool:
-    """Whether ``--quick`` does without it: it starts jobs of its own, or says that it is long."""
-    return "mpiexec" in getattr(item, "fixturenames", ()) or item.get_closest_marker("long") is not None
-
-
 class RankSession:
     """One rank's part of a test run."""
 
@@ -116,7 +104,6 @@ class RankSession:
         self.writer = Writer(rank_path(folder, self.rank or 0) if folder else None)
         done = config.getoption("--done")
         self.done = set(done.read_text().splitlines()) if done else set()
-        self.quick = config.getoption("--quick")
         self.watchdog = Watchdog(self._over_limit, stderr)
         self.current = ""
         self.reports: list[pytest.TestReport] = []
@@ -125,10 +112,14 @@ class RankSession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        chosen = [item for item in items if self._chosen(item)]
-        if self.quick:
-            chosen = [item for item in first_cases(chosen) if not takes_long(item)]
-        left_out = [item for item in items if item not in set(chosen)]
+        wanted = items
+        if config.getoption("--quick"):
+            wanted = selection.quick(wanted)
+        if config.getoption("--thin") and self.in_job:
+            wanted = selection.thin(wanted, world().size)
+        chosen = [item for item in wanted if self._chosen(item)]
+        kept = set(chosen)
+        left_out = [item for item in items if item not in kept]
         items[:] = chosen
         config.hook.pytest_deselected(items=left_out)
         if self.in_job and not world().same(hashlib.sha256("\n".join(i.nodeid for i in items).encode()).digest()):
