@@ -66,16 +66,6 @@ def test_resume_needs_a_checkpoint_of_the_same_settings(
 
 
 @on_ranks
-def test_a_new_run_puts_older_checkpoints_aside(comm: Any, shared_tmp_path: Path) -> None:
-    path, out = written(shared_tmp_path / "mesh.h5", comm), shared_tmp_path / "out"
-    for _ in range(2):
-        assert cli.main(command(path, out, comm, "--steps", "1")) == 0
-    comm.Barrier()
-    assert (out / "checkpoints.1" / "step-000001").is_dir()
-    assert (out / "checkpoints" / "step-000001").is_dir()
-
-
-@on_ranks
 def test_without_matplotlib_it_says_so(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
