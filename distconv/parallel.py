@@ -31,10 +31,9 @@ def parallelize(
 
     Its layers stay as they are: they meet distributed operators through the tensors. Gradients of its parameters are
     from now on summed behind the backward pass. Where the channels are split, weights are sharded
-    (distconv.parameters.sharding).
-    With a plan a layer that it names moves its input to the layer's own grid over ``comm`` (default: all ranks); what
-    it does not name stays on the grid that its input is on. Parameters and buffers must be equal on all ranks; with
-    ``broadcast=True`` rank 0's are sent to the others instead.
+    (distconv.parameters.sharding). With a plan a layer that it names moves its input to the layer's own grid over
+    ``comm`` (default: all ranks); what it does not name stays on the grid that its input is on. Parameters and buffers
+    must be equal on all ranks; with ``broadcast=True`` rank 0's are sent to the others instead.
 
     Raises
     ------

@@ -18,8 +18,17 @@ stage() {
     return "$status"
 }
 
-# install EXTRA,...: makes the environment if there is none, and installs distconv with these extras and an MPI library.
+# install EXTRA,...: makes the environment if there is none, and installs distconv with these extras and an MPI library;
+# nothing if the last installation was the same.
 install() {
+    local what="$root[${DISTCONV_MPI:-mpich},$1]" stamp="$venv/distconv-installed" wanted
+    wanted="$what $(cat "$root/pyproject.toml" "$root/setup.py" "$constraints" | cksum)"
+    if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
+        echo "   as it was: remove $stamp to install again"
+        return
+    fi
     [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --constraint "$constraints" --editable "$root[${DISTCONV_MPI:-mpich},$1]"
+    rm -f "$stamp"
+    "$venv/bin/python" -m pip install --quiet --constraint "$constraints" --editable "$what" || return
+    echo "$wanted" >"$stamp"
 }

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Installs the test extra and runs every check: ruff, mypy, then all tests serially and on 1, 2, 3, 4, 6 and 8 ranks.
-# Arguments go to tests/run.py: jobs/test.sh --ranks 2,4 tests/core -k grid. See environment.sh for the variables.
+#   jobs/test.sh --quick                   something of every folder, serially and on 2 and 3 ranks
+#   jobs/test.sh layers/nn                 what mirrors a folder or a module, on all rank counts
+#   jobs/test.sh --ranks 2,4 -k grid       other arguments go to tests/run.py too
+# See environment.sh for the variables.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$root"

@@ -1,8 +1,12 @@
 """Runs the tests, serially and under mpiexec on several rank counts, and prints one table.
 
-    python tests/run.py                                           everything but what is marked slow
+    python tests/run.py                                           everything but what is marked slow; the cases of a
+                                                                  test share 1, 6 and 8 ranks among them
     python tests/run.py --ranks 2,4 tests/distconv/test_grid.py -k name
-    python tests/run.py --ranks 4 -m slow                         the long ones, which are left out without -m
+    python tests/run.py layers/nn jobs/mesh/scores.py             what mirrors a folder or a module
+    python tests/run.py --quick                                   the first case of each test, on few ranks
+    python tests/run.py --ranks 4 -m slow                         the slow ones, which are left out without -m
+    python tests/run.py --slowest 20                              and where the time went
 
 All other arguments go to pytest; paths are relative to the root of the checkout. A job that had to stop goes on in a
 new one behind the test that stopped it.
@@ -28,6 +32,8 @@ from tests.harness.rank import log_path  # noqa: E402
 
 SERIAL = 0
 COUNTS = (SERIAL, 1, 2, 3, 4, 6, 8)
+QUICK_COUNTS = (SERIAL, 2, 3)
+PACKAGES = ("distconv", "kernels", "layers", "perfmodel", "pipeline", "jobs")
 RESTARTS = 3
 JOB_LIMIT_S = 1800.0
 LOG_LINES = 40
@@ -49,12 +55,12 @@ def main() -> int:
     options, arguments = parse()
     os.chdir(ROOT)
     selected = bool(arguments) or options.ranks != COUNTS
-    if not any((ROOT / argument.split("::")[0]).exists() for argument in arguments):
-        arguments.append(str(ROOT / "tests"))
+    arguments = mirrored(arguments) + ([] if selected else ["--thin"])
     if not any(argument.startswith("-m") for argument in arguments):
         arguments += ["-m", "not slow"]
     with tempfile.TemporaryDirectory(prefix="distconv-tests-") as folder:
         columns = [run(ranks, arguments, options.results or Path(folder)) for ranks in options.ranks]
+    print(slowest(columns, options.slowest) if options.slowest else "", end="")
     print(table(columns))
     never = [] if selected else never_run(columns)
     for test in never:
@@ -69,11 +75,44 @@ def main() -> int:
 
 def parse() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", type=rank_counts, default=COUNTS, help="e.g. serial,2,4 (default: %(default)s)")
+    parser.add_argument("--ranks", type=rank_counts, help=f"e.g. serial,2,4 (default: {COUNTS}, quick: {QUICK_COUNTS})")
+    parser.add_argument("--quick", action="store_true", help="of each test its first case; none that is long")
+    parser.add_argument("--slowest", type=int, default=0, metavar="N", help="list the N tests that took longest")
     parser.add_argument(
         "--results", type=lambda text: Path(text).resolve(), help="keep each rank's results and log in this folder"
     )
-    return parser.parse_known_args()
+    options, arguments = parser.parse_known_args()
+    if options.quick:
+        arguments.append("--quick")
+    options.ranks = options.ranks or (QUICK_COUNTS if options.quick else COUNTS)
+    return options, arguments
+
+
+def mirrored(arguments: list[str]) -> list[str]:
+    """The arguments with folders and modules of the package replaced by their tests; all tests if none are named.
+
+    ``layers/nn`` becomes ``tests/layers/nn`` and ``layers/nn/pooling.py`` becomes ``tests/layers/nn/test_pooling.py``.
+    """
+    found, named = [], False
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        path = Path(argument.split("::")[0])
+        if before in ("-k", "-m", "-p") or not path.exists():
+            found.append(argument)
+            continue
+        named = True
+        found.append(mirror(path.resolve()) or argument)
+    return found if named else [*found, str(ROOT / "tests")]
+
+
+def mirror(path: Path) -> str | None:
+    """Where the tests of a folder or module of the package are; None for any other path."""
+    if not any(path.is_relative_to(ROOT / package) for package in PACKAGES):
+        return None
+    inside = path.relative_to(ROOT)
+    tests = ROOT / "tests" / (inside.with_name(f"test_{inside.name}") if path.is_file() else inside)
+    if not tests.exists():
+        raise SystemExit(f"{inside}: there is no {tests.relative_to(ROOT)}; name the tests that are meant")
+    return str(tests)
 
 
 def rank_counts(text: str) -> tuple[int, ...]:
@@ -168,6 +207,15 @@ def never_run(columns: list[Column]) -> list[str]:
         for test, all_of in by_test.items()
         if not any(record.outcome in ("passed", "failed") or record.exempt for record in all_of)
     ]
+
+
+def slowest(columns: list[Column], count: int) -> str:
+    """The tests that took longest over all rank counts together, their parameters together: a line each."""
+    total: Counter[str] = Counter()
+    for column in columns:
+        for test, record in column.tests.items():
+            total[test.split("[")[0]] += record.time_s
+    return "".join(f"{time_s:8.1f} s  {test}\n" for test, time_s in total.most_common(count))
 
 
 def table(columns: list[Column]) -> str:

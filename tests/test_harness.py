@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import launch
+from tests import run as driver
+from tests.harness import launch, selection
 from tests.harness.plugin import runs_on
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -194,3 +195,52 @@ def test_a_rank_of_a_running_job_can_be_killed() -> None:
         os.kill(job.ranks()[1], signal.SIGKILL)
         assert job.wait(10).returncode != 0
     assert job.processes() == []
+
+
+def test_a_quick_run_takes_the_first_case_of_each_test_that_is_not_long(run) -> None:
+    code, output = run(
+        """
+        @pytest.mark.parametrize("n", range(5))
+        def test_cases(n): assert n == 0
+        def test_starts_jobs(mpiexec): assert False
+        def test_any_number_of_ranks_makes_the_same_file(): assert False, "it is named as long"
+        @pytest.mark.parametrize("n", range(5))
+        def test_everywhere(comm, n): assert n == 0
+        """,
+        "--quick",
+    )
+    assert code == 0, output
+    assert last_line(output) == "3 passed, 0 failed, 0 skipped"
+
+
+class Item:
+    """What the choice looks at."""
+
+    def __init__(self, test: str, case: int, ranks: bool) -> None:
+        self.nodeid, self._ranks = f"{test}[{case}]", ranks
+
+    def get_closest_marker(self, name: str) -> object:
+        return self._ranks or None
+
+
+def test_each_case_is_run_on_one_of_the_rank_counts_that_share_them_and_on_all_others() -> None:
+    items = [
+        Item(test, case, test == "own")
+        for test, count in (("many", 7), ("two", 2), ("own", 5))
+        for case in range(count)
+    ]
+    shared = [selection.thin(items, ranks) for ranks in selection.THINNED]  # type: ignore[arg-type]
+    for item in items:
+        times = sum(item in chosen for chosen in shared)  # type: ignore[comparison-overlap]
+        assert times == (1 if item.nodeid.startswith("many") else 3)
+    assert selection.thin(items, 4) == items  # type: ignore[arg-type, comparison-overlap]
+
+
+def test_folders_and_modules_stand_for_their_tests() -> None:
+    tests = ROOT / "tests"
+    arguments = ["layers/nn", "jobs/mesh/scores.py", "distconv/layers/nn", "tests/distconv", "-k", "layers"]
+    expected = [tests / "layers/nn", tests / "jobs/mesh/test_scores.py", tests / "layers/nn"]
+    assert driver.mirrored(arguments) == [*map(str, expected), "tests/distconv", "-k", "layers"]
+    assert driver.mirrored(["-k", "layers"]) == ["-k", "layers", str(tests)]
+    with pytest.raises(SystemExit, match=r"jobs/__init__\.py: there is no tests/jobs/test___init__\.py"):
+        driver.mirrored(["jobs/__init__.py"])

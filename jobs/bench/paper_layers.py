@@ -126,8 +126,8 @@ def run(name: str, batch: int, axes: Mapping[str, int], device: torch.device, ma
     Collective over MPI.COMM_WORLD.
     """
     comm, layer = MPI.COMM_WORLD, LAYERS[name]
-    machine = machine or this_machine(layer, batch, axes, device)
     grid = ProcessGrid(comm, **axes)
+    machine = machine or this_machine(layer, batch, axes, device)
     benches = {"ranks": Bench(layer, batch, grid, device)}
     if comm.rank == 0:
         benches["one"] = Bench(layer, batch, ProcessGrid(MPI.COMM_SELF), device)

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.harness import launch
+from tests.harness import launch, selection
 from tests.harness.records import Record, Writer, rank_path
 from tests.harness.watchdog import Watchdog
 
@@ -42,6 +42,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--only", choices=["serial", "ranks"], help="tests that use no `comm`, or those that do")
     group.addoption("--results", type=Path, help="folder for this rank's result file")
     group.addoption("--done", type=Path, help="file that names tests to leave out, one a line")
+    group.addoption("--quick", action="store_true", help="of each test its first case; none that is long")
+    group.addoption("--thin", action="store_true", help="on 1, 6 and 8 ranks a third of the cases each")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -110,8 +112,14 @@ class RankSession:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        chosen = [item for item in items if self._chosen(item)]
-        left_out = [item for item in items if item not in set(chosen)]
+        wanted = items
+        if config.getoption("--quick"):
+            wanted = selection.quick(wanted)
+        if config.getoption("--thin") and self.in_job:
+            wanted = selection.thin(wanted, world().size)
+        chosen = [item for item in wanted if self._chosen(item)]
+        kept = set(chosen)
+        left_out = [item for item in items if item not in kept]
         items[:] = chosen
         config.hook.pytest_deselected(items=left_out)
         if self.in_job and not world().same(hashlib.sha256("\n".join(i.nodeid for i in items).encode()).digest()):

@@ -3,23 +3,6 @@
 The mesh moves with an ideal gas. Velocities live on the nodes, thermodynamic quantities in the cells; the
 discretisation is compatible, so that mass, momentum and total energy are conserved to round-off.
 
-==============  ================================================================================
-``mesh``        geometry of cells: areas, corner volumes, scaled corner Jacobians
-``viscosity``   artificial viscosity on the edges of each cell, and its limiter
-``forces``      corner forces: pressure, viscosity, hourglass damping, subzonal pressure
-``advance``     kernels of a step: its length, motion of nodes, work on cells
-``solver``      the gas and its predictor-corrector step
-``state``       the arrays that the kernels share
-``families``    seeded initial conditions
-``channels``    the 18 channels of a sample
-``run``         one run from an initial condition to the samples that are accepted
-``parts``       runs of a data set: which are needed, who does which, their files
-``production``  doing them on all ranks
-``datafile``    the HDF5 file made of them
-``cost``        time per step and peak memory of a run
-``exact``       Sod's and Sedov's problems solved exactly, to measure the code against
-==============  ================================================================================
-
 Arrays of cells are indexed ``[j, i]`` with ``j`` upwards (y, the H of a sample) and ``i`` to the right (x, its W).
 Cell (j, i) has its four corners counter-clockwise::
 

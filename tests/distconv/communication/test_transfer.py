@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import distconv as dc
@@ -15,100 +13,8 @@ from distconv.communication import collectives
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Interval
-from tests.distconv.layouts import counting, cut, grid_over, grids, normal, raises_everywhere, twenty_layouts
-
-FEW = settings(max_examples=16)
-
-
-@st.composite
-def layouts(draw, comm, shape):
-    """Any distribution of ``shape`` over any grid of ``comm``'s ranks."""
-    extents, left = {}, comm.size
-    for axis in draw(st.permutations(["n", "d", "h", "w", "r"])):
-        extents[axis] = draw(st.sampled_from([k for k in range(1, left + 1) if left % k == 0]))
-        left //= extents[axis]
-    extents["r"] = extents["r"] * left
-    grid = grid_over(comm, **extents)
-    axes = draw(st.permutations(["n", "d", "h", "w", "r", None, None, None]))[: len(shape)]
-    boundaries, cyclic = {}, {}
-    for axis, extent in zip(axes, shape, strict=True):
-        kind = draw(st.sampled_from(["balanced", "uneven", "cyclic"])) if axis else "balanced"
-        if kind == "uneven":
-            inner = [draw(st.integers(0, extent)) for _ in range(grid.shape[axis] - 1)]
-            boundaries[axis] = (0, *sorted(inner), extent)
-        elif kind == "cyclic":
-            cyclic[axis] = draw(st.integers(1, 3))
-    return dc.Distribution(grid, axes, boundaries=boundaries, cyclic=cyclic)
-
-
-shapes = st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple)
-
-
-@FEW
-@given(st.data())
-def test_redistribution_gives_what_slicing_the_whole_gives(comm, data):
-    shape = data.draw(shapes)
-    src, dst = data.draw(layouts(comm, shape)), data.draw(layouts(comm, shape))
-    whole = counting(*shape)
-    moved = collectives.redistribute(cut(whole, src), src, dst, shape)
-    assert torch.equal(moved, cut(whole, dst))
-
-
-@FEW
-@given(st.data())
-def test_the_adjoint_of_redistribution_is_the_way_back(comm, data):
-    shape = data.draw(shapes)
-    src, dst = data.draw(layouts(comm, shape)), data.draw(layouts(comm, shape))
-    whole = counting(*shape)
-    x = cut(whole, src).requires_grad_()
-    # A gradient that is whole on every replica comes back whole: nothing is added.
-    collectives.redistribute(x, src, dst, shape).backward(cut(whole * 3, dst))
-    assert torch.equal(x.grad, cut(whole * 3, src))
-
-
-def test_a_round_trip_between_any_two_of_twenty_layouts_changes_no_bit(comm):
-    shape = (5, 7, 3)
-    whole = normal(*shape)
-    for first, second in itertools.product(twenty_layouts(comm, shape), repeat=2):
-        x = cut(whole, first)
-        there = collectives.redistribute(x, first, second, shape)
-        assert torch.equal(there, cut(whole, second)), (first, second)
-        assert torch.equal(collectives.redistribute(there, second, first, shape), x), (first, second)
-
-
-def test_redistribution_to_the_same_layout_moves_nothing(comm):
-    dist = dc.Distribution(grid_over(comm, h=comm.size), ("h", None))
-    local = cut(counting(7, 3), dist)
-    assert collectives.redistribute(local, dist, dist, (7, 3)) is local
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.uint8])
-def test_every_dtype_travels_bit_by_bit(comm, dtype):
-    whole = (counting(5, 6) % 7 - 3).to(dtype)
-    src = dc.Distribution(grid_over(comm, n=comm.size), ("n", None))
-    dst = dc.Distribution(grid_over(comm, n=comm.size), (None, "n"))
-    assert torch.equal(collectives.redistribute(cut(whole, src), src, dst, (5, 6)), cut(whole, dst))
-
-
-@st.composite
-def needs(draw, comm, shape):
-    """A distribution of ``shape`` with one interval per rank and split dimension that it needs of it."""
-    base = draw(layouts(comm, shape)).balanced()
-    wanted = []
-    for dim, axis in enumerate(base.split):
-        if axis is not None and draw(st.booleans()):
-            per_rank = []
-            for _ in range(base.grid.shape[axis]):
-                start = draw(st.integers(-3, shape[dim] + 2))
-                per_rank.append(Interval(start, start + draw(st.integers(0, shape[dim] + 3))))
-            wanted.append((dim, tuple(per_rank)))
-    return Needs(base, tuple(wanted))
-
-
-def needed_box(layout, shape):
-    """What this rank needs, inside the tensor; None in place of an empty box."""
-    box = [layout.intervals(d, layout.base.coordinate(d), n)[0] for d, n in enumerate(shape)]
-    return box if all(i.extent for i in box) else None
+from tests.distconv.communication.drawn_layouts import FEW, needed_box, needs, shapes
+from tests.distconv.layouts import counting, cut, grid_over, normal, raises_everywhere
 
 
 @FEW
@@ -123,24 +29,6 @@ def test_the_needed_box_arrives_whatever_each_rank_needs(comm, data):
         assert found.numel() == 0
     else:
         assert torch.equal(found, whole[tuple(slice(*i) for i in box)])
-
-
-@FEW
-@given(st.data())
-def test_assembling_and_accumulating_are_adjoint(comm, data):
-    shape = data.draw(shapes)
-    layout = data.draw(needs(comm, shape))
-    whole = normal(*shape)
-    x = cut(whole, layout.base).requires_grad_()
-    found = collectives.assemble(x, transfer_plan(layout.base, layout, shape))
-    y = normal(*found.shape, seed=comm.rank + 1)
-    found.backward(y)
-    # Replicas of x each assemble by themselves, so both sides count every replica alike.
-    forward, backward = (
-        comm.allreduce(float((found.detach() * y).sum())),
-        comm.allreduce(float((x.detach() * x.grad).sum())),
-    )
-    assert forward == pytest.approx(backward, rel=1e-12, abs=1e-12)
 
 
 @FEW
@@ -236,23 +124,6 @@ def test_grids_of_other_rank_counts_are_refused(comm):
                 (4,),
             )
         comm.Barrier()
-
-
-def test_the_sum_over_an_axis_has_the_identity_as_adjoint(comm):
-    for grid in grids(comm, "nh"):
-        x = torch.full((3,), float(comm.rank), dtype=torch.float64, requires_grad=True)
-        total = collectives.sum_over(x, grid, ("h",))
-        assert torch.equal(total, torch.full((3,), float(sum(grid.comm("h").allgather(comm.rank)))).double())
-        total.backward(torch.tensor([1.0, 2.0, 3.0]).double())
-        assert x.grad.tolist() == [1.0, 2.0, 3.0]
-
-
-def test_what_enters_split_work_gets_its_gradient_summed_over_just_these_axes(comm):
-    for grid in grids(comm, "nhw"):
-        w = torch.ones(2, dtype=torch.float64, requires_grad=True)
-        collectives.enter(w, grid, ("h", "w")).backward(torch.full((2,), comm.rank + 1.0).double())
-        expected = sum(rank + 1.0 for rank in grid.comm(("h", "w")).allgather(comm.rank))
-        assert w.grad.tolist() == [expected] * 2
 
 
 # -- between two groups of ranks ---------------------------------------------------------------------------------------

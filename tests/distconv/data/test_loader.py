@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from mpi4py import MPI
 
 import distconv as dc
 from distconv.data.channel_statistics import moments
@@ -100,36 +99,6 @@ def test_values_are_shifted_and_scaled_per_channel(comm: Any, shared_tmp_path: P
         whole = dc.gather(batch.tensors[0])
     assert whole.mean((0, 2, 3)).abs().max() < 1e-12
     assert (whole.var((0, 2, 3), correction=0) - 1).abs().max() < 1e-12
-
-
-def test_moments_are_the_same_to_the_last_bit_on_any_number_of_ranks(comm: Any, shared_tmp_path: Path) -> None:
-    path = shared_tmp_path / "samples.h5"
-    write(path, comm)
-    with SampleFile(path, LAYOUTS, comm) as file, SampleFile(path, LAYOUTS, MPI.COMM_SELF) as alone:
-        for name, channels in (("x", True), ("y", False)):
-            found, single = moments(file, name, channels=channels), moments(alone, name, channels=channels)
-            for part in ("mean", "std", "low", "high"):
-                assert np.array_equal(getattr(found, part), getattr(single, part))
-        assert np.allclose(found.mean, arrays()[1].mean(), rtol=1e-14)
-
-
-def test_a_constant_channel_is_not_scaled(comm: Any, shared_tmp_path: Path) -> None:
-    path = shared_tmp_path / "samples.h5"
-    x = arrays()[0]
-    x[:, 1] = 1.4
-    write(path, comm, x=x)
-    with SampleFile(path, LAYOUTS, comm) as file:
-        assert moments(file, "x").std[1] == 1.0
-
-
-def test_values_that_are_not_finite_are_refused_with_the_sample(comm: Any, shared_tmp_path: Path) -> None:
-    path = shared_tmp_path / "samples.h5"
-    x = arrays()[0]
-    x[4, 1, 2, 3] = np.nan
-    write(path, comm, x=x)
-    with SampleFile(path, LAYOUTS, comm) as file, pytest.raises(DataError) as caught:
-        moments(file, "x")
-    assert "'x' has NaN or infinite values in 1 samples, the first is 4" in common(comm, caught.value)
 
 
 def test_a_checksum_error_reaches_all_ranks_in_the_step_it_belongs_to(comm: Any, shared_tmp_path: Path) -> None:

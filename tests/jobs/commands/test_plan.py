@@ -14,8 +14,7 @@ import torch.nn.functional as F
 
 import distconv as dc
 from distconv import cli
-from distconv.jobs.planning import picture, report
-from distconv.jobs.planning.strong_scaling import Point
+from distconv.jobs.planning import report
 from distconv.jobs.training.model_factory import build_model
 from distconv.perfmodel.strategy import selection
 from tests.jobs.planning import planned_files
@@ -140,16 +139,6 @@ def test_the_curve_of_plans_is_of_one_method(comm: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr("distconv.jobs.planning.strong_scaling.select", select)
     assert plan("--plot", "plan.png", "--method", "longest-path", ranks=4) == 0
     assert methods == ["longest-path"] * 3
-
-
-@pytest.mark.ranks(1)
-def test_bars_are_the_deviations_of_the_tables(comm: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    monkeypatch.setattr("matplotlib.axes.Axes.errorbar", lambda self, x, y, yerr, **_: drawn.append((x, y, yerr)))
-    monkeypatch.setattr("matplotlib.axes.Axes.legend", lambda *_, **__: None)
-    curves = {"planned": {1: Point(2.0, 1.0), 2: Point(1.0, 1.0)}}
-    picture.draw_measured(folder / "x.png", curves, {"planned": {1: [1.0, 3.0], 2: [1.0]}}, "title")
-    assert drawn == [([1, 2], [2000.0, 1000.0], [pytest.approx(1000 * 2**0.5), 0.0])]
 
 
 @pytest.mark.ranks(1)

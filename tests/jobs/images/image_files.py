@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import lzma
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,3 +66,11 @@ def write_hdf5(path: Path, groups: dict[str, int], shape: tuple[int, int, int] =
             place = file.require_group(group) if group else file
             place.create_dataset("image", data=images, chunks=(1, shape[0], 7, 7), fletcher32=True)
             place["label"] = labels.astype(np.int64)
+
+
+def written(comm: Any, folder: Path, write: Callable[[Path], None] = write_mnist) -> Path:
+    """``folder`` after rank 0 has put the files there."""
+    if comm.rank == 0:
+        write(folder)
+    comm.Barrier()
+    return folder

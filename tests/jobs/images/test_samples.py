@@ -2,108 +2,20 @@
 
 from __future__ import annotations
 
-import lzma
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
 
 import distconv as dc
-from distconv.errors import DataError, MismatchError
-from distconv.jobs.images.formats import read_cifar10, read_idx
-from distconv.jobs.images.groups import locate
 from distconv.jobs.images.samples import CROP_PADDING, ImageSamples
-from tests.distconv.data.sample_files import common, flip_bit
 from tests.jobs.images import image_files
-from tests.jobs.images.image_files import arrays, idx, put, records
+from tests.jobs.images.grids import on_ranks
+from tests.jobs.images.image_files import arrays, written
 
-DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
 GRIDS = {1: ["n=1"], 2: ["n=2", "h=2", "w=2"], 3: ["h=3"], 4: ["n=2,h=2", "h=2,w=2", "n=4"], 6: ["n=2,h=3"]}
-on_ranks = pytest.mark.ranks(1, 2, 4)
-
-
-def prepared(comm: Any, folder: Path, write: Callable[[Path], None]) -> Path:
-    """``folder`` after rank 0 has put the files there."""
-    if comm.rank == 0:
-        write(folder)
-    comm.Barrier()
-    return folder
-
-
-@pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
-def test_idx_files_are_read_plain_or_compressed(tmp_path: Path, ending: str) -> None:
-    image_files.write_mnist(tmp_path, 9, 3, ending)
-    for group, count in (("train", 9), ("test", 3)):
-        files = locate(tmp_path, group)
-        assert files is not None
-        found = read_idx(*files.paths)
-        images, labels = arrays(count, (1, 28, 28))
-        assert np.array_equal(found.pixels, images)
-        assert np.array_equal(found.labels, labels)
-
-
-@pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
-def test_cifar_batches_are_read_one_after_the_other(tmp_path: Path, ending: str) -> None:
-    image_files.write_cifar(tmp_path, 8, 3, ending)
-    put(tmp_path / "data_batch_1_other.bin", b"not one of them")
-    files = locate(tmp_path, "train")
-    assert files is not None
-    assert [path.name for path in files.paths] == [f"data_batch_{i}.bin{ending}" for i in (1, 2)]
-    found = read_cifar10(files.paths)
-    images, labels = arrays(8, (3, 32, 32))
-    assert np.array_equal(found.pixels, images)
-    assert np.array_equal(found.labels, labels)
-
-
-def test_of_a_plain_and_a_compressed_copy_one_is_read(tmp_path: Path) -> None:
-    image_files.write_cifar(tmp_path, ending="")
-    image_files.write_cifar(tmp_path, ending=".xz")
-    files = locate(tmp_path, "train")
-    assert files is not None
-    assert [path.name for path in files.paths] == ["data_batch_1.bin", "data_batch_2.bin"]
-
-
-@pytest.mark.skipif(not DATA.is_dir(), reason="needs ../shared/data")
-def test_the_real_files_hold_what_their_authors_say() -> None:
-    counts = {}
-    for group in ("train", "test"):
-        files = locate(DATA / "mnist", group)
-        assert files is not None
-        counts[group] = np.bincount(read_idx(*files.paths).labels).tolist()
-    assert counts["train"] == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    assert counts["test"] == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
-    files = locate(DATA / "cifar10", "test")
-    assert files is not None
-    assert np.bincount(read_cifar10(files.paths).labels).tolist() == [200] * 10
-
-
-@on_ranks
-def test_hdf5_images_lie_in_groups_in_two_files_or_in_a_folder(comm: Any, shared_tmp_path: Path) -> None:
-    def write(folder: Path) -> None:
-        image_files.write_hdf5(folder / "both.h5", {"train": 6, "test": 4})
-        image_files.write_hdf5(folder / "train.h5", {"": 6})
-        image_files.write_hdf5(folder / "test.hdf5", {"": 4})
-
-    folder = prepared(comm, shared_tmp_path, write)
-    images, labels = arrays(4, (2, 28, 28))
-    for path, test_path in (
-        (folder / "both.h5", None),
-        (folder / "train.h5", folder / "test.hdf5"),
-        (folder, None),
-        (folder / "train.h5", folder / "both.h5"),
-    ):
-        samples = ImageSamples(path, comm, test_path=test_path)
-        assert samples.groups["train"].shape == (6, 2, 28, 28)
-        assert np.array_equal(samples.groups["test"].labels, labels)
-        assert np.array_equal(samples.image("test", 3), images[3])
-        samples.close()
-    samples = ImageSamples(folder / "train.h5", comm)
-    assert list(samples.groups) == ["train"]
-    samples.close()
 
 
 @pytest.mark.ranks(*GRIDS)
@@ -113,7 +25,7 @@ def test_batches_are_the_moved_and_mirrored_images_on_any_grid(comm: Any, shared
         image_files.write_cifar(folder, 14)
         image_files.write_hdf5(folder / "x.h5", {"": 14}, (3, 32, 32))
 
-    folder = prepared(comm, shared_tmp_path, write)
+    folder = written(comm, shared_tmp_path, write)
     samples = ImageSamples(folder if form == "cifar" else folder / "x.h5", comm)
     images, labels = arrays(14, (3, 32, 32))
     mean, std = (values.reshape(3, 1, 1) for values in (samples.moments.mean, samples.moments.std))
@@ -145,7 +57,7 @@ def test_batches_are_the_moved_and_mirrored_images_on_any_grid(comm: Any, shared
 
 @on_ranks
 def test_only_the_first_training_images_are_used_if_asked_for(comm: Any, shared_tmp_path: Path) -> None:
-    folder = prepared(comm, shared_tmp_path, image_files.write_mnist)
+    folder = written(comm, shared_tmp_path, image_files.write_mnist)
     samples = ImageSamples(folder, comm, limit=12)
     images, labels = arrays(40, (1, 28, 28))
     loader = samples.loader("train", dc.ProcessGrid(comm, n=comm.size), 12)
@@ -153,172 +65,3 @@ def test_only_the_first_training_images_are_used_if_asked_for(comm: Any, shared_
     assert np.array_equal(samples.groups["train"].labels, labels[:12])
     assert samples.moments.mean[0] == pytest.approx(images[:12].mean(), rel=1e-13)
     assert samples.groups["test"].shape[0] == 21
-
-
-def truncated_gzip(folder: Path) -> None:
-    path = folder / "train-images-idx3-ubyte.gz"
-    path.write_bytes(path.read_bytes()[:-900])
-
-
-def truncated_idx(folder: Path) -> None:
-    put(folder / "train-images-idx3-ubyte.gz", idx(arrays(40, (1, 28, 28))[0][:, 0])[:-784])
-
-
-def short_header(folder: Path) -> None:
-    put(folder / "t10k-images-idx3-ubyte.gz", b"\0\0\x08\x03\0\0")
-
-
-def labels_for_images(folder: Path) -> None:
-    (folder / "train-images-idx3-ubyte.gz").write_bytes((folder / "train-labels-idx1-ubyte.gz").read_bytes())
-
-
-def huge_header(folder: Path) -> None:
-    put(folder / "train-labels-idx1-ubyte.gz", b"\0\0\x08\x01\xff\xff\xff\xff" + bytes(40))
-
-
-def fewer_labels(folder: Path) -> None:
-    put(folder / "train-labels-idx1-ubyte.gz", idx(arrays(40, (1, 28, 28))[1][:39]))
-
-
-def large_label(folder: Path) -> None:
-    labels = arrays(21, (1, 28, 28))[1]
-    labels[[4, 9]] = 10
-    put(folder / "t10k-labels-idx1-ubyte.gz", idx(labels))
-
-
-def no_labels(folder: Path) -> None:
-    (folder / "train-labels-idx1-ubyte.gz").unlink()
-
-
-def nothing(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
-
-
-@on_ranks
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (truncated_gzip, r"train-images-idx3-ubyte.gz \(\d+ bytes\) is truncated or damaged: .*; fetch it again"),
-        (truncated_idx, "the header says 40 x 28 x 28 images, 31360 bytes, but 30576 follow; fetch it again"),
-        (short_header, "t10k-images-idx3-ubyte.gz: 6 bytes are no idx file of images"),
-        (labels_for_images, "the magic number is 0x00000801 but idx images have 0x00000803"),
-        (huge_header, "the header says 4294967295 labels, 4294967295 bytes, but 40 follow"),
-        (fewer_labels, "images-idx3-ubyte.gz has 40 images but .*labels-idx1-ubyte.gz has 39 labels; take both from"),
-        (large_label, r"t10k-labels-idx1-ubyte.gz: 2 of 21 labels are not in 0 to 9, the first is 10 of sample 4"),
-        (no_labels, "has train-images-idx3-ubyte.gz but no train-labels-idx1-ubyte"),
-        (nothing, r"holds no training images; known are MNIST \(train-images-idx3-ubyte"),
-    ],
-)
-def test_bad_idx_files_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path, damage: Any, reason: str) -> None:
-    folder = prepared(comm, shared_tmp_path, image_files.write_mnist)
-    prepared(comm, folder, damage)
-    with pytest.raises(DataError, match=reason) as caught:
-        ImageSamples(folder, comm)
-    assert str(shared_tmp_path) in common(comm, caught.value)
-
-
-def ragged_cifar(folder: Path) -> None:
-    put(folder / "data_batch_2.bin.xz", records(*arrays(3, (3, 32, 32)))[:-100])
-
-
-def truncated_xz(folder: Path) -> None:
-    path = folder / "test_batch.bin.xz"
-    path.write_bytes(path.read_bytes()[:-40])
-
-
-def broken_xz(folder: Path) -> None:
-    path = folder / "data_batch_1.bin.xz"
-    path.write_bytes(b"x" + path.read_bytes()[1:])
-
-
-def large_cifar_label(folder: Path) -> None:
-    images, labels = arrays(3, (3, 32, 32))
-    put(folder / "data_batch_2.bin.xz", records(images, labels + 200))
-
-
-@on_ranks
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (
-            ragged_cifar,
-            r"data_batch_2.bin.xz: 9119 bytes are no whole number of CIFAR-10 records of 3073 bytes \(2.97\)",
-        ),
-        (truncated_xz, "test_batch.bin.xz .* is truncated or damaged"),
-        (broken_xz, "data_batch_1.bin.xz .* is truncated or damaged: Input format not supported"),
-        (large_cifar_label, "3 of 15 labels are not in 0 to 9"),
-    ],
-)
-def test_bad_cifar_files_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path, damage: Any, reason: str) -> None:
-    folder = prepared(comm, shared_tmp_path, image_files.write_cifar)
-    prepared(comm, folder, damage)
-    with pytest.raises(DataError, match=reason) as caught:
-        ImageSamples(folder, comm)
-    common(comm, caught.value)
-
-
-def change(path: Path, name: str, values: Any) -> None:
-    with h5py.File(path, "r+") as file:
-        del file[name]
-        file[name] = values
-
-
-@on_ranks
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (
-            lambda p: change(p, "train/image", np.zeros((6, 28, 28))),
-            r"is float64 \(6, 28, 28\) but must be numbers \(N, C",
-        ),
-        (
-            lambda p: change(p, "train/label", np.zeros(6)),
-            r"'train/label' is float64 \(6,\) but must be whole numbers \(N\)",
-        ),
-        (
-            lambda p: change(p, "train/label", np.zeros(5, int)),
-            "numbers of samples differ: 6 in .*, 5 in 'train/label'",
-        ),
-        (
-            lambda p: change(p, "train/label", np.arange(6) - 1),
-            "1 of 6 labels are not in 0 to 4, the first is -1 of sam",
-        ),
-        (lambda p: change(p, "test/label", np.full(4, 12)), "x.h5: 'test/label': 4 of 4 labels are not in 0 to 5"),
-        (
-            lambda p: change(p, "test/image", np.zeros((4, 2, 28, 27))),
-            r"images are of \(2, 28, 27\), those to train on",
-        ),
-        (lambda p: change(p, "train/image", np.full((6, 2, 28, 28), np.nan)), "NaN or infinite values in 6 samples"),
-        (lambda p: flip_bit(p, "train/image", 3), "of dataset 'train/image'"),
-        (lambda p: p.unlink(), "No such file or directory"),
-        (lambda p: p.write_bytes(b"no HDF5"), "cannot be opened as HDF5"),
-    ],
-)
-def test_bad_hdf5_files_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path, damage: Any, reason: str) -> None:
-    folder = prepared(comm, shared_tmp_path, lambda p: image_files.write_hdf5(p / "x.h5", {"train": 6, "test": 4}))
-    prepared(comm, folder, lambda p: damage(p / "x.h5"))
-    with pytest.raises(DataError, match=reason) as caught:
-        ImageSamples(folder / "x.h5", comm)
-    assert "x.h5" in common(comm, caught.value)
-
-
-@pytest.mark.ranks(2)
-def test_ranks_that_see_other_images_are_told(comm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    image_files.write_mnist(tmp_path)
-    if comm.rank == 1:  # a stale copy on another node
-        images = arrays(40, (1, 28, 28))[0]
-        images[7, 0, 3, 3] ^= 1
-        put(tmp_path / "train-images-idx3-ubyte.gz", idx(images[:, 0]))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(MismatchError, match=r"idx3-ubyte\.gz as each rank sees it: ranks disagree"):
-        ImageSamples(Path(), comm)
-
-
-def test_a_checksum_of_xz_is_verified(tmp_path: Path) -> None:
-    path = tmp_path / "data_batch_1.bin.xz"
-    content = bytearray(lzma.compress(records(*arrays(4, (3, 32, 32)))))
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(DataError, match="truncated or damaged"):
-        read_cifar10([path])

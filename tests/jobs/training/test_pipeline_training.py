@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,35 +15,19 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv import cli
-from distconv.jobs.commands import train_classify
 from distconv.jobs.images.classification import PipelineTrainer, Settings, Trainer
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.model_factory import build_classifier
-from distconv.jobs.training.pipeline_options import Pipelining, pipelining_of
-from distconv.jobs.training.pipeline_stages import balanced_cuts
+from distconv.jobs.training.pipeline_options import Pipelining
 from distconv.jobs.training.training import learning_rate, make_optimizer, set_rate
-from distconv.layers.models import MODELS
-from distconv.perfmodel import Machine, trace
-from distconv.perfmodel.profiles.predicted_profile import predicted_profile
 from distconv.pipeline import SerialPipeline, split
 from tests.jobs.commands.test_train_classify import lines_of, outcome, written
 from tests.jobs.images import image_files
+from tests.jobs.training.pipelines import pipelining
 
 LENET = Settings("lenet5", batch=16, steps=7, lr=0.1, augment="crop")
 VGG = Settings("vgg11_bn", 2, batch=9, steps=6, optimizer="adam", lr=0.01)
 """With batch norm and dropout."""
-
-
-def parsed(*arguments: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    train_classify.add_arguments(parser)
-    return parser.parse_args(arguments)
-
-
-def pipelining(ranks: int, schedule: str, *arguments: str) -> Pipelining:
-    found = pipelining_of(parsed("--pipeline", schedule, *arguments), ranks)
-    assert found is not None
-    return found
 
 
 def opened(comm: Any, folder: Path, settings: Settings) -> tuple[ImageSamples, ImageSamples]:
@@ -279,36 +262,3 @@ def test_bad_input_is_one_line_and_code_2(
     lines = [line for line in errors.splitlines() if line.startswith("distconv train classify: ")]
     assert code == 2
     assert [message in line for line in lines] == ([True] if comm.rank == 0 else []), lines
-
-
-@pytest.mark.parametrize(
-    ("ranks", "arguments", "replicas", "microbatches"),
-    [
-        (3, ["1f1b-so"], (1, 1, 1), 3),
-        (4, ["gpipe", "--replicas", "2"], (2, 2), 2),
-        (3, ["gpipe", "--replicas", "2,1", "--microbatches", "8"], (2, 1), 8),
-        (4, ["stale", "--ppv", "3,5,7"], (1, 1, 1, 1), 1),
-        (2, ["interleaved", "--ppv", "1,2,3"], (1, 1), 2),
-        (4, ["pipedream", "--replicas", "3,1"], (3, 1), 1),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_stages_follow_from_the_ranks_and_the_options(
-    ranks: int, arguments: list[str], replicas: tuple[int, ...], microbatches: int
-) -> None:
-    found = pipelining(ranks, *arguments)
-    assert (found.replicas, found.microbatches) == (replicas, microbatches)
-
-
-@pytest.mark.parametrize("replicas", [[1, 1], [1, 1, 1], [3, 1]])
-def test_balanced_cuts_leave_no_stage_more_than_a_layer_above_the_mean(replicas: list[int]) -> None:
-    model, shape = MODELS["resnet20"].factory(), (8, 3, 32, 32)
-    layers = predicted_profile(trace(model, shape), Machine.load("localhost")).layers
-    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Conv2d)]
-    cuts = balanced_cuts(model, shape, replicas)
-    starts = [0, *(next(i for i, layer in enumerate(layers) if layer.name == cut) for cut in cuts), len(layers)]
-    times = [sum(layer.time_s for layer in layers[a:b]) for a, b in pairwise(starts)]
-    ends = [next(i for i, layer in enumerate(layers) if layer.name == name) for name in names]
-    largest = max(sum(layer.time_s for layer in layers[a:b]) for a, b in pairwise(ends))
-    mean = sum(times) / sum(replicas)
-    assert max(time / count for time, count in zip(times, replicas, strict=True)) <= mean + largest

@@ -30,10 +30,18 @@ def settings(model: str, optimizer: str) -> Settings:
 
 @pytest.mark.ranks(*GRIDS)
 @pytest.mark.time_limit(300)
-@pytest.mark.parametrize("size", [(64, 64), (50, 36)], ids=["64x64", "50x36"])
-@pytest.mark.parametrize(("model", "optimizer"), [("unet", "adam"), ("mesh1k", "sgd")])
+@pytest.mark.parametrize(
+    ("model", "optimizer", "size"),
+    [
+        ("unet", "adam", (50, 36)),
+        ("mesh1k", "sgd", (64, 64)),
+        pytest.param("unet", "adam", (64, 64), marks=pytest.mark.slow),
+        pytest.param("mesh1k", "sgd", (50, 36), marks=pytest.mark.slow),
+    ],
+    ids=lambda value: "x".join(map(str, value)) if isinstance(value, tuple) else value,
+)
 def test_steps_on_any_grid_equal_those_of_plain_torch(
-    comm: Any, shared_tmp_path: Path, size: tuple[int, int], model: str, optimizer: str
+    comm: Any, shared_tmp_path: Path, model: str, optimizer: str, size: tuple[int, int]
 ) -> None:
     path = shared_tmp_path / "samples.h5"
     if comm.rank == 0:

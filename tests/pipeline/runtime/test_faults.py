@@ -211,7 +211,8 @@ import torch
 from torch import nn
 from mpi4py import MPI
 import distconv as dc
-from distconv.pipeline import Pipeline, mail
+from distconv.pipeline import Pipeline
+from distconv.pipeline.runtime import p2p
 
 comm = MPI.COMM_WORLD
 place = {place!r}
@@ -237,7 +238,7 @@ class Behind(nn.Module):
     def forward(self, x):
         return FailsBehind.apply(x)
 
-def fail_in_send(self, header, payload, what, send=mail._Outgoing.send):
+def fail_in_send(self, header, payload, what, send=p2p._Outgoing.send):
     send(self, header, payload, what)
     fail()
 
@@ -246,7 +247,7 @@ def fail():
 
 width = 4
 if place == "send" and comm.rank == 0:
-    mail._Outgoing.send = fail_in_send
+    p2p._Outgoing.send = fail_in_send
 if place == "send":
     width = 1 << 17  # 4 MB: MPI sends them while the receiver takes them
 middle = {{"forward": Fails, "backward": Behind}}.get(place, nn.Identity)()

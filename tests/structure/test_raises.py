@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.test_structure import SOURCES
+from tests.structure.modules import SOURCES
 
 CONSTRUCTORS = ("__init__", "__post_init__", "__new__")
 """What they raise stands in the docstring of their class, or in their own."""

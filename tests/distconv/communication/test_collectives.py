@@ -1,0 +1,97 @@
+"""Pairs of a communication and its adjoint, against slicing and sums by hand."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import distconv as dc
+from distconv.communication import collectives
+from distconv.communication.transfer import transfer_plan
+from tests.distconv.communication.drawn_layouts import FEW, layouts, needs, shapes
+from tests.distconv.layouts import counting, cut, grid_over, grids, normal, twenty_layouts
+
+
+@FEW
+@given(st.data())
+def test_redistribution_gives_what_slicing_the_whole_gives(comm, data):
+    shape = data.draw(shapes)
+    src, dst = data.draw(layouts(comm, shape)), data.draw(layouts(comm, shape))
+    whole = counting(*shape)
+    moved = collectives.redistribute(cut(whole, src), src, dst, shape)
+    assert torch.equal(moved, cut(whole, dst))
+
+
+@FEW
+@given(st.data())
+def test_the_adjoint_of_redistribution_is_the_way_back(comm, data):
+    shape = data.draw(shapes)
+    src, dst = data.draw(layouts(comm, shape)), data.draw(layouts(comm, shape))
+    whole = counting(*shape)
+    x = cut(whole, src).requires_grad_()
+    # A gradient that is whole on every replica comes back whole: nothing is added.
+    collectives.redistribute(x, src, dst, shape).backward(cut(whole * 3, dst))
+    assert torch.equal(x.grad, cut(whole * 3, src))
+
+
+def test_a_round_trip_between_any_two_of_twenty_layouts_changes_no_bit(comm):
+    shape = (5, 7, 3)
+    whole = normal(*shape)
+    for first, second in itertools.product(twenty_layouts(comm, shape), repeat=2):
+        x = cut(whole, first)
+        there = collectives.redistribute(x, first, second, shape)
+        assert torch.equal(there, cut(whole, second)), (first, second)
+        assert torch.equal(collectives.redistribute(there, second, first, shape), x), (first, second)
+
+
+def test_redistribution_to_the_same_layout_moves_nothing(comm):
+    dist = dc.Distribution(grid_over(comm, h=comm.size), ("h", None))
+    local = cut(counting(7, 3), dist)
+    assert collectives.redistribute(local, dist, dist, (7, 3)) is local
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.uint8])
+def test_every_dtype_travels_bit_by_bit(comm, dtype):
+    whole = (counting(5, 6) % 7 - 3).to(dtype)
+    src = dc.Distribution(grid_over(comm, n=comm.size), ("n", None))
+    dst = dc.Distribution(grid_over(comm, n=comm.size), (None, "n"))
+    assert torch.equal(collectives.redistribute(cut(whole, src), src, dst, (5, 6)), cut(whole, dst))
+
+
+@FEW
+@given(st.data())
+def test_assembling_and_accumulating_are_adjoint(comm, data):
+    shape = data.draw(shapes)
+    layout = data.draw(needs(comm, shape))
+    whole = normal(*shape)
+    x = cut(whole, layout.base).requires_grad_()
+    found = collectives.assemble(x, transfer_plan(layout.base, layout, shape))
+    y = normal(*found.shape, seed=comm.rank + 1)
+    found.backward(y)
+    # Replicas of x each assemble by themselves, so both sides count every replica alike.
+    forward, backward = (
+        comm.allreduce(float((found.detach() * y).sum())),
+        comm.allreduce(float((x.detach() * x.grad).sum())),
+    )
+    assert forward == pytest.approx(backward, rel=1e-12, abs=1e-12)
+
+
+def test_the_sum_over_an_axis_has_the_identity_as_adjoint(comm):
+    for grid in grids(comm, "nh"):
+        x = torch.full((3,), float(comm.rank), dtype=torch.float64, requires_grad=True)
+        total = collectives.sum_over(x, grid, ("h",))
+        assert torch.equal(total, torch.full((3,), float(sum(grid.comm("h").allgather(comm.rank)))).double())
+        total.backward(torch.tensor([1.0, 2.0, 3.0]).double())
+        assert x.grad.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_what_enters_split_work_gets_its_gradient_summed_over_just_these_axes(comm):
+    for grid in grids(comm, "nhw"):
+        w = torch.ones(2, dtype=torch.float64, requires_grad=True)
+        collectives.enter(w, grid, ("h", "w")).backward(torch.full((2,), comm.rank + 1.0).double())
+        expected = sum(rank + 1.0 for rank in grid.comm(("h", "w")).allgather(comm.rank))
+        assert w.grad.tolist() == [expected] * 2

@@ -1,0 +1,47 @@
+"""Moments of channels: the same to the last bit on any number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from distconv.data.channel_statistics import moments
+from distconv.data.hdf5 import SampleFile
+from distconv.errors import DataError
+from tests.distconv.data.sample_files import LAYOUTS, arrays, common, write
+
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
+
+def test_moments_are_the_same_to_the_last_bit_on_any_number_of_ranks(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    with SampleFile(path, LAYOUTS, comm) as file, SampleFile(path, LAYOUTS, MPI.COMM_SELF) as alone:
+        for name, channels in (("x", True), ("y", False)):
+            found, single = moments(file, name, channels=channels), moments(alone, name, channels=channels)
+            for part in ("mean", "std", "low", "high"):
+                assert np.array_equal(getattr(found, part), getattr(single, part))
+        assert np.allclose(found.mean, arrays()[1].mean(), rtol=1e-14)
+
+
+def test_a_constant_channel_is_not_scaled(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    x = arrays()[0]
+    x[:, 1] = 1.4
+    write(path, comm, x=x)
+    with SampleFile(path, LAYOUTS, comm) as file:
+        assert moments(file, "x").std[1] == 1.0
+
+
+def test_values_that_are_not_finite_are_refused_with_the_sample(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    x = arrays()[0]
+    x[4, 1, 2, 3] = np.nan
+    write(path, comm, x=x)
+    with SampleFile(path, LAYOUTS, comm) as file, pytest.raises(DataError) as caught:
+        moments(file, "x")
+    assert "'x' has NaN or infinite values in 1 samples, the first is 4" in common(comm, caught.value)

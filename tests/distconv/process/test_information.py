@@ -1,0 +1,53 @@
+"""``distconv info``: the same lines on every rank, printed once."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+import torch
+
+import distconv
+from distconv.communication import agreement
+from distconv.process import information, watchdog
+
+
+def test_every_rank_describes_the_same_job(comm):
+    lines = information.describe(comm)
+    assert comm.allgather(lines) == [lines] * comm.size
+    found = dict(lines)
+    assert len(found) == len(lines)
+    assert found["distconv"] == distconv.__version__
+    assert found["torch"] == torch.__version__
+    assert found["ranks"] == f"{comm.size} on 1 node"
+
+
+@pytest.mark.ranks(2)
+def test_threads_that_differ_between_ranks_are_shown_as_a_range(comm, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1 + comm.rank)
+    assert dict(information.describe(comm))["torch threads"] == "1 to 2 per rank"
+
+
+@pytest.mark.ranks(2)
+def test_ranks_on_several_machines_are_counted_by_node(comm, monkeypatch):
+    monkeypatch.setattr("platform.node", lambda: f"node{comm.rank}")
+    assert dict(information.describe(comm))["ranks"] == "2 on 2 nodes"
+
+
+@pytest.mark.ranks(1)
+def test_checks_and_the_watchdog_are_shown_as_they_are_set(comm, monkeypatch):
+    monkeypatch.setattr(agreement, "level", "all")
+    for timeout_s, shown in ((90.0, "90 s"), (0.0, "off")):
+        monkeypatch.setattr(watchdog, "timeout_s", timeout_s)
+        found = dict(information.describe(comm))
+        assert found["watchdog"] == shown
+        assert found["checks"] == "DISTCONV_CHECK=all"
+
+
+@pytest.mark.ranks(1, 2)
+def test_names_and_values_are_printed_in_two_columns_by_rank_0(comm, capsys):
+    lines = information.describe(comm)
+    assert information.run(argparse.Namespace()) == 0
+    printed = capsys.readouterr().out.splitlines()
+    width = max(len(name) for name, _ in lines) + 2
+    assert [(line[:width].strip(), line[width:]) for line in printed] == ([] if comm.rank else lines)

@@ -1,0 +1,53 @@
+"""``distconv data mesh``: the file it writes, and what it refuses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import pytest
+
+from distconv import cli
+
+pytestmark = pytest.mark.time_limit(240)  # the first that comes compiles the kernels
+
+
+@pytest.mark.ranks(1, 2)
+def test_it_makes_the_folder_writes_the_file_and_says_what_is_in_it(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = shared_tmp_path / "new" / "mesh.h5"
+    options = ["--size", "32", "--samples", "2", "--heldout", "1", "--tau", "0.05", "--seed", "3", "--out", str(path)]
+    assert cli.main(["data", "mesh", *options]) == 0
+    printed = capsys.readouterr().out
+    assert (f"{path}: 2 training and 1 held-out samples of 32 x 32 cells" in printed) == (comm.rank == 0)
+    with h5py.File(path, "r", locking=False) as file:
+        assert (len(file["train/input"]), len(file["heldout/input"])) == (2, 1)
+        assert (file.attrs["tau"], file["train/seed"][0]) == (0.05, 3)
+
+
+@pytest.mark.ranks(1, 2)
+def test_steps_are_only_measured_if_asked_for(comm: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["data", "mesh", "--size", "16", "--measure-steps", "1", "--out", str(tmp_path / "x.h5")]) == 0
+    assert ("16 x 16 cells, 1 steps measured" in capsys.readouterr().out) == (comm.rank == 0)
+    assert not (tmp_path / "x.h5").exists()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--measure-steps", "0"], "--measure-steps 0 at --size 128: at least 1 step and 16 cells are needed"),
+        (["--size", "8", "--measure-steps", "2"], "--measure-steps 2 at --size 8: at least 1 step"),
+        (["--size", "8", "--out", "x.h5"], "size 8: a mesh needs at least 16 cells"),
+        (["--out", "/dev/null/x.h5"], "/dev/null"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_made_is_one_line_and_code_2(
+    comm: Any, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    assert cli.main(["data", "mesh", *options]) == 2
+    error = capsys.readouterr().err
+    assert error == "" if comm.rank else (message in error and error.count("\n") == 1)

@@ -1,0 +1,140 @@
+"""Training of a classifier: the same steps on every grid and by a plan, resumed bit for bit; scores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from mpi4py import MPI
+
+import distconv as dc
+from distconv.errors import DataError
+from distconv.jobs.images.classification import Score, Settings, Trainer
+from distconv.jobs.images.samples import ImageSamples
+from tests.distconv.data.sample_files import common
+from tests.jobs.images import image_files
+from tests.jobs.images.grids import ONE_GRID, grid_of, on_ranks, planned
+from tests.jobs.images.image_files import arrays, written
+
+GRIDS = {
+    1: ["n=1"],
+    2: ["n=2", "h=2"],
+    3: ["h=3"],
+    4: ["n=2,h=2", "h=2,w=2"],
+    6: ["n=3,w=2"],
+}
+
+
+@pytest.mark.ranks(*GRIDS)
+@pytest.mark.parametrize(
+    ("settings", "write"),
+    [
+        (Settings("lenet5", batch=16, steps=6, lr=0.1, dtype="float64", augment="crop"), image_files.write_mnist),
+        (
+            Settings("resnet20", 4, batch=9, steps=4, lr=0.02, weight_decay=1e-3, dtype="float64", augment="crop,flip"),
+            image_files.write_cifar,
+        ),
+    ],
+    ids=["lenet5", "resnet20"],
+)
+def test_losses_on_any_grid_equal_those_of_plain_torch(
+    comm: Any, shared_tmp_path: Path, settings: Settings, write: Any
+) -> None:
+    folder = written(comm, shared_tmp_path, write)
+    alone = Trainer(settings, ImageSamples(folder, MPI.COMM_SELF), dc.ProcessGrid(MPI.COMM_SELF))
+    # The reference sees ordinary tensors. All epochs end with a smaller batch.
+    expected = [alone.step(*(tensor.local for tensor in batch.tensors)) for batch in alone.batches()]
+    score = alone.evaluate("test")
+    samples = ImageSamples(folder, comm)
+    for text in GRIDS[comm.size]:
+        trainer = Trainer(settings, samples, dc.ProcessGrid(comm, **dc.parse_grid(text)))
+        losses = [trainer.step(*batch.tensors) for batch in trainer.batches()]
+        assert losses == pytest.approx(expected, rel=1e-10), text
+        found = trainer.evaluate("test")
+        assert (found.samples, found.correct) == (score.samples, score.correct)
+        assert found.loss == pytest.approx(score.loss, rel=1e-9)
+
+
+@on_ranks
+def test_a_plan_takes_the_same_steps_and_any_grid_goes_on_from_its_checkpoint(comm: Any, shared_tmp_path: Path) -> None:
+    samples = ImageSamples(written(comm, shared_tmp_path), comm)
+    settings = Settings("lenet5", batch=16, steps=6, lr=0.1, dtype="float64", augment="crop")
+    trainer = Trainer(settings, samples, grid_of(comm))
+    expected = [trainer.step(*batch.tensors) for batch in trainer.batches()]
+    first = Trainer(settings, samples, dc.Plan.load(planned(comm, shared_tmp_path), comm))
+    losses = []
+    for batch in first.batches():
+        losses.append(first.step(*batch.tensors))
+        if first.step_count == 4:
+            first.save(str(shared_tmp_path / "saved"))
+    assert losses == pytest.approx(expected, rel=1e-10)
+    assert first.evaluate("test").correct == trainer.evaluate("test").correct
+    second = Trainer(settings, samples, grid_of(comm))
+    assert second.resume(str(shared_tmp_path / "saved"))
+    assert [second.step(*batch.tensors) for batch in second.batches()] == pytest.approx(expected[4:], rel=1e-10)
+
+
+@on_ranks
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_path: Path, optimizer: str) -> None:
+    folder = written(comm, shared_tmp_path, image_files.write_cifar)
+    settings = Settings("vgg11_bn", 2, batch=9, epochs=2, optimizer=optimizer, lr=0.01, augment="crop,flip")
+    samples = ImageSamples(folder, comm)
+    first = Trainer(settings, samples, grid_of(comm))
+    losses = []
+    for batch in first.batches():
+        losses.append((batch.samples, first.step(*batch.tensors)))
+        if first.step_count == 4:  # in the middle of the second epoch
+            first.save(str(folder / "saved"))
+            first.evaluate("test")
+    second = Trainer(settings, samples, grid_of(comm))
+    torch.rand(3)  # dropout must go on with the random numbers of the checkpoint
+    assert second.resume(str(folder / "saved"))
+    assert [(batch.samples, second.step(*batch.tensors)) for batch in second.batches()] == losses[4:]
+    for (name, expected), found in zip(
+        first.model.state_dict().items(), second.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(found, expected), name
+
+
+@on_ranks
+def test_every_sample_counts_once(comm: Any, shared_tmp_path: Path) -> None:
+    """Batches that do not divide, ranks without a sample, replicas."""
+    folder = written(comm, shared_tmp_path)
+    samples = ImageSamples(folder, comm)
+    scores = []
+    for text in (ONE_GRID[comm.size], f"n={comm.size}", f"r={comm.size}", f"d={comm.size}"):
+        trainer = Trainer(Settings(batch=8), samples, dc.ProcessGrid(comm, **dc.parse_grid(text)))
+        scores.append(trainer.evaluate("test"))
+    assert {score.samples for score in scores} == {21}
+    assert len({score.correct for score in scores}) == 1
+    logits = torch.cat([logits for _, logits in trainer.predictions("test")])
+    labels = torch.from_numpy(arrays(21, (1, 28, 28))[1]).long()
+    assert scores[0].correct == int((logits.argmax(1) == labels).sum())
+    assert scores[0].loss == pytest.approx(float(torch.nn.functional.cross_entropy(logits, labels)), rel=1e-5)
+
+
+@on_ranks
+def test_images_that_are_not_finite_are_found_in_the_evaluation(comm: Any, shared_tmp_path: Path) -> None:
+    def write(folder: Path) -> None:
+        image_files.write_hdf5(folder / "x.h5", {"train": 8, "test": 6})
+        with h5py.File(folder / "x.h5", "r+") as file:
+            images = file["test/image"][()].astype(np.float32)
+            images[5, 0, 3, 3] = np.nan
+            del file["test/image"]
+            file["test/image"] = images
+
+    folder = written(comm, shared_tmp_path, write)
+    trainer = Trainer(Settings(batch=4), ImageSamples(folder / "x.h5", comm), grid_of(comm))
+    with pytest.raises(DataError, match=r"the loss on samples 4 to 5 of 'test' is nan; look for NaN") as caught:
+        trainer.evaluate("test")
+    common(comm, caught.value)
+
+
+def test_an_accuracy_is_a_share_of_the_samples() -> None:
+    assert Score(8, 6, 0.5).accuracy == 0.75
+    assert str(Score(8, 6, 0.5)) == "75.00 % (6 of 8), loss 0.5000"

@@ -1,0 +1,26 @@
+"""What the tests of this folder share: files of random mesh samples, and grids to train on them over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distconv.jobs.mesh.segmentation import Settings
+from distconv.jobs.mesh.synthetic_samples import write_synthetic
+
+SIZE = 32
+"""Cells along each side of the small data set."""
+
+GRIDS = {1: {"n": 1}, 2: {"h": 2}, 4: {"n": 2, "w": 2}}
+on_ranks = pytest.mark.ranks(*GRIDS)
+SMALL = Settings("unet", 2, batch=4, epochs=3, dtype="float64")
+
+
+def written(path: Path, comm: Any, **options: Any) -> Path:
+    """``path`` after rank 0 has put a file of random samples there."""
+    if comm.rank == 0:
+        write_synthetic(path, (32, 32), train=6, **{"heldout": 3, **options})
+    comm.Barrier()
+    return path

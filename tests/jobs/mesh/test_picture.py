@@ -1,0 +1,19 @@
+"""The picture at the end of training."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+
+def test_pictures_can_be_drawn_without_warnings(tmp_path: Path) -> None:
+    from distconv.jobs.mesh.picture import Example, draw
+
+    maps = np.random.default_rng(0).random((3, 8, 12))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        draw(tmp_path / "x.png", [Example("shear", *maps)], "skew", 0.5, [(1, 1.0), (2, 0.5)], "title")
+        draw(tmp_path / "y.png", [], "skew", 0.5, [], "nothing")
+    assert (tmp_path / "x.png").stat().st_size > 1000

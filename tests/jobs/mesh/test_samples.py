@@ -1,0 +1,65 @@
+"""A data set opened for training: what is refused, and the signs of mirrored channels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from distconv.errors import DataError
+from distconv.jobs.mesh.dataset import CHANNELS, flip
+from distconv.jobs.mesh.samples import MeshSamples, signs
+from tests.distconv.data.sample_files import common
+from tests.jobs.mesh.mesh_files import on_ranks, written
+
+
+def drop_label(file: h5py.File) -> None:
+    del file["train/label"]
+
+
+def large_label(file: h5py.File) -> None:
+    file["train/label"][2, 3, 4] = 7
+
+
+def nan_input(file: h5py.File) -> None:
+    file["train/input"][3, 0, 0, 0] = np.nan
+
+
+def other_size(file: h5py.File) -> None:
+    for name, extra in (("input", (18,)), ("label", ())):
+        kind = file[f"heldout/{name}"].dtype
+        del file[f"heldout/{name}"]
+        file[f"heldout/{name}"] = np.zeros((3, *extra, 16, 32), kind)
+
+
+@on_ranks
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (drop_label, "there is no dataset 'train/label'"),
+        (large_label, "'train/label' has values up to 7; labels are 0 or 1"),
+        (nan_input, "'train/input' has NaN or infinite values in 1 samples, the first is 3"),
+        (other_size, "dataset 'heldout/input' has samples of (16, 32), the training inputs are of (32, 32)"),
+    ],
+)
+def test_bad_samples_are_refused_on_all_ranks(comm: Any, shared_tmp_path: Path, damage: Any, reason: str) -> None:
+    path = written(shared_tmp_path / "mesh.h5", comm)
+    if comm.rank == 0:
+        with h5py.File(path, "r+") as file:
+            damage(file)
+    comm.Barrier()
+    with pytest.raises(DataError) as caught:
+        MeshSamples(path, comm)
+    assert reason in common(comm, caught.value)
+
+
+def test_signs_are_those_of_a_mirrored_sample() -> None:
+    sample = np.random.default_rng(0).standard_normal((len(CHANNELS), 4, 5)).astype(np.float32)
+    for axis, dim in (("h", -2), ("w", -1)):
+        mirrored, _ = flip(sample, np.zeros((4, 5), np.uint8), axis)
+        assert np.array_equal(mirrored, np.flip(sample, dim) * np.array(signs(axis), np.float32).reshape(-1, 1, 1))
+        odd = {CHANNELS[i] for i, sign in enumerate(signs(axis)) if sign < 0}
+        assert odd == {"velocity v" if axis == "h" else "velocity u", "vorticity", "skew"}

@@ -1,0 +1,72 @@
+"""Training of a segmentation model: resumed bit for bit, by a plan as over a grid, stopped by a loss that is NaN."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import distconv as dc
+from distconv.errors import DistconvError
+from distconv.jobs.mesh.samples import MeshSamples
+from distconv.jobs.mesh.segmentation import Settings, Trainer
+from tests.jobs.mesh.mesh_files import GRIDS, SMALL, on_ranks, written
+
+
+@on_ranks
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_path: Path, optimizer: str) -> None:
+    path = written(shared_tmp_path / "mesh.h5", comm)
+    settings = Settings("unet", 2, batch=4, epochs=5, dtype="float64", optimizer=optimizer)
+    samples, grid = MeshSamples(path, comm), dc.ProcessGrid(comm, **GRIDS[comm.size])
+    first = Trainer(settings, samples, grid)
+    losses = []
+    for batch in first.batches():
+        losses.append((batch.samples, first.step(*batch.tensors)))
+        if first.step_count == 3:  # in the middle of the second epoch
+            first.save(str(shared_tmp_path / "saved"))
+    second = Trainer(settings, samples, grid)
+    assert second.resume(str(shared_tmp_path / "saved"))
+    assert (second.step_count, second.epoch) == (3, 1)
+    assert [(batch.samples, second.step(*batch.tensors)) for batch in second.batches()] == losses[3:]
+    for (name, expected), found in zip(
+        first.model.state_dict().items(), second.model.state_dict().values(), strict=True
+    ):
+        assert torch.equal(found, expected), name
+    samples.close()
+
+
+PLANS = {
+    1: {"*": {"n": 1}},
+    2: {"*": {"h": 2}, "down.1.*": {"n": 2}, "predict": {"w": 2}},
+    4: {"*": {"h": 2, "w": 2}, "down.1.*": {"n": 2, "c": 2}, "up.*": {"n": 2, "h": 2}, "predict": {"w": 2}},
+}
+
+
+@on_ranks
+def test_a_plan_takes_the_same_steps_as_a_grid_and_scores_alike(comm: Any, shared_tmp_path: Path) -> None:
+    samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)
+    found = []
+    for place in (dc.ProcessGrid(comm, **GRIDS[comm.size]), dc.Plan(PLANS[comm.size])):
+        trainer = Trainer(SMALL, samples, place)
+        losses = [trainer.step(*batch.tensors) for batch in trainer.batches()]
+        found.append((losses, trainer.scores("heldout").counts))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-9)
+    assert np.array_equal(found[1][1], found[0][1])
+    samples.close()
+
+
+@on_ranks
+def test_a_loss_that_is_not_finite_stops_before_the_weights_change(comm: Any, shared_tmp_path: Path) -> None:
+    samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)
+    trainer = Trainer(SMALL, samples, dc.ProcessGrid(comm, **GRIDS[comm.size]))
+    with torch.no_grad():
+        trainer.model.predict.bias.fill_(torch.inf)
+    before = {name: tensor.clone() for name, tensor in trainer.model.named_parameters()}
+    with pytest.raises(DistconvError, match=r"step 1: the loss is (inf|nan); lower --lr"):
+        trainer.step(*next(trainer.batches()).tensors)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.named_parameters())
+    assert not Path(shared_tmp_path / "saved").exists()

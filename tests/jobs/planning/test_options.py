@@ -1,0 +1,55 @@
+"""What the commands that plan have in common: options, and work on some ranks whose failure all ranks hear of."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from distconv.errors import DataError, DistconvError, PlanError
+from distconv.jobs.planning.options import check_writable, extents, on_first_ranks, on_rank_0
+from tests.distconv.layouts import raises_everywhere
+
+
+def test_extents_are_read() -> None:
+    assert extents("3,224,160") == (3, 224, 160)
+
+
+@pytest.mark.parametrize("text", ["", "3,", "3,-1", "3x4"])
+def test_extents_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="is not the extents of a sample, channels first"):
+        extents(text)
+
+
+def test_what_the_first_rank_finds_all_ranks_get(comm) -> None:
+    assert on_rank_0(comm, lambda: ("found", comm.rank)) == ("found", 0)
+
+
+@pytest.mark.ranks(at_least=2)
+def test_only_the_first_ranks_try(comm) -> None:
+    tried: list[int] = []
+    on_first_ranks(comm, 2, lambda: tried.append(comm.rank))
+    assert comm.allgather(len(tried)) == [int(rank < 2) for rank in range(comm.size)]
+
+
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(PlanError("no plan fits"), "no plan fits"), (FileNotFoundError(2, "gone"), "gone"), (OSError(), "OSError")],
+)
+def test_a_failure_of_one_of_them_is_raised_on_all(comm, error: Exception, text: str) -> None:
+    def attempt() -> None:
+        if comm.rank == 1:
+            raise error
+
+    raises_everywhere(comm, DistconvError, text, lambda: on_first_ranks(comm, 2, attempt))
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path: Path) -> None:
+    check_writable("--out", tmp_path / "x.json")
+    assert not (tmp_path / "x.json").exists()
+    with pytest.raises(DataError, match="that is a folder; name a file"):
+        check_writable("--out", tmp_path)
+    with pytest.raises(DataError, match=r"there is no folder .*gone; make it first"):
+        check_writable("--out", tmp_path / "gone" / "x.json")

@@ -1,0 +1,26 @@
+"""Pictures of plans and of measured step times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distconv.errors import DataError
+from distconv.jobs.planning import picture
+from distconv.jobs.planning.strong_scaling import Point
+
+
+def test_bars_are_the_deviations_of_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr("matplotlib.axes.Axes.errorbar", lambda self, x, y, yerr, **_: drawn.append((x, y, yerr)))
+    monkeypatch.setattr("matplotlib.axes.Axes.legend", lambda *_, **__: None)
+    curves = {"planned": {1: Point(2.0, 1.0), 2: Point(1.0, 1.0)}}
+    picture.draw_measured(tmp_path / "x.png", curves, {"planned": {1: [1.0, 3.0], 2: [1.0]}}, "title")
+    assert drawn == [([1, 2], [2000.0, 1000.0], [pytest.approx(1000 * 2**0.5), 0.0])]
+
+
+def test_a_picture_of_a_format_that_is_not_known_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    picture.check_format(tmp_path / "x.png")
+    with pytest.raises(DataError, match=r"x\.doc: not a picture that can be drawn; its name ends in one of .*png"):
+        picture.check_format(tmp_path / "x.doc")

@@ -1,0 +1,43 @@
+"""Predicted step times over numbers of ranks: the planner's own, where a plan fits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from distconv.jobs.planning.strong_scaling import Point, curves, rank_counts, strategies
+from distconv.perfmodel.graph.graph import LayerGraph
+from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.strategy.selection import select
+from tests.perfmodel.networks import machine
+
+
+@pytest.fixture(scope="module")
+def graph() -> LayerGraph:
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3, padding=1), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3))
+    return trace(model, (4, 3, 16, 16))
+
+
+@pytest.mark.parametrize(("most", "counts"), [(1, [1]), (2, [1, 2]), (3, [1, 2, 3]), (8, [1, 2, 4, 8])])
+def test_rank_counts_are_powers_of_two_and_the_last(most: int, counts: list[int]) -> None:
+    assert rank_counts(most) == counts
+
+
+def test_curves_are_what_the_planner_predicts_for_each_number_of_ranks(graph: LayerGraph) -> None:
+    planned = strategies(graph, machine(), [1, 2, 4])
+    assert list(planned) == [1, 2, 4]
+    found = curves(planned)
+    for ranks in (1, 2, 4):
+        alone = select(graph, machine(), ranks)
+        assert found["planned"][ranks] == Point(alone.time, alone.memory)
+        sample = alone.uniform["sample"]
+        assert sample is not None
+        assert found["pure sample"][ranks] == Point(sample.time, sample.memory)
+        assert found["planned"][ranks].time <= sample.time * (1 + 1e-12)
+
+
+def test_numbers_of_ranks_on_which_no_plan_fits_are_left_out(graph: LayerGraph) -> None:
+    planned = strategies(graph, machine(), [1, 4])
+    enough = min(p.memory for p in (planned[4], *filter(None, planned[4].uniform.values())))
+    assert enough < planned[1].memory
+    assert list(strategies(graph, machine(), [1, 4], (enough + planned[1].memory) / 2)) == [4]

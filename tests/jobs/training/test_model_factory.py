@@ -1,0 +1,74 @@
+"""Models by their names: the reference models, and a user's own; what is wrong with a name is said on all ranks."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distconv.jobs.training.model_factory import ModelError, build_classifier, build_model
+from tests.distconv.data.sample_files import common
+from tests.jobs.training import users_models
+
+users_folder = users_models.users_folder
+
+
+@pytest.mark.ranks(1, 2)
+def test_weights_follow_from_the_seed_and_the_factory_gets_what_it_takes(comm: Any, users_folder: Path) -> None:
+    one, again, other = (
+        build_model("lenet5", comm, seed=seed, in_channels=2, classes=7).state_dict() for seed in (1, 1, 2)
+    )
+    assert all(bool((one[name] == again[name]).all()) for name in one)
+    assert not bool((one["c1.weight"] == other["c1.weight"]).all())
+    assert one["c1.weight"].shape[1] == 2
+    mine = build_classifier("users_nets:build", comm, seed=0, in_channels=1, classes=5)
+    assert [parameter.shape[0] for parameter in mine.parameters()] == [5, 5]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lenet6", "--model lenet6: there is no such classifier; there are lenet5, "),
+        ("unet", "--model unet: there is no such classifier"),
+        ("nets.mine:build", "--model nets.mine:build: there is no module 'nets' in "),
+        ("users_nets.x:build", "there is no module 'users_nets.x' in "),
+        ("broken_nets:build", "ModuleNotFoundError: No module named 'nowhere' ("),
+        ("users_nets:missing", "users_nets.py has no 'missing'"),
+        ("users_nets:number", "'number' is int; it must be a class or a function"),
+        ("users_nets:text", "--model users_nets:text returned str; it must return a torch.nn.Module"),
+        ("users_nets:fails", "users_nets:fails: KeyError: 'no such\\nlayer' ("),
+        ("users_nets:leaves", "users_nets:leaves: SystemExit: 3 ("),
+        ("users_nets:wants", "TypeError: wants() missing 1 required positional argument: 'depth'"),
+    ],
+)
+def test_a_model_that_cannot_be_built_is_named_on_all_ranks(
+    comm: Any, users_folder: Path, name: str, message: str
+) -> None:
+    with pytest.raises(ModelError) as caught:
+        build_classifier(name, comm, seed=0, in_channels=1, classes=10)
+    text = common(comm, caught.value)
+    assert message in text
+    assert "\n" not in text
+
+
+@pytest.mark.ranks(2)
+def test_a_width_that_a_model_does_not_take_is_refused(comm: Any, users_folder: Path) -> None:
+    with pytest.raises(ModelError, match="--width 4: the model users_nets:build takes no width"):
+        build_classifier("users_nets:build", comm, seed=0, in_channels=1, classes=10, width=4)
+
+
+@pytest.mark.ranks(2)
+def test_a_model_that_only_one_rank_cannot_import_is_refused_on_all(
+    comm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    if comm.rank == 0:
+        (tmp_path / "lonely_nets.py").write_text(users_models.NETS)
+    with pytest.raises(ModelError, match=r"there is no module 'lonely_nets' in .* \(on rank 1\)") as caught:
+        build_classifier("lonely_nets:Net", comm, seed=0, in_channels=1, classes=10)
+    common(comm, caught.value)
+    sys.modules.pop("lonely_nets", None)

@@ -1,0 +1,79 @@
+"""Options of all training jobs: what is read, what is refused, and the grid of a run that names none."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import distconv as dc
+from distconv.jobs.training import options
+from distconv.jobs.training.training import Settings
+from tests.distconv.layouts import raises_everywhere
+
+
+@pytest.mark.parametrize(
+    ("read", "right", "wrong"),
+    [
+        (options.positive, {"1": 1, "12": 12}, ["0", "-1", "1.5", "", "x"]),
+        (options.seed, {"0": 0, "7": 7}, ["-1", "1.0"]),
+        (options.positive_float, {"0.5": 0.5, "1e-3": 1e-3}, ["0", "-1", "nan", "inf", "x"]),
+        (options.not_negative, {"0": 0.0, "2": 2.0}, ["-0.1", "nan", "inf"]),
+        (options.grid_extents, {"n=2,h=2": {"n": 2, "h": 2}}, ["h=0", "x=2", ""]),
+    ],
+)
+def test_a_value_is_read_or_refused(read, right, wrong) -> None:
+    for text, value in right.items():
+        assert read(text) == value
+    for text in wrong:
+        with pytest.raises(argparse.ArgumentTypeError, match="is not"):
+            read(text)
+
+
+@pytest.mark.parametrize(("ranks", "batch"), [(1, 1), (4, 8), (4, 6), (6, 4), (8, 3), (3, 9)])
+def test_without_a_grid_as_many_ranks_as_divide_the_batch_lie_along_n(ranks: int, batch: int) -> None:
+    found = options.default_grid(ranks, batch)
+    assert found["n"] * found["h"] == ranks
+    assert batch % found["n"] == 0
+    assert not any(batch % parts == 0 and ranks % parts == 0 for parts in range(found["n"] + 1, ranks + 1))
+
+
+@dataclass(frozen=True)
+class More(Settings):
+    """Settings of a job of its own."""
+
+    colour: str = "red"
+
+
+def parsed(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    options.add_training_arguments(parser, More("lenet5", batch=8, lr=0.25), "runs/x")
+    return parser.parse_args([*arguments])
+
+
+def test_settings_are_those_of_the_options_and_by_default_those_of_the_job() -> None:
+    given = parsed("--epochs", "3", "--optimizer", "adam", "--drop-last")
+    given.model, given.colour = "lenet5", "blue"
+    found = options.settings_of(given, More)
+    assert found == More("lenet5", batch=8, lr=0.25, epochs=3, optimizer="adam", drop_last=True, colour="blue")
+
+
+def test_the_place_is_the_grid_or_the_plan_that_was_asked_for(comm, shared_tmp_path) -> None:
+    grid = options.place_of(parsed("--grid", f"w={comm.size}"), comm)
+    assert isinstance(grid, dc.ProcessGrid)
+    assert grid.shape["w"] == comm.size
+    if comm.rank == 0:
+        dc.Plan({"*": {"h": comm.size}}, comm.size).save(shared_tmp_path / "plan.json")
+    comm.Barrier()
+    plan = options.place_of(parsed("--plan", str(shared_tmp_path / "plan.json")), comm)
+    assert isinstance(plan, dc.Plan)
+    assert plan.layers == {"*": {"h": comm.size}}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs the package's CPU build")
+@pytest.mark.ranks(1, 2)
+def test_a_device_that_is_not_there_is_refused_on_all_ranks(comm) -> None:
+    assert options.device_for("cpu", comm) == "cpu"
+    raises_everywhere(comm, dc.GridError, "this machine has no CUDA device", lambda: options.device_for("cuda", comm))

@@ -1,0 +1,26 @@
+"""Options of pipelined training: what they come to for a number of ranks."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.jobs.training.pipelines import pipelining
+
+
+@pytest.mark.parametrize(
+    ("ranks", "arguments", "replicas", "microbatches"),
+    [
+        (3, ["1f1b-so"], (1, 1, 1), 3),
+        (4, ["gpipe", "--replicas", "2"], (2, 2), 2),
+        (3, ["gpipe", "--replicas", "2,1", "--microbatches", "8"], (2, 1), 8),
+        (4, ["stale", "--ppv", "3,5,7"], (1, 1, 1, 1), 1),
+        (2, ["interleaved", "--ppv", "1,2,3"], (1, 1), 2),
+        (4, ["pipedream", "--replicas", "3,1"], (3, 1), 1),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_stages_follow_from_the_ranks_and_the_options(
+    ranks: int, arguments: list[str], replicas: tuple[int, ...], microbatches: int
+) -> None:
+    found = pipelining(ranks, *arguments)
+    assert (found.replicas, found.microbatches) == (replicas, microbatches)

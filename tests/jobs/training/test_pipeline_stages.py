@@ -1,0 +1,27 @@
+"""Where a model is cut: stages of about equal time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from distconv.jobs.training.pipeline_stages import balanced_cuts
+from distconv.layers.models import MODELS
+from distconv.perfmodel import Machine, trace
+from distconv.perfmodel.profiles.predicted_profile import predicted_profile
+
+
+@pytest.mark.parametrize("replicas", [[1, 1], [1, 1, 1], [3, 1]])
+def test_balanced_cuts_leave_no_stage_more_than_a_layer_above_the_mean(replicas: list[int]) -> None:
+    model, shape = MODELS["resnet20"].factory(), (8, 3, 32, 32)
+    layers = predicted_profile(trace(model, shape), Machine.load("localhost")).layers
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Conv2d)]
+    cuts = balanced_cuts(model, shape, replicas)
+    starts = [0, *(next(i for i, layer in enumerate(layers) if layer.name == cut) for cut in cuts), len(layers)]
+    times = [sum(layer.time_s for layer in layers[a:b]) for a, b in pairwise(starts)]
+    ends = [next(i for i, layer in enumerate(layers) if layer.name == name) for name in names]
+    largest = max(sum(layer.time_s for layer in layers[a:b]) for a, b in pairwise(ends))
+    mean = sum(times) / sum(replicas)
+    assert max(time / count for time, count in zip(times, replicas, strict=True)) <= mean + largest
