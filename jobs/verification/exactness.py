@@ -205,7 +205,7 @@ def extents(text: str) -> tuple[int, ...]:
 
     Raises
     ------
-    argparse.ArgumentTypeError
+    ArgumentTypeError
         If ``text`` is not such extents.
     """
     try:
