@@ -18,13 +18,14 @@ if __name__ != "distconv.pipeline":
 from distconv.errors import PipelineError
 from distconv.pipeline.reference.serial import SerialPipeline
 from distconv.pipeline.runtime.pipeline import Pipeline
+from distconv.pipeline.runtime.pipeline_plan import PipelinePlan
 from distconv.pipeline.schedules.actions import Action, Kind, Schedule, ScheduleError, Weights
 from distconv.pipeline.schedules.registry import FAMILIES, schedule
 from distconv.pipeline.schedules.validation import validate
 from distconv.pipeline.simulation.events import simulate
 from distconv.pipeline.simulation.timeline import Span, Timeline
 from distconv.pipeline.splitting.fx_graph import SplitError
-from distconv.pipeline.splitting.split import split
+from distconv.pipeline.splitting.split import possible_cuts, split
 
 __all__ = [
     "FAMILIES",
@@ -32,6 +33,7 @@ __all__ = [
     "Kind",
     "Pipeline",
     "PipelineError",
+    "PipelinePlan",
     "Schedule",
     "ScheduleError",
     "SerialPipeline",
@@ -39,6 +41,7 @@ __all__ = [
     "SplitError",
     "Timeline",
     "Weights",
+    "possible_cuts",
     "schedule",
     "simulate",
     "split",

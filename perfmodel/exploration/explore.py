@@ -19,11 +19,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 
-from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Setting, Stages, whole
-from distconv.perfmodel.exploration.choices import Choice, Exploration, ExplorationError
+from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads, Setting, Stages, whole
+from distconv.perfmodel.exploration.choices import Choice, Costs, Exploration, ExplorationError
 from distconv.perfmodel.exploration.cuts import balanced_cuts, best_cuts, emptiest_cuts
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.profiles.joined_layers import joined
 from distconv.perfmodel.profiles.layer_profile import Profile
 from distconv.perfmodel.profiles.predicted_profile import predicted_profile, scaled
 from distconv.perfmodel.stages.closed_forms import SCHEDULES
@@ -52,6 +53,8 @@ def explore(
     share_layers: bool = False,
     memory: float | None = None,
     optimizer_slots: int = 1,
+    cuts: Sequence[str] | None = None,
+    overheads: Overheads | None = None,
 ) -> Exploration:
     """The fastest training of a mini-batch of ``batch`` samples on all ``devices``, a number or kinds in their order.
 
@@ -59,10 +62,11 @@ def explore(
     Profile of ``samples`` samples (default: ``batch``) that others are in proportion to, as are ``times`` of devices.
     Links and memory are those of ``machine`` (or the one of this name or file); ``memory`` (bytes of a device) takes
     the latter's place. ``microbatches``: the number, or those to look at; None: all divisors of ``batch``.
-    ``schedules``: ``dp`` and names from ``schedule_costs.SCHEDULES``. ``joint``: look beyond BaPipe, see above.
+    ``schedules``: ``dp`` and names from ``closed_forms.SCHEDULES``. ``joint``: look beyond BaPipe, see above.
     ``share_layers``: a layer at a cut may be divided between its stages (BaPipe 3.3.2), which FPGAs can do and
     ``distconv.pipeline.Pipeline`` cannot. ``optimizer_slots``: tensors of state per parameter (BaPipe's 2w is 0 of
-    them). An optimizer takes no time here.
+    them). ``cuts``: names of the layers at which a stage may begin (``distconv.pipeline.possible_cuts``; None: any).
+    ``overheads``: what a step takes beside its layers and links, the optimizer's time with it; by default nothing.
 
     Raises
     ------
@@ -93,9 +97,10 @@ def explore(
         made = profile(size) if callable(profile) else scaled(profile, share)
         for width in _widths(made, devices) if joint else [1]:
             now, plan = _on_ranks(made, machine, width)
+            now = now if cuts is None else joined(now, cuts)
             groups = devices // width if is_whole(devices) else devices
             kinds = _scaled_devices(as_devices(groups, len(now.layers)), share, room)
-            setting = Setting(now, machine, kinds, optimizer_slots, width, plan)
+            setting = Setting(now, machine, kinds, optimizer_slots, width, plan, overheads or Overheads())
             found += _choices(setting, schedules, count, joint, share_layers)
     assert setting is not None
     return _explored(found, setting, batch)
@@ -142,6 +147,8 @@ def _choices(
     for schedule in schedules if total > 1 else [PARALLEL]:
         if schedule == PARALLEL:
             numbers = [total] if microbatches % total == 0 else []
+        elif SCHEDULES[schedule].endless:  # a mini-batch is one pass
+            numbers = [1] if microbatches == 1 else []
         else:
             counts = [r for r in _divisors(total) if r < total] if joint else [1]
             numbers = [r for r in counts if microbatches % r == 0]
@@ -175,9 +182,15 @@ def _priced(stages: Stages, joint: bool, share_layers: bool) -> Iterator[Choice]
             time,
             memory,
             fits,
+            _costs(stages, positions),
             setting.width,
             setting.plan,
         )
+
+
+def _costs(stages: Stages, positions: Sequence[float]) -> Costs:
+    forward, backward, transfer = stages.costs(positions, stages.setting.kinds[: stages.count])
+    return Costs(tuple(forward), tuple(backward), tuple(transfer), tuple(stages.updates(positions)))
 
 
 def _balanced(stages: Stages) -> Sequence[float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,13 +13,15 @@ import torch
 from mpi4py import MPI
 from torch import nn
 
-from distconv.communication.agreement import agree, check_running
-from distconv.errors import ShapeError
+from distconv.communication.agreement import agree, check_running, together
+from distconv.errors import PlanError, ShapeError
 from distconv.parallel import check_equal, parallelize
 from distconv.pipeline.schedules.actions import Schedule, ScheduleError
 from distconv.pipeline.schedules.memory import peak_memory
 from distconv.pipeline.schedules.registry import per_stage_replicas
 from distconv.pipeline.simulation.timeline import Span, Timeline
+from distconv.pipeline.splitting.fx_graph import SplitError
+from distconv.pipeline.splitting.split import split
 from distconv.pipeline.stage.passes import Feed, Loss, Passes
 from distconv.pipeline.stage.stage_state import check_separate, described, spread, state_of
 from distconv.plan import Plan
@@ -26,6 +29,7 @@ from distconv.process import watchdog
 
 from .executor import Actor
 from .message_header import Minibatch
+from .pipeline_plan import PipelinePlan
 from .placement import Placement, StagePlan, boundary_grids
 from .schedule_source import chunks_of, course
 from .topology import Seat
@@ -106,6 +110,45 @@ class Pipeline:
         """Mini-batches, counted from 0, and their losses; the same on all ranks."""
         self._begun = 0
         self._restart()
+
+    @classmethod
+    def from_plan(
+        cls,
+        plan: PipelinePlan | str | os.PathLike[str],
+        model: nn.Module | Sequence[nn.Module],
+        comm: MPI.Intracomm,
+        loss: Loss,
+        optimizer: MakeOptimizer | None = None,
+        batch_norm: str = "micro",
+    ) -> Pipeline:
+        """The pipeline that ``plan``, or the file of this name, describes, for a model that it cuts or its stages.
+
+        Raises
+        ------
+        PlanError
+            If the plan is none, is for another number of ranks or of stages, or does not fit the stages.
+        SplitError
+            If the model cannot be cut there.
+        """
+        found = plan if isinstance(plan, PipelinePlan) else PipelinePlan.load(plan, comm)
+        found.check_for(ranks=comm.size)
+        if isinstance(model, nn.Module):
+            whole, cuts = model, list(found.cuts)
+            model = together(comm, lambda: split(whole, cuts), SplitError)
+        if len(model) != len(found.cuts) + 1:
+            raise PlanError(f"pipeline plan: made for {len(found.cuts) + 1} stages, but there are {len(model)}")
+        return cls(
+            model,
+            comm,
+            found.schedule,
+            loss,
+            found.microbatches,
+            found.replicas,
+            optimizer,
+            found.weights,
+            batch_norm,
+            found.plans,
+        )
 
     def _acting(self, loss: Loss, optimizer: MakeOptimizer | None, deferred: bool, seed: int) -> Actor:
         stage = self._placement.places[self._comm.rank].stage
