@@ -41,6 +41,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("plan",): Command(
         "distconv.jobs.commands.plan", "choose each layer's distribution for a machine, and write the plan"
     ),
+    ("explore",): Command(
+        "distconv.jobs.commands.explore", "choose stages, replicas, distributions and schedule, and write the choice"
+    ),
     ("bench", "step"): Command("distconv.jobs.bench.step", "time a training step against plain torch"),
     ("bench", "halo"): Command("distconv.jobs.bench.halo", "time halo exchanges"),
     ("bench", "layer"): Command("distconv.jobs.bench.layer", "memory, traffic and time of convolutions over a grid"),

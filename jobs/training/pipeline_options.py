@@ -171,7 +171,7 @@ def planned_pipelining(options: argparse.Namespace, comm: MPI.Intracomm) -> Pipe
         batch_norm="micro",
         switch_after=None,
         cuts=plan.cuts,
-        plans=plan.plans,
+        plans=plan.plans if any(plan.plans) else None,
     )
 
 

@@ -189,8 +189,8 @@ class PipelinePlan:
             own = getattr(self, name)
             if own != value:
                 raise PlanError(
-                    f"pipeline plan: made for {name}={own!r}, found {name}={value!r}; use {own!r}, or make another plan "
-                    "with distconv explore"
+                    f"pipeline plan: made for {name}={own!r}, found {name}={value!r}; use {own!r}, or make another "
+                    "plan with distconv explore"
                 )
 
 
