@@ -58,6 +58,10 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("conformance",): Command(
         "distconv.jobs.verification.conformance.command", "every operator on every kind of grid against torch"
     ),
+    ("verify", "pipelines"): Command(
+        "distconv.jobs.verification.pipelines",
+        "predicted against measured steps of pipelines, explored and not",
+    ),
     ("info",): Command(
         "distconv.process.information", "versions, MPI library, ranks, threads, devices, transport, allocator"
     ),

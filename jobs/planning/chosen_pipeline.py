@@ -37,7 +37,7 @@ def pipeline_plan(choice: Choice, model: torch.nn.Module, name: str, batch: int)
         ranks=stages * choice.replicas * choice.width,
         cuts=tuple(cuts),
         replicas=(choice.replicas,) * stages,
-        plans=tuple(_plans(choice, split(model, cuts))),
+        plans=tuple(_plans(choice, model, split(model, cuts))),
         schedule=runnable(choice.schedule),
         microbatches=choice.microbatches,
     )
@@ -48,15 +48,15 @@ def runnable(name: str) -> str:
     return "gpipe" if name == PARALLEL else name
 
 
-def _plans(choice: Choice, stages: list[torch.nn.Module]) -> list[StagePlan]:
+def _plans(choice: Choice, model: torch.nn.Module, stages: list[torch.nn.Module]) -> list[StagePlan]:
     """The plan of each stage's own layers; a stage without any stays on the grid of the layer before."""
     if choice.plan is None:
         return [None] * len(stages)
-    found: list[StagePlan] = []
+    decided, found = choice.plan.parts(model), list[StagePlan]()
     last: Mapping[str, int] = {}
     for stage in stages:
         names = dict(stage.named_modules())
-        layers = {name: parts for name, parts in choice.plan.layers.items() if name in names}
+        layers = {name: parts for name, parts in decided.items() if name in names}
         last = next(reversed(layers.values()), last)
         found.append(Plan(layers, choice.width) if layers else dict(last))
     return found

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -26,15 +26,14 @@ from distconv.jobs.commands.explore import DEFAULT, explored, graph_of, measured
 from distconv.jobs.planning.chosen_pipeline import pipeline_plan
 from distconv.jobs.planning.options import built, on_rank_0
 from distconv.jobs.training.options import positive
-from distconv.layers.models import MODELS
 from distconv.perfmodel import Machine, predicted_profile
-from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads, Setting, Stages
+from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads, Setting, Stages, whole
 from distconv.perfmodel.exploration.choices import Choice
 from distconv.perfmodel.exploration.explore import as_choice
 from distconv.perfmodel.profiles.joined_layers import joined
 from distconv.perfmodel.stages.devices import as_devices
-from distconv.pipeline import Pipeline, PipelinePlan, possible_cuts
-from distconv.plan import Plan
+from distconv.pipeline import FAMILIES, Pipeline, PipelinePlan, Weights, possible_cuts
+from distconv.plan import Plan, written
 
 CASES = {
     "resnet20": argparse.Namespace(model="resnet20", input=(3, 32, 32), batch=32, width=None, classes=10),
@@ -42,9 +41,10 @@ CASES = {
 }
 """Networks with the extents of their mini-batches, as the commands that plan take them."""
 
+CHOSEN = "explored"
 WARM_UP = 2
-DRAINED = 6
-"""Steps of an asynchronous schedule that are timed together: it never drains in training."""
+FILLING, FULL = 4, 6
+"""Steps of an asynchronous schedule that fill the pipeline, and those after them that are timed together."""
 
 EXAMPLES = """\
 examples:
@@ -64,10 +64,11 @@ class Variant:
 
 @dataclass(frozen=True)
 class Row:
-    """Predicted and measured seconds per step of a variant; ``chosen``: it is what the search chose."""
+    """Predicted and measured seconds per step of a variant of a model, and in words ``what`` it is."""
 
     model: str
     name: str
+    what: str
     predicted: float
     measured: float
 
@@ -99,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
         machine, overheads = measured_here(case, comm.size, comm)
         variants = on_rank_0(comm, partial(_variants, case, machine, overheads))
         times = _measured(case, variants, options.rounds, comm)
-        found = [Row(name, v.name, v.choice.time, statistics.median(times[v.name])) for v in variants]
+        found = [Row(name, v.name, _words(v.plan), v.choice.time, statistics.median(times[v.name])) for v in variants]
         rows += found
         if comm.rank == 0:
             _print_rows(found)
@@ -112,13 +113,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _variants(case: argparse.Namespace, machine: Machine, overheads: Overheads) -> list[Variant]:
-    """What the search chooses of all and of each schedule, and what it does not: other cuts, micro-batches and grids."""
+    """What the search chooses, of each schedule too, and what it does not: other cuts, micro-batches and grids."""
     model = built(case)
     cuts = possible_cuts(model)
     found = explored(case, machine, overheads, cuts)
     asynchronous = argparse.Namespace(**{**vars(case), "schedules": ["pipedream"]})
     best = {
-        "explored": found.best,
+        CHOSEN: found.best,
         **{f"{s} explored": _best(found.table, s) for s in DEFAULT if s != PARALLEL},
         "pipedream explored": explored(asynchronous, machine, overheads, cuts).best,
         "replicas": _best([choice for choice in found.table if choice.width == 1], PARALLEL),
@@ -139,6 +140,14 @@ def _variants(case: argparse.Namespace, machine: Machine, overheads: Overheads) 
     ]
 
 
+def _words(plan: PipelinePlan) -> str:
+    """A plan in a line: schedule, micro-batches, cuts, replicas, grids."""
+    words = [plan.schedule, f"m={plan.microbatches}", *(f"cut {cut}" for cut in plan.cuts)]
+    words += [f"replicas {plan.replicas[0]}"] if plan.replicas[0] > 1 else []
+    grids = sorted({written(parts) for each in plan.plans if isinstance(each, Plan) for parts in each.layers.values()})
+    return ", ".join(words + grids)
+
+
 def _best(table: Sequence[Choice], schedule: str) -> Choice:
     return next(choice for choice in table if choice.schedule == schedule)
 
@@ -153,12 +162,11 @@ def _priced(
     share: float,
     plan: Plan | None = None,
 ) -> Choice:
-    """What is not searched for: equal parts of the layers behind the first, which has ``share`` of them; or a plan."""
+    """What is not searched for: a first stage of ``share`` of the blocks and equal others; or one stage with a plan."""
     width = 1 if plan is None else case.ranks
-    profile = joined(
-        predicted_profile(graph_of(case, case.batch // microbatches), machine, plan, width), cuts
-    )
-    devices = [replace(each, memory=machine.memory_bytes) for each in as_devices(case.ranks // width, len(profile.layers))]
+    profile = joined(predicted_profile(graph_of(case, case.batch // microbatches), machine, plan, width), cuts)
+    count = case.ranks // width
+    devices = [replace(each, memory=machine.memory_bytes) for each in as_devices(count, len(profile.layers))]
     setting = Setting(profile, machine, devices, 1, width, plan, overheads)
     stages = setting.stages(schedule, 1, microbatches)
     assert stages is not None
@@ -166,9 +174,9 @@ def _priced(
 
 
 def _equal_cuts(stages: Stages, share: float) -> list[int]:
-    """The first stage has ``share`` of the layers, the others equal parts of the rest."""
+    """The first stage has ``share`` of the blocks, the others equal parts of the rest."""
     rest = stages.count - 1
-    return [round(stages.size * (share + (1 - share) * index / rest)) for index in range(rest)]
+    return whole([stages.size * (share + (1 - share) * index / rest) for index in range(rest)], stages.size)
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
@@ -178,20 +186,33 @@ def _measured(
     case: argparse.Namespace, variants: Sequence[Variant], rounds: int, comm: MPI.Intracomm
 ) -> dict[str, list[float]]:
     """Seconds of ``rounds`` steps of each variant, in turns. Collective."""
+    torch.manual_seed(0)
+    x, target = torch.randn(case.batch, *case.input), torch.randint(case.classes, (case.batch,))
     pipes = {variant.name: _pipeline(case, variant.plan, comm) for variant in variants}
-    steps = {name: _steps(case, pipe, MODELS[case.model].predicts) for name, pipe in pipes.items()}
     times: dict[str, list[float]] = {name: [] for name in pipes}
-    device = torch.device("cpu")
     for turn in range(WARM_UP + rounds):
-        for name, (count, step) in steps.items():
-            step()  # the variant before has filled the caches, and an asynchronous pipeline fills
-            seconds = timed(comm, device, lambda count=count, step=step: [step() for _ in range(count)]) / count
-            pipes[name].drain()
+        for variant in variants:
+            seconds = _step_s(variant, pipes[variant.name], x, target, comm)
             if turn >= WARM_UP:
-                times[name].append(seconds)
+                times[variant.name].append(seconds)
     for pipe in pipes.values():
         pipe.close()
     return times
+
+
+def _step_s(variant: Variant, pipe: Pipeline, x: torch.Tensor, target: torch.Tensor, comm: MPI.Intracomm) -> float:
+    """Seconds of a step of one variant, after one that has its data in the caches and its pipeline full."""
+    endless = FAMILIES[variant.plan.schedule].weights is not Weights.SYNCHRONOUS
+    before, count = (FILLING, FULL) if endless else (1, 1)
+
+    def steps(number: int) -> None:
+        for _ in range(number):
+            pipe.step(x, target)
+
+    steps(before)
+    seconds = timed(comm, torch.device("cpu"), lambda: steps(count)) / count
+    pipe.drain()
+    return seconds
 
 
 def _pipeline(case: argparse.Namespace, plan: PipelinePlan, comm: MPI.Intracomm) -> Pipeline:
@@ -200,3 +221,32 @@ def _pipeline(case: argparse.Namespace, plan: PipelinePlan, comm: MPI.Intracomm)
 
 def _optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, 1e-6, momentum=0.9)
+
+
+# -- reporting --------------------------------------------------------------------------------------------------------
+
+
+def _print_rows(rows: Sequence[Row]) -> None:
+    for row in rows:
+        print(
+            f"{row.model:<9} {row.name:<22} {row.what:<44} measured {row.measured * 1e3:9.2f} ms, predicted "
+            f"{row.predicted * 1e3:9.2f} ms, {row.error:+.1%}",
+            flush=True,
+        )
+
+
+def _summarise(rows: Sequence[Row]) -> None:
+    errors = [abs(row.error) for row in rows]
+    order = scipy.stats.spearmanr([row.predicted for row in rows], [row.measured for row in rows]).statistic
+    print(
+        f"{len(rows)} configurations: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, "
+        f"Spearman {order:.3f}"
+    )
+    for name in dict.fromkeys(row.model for row in rows):
+        synchronous = [row for row in rows if row.model == name and "pipedream" not in row.name]
+        best = min(synchronous, key=lambda row: row.measured)
+        chosen = next(row for row in synchronous if row.name == CHOSEN)
+        print(
+            f"{name}: the choice ({chosen.what}) is {chosen.measured / best.measured - 1:+.1%} from the best measured "
+            f"({best.name}) of those with one process's numbers"
+        )

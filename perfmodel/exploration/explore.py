@@ -169,23 +169,24 @@ def _priced(stages: Stages, joint: bool, share_layers: bool) -> Iterator[Choice]
     if joint and stages.count > 1:
         found.append(best_cuts(stages, found))
     for positions in found:
-        memory = stages.memory(positions)
-        fits = all(needed <= room for needed, room in zip(memory, stages.rooms, strict=True))
-        time = stages.time(positions)
-        cuts = stages.partition(positions)
-        setting = stages.setting
-        yield Choice(
-            stages.schedule,
-            cuts,
-            stages.microbatches,
-            stages.replicas,
-            time,
-            memory,
-            fits,
-            _costs(stages, positions),
-            setting.width,
-            setting.plan,
-        )
+        yield as_choice(stages, positions)
+
+
+def as_choice(stages: Stages, positions: Sequence[float]) -> Choice:
+    """The stages between these cuts, with their time and memory."""
+    setting, memory = stages.setting, stages.memory(positions)
+    return Choice(
+        stages.schedule,
+        stages.partition(positions),
+        stages.microbatches,
+        stages.replicas,
+        stages.time(positions),
+        memory,
+        all(needed <= room for needed, room in zip(memory, stages.rooms, strict=True)),
+        _costs(stages, positions),
+        setting.width,
+        setting.plan,
+    )
 
 
 def _costs(stages: Stages, positions: Sequence[float]) -> Costs:
