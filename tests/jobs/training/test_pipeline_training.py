@@ -20,13 +20,14 @@ from distconv.jobs.commands import train_classify
 from distconv.jobs.images.classification import PipelineTrainer, Settings, Trainer
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.model_factory import build_classifier
-from distconv.jobs.training.pipeline_options import Pipelining, pipelining_of
+from distconv.jobs.training.pipeline_options import Pipelining, pipelining_of, planned_pipelining
 from distconv.jobs.training.pipeline_stages import balanced_cuts
 from distconv.jobs.training.training import learning_rate, make_optimizer, set_rate
 from distconv.layers.models import MODELS
 from distconv.perfmodel import Machine, trace
 from distconv.perfmodel.profiles.predicted_profile import predicted_profile
-from distconv.pipeline import SerialPipeline, split
+from distconv.pipeline import PipelinePlan, SerialPipeline, split
+from distconv.plan import Plan
 from tests.jobs.commands.test_train_classify import lines_of, outcome, written
 from tests.jobs.images import image_files
 
@@ -312,3 +313,87 @@ def test_balanced_cuts_leave_no_stage_more_than_a_layer_above_the_mean(replicas:
     largest = max(sum(layer.time_s for layer in layers[a:b]) for a, b in pairwise(ends))
     mean = sum(times) / sum(replicas)
     assert max(time / count for time, count in zip(times, replicas, strict=True)) <= mean + largest
+
+
+# --- Pipeline plans ---
+
+
+def planned(comm: Any, folder: Path, settings: Settings, plan: PipelinePlan) -> Pipelining:
+    if comm.rank == 0:
+        plan.save(folder / "pipeline.json")
+    comm.Barrier()
+    given = [
+        "--model",
+        settings.model,
+        "--batch",
+        str(settings.batch),
+        "--pipeline-plan",
+        str(folder / "pipeline.json"),
+    ]
+    found = planned_pipelining(parsed(*given), comm)
+    assert found is not None
+    return found
+
+
+LENET_PLANS = {
+    3: PipelinePlan("lenet5", 16, 3, ("c5",), (1, 1), (Plan({"*": {"h": 2}, "c3": {"c": 2}}, 2), None), "1f1b-sno", 2),
+    4: PipelinePlan(
+        "lenet5",
+        16,
+        4,
+        ("c3",),
+        (1, 1),
+        (Plan({"*": {"n": 2}}, 2), Plan({"*": {"c": 2}, "c3": {"h": 2}}, 2)),
+        "pipedream",
+    ),
+}
+
+
+@pytest.mark.ranks(3, 4)
+def test_a_pipeline_plan_trains_as_the_serial_pipeline_evaluates_and_resumes(comm: Any, shared_tmp_path: Path) -> None:
+    """With weights that are sharded over channels, whose checkpoints are whole."""
+    settings = replace(LENET, steps=6, dtype="float64", optimizer="adam", lr=0.01)
+    samples, alone = opened(comm, shared_tmp_path, settings)
+    of = planned(comm, shared_tmp_path, settings, LENET_PLANS[comm.size])
+    first = PipelineTrainer(settings, samples, of)
+    for batch in first.batches():
+        first.step(*batch.tensors)
+        if first.step_count == 3:
+            first.save(str(shared_tmp_path / "saved"))
+            first.settle()
+    first.synchronize()
+    second = PipelineTrainer(settings, samples, of)
+    assert second.resume(str(shared_tmp_path / "saved"))
+    state = trained(second)
+    assert [loss for _, loss in second.losses] == pytest.approx([loss for _, loss in first.losses[3:]], rel=1e-10)
+    for name, expected in first.model.state_dict().items():
+        assert torch.allclose(state[name], expected, rtol=1e-9, atol=1e-12), name
+    first.close()
+    second.close()
+    if of.schedule == "1f1b-sno":
+        expected_state, losses = by_hand(settings, alone, of, list(of.cuts or ()))
+        assert [loss for _, loss in first.losses] == pytest.approx([loss for _, loss in losses], rel=1e-10)
+        for name, value in state.items():
+            assert torch.allclose(value, expected_state[name], rtol=1e-9, atol=1e-12), name
+    assert second.evaluate("test").samples == len(samples.groups["test"].labels)
+
+
+@pytest.mark.ranks(3)
+def test_the_command_trains_by_a_pipeline_plan_and_refuses_it_for_something_else(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = written(comm, shared_tmp_path)
+    path = shared_tmp_path / "pipeline.json"
+    if comm.rank == 0:
+        LENET_PLANS[3].save(path)
+    comm.Barrier()
+    given = command(data, "--steps", "2", "--pipeline-plan", str(path))
+    assert cli.main(given) == 0
+    comm.Barrier()
+    summary = json.loads((data / "out" / "summary.json").read_text())
+    assert summary["pipeline"]["cuts"] == ["c5"]
+    assert summary["pipeline"]["plans"] == [{"ranks": 2, "layers": {"*": {"h": 2}, "c3": {"c": 2}}}, None]
+    capsys.readouterr()
+    assert cli.main([*given, "--batch", "8"]) == 2
+    err = capsys.readouterr().err
+    assert ("made for batch=16, found batch=8" in err) == (comm.rank == 0)
