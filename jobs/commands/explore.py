@@ -130,7 +130,7 @@ def measured_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) 
     machine = machine_of(HERE, profile_network(comm, device), comm, device)
     widths = [width for width in range(1, ranks + 1) if ranks % width == 0]
     for count in microbatch_counts(options.batch, ranks):
-        machine = profiled(machine, graph_of(options, options.batch // count), widths, comm, device)
+        machine = profiled(machine, graph_of(options, options.batch // count), widths, comm, device, at_work=ranks)
     return machine, measured_overheads(machine, built(options), comm)
 
 

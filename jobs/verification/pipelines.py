@@ -164,7 +164,8 @@ def _priced(
 ) -> Choice:
     """What is not searched for: a first stage of ``share`` of the blocks and equal others; or one stage with a plan."""
     width = 1 if plan is None else case.ranks
-    profile = joined(predicted_profile(graph_of(case, case.batch // microbatches), machine, plan, width), cuts)
+    graph = graph_of(case, case.batch // microbatches)
+    profile = joined(predicted_profile(graph, machine.at_work(case.ranks), plan, width), cuts)
     count = case.ranks // width
     devices = [replace(each, memory=machine.memory_bytes) for each in as_devices(count, len(profile.layers))]
     setting = Setting(profile, machine, devices, 1, width, plan, overheads)

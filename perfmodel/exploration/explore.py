@@ -96,7 +96,7 @@ def explore(
         share = 1.0 if callable(profile) else size / whole_batch
         made = profile(size) if callable(profile) else scaled(profile, share)
         for width in _widths(made, devices) if joint else [1]:
-            now, plan = _on_ranks(made, machine, width)
+            now, plan = _on_ranks(made, machine, width, devices)
             now = now if cuts is None else joined(now, cuts)
             groups = devices // width if is_whole(devices) else devices
             kinds = _scaled_devices(as_devices(groups, len(now.layers)), share, room)
@@ -113,10 +113,13 @@ def _widths(made: Profile | LayerGraph, devices: int | Sequence[Device]) -> list
     return _divisors(int(devices))
 
 
-def _on_ranks(made: Profile | LayerGraph, machine: Machine, width: int) -> tuple[Profile, Plan | None]:
-    """What a micro-batch costs on so many ranks, and under which plan."""
+def _on_ranks(
+    made: Profile | LayerGraph, machine: Machine, width: int, devices: int | Sequence[Device]
+) -> tuple[Profile, Plan | None]:
+    """What a micro-batch costs on ``width`` ranks while all devices are at work, and under which plan."""
     if isinstance(made, Profile):
         return made, None
+    machine = machine.at_work(sum(device.count for device in as_devices(devices, 0)))
     plan = select(made, machine, width).plan if width > 1 else None
     return predicted_profile(made, machine, plan, width), plan
 
