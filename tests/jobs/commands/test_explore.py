@@ -14,6 +14,7 @@ from mpi4py import MPI
 from distconv import cli
 from distconv.jobs.training.model_factory import build_model
 from distconv.pipeline import Pipeline, PipelinePlan, SerialPipeline, split
+from distconv.pipeline.reference.serial import IN_FLIGHT
 from distconv.tensor import gather
 from tests.pipeline.training import train_plainly
 
@@ -67,7 +68,7 @@ def assert_trains_as_one_process(comm: Any, plan: PipelinePlan | Path, name: str
     pipe.synchronize()
     losses = [loss for _, loss in pipe.losses]
     assert losses == pytest.approx([loss for _, loss in serial.losses], rel=1e-10)
-    if name != "vgg16_bn" and found.schedule not in ("pipedream", "stale"):
+    if name != "vgg16_bn" and found.schedule not in IN_FLIGHT:
         plain = train_plainly([built(name)], data, found.microbatches, F.cross_entropy, sgd)
         assert losses == pytest.approx(plain, rel=1e-10)
     for stage, expected in zip(stages, alone, strict=True):
@@ -134,33 +135,27 @@ FORCED = {
 
 @pytest.mark.ranks(4, 6)
 @pytest.mark.time_limit(300)
-@pytest.mark.parametrize("number", range(3))
-def test_stages_whose_layers_have_different_grids_train_as_one_process_does(
-    comm: Any, shared_tmp_path: Path, number: int
-) -> None:
-    if number >= len(FORCED[comm.size]):
-        pytest.skip("so many files on so many ranks")
-    name, cuts, plans, schedule = FORCED[comm.size][number]
-    endless = schedule in ("pipedream", "stale")
-    content = {
-        "format": "distconv-pipeline-plan",
-        "version": 1,
-        "model": name,
-        "batch": BATCH,
-        "ranks": comm.size,
-        "stages": len(plans),
-        "cuts": cuts,
-        "replicas": [1] * len(plans),
-        "plans": plans,
-        "schedule": schedule,
-        "microbatches": 1 if endless else 2,
-        "weights": None,
-    }
-    path = shared_tmp_path / "forced.json"
-    if comm.rank == 0:
-        path.write_text(json.dumps(content))
-    comm.Barrier()
-    assert_trains_as_one_process(comm, path, name)
+def test_stages_whose_layers_have_different_grids_train_as_one_process_does(comm: Any, shared_tmp_path: Path) -> None:
+    for number, (name, cuts, plans, schedule) in enumerate(FORCED[comm.size]):
+        content = {
+            "format": "distconv-pipeline-plan",
+            "version": 1,
+            "model": name,
+            "batch": BATCH,
+            "ranks": comm.size,
+            "stages": len(plans),
+            "cuts": cuts,
+            "replicas": [1] * len(plans),
+            "plans": plans,
+            "schedule": schedule,
+            "microbatches": 1 if schedule in IN_FLIGHT else 2,
+            "weights": None,
+        }
+        path = shared_tmp_path / f"forced-{number}.json"
+        if comm.rank == 0:
+            path.write_text(json.dumps(content))
+        comm.Barrier()
+        assert_trains_as_one_process(comm, path, name)
 
 
 def test_it_prints_why_and_draws_the_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,7 +76,7 @@ def test_the_timeline_of_a_choice_takes_about_its_time(name: str) -> None:
 
 
 def test_the_timeline_of_an_endless_schedule_has_several_mini_batches() -> None:
-    (choice,) = (c for c in choices(2, "pipedream") if c.width == 1)
+    choice = next(each for each in choices(2, "pipedream") if each.width == 1)
     drawn = timeline(choice)
     assert drawn.schedule.microbatches == 8
     assert drawn.makespan == pytest.approx(8 * choice.time, rel=0.5)

@@ -21,7 +21,7 @@ PLAN = PipelinePlan(
     ranks=6,
     cuts=("stages.1",),
     replicas=(2, 1),
-    plans=(Plan({"*": {"h": 2}, "0": {"n": 2}}, 2), {"w": 2}),
+    plans=(Plan({"*": {"h": 2}, "stages.0.0": {"n": 2}}, 2), {"w": 2}),
     schedule="1f1b-so",
     microbatches=4,
 )
@@ -36,7 +36,7 @@ def test_a_saved_plan_is_loaded_as_it_was(tmp_path):
 def test_a_file_has_each_stage_beside_the_others(tmp_path):
     content = json.loads(PLAN.to_json())
     assert content["stages"] == 2 and content["cuts"] == ["stages.1"] and content["version"] == 1
-    assert content["plans"] == [{"ranks": 2, "layers": {"*": {"h": 2}, "0": {"n": 2}}}, {"w": 2}]
+    assert content["plans"] == [{"ranks": 2, "layers": {"*": {"h": 2}, "stages.0.0": {"n": 2}}}, {"w": 2}]
 
 
 @pytest.mark.parametrize(

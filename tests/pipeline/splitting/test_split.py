@@ -288,7 +288,7 @@ def _autograd_off(self, x):
             "branch",
             lambda self, x: self.b(x) if self.a(x).sum() > 0 else x,
             ["b"],
-            r"cannot follow test_splitting.py:\d+: .*self.a\(x\).sum\(\) > 0.* list of stages by hand",
+            r"cannot follow test_split.py:\d+: .*self.a\(x\).sum\(\) > 0.* list of stages by hand",
             **linears("a", "b"),
         ),
         refused("autograd_off", _autograd_off, ["b"], "switches autograd or autocast", **linears("a", "b")),
