@@ -132,7 +132,7 @@ def _explored(found: Sequence[Choice], setting: Setting, batch: int) -> Explorat
             f"explore: {question}: no number of micro-batches suits any of the schedules; data parallelism needs a "
             f"multiple of {total}, a pipeline at least {total} layers (there are {len(setting.profile.layers)})"
         )
-    table = tuple(sorted(found, key=lambda choice: (not choice.fits, choice.time)))
+    table = tuple(sorted(found, key=lambda choice: (not choice.fits, choice.time, max(choice.memory))))
     room = min(device.memory for device in setting.devices if device.memory is not None)
     if not table[0].fits:
         least = min(table, key=lambda choice: max(choice.memory))
