@@ -121,7 +121,7 @@ def _variants(case: argparse.Namespace, machine: Machine, overheads: Overheads) 
     best = {
         CHOSEN: found.best,
         **{f"{s} explored": _best(found.table, s) for s in DEFAULT if s != PARALLEL},
-        "pipedream explored": explored(asynchronous, machine, overheads, cuts).best,
+        "pipedream explored": _best(explored(asynchronous, machine, overheads, cuts).table, "pipedream"),
         "replicas": _best([choice for choice in found.table if choice.width == 1], PARALLEL),
     }
     priced = partial(_priced, case, machine, overheads, cuts)
