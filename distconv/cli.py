@@ -41,6 +41,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("plan",): Command(
         "distconv.jobs.commands.plan", "choose each layer's distribution for a machine, and write the plan"
     ),
+    ("explore",): Command(
+        "distconv.jobs.commands.explore", "choose stages, replicas, distributions and schedule, and write the choice"
+    ),
     ("bench", "step"): Command("distconv.jobs.bench.step", "time a training step against plain torch"),
     ("bench", "halo"): Command("distconv.jobs.bench.halo", "time halo exchanges"),
     ("bench", "layer"): Command("distconv.jobs.bench.layer", "memory, traffic and time of convolutions over a grid"),
@@ -63,6 +66,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ),
     ("verify", "predictions"): Command(
         "distconv.jobs.verification.predictions", "predicted against measured steps on this machine"
+    ),
+    ("verify", "pipelines"): Command(
+        "distconv.jobs.verification.pipelines", "predicted against measured steps of pipelines, explored and not"
     ),
     ("conformance",): Command("distconv.jobs.verification.conformance.command", "the same as verify conformance"),
     ("reproduce", "dryden"): Command(

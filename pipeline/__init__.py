@@ -18,6 +18,7 @@ if __name__ != "distconv.pipeline":
 from distconv.errors import PipelineError
 from distconv.pipeline.reference.serial import SerialPipeline
 from distconv.pipeline.runtime.pipeline import Pipeline
+from distconv.pipeline.runtime.pipeline_plan import PipelinePlan
 from distconv.pipeline.schedules.actions import Action, Kind, Schedule, ScheduleError, Weights
 from distconv.pipeline.schedules.registry import FAMILIES, schedule
 from distconv.pipeline.schedules.validation import validate
@@ -25,7 +26,7 @@ from distconv.pipeline.simulation.events import simulate
 from distconv.pipeline.simulation.span import Span
 from distconv.pipeline.simulation.timeline import Timeline
 from distconv.pipeline.splitting.fx_graph import SplitError
-from distconv.pipeline.splitting.split import split
+from distconv.pipeline.splitting.split import possible_cuts, split
 
 __all__ = [
     "FAMILIES",
@@ -33,6 +34,7 @@ __all__ = [
     "Kind",
     "Pipeline",
     "PipelineError",
+    "PipelinePlan",
     "Schedule",
     "ScheduleError",
     "SerialPipeline",
@@ -40,6 +42,7 @@ __all__ = [
     "SplitError",
     "Timeline",
     "Weights",
+    "possible_cuts",
     "schedule",
     "simulate",
     "split",

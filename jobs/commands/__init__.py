@@ -1,7 +1,8 @@
-"""The commands that train, make data, plan, profile and simulate; ``distconv.cli`` finds them.
+"""The commands that train, make data, plan, explore, profile and simulate; ``distconv.cli`` finds them.
 
 ::
 
+    explore         Choose how to train a network on some ranks: stages, and how each layer is distributed
     make_mesh       Make mesh-tangling samples with the Lagrangian hydrodynamics code
     plan            Choose each layer's distribution
     profile         ``distconv profile``: measure this machine for the planner

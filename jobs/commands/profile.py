@@ -216,11 +216,16 @@ def _at_work(busy: int, comm: MPI.Intracomm, action: Callable[[MPI.Intracomm], T
 
 
 def profiled(
-    machine: Machine, graph: LayerGraph, ranks: Sequence[int], comm: MPI.Intracomm, device: torch.device
+    machine: Machine,
+    graph: LayerGraph,
+    ranks: Sequence[int],
+    comm: MPI.Intracomm,
+    device: torch.device,
+    at_work: int | None = None,
 ) -> Machine:
     """``machine`` with what a rank computes of ``graph`` on ``ranks`` ranks, where its table has not got it yet.
 
-    Collective over ``comm``.
+    ``at_work``: how many compute at a time (default: those that share the graph). Collective over ``comm``.
 
     Raises
     ------
@@ -234,7 +239,11 @@ def profiled(
             f"machine {machine.name}: measured with {machine.ranks_per_node} ranks per node, but there are {per_node}; "
             f"start {machine.ranks_per_node} on each node, or write another file"
         )
-    return replace(machine, compute=tuple(_with_table(e, machine, graph, ranks, comm, device) for e in machine.compute))
+    entries = []
+    for entry in machine.compute:
+        counts = [count for count in ranks if machine.computing(at_work or count).busy == entry.busy]
+        entries.append(_with_table(entry, machine, graph, counts, comm, device))
+    return replace(machine, compute=tuple(entries))
 
 
 def _with_table(
@@ -247,8 +256,7 @@ def _with_table(
 ) -> Compute:
     calls: dict[str, LocalCall] = {}
     for count in ranks:
-        if machine.computing(count).busy == entry.busy:
-            calls |= calls_of(graph, candidates(graph, count), count, machine.ranks_per_node)
+        calls |= calls_of(graph, candidates(graph, count), count, machine.ranks_per_node)
     missing = {key: call for key, call in calls.items() if f"{key} forward" not in entry.table}
     found = _at_work(entry.busy, comm, lambda group: measure(missing, group, device))
     return replace(entry, table={**entry.table, **found})

@@ -22,7 +22,12 @@ from distconv.jobs.images.picture import Example, draw
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.model_factory import CLASSIFIERS
 from distconv.jobs.training.options import add_training_arguments, device_for, place_of, positive, settings_of
-from distconv.jobs.training.pipeline_options import Pipelining, add_pipeline_arguments, pipelining_of
+from distconv.jobs.training.pipeline_options import (
+    Pipelining,
+    add_pipeline_arguments,
+    pipelining_of,
+    planned_pipelining,
+)
 from distconv.jobs.training.report import Metrics, announcement, conclude, picture, times
 from distconv.jobs.training.run import prepare, take_steps
 
@@ -36,6 +41,7 @@ examples:
   mpiexec -n 4 distconv train classify --data images.h5 --model mypackage.nets:build --grid h=2,w=2
   mpiexec -n 3 distconv train classify --data cifar10 --model vgg16_bn --pipeline 1f1b-so --microbatches 8
   mpiexec -n 3 distconv train classify --data cifar10 --model resnet20 --pipeline stale --ppv 7,13 --switch-after 5000
+  mpiexec -n 4 distconv train classify --data cifar10 --model resnet20 --batch 64 --pipeline-plan pipeline.json
   mpiexec -n 4 distconv train classify --data mnist --model lenet5 --out runs/mnist --resume
 """
 
@@ -112,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
     comm = MPI.COMM_WORLD
     if options.data is None:
         raise DataError("train classify needs --data PATH: a folder of MNIST or CIFAR-10, or an HDF5 file of images")
-    place = pipelining_of(options, comm.size) or place_of(options, comm)
+    place = pipelining_of(options, comm.size) or planned_pipelining(options, comm) or place_of(options, comm)
     device = device_for(options.device, comm)
     begin = time.perf_counter()
     with closing(_samples(options, comm)) as samples:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from mpi4py import MPI
 
 from distconv.errors import DataError, DistconvError
@@ -42,13 +43,13 @@ def add_network_arguments(parser: argparse.ArgumentParser, *, required: bool = T
     parser.add_argument("--batch", type=positive, required=required, metavar="N", help="samples per step")
 
 
-def add_machine_argument(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """The machine that predictions are for."""
+def add_machine_argument(parser: argparse.ArgumentParser, *, required: bool, more: str = "") -> None:
+    """The machine that predictions are for; ``more`` is what else the command takes, for its help."""
     parser.add_argument(
         "--machine",
         required=required,
         metavar="NAME|FILE",
-        help=f"{', '.join(built_in())}, or a file such as ./mine.yaml",
+        help=f"{more}{', '.join(built_in())}, or a file such as ./mine.yaml",
     )
 
 
@@ -88,11 +89,20 @@ def traced(options: argparse.Namespace) -> LayerGraph:
     ModelError, TraceError
         If there is no such network, or it does not take such samples.
     """
-    channels, *_ = options.input
-    model = build_model(
-        options.model, MPI.COMM_SELF, seed=0, in_channels=channels, classes=options.classes, width=options.width
+    return trace(built(options), (options.batch, *options.input))
+
+
+def built(options: argparse.Namespace) -> torch.nn.Module:
+    """The network itself.
+
+    Raises
+    ------
+    ModelError
+        If there is no such network.
+    """
+    return build_model(
+        options.model, MPI.COMM_SELF, seed=0, in_channels=options.input[0], classes=options.classes, width=options.width
     )
-    return trace(model, (options.batch, *options.input))
 
 
 def on_rank_0(comm: MPI.Intracomm, attempt: Callable[[], T]) -> T:

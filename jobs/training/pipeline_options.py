@@ -6,10 +6,12 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from distconv.pipeline import FAMILIES, ScheduleError, schedule
+from mpi4py import MPI
+
+from distconv.pipeline import FAMILIES, PipelinePlan, ScheduleError, schedule
 from distconv.pipeline.reference.serial import WEIGHTS
 from distconv.pipeline.runtime.pipeline import BATCH_NORM
-from distconv.pipeline.runtime.placement import Placement
+from distconv.pipeline.runtime.placement import Placement, StagePlan
 from distconv.pipeline.schedules.registry import per_stage_replicas
 
 from .options import positive
@@ -29,10 +31,11 @@ REFINEMENTS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Pipelining:
-    """How a model is trained as a pipeline: its schedule, and ``replicas`` of each stage, one rank each.
+    """How a model is trained as a pipeline: its schedule, and ``replicas`` of each stage.
 
-    ``ppv``: the layers behind which it is cut (stale weights, 4.1); None: into parts of about equal time. Each stage
-    has ``chunks`` parts. From step ``switch_after`` on, counted from 0, the mini-batches pass one by one (None: never).
+    ``ppv``: the layers behind which it is cut (stale weights, 4.1), ``cuts``: those before which it is; without both:
+    into parts of about equal time. Each stage has ``chunks`` parts, and a rank for each replica unless ``plans`` say
+    otherwise. From step ``switch_after`` on, counted from 0, the mini-batches pass one by one (None: never).
     """
 
     schedule: str
@@ -44,6 +47,8 @@ class Pipelining:
     vertical_sync: bool
     batch_norm: str
     switch_after: int | None
+    cuts: tuple[str, ...] | None = None
+    plans: tuple[StagePlan, ...] | None = None
 
     @property
     def stages(self) -> int:
@@ -65,6 +70,9 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, place: argparse._Mut
     """``--pipeline`` among the ways to share the work, and what goes with it in a group of the help."""
     place.add_argument(
         "--pipeline", metavar="SCHEDULE", help=f"train as a pipeline: {', '.join(_runnable())} (docs/pipelines.md)"
+    )
+    place.add_argument(
+        "--pipeline-plan", metavar="PLAN.json", help="train as a pipeline that distconv explore chose, in this file"
     )
     group = parser.add_argument_group("pipeline", "what goes with --pipeline")
     group.add_argument(
@@ -136,6 +144,33 @@ def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
         vertical_sync=bool(options.vertical_sync),
         batch_norm=options.batch_norm or "micro",
         switch_after=options.switch_after,
+    )
+
+
+def planned_pipelining(options: argparse.Namespace, comm: MPI.Intracomm) -> Pipelining | None:
+    """The pipeline in the file ``--pipeline-plan``; None without one. Collective.
+
+    Raises
+    ------
+    PlanError
+        If there is none in it, or it is for another model, mini-batch or number of ranks.
+    """
+    if options.pipeline_plan is None:
+        return None
+    plan = PipelinePlan.load(options.pipeline_plan, comm)
+    plan.check_for(model=options.model, batch=options.batch, ranks=comm.size)
+    return Pipelining(
+        schedule=plan.schedule,
+        replicas=plan.replicas,
+        chunks=(len(plan.cuts) + 1) // len(plan.plans),
+        ppv=None,
+        microbatches=plan.microbatches,
+        weights=plan.weights,
+        vertical_sync=False,
+        batch_norm="micro",
+        switch_after=None,
+        cuts=plan.cuts,
+        plans=plan.plans if any(plan.plans) else None,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import asdict
+import copy
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -12,8 +14,9 @@ from mpi4py import MPI
 from distconv.communication.agreement import together
 from distconv.grid import ProcessGrid
 from distconv.pipeline import Pipeline, SplitError, split
+from distconv.pipeline.runtime.pipeline_plan import entry_of
 from distconv.process import watchdog
-from distconv.tensor import DistTensor
+from distconv.tensor import DistTensor, gather
 
 from . import training
 from .pipeline_options import Pipelining
@@ -22,6 +25,8 @@ from .pipeline_stages import balanced_cuts
 
 class PipelineTrainer(training.Training):
     """A model in training as a pipeline; ``optimizer`` is that of the whole model, filled for checkpoints alone.
+
+    Where stages have plans their layers are no longer plain: they are those of a copy, and ``model`` gets its weights.
 
     The model is on ``device`` and computes with the settings' type; ``sample`` is (C, H, W). Every rank gets whole
     mini-batches, of which its stage reads what it needs.
@@ -43,11 +48,14 @@ class PipelineTrainer(training.Training):
         """Numbers of layers behind which the model is cut, or names of those before which it is."""
         if pipelining.ppv is not None:
             self.cuts = list(pipelining.ppv)
+        elif pipelining.cuts is not None:
+            self.cuts = list(pipelining.cuts)
         else:
             self.cuts = together(
                 comm, lambda: balanced_cuts(model, (micro_batch, *sample), pipelining.part_replicas), SplitError
             )
-        self.stages = together(comm, lambda: split(model, self.cuts), SplitError)
+        trained = model if pipelining.plans is None else copy.deepcopy(model)
+        self.stages = together(comm, lambda: split(trained, self.cuts), SplitError)
         self.pipe = Pipeline(
             self.stages,
             comm,
@@ -58,6 +66,7 @@ class PipelineTrainer(training.Training):
             lambda parameters: training.make_optimizer(settings, parameters),
             pipelining.weights,
             pipelining.batch_norm,
+            pipelining.plans,
             **pipelining.options,
         )
         self._switched = False
@@ -71,6 +80,7 @@ class PipelineTrainer(training.Training):
             f"{of.schedule} of {of.stages} stages" + (f" cut {cut} {_listed(self.cuts)}" if self.cuts else ""),
             f"{of.microbatches} micro-batches" if of.microbatches > 1 else "",
             f"replicas {_listed(of.replicas)}" if max(of.replicas) > 1 else "",
+            f"plans {json.dumps(self._plans)}" if any(self._plans) else "",
             f"no longer pipelined after step {of.switch_after}" if of.switch_after is not None else "",
         ]
         return ", ".join(filter(None, said))
@@ -78,7 +88,11 @@ class PipelineTrainer(training.Training):
     @property
     def placement(self) -> dict[str, Any]:
         """The pipeline, and where the model is cut."""
-        return {"pipeline": asdict(self.pipelining) | {"cuts": self.cuts}}
+        return {"pipeline": asdict(replace(self.pipelining, plans=None)) | {"cuts": self.cuts, "plans": self._plans}}
+
+    @property
+    def _plans(self) -> list[dict[str, Any] | None]:
+        return [entry_of(plan) for plan in self.pipelining.plans or ()]
 
     # -- steps --------------------------------------------------------------------------------------------------------
 
@@ -123,6 +137,14 @@ class PipelineTrainer(training.Training):
         """Make ``model`` the trained one on every rank; finishes what is under way. Collective."""
         self.settle()
         self.pipe.synchronize()
+        if self.pipelining.plans is not None:
+            for stage in self.stages:
+                self.model.load_state_dict(stage.state_dict(), strict=False)
+
+    def _by_name(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that this rank's stage trains."""
+        mine = {p for group in self.pipe.optimizer.param_groups for p in group["params"]} if self.pipe.optimizer else ()
+        return {name: p for stage in self.stages for name, p in stage.named_parameters() if p in mine}
 
     def save(self, directory: str) -> None:
         """Write a checkpoint of the whole model, as any other training does: each can go on from it. Collective."""
@@ -130,7 +152,8 @@ class PipelineTrainer(training.Training):
         names = dict(self.model.named_parameters())
         own = self.pipe.optimizer.state if self.pipe.optimizer is not None and self.pipe.replica == 0 else {}
         with watchdog.waiting(lambda: "collecting the optimizer state of all stages"):
-            found = self.comm.gather({name: own[p] for name, p in names.items() if p in own}, root=0)
+            state = {name: _gathered(own[p]) for name, p in self._by_name().items() if p in own}
+            found = self.comm.gather(state, root=0)
         self.optimizer.state.update({names[name]: state for each in found or [] for name, state in each.items()})
         super().save(directory)
         self.optimizer.state.clear()
@@ -139,9 +162,15 @@ class PipelineTrainer(training.Training):
         """Go on from the newest finished checkpoint, of any grid or pipeline; False if there is none. Collective."""
         if not super().resume(directory):
             return False
+        if self.pipelining.plans is not None:
+            for stage in self.stages:
+                stage.load_state_dict(self.model.state_dict(), strict=False)
         if self.pipe.optimizer is not None:
-            mine = [parameter for group in self.pipe.optimizer.param_groups for parameter in group["params"]]
-            self.pipe.optimizer.state.update({p: self.optimizer.state[p] for p in mine if p in self.optimizer.state})
+            whole = {
+                name: self.optimizer.state[p] for name, p in self.model.named_parameters() if p in self.optimizer.state
+            }
+            mine = self._by_name()
+            self.pipe.optimizer.state.update({mine[name]: state for name, state in whole.items() if name in mine})
         self.optimizer.state.clear()
         self.pipe.minibatches = self.step_count
         return True
@@ -149,6 +178,11 @@ class PipelineTrainer(training.Training):
     def close(self) -> None:
         """Finish what is under way, and free what MPI holds for the pipeline. Collective."""
         self.pipe.close()
+
+
+def _gathered(state: Mapping[str, Any]) -> dict[str, Any]:
+    """An optimizer's state of a parameter, with whole tensors."""
+    return {key: gather(value) if isinstance(value, DistTensor) else value for key, value in state.items()}
 
 
 def _listed(values: Iterable[object]) -> str:

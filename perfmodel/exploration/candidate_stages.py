@@ -19,7 +19,7 @@ import numpy as np
 from distconv.perfmodel.machine.links import Group
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.profiles.layer_profile import Profile
-from distconv.perfmodel.stages.closed_forms import in_flight, minibatch_time
+from distconv.perfmodel.stages.closed_forms import SCHEDULES, in_flight, minibatch_time
 from distconv.perfmodel.stages.devices import Device, kinds_in_order
 from distconv.perfmodel.stages.partition import StagePartition, partition
 from distconv.perfmodel.stages.stage_costs import COSTS, Array, Terms
@@ -27,6 +27,21 @@ from distconv.plan import Plan
 
 PARALLEL = "dp"
 """One stage: data parallelism."""
+
+
+@dataclass(frozen=True)
+class Overheads:
+    """What a step takes beside its layers and links, in seconds: nothing, unless told otherwise.
+
+    ``pass_s``: of each forward or backward pass of a stage. ``message_s``: of each message, on both of its sides.
+    ``update_s_per_byte``: of the optimizer, for each byte of parameters. ``blocking``: a message occupies the rank that
+    takes it, which cannot compute meanwhile.
+    """
+
+    pass_s: float = 0.0
+    message_s: float = 0.0
+    update_s_per_byte: float = 0.0
+    blocking: bool = False
 
 
 def whole(positions: Sequence[float], size: int) -> list[int]:
@@ -51,6 +66,7 @@ class Setting:
     optimizer_slots: int
     width: int = 1
     plan: Plan | None = None
+    overheads: Overheads = Overheads()
 
     @property
     def ranks(self) -> int:
@@ -124,10 +140,20 @@ class Stages:
         slowest = 0.0
         for kinds in self.pipelines:
             forward, backward, transfer = self.costs(positions, kinds)
+            update = self.updates(positions)
+            if SCHEDULES[self.form].endless:
+                backward, update = [b + u for b, u in zip(backward, update, strict=True)], [0.0]
             share = self.microbatches // self.replicas
             piped = minibatch_time(self.form, forward, backward, transfer, share)
-            slowest = max(slowest, piped + self._exposed(positions, backward, transfer))
+            slowest = max(slowest, piped + self._exposed(positions, backward, transfer) + max(update))
         return slowest
+
+    def updates(self, positions: Sequence[float]) -> list[float]:
+        """Seconds of the optimizer on each stage."""
+        terms, per_byte = self.setting.terms, self.setting.overheads.update_s_per_byte
+        return [
+            per_byte * self._between(terms.parameters, first, last) for first, last in pairwise(self.edges(positions))
+        ]
 
     @cached_property
     def pipelines(self) -> set[tuple[int, ...]]:
@@ -141,7 +167,20 @@ class Stages:
         forward = [self._between(self.setting.forward[kind], first, last) for kind, (first, last) in spans]
         both = [self._between(self.setting.terms.seconds[kind], first, last) for kind, (first, last) in spans]
         transfer = [self._transfer(index, position) for index, position in enumerate(positions)]
-        return forward, [b - f for f, b in zip(forward, both, strict=True)], transfer
+        backward = [b - f for f, b in zip(forward, both, strict=True)]
+        return self._with_overheads(forward, backward, transfer)
+
+    def _with_overheads(
+        self, forward: list[float], backward: list[float], transfer: list[float]
+    ) -> tuple[list[float], list[float], list[float]]:
+        of = self.setting.overheads
+        taken = transfer if of.blocking else [0.0] * len(transfer)
+        # A stage between others takes and gives one message in each direction.
+        neighbours = [(index > 0) + (index < len(transfer)) for index in range(len(forward))]
+        fixed = [of.pass_s + count * of.message_s for count in neighbours]
+        forward = [f + more + into for f, more, into in zip(forward, fixed, [0.0, *taken], strict=True)]
+        backward = [b + more + into for b, more, into in zip(backward, fixed, [*taken, 0.0], strict=True)]
+        return forward, backward, [0.0] * len(transfer) if of.blocking else transfer
 
     def _transfer(self, index: int, position: float) -> float:
         """Seconds between stages ``index`` and the next, of the pipeline where that is slowest."""
@@ -175,10 +214,11 @@ class Stages:
 
     # -- memory -------------------------------------------------------------------------------------------------------
 
-    @property
-    def weight_copies(self) -> int:
-        """Weights, gradients and what the optimizer keeps."""
-        return 2 + self.setting.optimizer_slots
+    @cached_property
+    def weight_copies(self) -> list[int]:
+        """Weights, gradients and what the optimizer keeps on each stage, and versions that are stashed."""
+        stashed = SCHEDULES[self.form].stashed
+        return [2 + self.setting.optimizer_slots + (flying - 1 if stashed else 0) for flying in self.flying]
 
     @cached_property
     def flying(self) -> list[int]:
@@ -198,15 +238,17 @@ class Stages:
         """Bytes on each device of each stage."""
         outputs, weights = self.setting.terms.outputs, self.setting.terms.parameters
         return tuple(
-            flying * self._between(outputs, first, last) + self.weight_copies * self._between(weights, first, last)
-            for flying, (first, last) in zip(self.flying, pairwise(self.edges(positions)), strict=True)
+            flying * self._between(outputs, first, last) + copies * self._between(weights, first, last)
+            for flying, copies, (first, last) in zip(
+                self.flying, self.weight_copies, pairwise(self.edges(positions)), strict=True
+            )
         )
 
     def needed(self, index: int, first: float | Array, last: float | Array) -> Array:
         """Bytes of stage ``index`` between two positions."""
         terms = self.setting.terms
         outputs, weights = terms.between(terms.outputs, first, last), terms.between(terms.parameters, first, last)
-        return self.flying[index] * outputs + self.weight_copies * weights
+        return self.flying[index] * outputs + self.weight_copies[index] * weights
 
     # -- as partitions ------------------------------------------------------------------------------------------------
 

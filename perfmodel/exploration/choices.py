@@ -14,11 +14,24 @@ class ExplorationError(DistconvError, ValueError):
 
 
 @dataclass(frozen=True)
+class Costs:
+    """Seconds of a micro-batch forward and backward on each stage, between stages, and of each stage's update.
+
+    Of the first pipeline where there are several; what ``distconv.pipeline.simulate`` takes.
+    """
+
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    transfer: tuple[float, ...]
+    update: tuple[float, ...]
+
+
+@dataclass(frozen=True)
 class Choice:
     """One combination: ``time`` in seconds of a mini-batch, ``memory`` in bytes on a device of each stage.
 
     ``microbatches`` are those of the whole mini-batch; each of the ``replicas`` gets its share of them. A stage has
-    ``width`` ranks, among which ``plan`` distributes its layers (None: one rank).
+    ``width`` ranks, among which ``plan`` distributes its layers (None: one rank). ``time`` is made of ``costs``.
     """
 
     schedule: str
@@ -28,6 +41,7 @@ class Choice:
     time: float
     memory: tuple[float, ...]
     fits: bool
+    costs: Costs
     width: int = 1
     plan: Plan | None = None
 

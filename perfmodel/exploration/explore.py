@@ -20,11 +20,12 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 
 from distconv.parameters.channel_split import divisors
-from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Setting, Stages, whole
-from distconv.perfmodel.exploration.choices import Choice, Exploration, ExplorationError
+from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads, Setting, Stages, whole
+from distconv.perfmodel.exploration.choices import Choice, Costs, Exploration, ExplorationError
 from distconv.perfmodel.exploration.cuts import balanced_cuts, best_cuts, emptiest_cuts
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.profiles.joined_layers import joined
 from distconv.perfmodel.profiles.layer_profile import Profile
 from distconv.perfmodel.profiles.predicted_profile import predicted_profile, scaled
 from distconv.perfmodel.stages.closed_forms import SCHEDULES
@@ -53,6 +54,8 @@ def explore(
     share_layers: bool = False,
     memory: float | None = None,
     optimizer_slots: int = 1,
+    cuts: Sequence[str] | None = None,
+    overheads: Overheads | None = None,
 ) -> Exploration:
     """The fastest training of a mini-batch of ``batch`` samples on all ``devices``, a number or kinds in their order.
 
@@ -60,10 +63,11 @@ def explore(
     Profile of ``samples`` samples (default: ``batch``) that others are in proportion to, as are ``times`` of devices.
     Links and memory are those of ``machine`` (or the one of this name or file); ``memory`` (bytes of a device) takes
     the latter's place. ``microbatches``: the number, or those to look at; None: all divisors of ``batch``.
-    ``schedules``: ``dp`` and names from ``schedule_costs.SCHEDULES``. ``joint``: look beyond BaPipe, see above.
+    ``schedules``: ``dp`` and names from ``closed_forms.SCHEDULES``. ``joint``: look beyond BaPipe, see above.
     ``share_layers``: a layer at a cut may be divided between its stages (BaPipe 3.3.2), which FPGAs can do and
     ``distconv.pipeline.Pipeline`` cannot. ``optimizer_slots``: tensors of state per parameter (BaPipe's 2w is 0 of
-    them). An optimizer takes no time here.
+    them). ``cuts``: names of the layers at which a stage may begin (``distconv.pipeline.possible_cuts``; None: any).
+    ``overheads``: what a step takes beside its layers and links, the optimizer's time with it; by default nothing.
 
     Raises
     ------
@@ -93,10 +97,11 @@ def explore(
         share = 1.0 if callable(profile) else size / whole_batch
         made = profile(size) if callable(profile) else scaled(profile, share)
         for width in _widths(made, devices) if joint else [1]:
-            now, plan = _on_ranks(made, machine, width)
+            now, plan = _on_ranks(made, machine, width, devices)
+            now = now if cuts is None else joined(now, cuts)
             groups = devices // width if is_whole(devices) else devices
             kinds = _scaled_devices(as_devices(groups, len(now.layers)), share, room)
-            setting = Setting(now, machine, kinds, optimizer_slots, width, plan)
+            setting = Setting(now, machine, kinds, optimizer_slots, width, plan, overheads or Overheads())
             found += _choices(setting, schedules, count, joint, share_layers)
     assert setting is not None
     return _explored(found, setting, batch)
@@ -109,10 +114,13 @@ def _widths(made: Profile | LayerGraph, devices: int | Sequence[Device]) -> list
     return divisors(int(devices))
 
 
-def _on_ranks(made: Profile | LayerGraph, machine: Machine, width: int) -> tuple[Profile, Plan | None]:
-    """What a micro-batch costs on so many ranks, and under which plan."""
+def _on_ranks(
+    made: Profile | LayerGraph, machine: Machine, width: int, devices: int | Sequence[Device]
+) -> tuple[Profile, Plan | None]:
+    """What a micro-batch costs on ``width`` ranks while all devices are at work, and under which plan."""
     if isinstance(made, Profile):
         return made, None
+    machine = machine.at_work(sum(device.count for device in as_devices(devices, 0)))
     plan = select(made, machine, width).plan if width > 1 else None
     return predicted_profile(made, machine, plan, width), plan
 
@@ -125,7 +133,7 @@ def _explored(found: Sequence[Choice], setting: Setting, batch: int) -> Explorat
             f"explore: {question}: no number of micro-batches suits any of the schedules; data parallelism needs a "
             f"multiple of {total}, a pipeline at least {total} layers (there are {len(setting.profile.layers)})"
         )
-    table = tuple(sorted(found, key=lambda choice: (not choice.fits, choice.time)))
+    table = tuple(sorted(found, key=lambda choice: (not choice.fits, choice.time, max(choice.memory))))
     room = min(device.memory for device in setting.devices if device.memory is not None)
     if not table[0].fits:
         least = min(table, key=lambda choice: max(choice.memory))
@@ -143,6 +151,8 @@ def _choices(
     for schedule in schedules if total > 1 else [PARALLEL]:
         if schedule == PARALLEL:
             numbers = [total] if microbatches % total == 0 else []
+        elif SCHEDULES[schedule].endless:  # a mini-batch is one pass
+            numbers = [1] if microbatches == 1 else []
         else:
             counts = [r for r in divisors(total) if r < total] if joint else [1]
             numbers = [r for r in counts if microbatches % r == 0]
@@ -163,22 +173,29 @@ def _priced(stages: Stages, joint: bool, share_layers: bool) -> Iterator[Choice]
     if joint and stages.count > 1:
         found.append(best_cuts(stages, found))
     for positions in found:
-        memory = stages.memory(positions)
-        fits = all(needed <= room for needed, room in zip(memory, stages.rooms, strict=True))
-        time = stages.time(positions)
-        cuts = stages.partition(positions)
-        setting = stages.setting
-        yield Choice(
-            stages.schedule,
-            cuts,
-            stages.microbatches,
-            stages.replicas,
-            time,
-            memory,
-            fits,
-            setting.width,
-            setting.plan,
-        )
+        yield as_choice(stages, positions)
+
+
+def as_choice(stages: Stages, positions: Sequence[float]) -> Choice:
+    """The stages between these cuts, with their time and memory."""
+    setting, memory = stages.setting, stages.memory(positions)
+    return Choice(
+        stages.schedule,
+        stages.partition(positions),
+        stages.microbatches,
+        stages.replicas,
+        stages.time(positions),
+        memory,
+        all(needed <= room for needed, room in zip(memory, stages.rooms, strict=True)),
+        _costs(stages, positions),
+        setting.width,
+        setting.plan,
+    )
+
+
+def _costs(stages: Stages, positions: Sequence[float]) -> Costs:
+    forward, backward, transfer = stages.costs(positions, stages.setting.kinds[: stages.count])
+    return Costs(tuple(forward), tuple(backward), tuple(transfer), tuple(stages.updates(positions)))
 
 
 def _balanced(stages: Stages) -> Sequence[float]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from distconv.errors import MachineError
@@ -131,6 +131,10 @@ class Machine:
     def computing(self, ranks: int) -> Compute:
         """Compute of a rank while ``ranks`` ranks of its node compute: the last entry that is not busier."""
         return [entry for entry in self.compute if entry.busy <= ranks][-1]
+
+    def at_work(self, ranks: int) -> Machine:
+        """The same machine, on which a rank computes as while ``ranks`` ranks do, also where fewer share a layer."""
+        return replace(self, compute=(replace(self.computing(min(ranks, self.ranks_per_node)), busy=1),))
 
     def levels(self, group: Group) -> Levels:
         """The group as collectives see it."""

@@ -33,12 +33,15 @@ from dataclasses import dataclass
 class Form:
     """``copies``: K_i is that times N - i + 1. ``hidden``: results are passed on while they are computed.
 
-    ``flushed``: all micro-batches go forward before one goes back (GPipe).
+    ``flushed``: all micro-batches go forward before one goes back (GPipe). ``endless``: each mini-batch is one pass,
+    and the next follows it before it is done; ``stashed``: its weights are kept until then.
     """
 
     copies: int = 1
     hidden: bool = False
     flushed: bool = False
+    endless: bool = False
+    stashed: bool = False
 
 
 SCHEDULES: Mapping[str, Form] = {
@@ -47,6 +50,8 @@ SCHEDULES: Mapping[str, Form] = {
     "1f1b-as": Form(hidden=True),
     "fbp-as": Form(copies=2, hidden=True),
     "gpipe": Form(flushed=True),
+    "pipedream": Form(endless=True, stashed=True),
+    "stale": Form(copies=2, endless=True),
 }
 """By the names of ``distconv.pipeline.schedule``."""
 
@@ -60,6 +65,8 @@ def in_flight(schedule: str, stages: int, microbatches: int) -> list[int]:
     form = SCHEDULES[schedule]
     if form.flushed:
         return [microbatches] * stages
+    if form.endless:
+        return [form.copies * (stages - stage - 1) + 1 for stage in range(stages)]
     return [min(microbatches, form.copies * (stages - stage)) for stage in range(stages)]
 
 
@@ -67,6 +74,8 @@ def minibatch_time(
     schedule: str, forward: Sequence[float], backward: Sequence[float], transfer: Sequence[float], microbatches: int
 ) -> float:
     """Seconds of ``microbatches`` micro-batches. Of one of them: F and B of each stage, SR of each boundary between.
+
+    Of an endless schedule they are mini-batches, in the full pipeline: what each takes longer.
 
     >>> [minibatch_time(name, [1] * 3, [2] * 3, [0.5] * 2, 8) for name in ("1f1b-as", "1f1b-sno", "1f1b-so")]
     [30.0, 36.0, 32.0]
@@ -81,7 +90,10 @@ def minibatch_time(
     if form.hidden:
         # A chain of several stages is never longer than the slowest of them as often as there are micro-batches.
         return first + (microbatches - 1) * max(link, *passes)
-    return first + _worst([*_chains(passes, sent, form.copies), (1, link)], microbatches - 1)
+    chains = [*_chains(passes, sent, form.copies), (1, link)]
+    if form.endless:
+        return microbatches * max(length / count for count, length in chains)
+    return first + _worst(chains, microbatches - 1)
 
 
 def _chains(passes: Sequence[float], sent: Sequence[float], copies: int) -> list[tuple[int, float]]:

@@ -6,6 +6,7 @@
     message_header   What stands at the head of a message between stages
     p2p              Messages between the ranks of neighbouring stages
     pipeline         Pipelined training over MPI ranks: every rank executes its list of a schedule's actions
+    pipeline_plan    Pipeline plans: where a model is cut, which ranks run each stage and how, and by which schedule
     placement        Which ranks run which stage
     replicas         What the replicas of a stage do together
     resharding       What crosses from the grid of one stage to that of the next

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,21 +13,25 @@ import torch
 from mpi4py import MPI
 from torch import nn
 
-from distconv.communication.agreement import agree, check_running
-from distconv.errors import ShapeError
+from distconv.communication.agreement import agree, check_running, together
+from distconv.errors import PlanError, ShapeError
 from distconv.parallel import check_equal, parallelize
 from distconv.pipeline.schedules.actions import Schedule, ScheduleError
 from distconv.pipeline.schedules.memory import peak_memory
 from distconv.pipeline.schedules.registry import per_stage_replicas
 from distconv.pipeline.simulation.span import Span
 from distconv.pipeline.simulation.timeline import Timeline
+from distconv.pipeline.splitting.fx_graph import SplitError
+from distconv.pipeline.splitting.split import split
 from distconv.pipeline.stage.passes import Feed, Loss, Passes
 from distconv.pipeline.stage.stage_state import check_separate, described, spread, state_of
+from distconv.plan import Plan
 from distconv.process import watchdog
 
 from .executor import Actor
 from .message_header import Minibatch
-from .placement import Placement
+from .pipeline_plan import PipelinePlan
+from .placement import Placement, StagePlan, boundary_grids
 from .schedule_source import chunks_of, course
 from .topology import Seat
 
@@ -42,7 +47,9 @@ class Pipeline:
     stage needs is handed on. ``schedule``: a schedule, or a name (see :func:`distconv.pipeline.schedule`) with its
     ``options``. ``loss(output, target)`` is the mean over samples. ``microbatches``: into how many a synchronous
     schedule cuts a mini-batch, at most one per sample, of balanced sizes. ``replicas`` of each stage (one number: of
-    all) take micro-batches in turn; ``grids`` (extents by axis, None: one rank) distribute the tensors within a stage.
+    all) take micro-batches in turn. ``plans`` say how the ranks of each stage share its work: a ``dc.Plan`` of its
+    layers, whose patterns match their names in the stage (:func:`split` keeps those of the model), a grid for all of
+    them (parts by axis), or None: one rank. A plan's first layer is on the grid on which tensors enter and leave.
     Ranks go stage by stage, replica by replica. ``optimizer`` makes a torch optimizer of a list of parameters.
     ``weights`` is the policy of asynchronous schedules, or "recompute". ``batch_norm``: running statistics after each
     micro-batch ("micro"), or once per mini-batch as if it had been whole ("deferred"). Random numbers follow from the
@@ -58,6 +65,8 @@ class Pipeline:
         If schedule, options, micro-batches or the number of stages do not fit each other.
     GridError
         If the stages need another number of ranks.
+    PlanError
+        If a plan does not fit its stage.
     MismatchError
         If ranks pass different arguments or parameters.
     """
@@ -73,12 +82,12 @@ class Pipeline:
         optimizer: MakeOptimizer | None = None,
         weights: str | None = None,
         batch_norm: str = "micro",
-        grids: Sequence[Mapping[str, int] | None] | None = None,
+        plans: Sequence[StagePlan] | None = None,
         **options: Any,
     ) -> None:
         check_running()
         self.modules = list(stages)
-        arguments = f"{schedule!r}, {microbatches=}, {replicas=}, {weights=}, {batch_norm=}, {grids=}, {options=}"
+        arguments = f"{schedule!r}, {microbatches=}, {replicas=}, {weights=}, {batch_norm=}, {plans=}, {options=}"
         agree(comm, "Pipeline's arguments", arguments)
         agree(comm, "Pipeline's stages", described(self.modules))
         _check_kinds(self.modules, schedule, loss, optimizer, batch_norm)
@@ -88,6 +97,8 @@ class Pipeline:
         count = len(self.modules) // self._chunks
         if replicas is None:
             replicas = (isinstance(schedule, Schedule) and schedule.replicas) or 1
+        grids = None if plans is None else boundary_grids(plans, self.modules, count)
+        self._plans = [None] * count if plans is None else list(plans)
         self._placement = Placement(comm.size, per_stage_replicas("pipeline", replicas, count), grids)
         self._course = course(schedule, count, self._placement.replicas, microbatches, weights, options)
         check_separate(self.modules, count)
@@ -101,6 +112,45 @@ class Pipeline:
         self._begun = 0
         self._restart()
 
+    @classmethod
+    def from_plan(
+        cls,
+        plan: PipelinePlan | str | os.PathLike[str],
+        model: nn.Module | Sequence[nn.Module],
+        comm: MPI.Intracomm,
+        loss: Loss,
+        optimizer: MakeOptimizer | None = None,
+        batch_norm: str = "micro",
+    ) -> Pipeline:
+        """The pipeline that ``plan``, or the file of this name, describes, for a model that it cuts or its stages.
+
+        Raises
+        ------
+        PlanError
+            If the plan is none, is for another number of ranks or of stages, or does not fit the stages.
+        SplitError
+            If the model cannot be cut there.
+        """
+        found = plan if isinstance(plan, PipelinePlan) else PipelinePlan.load(plan, comm)
+        found.check_for(ranks=comm.size)
+        if isinstance(model, nn.Module):
+            whole, cuts = model, list(found.cuts)
+            model = together(comm, lambda: split(whole, cuts), SplitError)
+        if len(model) != len(found.cuts) + 1:
+            raise PlanError(f"pipeline plan: made for {len(found.cuts) + 1} stages, but there are {len(model)}")
+        return cls(
+            model,
+            comm,
+            found.schedule,
+            loss,
+            found.microbatches,
+            found.replicas,
+            optimizer,
+            found.weights,
+            batch_norm,
+            found.plans,
+        )
+
     def _acting(self, loss: Loss, optimizer: MakeOptimizer | None, deferred: bool, seed: int) -> Actor:
         stage = self._placement.places[self._comm.rank].stage
         modules = self.modules[stage :: len(self._placement.replicas)]
@@ -109,8 +159,9 @@ class Pipeline:
         device = next((parameter.device for parameter in everything), torch.device("cpu"))
         self._seat = seat = Seat.taken(self._comm, self._placement, device)
         if seat.grid is not None:
+            plan = self._plans[stage]
             for module in modules:
-                parallelize(module, seat.grid)
+                parallelize(module, plan if isinstance(plan, Plan) else seat.grid, comm=seat.group)
         parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
         made = optimizer(parameters) if optimizer is not None and parameters else None
         return Actor(seat, Passes(modules, seat.grid, loss, seed, seat.twins.size > 1, deferred), made)

@@ -15,7 +15,7 @@ from .placement import Place, Placement
 
 @dataclass(frozen=True)
 class Seat:
-    """``group``: the ranks of one replica, over which ``grid`` (None: one rank) distributes a stage's tensors.
+    """``group``: the ranks of one replica; over ``grid`` (None: one rank) tensors enter and leave the stage.
 
     ``twins``: the ranks with the same part of the stage in all of its replicas.
     """

@@ -6,7 +6,8 @@ talks to its neighbours only: a value that a later stage needs is passed on by a
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from bisect import bisect_left
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -52,6 +53,37 @@ def split(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> list[nn.Modu
     stages = steps.build(positions)
     _check_disjoint(model, stages)
     return stages
+
+
+def possible_cuts(model: nn.Module) -> list[str]:
+    """Names of the submodules at which :func:`split` can cut ``model``, alone or together, in the order of their calls.
+
+    Of several that begin with the same computation it is the innermost.
+
+    Raises
+    ------
+    SplitError
+        If ``torch.fx`` cannot follow ``forward``.
+
+    >>> possible_cuts(nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2))))
+    ['1.0', '1.1']
+    """
+    steps = traced_steps(model)
+    times = Counter(call.name for call in steps.calls)
+    found: dict[int, str] = {}
+    for call in steps.calls:
+        first = bisect_left(steps.computing, call.begin)
+        if call.name and times[call.name] == 1 and 0 < first < len(steps.computing):
+            found[first] = call.name
+    return [name for first, name in sorted(found.items()) if _can_cut(model, steps, steps.computing[first])]
+
+
+def _can_cut(model: nn.Module, steps: Steps, position: int) -> bool:
+    try:
+        _check_disjoint(model, steps.build([position]))
+    except SplitError:
+        return False
+    return True
 
 
 def _sliceable(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> bool:

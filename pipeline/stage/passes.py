@@ -137,7 +137,9 @@ class Passes:
 
     def _scored(self, values: Any, target: torch.Tensor) -> torch.Tensor:
         if self._grid is not None:
-            target = scatter(target, self._grid, _target_dims(values, target))
+            # The last layer may be on another grid than the first.
+            grid = values.grid if isinstance(values, DistTensor) else self._grid
+            target = scatter(target, grid, _target_dims(values, target))
         loss = self._loss(values, target)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__

@@ -43,7 +43,7 @@ def check_separate(modules: Sequence[nn.Module], count: int) -> None:
     for name, tensor in state_of(modules).items():
         index = int(name.partition(".")[0])
         if isinstance(tensor, DistTensor):
-            raise ScheduleError(f"stage {index}: {name} is distributed already; pass plain modules, and grids=")
+            raise ScheduleError(f"stage {index}: {name} is distributed already; pass plain modules, and plans=")
         home, first = homes.setdefault(id(tensor), (index % count, name))
         if home != index % count:
             raise ScheduleError(

@@ -30,6 +30,7 @@ OF_NO_MODULE = {
     "tests/pipeline/runtime/test_gpu.py": "stages on a GPU",
     "tests/pipeline/runtime/test_grids.py": "stages that are grids of ranks",
     "tests/pipeline/runtime/test_models.py": "real models and odd stages",
+    "tests/pipeline/runtime/test_plans.py": "stages whose layers have different grids",
     "tests/pipeline/runtime/test_synchronous.py": "schedules that update after all micro-batches, run",
     "tests/pipeline/simulation/test_bapipe_closed_forms.py": "the simulator against BaPipe's printed formulas",
     "tests/test_harness.py": "the harness itself",

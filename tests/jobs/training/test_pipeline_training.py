@@ -18,12 +18,13 @@ from distconv import cli
 from distconv.jobs.images.classification import PipelineTrainer, Settings, Trainer
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.model_factory import build_classifier
-from distconv.jobs.training.pipeline_options import Pipelining
+from distconv.jobs.training.pipeline_options import Pipelining, planned_pipelining
 from distconv.jobs.training.training import learning_rate, make_optimizer, set_rate
-from distconv.pipeline import SerialPipeline, split
+from distconv.pipeline import PipelinePlan, SerialPipeline, split
+from distconv.plan import Plan
 from tests.jobs.commands.test_train_classify import lines_of, outcome, written
 from tests.jobs.images import image_files
-from tests.jobs.training.pipelines import pipelining
+from tests.jobs.training.pipelines import parsed, pipelining
 
 LENET = Settings("lenet5", batch=16, steps=7, lr=0.1, augment="crop")
 VGG = Settings("vgg11_bn", 2, batch=9, steps=6, optimizer="adam", lr=0.01)
@@ -262,3 +263,87 @@ def test_bad_input_is_one_line_and_code_2(
     lines = [line for line in errors.splitlines() if line.startswith("distconv train classify: ")]
     assert code == 2
     assert [message in line for line in lines] == ([True] if comm.rank == 0 else []), lines
+
+
+# --- Pipeline plans ---
+
+
+def planned(comm: Any, folder: Path, settings: Settings, plan: PipelinePlan) -> Pipelining:
+    if comm.rank == 0:
+        plan.save(folder / "pipeline.json")
+    comm.Barrier()
+    given = [
+        "--model",
+        settings.model,
+        "--batch",
+        str(settings.batch),
+        "--pipeline-plan",
+        str(folder / "pipeline.json"),
+    ]
+    found = planned_pipelining(parsed(*given), comm)
+    assert found is not None
+    return found
+
+
+LENET_PLANS = {
+    3: PipelinePlan("lenet5", 16, 3, ("c5",), (1, 1), (Plan({"*": {"h": 2}, "c3": {"c": 2}}, 2), None), "1f1b-sno", 2),
+    4: PipelinePlan(
+        "lenet5",
+        16,
+        4,
+        ("c3",),
+        (1, 1),
+        (Plan({"*": {"n": 2}}, 2), Plan({"*": {"c": 2}, "c3": {"h": 2}}, 2)),
+        "pipedream",
+    ),
+}
+
+
+@pytest.mark.ranks(3, 4)
+def test_a_pipeline_plan_trains_as_the_serial_pipeline_evaluates_and_resumes(comm: Any, shared_tmp_path: Path) -> None:
+    """With weights that are sharded over channels, whose checkpoints are whole."""
+    settings = replace(LENET, steps=6, dtype="float64", optimizer="adam", lr=0.01)
+    samples, alone = opened(comm, shared_tmp_path, settings)
+    of = planned(comm, shared_tmp_path, settings, LENET_PLANS[comm.size])
+    first = PipelineTrainer(settings, samples, of)
+    for batch in first.batches():
+        first.step(*batch.tensors)
+        if first.step_count == 3:
+            first.save(str(shared_tmp_path / "saved"))
+            first.settle()
+    first.synchronize()
+    second = PipelineTrainer(settings, samples, of)
+    assert second.resume(str(shared_tmp_path / "saved"))
+    state = trained(second)
+    assert [loss for _, loss in second.losses] == pytest.approx([loss for _, loss in first.losses[3:]], rel=1e-10)
+    for name, expected in first.model.state_dict().items():
+        assert torch.allclose(state[name], expected, rtol=1e-9, atol=1e-12), name
+    assert second.evaluate("test").loss == pytest.approx(first.evaluate("test").loss, rel=1e-9)
+    first.close()
+    second.close()
+    if of.schedule == "1f1b-sno":
+        expected_state, losses = by_hand(settings, alone, of, list(of.cuts or ()))
+        assert [loss for _, loss in first.losses] == pytest.approx([loss for _, loss in losses], rel=1e-10)
+        for name, value in state.items():
+            assert torch.allclose(value, expected_state[name], rtol=1e-9, atol=1e-12), name
+
+
+@pytest.mark.ranks(3)
+def test_the_command_trains_by_a_pipeline_plan_and_refuses_it_for_something_else(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = written(comm, shared_tmp_path)
+    path = shared_tmp_path / "pipeline.json"
+    if comm.rank == 0:
+        LENET_PLANS[3].save(path)
+    comm.Barrier()
+    given = command(data, "--steps", "2", "--pipeline-plan", str(path))
+    assert cli.main(given) == 0
+    comm.Barrier()
+    summary = json.loads((data / "out" / "summary.json").read_text())
+    assert summary["pipeline"]["cuts"] == ["c5"]
+    assert summary["pipeline"]["plans"] == [{"ranks": 2, "layers": {"*": {"h": 2}, "c3": {"c": 2}}}, None]
+    capsys.readouterr()
+    assert cli.main([*given, "--batch", "8"]) == 2
+    err = capsys.readouterr().err
+    assert ("made for batch=16, found batch=8" in err) == (comm.rank == 0)

@@ -11,7 +11,7 @@ from torch import nn
 
 from distconv.errors import DistconvError
 from distconv.perfmodel.exploration import cuts as cuts_module
-from distconv.perfmodel.exploration.candidate_stages import Setting, whole
+from distconv.perfmodel.exploration.candidate_stages import Overheads, Setting, whole
 from distconv.perfmodel.exploration.choices import ExplorationError
 from distconv.perfmodel.exploration.cuts import best_cuts, key
 from distconv.perfmodel.exploration.explore import ASYNCHRONOUS, SYNCHRONOUS, explore
@@ -218,7 +218,7 @@ def test_an_exploration_says_what_it_chose_and_what_else_there_was():
         ({"batch": 2.5}, "batch=2.5"),
         ({"microbatches": [3]}, "3 micro-batches, expected a divisor of 16"),
         ({"microbatches": []}, "no number of micro-batches"),
-        ({"schedules": ["pipedream"]}, r"expected some of dp, 1f1b-sno"),
+        ({"schedules": ["spectrain"]}, r"expected some of dp, 1f1b-sno"),
         ({"schedules": []}, "expected some of"),
         ({"optimizer_slots": -1}, "optimizer_slots=-1"),
         ({"microbatches": [2], "schedules": ["dp"]}, "data parallelism needs a multiple of 4"),
@@ -297,3 +297,62 @@ def test_every_choice_of_a_joint_search_uses_all_ranks_and_is_priced_by_its_own_
             profile = predicted_profile(images(4 // choice.microbatches), machine, choice.plan, choice.width)
             expected = choice.microbatches * sum(layer.time_s for layer in profile.layers)
             assert choice.time == pytest.approx(expected, rel=1e-12)
+
+
+def test_stages_begin_at_the_cuts_that_are_allowed_alone():
+    free = explore(equal_layers(), machine_of(1e12), 2, 16, microbatches=[8], schedules=["gpipe"], joint=True)
+    assert free.stages.stages[1][0] == "l4"
+    tied = explore(
+        equal_layers(), machine_of(1e12), 2, 16, microbatches=[8], schedules=["gpipe"], joint=True, cuts=["l1", "l6"]
+    )
+    assert tied.stages.stages[1][0] == "l6" and tied.time > free.time
+    for cuts in (["l1", "l6"], []):
+        found = explore(equal_layers(), machine_of(1e12), 4, 16, joint=True, cuts=cuts)
+        assert {len(choice.memory) for choice in found.table} <= set(range(1, len(cuts) + 2))
+
+
+@pytest.mark.parametrize("name", ["pipedream", "stale"])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_an_endless_schedule_takes_what_a_mini_batch_takes_longer_in_the_simulation(name, stages):
+    machine = machine_of(1e10)
+    found = explore(equal_layers(activation=1e9), machine, stages, 16, microbatches=[1, 2], schedules=[name])
+    assert found.microbatches == 1 and len(found.table) == 1
+    costs = found.best.costs
+    spans = [
+        simulate(schedule(name, stages, count), costs.forward, costs.backward, transfer=(*costs.transfer, 0.0)).makespan
+        for count in (40, 80)
+    ]
+    assert found.time == pytest.approx((spans[1] - spans[0]) / 40, rel=1e-6)
+
+
+def test_stashed_weights_and_mini_batches_under_way_take_memory():
+    pipedream = explore(equal_layers(), machine_of(1e12), 4, 16, microbatches=[1], schedules=["pipedream"])
+    # Two layers each; weights, gradients, momentum, and stashed ones; 4, 3, 2, 1 mini-batches of 16 bytes.
+    assert pipedream.best.memory == tuple((3 + flying - 1) * 16.0 + flying * 16.0 for flying in (4, 3, 2, 1))
+    stale = explore(equal_layers(), machine_of(1e12), 4, 16, microbatches=[1], schedules=["stale"])
+    assert stale.best.memory == tuple(3 * 16.0 + flying * 16.0 for flying in (7, 5, 3, 1))
+
+
+def test_overheads_of_passes_messages_and_updates_count_once_each():
+    profile, machine = equal_layers(activation=8e8, parameters=1.0), machine_of(1e9)
+    arguments = {"microbatches": [4], "schedules": ["gpipe"]}
+    plain = explore(profile, machine, 2, 16, **arguments)
+    passes = explore(profile, machine, 2, 16, **arguments, overheads=Overheads(pass_s=0.5))
+    # GPipe: as many passes in a row as micro-batches, and once more for the second stage; forward and backward.
+    assert passes.time == pytest.approx(plain.time + 0.5 * 2 * (4 + 1))
+    messages = explore(profile, machine, 2, 16, **arguments, overheads=Overheads(message_s=0.5))
+    assert messages.time == pytest.approx(passes.time)
+    updates = explore(profile, machine, 2, 16, **arguments, overheads=Overheads(update_s_per_byte=0.25))
+    assert updates.time == pytest.approx(plain.time + 0.25 * 4)
+    blocking = explore(profile, machine, 2, 16, **arguments, overheads=Overheads(blocking=True))
+    sent = machine.send(8e8 / 4, across=False)
+    # What was on its way while stages computed now makes their passes longer: once in each direction.
+    assert blocking.time == pytest.approx(plain.time + 2 * (4 - 1) * sent)
+
+
+def test_the_costs_of_a_choice_are_those_of_its_micro_batches():
+    found = explore(equal_layers(activation=1e9), machine_of(1e10), 4, 16, joint=True)
+    for choice in found.table:
+        passes = choice.costs.forward + choice.costs.backward
+        assert choice.microbatches * sum(passes) == pytest.approx(8 * 3.0)
+        assert len(choice.costs.transfer) == len(choice.memory) - 1

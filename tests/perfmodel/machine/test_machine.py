@@ -273,3 +273,10 @@ def test_a_small_result_fills_only_its_share_of_the_device():
     assert roofline.time(1000.0, 0.0, 5.0) == 101.0
     assert roofline.time(0.0, 1000.0, 500.0) == 101.0
     assert Roofline(100.0, 10.0, 1.0).time(1000.0, 0.0, 1.0) == 11.0
+
+
+def test_a_machine_with_other_ranks_at_work_computes_as_they_leave_it():
+    machine = Machine.load("localhost")
+    busy = machine.at_work(2)
+    assert busy.computing(1).roofline == busy.computing(2).roofline == machine.computing(2).roofline
+    assert machine.at_work(100).computing(1).roofline == machine.computing(8).roofline

@@ -10,12 +10,14 @@ from hypothesis import strategies as st
 
 from distconv.perfmodel.stages.closed_forms import SCHEDULES, _worst, in_flight, minibatch_time
 from distconv.pipeline import schedule, simulate
+from distconv.pipeline.reference.serial import IN_FLIGHT
 from distconv.pipeline.schedules.memory import peak_memory
 
 COST = st.floats(0.01, 10)
+ENDING = [name for name, form in SCHEDULES.items() if not form.endless]
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ENDING)
 @settings(max_examples=50)
 @given(stages=st.integers(1, 6), microbatches=st.integers(1, 40), forward=COST, backward=COST, share=st.floats(0, 0.5))
 def test_of_equal_stages_the_closed_form_is_the_simulated_time(name, stages, microbatches, forward, backward, share):
@@ -38,7 +40,7 @@ UNEQUAL = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ENDING)
 def test_of_unequal_stages_the_closed_form_is_a_little_longer_than_the_simulated_time(name):
     ratios = [_ratio(name, random.Random(seed)) for seed in range(150)]
     least, most, mean = UNEQUAL[name]
@@ -54,14 +56,14 @@ def _ratio(name, rng):
     return minibatch_time(name, forward, backward, transfer[:-1], microbatches) / simulated
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ENDING)
 def test_a_link_carries_one_message_at_a_time(name):
     passes = 2 if name == "gpipe" else 1
     found = minibatch_time(name, [1, 1], [2, 2], [50], 101) - minibatch_time(name, [1, 1], [2, 2], [50], 1)
     assert found >= passes * 100 * 50
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ENDING)
 @given(stages=st.integers(1, 6), microbatches=st.integers(1, 18))
 def test_activations_in_flight_are_those_of_the_schedule(name, stages, microbatches):
     listed = [stage.in_flight for stage in peak_memory(schedule(name, stages, microbatches))]
@@ -79,3 +81,21 @@ def test_the_worst_chains_are_those_of_the_whole_knapsack(chains, single, microb
     for size in range(1, microbatches + 1):
         best.append(max([best[-1], *(best[size - count] + time for count, time in every if count <= size)]))
     assert _worst(every, microbatches) == pytest.approx(best[-1], rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["pipedream", "stale"])
+@pytest.mark.parametrize("stages", [1, 2, 5])
+def test_an_endless_schedule_has_as_many_mini_batches_under_way_as_the_serial_pipeline(name, stages):
+    assert in_flight(name, stages, 1) == [IN_FLIGHT[name](stages, stage) for stage in range(stages)]
+
+
+@pytest.mark.parametrize("name", ["pipedream", "stale"])
+def test_an_endless_schedule_takes_what_its_slowest_chain_takes_for_each_mini_batch(name):
+    """Two stages of 9 and 9 - 1 s: their chain of both and the transfers serves two mini-batches, or three."""
+    found = minibatch_time(name, [3.0, 3.0], [6.0, 5.0], [0.5], 1)
+    chain = 9.0 + 8.0 + 2 * 0.5
+    assert found == max(9.0, chain / (2 if name == "pipedream" else 3))
+    spans = [
+        simulate(schedule(name, 2, count), [3.0, 3.0], [6.0, 5.0], transfer=[0.5, 0.0]).makespan for count in (20, 40)
+    ]
+    assert (spans[1] - spans[0]) / 20 == pytest.approx(found)

@@ -53,9 +53,9 @@ REFUSED = {
     "too many replicas": (2, {"replicas": 2}, GridError, r"2 \+ 2 = 4 ranks, but the communicator has 2"),
     "replicas of a schedule without": (1, {"schedule": "stale", "replicas": 2}, ScheduleError, "replicas"),
     "unknown batch norm": (2, {"batch_norm": "never"}, ScheduleError, "batch_norm='never'"),
-    "a grid too few": (2, {"grids": [None]}, GridError, "1 grids for 2 stages"),
-    "a grid too large": (2, {"grids": [{"h": 2}, None]}, GridError, "3 ranks"),
-    "an unknown axis": (2, {"grids": [{"q": 1}, None]}, GridError, "unknown axis 'q'"),
+    "a grid too few": (2, {"plans": [None]}, GridError, "1 plans for 2 stages"),
+    "a grid too large": (2, {"plans": [{"h": 2}, None]}, GridError, "3 ranks"),
+    "an unknown axis": (2, {"plans": [{"q": 1}, None]}, GridError, "unknown axis 'q'"),
 }
 
 

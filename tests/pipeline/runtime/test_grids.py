@@ -84,7 +84,7 @@ def assert_as_one_process(comm, make, data, schedule, microbatches, grids, optim
     else:
         expected = train_plainly(alone, data, microbatches, optimizer=optimizer)
     losses, stages = trained(
-        comm, make(count), data, schedule, microbatches, grids=grids, optimizer=optimizer, weights=weights, **options
+        comm, make(count), data, schedule, microbatches, plans=grids, optimizer=optimizer, weights=weights, **options
     )
     torch.testing.assert_close(losses, expected, rtol=1e-10, atol=0)
     plain = [dc.gather(state) if isinstance(state, DistTensor) else state for state in states(stages).values()]
@@ -134,7 +134,7 @@ def out_of_place(count):
 def test_deferred_statistics_over_grids(comm):
     data = images(2)
     grids = {2: [{"h": 2}], 3: [{"n": 2}, None]}[comm.size]
-    found = trained(comm, segmentation(len(grids)), data, "gpipe", 2, grids=grids, batch_norm="deferred")[1]
+    found = trained(comm, segmentation(len(grids)), data, "gpipe", 2, plans=grids, batch_norm="deferred")[1]
     one = comm.Split(comm.rank)
     alone = trained(one, [Chain(segmentation(len(grids)))], data, "gpipe", 2, batch_norm="deferred")[1]
     assert_close(found, list(alone[0].stages))

@@ -10,7 +10,7 @@ from torch import nn
 
 from distconv.layers.models import MODELS
 from distconv.pipeline.splitting.fx_graph import SplitError
-from distconv.pipeline.splitting.split import split
+from distconv.pipeline.splitting.split import possible_cuts, split
 from distconv.plan import decides
 
 SAMPLES = {
@@ -257,3 +257,48 @@ def test_hooks_that_would_be_lost_are_refused_and_those_of_a_layer_are_called():
         hooked.register_forward_hook(lambda module, inputs, output: seen.append(output))
         with pytest.raises(SplitError, match="it has hooks"):
             split(hooked, [1])
+
+
+# --- Possible cuts ---
+
+
+@pytest.mark.parametrize("name", ["resnet20", "vgg16_bn", "unet"])
+def test_a_model_is_cut_at_any_possible_cut_and_at_all_of_them(name):
+    model = MODELS[name](width=2)
+    cuts = possible_cuts(model)
+    assert len(split(model, cuts)) == len(cuts) + 1
+    for cut in cuts:
+        assert len(split(model, [cut])) == 2
+
+
+def test_what_split_refuses_is_no_possible_cut():
+    cuts = possible_cuts(MODELS["resnet20"](width=2))
+    assert "layer2.0.conv2" in cuts and "fc" in cuts
+    assert not any("relu" in cut for cut in cuts)  # called twice in each block
+    assert "conv1" not in cuts  # nothing is before it
+
+
+class Shared(nn.Module):
+    """One weight in its first and third layer, and a number that is no tensor between the last two."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.c, self.d, self.e = (nn.Linear(3, 3) for _ in range(5))
+        self.c.weight = self.a.weight
+
+    def forward(self, x):
+        x = self.c(self.b(self.a(x)))
+        size = x.size(0)
+        return self.e(self.d(x)) / size
+
+
+def test_cuts_between_the_uses_of_a_weight_or_a_number_are_impossible():
+    assert possible_cuts(Shared()) == []
+    model = Shared()
+    model.c.weight = nn.Parameter(torch.ones(3, 3))
+    assert possible_cuts(model) == ["b", "c"]
+
+
+def test_of_modules_that_begin_together_the_innermost_is_a_cut():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Sequential(nn.ReLU()), nn.Linear(2, 2)))
+    assert possible_cuts(model) == ["1.0.0", "1.1"]

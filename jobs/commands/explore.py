@@ -1,0 +1,198 @@
+"""Choose how to train a network on some ranks: as stages of a pipeline or without, and how each layer is distributed.
+
+Looks at data parallelism and pipelines: cuts where the model can be cut, replicas, stages of several ranks with a
+distribution of each layer, numbers of micro-batches and schedules. Prints what was looked at, fastest first, with
+predicted time and memory, and writes the choice to a file that ``distconv train classify --pipeline-plan`` and
+``distconv.pipeline.Pipeline.from_plan`` run. ``--machine here`` measures this machine, its layers and overheads, with
+as many ranks as shall train.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from functools import cache, partial
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from mpi4py import MPI
+
+from distconv.errors import DistconvError
+from distconv.jobs.commands.profile import machine_of, profiled
+from distconv.jobs.planning import chosen_pipeline, picture
+from distconv.jobs.planning.options import (
+    add_machine_argument,
+    add_network_arguments,
+    built,
+    check_writable,
+    on_rank_0,
+    quantity,
+    traced,
+)
+from distconv.jobs.planning.pipeline_overheads import assumed_overheads, measured_overheads
+from distconv.jobs.training.model_factory import CLASSIFIERS
+from distconv.jobs.training.options import positive
+from distconv.perfmodel import Exploration, LayerGraph, Machine, explore
+from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads
+from distconv.perfmodel.exploration.choices import Choice
+from distconv.perfmodel.machine.measure_links import profile_network
+from distconv.perfmodel.machine.units import MEMORY
+from distconv.perfmodel.stages.closed_forms import SCHEDULES
+from distconv.pipeline import FAMILIES, PipelinePlan, SplitError, possible_cuts
+
+EXAMPLES = """\
+examples:
+  distconv explore --model resnet20 --input 3,32,32 --batch 32 --ranks 4 --machine localhost --out pipeline.json
+  distconv explore --model vgg16_bn --input 3,32,32 --batch 64 --ranks 3 --machine localhost --memory 500MB
+  distconv explore --model unet --input 18,64,64 --batch 8 --ranks 4 --machine localhost --plot pipeline.png
+  mpiexec -n 2 distconv explore --model resnet20 --input 3,32,32 --batch 32 --ranks 2 --machine here --out here.json
+  mpiexec -n 4 distconv train classify --data cifar10 --model resnet20 --batch 32 --pipeline-plan pipeline.json
+"""
+
+HERE = "here"
+MICROBATCHES_PER_RANK = 8
+"""No more are looked at: bubbles are small by then, and passes short."""
+
+RUNNABLE = (PARALLEL, *(name for name in SCHEDULES if not FAMILIES[name].hidden_transfers))
+DEFAULT = ("dp", "gpipe", "1f1b-sno", "1f1b-so")
+"""What has the numbers of one process."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv explore``."""
+    add_network_arguments(parser)
+    parser.add_argument("--ranks", type=positive, required=True, help="ranks that will train")
+    add_machine_argument(parser, required=True, more=f"{HERE}: measure it now; ")
+    parser.add_argument("--memory", type=quantity(MEMORY), metavar="16GB", help="of each rank (default: the machine's)")
+    parser.add_argument(
+        "--schedules",
+        type=lambda text: text.split(","),
+        default=list(DEFAULT),
+        metavar="NAME,NAME",
+        help=f"some of {', '.join(RUNNABLE)} (default: {','.join(DEFAULT)})",
+    )
+    parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the choice to this file")
+    parser.add_argument("--plot", type=Path, metavar="PICTURE", help="draw when the passes of the choice run")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure or load the machine, explore, print and write. Collective over MPI.COMM_WORLD."""
+    comm = MPI.COMM_WORLD
+    on_rank_0(comm, lambda: _check(options))
+    if options.machine == HERE:
+        machine, overheads = measured_here(options, options.ranks, comm)
+    else:
+        machine = on_rank_0(comm, lambda: Machine.load(options.machine))
+        overheads = assumed_overheads(machine)
+    on_rank_0(comm, lambda: _explore(options, machine, overheads))
+    return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    unknown = [name for name in options.schedules if name not in RUNNABLE]
+    if unknown:
+        raise DistconvError(f"--schedules {unknown[0]}: there are {', '.join(RUNNABLE)}")
+    if options.out is not None:
+        check_writable("--out", options.out)
+    if options.plot is not None:
+        check_writable("--plot", options.plot)
+        picture.check_format(options.plot)
+
+
+# -- what is looked at ------------------------------------------------------------------------------------------------
+
+
+def microbatch_counts(batch: int, ranks: int) -> list[int]:
+    """Numbers of micro-batches that divide a mini-batch."""
+    return [count for count in range(1, min(batch, MICROBATCHES_PER_RANK * ranks) + 1) if batch % count == 0]
+
+
+def graph_of(options: argparse.Namespace, samples: int) -> LayerGraph:
+    """The network's graph for a micro-batch of so many samples."""
+    return traced(argparse.Namespace(**{**vars(options), "batch": samples}))
+
+
+def measured_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) -> tuple[Machine, Overheads]:
+    """This machine with what each layer takes on it, for every size of micro-batch and of stage. Collective.
+
+    Raises
+    ------
+    DistconvError
+        On all ranks, if there are not ``ranks`` of them: how fast a rank computes depends on the others.
+    """
+    if comm.size != ranks:
+        raise DistconvError(
+            f"--machine {HERE} measures with the ranks that train: --ranks is {ranks}, but there are {comm.size}; "
+            f"start mpiexec -n {ranks}"
+        )
+    device = torch.device("cpu")
+    machine = machine_of(HERE, profile_network(comm, device), comm, device)
+    widths = [width for width in range(1, ranks + 1) if ranks % width == 0]
+    for count in microbatch_counts(options.batch, ranks):
+        machine = profiled(machine, graph_of(options, options.batch // count), widths, comm, device, at_work=ranks)
+    return machine, measured_overheads(machine, built(options), comm)
+
+
+def explored(options: argparse.Namespace, machine: Machine, overheads: Overheads, cuts: list[str]) -> Exploration:
+    """The search over everything, for the options of :func:`add_arguments`."""
+    return explore(
+        cache(partial(graph_of, options)),
+        machine,
+        options.ranks,
+        options.batch,
+        microbatches=microbatch_counts(options.batch, options.ranks),
+        schedules=options.schedules,
+        joint=True,
+        memory=options.memory,
+        cuts=cuts,
+        overheads=overheads,
+    )
+
+
+# -- what comes of it -------------------------------------------------------------------------------------------------
+
+
+def _explore(options: argparse.Namespace, machine: Machine, overheads: Overheads) -> None:
+    model = built(options)
+    try:
+        cuts = possible_cuts(model)
+    except SplitError as error:
+        print(f"no stages: {error}")
+        cuts = []
+    found = explored(options, machine, overheads, cuts)
+    plan = chosen_pipeline.pipeline_plan(found.best, model, options.model, options.batch)
+    print(f"{options.model}, samples of {' x '.join(map(str, options.input))}, cut at some of {len(cuts)} places")
+    print(found.explain())
+    for line in _stages(found.best, plan):
+        print(line)
+    if options.out is not None:
+        plan.save(options.out)
+        print(f"plan: {options.out}; train with it: {_training(options)}")
+    if options.plot is not None:
+        chosen_pipeline.timeline(found.best).plot(options.plot)
+        print(f"picture: {options.plot}")
+
+
+def _stages(choice: Choice, plan: PipelinePlan) -> Iterator[str]:
+    """What each stage is and takes; its layers' grids, where it has several ranks."""
+    ends = ["the input", *plan.cuts, "the output"]
+    costs = choice.costs
+    for index, (begin, end) in enumerate(pairwise(ends)):
+        yield (
+            f"stage {index}, {begin} to {end}: forward {1e3 * costs.forward[index]:.3f} ms, backward "
+            f"{1e3 * costs.backward[index]:.3f} ms a micro-batch, {choice.memory[index] / 1e9:.3g} GB"
+        )
+        grids = plan.plans[index]
+        if grids is not None:
+            yield f"  {grids}"
+
+
+def _training(options: argparse.Namespace) -> str:
+    if options.model not in CLASSIFIERS and ":" not in options.model:
+        return f"distconv.pipeline.Pipeline.from_plan({str(options.out)!r}, ...)"
+    width = "" if options.width is None else f" --width {options.width}"
+    return (
+        f"mpiexec -n {options.ranks} distconv train classify --data PATH --model {options.model}{width} "
+        f"--batch {options.batch} --pipeline-plan {options.out}"
+    )

@@ -1,0 +1,259 @@
+"""How far predicted step times of pipelines are off on this machine: ``mpiexec -n 2 distconv verify pipelines``.
+
+Some networks are profiled here; then what ``distconv explore`` chooses, and pipelines and distributions that it did
+not, are predicted and measured in turns of one run. Printed are both times of each, the rank correlation, and how far
+the choice is from the best that was measured. Nothing is fitted to what is measured here: layers, links, passes that
+compute nothing and the optimizer are measured one by one before.
+
+Source: Zhao et al. 2020 (BaPipe), 3.2 (exploration), Dryden et al. 2019, VI-B3 (predictions beside measurements).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import scipy.stats
+import torch
+from mpi4py import MPI
+
+from distconv.errors import DistconvError
+from distconv.jobs.bench.comparison import timed
+from distconv.jobs.commands.explore import DEFAULT, explored, graph_of, measured_here
+from distconv.jobs.planning.chosen_pipeline import pipeline_plan
+from distconv.jobs.planning.options import built, on_rank_0
+from distconv.jobs.training.options import positive
+from distconv.perfmodel import Machine, predicted_profile
+from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads, Setting, Stages, whole
+from distconv.perfmodel.exploration.choices import Choice
+from distconv.perfmodel.exploration.explore import as_choice
+from distconv.perfmodel.profiles.joined_layers import joined
+from distconv.perfmodel.stages.devices import as_devices
+from distconv.pipeline import FAMILIES, Pipeline, PipelinePlan, Weights, possible_cuts
+from distconv.plan import Plan, written
+
+CASES = {
+    "resnet20": argparse.Namespace(model="resnet20", input=(3, 32, 32), batch=32, width=None, classes=10),
+    "vgg11_bn": argparse.Namespace(model="vgg11_bn", input=(3, 32, 32), batch=32, width=16, classes=10),
+}
+"""Networks with the extents of their mini-batches, as the commands that plan take them."""
+
+CHOSEN = "explored"
+WARM_UP = 2
+FILLING, FULL = 4, 6
+"""Steps of an asynchronous schedule that fill the pipeline, and those after them that are timed together."""
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 2 distconv verify pipelines
+  mpiexec -n 2 distconv verify pipelines --models resnet20 --batch 8 --rounds 3
+"""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train: its name in the table, what it is predicted to take, and the plan that is measured."""
+
+    name: str
+    choice: Choice
+    plan: PipelinePlan
+
+
+@dataclass(frozen=True)
+class Row:
+    """Predicted and measured seconds per step of a variant of a model, and in words ``what`` it is."""
+
+    model: str
+    name: str
+    what: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative to what was measured."""
+        return self.predicted / self.measured - 1
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv verify pipelines``."""
+    parser.add_argument("--rounds", type=positive, default=9, help="turns of each variant (default: %(default)s)")
+    parser.add_argument("--models", default=",".join(CASES), help="some of %(default)s")
+    parser.add_argument("--batch", type=positive, help="samples per step (default: the model's in the table)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Profile, predict, measure, print. Collective over MPI.COMM_WORLD.
+
+    Raises
+    ------
+    DistconvError
+        If a model is unknown, or there is one rank.
+    """
+    comm, names = MPI.COMM_WORLD, options.models.split(",")
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        raise DistconvError(f"--models {unknown[0]}: there is no such network; there are {', '.join(CASES)}")
+    if comm.size == 1:
+        raise DistconvError("one rank has no pipeline; start it with mpiexec -n 2, or more")
+    rows: list[Row] = []
+    for name in names:
+        case = argparse.Namespace(**vars(CASES[name]), ranks=comm.size, memory=None, schedules=list(DEFAULT))
+        case.batch = options.batch or case.batch
+        machine, overheads = measured_here(case, comm.size, comm)
+        variants = on_rank_0(comm, partial(_variants, case, machine, overheads))
+        times = _measured(case, variants, options.rounds, comm)
+        found = [Row(name, v.name, _words(v.plan), v.choice.time, statistics.median(times[v.name])) for v in variants]
+        rows += found
+        if comm.rank == 0:
+            _print_rows(found)
+    if comm.rank == 0:
+        _summarise(rows)
+    return 0
+
+
+# -- what is compared -------------------------------------------------------------------------------------------------
+
+
+def _variants(case: argparse.Namespace, machine: Machine, overheads: Overheads) -> list[Variant]:
+    """What the search chooses, of each schedule too, and what it does not: other cuts, micro-batches and grids."""
+    model = built(case)
+    cuts = possible_cuts(model)
+    found = explored(case, machine, overheads, cuts)
+    asynchronous = argparse.Namespace(**{**vars(case), "schedules": ["pipedream"]})
+    best = {
+        CHOSEN: found.best,
+        **{f"{s} explored": _best(found.table, s) for s in DEFAULT if s != PARALLEL},
+        "pipedream explored": _best(explored(asynchronous, machine, overheads, cuts).table, "pipedream"),
+        "replicas": _best([choice for choice in found.table if choice.width == 1], PARALLEL),
+    }
+    priced = partial(_priced, case, machine, overheads, cuts)
+    few, many = 2, min(case.batch, 4 * case.ranks)
+    others = {
+        "gpipe, early cut": priced("gpipe", many, 0.25),
+        "1f1b-sno, late cut": priced("1f1b-sno", many, 0.75),
+        "1f1b-so, few": priced("1f1b-so", few, 0.5),
+        "pipedream, early cut": priced("pipedream", 1, 0.25),
+        "samples": priced(PARALLEL, 1, 0.0, Plan({"*": {"n": case.ranks}}, case.ranks)),
+        "rows": priced(PARALLEL, 1, 0.0, Plan({"*": {"h": case.ranks}}, case.ranks)),
+    }
+    choices = best | others
+    return [
+        Variant(name, choice, pipeline_plan(choice, model, case.model, case.batch)) for name, choice in choices.items()
+    ]
+
+
+def _words(plan: PipelinePlan) -> str:
+    """A plan in a line: schedule, micro-batches, cuts, replicas, grids."""
+    words = [plan.schedule, f"m={plan.microbatches}", *(f"cut {cut}" for cut in plan.cuts)]
+    words += [f"replicas {plan.replicas[0]}"] if plan.replicas[0] > 1 else []
+    grids = sorted({written(parts) for each in plan.plans if isinstance(each, Plan) for parts in each.layers.values()})
+    return ", ".join(words + grids)
+
+
+def _best(table: Sequence[Choice], schedule: str) -> Choice:
+    return next(choice for choice in table if choice.schedule == schedule)
+
+
+def _priced(
+    case: argparse.Namespace,
+    machine: Machine,
+    overheads: Overheads,
+    cuts: Sequence[str],
+    schedule: str,
+    microbatches: int,
+    share: float,
+    plan: Plan | None = None,
+) -> Choice:
+    """What is not searched for: a first stage of ``share`` of the blocks and equal others; or one stage with a plan."""
+    width = 1 if plan is None else case.ranks
+    graph = graph_of(case, case.batch // microbatches)
+    profile = joined(predicted_profile(graph, machine.at_work(case.ranks), plan, width), cuts)
+    count = case.ranks // width
+    devices = [replace(each, memory=machine.memory_bytes) for each in as_devices(count, len(profile.layers))]
+    setting = Setting(profile, machine, devices, 1, width, plan, overheads)
+    stages = setting.stages(schedule, 1, microbatches)
+    assert stages is not None
+    return as_choice(stages, _equal_cuts(stages, share))
+
+
+def _equal_cuts(stages: Stages, share: float) -> list[int]:
+    """The first stage has ``share`` of the blocks, the others equal parts of the rest."""
+    rest = stages.count - 1
+    return whole([stages.size * (share + (1 - share) * index / rest) for index in range(rest)], stages.size)
+
+
+# -- measuring --------------------------------------------------------------------------------------------------------
+
+
+def _measured(
+    case: argparse.Namespace, variants: Sequence[Variant], rounds: int, comm: MPI.Intracomm
+) -> dict[str, list[float]]:
+    """Seconds of ``rounds`` steps of each variant, in turns. Collective."""
+    torch.manual_seed(0)
+    x, target = torch.randn(case.batch, *case.input), torch.randint(case.classes, (case.batch,))
+    pipes = {variant.name: _pipeline(case, variant.plan, comm) for variant in variants}
+    times: dict[str, list[float]] = {name: [] for name in pipes}
+    for turn in range(WARM_UP + rounds):
+        for variant in variants:
+            seconds = _step_s(variant, pipes[variant.name], x, target, comm)
+            if turn >= WARM_UP:
+                times[variant.name].append(seconds)
+    for pipe in pipes.values():
+        pipe.close()
+    return times
+
+
+def _step_s(variant: Variant, pipe: Pipeline, x: torch.Tensor, target: torch.Tensor, comm: MPI.Intracomm) -> float:
+    """Seconds of a step of one variant, after one that has its data in the caches and its pipeline full."""
+    endless = FAMILIES[variant.plan.schedule].weights is not Weights.SYNCHRONOUS
+    before, count = (FILLING, FULL) if endless else (1, 1)
+
+    def steps(number: int) -> None:
+        for _ in range(number):
+            pipe.step(x, target)
+
+    steps(before)
+    seconds = timed(comm, torch.device("cpu"), lambda: steps(count)) / count
+    pipe.drain()
+    return seconds
+
+
+def _pipeline(case: argparse.Namespace, plan: PipelinePlan, comm: MPI.Intracomm) -> Pipeline:
+    return Pipeline.from_plan(plan, built(case), comm, torch.nn.functional.cross_entropy, _optimizer)
+
+
+def _optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 1e-6, momentum=0.9)
+
+
+# -- reporting --------------------------------------------------------------------------------------------------------
+
+
+def _print_rows(rows: Sequence[Row]) -> None:
+    for row in rows:
+        print(
+            f"{row.model:<9} {row.name:<22} {row.what:<44} measured {row.measured * 1e3:9.2f} ms, predicted "
+            f"{row.predicted * 1e3:9.2f} ms, {row.error:+.1%}",
+            flush=True,
+        )
+
+
+def _summarise(rows: Sequence[Row]) -> None:
+    errors = [abs(row.error) for row in rows]
+    order = scipy.stats.spearmanr([row.predicted for row in rows], [row.measured for row in rows]).statistic
+    print(
+        f"{len(rows)} configurations: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, "
+        f"Spearman {order:.3f}"
+    )
+    for name in dict.fromkeys(row.model for row in rows):
+        synchronous = [row for row in rows if row.model == name and "pipedream" not in row.name]
+        best = min(synchronous, key=lambda row: row.measured)
+        chosen = next(row for row in synchronous if row.name == CHOSEN)
+        print(
+            f"{name}: the choice ({chosen.what}) is {chosen.measured / best.measured - 1:+.1%} from the best measured "
+            f"({best.name}) of those with one process's numbers"
+        )

@@ -1,0 +1,256 @@
+"""Pipeline plans: where a model is cut, which ranks run each stage and how, and by which schedule.
+
+    {"format": "distconv-pipeline-plan", "version": 1, "model": "resnet20", "batch": 32, "ranks": 3, "stages": 2,
+     "cuts": ["layer3.0.conv1"], "replicas": [1, 1],
+     "plans": [{"ranks": 2, "layers": {"conv1": {"n": 2}, "layer?.*": {"h": 2}}}, null],
+     "schedule": "1f1b-so", "microbatches": 4, "weights": null}
+
+``plans`` has for each stage the layers' grids as a plan file has them, one grid (``{"h": 2}``), or null: one rank.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from mpi4py import MPI
+
+from distconv.arrangement import Arrangement
+from distconv.communication.agreement import agree, together
+from distconv.errors import GridError, PlanError
+from distconv.pipeline.schedules.actions import ScheduleError
+from distconv.pipeline.schedules.registry import FAMILIES, schedule
+from distconv.plan import Plan
+from distconv.text_files import parsed_json, read_text, short
+
+from .placement import StagePlan
+
+FORMAT = "distconv-pipeline-plan"
+VERSION = 1
+KEYS = (
+    "format",
+    "version",
+    "model",
+    "batch",
+    "ranks",
+    "stages",
+    "cuts",
+    "replicas",
+    "plans",
+    "schedule",
+    "microbatches",
+    "weights",
+)
+
+
+@dataclass(frozen=True, eq=True)
+class PipelinePlan:
+    """How ``ranks`` ranks train ``model``, a name for the reader, with mini-batches of ``batch`` samples.
+
+    ``cuts``: the submodules that begin the second stage, the third, ...; of each stage ``replicas``, and ``plans``: how
+    the ranks of one replica share its work. ``schedule``, ``microbatches`` and ``weights`` are those of ``Pipeline``.
+
+    Raises
+    ------
+    PlanError
+        If one of them is impossible or they do not fit each other.
+    """
+
+    model: str
+    batch: int
+    ranks: int
+    cuts: tuple[str, ...]
+    replicas: tuple[int, ...]
+    plans: tuple[StagePlan, ...]
+    schedule: str
+    microbatches: int = 1
+    weights: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, str) or not self.model:
+            raise PlanError(f"pipeline plan: model={self.model!r} must be a name")
+        for name in ("batch", "ranks", "microbatches"):
+            _check_positive(name, getattr(self, name))
+        _check_texts("cuts", self.cuts)
+        for count in self.replicas:
+            _check_positive("replicas", count)
+        if self.microbatches > self.batch:
+            raise PlanError(
+                f"pipeline plan: {self.microbatches} micro-batches need as many samples, but batch={self.batch}"
+            )
+        self._check_stages()
+        self._check_ranks()
+
+    def _check_stages(self) -> None:
+        stages = len(self.plans)
+        if len(self.replicas) != stages:
+            raise PlanError(
+                f"pipeline plan: {len(self.replicas)} replicas, but {stages} plans; each stage has one of both"
+            )
+        try:
+            made = schedule(self.schedule, stages, self.microbatches, weights=self.weights)
+        except (ScheduleError, TypeError) as error:
+            raise PlanError(f"pipeline plan: {error}") from error
+        if FAMILIES[self.schedule].concurrent:
+            raise PlanError(f"pipeline plan: {self.schedule} can be simulated, not run")
+        if made.asynchronous and self.microbatches > 1:
+            raise PlanError(
+                f"pipeline plan: {self.schedule} updates after every mini-batch, but microbatches={self.microbatches}"
+            )
+        if len(self.cuts) + 1 != stages * made.chunks:
+            raise PlanError(
+                f"pipeline plan: {len(self.cuts)} cuts make {len(self.cuts) + 1} parts, but {stages} stages of "
+                f"{self.schedule} need {stages * made.chunks}"
+            )
+
+    def _check_ranks(self) -> None:
+        sizes = [_size(index, plan) for index, plan in enumerate(self.plans)]
+        needed = sum(count * size for count, size in zip(self.replicas, sizes, strict=True))
+        if needed != self.ranks:
+            raise PlanError(
+                f"pipeline plan: its stages need {needed} ranks (replicas {list(self.replicas)} of {sizes} ranks), but "
+                f"ranks={self.ranks}"
+            )
+
+    # -- files --------------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> PipelinePlan:
+        """The plan in a file of :meth:`save`. Collective over ``comm`` (default: all ranks).
+
+        Raises
+        ------
+        PlanError
+            On all ranks, if any of them cannot read it or finds something else in it.
+        MismatchError
+            If the ranks find different plans.
+        """
+        world = comm or MPI.COMM_WORLD
+        plan = together(world, lambda: cls._read(Path(path)), PlanError)
+        agree(world, "pipeline plan", repr(plan))
+        return plan
+
+    @classmethod
+    def _read(cls, path: Path) -> PipelinePlan:
+        where = f"pipeline plan {path}"
+        content = parsed_json(read_text(path, "pipeline plan", PlanError), where, PlanError)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise PlanError(f'{where}: none of distconv: it must be an object with "format": "{FORMAT}"')
+        if content.get("version") != VERSION:
+            raise PlanError(f"{where}: version {content.get('version')!r}, but this distconv reads {VERSION}")
+        missing, unknown = sorted(set(KEYS) - set(content)), sorted(set(content) - set(KEYS))
+        if missing or unknown:
+            raise PlanError(f"{where}: {f'unknown keys {unknown}' if unknown else f'missing keys {missing}'}")
+        for name in ("cuts", "replicas", "plans"):
+            if not isinstance(content[name], list):
+                raise PlanError(f"{where}: {name}={short(repr(content[name]))} must be a list")
+        if content["stages"] != len(content["plans"]):
+            raise PlanError(f"{where}: stages={content['stages']!r}, but there are {len(content['plans'])} plans")
+        try:
+            return cls._of(content)
+        except PlanError as error:
+            raise PlanError(f"{path}: {error}") from None
+
+    @classmethod
+    def _of(cls, content: Mapping[str, Any]) -> PipelinePlan:
+        return cls(
+            content["model"],
+            content["batch"],
+            content["ranks"],
+            tuple(content["cuts"]),
+            tuple(content["replicas"]),
+            tuple(stage_plan(index, entry) for index, entry in enumerate(content["plans"])),
+            content["schedule"],
+            content["microbatches"],
+            content["weights"],
+        )
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON. Every rank that calls it writes."""
+        Path(path).write_text(self.to_json() + "\n")
+
+    def to_json(self) -> str:
+        """The content of a plan file."""
+        named = {"format": FORMAT, "version": VERSION, "stages": len(self.plans)}
+        own = {name: getattr(self, name) for name in KEYS if name not in named}
+        own["plans"] = [entry_of(plan) for plan in self.plans]
+        return json.dumps({key: (named | own)[key] for key in KEYS}, indent=1)
+
+    # -- whom it is for -----------------------------------------------------------------------------------------------
+
+    def check_for(self, **given: object) -> None:
+        """Check that the plan was made for the ``ranks``, the ``batch`` or the ``model`` that are given.
+
+        Raises
+        ------
+        PlanError
+            If it was made for others.
+        """
+        for name, value in given.items():
+            own = getattr(self, name)
+            if own != value:
+                raise PlanError(
+                    f"pipeline plan: made for {name}={own!r}, found {name}={value!r}; use {own!r}, or make another "
+                    "plan with distconv explore"
+                )
+
+
+def entry_of(plan: StagePlan) -> dict[str, Any] | None:
+    """How the ranks of a stage share its work, as a file has it."""
+    if isinstance(plan, Plan):
+        return {"ranks": plan.ranks, "layers": plan.layers}
+    return None if plan is None else dict(plan)
+
+
+def stage_plan(index: int, entry: object) -> StagePlan:
+    """What :func:`entry_of` wrote.
+
+    Raises
+    ------
+    PlanError
+        If it is something else.
+    """
+    where = f"pipeline plan: plans[{index}]"
+    if entry is not None and not isinstance(entry, dict):
+        raise PlanError(f"{where}: {short(repr(entry))} is neither a plan's ranks and layers, nor a grid, nor null")
+    if entry is None or "layers" not in entry:
+        return entry
+    unknown = sorted(set(entry) - {"ranks", "layers"})
+    if unknown:
+        raise PlanError(f"{where}: unknown keys {unknown}")
+    try:
+        return Plan(entry["layers"], entry.get("ranks"))
+    except PlanError as error:
+        raise PlanError(f"{where}: {error}") from None
+
+
+def _size(index: int, plan: StagePlan) -> int:
+    """Ranks of one replica of a stage."""
+    if plan is None:
+        return 1
+    if isinstance(plan, Plan):
+        if plan.ranks is None:
+            raise PlanError(f"pipeline plan: plans[{index}] has layers, but no ranks; say how many ranks it is for")
+        return plan.ranks
+    if not isinstance(plan, Mapping):
+        raise PlanError(f"pipeline plan: plans[{index}]={plan!r} is neither a Plan, nor a grid, nor None")
+    try:
+        return math.prod(Arrangement(**cast("dict[str, int]", plan)).shape.values())
+    except GridError as error:
+        raise PlanError(f"pipeline plan: plans[{index}]: {error}") from error
+
+
+def _check_positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise PlanError(f"pipeline plan: {name}={value!r} must be a positive whole number")
+
+
+def _check_texts(name: str, values: Sequence[object]) -> None:
+    for value in values:
+        if not isinstance(value, str):
+            raise PlanError(f"pipeline plan: {name}: {value!r} must be the name of a submodule")

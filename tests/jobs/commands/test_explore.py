@@ -1,0 +1,195 @@
+"""``distconv explore``: what it prints, writes and draws; what it writes trains as one process does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mpi4py import MPI
+
+from distconv import cli
+from distconv.jobs.training.model_factory import build_model
+from distconv.pipeline import Pipeline, PipelinePlan, SerialPipeline, split
+from distconv.pipeline.reference.serial import IN_FLIGHT
+from distconv.tensor import gather
+from tests.pipeline.training import train_plainly
+
+BATCH = 4
+SHAPES = {"resnet20": (3, 8, 8), "vgg16_bn": (3, 32, 32), "unet": (3, 16, 16)}
+CLASSES = 3
+
+
+def explored(path: Path, name: str, ranks: int, *more: str) -> list[str]:
+    extents = ",".join(map(str, SHAPES[name]))
+    network = ["--model", name, "--width", "2", "--classes", str(CLASSES), "--input", extents, "--batch", str(BATCH)]
+    return ["explore", *network, "--ranks", str(ranks), "--machine", "localhost", "--out", str(path), *more]
+
+
+def built(name: str) -> torch.nn.Module:
+    model = build_model(name, MPI.COMM_SELF, seed=0, in_channels=3, classes=CLASSES, width=2)
+    return model.double()
+
+
+def mini_batches(name: str, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    maps = SHAPES[name][1:] if name == "unet" else ()
+    return [
+        (
+            torch.randn(BATCH, *SHAPES[name], generator=generator, dtype=torch.float64),
+            torch.randint(CLASSES, (BATCH, *maps), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 0.01, momentum=0.9)
+
+
+def assert_trains_as_one_process(comm: Any, plan: PipelinePlan | Path, name: str) -> None:
+    """As the serial pipeline, and where nothing is stale or dropped as a plain loop does too."""
+    found = plan if isinstance(plan, PipelinePlan) else PipelinePlan.load(plan, comm)
+    torch.manual_seed(0)
+    data, alone = mini_batches(name, 5), split(built(name), list(found.cuts))
+    serial = SerialPipeline(alone, F.cross_entropy, sgd, found.schedule, found.microbatches)
+    for batch in data:
+        serial.step(*batch)
+    serial.drain()
+    torch.manual_seed(0)
+    stages = split(built(name), list(found.cuts))
+    pipe = Pipeline.from_plan(plan, stages, comm, F.cross_entropy, sgd)
+    for batch in data:
+        pipe.step(*batch)
+    pipe.drain()
+    pipe.synchronize()
+    losses = [loss for _, loss in pipe.losses]
+    assert losses == pytest.approx([loss for _, loss in serial.losses], rel=1e-10)
+    if name != "vgg16_bn" and found.schedule not in IN_FLIGHT:
+        plain = train_plainly([built(name)], data, found.microbatches, F.cross_entropy, sgd)
+        assert losses == pytest.approx(plain, rel=1e-10)
+    for stage, expected in zip(stages, alone, strict=True):
+        for (key, value), mine in zip(expected.state_dict().items(), stage.state_dict().values(), strict=True):
+            torch.testing.assert_close(gather(mine), value, rtol=1e-10, atol=1e-12, msg=lambda m, k=key: f"{k}: {m}")
+    pipe.close()
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.time_limit(300)
+@pytest.mark.parametrize(
+    ("name", "schedules"),
+    [
+        ("resnet20", "dp,gpipe,1f1b-sno,1f1b-so"),
+        ("resnet20", "1f1b-so"),
+        ("resnet20", "stale"),
+        ("vgg16_bn", "1f1b-sno,gpipe"),
+        ("vgg16_bn", "pipedream"),
+        ("unet", "dp"),
+        ("unet", "1f1b-sno"),
+        ("unet", "pipedream,stale"),
+    ],
+)
+def test_what_is_chosen_trains_as_one_process_does(comm: Any, shared_tmp_path: Path, name: str, schedules: str) -> None:
+    path = shared_tmp_path / "pipeline.json"
+    assert cli.main(explored(path, name, comm.size, "--schedules", schedules)) == 0
+    comm.Barrier()
+    found = PipelinePlan.load(path, comm)
+    assert found.ranks == comm.size and found.model == name and found.batch == BATCH
+    assert "dp" in schedules or found.cuts
+    assert_trains_as_one_process(comm, path, name)
+
+
+FORCED = {
+    4: [
+        (
+            "resnet20",
+            ["layer2.0.conv1"],
+            [{"ranks": 2, "layers": {"*": {"h": 2}, "conv1": {"n": 2}}}, {"n": 2}],
+            "gpipe",
+        ),
+        (
+            "vgg16_bn",
+            ["features.7", "features.14"],
+            [None, {"ranks": 2, "layers": {"features.7": {"c": 2}, "features.10": {"n": 2}}}, None],
+            "pipedream",
+        ),
+        ("unet", ["up.0.0"], [{"h": 2}, {"ranks": 2, "layers": {"*": {"w": 2}, "up.1.*": {"c": 2}}}], "1f1b-so"),
+    ],
+    6: [
+        (
+            "resnet20",
+            ["layer2.0.conv1"],
+            [
+                {"ranks": 4, "layers": {"*": {"h": 2, "w": 2}, "conv1": {"n": 2, "h": 2}}},
+                {"ranks": 2, "layers": {"layer2.*": {"n": 2}, "layer3.*": {"c": 2}, "fc": {"n": 2}}},
+            ],
+            "stale",
+        ),
+        ("unet", ["up.0.0"], [{"ranks": 4, "layers": {"*": {"n": 4}, "down.1.0": {"h": 2}}}, {"c": 2}], "1f1b-sno"),
+    ],
+}
+
+
+@pytest.mark.ranks(4, 6)
+@pytest.mark.time_limit(300)
+def test_stages_whose_layers_have_different_grids_train_as_one_process_does(comm: Any, shared_tmp_path: Path) -> None:
+    for number, (name, cuts, plans, schedule) in enumerate(FORCED[comm.size]):
+        content = {
+            "format": "distconv-pipeline-plan",
+            "version": 1,
+            "model": name,
+            "batch": BATCH,
+            "ranks": comm.size,
+            "stages": len(plans),
+            "cuts": cuts,
+            "replicas": [1] * len(plans),
+            "plans": plans,
+            "schedule": schedule,
+            "microbatches": 1 if schedule in IN_FLIGHT else 2,
+            "weights": None,
+        }
+        path = shared_tmp_path / f"forced-{number}.json"
+        if comm.rank == 0:
+            path.write_text(json.dumps(content))
+        comm.Barrier()
+        assert_trains_as_one_process(comm, path, name)
+
+
+def test_it_prints_why_and_draws_the_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, picture = tmp_path / "pipeline.json", tmp_path / "pipeline.png"
+    assert cli.main(explored(out, "resnet20", 2, "--plot", str(picture))) == 0
+    said = capsys.readouterr().out
+    assert "resnet20, samples of 3 x 8 x 8, cut at some of 38 places" in said
+    assert said.index("best: ") < said.index("\ndp ") and "\n1f1b-so " in said and "combinations" in said
+    assert "stage 0, the input to " in said
+    assert f"distconv train classify --data PATH --model resnet20 --width 2 --batch 4 --pipeline-plan {out}" in said
+    assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_limit_of_memory_is_kept_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "pipeline.json"
+    free = cli.main(explored(out, "unet", 4, "--schedules", "gpipe"))
+    assert free == 0 and PipelinePlan.load(out, MPI.COMM_SELF).cuts
+    capsys.readouterr()
+    assert cli.main(explored(out, "unet", 4, "--schedules", "gpipe", "--memory", "1kB")) == 2
+    assert "nothing fits 1000 bytes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        (["--schedules", "fast"], "--schedules fast: there are dp, "),
+        (["--schedules", "1f1b-as"], "--schedules 1f1b-as: there are dp, "),
+        (["--machine", "here"], "--ranks is 2, but there are 1; start mpiexec -n 2"),
+        (["--plot", "picture.xyz"], "--plot picture.xyz: not a picture"),
+    ],
+)
+def test_what_cannot_be_explored_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str], text: str
+) -> None:
+    assert cli.main(explored(tmp_path / "out.json", "resnet20", 2, *more)) == 2
+    assert text in capsys.readouterr().err
+    assert not (tmp_path / "out.json").exists()
