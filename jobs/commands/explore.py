@@ -163,6 +163,7 @@ def _explore(options: argparse.Namespace, machine: Machine, overheads: Overheads
     found = explored(options, machine, overheads, cuts)
     plan = chosen_pipeline.pipeline_plan(found.best, model, options.model, options.batch)
     print(f"{options.model}, samples of {' x '.join(map(str, options.input))}, cut at some of {len(cuts)} places")
+    print(f"counted {overheads}")
     print(found.explain())
     for line in _stages(found.best, plan):
         print(line)

@@ -28,10 +28,10 @@ def measured_overheads(machine: Machine, model: nn.Module, comm: MPI.Intracomm) 
 
     Passes and messages are those of stages that compute next to nothing: one stage on each rank, and a chain over all.
     """
-    alone = _seconds_of_a_pass([nn.Linear(1, 1)], MPI.COMM_SELF)
+    alone = _seconds_of_a_pass(1, MPI.COMM_SELF)
     if comm.size == 1:
         return Overheads(alone, 0.0, _update_s_per_byte(model), not machine.overlap.halo)
-    chain = _seconds_of_a_pass([nn.Linear(1, 1) for _ in range(comm.size)], comm)
+    chain = _seconds_of_a_pass(comm.size, comm)
     seconds = comm.allreduce(alone, MPI.MAX), comm.allreduce(chain, MPI.MAX), _update_s_per_byte(model)
     # The slowest ranks of a longer chain, which are between two others, handle two messages in each pass.
     messages = 1 if comm.size == 2 else 2
@@ -39,8 +39,11 @@ def measured_overheads(machine: Machine, model: nn.Module, comm: MPI.Intracomm) 
     return Overheads(seconds[0], message_s, comm.allreduce(seconds[2], MPI.MAX), not machine.overlap.halo)
 
 
-def _seconds_of_a_pass(stages: list[nn.Module], comm: MPI.Intracomm) -> float:
+def _seconds_of_a_pass(count: int, comm: MPI.Intracomm) -> float:
     """Of many micro-batches one after the other, so that what happens once per step does not count."""
+    stages = [nn.Linear(1, 1) for _ in range(count)]
+    for parameter in nn.ModuleList(stages).parameters():
+        nn.init.ones_(parameter)  # alike on all ranks, whatever their seeds
     pipe = Pipeline(stages, comm, "gpipe", nn.functional.mse_loss, MICROBATCHES)
     x, target = torch.zeros(MICROBATCHES, 1), torch.zeros(MICROBATCHES, 1)
     many = _median(lambda: pipe.step(x, target))

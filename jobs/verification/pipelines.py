@@ -109,6 +109,7 @@ def run(options: argparse.Namespace) -> int:
         found = [Row(name, v.name, _words(v.plan), v.choice.time, statistics.median(times[v.name])) for v in variants]
         rows += found
         if comm.rank == 0:
+            print(f"{name}, {case.batch} samples; {overheads}")
             _print_rows(found)
     if comm.rank == 0:
         _summarise(rows)

@@ -43,6 +43,12 @@ class Overheads:
     update_s_per_byte: float = 0.0
     blocking: bool = False
 
+    def __str__(self) -> str:
+        updates = f", updates {1e3 * self.update_s_per_byte * 1e6:.3g} ms per MB" if self.update_s_per_byte else ""
+        waits = ", messages occupy who takes them" if self.blocking else ""
+        passes = f"a pass {1e6 * self.pass_s:.3g} us, a message {1e6 * self.message_s:.3g} us"
+        return f"beside layers and links: {passes}{updates}{waits}"
+
 
 def whole(positions: Sequence[float], size: int) -> list[int]:
     """Cuts between whole layers at or beside ``positions``: each stage keeps at least one of ``size`` layers."""
