@@ -10,7 +10,8 @@ as many ranks as shall train.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -33,13 +34,14 @@ from distconv.jobs.planning.options import (
 from distconv.jobs.planning.pipeline_overheads import assumed_overheads, measured_overheads
 from distconv.jobs.training.model_factory import CLASSIFIERS
 from distconv.jobs.training.options import positive
-from distconv.perfmodel import Exploration, LayerGraph, Machine, explore
+from distconv.perfmodel import Exploration, LayerGraph, Machine, Profile, explore, time_layers
 from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads
 from distconv.perfmodel.exploration.choices import Choice
 from distconv.perfmodel.machine.measure_links import profile_network
 from distconv.perfmodel.machine.units import MEMORY
 from distconv.perfmodel.stages.closed_forms import SCHEDULES
 from distconv.pipeline import FAMILIES, PipelinePlan, SplitError, possible_cuts
+from distconv.process import watchdog
 
 EXAMPLES = """\
 examples:
@@ -51,6 +53,9 @@ examples:
 """
 
 HERE = "here"
+WARM_UP, ITERATIONS = 3, 10
+"""Steps of the network before layers are timed, and while they are."""
+
 MICROBATCHES_PER_RANK = 8
 """No more are looked at: bubbles are small by then, and passes short."""
 
@@ -81,11 +86,11 @@ def run(options: argparse.Namespace) -> int:
     comm = MPI.COMM_WORLD
     on_rank_0(comm, lambda: _check(options))
     if options.machine == HERE:
-        machine, overheads = measured_here(options, options.ranks, comm)
+        known = measured_here(options, options.ranks, comm)
     else:
         machine = on_rank_0(comm, lambda: Machine.load(options.machine))
-        overheads = assumed_overheads(machine)
-    on_rank_0(comm, lambda: _explore(options, machine, overheads))
+        known = Known(machine, assumed_overheads(machine), {})
+    on_rank_0(comm, lambda: _explore(options, known))
     return 0
 
 
@@ -113,8 +118,23 @@ def graph_of(options: argparse.Namespace, samples: int) -> LayerGraph:
     return traced(argparse.Namespace(**{**vars(options), "batch": samples}))
 
 
-def measured_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) -> tuple[Machine, Overheads]:
+@dataclass(frozen=True)
+class Known:
+    """What a prediction rests on: the machine, what steps take beside their layers, and the network's measured layers.
+
+    ``profiles`` are of a micro-batch of so many samples on one rank while all are at work; none of a machine that is
+    described.
+    """
+
+    machine: Machine
+    overheads: Overheads
+    profiles: Mapping[int, Profile]
+
+
+def measured_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) -> Known:
     """This machine with what each layer takes on it, for every size of micro-batch and of stage. Collective.
+
+    On one rank layers are timed where they stand in the whole network, distributed ones each by itself.
 
     Raises
     ------
@@ -128,17 +148,23 @@ def measured_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) 
         )
     device = torch.device("cpu")
     machine = machine_of(HERE, profile_network(comm, device), comm, device)
-    widths = [width for width in range(1, ranks + 1) if ranks % width == 0]
+    widths = [width for width in range(2, ranks + 1) if ranks % width == 0]
+    profiles = {}
     for count in microbatch_counts(options.batch, ranks):
-        machine = profiled(machine, graph_of(options, options.batch // count), widths, comm, device, at_work=ranks)
-    return machine, measured_overheads(machine, built(options), comm)
+        size = options.batch // count
+        machine = profiled(machine, graph_of(options, size), widths, comm, device, at_work=ranks)
+        with watchdog.waiting(lambda: "the start of a measurement"):
+            comm.Barrier()
+        model, x = built(options), torch.randn(size, *options.input)
+        profiles[size] = time_layers(model, [x], warm_up=WARM_UP, iterations=ITERATIONS).profile
+    return Known(machine, measured_overheads(machine, built(options), comm), profiles)
 
 
-def explored(options: argparse.Namespace, machine: Machine, overheads: Overheads, cuts: list[str]) -> Exploration:
+def explored(options: argparse.Namespace, known: Known, cuts: list[str]) -> Exploration:
     """The search over everything, for the options of :func:`add_arguments`."""
     return explore(
         cache(partial(graph_of, options)),
-        machine,
+        known.machine,
         options.ranks,
         options.batch,
         microbatches=microbatch_counts(options.batch, options.ranks),
@@ -146,24 +172,25 @@ def explored(options: argparse.Namespace, machine: Machine, overheads: Overheads
         joint=True,
         memory=options.memory,
         cuts=cuts,
-        overheads=overheads,
+        overheads=known.overheads,
+        measured=known.profiles,
     )
 
 
 # -- what comes of it -------------------------------------------------------------------------------------------------
 
 
-def _explore(options: argparse.Namespace, machine: Machine, overheads: Overheads) -> None:
+def _explore(options: argparse.Namespace, known: Known) -> None:
     model = built(options)
     try:
         cuts = possible_cuts(model)
     except SplitError as error:
         print(f"no stages: {error}")
         cuts = []
-    found = explored(options, machine, overheads, cuts)
+    found = explored(options, known, cuts)
     plan = chosen_pipeline.pipeline_plan(found.best, model, options.model, options.batch)
     print(f"{options.model}, samples of {' x '.join(map(str, options.input))}, cut at some of {len(cuts)} places")
-    print(f"counted {overheads}")
+    print(f"counted {known.overheads}")
     print(found.explain())
     for line in _stages(found.best, plan):
         print(line)

@@ -22,12 +22,12 @@ from mpi4py import MPI
 
 from distconv.errors import DistconvError
 from distconv.jobs.bench.comparison import timed
-from distconv.jobs.commands.explore import DEFAULT, explored, graph_of, measured_here
+from distconv.jobs.commands.explore import DEFAULT, Known, explored, graph_of, measured_here
 from distconv.jobs.planning.chosen_pipeline import pipeline_plan
 from distconv.jobs.planning.options import built, on_rank_0
 from distconv.jobs.training.options import positive
-from distconv.perfmodel import Machine, predicted_profile
-from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads, Setting, Stages, whole
+from distconv.perfmodel import predicted_profile
+from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Setting, Stages, whole
 from distconv.perfmodel.exploration.choices import Choice
 from distconv.perfmodel.exploration.explore import as_choice
 from distconv.perfmodel.profiles.joined_layers import joined
@@ -103,13 +103,13 @@ def run(options: argparse.Namespace) -> int:
     for name in names:
         case = argparse.Namespace(**vars(CASES[name]), ranks=comm.size, memory=None, schedules=list(DEFAULT))
         case.batch = options.batch or case.batch
-        machine, overheads = measured_here(case, comm.size, comm)
-        variants = on_rank_0(comm, partial(_variants, case, machine, overheads))
+        known = measured_here(case, comm.size, comm)
+        variants = on_rank_0(comm, partial(_variants, case, known))
         times = _measured(case, variants, options.rounds, comm)
         found = [Row(name, v.name, _words(v.plan), v.choice.time, statistics.median(times[v.name])) for v in variants]
         rows += found
         if comm.rank == 0:
-            print(f"{name}, {case.batch} samples; {overheads}")
+            print(f"{name}, {case.batch} samples; {known.overheads}")
             _print_rows(found)
     if comm.rank == 0:
         _summarise(rows)
@@ -119,19 +119,19 @@ def run(options: argparse.Namespace) -> int:
 # -- what is compared -------------------------------------------------------------------------------------------------
 
 
-def _variants(case: argparse.Namespace, machine: Machine, overheads: Overheads) -> list[Variant]:
+def _variants(case: argparse.Namespace, known: Known) -> list[Variant]:
     """What the search chooses, of each schedule too, and what it does not: other cuts, micro-batches and grids."""
     model = built(case)
     cuts = possible_cuts(model)
-    found = explored(case, machine, overheads, cuts)
+    found = explored(case, known, cuts)
     asynchronous = argparse.Namespace(**{**vars(case), "schedules": ["pipedream"]})
     best = {
         CHOSEN: found.best,
         **{f"{s} explored": _best(found.table, s) for s in DEFAULT if s != PARALLEL},
-        "pipedream explored": _best(explored(asynchronous, machine, overheads, cuts).table, "pipedream"),
+        "pipedream explored": _best(explored(asynchronous, known, cuts).table, "pipedream"),
         "replicas": _best([choice for choice in found.table if choice.width == 1], PARALLEL),
     }
-    priced = partial(_priced, case, machine, overheads, cuts)
+    priced = partial(_priced, case, known, cuts)
     few, many = 2, min(case.batch, 4 * case.ranks)
     others = {
         "gpipe, early cut": priced("gpipe", many, 0.25),
@@ -161,8 +161,7 @@ def _best(table: Sequence[Choice], schedule: str) -> Choice:
 
 def _priced(
     case: argparse.Namespace,
-    machine: Machine,
-    overheads: Overheads,
+    known: Known,
     cuts: Sequence[str],
     schedule: str,
     microbatches: int,
@@ -171,11 +170,15 @@ def _priced(
 ) -> Choice:
     """What is not searched for: a first stage of ``share`` of the blocks and equal others; or one stage with a plan."""
     width = 1 if plan is None else case.ranks
-    graph = graph_of(case, case.batch // microbatches)
-    profile = joined(predicted_profile(graph, machine.at_work(case.ranks), plan, width), cuts)
+    size, machine = case.batch // microbatches, known.machine
+    if width == 1:
+        profile = known.profiles[size]
+    else:
+        profile = predicted_profile(graph_of(case, size), machine.at_work(case.ranks), plan, width)
+    profile = joined(profile, cuts)
     count = case.ranks // width
     devices = [replace(each, memory=machine.memory_bytes) for each in as_devices(count, len(profile.layers))]
-    setting = Setting(profile, machine, devices, 1, width, plan, overheads)
+    setting = Setting(profile, machine, devices, 1, width, plan, known.overheads)
     stages = setting.stages(schedule, 1, microbatches)
     assert stages is not None
     return as_choice(stages, _equal_cuts(stages, share))

@@ -17,7 +17,7 @@ Source: Zhao et al. 2020 (BaPipe), 3.2, 3.3, Tables I and II.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from distconv.parameters.channel_split import divisors
 from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads, Setting, Stages, whole
@@ -56,6 +56,7 @@ def explore(
     optimizer_slots: int = 1,
     cuts: Sequence[str] | None = None,
     overheads: Overheads | None = None,
+    measured: Mapping[int, Profile] | None = None,
 ) -> Exploration:
     """The fastest training of a mini-batch of ``batch`` samples on all ``devices``, a number or kinds in their order.
 
@@ -68,6 +69,8 @@ def explore(
     ``distconv.pipeline.Pipeline`` cannot. ``optimizer_slots``: tensors of state per parameter (BaPipe's 2w is 0 of
     them). ``cuts``: names of the layers at which a stage may begin (``distconv.pipeline.possible_cuts``; None: any).
     ``overheads``: what a step takes beside its layers and links, the optimizer's time with it; by default nothing.
+    ``measured``: profiles of micro-batches of so many samples on one rank, where graphs alone would be priced by the
+    machine's tables or roofline.
 
     Raises
     ------
@@ -98,6 +101,8 @@ def explore(
         made = profile(size) if callable(profile) else scaled(profile, share)
         for width in _widths(made, devices) if joint else [1]:
             now, plan = _on_ranks(made, machine, width, devices)
+            if width == 1 and measured and size in measured:
+                now = measured[size]
             now = now if cuts is None else joined(now, cuts)
             groups = devices // width if is_whole(devices) else devices
             kinds = _scaled_devices(as_devices(groups, len(now.layers)), share, room)
