@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import distconv
-from distconv.communication import agreement
-from distconv.process import information, watchdog
+from distconv.process import environment, information
 
 
 def test_every_rank_describes_the_same_job(comm):
@@ -35,13 +34,13 @@ def test_ranks_on_several_machines_are_counted_by_node(comm, monkeypatch):
 
 
 @pytest.mark.ranks(1)
-def test_checks_and_the_watchdog_are_shown_as_they_are_set(comm, monkeypatch):
-    monkeypatch.setattr(agreement, "level", "all")
-    for timeout_s, shown in ((90.0, "90 s"), (0.0, "off")):
-        monkeypatch.setattr(watchdog, "timeout_s", timeout_s)
-        found = dict(information.describe(comm))
-        assert found["watchdog"] == shown
-        assert found["checks"] == "DISTCONV_CHECK=all"
+def test_variables_are_shown_as_they_are_set(comm, monkeypatch):
+    monkeypatch.setenv("DISTCONV_TIMEOUT_S", "90")
+    monkeypatch.delenv("DISTCONV_CHECK", raising=False)
+    found = dict(information.describe(comm))
+    assert found["DISTCONV_TIMEOUT_S"] == "90"
+    assert found["DISTCONV_CHECK"] == "not set: plan"
+    assert {name for name in found if name.startswith("DISTCONV_")} == {each.name for each in environment.VARIABLES}
 
 
 @pytest.mark.ranks(1, 2)

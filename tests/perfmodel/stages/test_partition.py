@@ -149,21 +149,6 @@ def test_no_published_split_beats_exact_and_the_same_split_costs_the_same(row):
         assert theirs == found.time
 
 
-def test_the_tables_are_printed_and_bad_input_ends_with_one_line(tmp_path, capsys):
-    random_profile(1).save(tmp_path / "net.json")
-    arguments = [str(tmp_path / "net.json"), "--devices", "2", "--gigabits", "1", "--json", str(tmp_path / "out.json")]
-    assert command.main(arguments) == 0
-    printed = capsys.readouterr().out
-    assert "net" in printed and printed.count("SparsePipe, Table III") == 2
-    assert (tmp_path / "out.json").stat().st_size > 0
-    assert command.main([str(tmp_path / "none.json")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("partition_tables: profile ") and error.count("\n") == 1
-    with pytest.raises(SystemExit) as stopped:
-        command.main(["--devices", "0"])
-    assert stopped.value.code == 2 and capsys.readouterr().err.count("\n") == 1
-
-
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 

@@ -6,9 +6,10 @@ import itertools
 
 import pytest
 
+from distconv import cli
 from distconv.jobs.papers.sparsepipe import setting as published
 from distconv.jobs.papers.sparsepipe.command import mixed_table
-from tests.perfmodel.stages.partitions import by_hand, shares
+from tests.perfmodel.stages.partitions import by_hand, random_profile, shares
 
 LAYERS = 53
 """Of VGG16-BN, as the paper counts them."""
@@ -74,3 +75,23 @@ def test_every_time_is_printed_beside_the_partition_of_the_paper(capsys):
         assert all(f"{time:.5f}" in line for time in (*row["time_s"].values(), row["published_s"]))
     for gpus, line in zip(published.TABLE_III, printed[::2], strict=True):
         assert gpus.homogeneous in line and gpus.heterogeneous in line
+
+
+def test_the_tables_are_printed_and_bad_input_ends_with_one_line(tmp_path, capsys):
+    random_profile(1).save(tmp_path / "net.json")
+    out = tmp_path / "out.json"
+    arguments = [str(tmp_path / "net.json"), "--devices", "2", "--gigabits", "1", "--json", str(out)]
+    assert reproduced(*arguments) == 0
+    printed = capsys.readouterr().out
+    assert "net" in printed and printed.count("SparsePipe, Table III") == 2
+    assert out.stat().st_size > 0
+    assert reproduced(str(tmp_path / "none.json")) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("distconv reproduce sparsepipe: profile ") and error.count("\n") == 1
+    with pytest.raises(SystemExit) as stopped:
+        reproduced("--devices", "0")
+    assert stopped.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+
+
+def reproduced(*arguments):
+    return cli.main(["reproduce", "sparsepipe", *arguments])
