@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from mpi4py import MPI
 from torch import nn
 
-from distconv.communication.agreement import agree, check_running, together
+from distconv.communication.agreement import agree, check_running, check_usable, together
 from distconv.errors import PlanError, ShapeError
 from distconv.parallel import check_equal, parallelize
 from distconv.pipeline.schedules.actions import Schedule, ScheduleError
@@ -34,6 +34,9 @@ from .pipeline_plan import PipelinePlan
 from .placement import Placement, StagePlan, boundary_grids
 from .schedule_source import chunks_of, course
 from .topology import Seat
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 BATCH_NORM = ("micro", "deferred")
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -219,7 +222,10 @@ class Pipeline:
             If there are no samples, or not as many targets.
         PipelineError
             On the rank where a pass fails.
+        CommunicatorError
+            If the pipeline was closed.
         """
+        check_usable(self._comm, "Pipeline.step")
         for name, value in (("x", x), ("target", target)):
             if not isinstance(value, torch.Tensor):
                 raise ShapeError(f"step: {name} is a {type(value).__name__}; pass a torch.Tensor, samples first")
@@ -341,6 +347,14 @@ class Pipeline:
         self.drain()
         self._seat.close()
         self._comm.Free()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        # After a failure other ranks may be elsewhere: closing, which all do together, would wait for them.
+        if kind is None:
+            self.close()
 
 
 def _check_kinds(modules: Sequence[Any], schedule: object, loss: object, optimizer: object, batch_norm: object) -> None:

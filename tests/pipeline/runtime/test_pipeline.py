@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from distconv.errors import CommunicatorError
 from distconv.pipeline import Pipeline, SerialPipeline, schedule, simulate
 from tests.pipeline.training import (
     SGD,
@@ -35,6 +36,22 @@ OPTIMIZERS = {
 def test_an_optimizer_trains_as_in_one_process(comm, name):
     for schedule_name in ("1f1b-so", "stale", "spectrain"):
         assert_trains_as_one_process(comm, convolutions(2), batches(6), schedule_name, optimizer=OPTIMIZERS[name])
+
+
+@pytest.mark.ranks(2)
+def test_a_pipeline_is_closed_at_the_end_of_its_block_but_not_after_a_failure(comm):
+    x, target = batches(1)[0]
+    with Pipeline(convolutions(2), comm, "gpipe", F.cross_entropy) as pipe:
+        pipe.step(x, target)
+    with pytest.raises(CommunicatorError, match="freed"):
+        pipe.step(x, target)
+    with (
+        pytest.raises(RuntimeError, match="mine"),
+        Pipeline(convolutions(2), comm, "gpipe", F.cross_entropy) as pipe,
+    ):
+        raise RuntimeError("mine")
+    assert pipe.step(x, target) is not None
+    pipe.close()
 
 
 @pytest.mark.ranks(3)
