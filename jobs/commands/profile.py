@@ -234,13 +234,17 @@ def profiled(
             f"machine {machine.name}: measured with {machine.ranks_per_node} ranks per node, but there are {per_node}; "
             f"start {machine.ranks_per_node} on each node, or write another file"
         )
-    return replace(machine, compute=tuple(_with_table(e, machine, graph, ranks, comm, device) for e in machine.compute))
+    return replace(
+        machine,
+        compute=tuple(_with_table(e, machine, graph, ranks=ranks, comm=comm, device=device) for e in machine.compute),
+    )
 
 
 def _with_table(
     entry: Compute,
     machine: Machine,
     graph: LayerGraph,
+    *,
     ranks: Sequence[int],
     comm: MPI.Intracomm,
     device: torch.device,

@@ -67,6 +67,7 @@ class Classifier(training.Training):
         """Batches of ``train`` or ``test`` in the file's order, with all their logits (N, classes) on every rank."""
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Mean cross entropy of logits (N, classes), once they are found to have as many classes as the samples."""
         self._check_logits(outputs)
         return F.cross_entropy(outputs, labels)
 
