@@ -109,6 +109,7 @@ class Parser(argparse.ArgumentParser):
             super()._print_message(message, file)
 
     def error(self, message: str) -> NoReturn:
+        """Exit with the code of bad input and one line that says what was wrong."""
         self.exit(BAD_INPUT, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
@@ -194,7 +195,7 @@ def _job(command: Command) -> ModuleType:
         ) from error
 
 
-def _show_warning(
+def _show_warning(  # noqa: PLR0917 - the signature of warnings.showwarning
     message: Warning | str,
     category: type[Warning],
     filename: str,

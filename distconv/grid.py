@@ -22,7 +22,8 @@ class HasGrid(Protocol):
     """What belongs to a process grid: a distribution, a layout."""
 
     @property
-    def grid(self) -> ProcessGrid: ...
+    def grid(self) -> ProcessGrid:
+        """The grid it belongs to."""
 
 
 OnGrid = TypeVar("OnGrid", bound=HasGrid)

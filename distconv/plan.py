@@ -167,6 +167,7 @@ def _positive(value: object) -> bool:
 
 
 def written(parts: Mapping[str, int]) -> str:
+    """``parts`` as text: ``h=2,w=2``, or ``n=1`` where nothing is split."""
     return ",".join(f"{axis}={number}" for axis, number in parts.items()) or "n=1"
 
 

@@ -96,29 +96,36 @@ class DistTensor(torch.Tensor):
 
     @property
     def shape(self) -> torch.Size:  # type: ignore[override]
+        """The global shape."""
         return self._shape
 
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
+        """The dtype of ``local``."""
         return self.local.dtype
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
+        """The device of ``local``."""
         return self.local.device
 
     @property
     def ndim(self) -> int:  # type: ignore[override]
+        """How many dimensions it has."""
         return len(self._shape)
 
     def dim(self) -> int:
+        """How many dimensions it has."""
         return len(self._shape)
 
     ndimension = dim
 
     def size(self, dim: int | None = None) -> Any:
+        """The global shape, or the global extent of ``dim``."""
         return self._shape if dim is None else self._shape[dim]
 
     def numel(self) -> int:
+        """How many elements all ranks hold together, each counted once."""
         return self._shape.numel()
 
     def box(self) -> tuple[Any, ...]:
@@ -191,6 +198,7 @@ class DistTensor(torch.Tensor):
 
     @property
     def requires_grad(self) -> bool:
+        """Whether autograd records what is done with it."""
         return self.local.requires_grad
 
     @requires_grad.setter
@@ -198,11 +206,13 @@ class DistTensor(torch.Tensor):
         self.local.requires_grad = value
 
     def requires_grad_(self, requires_grad: bool = True) -> DistTensor:
+        """Itself, from now on with gradients or without."""
         self.local.requires_grad_(requires_grad)
         return self
 
     @property  # type: ignore[override]
     def grad(self) -> DistTensor | None:
+        """The gradient, distributed as the tensor is, or None."""
         grad = self.local.grad
         return None if grad is None else DistTensor(grad, self.dist, self.shape)
 
@@ -212,13 +222,16 @@ class DistTensor(torch.Tensor):
 
     @property
     def grad_fn(self) -> Any:  # type: ignore[override]
+        """The autograd node that made ``local``."""
         return self.local.grad_fn
 
     @property
     def is_leaf(self) -> bool:  # type: ignore[override]
+        """Whether no recorded operation made it."""
         return self.local.is_leaf
 
     def retain_grad(self) -> None:
+        """Keep the gradient although this is no leaf."""
         self.local.retain_grad()
 
     def register_hook(self, hook: Callable[[DistTensor], DistTensor | None]) -> Any:
@@ -253,6 +266,7 @@ class DistTensor(torch.Tensor):
         return self.replicated().local.item()
 
     def tolist(self) -> Any:
+        """All values as nested lists, on every rank. Collective."""
         return self.replicated().local.tolist()
 
     def __float__(self) -> float:

@@ -113,7 +113,7 @@ class Convolution:
     channels: Range
 
     def forward(self, piece: Piece, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """y (N, F, ...) on ``out``, as far as it comes from ``piece`` (eq. 1), and the bias."""
+        """``y`` (N, F, ...) on ``out``, as far as it comes from ``piece`` (eq. 1), and the bias."""
         touched = self._touched(piece, weight)
         if touched == self.out:
             return self._convolve(piece, touched, weight, bias)

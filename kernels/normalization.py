@@ -30,7 +30,7 @@ def taken_near(about: Callable[[torch.Tensor], Moments], origin: torch.Tensor) -
 def subtract_line(
     dx: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, slope: torch.Tensor, level: torch.Tensor
 ) -> None:
-    """dx -= slope (x - mean) + level, some channels at a time: a whole x - mean would be one more activation.
+    """``dx -= slope (x - mean) + level``, some channels at a time: a whole x - mean would be one more activation.
 
     ``mean``, ``slope`` and ``level`` are (1, C, 1, ...), of as many dimensions as x (N, C, ...).
     """

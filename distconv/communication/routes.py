@@ -1,10 +1,10 @@
-"""Routes: which boxes of a tensor a rank sends to whom, and receives from whom. Pure arithmetic: nothing is sent here.
+r"""Routes: which boxes of a tensor a rank sends to whom, and receives from whom. Pure arithmetic: nothing is sent here.
 
 A layout says which indices each rank of an arrangement has; what goes from one layout to another are intersections of
 boxes. They are found per dimension, so that the cost grows with the neighbours and not with the square of the ranks.
 
 Source: Dryden et al. 2019, III-A (halo: indices needed minus indices owned) and III-C (shuffle: each rank sends
-I^(p)(D_i) \\ I^(p)(D_j) and receives I^(p)(D_j) \\ I^(p)(D_i)).
+I^(p)(D_i) \ I^(p)(D_j) and receives I^(p)(D_j) \ I^(p)(D_i)).
 """
 
 from __future__ import annotations
@@ -27,12 +27,15 @@ class Layout(Hashable, Protocol):
     """What the mover asks of a source or destination; :class:`Distribution` and :class:`Needs` are layouts."""
 
     @property
-    def grid(self) -> Arrangement: ...
+    def grid(self) -> Arrangement:
+        """The arrangement of the ranks."""
 
     @property
-    def split(self) -> tuple[str | None, ...]: ...
+    def split(self) -> tuple[str | None, ...]:
+        """Axis that each dimension is split over, or None."""
 
-    def intervals(self, dim: int, index: int, extent: int) -> tuple[Interval, ...]: ...
+    def intervals(self, dim: int, index: int, extent: int) -> tuple[Interval, ...]:
+        """Global indices of dimension ``dim`` (of ``extent``) that coordinate ``index`` along its axis has."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +51,16 @@ class Needs:
 
     @property
     def grid(self) -> ProcessGrid:
+        """The grid of ``base``."""
         return self.base.grid
 
     @property
     def split(self) -> tuple[str | None, ...]:
+        """Axis that each dimension is split over, as in ``base``."""
         return self.base.split
 
     def intervals(self, dim: int, index: int, extent: int) -> tuple[Interval, ...]:
+        """What coordinate ``index`` needs of dimension ``dim``: its own, unless ``needed`` says otherwise."""
         for known, per_coordinate in self.needed:
             if known == dim:
                 return (per_coordinate[index].intersect(Interval(0, extent)),)
@@ -136,9 +142,9 @@ class Routes:
         dst: Layout,
         shape: Sequence[int],
         rank: int,
+        *,
         sources: Sequence[int] | None = None,
         targets: Sequence[int] | None = None,
-        *,
         ghosts: bool = False,
     ) -> None:
         self.src, self.dst, self.shape, self.ghosts, self.rank = src, dst, tuple(shape), ghosts, rank

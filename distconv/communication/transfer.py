@@ -59,7 +59,7 @@ class TransferPlan(Routes):
                 raise DistributionError(f"a transfer from {src}, which is over no communicator, needs comm=")
             comm = src.grid.world
         self.comm = comm
-        super().__init__(src, dst, shape, comm.rank, sources, targets, ghosts=ghosts)
+        super().__init__(src, dst, shape, comm.rank, sources=sources, targets=targets, ghosts=ghosts)
 
     @property
     def silent(self) -> bool:

@@ -136,7 +136,7 @@ def run(options: argparse.Namespace) -> int:
             if turn:  # the first turn warms up
                 times[name].append(seconds)
     if single is not None and held is not None:
-        _report(options, grid, split, single.held(), held, traffic, times)
+        _report(options, grid, split, alone=single.held(), held=held, traffic=traffic, times=times)
     return 0
 
 
@@ -168,6 +168,7 @@ def _report(
     options: argparse.Namespace,
     grid: ProcessGrid,
     split: Stack,
+    *,
     alone: int,
     held: list[int],
     traffic: Traffic,

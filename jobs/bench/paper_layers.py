@@ -139,13 +139,21 @@ def run(name: str, batch: int, axes: Mapping[str, int], device: torch.device, ma
                 times[which].append(found)
         wait_asleep(comm)
     if comm.rank == 0:
-        _report(name, batch, grid, _compared(layer, batch, axes, machine, times, grid), device, machine)
+        _report(
+            name,
+            batch,
+            grid,
+            _compared(layer, batch, axes, machine=machine, times=times, grid=grid),
+            device=device,
+            machine=machine,
+        )
 
 
 def _compared(
     layer: PaperLayer,
     batch: int,
     axes: Mapping[str, int],
+    *,
     machine: Machine,
     times: Mapping[str, list[dict[str, float]]],
     grid: ProcessGrid,
@@ -159,7 +167,7 @@ def _compared(
 
 
 def _report(
-    name: str, batch: int, grid: ProcessGrid, rows: list[Comparison], device: torch.device, machine: Machine
+    name: str, batch: int, grid: ProcessGrid, rows: list[Comparison], *, device: torch.device, machine: Machine
 ) -> None:
     layer = LAYERS[name]
     print(

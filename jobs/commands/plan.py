@@ -93,7 +93,7 @@ def _plan(options: argparse.Namespace) -> None:
     chosen = {name: getattr(options, name) for name in ("optimizer_slots", "memory_model", "workspace", "batch_norm")}
     assumptions = asdict(Settings(**chosen))
     graph = traced(options)
-    strategy = select(graph, machine, options.ranks, memory, options.method, **assumptions)
+    strategy = select(graph, machine, options.ranks, memory=memory, method=options.method, **assumptions)
     print(report.heading(options, graph, machine, memory))
     _print(options, strategy)
     if options.out is not None:

@@ -221,6 +221,7 @@ def profiled(
     ranks: Sequence[int],
     comm: MPI.Intracomm,
     device: torch.device,
+    *,
     at_work: int | None = None,
 ) -> Machine:
     """``machine`` with what a rank computes of ``graph`` on ``ranks`` ranks, where its table has not got it yet.
@@ -242,7 +243,7 @@ def profiled(
     entries = []
     for entry in machine.compute:
         counts = [count for count in ranks if machine.computing(at_work or count).busy == entry.busy]
-        entries.append(_with_table(entry, machine, graph, counts, comm, device))
+        entries.append(_with_table(entry, machine, graph, ranks=counts, comm=comm, device=device))
     return replace(machine, compute=tuple(entries))
 
 
@@ -250,6 +251,7 @@ def _with_table(
     entry: Compute,
     machine: Machine,
     graph: LayerGraph,
+    *,
     ranks: Sequence[int],
     comm: MPI.Intracomm,
     device: torch.device,

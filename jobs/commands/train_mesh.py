@@ -145,7 +145,9 @@ def _picture(trainer: Trainer, metrics: Metrics, outcome: Outcome, examples: lis
     f1 = f", held-out F1 {outcome.verdicts[-1].heldout:.3f}" if outcome.verdicts else ""
     title = f"{trainer.settings.model} after {trainer.step_count} steps on {trainer.where}{f1}"
     channel, threshold = CHANNELS[SHOWN_CHANNEL], outcome.threshold.value
-    return picture(path, lambda: draw(path, examples, channel, threshold, metrics.losses(), title))
+    return picture(
+        path, lambda: draw(path, examples, channel=channel, threshold=threshold, losses=metrics.losses(), title=title)
+    )
 
 
 def _examples(trainer: Trainer) -> list[Example]:

@@ -67,6 +67,7 @@ class Classifier(training.Training):
         """Batches of ``train`` or ``test`` in the file's order, with all their logits (N, classes) on every rank."""
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Mean cross entropy of logits (N, classes), once they are found to have as many classes as the samples."""
         self._check_logits(outputs)
         return F.cross_entropy(outputs, labels)
 
@@ -139,7 +140,7 @@ class PipelineTrainer(Classifier, AnyPipelineTrainer):
     def __init__(self, settings: Settings, samples: ImageSamples, pipelining: Pipelining, device: str = "cpu") -> None:
         model = _model(settings, samples).to(device, training.dtype_of(settings))
         _try_out(model, settings, samples, device)
-        super().__init__(settings, model, samples.extents, pipelining, samples.comm, device)
+        super().__init__(settings, model, samples.extents, pipelining, samples.comm, device=device)
         self._take_samples(samples)
 
     @torch.no_grad()

@@ -27,7 +27,9 @@ Values = NDArray[Any]
 
 def constant_answers(samples: MeshSamples) -> list[Verdict]:
     """All cells negative, all cells positive."""
-    train, heldout = (_counted(samples, group, lambda label, _: np.zeros(label.shape), 0, 1, 2) for group in GROUPS)
+    train, heldout = (
+        _counted(samples, group, lambda label, _: np.zeros(label.shape), low=0, high=1, bins=2) for group in GROUPS
+    )
     never, always = Threshold(2, True, 1.0), Threshold(0, True, 0.0)
     return [judge("all negative", train, heldout, never), judge("all positive", train, heldout, always)]
 
@@ -48,9 +50,11 @@ def best_channel(samples: MeshSamples) -> Verdict:
 
 def extrapolation(samples: MeshSamples, q_star: float) -> list[Verdict]:
     """Jacobians if all nodes kept their velocity: below a fitted threshold, and below the label's own."""
-    counted = [_counted(samples, group, lambda _, jacobian: jacobian, -1.0, 1.0, BINS) for group in GROUPS]
+    counted = [
+        _counted(samples, group, lambda _, jacobian: jacobian, low=-1.0, high=1.0, bins=BINS) for group in GROUPS
+    ]
     fitted = counted[0].best_threshold(both_directions=True)
-    below = [_counted(samples, group, lambda _, jacobian: jacobian < q_star, 0, 1, 2) for group in GROUPS]
+    below = [_counted(samples, group, lambda _, jacobian: jacobian < q_star, low=0, high=1, bins=2) for group in GROUPS]
     at_q = judge("frozen velocities, at q*", below[0], below[1], Threshold(1, True, q_star))
     named = Verdict(at_q.name, f"< {q_star:.3g}", at_q.training, at_q.heldout, at_q.families)
     return [judge("frozen velocities, fitted", counted[0], counted[1], fitted), named]
@@ -85,6 +89,7 @@ def _counted(
     samples: MeshSamples,
     group: str,
     score: Callable[[Values, Values], Values],
+    *,
     low: float,
     high: float,
     bins: int,

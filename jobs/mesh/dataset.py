@@ -99,7 +99,7 @@ def generate(
     criteria = Criteria(tau=tau, threshold=threshold)
     parts = Parts(parts_folder(target), session, criteria.per_run)
     wanted = streams(recipe.samples, recipe.heldout)
-    produce(parts, wanted, size, seed, criteria, comm, progress)
+    produce(parts, wanted, size=size, seed=seed, criteria=criteria, comm=comm, progress=progress)
     summary = collectively(comm, lambda: assemble(target, recipe, parts, wanted))
     return replace(summary, seconds=time.perf_counter() - start)
 

@@ -26,6 +26,7 @@ class Example:
 def draw(
     path: str | os.PathLike[str],
     examples: Sequence[Example],
+    *,
     channel: str,
     threshold: float,
     losses: Sequence[tuple[int, float]],

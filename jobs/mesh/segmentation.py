@@ -82,6 +82,7 @@ class Trainer(training.Trainer):
         )
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The segmentation loss, weighted by the samples' share of positive cells."""
         return segmentation_loss(outputs, labels, self.samples.positive_fraction)
 
     @torch.no_grad()

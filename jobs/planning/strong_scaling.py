@@ -55,7 +55,7 @@ def strategies(
     found = {}
     for ranks in counts:
         try:
-            found[ranks] = select(graph, machine, ranks, memory, method, SEARCH_S, **assumptions)
+            found[ranks] = select(graph, machine, ranks, memory=memory, method=method, seconds=SEARCH_S, **assumptions)
         except PlanError:
             continue
     return found

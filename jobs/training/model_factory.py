@@ -31,7 +31,11 @@ def build_classifier(
     name: str, comm: MPI.Intracomm, *, seed: int, in_channels: int, classes: int, width: int | None = None
 ) -> torch.nn.Module:
     """As :func:`build_model`, of the reference models only the ``CLASSIFIERS``. Collective."""
-    return together(comm, lambda: _built(name, "classifier", seed, in_channels, classes, width), ModelError)
+    return together(
+        comm,
+        lambda: _built(name, "classifier", seed=seed, in_channels=in_channels, classes=classes, width=width),
+        ModelError,
+    )
 
 
 def build_model(
@@ -47,11 +51,15 @@ def build_model(
     ModelError
         On all ranks, in one line, if there is no such model, it cannot be imported or built, or is no nn.Module.
     """
-    return together(comm, lambda: _built(name, "model", seed, in_channels, classes, width), ModelError)
+    return together(
+        comm,
+        lambda: _built(name, "model", seed=seed, in_channels=in_channels, classes=classes, width=width),
+        ModelError,
+    )
 
 
 def _built(
-    name: str, kind: str, seed: int, in_channels: int, classes: int | None, width: int | None
+    name: str, kind: str, *, seed: int, in_channels: int, classes: int | None, width: int | None
 ) -> torch.nn.Module:
     factory = _factory(name, kind)
     arguments = _arguments(name, factory, in_channels, classes, width)

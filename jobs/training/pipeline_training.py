@@ -39,6 +39,7 @@ class PipelineTrainer(training.Training):
         sample: tuple[int, ...],
         pipelining: Pipelining,
         comm: MPI.Intracomm,
+        *,
         device: str,
     ) -> None:
         super().__init__(settings, model, ProcessGrid(comm, r=comm.size), comm, device)
@@ -61,12 +62,12 @@ class PipelineTrainer(training.Training):
             comm,
             pipelining.schedule,
             self.loss,
-            pipelining.microbatches,
-            pipelining.replicas,
-            lambda parameters: training.make_optimizer(settings, parameters),
-            pipelining.weights,
-            pipelining.batch_norm,
-            pipelining.plans,
+            microbatches=pipelining.microbatches,
+            replicas=pipelining.replicas,
+            optimizer=lambda parameters: training.make_optimizer(settings, parameters),
+            weights=pipelining.weights,
+            batch_norm=pipelining.batch_norm,
+            plans=pipelining.plans,
             **pipelining.options,
         )
         self._switched = False

@@ -134,12 +134,12 @@ def _variants(case: argparse.Namespace, known: Known) -> list[Variant]:
     priced = partial(_priced, case, known, cuts)
     few, many = 2, min(case.batch, 4 * case.ranks)
     others = {
-        "gpipe, early cut": priced("gpipe", many, 0.25),
-        "1f1b-sno, late cut": priced("1f1b-sno", many, 0.75),
-        "1f1b-so, few": priced("1f1b-so", few, 0.5),
-        "pipedream, early cut": priced("pipedream", 1, 0.25),
-        "samples": priced(PARALLEL, 1, 0.0, Plan({"*": {"n": case.ranks}}, case.ranks)),
-        "rows": priced(PARALLEL, 1, 0.0, Plan({"*": {"h": case.ranks}}, case.ranks)),
+        "gpipe, early cut": priced("gpipe", many, share=0.25),
+        "1f1b-sno, late cut": priced("1f1b-sno", many, share=0.75),
+        "1f1b-so, few": priced("1f1b-so", few, share=0.5),
+        "pipedream, early cut": priced("pipedream", 1, share=0.25),
+        "samples": priced(PARALLEL, 1, share=0.0, plan=Plan({"*": {"n": case.ranks}}, case.ranks)),
+        "rows": priced(PARALLEL, 1, share=0.0, plan=Plan({"*": {"h": case.ranks}}, case.ranks)),
     }
     choices = best | others
     return [
@@ -165,6 +165,7 @@ def _priced(
     cuts: Sequence[str],
     schedule: str,
     microbatches: int,
+    *,
     share: float,
     plan: Plan | None = None,
 ) -> Choice:

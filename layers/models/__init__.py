@@ -50,8 +50,10 @@ class Reference:
     predicts: Literal["class", "values", "cells"]
 
     def __call__(self, **options: int) -> nn.Module:
-        """A new model. All take ``in_channels``, ``classes`` and ``width``: the channels of the first convolution, in
-        proportion to which all others stand.
+        """A new model.
+
+        All take ``in_channels``, ``classes`` and ``width``: the channels of the first convolution, in proportion to
+        which all others stand.
         """
         return self.factory(**options)
 

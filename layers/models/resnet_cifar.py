@@ -30,7 +30,7 @@ class BasicBlock(nn.Module):
         return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
     def shortcut(self, x: torch.Tensor) -> torch.Tensor:
-        """x itself, or what the paper's option A makes of it."""
+        """``x`` itself, or what the paper's option A makes of it."""
         if self.stride > 1:
             x = F.avg_pool2d(x, 1, self.stride)  # windows of one: every stride-th row and column
         return F.pad(x, (0, 0, 0, 0, 0, self.added)) if self.added else x

@@ -29,6 +29,7 @@ class VGG(nn.Module):
         width: int = 64,
         in_channels: int = 3,
         classes: int = 10,
+        *,
         batch_norm: bool = False,
         dropout: float = 0.5,
     ) -> None:

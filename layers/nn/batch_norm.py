@@ -39,8 +39,10 @@ _statistics: ContextVar[str] = ContextVar("batch_norm_statistics", default="glob
 
 @contextmanager
 def batch_norm_statistics(over: Statistics) -> Iterator[None]:
-    """Batch norm inside takes its statistics over the whole mini-batch (``global``, exact, the default), over the
-    ranks that share samples (``spatial``), or over each rank's block (``local``).
+    """Batch norm inside takes its statistics ``over`` these values.
+
+    The whole mini-batch (``global``, exact, the default), that of the ranks that share samples (``spatial``), or each
+    rank's block (``local``).
 
     Raises
     ------

@@ -25,10 +25,12 @@ class Resampling:
     weight: tuple[float, ...]
 
     def needed(self, out: Range) -> Range:
+        """Range of input indices from which the outputs ``out`` are made; (0, 0) if there are none."""
         low, high = self.low[out[0] : out[1]], self.high[out[0] : out[1]]
         return (min(low), max(high) + 1) if low else (0, 0)
 
     def apply(self, block: torch.Tensor, dim: int, out: Range) -> torch.Tensor:
+        """The outputs ``out`` along ``dim``, from a block that begins with the first index they need."""
         start, _ = self.needed(out)
 
         def taken(index: tuple[int, ...]) -> torch.Tensor:
@@ -51,6 +53,7 @@ class Resamplings:
     dims: tuple[Resampling | None, ...]
 
     def needed(self, dim: int, out: Range) -> Range:
+        """Range of indices of ``dim`` from which the outputs ``out`` are made."""
         sampling = self.dims[dim]
         return out if sampling is None else sampling.needed(out)
 

@@ -96,16 +96,20 @@ def _largest_block(shape: tuple[int, ...], parts: Parts, axes: tuple[str | None,
 @lru_cache(maxsize=65536)
 def halo(window: Window, extent: int, out_extent: int, parts: int, dim: int) -> tuple[int, int]:
     """Input rows below and above its own block of the rank that needs most, along spatial dimension ``dim``."""
-    return _ghosts(window, extent, out_extent, parts, dim, halo_index(window, extent, out_extent, parts, dim))
+    return _ghosts(
+        window, extent, out_extent, parts=parts, dim=dim, index=halo_index(window, extent, out_extent, parts, dim)
+    )
 
 
 @lru_cache(maxsize=65536)
 def halo_index(window: Window, extent: int, out_extent: int, parts: int, dim: int) -> int:
     """The block along spatial dimension ``dim`` that needs most rows of others; the first of several."""
-    return max(range(parts), key=lambda index: sum(_ghosts(window, extent, out_extent, parts, dim, index)))
+    return max(
+        range(parts), key=lambda index: sum(_ghosts(window, extent, out_extent, parts=parts, dim=dim, index=index))
+    )
 
 
-def _ghosts(window: Window, extent: int, out_extent: int, parts: int, dim: int, index: int) -> tuple[int, int]:
+def _ghosts(window: Window, extent: int, out_extent: int, *, parts: int, dim: int, index: int) -> tuple[int, int]:
     own, out = block_range(extent, parts, index), block_range(out_extent, parts, index)
     if not out or not own:
         return (0, 0)

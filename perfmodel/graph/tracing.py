@@ -139,7 +139,15 @@ class _Recorder(TorchFunctionMode):
         if name == "__setitem__":
             made = [args[0]]
         if made:  # of a property such as .data or .T only __get__ is known
-            self._record(func, "view" if name == "__get__" else name, described, given, inputs, made, saved)
+            self._record(
+                func,
+                "view" if name == "__get__" else name,
+                described,
+                given=given,
+                inputs=inputs,
+                made=made,
+                saved=saved,
+            )
         return result
 
     def _described(self, tensor: torch.Tensor) -> Value | Constant:
@@ -166,6 +174,7 @@ class _Recorder(TorchFunctionMode):
         function: Any,
         kind: str,
         described: tuple[Any, Any],
+        *,
         given: list[torch.Tensor],
         inputs: tuple[Value, ...],
         made: list[torch.Tensor],

@@ -45,8 +45,9 @@ class Footprint:
 
     @property
     def kept(self) -> float:
-        """Bytes of activations that wait for their backward stage: forward stage i of 1 to K + 1 keeps them for
-        2 (K - i + 1) cycles, and a mini-batch enters in each.
+        """Bytes of activations that wait for their backward stage.
+
+        Forward stage i of 1 to K + 1 keeps them for 2 (K - i + 1) cycles, and a mini-batch enters in each.
         """
         registers = len(self.activations) - 1
         return sum(2 * (registers - stage) * held for stage, held in enumerate(self.activations))
@@ -65,7 +66,7 @@ class Footprint:
 
 
 def footprint(model: nn.Module, sample: Sequence[int], batch: int, placement: Sequence[int] = ()) -> Footprint:
-    """The footprint of ``model`` for mini-batches (``batch``, \\*``sample``), found on meta tensors.
+    r"""The footprint of ``model`` for mini-batches (``batch``, \*``sample``), found on meta tensors.
 
     ``placement`` is the paper's pipeline placement vector: a pair of registers after each of these layers, counted from
     1. Layers are convolutions and linear modules in the order of their calls; what follows one up to the next is in its

@@ -137,6 +137,7 @@ class Sums:
         sizes: tuple[int, ...],
         scopes: list[tuple[int, ...]],
         tables: list[Array],
+        *,
         rows: Array,
         offsets: Array,
         objective: int,
@@ -178,7 +179,9 @@ class Sums:
     def scaled(self, factor: float) -> Sums:
         """All sums times ``factor``."""
         tables = [np.asarray(table * factor) for table in self.tables]
-        return Sums(self.sizes, self.scopes, tables, self.rows, self.offsets * factor, self.objective)
+        return Sums(
+            self.sizes, self.scopes, tables, rows=self.rows, offsets=self.offsets * factor, objective=self.objective
+        )
 
     def restricted(self, kept: list[Choices]) -> Sums:
         """The same with only the values ``kept`` of each variable, renumbered."""
@@ -187,7 +190,7 @@ class Sums:
             for scope, table in zip(self.scopes, self.tables, strict=True)
         ]
         sizes = tuple(len(values) for values in kept)
-        return Sums(sizes, self.scopes, tables, self.rows, self.offsets, self.objective)
+        return Sums(sizes, self.scopes, tables, rows=self.rows, offsets=self.offsets, objective=self.objective)
 
     def subject_to(self, other: Sums, limit: float) -> Sums:
         """These sums to be minimised while those of ``other`` are at most ``limit``."""
@@ -195,7 +198,14 @@ class Sums:
         rows[: len(self.rows), : len(self.tables)] = self.rows
         rows[len(self.rows) :, len(self.tables) :] = other.rows
         offsets = np.concatenate([self.offsets, other.offsets - limit])
-        return Sums(self.sizes, self.scopes + other.scopes, self.tables + other.tables, rows, offsets, self.objective)
+        return Sums(
+            self.sizes,
+            self.scopes + other.scopes,
+            self.tables + other.tables,
+            rows=rows,
+            offsets=offsets,
+            objective=self.objective,
+        )
 
 
 def time_rows(kinds: Sequence[Kind]) -> Array:
@@ -238,7 +248,7 @@ def unrolled(sizes: tuple[int, ...], steps: Sequence[Step], rows: Array) -> Sums
     scopes = [scope for scope, _ in merged]
     tables = [np.array(table, dtype=np.float64, order="C") for table in merged.values()]
     matrix = np.stack(list(columns.values()), axis=1) if columns else np.zeros((1, 0))
-    return Sums(sizes, scopes, tables, matrix, np.zeros(len(matrix)), len(matrix))
+    return Sums(sizes, scopes, tables, rows=matrix, offsets=np.zeros(len(matrix)), objective=len(matrix))
 
 
 def largest(rows: Array) -> Array:

@@ -54,6 +54,7 @@ def select(
     graph: LayerGraph,
     machine: Machine,
     ranks: int,
+    *,
     memory: float | None = None,
     method: str = "exact",
     seconds: float = 20.0,

@@ -63,6 +63,7 @@ class SerialPipeline:
         optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer],
         schedule: str = "stale",
         microbatches: int = 1,
+        *,
         weights: str | None = None,
         vertical_sync: bool = False,
     ) -> None:

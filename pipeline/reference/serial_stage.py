@@ -93,6 +93,7 @@ class SerialStage:
         self.version += 1
 
     def clear_gradients(self) -> None:
+        """Set the gradients of all parameters to None."""
         for weight in self.parameters:
             weight.grad = None
 

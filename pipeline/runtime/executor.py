@@ -103,7 +103,7 @@ class Actor:
         assert message is not None and action.peer is not None
         loss = self.losses.get(message.microbatch, 0.0)
         minibatch = self._fed[message.microbatch].minibatch
-        self._seat.mailbox.send(message, action.peer, minibatch, self._made.pop(message), loss, str(action))
+        self._seat.mailbox.send(message, action.peer, minibatch, self._made.pop(message), loss=loss, what=str(action))
 
     # -- passes -------------------------------------------------------------------------------------------------------
 

@@ -128,6 +128,7 @@ class Mailbox:
         stage: int,
         minibatch: Minibatch,
         values: Sequence[torch.Tensor | None],
+        *,
         loss: float,
         what: str,
     ) -> None:
@@ -210,7 +211,12 @@ class Mailbox:
     def _routes(self, shape: tuple[int, ...], source: int, target: int, microbatch: int) -> Routes:
         grids, ranks = self._placement.grids, self._placement.ranks
         return boundary_routes(
-            grids[source], grids[target], shape, self._rank, ranks(source, microbatch), ranks(target, microbatch)
+            grids[source],
+            grids[target],
+            shape,
+            self._rank,
+            sources=ranks(source, microbatch),
+            targets=ranks(target, microbatch),
         )
 
     def flush(self) -> None:

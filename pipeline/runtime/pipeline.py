@@ -74,7 +74,7 @@ class Pipeline:
         If ranks pass different arguments or parameters.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  (a fixed public signature)
         self,
         stages: Sequence[nn.Module],
         comm: MPI.Intracomm,
@@ -85,6 +85,7 @@ class Pipeline:
         optimizer: MakeOptimizer | None = None,
         weights: str | None = None,
         batch_norm: str = "micro",
+        *,
         plans: Sequence[StagePlan] | None = None,
         **options: Any,
     ) -> None:
@@ -103,7 +104,9 @@ class Pipeline:
         grids = None if plans is None else boundary_grids(plans, self.modules, count)
         self._plans = [None] * count if plans is None else list(plans)
         self._placement = Placement(comm.size, per_stage_replicas("pipeline", replicas, count), grids)
-        self._course = course(schedule, count, self._placement.replicas, microbatches, weights, options)
+        self._course = course(
+            schedule, count, self._placement.replicas, microbatches=microbatches, weights=weights, options=options
+        )
         check_separate(self.modules, count)
         with watchdog.waiting(lambda: "comparing the stages' parameters"):
             check_equal(comm, state_of(self.modules), "Pipeline")
@@ -123,6 +126,7 @@ class Pipeline:
         comm: MPI.Intracomm,
         loss: Loss,
         optimizer: MakeOptimizer | None = None,
+        *,
         batch_norm: str = "micro",
     ) -> Pipeline:
         """The pipeline that ``plan``, or the file of this name, describes, for a model that it cuts or its stages.
@@ -146,12 +150,12 @@ class Pipeline:
             comm,
             found.schedule,
             loss,
-            found.microbatches,
-            found.replicas,
-            optimizer,
-            found.weights,
-            batch_norm,
-            found.plans,
+            microbatches=found.microbatches,
+            replicas=found.replicas,
+            optimizer=optimizer,
+            weights=found.weights,
+            batch_norm=batch_norm,
+            plans=found.plans,
         )
 
     def _acting(self, loss: Loss, optimizer: MakeOptimizer | None, deferred: bool, seed: int) -> Actor:
@@ -167,7 +171,9 @@ class Pipeline:
                 parallelize(module, plan if isinstance(plan, Plan) else seat.grid, comm=seat.group)
         parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
         made = optimizer(parameters) if optimizer is not None and parameters else None
-        return Actor(seat, Passes(modules, seat.grid, loss, seed, seat.twins.size > 1, deferred), made)
+        replicated = seat.twins.size > 1
+        passes = Passes(modules, seat.grid, loss, seed, replicated=replicated, deferred=deferred)
+        return Actor(seat, passes, made)
 
     def _restart(self) -> None:
         self._origin = self._reported = self._begun
@@ -287,7 +293,7 @@ class Pipeline:
         if chunks_of(schedule, options) != self._chunks:
             raise ScheduleError(f"switch: each rank has {self._chunks} chunks of the model, which cannot change")
         replicas = self._placement.replicas
-        found = course(schedule, len(replicas), replicas, microbatches, weights, options)
+        found = course(schedule, len(replicas), replicas, microbatches=microbatches, weights=weights, options=options)
         self.drain()
         self._course = found
         self._restart()

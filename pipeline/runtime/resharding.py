@@ -19,11 +19,11 @@ from distconv.tensor import DistTensor
 
 @lru_cache(maxsize=1024)
 def boundary_routes(
-    source: Arrangement, target: Arrangement, shape: tuple[int, ...], rank: int, sources: range, targets: range
+    source: Arrangement, target: Arrangement, shape: tuple[int, ...], rank: int, *, sources: range, targets: range
 ) -> Routes:
     """What ``rank`` sends or receives of a boundary tensor between the ranks of two stages' grids."""
     src, dst = (_split_by_dimensions(grid, len(shape)) for grid in (source, target))
-    return Routes(src, dst, shape, rank, sources, targets)
+    return Routes(src, dst, shape, rank, sources=sources, targets=targets)
 
 
 def _split_by_dimensions(grid: Arrangement, dims: int) -> Distribution[Arrangement]:

@@ -30,6 +30,7 @@ def course(
     given: str | Schedule,
     stages: int,
     replicas: Sequence[int],
+    *,
     microbatches: int,
     weights: str | None,
     options: Mapping[str, Any],

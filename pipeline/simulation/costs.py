@@ -28,6 +28,7 @@ class Costs:
         schedule: Schedule,
         forward: Cost,
         backward: Cost,
+        *,
         weight: Cost | None,
         transfer: Cost,
         update: Cost,

@@ -18,7 +18,7 @@ OCCUPYING = COMPUTE | {Kind.UPDATE}
 """What takes time on a stage."""
 
 
-def simulate(
+def simulate(  # noqa: PLR0917 - a fixed public signature
     schedule: Schedule,
     forward: Cost,
     backward: Cost,
@@ -44,7 +44,9 @@ def simulate(
     ScheduleError
         For costs or counts that do not fit, or lists that wait for each other for ever.
     """
-    costs = Costs.of(schedule, forward, backward, weight, transfer, update, activation)
+    costs = Costs.of(
+        schedule, forward, backward, weight=weight, transfer=transfer, update=update, activation=activation
+    )
     own = schedule.replicas or 1
     counts = per_stage_replicas(schedule.name, own if replicas is None else replicas, len(costs.forward))
     if schedule.asynchronous and counts != schedule.replicas:

@@ -84,6 +84,7 @@ class _Tracer(fx.Tracer):
 
 
 def is_hooked(module: nn.Module) -> bool:
+    """Whether ``module`` has hooks, which a traced graph would lose."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return any(hooks)
 
@@ -93,6 +94,7 @@ def _modes() -> tuple[bool, ...]:
 
 
 def traced_steps(model: nn.Module) -> Steps:
+    """What ``model`` does, in steps that can be cut; by ``torch.fx``."""
     tracer, root, graph = _trace(model)
     nodes = list(graph.nodes)
     computing = [index for index, node in enumerate(nodes) if node.op in COMPUTATIONS]

@@ -63,6 +63,7 @@ class Passes:
         grid: ProcessGrid | None,
         loss: Loss,
         seed: int,
+        *,
         replicated: bool,
         deferred: bool,
     ) -> None:

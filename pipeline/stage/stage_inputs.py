@@ -33,6 +33,7 @@ class Entry:
 
     @property
     def gradient(self) -> torch.Tensor | None:
+        """What has arrived of the gradient of ``value``, distributed as that is."""
         if self._found is None or not isinstance(self.value, DistTensor):
             return self._found
         return DistTensor(self._found, self.value.dist, self.value.shape)

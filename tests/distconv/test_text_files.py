@@ -15,8 +15,8 @@ from distconv.text_files import parsed_json, read_text, short
 def test_text_is_read_with_or_without_a_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     for mark in (b"", b"\xef\xbb\xbf"):
-        path.write_bytes(mark + "n = 2 µm".encode())
-        assert read_text(path, "plan", PlanError) == "n = 2 µm"
+        path.write_bytes(mark + "n = 2 ångström".encode())
+        assert read_text(path, "plan", PlanError) == "n = 2 ångström"
 
 
 def test_a_file_that_is_no_text_is_named_with_the_byte(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ SOD = ShockTube(Side(1.0, 0.0, 1.0), Side(0.125, 0.0, 0.1))
 
 
 def blast_constant(gamma: float = 1.4, points: int = 4000) -> float:
-    """alpha of Sedov's cylindrical blast, whose radius is (E t^2 / (alpha rho))^(1/4).
+    """``alpha`` of Sedov's cylindrical blast, whose radius is (E t^2 / (alpha rho))^(1/4).
 
     With velocity, density and pressure Rdot f, rho g and rho Rdot^2 h of r / R, the equations of motion become
     ordinary differential equations, integrated here from the strong shock inwards (classical Runge-Kutta); alpha is pi

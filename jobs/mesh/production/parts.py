@@ -51,10 +51,12 @@ class Run:
         return (self.index * len(FAMILIES) + self.family) * len(SPLITS) + self.split
 
     def seed(self, base: int) -> np.random.SeedSequence:
+        """The seed of its random numbers, from the seed ``base`` of the data set."""
         return run_seed(base, self.split, self.family, self.index)
 
     @property
     def name(self) -> str:
+        """Split, family and number: the name of its file."""
         return f"{SPLITS[self.split]}-{list(FAMILIES)[self.family]}-{self.index:05d}"
 
 
@@ -67,6 +69,7 @@ class Stream:
     quota: int
 
     def run(self, index: int) -> Run:
+        """Its run of number ``index``."""
         return Run(self.split, self.family, index)
 
 
@@ -111,6 +114,7 @@ class Parts:
         return self.folder / f"alarm-{self.session}"
 
     def file(self, run: Run) -> Path:
+        """Where the results of ``run`` are kept."""
         return self.folder / f"{run.name}.npz"
 
     def outline(self, run: Run) -> Outline:

@@ -59,6 +59,7 @@ def warm_up(comm: MPI.Comm | None) -> None:
 def produce(
     parts: Parts,
     wanted: list[Stream],
+    *,
     size: int,
     seed: int,
     criteria: Criteria,
@@ -78,7 +79,7 @@ def produce(
     total = sum(stream.quota for stream in wanted)
     with tqdm(total=total, unit="sample", disable=not progress or rank != 0, desc=f"{size} x {size}") as bar:
         try:
-            work(parts, wanted, size, seed, criteria, bar)
+            work(parts, wanted, size=size, seed=seed, criteria=criteria, bar=bar)
         except DataError as error:
             failure = str(error)
             parts.alarm_file.touch()
@@ -88,7 +89,7 @@ def produce(
             raise DataError(text)
 
 
-def work(parts: Parts, wanted: list[Stream], size: int, seed: int, criteria: Criteria, bar: tqdm[NoReturn]) -> None:
+def work(parts: Parts, wanted: list[Stream], *, size: int, seed: int, criteria: Criteria, bar: tqdm[NoReturn]) -> None:
     """One rank's share of the runs: claim, run, store, until nothing is missing or another rank gives up."""
     while not parts.alarm_file.exists():
         parts.check(wanted)

@@ -125,18 +125,23 @@ def table_iii(machine: Machine, link: float | None, neighbours: float | None) ->
 
 
 def _row_iii(row: Row, profile: ProfileOf, machine: Machine, chain: Machine) -> dict[str, object]:
-    base = rate(profile, machine, row.gpus, "dp", row.gpus, GPU_BATCH)
+    base = rate(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH)
     batch = max(row.microbatches, 8 * row.gpus) * row.size
     counts = [count for count in _powers(batch) if 8 <= batch // count <= GPU_BATCH]
     # The paper's data parallelism has one update for what a GPU holds at a time; that is the figure to beat.
     piped = explore(profile, chain, row.gpus, batch, microbatches=counts, schedules=SYNCHRONOUS[1:])
     found = explore(profile, machine, row.gpus, batch, microbatches=counts, joint=True)
     ours = {
-        "dp_32": rate(profile, machine, row.gpus, "dp", row.gpus, GPU_BATCH // 2) / base,
+        "dp_32": rate(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH // 2) / base,
         "pipedream": pipedream_rate(profile, machine, row.gpus) / base,
-        "gpipe": rate(profile, chain, row.gpus, "gpipe", *row.gpipe[:2]) / base,
+        "gpipe": rate(profile, chain, row.gpus, schedule="gpipe", microbatches=row.gpipe[0], size=row.gpipe[1]) / base,
         "bapipe": rate(
-            profile, machine if row.schedule == PARALLEL else chain, row.gpus, row.schedule, row.microbatches, row.size
+            profile,
+            machine if row.schedule == PARALLEL else chain,
+            row.gpus,
+            schedule=row.schedule,
+            microbatches=row.microbatches,
+            size=row.size,
         )
         / base,
         "pipeline": batch / piped.time / base,
@@ -156,7 +161,7 @@ def _row_iii(row: Row, profile: ProfileOf, machine: Machine, chain: Machine) -> 
     return {"model": row.model, "gpus": row.gpus, "batch": batch, "speedup": ours, "explored": figures}
 
 
-def rate(profile: ProfileOf, machine: Machine, gpus: int, schedule: str, microbatches: int, size: int) -> float:
+def rate(profile: ProfileOf, machine: Machine, gpus: int, *, schedule: str, microbatches: int, size: int) -> float:
     """Samples per second; 16 GB or not, the paper ran it."""
     batch = microbatches * size
     found = explore(

@@ -75,7 +75,9 @@ class _Recurrent:
         self.layers: list[Layer] = []
         self.edges: list[tuple[str, str]] = []
 
-    def _add(self, name: str, reads: list[str], forward: float, backward: float, units: float, weights: float) -> str:
+    def _add(
+        self, name: str, reads: list[str], *, forward: float, backward: float, units: float, weights: float
+    ) -> str:
         """A layer with ``units`` outputs per token."""
         self.layers.append(Layer(name, forward, backward, 4.0 * self.samples * TOKENS * units, 4.0 * weights))
         self.edges += [(read, name) for read in reads]
@@ -90,16 +92,27 @@ class _Recurrent:
         """Looks up a row for each token."""
         tokens = self.samples * TOKENS
         once = self.roofline.time(0.0, 8.0 * tokens * UNITS, float(tokens * UNITS))
-        return self._add(f"{name}.embedding", [], once, once, UNITS, float(VOCABULARY * UNITS))
+        return self._add(
+            f"{name}.embedding", [], forward=once, backward=once, units=UNITS, weights=float(VOCABULARY * UNITS)
+        )
 
     def lstm(self, name: str, reads: list[str], inputs: int, directions: int = 1) -> str:
         """All tokens times the input weights at once; then a product with the recurrent weights for each token."""
         wide, tokens = 4 * UNITS, self.samples * TOKENS
         once = directions * self._product(tokens, inputs * UNITS, wide)
         weights = directions * wide * (inputs * UNITS + 2)
-        gates = self._add(f"{name}.input", reads, once, 2 * once, directions * wide, float(weights))
+        gates = self._add(
+            f"{name}.input", reads, forward=once, backward=2 * once, units=directions * wide, weights=float(weights)
+        )
         steps = directions * TOKENS * self._product(self.samples, UNITS, wide)
-        return self._add(name, [gates], steps, 2 * steps, directions * UNITS, float(directions * wide * UNITS))
+        return self._add(
+            name,
+            [gates],
+            forward=steps,
+            backward=2 * steps,
+            units=directions * UNITS,
+            weights=float(directions * wide * UNITS),
+        )
 
     def attention(self, reads: list[str]) -> str:
         """Of each target token over all source tokens: the projections, scores and their weighted sum."""
@@ -107,12 +120,14 @@ class _Recurrent:
         scores = 2.0 * self.samples * TOKENS * TOKENS * UNITS
         both = self.roofline.time(2 * scores, 16.0 * tokens * UNITS, float(tokens * UNITS))
         once = 2 * self._product(tokens, UNITS, UNITS) + both
-        return self._add("attention", reads, once, 2 * once, UNITS, 2.0 * UNITS * UNITS)
+        return self._add("attention", reads, forward=once, backward=2 * once, units=UNITS, weights=2.0 * UNITS * UNITS)
 
     def loss(self, reads: list[str]) -> str:
         """The scores of all words, and the loss."""
         tokens = self.samples * TOKENS
         once = self._product(tokens, UNITS, VOCABULARY)
-        words = self._add("words", reads, once, 2 * once, VOCABULARY, float((UNITS + 1) * VOCABULARY))
+        words = self._add(
+            "words", reads, forward=once, backward=2 * once, units=VOCABULARY, weights=float((UNITS + 1) * VOCABULARY)
+        )
         softmax = self.roofline.time(0.0, 8.0 * tokens * VOCABULARY, float(tokens * VOCABULARY))
-        return self._add("softmax", [words], softmax, softmax, VOCABULARY, 0.0)
+        return self._add("softmax", [words], forward=softmax, backward=softmax, units=VOCABULARY, weights=0.0)

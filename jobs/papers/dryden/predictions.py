@@ -102,8 +102,9 @@ def amdahl_error(serial: float) -> Callable[[Cell], float]:
 
 @dataclass(frozen=True)
 class Results:
-    """Predictions with the constants of the data sheets and with fitted ones; Amdahl's law with its share fitted to
-    the calibration cells, and to the very cells that are held out.
+    """Predictions with the constants of the data sheets and with fitted ones, and Amdahl's law.
+
+    Its share is fitted to the calibration cells, and to the very cells that are held out.
     """
 
     sheets: Predictions

@@ -29,6 +29,7 @@ class Network(nn.Module):
             self.spare = nn.Linear(2, 2)
 
     def forward(self, x: torch.Tensor, between: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        """What the head makes of the body's features after ``between``."""
         return self.head(between(self.body(x)))  # type: ignore[no-any-return]
 
 

@@ -39,12 +39,14 @@ class Tally:
     """Why programs were turned away that torch runs, or refuses in other words."""
 
     def add(self, name: str, verdict: Verdict, text: str) -> None:
+        """Count one verdict; the words of a refusal are counted too."""
         self.per_name.setdefault(name, Counter())[verdict] += 1
         if verdict in (Verdict.UNSUPPORTED, Verdict.OTHER_WORDS):
             self.reasons[f"{verdict.value}: {text}"] += 1
 
     @property
     def total(self) -> Counter[Verdict]:
+        """Verdicts counted over all programs."""
         return sum(self.per_name.values(), Counter())
 
     def table(self) -> str:

@@ -87,6 +87,7 @@ class RanksWorld(World):
         self._leaves: list[tuple[torch.Tensor, torch.Tensor | None, int | None]] = []
 
     def put(self, value: torch.Tensor, dims: Dims = None, grad: bool = True) -> torch.Tensor:
+        """``value`` as an input in a distribution of the given or of drawn dimensions."""
         dist = self._distribution(value.shape, dims)
         grad = grad and value.is_floating_point()
         leaf: torch.Tensor | None = self._strided(value)
@@ -138,13 +139,16 @@ class RanksWorld(World):
         return Distribution(grid, axes, boundaries=boundaries, cyclic=cyclic)
 
     def model(self, module: torch.nn.Module, parallel: bool = True) -> torch.nn.Module:
+        """A copy of ``module``, parallelized unless told otherwise."""
         copied = copy.deepcopy(module)
         return parallelize(copied, self._grid) if parallel else copied
 
     def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` whole on every rank, in the graph. Collective."""
         return gather(tensor)
 
     def gradient(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Gradient that backward left for an input or a parameter; from its root where one rank gave the input."""
         for x, leaf, root in self._leaves:
             if x is tensor:
                 grad = None if leaf is None else leaf.grad

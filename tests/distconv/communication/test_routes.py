@@ -42,7 +42,7 @@ def delivered(src, dst, shape, sources, targets):
     whole = torch.arange(torch.Size(shape).numel(), dtype=torch.float64).reshape(shape)
     held = dict(zip(sources, blocks(whole, src), strict=True))
     everyone = sorted({*sources, *targets})
-    routes = {rank: Routes(src, dst, shape, rank, sources, targets) for rank in everyone}
+    routes = {rank: Routes(src, dst, shape, rank, sources=sources, targets=targets) for rank in everyone}
     messages = {}
     for rank in everyone:
         for peer in routes[rank].sends:
@@ -107,7 +107,9 @@ def test_ranks_with_the_same_block_take_targets_in_turn():
     src = Distribution(Arrangement(r=2, h=3), ("h",))
     dst = Distribution(Arrangement(n=2, h=3), ("h",))
     senders = [
-        peer.rank for target in range(6, 12) for peer in Routes(src, dst, (6,), target, range(6), range(6, 12)).receives
+        peer.rank
+        for target in range(6, 12)
+        for peer in Routes(src, dst, (6,), target, sources=range(6), targets=range(6, 12)).receives
     ]
     assert sorted(senders) == [0, 1, 2, 3, 4, 5]
 
@@ -126,6 +128,6 @@ def test_layouts_over_other_ranks_than_are_given_are_refused():
     with pytest.raises(DistributionError, match="not the same ranks"):
         Routes(src, dst, (4,), 0)
     with pytest.raises(DistributionError, match="n=3 has 3, 2 are given"):
-        Routes(src, dst, (4,), 0, range(2), range(2, 4))
+        Routes(src, dst, (4,), 0, sources=range(2), targets=range(2, 4))
     with pytest.raises(DistributionError, match="do not fit the shape"):
         Routes(src, src, (4, 4), 0)

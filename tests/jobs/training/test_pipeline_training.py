@@ -61,8 +61,8 @@ def by_hand(
         lambda parameters: make_optimizer(settings, parameters),
         of.schedule,
         of.microbatches,
-        of.weights,
-        of.vertical_sync,
+        weights=of.weights,
+        vertical_sync=of.vertical_sync,
     )
     assert settings.steps is not None
     for step, batch in zip(range(settings.steps), batches, strict=False):

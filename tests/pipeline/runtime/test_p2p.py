@@ -31,7 +31,9 @@ def same(found, expected):
 def pass_on(comm, box, step, values, loss=0.5):
     """Send ``values`` from each rank to the next, and return what arrives from the one before."""
     if comm.rank < comm.size - 1:
-        box.send(Message(Kind.F, step, comm.rank + 1), comm.rank + 1, Minibatch(step, 4), values, loss, "a test")
+        box.send(
+            Message(Kind.F, step, comm.rank + 1), comm.rank + 1, Minibatch(step, 4), values, loss=loss, what="a test"
+        )
     if comm.rank == 0:
         return None
     return box.take(Message(Kind.F, step, comm.rank), comm.rank - 1, Minibatch(step, 4), "a test")
@@ -117,7 +119,7 @@ def test_what_is_sent_may_change_at_once_and_many_messages_wait_in_order(comm):
     if comm.rank == 0:
         x = torch.zeros(50, 50)
         for step in range(20):
-            box.send(Message(Kind.F, step, 1), 1, Minibatch(step, 4), [x[: 1 + step * 7 % 50]], 0.0, "a test")
+            box.send(Message(Kind.F, step, 1), 1, Minibatch(step, 4), [x[: 1 + step * 7 % 50]], loss=0.0, what="a test")
             x += 1
     comm.Barrier()
     if comm.rank == 1:
@@ -142,7 +144,9 @@ def test_activations_and_gradients_between_two_ranks_do_not_mix(comm):
     payload = Kind.F if comm.rank == 0 else Kind.B
     for payload, source in ((Kind.F, 0), (Kind.B, 1)):
         if comm.rank == source:
-            box.send(Message(payload, 0, other), other, Minibatch(0, 4), [torch.tensor([source])], 0.0, "a test")
+            box.send(
+                Message(payload, 0, other), other, Minibatch(0, 4), [torch.tensor([source])], loss=0.0, what="a test"
+            )
     comm.Barrier()
     payload = Kind.B if comm.rank == 0 else Kind.F
     ((found,), _) = box.take(Message(payload, 0, comm.rank), other, Minibatch(0, 4), "a test")
@@ -154,7 +158,7 @@ def test_activations_and_gradients_between_two_ranks_do_not_mix(comm):
 def test_a_message_of_another_step_is_an_error_that_names_both(comm):
     box = mailbox(comm)
     if comm.rank == 0:
-        box.send(Message(Kind.F, 3, 1), 1, Minibatch(8, 4), [torch.ones(2)], 0.0, "a test")
+        box.send(Message(Kind.F, 3, 1), 1, Minibatch(8, 4), [torch.ones(2)], loss=0.0, what="a test")
     else:
         with pytest.raises(PipelineError, match=r"step 7 from rank 0, but that sends F of micro-batch 3 of step 8"):
             box.take(Message(Kind.F, 3, 1), 0, Minibatch(7, 4), "a test")
@@ -165,7 +169,7 @@ def test_a_message_of_another_step_is_an_error_that_names_both(comm):
 def test_ranks_that_were_given_other_samples_are_an_error_that_names_both(comm):
     box = mailbox(comm)
     if comm.rank == 0:
-        box.send(Message(Kind.F, 0, 1), 1, Minibatch(0, 6), [torch.ones(2)], 0.0, "a test")
+        box.send(Message(Kind.F, 0, 1), 1, Minibatch(0, 6), [torch.ones(2)], loss=0.0, what="a test")
     else:
         with pytest.raises(PipelineError, match="rank 0 works on a mini-batch of 6 samples, this rank was given 5"):
             box.take(Message(Kind.F, 0, 1), 0, Minibatch(0, 5), "a test")

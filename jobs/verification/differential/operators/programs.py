@@ -46,6 +46,7 @@ def on_function(
     function: Callable[..., Any],
     x: torch.Tensor,
     spatial: int,
+    *,
     dims: Dims = None,
     seed: int | None = None,
 ) -> Program:

@@ -15,7 +15,7 @@ _Function = Callable[[torch.Tensor], Any]
 
 
 def concatenation(draw: Draw) -> Program:
-    """cat and stack of two or three tensors, each in a distribution of its own; some are plain."""
+    """``cat`` and ``stack`` of two or three tensors, each in a distribution of its own; some are plain."""
     count = draw.number(1, 3)
     shape = [draw.number(1, 5), draw.number(1, 3), *draw.extents(count)]
     stacked = draw.chance(0.2)

@@ -38,8 +38,8 @@ FASTER = replace(FITTED, node=replace(FITTED.node, bandwidth_bytes_per_s=2e9))
 
 def speedup(model, gpus, schedule, microbatches, size, neighbours=FITTED):
     profile = networks(FITTED)[model]
-    parallel = command.rate(profile, FITTED, gpus, "dp", gpus, 64)
-    return command.rate(profile, neighbours, gpus, schedule, microbatches, size) / parallel
+    parallel = command.rate(profile, FITTED, gpus, schedule="dp", microbatches=gpus, size=64)
+    return command.rate(profile, neighbours, gpus, schedule=schedule, microbatches=microbatches, size=size) / parallel
 
 
 def test_the_fitted_link_gives_the_figures_it_was_fitted_to():
