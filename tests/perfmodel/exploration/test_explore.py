@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-from dataclasses import replace
-
 import pytest
 from torch import nn
 
 from distconv.errors import DistconvError
-from distconv.perfmodel.exploration import cuts as cuts_module
-from distconv.perfmodel.exploration.candidate_stages import Overheads, Setting, whole
 from distconv.perfmodel.exploration.choices import ExplorationError
-from distconv.perfmodel.exploration.cuts import best_cuts, key
 from distconv.perfmodel.exploration.explore import ASYNCHRONOUS, SYNCHRONOUS, explore
 from distconv.perfmodel.graph.tracing import trace
-from distconv.perfmodel.machine.links import Link
-from distconv.perfmodel.machine.machine import Group, Machine, Overlap
-from distconv.perfmodel.profiles.layer_profile import Layer, Profile
+from distconv.perfmodel.machine.machine import Group, Machine
 from distconv.perfmodel.profiles.predicted_profile import predicted_profile, scaled
 from distconv.perfmodel.stages.devices import Device
 from distconv.pipeline import schedule, simulate
+from tests.perfmodel.exploration.equal_layers import equal_layers, machine_of
 
 PIPELINES = SYNCHRONOUS[1:]
-LATENCY = 1e-9
-
-
-def machine_of(bandwidth, memory=1e18, *, overlap=False, per_node=8):
-    link = Link(LATENCY, bandwidth)
-    lassen = Machine.load("lassen")
-    hides = Overlap(halo=overlap, allreduce=overlap)
-    return replace(lassen, node=link, network=link, ranks_per_node=per_node, memory_bytes=memory, overlap=hides)
-
-
-def equal_layers(count=8, activation=8.0, parameters=8.0):
-    """Of a mini-batch of 16 samples."""
-    return Profile([Layer(f"l{index}", 1.0, 2.0, activation, parameters) for index in range(count)])
 
 
 def test_a_network_of_large_weights_is_cut_and_one_of_large_activations_is_not():
@@ -62,18 +41,6 @@ def test_data_parallelism_takes_its_share_of_the_samples_and_one_allreduce():
     found = explore(equal_layers(parameters=1e8), machine, 4, 16, schedules=["dp"])
     assert found.time == pytest.approx(8 * 3 / 4 + machine.allreduce(Group(4, 4), 8e8))
     assert found.table[0].replicas == 4 and {choice.microbatches for choice in found.table} == {4, 8, 16}
-
-
-def test_an_allreduce_hides_behind_the_last_backward_pass_where_the_machine_overlaps():
-    hidden = explore(equal_layers(parameters=1e8), machine_of(1e9, overlap=True), 4, 16, microbatches=[4])
-    assert hidden.schedule == "dp" and hidden.time == pytest.approx(6.0)
-
-
-def test_memory_is_activations_in_flight_and_weights_with_gradients_and_state():
-    found = explore(equal_layers(), machine_of(1e12), 4, 16, microbatches=[16], schedules=["1f1b-so"])
-    # Two layers each; weights, gradients, momentum; twice 4, 3, 2, 1 micro-batches of a sixteenth.
-    assert found.best.memory == tuple(3 * 16.0 + flying * 1.0 for flying in (8, 6, 4, 2))
-    assert found.memory == 56.0
 
 
 def test_what_does_not_fit_is_not_chosen_but_listed():
@@ -110,48 +77,6 @@ def test_the_joint_search_is_never_slower_and_finds_pipelines_side_by_side():
     assert all(sum(held.values()) == joint.best.replicas for held in joint.stages.assignment)
 
 
-def random_stages(seed):
-    rng = random.Random(seed)
-    layers = [
-        Layer(
-            f"l{index}",
-            time := rng.uniform(0.1, 1),
-            time * rng.uniform(1.5, 2.5),
-            rng.choice([0.1, 1, 10]) * rng.uniform(1, 3) * 1e10,
-            rng.uniform(0, 1e9),
-        )
-        for index in range(9)
-    ]
-    device = Device("gpu", rng.randint(2, 4), None, rng.choice([1e15, rng.uniform(3e11, 9e11)]))
-    setting = Setting(Profile(layers), Machine.load("lassen"), [device], 1)
-    found = setting.stages(rng.choice(["1f1b-sno", "1f1b-so", "gpipe", "1f1b-as"]), 1, rng.choice([2, 4, 8, 16]))
-    assert found is not None
-    return found
-
-
-def test_cuts_that_are_searched_for_are_all_but_the_best_of_all():
-    """The figures are those that exploration_cuts.py and docs/partitioning.md give."""
-    fitting = optimal = 0
-    for seed in range(300):
-        stages = random_stages(seed)
-        every = itertools.combinations(range(1, stages.size), stages.count - 1)
-        best, found = min(key(stages, list(cuts)) for cuts in every), key(stages, best_cuts(stages))
-        assert (found[0] > 0) == (best[0] > 0), "cuts fit where any do"
-        if not best[0]:
-            fitting += 1
-            optimal += found[1] <= best[1] * (1 + 1e-12)
-            assert found[1] <= 1.017 * best[1]
-    assert (fitting, optimal) == (216, 214)
-
-
-def test_a_search_from_the_emptiest_cuts_alone_finds_cuts_that_fit_where_there_are_any(monkeypatch):
-    cases = [random_stages(seed) for seed in range(100, 120)]
-    fits = [key(stages, best_cuts(stages))[0] == 0 for stages in cases]
-    monkeypatch.setattr(cuts_module, "PRICES", ())
-    assert [key(stages, best_cuts(stages))[0] == 0 for stages in cases] == fits
-    assert any(fits) and not all(fits)
-
-
 def test_a_profile_of_some_samples_counts_for_others_in_proportion():
     machine = machine_of(1e10)
     of_four = scaled(equal_layers(activation=1e9), 4 / 16)
@@ -179,36 +104,10 @@ def test_layers_are_shared_between_stages_only_if_asked():
     assert shared.stages.positions == pytest.approx((1.5,))
 
 
-def test_a_transfer_between_nodes_takes_their_link():
-    profile, machine = equal_layers(activation=1e9), machine_of(1e10, per_node=2)
-    slow = replace(machine, network=Link(LATENCY, 1e9))
-    arguments = {"microbatches": [8], "schedules": ["1f1b-sno"]}
-    one_node = explore(profile, replace(machine, ranks_per_node=4), 4, 16, **arguments)
-    assert explore(profile, slow, 4, 16, **arguments).time > one_node.time
-    two = explore(profile, slow, 2, 16, **arguments)
-    assert two.time == explore(profile, machine, 2, 16, **arguments).time
-
-
 @pytest.mark.parametrize("joint", [False, True])
 def test_one_device_takes_the_whole_network(joint):
     found = explore(equal_layers(), machine_of(1e9), 1, 16, schedules=PIPELINES, joint=joint)
     assert found.schedule == "dp" and found.stages.cuts == () and found.time == pytest.approx(24.0)
-
-
-def test_cuts_beside_positions_leave_each_stage_a_layer():
-    assert whole([1.4, 1.6, 3.7], 5) == [1, 2, 4]
-    assert whole([0.2, 0.3], 3) == [1, 2]
-    assert whole([4.9, 4.95], 5) == [3, 4]
-
-
-def test_an_exploration_says_what_it_chose_and_what_else_there_was():
-    found = explore(equal_layers(parameters=1e9), machine_of(1e9), 4, 16)
-    said = found.explain()
-    assert said.splitlines()[0] == "16 samples on 4 devices of lassen"
-    assert f"best: {found.schedule}" in said and "cut before l2, l4, l6" in said
-    assert all(f"\n{name} " in said for name in SYNCHRONOUS)
-    assert f"{len(found.table)} combinations" in said
-    assert found.microbatches == found.best.microbatches
 
 
 @pytest.mark.parametrize(
@@ -323,31 +222,6 @@ def test_an_endless_schedule_takes_what_a_mini_batch_takes_longer_in_the_simulat
         for count in (40, 80)
     ]
     assert found.time == pytest.approx((spans[1] - spans[0]) / 40, rel=1e-6)
-
-
-def test_stashed_weights_and_mini_batches_under_way_take_memory():
-    pipedream = explore(equal_layers(), machine_of(1e12), 4, 16, microbatches=[1], schedules=["pipedream"])
-    # Two layers each; weights, gradients, momentum, and stashed ones; 4, 3, 2, 1 mini-batches of 16 bytes.
-    assert pipedream.best.memory == tuple((3 + flying - 1) * 16.0 + flying * 16.0 for flying in (4, 3, 2, 1))
-    stale = explore(equal_layers(), machine_of(1e12), 4, 16, microbatches=[1], schedules=["stale"])
-    assert stale.best.memory == tuple(3 * 16.0 + flying * 16.0 for flying in (7, 5, 3, 1))
-
-
-def test_overheads_of_passes_messages_and_updates_count_once_each():
-    profile, machine = equal_layers(activation=8e8, parameters=1.0), machine_of(1e9)
-    arguments = {"microbatches": [4], "schedules": ["gpipe"]}
-    plain = explore(profile, machine, 2, 16, **arguments)
-    passes = explore(profile, machine, 2, 16, **arguments, overheads=Overheads(pass_s=0.5))
-    # GPipe: as many passes in a row as micro-batches, and once more for the second stage; forward and backward.
-    assert passes.time == pytest.approx(plain.time + 0.5 * 2 * (4 + 1))
-    messages = explore(profile, machine, 2, 16, **arguments, overheads=Overheads(message_s=0.5))
-    assert messages.time == pytest.approx(passes.time)
-    updates = explore(profile, machine, 2, 16, **arguments, overheads=Overheads(update_s_per_byte=0.25))
-    assert updates.time == pytest.approx(plain.time + 0.25 * 4)
-    blocking = explore(profile, machine, 2, 16, **arguments, overheads=Overheads(blocking=True))
-    sent = machine.send(8e8 / 4, across=False)
-    # What was on its way while stages computed now makes their passes longer: once in each direction.
-    assert blocking.time == pytest.approx(plain.time + 2 * (4 - 1) * sent)
 
 
 def test_the_costs_of_a_choice_are_those_of_its_micro_batches():

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from distconv.errors import GridError, MismatchError, ShapeError
-from distconv.pipeline import Pipeline, PipelineError
+from distconv.pipeline import Pipeline
 from distconv.pipeline.schedules.actions import ScheduleError
 from tests.distconv.layouts import raises_everywhere
 from tests.harness.launch import Job
-from tests.pipeline.training import SGD, convolutions
+from tests.pipeline.training import SGD
 
 
 def linear(count):
@@ -68,21 +68,6 @@ def test_it_refuses_on_all_ranks(comm, name):
 
 
 @pytest.mark.ranks(2)
-def test_parameters_that_two_stages_share_are_refused(comm):
-    shared = nn.Linear(2, 2)
-    with torch.no_grad():
-        shared.weight.fill_(1.0), shared.bias.fill_(1.0)
-    torch.manual_seed(0)
-    stages = [shared, nn.Sequential(nn.Linear(2, 2), shared)]
-    raises_everywhere(
-        comm,
-        ScheduleError,
-        r"0\.weight and 1\.1\.weight are one tensor",
-        lambda: Pipeline(stages, comm, "gpipe", F.mse_loss),
-    )
-
-
-@pytest.mark.ranks(2)
 def test_stages_that_are_no_modules_are_refused(comm):
     torch.manual_seed(0)
     raises_everywhere(
@@ -110,30 +95,6 @@ def test_other_arguments_on_one_rank_are_a_mismatch(comm, name):
     )
 
 
-ANOTHER = {
-    "weights": r"the first is '0\.0\.weight'",
-    "shapes": r"1\.1\.weight \(2, 2, 1, 1\)",
-    "a buffer": r"the first is '0\.1\.running_mean'",
-    "a stage": "Sequential, Sequential, Tanh",
-}
-
-
-@pytest.mark.ranks(2)
-@pytest.mark.parametrize("what", ANOTHER)
-def test_another_model_on_one_rank_is_a_mismatch_that_names_what(comm, what):
-    stages = convolutions(2)
-    if comm.rank == 1:
-        if what == "weights":
-            stages[0][0].weight.data[0, 0, 0, 0] += 1e-15
-        elif what == "shapes":
-            stages[1][1] = nn.Conv2d(2, 2, 1).double()
-        elif what == "a buffer":
-            stages[0][1].running_mean[0] = 3.0
-        else:
-            stages.append(nn.Tanh())
-    raises_everywhere(comm, MismatchError, ANOTHER[what], lambda: Pipeline(stages, comm, "gpipe", F.cross_entropy))
-
-
 @pytest.mark.ranks(2)
 def test_another_switch_on_one_rank_is_a_mismatch(comm):
     pipe = Pipeline(linear(2), comm, "stale", F.mse_loss)
@@ -156,51 +117,6 @@ def test_pipelines_may_come_and_go(comm):
     # MPI libraries have some 2000 communicators.
     for _ in range(450):
         Pipeline([nn.Tanh(), nn.Tanh()], comm, "gpipe", F.mse_loss).close()
-
-
-# --- Passes that fail ---
-
-
-class FailsBehind(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        raise ValueError("only here")
-
-
-class Behind(nn.Module):
-    def forward(self, x):
-        return FailsBehind.apply(x)
-
-
-class FailingSGD(torch.optim.SGD):
-    def step(self):
-        raise ValueError("only here")
-
-
-def failing_loss(y, target):
-    raise ValueError("only here")
-
-
-@pytest.mark.ranks(1)
-@pytest.mark.parametrize(
-    ("stage", "given", "where"),
-    [
-        (Behind, {}, "B of micro-batch 0"),
-        (nn.Identity, {"loss": failing_loss}, "F of micro-batch 0"),
-        (nn.Identity, {"optimizer": FailingSGD}, "update"),
-    ],
-    ids=["backward", "loss", "optimizer"],
-)
-def test_an_exception_in_a_pass_names_where_it_was(comm, stage, given, where):
-    stages = [nn.Sequential(nn.Linear(4, 4), stage())]
-    pipe = Pipeline(stages, comm, "gpipe", **{"loss": F.mse_loss, "microbatches": 2, "optimizer": SGD} | given)
-    with pytest.raises(PipelineError, match=f"rank 0, stage 0: {where}.*: ValueError: only here"):
-        pipe.step(torch.ones(8, 4), torch.ones(8, 4))
-    pipe.close()
 
 
 # --- Jobs that fail ---

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
 from distconv.communication import transport
 from distconv.errors import PipelineError
 from distconv.pipeline.runtime import message_header, p2p
-from distconv.pipeline.runtime.message_header import DTYPES, Described, Header, Minibatch
+from distconv.pipeline.runtime.message_header import DTYPES, Minibatch
 from distconv.pipeline.runtime.p2p import Mailbox
 from distconv.pipeline.runtime.placement import Placement
 from distconv.pipeline.schedules.actions import Kind, Message
@@ -37,32 +35,6 @@ def pass_on(comm, box, step, values, loss=0.5):
     if comm.rank == 0:
         return None
     return box.take(Message(Kind.F, step, comm.rank), comm.rank - 1, Minibatch(step, 4), "a test")
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_a_header_says_again_what_was_written(dtype):
-    tensors = (Described(dtype, (3, 4), (1, 3)), Described(None), Described(dtype), Described(torch.int64, (0, 2)))
-    for loss in (0.1, -math.inf, 1e-310):
-        header = Header(Message(Kind.B, 7, 2), Minibatch(2**40, 2**35), tensors, loss, 2**33)
-        assert Header.decode(header.encode().tolist()) == header
-
-
-def test_a_header_keeps_a_loss_that_is_no_number():
-    found = Header.decode(Header(Message(Kind.F, 0, 1), Minibatch(0, 4), ()).encode().tolist())
-    assert math.isnan(found.loss)
-
-
-@pytest.mark.parametrize("shape", [(1,) * 4, ()], ids=str)
-def test_more_tensors_than_a_header_holds_are_refused(shape):
-    fits = (message_header.HEADER - 8) // (3 + len(shape))
-    Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (Described(torch.float32, shape),) * fits).encode()
-    with pytest.raises(PipelineError, match=f"{fits + 1} tensors cross between two stages"):
-        Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (Described(torch.float32, shape),) * (fits + 1)).encode()
-
-
-def test_a_dtype_that_cannot_be_sent_is_named():
-    with pytest.raises(PipelineError, match=r"torch\.float8_e5m2 cannot cross"):
-        Header(Message(Kind.F, 0, 1), Minibatch(0, 4), (Described(torch.float8_e5m2, (2,)),)).encode()
 
 
 @pytest.mark.ranks(2, 3)

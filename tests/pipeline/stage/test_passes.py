@@ -92,16 +92,6 @@ def test_replicas_refuse_buffers_in_which_they_would_differ(comm, kind):
         pipe.step(*batches(1)[0])
 
 
-@pytest.mark.ranks(1, 2)
-def test_samples_that_want_a_gradient_get_none(comm):
-    x, target = batches(1)[0]
-    x.requires_grad_()
-    pipe = Pipeline(convolutions(comm.size, inplace=False), comm, "1f1b-sno", F.cross_entropy, 2, optimizer=SGD)
-    pipe.step(x, target)
-    assert x.grad is None
-    pipe.close()
-
-
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("wrong", [np.zeros((2, 2)), [1], None, (torch.zeros(2), torch.zeros(2))], ids=type)
 def test_what_is_no_tensor_is_refused_by_its_name(comm, wrong):

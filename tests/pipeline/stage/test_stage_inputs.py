@@ -1,0 +1,94 @@
+"""Where a stage's graph begins: the gradient that reaches it, work in place on it, and what a stage may return."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import distconv as dc
+from distconv.pipeline import Pipeline
+from distconv.pipeline.stage.stage_inputs import Entry, tensors_of
+from tests.distconv.layouts import grid_over, normal
+from tests.pipeline.training import SGD, batches, convolutions
+
+
+@pytest.mark.ranks(1, 2)
+def test_samples_that_want_a_gradient_get_none(comm):
+    x, target = batches(1)[0]
+    x.requires_grad_()
+    pipe = Pipeline(convolutions(comm.size, inplace=False), comm, "1f1b-sno", F.cross_entropy, 2, optimizer=SGD)
+    pipe.step(x, target)
+    assert x.grad is None
+    pipe.close()
+
+
+def test_what_enters_may_be_changed_in_place_and_still_gets_its_gradient():
+    value = normal(3, 4)
+    entry = Entry(value.clone())
+    inside = entry.enter()
+    assert inside.data_ptr() == entry.value.data_ptr() and not inside.is_leaf
+    before = value.clone().requires_grad_()
+    F.relu_(inside.mul_(3)).sum().backward()
+    F.relu(before * 3).sum().backward()
+    assert torch.equal(entry.gradient, before.grad)
+    assert entry.value.grad is None
+
+
+def test_a_gradient_stays_in_the_memory_order_in_which_it_came():
+    entry = Entry(normal(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    gradient = normal(2, 3, 4, 5, seed=1)
+    entry.enter().backward(gradient)
+    assert torch.equal(entry.gradient, gradient)
+    assert entry.gradient.stride() == gradient.stride() != entry.value.stride()
+
+
+def test_an_entry_that_no_gradient_reaches_has_none():
+    entry = Entry(normal(3))
+    assert entry.gradient is None
+    x = normal(3, seed=1).requires_grad_()
+    (entry.enter().detach() * x).sum().backward()
+    assert entry.gradient is None and x.grad is not None
+
+
+def test_an_entry_is_cut_off_from_the_graph_that_made_it():
+    x = normal(3).requires_grad_()
+    entry = Entry(x * 2)
+    entry.enter().sum().backward()
+    assert x.grad is None and entry.gradient.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("value", "first", "wanted"),
+    [
+        (torch.ones(2), False, True),
+        (torch.ones(2, dtype=torch.complex64), False, True),
+        (torch.ones(2, dtype=torch.int64), False, False),
+        (torch.ones(2, dtype=torch.bool), False, False),
+        (torch.ones(2), True, False),
+        (torch.ones(2, requires_grad=True), True, False),
+    ],
+)
+def test_a_gradient_is_asked_of_what_can_have_one_but_not_of_samples(value, first, wanted):
+    entry = Entry(value, first=first)
+    assert entry.value.requires_grad is entry.enter().requires_grad is wanted
+
+
+def test_over_a_grid_the_gradient_is_distributed_as_what_entered(comm):
+    x = dc.scatter(normal(2, 3, 8, 4), grid_over(comm, h=comm.size))
+    entry = Entry(x)
+    inside = entry.enter()
+    assert isinstance(inside, dc.DistTensor) and inside.dist == x.dist and inside.shape == x.shape
+    (inside * inside).sum().replicated().backward()
+    assert entry.gradient.dist == x.dist
+    assert torch.equal(dc.gather(entry.gradient), 2 * normal(2, 3, 8, 4))
+
+
+def test_what_a_stage_returns_is_a_list_of_tensors_or_an_error():
+    x, y = torch.ones(1), torch.zeros(2)
+    for outputs in ((x, y), [x, y]):
+        assert all(one is other for one, other in zip(tensors_of(outputs), (x, y), strict=True))
+    assert len(tensors_of(x)) == 1 and tensors_of(x)[0] is x
+    for outputs, name in (({"x": x}, "dict"), (None, "NoneType"), ((x, 1.0), "float")):
+        with pytest.raises(TypeError, match=f"a stage must return tensors, not {name}"):
+            tensors_of(outputs)
