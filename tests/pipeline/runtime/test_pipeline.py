@@ -1,4 +1,4 @@
-"""Optimizers, dtypes, memory formats, traces, and the state on all ranks."""
+"""Optimizers, dtypes, memory formats and traces."""
 
 from __future__ import annotations
 
