@@ -54,9 +54,9 @@ def select(
     graph: LayerGraph,
     machine: Machine,
     ranks: int,
-    *,
     memory: float | None = None,
     method: str = "exact",
+    *,
     seconds: float = 20.0,
     **assumptions: Any,
 ) -> Strategy:
