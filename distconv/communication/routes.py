@@ -125,8 +125,8 @@ class Routes:
     numbering. Peers are named by it.
 
     A rank receives each index from one owner: of several that hold replicas, from the one that has the coordinates of
-    its home along the axes over which ``src`` is replicated. A rank of both layouts is its own home, so that it is its
-    own source wherever it can be; target t of another group has source t mod their number as its home. With
+    its home along the axes over which ``src`` is replicated. Over the same ranks each is its own home, so that it is
+    its own source wherever it can be; target t of another group has source t mod their number as its home. With
     ``ghosts=True`` only what a rank needs and does not own moves, and it arrives as separate slabs, two per split
     dimension (corners belong to the slabs of the earlier dimension).
 
