@@ -35,9 +35,9 @@ def test_a_line_for_each_number_of_ranks_and_a_summary(comm: Any, capsys: pytest
 def test_each_search_begins_with_empty_caches(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     known = []
 
-    def select(*arguments: Any) -> Any:
+    def select(*arguments: Any, **named: Any) -> Any:
         known.append(block_geometry.redistribution.cache_info().currsize)
-        found = selection.select(*arguments)
+        found = selection.select(*arguments, **named)
         assert block_geometry.redistribution.cache_info().currsize > 0
         return found
 

@@ -69,7 +69,7 @@ def test_resume_needs_a_checkpoint_of_the_same_settings(
 def test_without_matplotlib_it_says_so(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(*_: object) -> None:
+    def missing(*_: object, **named: object) -> None:
         raise ImportError("No module named 'matplotlib'")
 
     monkeypatch.setattr(train_mesh, "draw", missing)

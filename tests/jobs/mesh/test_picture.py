@@ -14,6 +14,13 @@ def test_pictures_can_be_drawn_without_warnings(tmp_path: Path) -> None:
     maps = np.random.default_rng(0).random((3, 8, 12))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        draw(tmp_path / "x.png", [Example("shear", *maps)], "skew", 0.5, [(1, 1.0), (2, 0.5)], "title")
-        draw(tmp_path / "y.png", [], "skew", 0.5, [], "nothing")
+        draw(
+            tmp_path / "x.png",
+            [Example("shear", *maps)],
+            channel="skew",
+            threshold=0.5,
+            losses=[(1, 1.0), (2, 0.5)],
+            title="title",
+        )
+        draw(tmp_path / "y.png", [], channel="skew", threshold=0.5, losses=[], title="nothing")
     assert (tmp_path / "x.png").stat().st_size > 1000
