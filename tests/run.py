@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,6 +36,8 @@ COUNTS = (SERIAL, 1, 2, 3, 4, 6, 8)
 QUICK_COUNTS = (SERIAL, 2, 3)
 PACKAGES = ("distconv", "kernels", "layers", "perfmodel", "pipeline", "jobs")
 RESTARTS = 3
+PARTS = 2
+PART_NAMES = [f"{part}-of-{PARTS}" for part in range(PARTS)]
 JOB_LIMIT_S = 1800.0
 LOG_LINES = 40
 
@@ -59,7 +62,12 @@ def main() -> int:
     if not any(argument.startswith("-m") for argument in arguments):
         arguments += ["-m", "not slow"]
     with tempfile.TemporaryDirectory(prefix="distconv-tests-") as folder:
-        columns = [run(ranks, arguments, options.results or Path(folder)) for ranks in options.ranks]
+        place = options.results or Path(folder)
+        halves = options.quick or not selected
+        columns = [
+            in_parts(arguments, place) if halves and ranks == SERIAL else run(ranks, arguments, place)
+            for ranks in options.ranks
+        ]
     print(slowest(columns, options.slowest) if options.slowest else "", end="")
     print(table(columns))
     never = [] if selected else never_run(columns)
@@ -120,6 +128,15 @@ def rank_counts(text: str) -> tuple[int, ...]:
     return tuple(SERIAL if part == "serial" else int(part) for part in text.split(","))
 
 
+def in_parts(arguments: list[str], folder: Path) -> Column:
+    """Run the tests without ranks in two jobs at once: many of them only wait, and cores there are for two ranks."""
+    started = time.monotonic()
+    with ThreadPoolExecutor(PARTS) as pool:
+        made = list(pool.map(lambda part: run(SERIAL, [*arguments, f"--part={part}"], folder / part), PART_NAMES))
+    tests = {test: record for column in made for test, record in column.tests.items()}
+    return Column(SERIAL, tests, time.monotonic() - started)
+
+
 def run(ranks: int, arguments: list[str], folder: Path) -> Column:
     """Run all tests of one rank count, in as many jobs as it takes."""
     column = Column(ranks)
@@ -152,6 +169,8 @@ def run_job(ranks: int, arguments: list[str], place: Path) -> int:
     command = [str(place), "--only", "ranks" if ranks else "serial", "--done", str(place / "done"), *arguments]
     # One hash seed, so that whatever is ordered by a hash is ordered alike on all ranks.
     environment = {"PYTHONHASHSEED": "0", "MPLBACKEND": "Agg"}
+    if any(argument.startswith("--part=") for argument in arguments):
+        environment["OMP_NUM_THREADS"] = "1"
     with launch.Job(ranks, ROOT / "tests" / "harness" / "rank.py", *command, env=environment, capture=False) as job:
         try:
             return job.wait(JOB_LIMIT_S).returncode

@@ -43,6 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--results", type=Path, help="folder for this rank's result file")
     group.addoption("--done", type=Path, help="file that names tests to leave out, one a line")
     group.addoption("--quick", action="store_true", help="of each test its first case; none that is long")
+    group.addoption("--part", help="I-of-N: the tests of every N-th file, from the I-th on")
     group.addoption("--thin", action="store_true", help="on 1, 6 and 8 ranks a third of the cases each")
 
 
@@ -115,6 +116,8 @@ class RankSession:
         wanted = items
         if config.getoption("--quick"):
             wanted = selection.quick(wanted)
+        if config.getoption("--part"):
+            wanted = selection.part(wanted, *map(int, config.getoption("--part").split("-of-")))
         if config.getoption("--thin") and self.in_job:
             wanted = selection.thin(wanted, world().size)
         chosen = [item for item in wanted if self._chosen(item)]

@@ -1,4 +1,4 @@
-"""Which tests a quick run and a run of everything do without."""
+"""Which tests a quick run, a run of everything, and each of the jobs that share one do without."""
 
 from __future__ import annotations
 
@@ -38,6 +38,13 @@ def thin(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:
         if number % len(THINNED) != THINNED.index(ranks)
     }
     return [item for item in items if item not in left_out]
+
+
+def part(items: list[pytest.Item], index: int, parts: int) -> list[pytest.Item]:
+    """Every ``parts``-th file's tests, from file ``index`` on."""
+    files = list(dict.fromkeys(item.path for item in items))
+    kept = set(files[index::parts])
+    return [item for item in items if item.path in kept]
 
 
 def by_test(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Item]]:
