@@ -272,7 +272,7 @@ def _verified(folder: Path, name: str, entry: Mapping[str, Any]) -> bytes:
 def _tensor(folder: Path, name: str, entry: Mapping[str, Any], opened: Mapping[str, h5py.File]) -> torch.Tensor:
     """One tensor put together from its pieces, which must cover it exactly once."""
     dtype = getattr(torch, entry["dtype"].removeprefix("torch."))
-    tensor = torch.empty(entry["shape"], dtype=dtype)
+    tensor = torch.empty(entry["shape"], dtype=dtype, device="cpu")
     covered = 0
     for piece in entry["pieces"]:
         values = torch.from_numpy(np.asarray(opened[piece["file"]][name][()]))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from mpi4py import MPI
 
@@ -24,8 +25,9 @@ def capture(
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     moments, scalars = _optimizer_state(model, optimizer)
     tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
-    states = comm.gather(torch.get_rng_state().numpy(), root=0)
-    tensors["random/torch"] = torch.stack([torch.from_numpy(s) for s in states]) if states else torch.empty(0)
+    for name, state in _random_states(model).items():
+        states = comm.gather(state.numpy(), root=0) or []
+        tensors[f"random/{name}"] = torch.from_numpy(np.array(states, dtype=np.uint8))
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     return tensors, {"optimizer": type(optimizer).__name__, "groups": groups, "optimizer_scalars": scalars}
 
@@ -54,8 +56,29 @@ def restore(
     for group, values in zip(optimizer.param_groups, groups, strict=True):
         group.update({key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
     _restore_optimizer(checkpoint, model, optimizer)
-    random = checkpoint.tensors["random/torch"]
-    torch.set_rng_state(random[comm.rank if len(random) == comm.size else 0].clone())
+    for name in _random_states(model):
+        if f"random/{name}" in checkpoint.tensors:
+            random = checkpoint.tensors[f"random/{name}"]
+            _set_random_state(model, name, random[comm.rank if len(random) == comm.size else 0].clone())
+
+
+def _random_states(model: torch.nn.Module) -> Tensors:
+    """State of each generator that this rank draws from: the CPU's, and that of the GPU the model is on."""
+    found = {"torch": torch.get_rng_state()}
+    device = _gpu(model)
+    return found if device is None else {**found, "cuda": torch.cuda.get_rng_state(device)}
+
+
+def _set_random_state(model: torch.nn.Module, name: str, state: torch.Tensor) -> None:
+    device = _gpu(model)
+    if name == "cuda" and device is not None:
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)
+
+
+def _gpu(model: torch.nn.Module) -> torch.device | None:
+    return next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
 
 
 def _below(prefix: str, tensors: Tensors) -> Tensors:

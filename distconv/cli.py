@@ -46,6 +46,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ),
     ("bench", "step"): Command("distconv.jobs.bench.step", "time a training step against plain torch"),
     ("bench", "halo"): Command("distconv.jobs.bench.halo", "time halo exchanges"),
+    ("bench", "gpu"): Command("distconv.jobs.bench.gpu", "a step on a GPU against plain torch; what ranks hide"),
     ("bench", "layer"): Command("distconv.jobs.bench.layer", "memory, traffic and time of convolutions over a grid"),
     ("bench", "scaling"): Command("distconv.jobs.bench.scaling", "step times over rank counts against predictions"),
     ("bench", "planner"): Command("distconv.jobs.bench.planner", "the exact search against the paper's selector"),

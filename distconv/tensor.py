@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from distconv import dispatch
 from distconv.communication import agreement, collectives
@@ -296,7 +297,7 @@ class DistTensor(torch.Tensor):
 
 def _refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """``torch.autograd.Function.apply``, which torch does not dispatch: its gradient would be lost without a word."""
-    if any(isinstance(a, DistTensor) for a in args):
+    if any(isinstance(a, DistTensor) for a in args) and cls is not _KEEPS_INPUTS:
         error = UnsupportedOperation(
             f"{cls.__name__}.apply (a torch.autograd.Function) with a DistTensor: write it with torch's operators, or "
             "pass use_reentrant=False if it comes from torch.utils.checkpoint"
@@ -305,6 +306,9 @@ def _refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
         raise error
     return _apply(cls, *args, **kwargs)
 
+
+_KEEPS_INPUTS = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
+"""How torch before 2.13 keeps the arguments of a checkpoint; it computes nothing."""
 
 _apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 torch.autograd.Function.apply = classmethod(_refuse_function)  # type: ignore[assignment]
@@ -367,16 +371,15 @@ def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | 
     agreement.agree(grid.world, "scatter", f"root={root}")
     if not 0 <= root < grid.size:
         raise DistributionError(f"scatter: root={root} is not one of the {grid.size} ranks")
-    mine = None if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad)
+    mine = None if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, tensor.device.type)
     with watchdog.waiting(lambda: f"scatter from rank {root}"):
         described = grid.world.bcast(mine, root=root)
     if described is None:
         raise DistributionError(f"scatter: rank {root} is the root and must pass a tensor")
-    shape, dtype, requires_grad = described
+    shape, dtype, requires_grad, device = described
     dist = _distribution(target, dims, len(shape))
     rows = shape or (1,)
     if grid.rank != root or tensor is None:
-        device = torch.device("cpu") if tensor is None else tensor.device
         tensor = torch.empty((0, *rows[1:]), dtype=dtype, device=device, requires_grad=requires_grad)
     elif not shape:
         tensor = tensor.reshape(1)

@@ -1,10 +1,12 @@
-"""What the normalizations share: moments that keep their digits, and the line that their gradient subtracts."""
+"""What the normalizations share: moments that keep their digits, and the gradient in two halves about its sums."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 import torch
+
+from distconv.precision import widened
 
 _BLOCK_ELEMENTS = 1 << 19
 """Elements of a temporary: about what a core's cache holds."""
@@ -27,13 +29,71 @@ def taken_near(about: Callable[[torch.Tensor], Moments], origin: torch.Tensor) -
     return mean, var
 
 
+def gradients(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, moments: Moments, eps: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """dL/dx, and those of weight and bias (2, C), of a normalization by given ``moments`` of x (N, C, ...), not empty."""
+    mean, var = moments
+    # The GPU's kernel takes the moments from one pair of arguments or the other, depending on the memory format.
+    dx, dw, db = torch.ops.aten.native_batch_norm_backward(
+        grad, x, weight, mean, var, mean, (var + eps).rsqrt(), False, eps, [True, True, True]
+    )
+    return dx, torch.stack([dw, db])
+
+
+class BatchNormGradient:
+    """Gradients of batch norm where x (N, C, ...) also decides the moments, in two halves about a sum over blocks.
+
+    ``sums`` (2, C): this block's shares of those of weight and bias. Summed over all blocks that the moments are taken
+    over they give, with ``of_input``, dL/dx.
+    """
+
+    def __init__(
+        self,
+        grad: torch.Tensor,
+        x: torch.Tensor,
+        weight: torch.Tensor | None,
+        moments: Moments,
+        eps: float,
+    ) -> None:
+        # The GPU's kernels take the moments of half precision in float32.
+        self._mean, var = (moment.to(widened(moment.dtype)) if x.is_cuda else moment for moment in moments)
+        self._x, self._weight, self._inverse = x, weight, (var + eps).rsqrt()
+        self._partial = grad
+        if not x.numel():
+            self.sums = self._mean.new_zeros((2, self._mean.numel()))
+        elif x.is_cuda:
+            # One pass for the sums and one for the rest: the kernels of torch's own SyncBatchNorm.
+            *_, dw, db = torch.batch_norm_backward_reduce(grad, x, self._mean, self._inverse, weight, True, True, True)
+            self.sums = torch.stack([dw, db])
+        else:
+            self._partial, self.sums = gradients(grad, x, weight, (self._mean, var), eps)
+
+    def of_input(self, count: int) -> torch.Tensor:
+        """dL/dx, once ``sums`` are those over all ``count`` values of each channel. To be called once."""
+        if not self._x.numel():
+            return torch.empty_like(self._x)
+        slope, level = self.sums / count
+        if self._x.is_cuda:
+            one = torch.ones(1, dtype=torch.int32, device=self._x.device)
+            dx: torch.Tensor = torch.batch_norm_backward_elemt(
+                self._partial, self._x, self._mean, self._inverse, self._weight, level, slope / self._inverse, one
+            )
+            return dx
+        factor = self._inverse if self._weight is None else self._inverse * self._weight
+        shape = (1, -1) + (1,) * (self._x.dim() - 2)
+        line = (t.view(shape).to(self._x.dtype) for t in (self._mean, factor * self._inverse * slope, factor * level))
+        subtract_line(self._partial, self._x, *line)
+        return self._partial
+
+
 def subtract_line(
     dx: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, slope: torch.Tensor, level: torch.Tensor
 ) -> None:
-    """``dx -= slope (x - mean) + level``, some channels at a time: a whole x - mean would be one more activation.
+    """``dx -= slope (x - mean) + level``, on the CPU some channels at a time: a whole x - mean is one more activation.
 
     ``mean``, ``slope`` and ``level`` are (1, C, 1, ...), of as many dimensions as x (N, C, ...).
     """
-    step = max(1, x.shape[1] * _BLOCK_ELEMENTS // max(1, x.numel()))
+    step = x.shape[1] if x.is_cuda else max(1, x.shape[1] * _BLOCK_ELEMENTS // max(1, x.numel()))
     for c in (slice(i, i + step) for i in range(0, x.shape[1], step)):
         dx[:, c].addcmul_(x[:, c] - mean[:, c], slope[:, c], value=-1).sub_(level[:, c])

@@ -1,12 +1,10 @@
 """Transport: nonblocking messages between tensors, and allreduces, on the host or a GPU.
 
-CPU tensors are sent from and received into their own memory. CUDA tensors go as device buffers when MPI is CUDA-aware
-and through pinned host memory otherwise; ``DISTCONV_TRANSPORT`` forces one.
+CPU tensors are sent from and received into their own memory; those of a GPU as :mod:`.staging` has it.
 """
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,9 +14,9 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication.agreement import check_usable
+from distconv.communication.staging import Staging
 from distconv.precision import widened
 from distconv.process import watchdog
-from distconv.process.environment import TRANSPORT
 from distconv.process.profiling import section
 
 _CHUNK_BYTES = 1 << 30
@@ -34,27 +32,6 @@ _MPI_TYPES = {
 
 Message = tuple[int, torch.Tensor]
 """Peer rank and a contiguous tensor."""
-
-
-def cuda_aware() -> bool:
-    """Whether device pointers may be handed to MPI: as forced, else as the library's own settings say."""
-    forced = TRANSPORT.value()
-    if forced is not None:
-        return forced
-    return os.environ.get("MPICH_GPU_SUPPORT_ENABLED") == "1" or os.environ.get("OMPI_MCA_opal_cuda_support") == "true"
-
-
-def _host(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory that MPI may touch in place of ``tensor``: itself on the CPU, a pinned twin for a CUDA tensor."""
-    if not tensor.is_cuda or cuda_aware():
-        return tensor
-    return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-
-
-def _synchronize(tensors: Sequence[torch.Tensor]) -> None:
-    # MPI does not see CUDA streams: what it reads must have been written.
-    if any(t.is_cuda for t in tensors):
-        torch.cuda.current_stream().synchronize()
 
 
 def _buffers(tensor: torch.Tensor) -> list[MPI.buffer]:
@@ -98,53 +75,88 @@ def counted() -> Iterator[Traffic]:
 
 
 class Exchange:
-    """Messages under way between this rank and its peers: posted at construction, complete after ``wait()``."""
+    """Messages under way between this rank and its peers: posted at construction, complete after ``wait()``.
+
+    Those from a GPU go out at ``wait()``, or at ``post()`` before it: MPI cannot send what the GPU has not written yet,
+    and meanwhile this rank has work to launch.
+    """
 
     def __init__(self, comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
         check_usable(comm, what)
-        self._what = what
+        self._comm, self._what = comm, what
         for traffic in _counting:
             traffic.sent[what] += sum(tensor.nbytes for _, tensor in sends)
-        self._receives = [(peer, tensor, _host(tensor)) for peer, tensor in receives]
-        # Device memory that MPI is to write may still be in use by kernels of its last owner.
-        _synchronize([buffer for _, _, buffer in self._receives])
+        self._staging = staging = Staging.of([tensor for _, tensor in (*sends, *receives)])
         self._requests: list[MPI.Request] = []
+        if staging is None:
+            self._receives, self._sends = [(*each, each[1]) for each in receives], [(*each, each[1]) for each in sends]
+        else:
+            self._receives = [(peer, tensor, staging.incoming(tensor)) for peer, tensor in receives]
+            self._sends = [(peer, tensor, staging.outgoing(tensor)) for peer, tensor in sends]
+            staging.sealed()
+        if not self._late:
+            self._receive()
+        _unposted.append(self)
+        if staging is None:
+            self.post()
+
+    @property
+    def _late(self) -> bool:
+        """Whether even receives have to wait: kernels may still use the memory that MPI would write."""
+        return self._staging is not None and self._staging.direct
+
+    def _receive(self) -> None:
         # Receives go first: a send that finds no posted receive is copied once more.
         for peer, _, buffer in self._receives:
-            self._requests += [comm.Irecv([part, MPI.BYTE], peer) for part in _buffers(buffer)]
-        self._kept = [(peer, self._staged(tensor)) for peer, tensor in sends]
-        _synchronize([tensor for _, tensor in sends])
-        for peer, buffer in self._kept:
-            self._requests += [comm.Isend([part, MPI.BYTE], peer) for part in _buffers(buffer)]
+            self._requests += [self._comm.Irecv([part, MPI.BYTE], peer) for part in _buffers(buffer)]
 
-    @staticmethod
-    def _staged(tensor: torch.Tensor) -> torch.Tensor:
-        host = _host(tensor)
-        return tensor if host is tensor else host.copy_(tensor, non_blocking=True)
+    def post(self) -> None:
+        """Hand the messages to MPI, and before them any that are still to be: they arrive in the order they were made.
+
+        On a GPU blocks until it has written them.
+        """
+        while self in _unposted:
+            _unposted.pop(0)._post()
+
+    def _post(self) -> None:
+        if self._staging is not None:
+            self._staging.wait_until_written()
+        if self._late:
+            self._receive()
+        for peer, _, buffer in self._sends:
+            self._requests += [self._comm.Isend([part, MPI.BYTE], peer) for part in _buffers(buffer)]
 
     def done(self) -> bool:
         """Whether every message has been sent and received; ``wait()`` then returns at once."""
+        self.post()
         return bool(MPI.Request.Testall(self._requests))
 
     def wait(self, what: str | None = None) -> None:
         """Block until every message has been sent and received; ``what`` for, if it was not known at the start."""
         self._what = what or self._what
+        self.post()
         with watchdog.waiting(self._describe):
             MPI.Request.Waitall(self._requests)
-        for _, tensor, buffer in self._receives:
-            if buffer is not tensor:
-                tensor.copy_(buffer, non_blocking=True)
-        self._kept.clear()
+        if self._staging is not None:
+            for _, tensor, buffer in self._receives:
+                self._staging.deliver(tensor, buffer)
+            self._staging.close()
+        self._sends.clear()
 
     def cancel(self) -> None:
         """Give up receives that nothing was sent for."""
+        self.post()
         for request in self._requests:
             request.Cancel()
         MPI.Request.Waitall(self._requests)
 
     def _describe(self) -> str:
-        peers = sorted({peer for peer, *_ in self._receives} | {peer for peer, _ in self._kept})
+        peers = sorted({peer for peer, *_ in (*self._receives, *self._sends)})
         return f"{self._what} with peers {', '.join(map(str, peers))}"
+
+
+_unposted: list[Exchange] = []
+"""In the order of their construction: two ranks' messages to each other are told apart by nothing else."""
 
 
 class Reduction:
@@ -153,9 +165,13 @@ class Reduction:
     def __init__(self, comm: MPI.Intracomm, tensor: torch.Tensor, what: str, op: MPI.Op = MPI.SUM) -> None:
         check_usable(comm, what)
         self._tensor, self._what, self._size = tensor, what, comm.size
-        wide = tensor.to(widened(tensor.dtype))
-        self._buffer = Exchange._staged(wide)
-        _synchronize([wide])
+        self._wide = tensor.to(widened(tensor.dtype))
+        self._buffer = self._wide
+        self._staging = staging = Staging.of([tensor])
+        if staging is not None:
+            self._buffer = staging.outgoing(self._wide)
+            staging.sealed()
+            staging.wait_until_written()
         for traffic in _counting:
             traffic.reduced[what, comm.size] += self._buffer.nbytes
         mpi_type = _MPI_TYPES[self._buffer.dtype]
@@ -166,8 +182,11 @@ class Reduction:
         """Block until the sum is there; returns the tensor."""
         with watchdog.waiting(lambda: f"{self._what} over {self._size} ranks"):
             self._request.Wait()
-        if self._buffer is not self._tensor:
-            self._tensor.copy_(self._buffer)
+        if self._staging is not None:
+            self._staging.deliver(self._wide, self._buffer)
+            self._staging.close()
+        if self._wide is not self._tensor:
+            self._tensor.copy_(self._wide)
         return self._tensor
 
 

@@ -139,7 +139,7 @@ class Loader:
     def _read_field(self, each: Field, epoch: int, samples: tuple[int, ...]) -> torch.Tensor:
         shape = (len(samples), *self.file.shape(each.dataset)[1:])
         mine, *space = self._distribution(each).box(None, shape)
-        block = torch.empty((mine.extent, *(i.extent for i in space)), dtype=each.dtype)
+        block = torch.empty((mine.extent, *(i.extent for i in space)), dtype=each.dtype, device="cpu")
         values = block.numpy()
         for row, sample in enumerate(samples[mine.start : mine.stop]):
             values[row] = self._prepared(each, sample, space, self.mirrored(epoch, sample))
@@ -166,7 +166,7 @@ class Loader:
 
 
 def _numpy(dtype: torch.dtype) -> np.dtype:
-    return torch.empty(0, dtype=dtype).numpy().dtype
+    return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
 
 
 def _per_channel(

@@ -14,7 +14,7 @@ import torch
 from mpi4py import MPI
 
 import distconv
-from distconv.communication import transport
+from distconv.communication import staging
 from distconv.process import allocator, environment
 
 EXAMPLES = """\
@@ -68,7 +68,7 @@ def describe(comm: MPI.Intracomm) -> list[tuple[str, str]]:
             f"{min(threads)} to {max(threads)} per rank" if len(set(threads)) > 1 else f"{threads[0]} per rank",
         ),
         ("CUDA devices", ", ".join(torch.cuda.get_device_name(i) for i in range(devices)) or "none"),
-        ("transport", "device buffers (MPI is CUDA-aware)" if transport.cuda_aware() else "host memory"),
+        ("transport", "device buffers (MPI is CUDA-aware)" if staging.cuda_aware() else "host memory"),
         ("allocator", "keeps freed memory" if allocator.wanted(comm.size) else "as the C library has it"),
         *((variable.name, _in_force(variable)) for variable in environment.VARIABLES),
     ]

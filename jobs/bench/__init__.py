@@ -3,6 +3,7 @@
 ::
 
     comparison    For benchmarks that have a prediction beside each measurement
+    gpu           ``distconv bench gpu``: a step on one GPU against plain torch, and what ranks hide of an exchange
     halo          ``distconv bench halo``: time of a halo exchange and of its adjoint
     layer         ``distconv bench layer``: a stack of equal convolutions over a grid
     memory        Peak resident memory of one training step

@@ -23,7 +23,7 @@ from distconv.dispatch import implements
 from distconv.distribution import Interval
 from distconv.errors import ShapeError, UnsupportedOperation
 from distconv.grid import ProcessGrid
-from distconv.kernels.normalization import subtract_line, taken_near
+from distconv.kernels.normalization import BatchNormGradient, taken_near
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
 from distconv.layers.plumbing.sharded_weights import parameter_block
 from distconv.precision import widened
@@ -95,24 +95,12 @@ class _BatchNorm(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        sums = torch.zeros((2, mean.numel()), dtype=mean.dtype, device=mean.device)
-        dx = torch.empty_like(x)
-        if x.numel():
-            dx, sums[0], sums[1] = torch.ops.aten.native_batch_norm_backward(
-                grad, x, weight, mean, var, None, None, False, ctx.eps, [True, True, True]
-            )
-        reach: _Reach = ctx.reach
-        allreduce(reach.grid.comm(reach.axes), sums, "batch norm backward")
-        if needed[0] and x.numel():
-            # dx holds weight/std * dL/dy; what is missing comes through the statistics.
-            scale = (var + ctx.eps).rsqrt()
-            factor = scale if weight is None else scale * weight
-            shape = (1, -1) + (1,) * (x.dim() - 2)
-            slope, level = (factor * scale * sums[0] / reach.count), (factor * sums[1] / reach.count)
-            subtract_line(dx, x, *(t.view(shape).to(x.dtype) for t in (mean, slope, level)))
-        dw = sums[0] if weight is not None and needed[1] else None
-        return (dx if needed[0] else None), dw, (sums[1] if needed[2] else None), *(None,) * 3
+        needed, reach = ctx.needs_input_grad, ctx.reach
+        gradient = BatchNormGradient(grad, x, weight, (mean, var), ctx.eps)
+        allreduce(reach.grid.comm(reach.axes), gradient.sums, "batch norm backward")
+        dx = gradient.of_input(reach.count) if needed[0] else None
+        dw = gradient.sums[0] if weight is not None and needed[1] else None
+        return dx, dw, (gradient.sums[1] if needed[2] else None), *(None,) * 3
 
 
 def _moments(
@@ -124,7 +112,7 @@ def _moments(
     this rank has not got they are right where there are running statistics, which every rank keeps whole.
     """
     mine = x.shape[1]
-    here, var, mean = x.numel() // max(1, mine), torch.zeros(mine).to(x.device), torch.zeros(mine).to(x.device)
+    here, var, mean = x.numel() // max(1, mine), x.new_zeros(mine), x.new_zeros(mine)
     if here:
         wide = x.to(widened(x.dtype))
         # The two passes of batch norm's own kernel: on a CPU five times as fast as torch.var_mean, and as accurate.

@@ -4,8 +4,8 @@ Every rank draws the mask of the whole tensor from torch's generator and keeps i
 agree before (seed all ranks alike) and agree afterwards. A mask costs one byte per element of the *global* tensor for
 as long as its block is being cut out, and dropout of whole channels one byte per sample and channel.
 
-The decisions are those of ``F.dropout`` for a contiguous tensor on the CPU. Torch's fused kernel for a GPU, and
-another order of the elements in memory (channels_last), give other masks in one process; ours do not change with them.
+The decisions are those of ``F.dropout`` for a contiguous tensor on the same device. Another order of the elements in
+memory (channels_last) gives other masks in one process; ours do not change with it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,17 @@ def _mask(x: DistTensor, decided: int, keep: float) -> torch.Tensor:
     """True where this rank keeps an element; one decision per index of the first ``decided`` dimensions."""
     agree_on_generator(x)
     shape = [*x.shape[:decided], *(1,) * (x.dim() - decided)]
-    whole = torch.empty(shape, dtype=torch.bool, device=x.device).bernoulli_(keep)
+    # On a GPU what is drawn depends on the dtype.
+    whole = torch.empty(shape, dtype=x.dtype if x.is_cuda else torch.bool, device=x.device).bernoulli_(keep)
     return aligned(whole, x.dist, x.shape)
+
+
+def _fused(x: DistTensor, p: float) -> torch.Tensor:
+    """This rank's block after torch's fused kernel for a GPU, which draws other numbers than the steps below."""
+    agree_on_generator(x)
+    _, whole = torch.native_dropout(torch.empty(x.shape, dtype=x.dtype, device=x.device), p, True)
+    y: torch.Tensor = torch.ops.aten.native_dropout_backward(x.local, aligned(whole, x.dist, x.shape), 1 / (1 - p))
+    return y
 
 
 def _noise(x: DistTensor, p: float, decided: int, alpha: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -63,6 +72,8 @@ class _Kind:
         result_shape(self.function, input, p, training)
         if p == 0 or not training or input.numel() == 0:
             return input
+        if input.is_cuda and not (self.features or self.alpha or inplace) and p < 1:
+            return DistTensor(_fused(input, p), input.dist, input.shape)
         noise, added = _noise(input, p, self._decided(input.dim()), self.alpha)
         y = input.local.mul_(noise) if inplace else input.local * noise
         if added is not None:

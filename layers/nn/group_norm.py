@@ -25,7 +25,7 @@ from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
 from distconv.errors import ShapeError, UnsupportedOperation
 from distconv.grid import ProcessGrid
-from distconv.kernels.normalization import subtract_line, taken_near
+from distconv.kernels.normalization import gradients, subtract_line, taken_near
 from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
 from distconv.layers.plumbing.sharded_weights import parameter_block
 from distconv.precision import widened
@@ -132,10 +132,8 @@ class _Normalize(torch.autograd.Function):
         sums = flat.new_zeros((2, *groups.shape[:2]))
         if x.numel():
             repeated = factor.to(flat.dtype).expand(groups.shape[1]).repeat(groups.shape[0])
-            wide, *found = torch.ops.aten.native_batch_norm_backward(
-                wide, flat, repeated, mean, var, None, None, False, ctx.eps, [True, True, True]
-            )
-            sums = torch.stack(found).view(sums.shape)
+            wide, found = gradients(wide, flat, repeated, (mean, var), ctx.eps)
+            sums = found.view(sums.shape)
         if ctx.needs_input_grad[0]:
             through = groups.summed(sums * factor, "group norm backward") / groups.count
             scale = (var + ctx.eps).rsqrt()

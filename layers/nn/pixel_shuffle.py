@@ -50,7 +50,8 @@ def _channel_shuffle(function: Callable[..., torch.Tensor], input: DistTensor, g
     """``torch.channel_shuffle`` of x (N, C, ...); split channels are gathered and split again."""
     shape = result_shape(function, input, groups)
     x = input.replicated([1])
-    return DistTensor(function(x.local, groups), x.dist, shape).redistribute(input.dist)
+    y = function(x.local, groups) if x.local.numel() else no_outputs(x.local, x.local.shape)
+    return DistTensor(y, x.dist, shape).redistribute(input.dist)
 
 
 implements(torch.channel_shuffle)(partial(_channel_shuffle, torch.channel_shuffle))

@@ -91,7 +91,7 @@ class Header:
             raise PipelineError(
                 f"{len(self.tensors)} tensors cross between two stages: more than a header can describe"
             )
-        return torch.tensor(numbers + [0] * (HEADER - len(numbers)), dtype=torch.int64)
+        return torch.tensor(numbers + [0] * (HEADER - len(numbers)), dtype=torch.int64, device="cpu")
 
     @staticmethod
     def decode(numbers: Sequence[int]) -> Header:

@@ -50,6 +50,7 @@ class _Outgoing:
             parts = [payload[:HEADER_BYTES], payload[HEADER_BYTES:]]
             self.capacity = min(header.nbytes, STANDING_BYTES)
         self.under_way.append(Exchange(self.comm, [(self.peer, part) for part in parts], [], what))
+        self.under_way[-1].post()
 
     def wait(self) -> None:
         while self.under_way:
@@ -73,6 +74,7 @@ class _Incoming:
     def _post(self) -> None:
         self.buffer = torch.empty(HEADER_BYTES + self.capacity, dtype=torch.uint8, device=self.device)
         self.standing = Exchange(self.comm, [], [(self.peer, self.buffer)], "a message between stages")
+        self.standing.post()
 
     def take(self, what: str) -> tuple[Header, torch.Tensor]:
         """The next message, and its tensors one after the other."""

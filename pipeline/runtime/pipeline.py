@@ -163,7 +163,7 @@ class Pipeline:
         modules = self.modules[stage :: len(self._placement.replicas)]
         # A stage without parameters computes where the others do.
         everything = (parameter for module in (*modules, *self.modules) for parameter in module.parameters())
-        device = next((parameter.device for parameter in everything), torch.device("cpu"))
+        device = next((parameter.device for parameter in everything), torch.get_default_device())
         self._seat = seat = Seat.taken(self._comm, self._placement, device)
         if seat.grid is not None:
             plan = self._plans[stage]

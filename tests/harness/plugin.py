@@ -44,12 +44,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--done", type=Path, help="file that names tests to leave out, one a line")
     group.addoption("--quick", action="store_true", help="of each test its first case; none that is long")
     group.addoption("--part", help="I-of-N: the tests of every N-th file, from the I-th on")
+    group.addoption("--device", help="where tensors and modules are made that name no device, e.g. cuda")
     group.addoption("--thin", action="store_true", help="on 1, 6 and 8 ranks a third of the cases each")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     settings.load_profile("ranks")
+    if config.getoption("--device"):
+        _make_everything_on(config.getoption("--device"))
     # Output is not captured here, so this is the real stderr; a test's own may be captured when the watchdog speaks.
     stderr = os.fdopen(os.dup(sys.stderr.fileno()), "w", buffering=1)
     config.pluginmanager.register(RankSession(config, stderr), "distconv-rank-session")
@@ -262,6 +265,16 @@ def _compare_examples(item: pytest.Item, session: RankSession) -> None:
 
     compared.compared = True  # type: ignore[attr-defined]
     handle.inner_test = compared
+
+
+def _make_everything_on(name: str) -> None:
+    import torch
+
+    from tests.harness.device import OnDevice
+
+    torch.backends.cudnn.deterministic = True  # what one process computes twice is to be the same
+    count = torch.accelerator.device_count()
+    OnDevice(torch.device(name, (launch.launched_rank() or 0) % count) if count else torch.device(name)).__enter__()
 
 
 def _texts(report: pytest.TestReport) -> Sequence[str]:

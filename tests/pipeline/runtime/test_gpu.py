@@ -17,7 +17,8 @@ from tests.pipeline.training import SGD, batches, convolutions, copies, states
 )
 def test_stages_on_a_gpu_train_as_one_process_does(comm, name, options):
     device = torch.device("cuda", comm.rank % torch.cuda.device_count())
-    alone = [stage.to(device) for stage in convolutions(comm.size)]
+    in_place = options.get("weights") != "recompute"
+    alone = [stage.to(device) for stage in convolutions(comm.size, inplace=in_place)]
     over_ranks = copies(alone)
     pipe = Pipeline(over_ranks, comm, name, F.cross_entropy, optimizer=SGD, **options)
     serial = SerialPipeline(alone, F.cross_entropy, SGD, name, **options)

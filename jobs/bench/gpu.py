@@ -1,0 +1,127 @@
+"""``distconv bench gpu``: a training step on one GPU against plain torch, and how much of an exchange ranks hide.
+
+Rank 0 trains the model alone, plain and parallelized in turns. Then all ranks run one convolution of the given input,
+split over the height: with its halo exchange, without (the same local work on ghosts that came before), and the
+exchange by itself. What is hidden is what the first costs less than the sum of the others, as a share of the exchange.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from mpi4py import MPI
+from torch import nn
+
+import distconv as dc
+from distconv.communication.staging import cuda_aware
+from distconv.communication.transfer import transfer_plan
+from distconv.distribution import Distribution, default_axes
+from distconv.jobs.planning.options import add_network_arguments, on_first_ranks
+from distconv.jobs.training.model_factory import build_model
+from distconv.jobs.training.options import device_for, positive
+from distconv.kernels.convolution import Geometry
+from distconv.layers.plumbing.input_windows import window_needs
+
+from . import report
+from .comparison import random, timed
+
+Actions = dict[str, Callable[[], object]]
+Times = dict[str, list[float]]
+WARM_UP = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench gpu``."""
+    add_network_arguments(parser)
+    parser.add_argument("--device", default="cuda", help="cpu or cuda (default: %(default)s)")
+    parser.add_argument("--channels", type=positive, default=64, help="of the convolution (default: %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=11, help="turns of each variant (default: %(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print. Collective over MPI.COMM_WORLD."""
+    comm = MPI.COMM_WORLD
+    device = torch.device(device_for(options.device, comm))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    alone = on_first_ranks(comm, 1, lambda: _in_turns(MPI.COMM_SELF, device, _steps(options, device), options.rounds))
+    split = _in_turns(comm, device, _convolution(options, comm, device), options.rounds) if comm.size > 1 else {}
+    if comm.rank == 0:
+        _print(options, comm.size, alone or {}, split)
+    return 0
+
+
+def _in_turns(comm: MPI.Intracomm, device: torch.device, actions: Actions, rounds: int) -> Times:
+    times: Times = {name: [] for name in actions}
+    for turn in range(WARM_UP + rounds):
+        for name, action in actions.items():
+            seconds = timed(comm, device, action)
+            if turn >= WARM_UP:
+                times[name].append(seconds)
+    return times
+
+
+def _steps(options: argparse.Namespace, device: torch.device) -> Actions:
+    """Training steps of the model on one rank: forward, mean square, backward, SGD with momentum."""
+    model = build_model(
+        options.model, MPI.COMM_SELF, seed=0, in_channels=options.input[0], classes=options.classes, width=options.width
+    ).to(device)
+    grid = dc.ProcessGrid(MPI.COMM_SELF)
+    x = torch.randn(options.batch, *options.input, device=device)
+    parallel = dc.parallelize(copy.deepcopy(model), grid)
+    return {"plain torch": _step(model, x), "distconv, one rank": _step(parallel, dc.scatter(x, grid))}
+
+
+def _step(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch.device) -> Actions:
+    """Forward of a 3x3 convolution over ``comm``, its local work and its exchange by themselves."""
+    grid = dc.ProcessGrid(comm, h=comm.size)
+    dist, shape = Distribution(grid, default_axes(None, 4)), (options.batch, options.channels, *options.input[1:])
+    x = random(dist, shape, device)
+    layer = nn.Conv2d(options.channels, options.channels, 3, padding=1, bias=False, device=device)
+    plan = transfer_plan(
+        dist, window_needs(dist, x.shape, Geometry(*((n, n) for n in (3, 1, 1, 1)))), shape, ghosts=True
+    )
+    ghosts = [torch.randn(s, device=device) for s in plan.part_shapes]
+
+    @torch.no_grad()
+    def work() -> None:
+        y = F.conv2d(x.local, layer.weight, padding=1)
+        for rows in ghosts:
+            y[:, :, :1] += F.conv2d(rows, layer.weight[:, :, :1], padding=(0, 1))
+
+    return {
+        "convolution with its exchange": torch.no_grad()(lambda: layer(x)),
+        "local work alone": work,
+        "exchange alone": lambda: plan.start(x.local).finish(),
+    }
+
+
+def _print(options: argparse.Namespace, ranks: int, alone: Times, split: Times) -> None:
+    print(report.heading(f"{options.model}, {options.batch} x {options.input}"))
+    medians = {name: statistics.median(times) for name, times in (alone | split).items()}
+    print(report.table_head())
+    for times in (alone, split):
+        reference = medians[next(iter(times))] if times else None
+        for name, values in times.items():
+            print(report.row(name, values, reference))
+    if split:
+        whole, work, exchange = (medians[name] for name in split)
+        way = "device memory" if cuda_aware() else "pinned host memory"
+        print(f"{ranks} ranks, {way}: {min(1.0, (work + exchange - whole) / exchange):.0%} of the exchange is hidden")
+    print(report.as_json({"median_s": medians}))
