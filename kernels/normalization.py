@@ -32,7 +32,7 @@ def taken_near(about: Callable[[torch.Tensor], Moments], origin: torch.Tensor) -
 def gradients(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, moments: Moments, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dL/dx, and those of weight and bias (2, C), of a normalization by given ``moments`` of x (N, C, ...), not empty."""
+    """dL/dx and (2, C) dL/dweight and dL/dbias of a normalization by given ``moments`` of x (N, C, ...), not empty."""
     mean, var = moments
     # The GPU's kernel takes the moments from one pair of arguments or the other, depending on the memory format.
     dx, dw, db = torch.ops.aten.native_batch_norm_backward(
@@ -64,7 +64,8 @@ class BatchNormGradient:
             self.sums = self._mean.new_zeros((2, self._mean.numel()))
         elif x.is_cuda:
             # One pass for the sums and one for the rest: the kernels of torch's own SyncBatchNorm.
-            *_, dw, db = torch.batch_norm_backward_reduce(grad, x, self._mean, self._inverse, weight, True, True, True)
+            like = torch.ones_like(self._mean) if weight is None else weight  # of which only the dtype counts
+            *_, dw, db = torch.batch_norm_backward_reduce(grad, x, self._mean, self._inverse, like, True, True, True)
             self.sums = torch.stack([dw, db])
         else:
             self._partial, self.sums = gradients(grad, x, weight, (self._mean, var), eps)
@@ -94,6 +95,6 @@ def subtract_line(
 
     ``mean``, ``slope`` and ``level`` are (1, C, 1, ...), of as many dimensions as x (N, C, ...).
     """
-    step = x.shape[1] if x.is_cuda else max(1, x.shape[1] * _BLOCK_ELEMENTS // max(1, x.numel()))
+    step = max(1, x.shape[1] if x.is_cuda else x.shape[1] * _BLOCK_ELEMENTS // max(1, x.numel()))
     for c in (slice(i, i + step) for i in range(0, x.shape[1], step)):
         dx[:, c].addcmul_(x[:, c] - mean[:, c], slope[:, c], value=-1).sub_(level[:, c])

@@ -122,6 +122,6 @@ def _print(options: argparse.Namespace, ranks: int, alone: Times, split: Times) 
             print(report.row(name, values, reference))
     if split:
         whole, work, exchange = (medians[name] for name in split)
-        way = "device memory" if cuda_aware() else "pinned host memory"
+        way = "device memory" if cuda_aware() else "host memory"
         print(f"{ranks} ranks, {way}: {min(1.0, (work + exchange - whole) / exchange):.0%} of the exchange is hidden")
     print(report.as_json({"median_s": medians}))

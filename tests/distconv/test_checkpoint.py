@@ -50,6 +50,7 @@ def on_rank_0(comm: Any, act: Callable[[], Any]) -> None:
     comm.Barrier()
 
 
+@pytest.mark.cpu
 def test_what_is_loaded_equals_what_was_saved_bit_for_bit(comm: Any, shared_tmp_path: Path) -> None:
     folder = checkpoint.save(shared_tmp_path, 12, tensors(), VALUES, comm)
     assert folder.name == "step-000012"

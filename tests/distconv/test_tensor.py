@@ -18,6 +18,7 @@ def scattered(comm, *shape, axis="h"):
     return dc.scatter(normal(*shape), grid_over(comm, **{axis: comm.size}))
 
 
+@pytest.mark.cpu
 def test_it_looks_like_the_global_tensor(comm):
     x = scattered(comm, 3, 2, 7, 4)
     assert isinstance(x, torch.Tensor)

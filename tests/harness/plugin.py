@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--quick", action="store_true", help="of each test its first case; none that is long")
     group.addoption("--part", help="I-of-N: the tests of every N-th file, from the I-th on")
     group.addoption("--device", help="where tensors and modules are made that name no device, e.g. cuda")
-    group.addoption("--thin", action="store_true", help="on 1, 6 and 8 ranks a third of the cases each")
+    group.addoption("--thin", action="store_true", help="on 1, 4, 6 and 8 ranks a fourth of the cases each")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -107,6 +107,7 @@ class RankSession:
         self.judged_by_files = folder is not None
         self.writer = Writer(rank_path(folder, self.rank or 0) if folder else None)
         done = config.getoption("--done")
+        self.elsewhere = config.getoption("--device") not in (None, "cpu")
         self.done = set(done.read_text().splitlines()) if done else set()
         self.watchdog = Watchdog(self._over_limit, stderr)
         self.current = ""
@@ -141,6 +142,8 @@ class RankSession:
             item.add_marker("mpi")
         if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+        if item.get_closest_marker("cpu") and self.elsewhere:
+            return False
         if item.nodeid in self.done or (self.only and on_ranks != (self.only == "ranks")):
             return False
         if mark is None or runs_on(mark, world().size if self.in_job else 1):

@@ -10,8 +10,8 @@ import pytest
 LONG = frozenset((Path(__file__).parent / "long_tests.txt").read_text().split())
 """Names of tests that take more than a second, wherever they are."""
 
-THINNED = (1, 6, 8)
-"""Rank counts that share the cases of a test among them: on 2, 3 and 4 ranks each case runs anyway."""
+THINNED = (1, 4, 6, 8)
+"""Rank counts that share the cases of a test among them: on 2 and 3 ranks each case runs anyway."""
 
 
 def quick(items: Iterable[pytest.Item]) -> list[pytest.Item]:
@@ -24,9 +24,9 @@ def quick(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 
 def thin(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:
-    """Of tests with several cases and no rank counts of their own, on 1, 6 and 8 ranks every third case.
+    """Of tests with several cases and no rank counts of their own, on 1, 4, 6 and 8 ranks every fourth case.
 
-    Each case is run on one of the three, and on all other rank counts.
+    Each case is run on one of the four, and on all other rank counts.
     """
     if ranks not in THINNED:
         return items

@@ -182,6 +182,7 @@ def distance(found, exact):
     return torch.cat([(a - b).flatten() for a, b in zip(found, exact, strict=True)]).norm()
 
 
+@pytest.mark.cpu
 def test_autocast_computes_in_the_dtypes_of_torch_and_as_exactly(comm):
     x, label = normal(4, 3, 7, 9).float(), torch.tensor([0, 3, 1, 4])
 

@@ -65,6 +65,7 @@ def test_the_communicator_works_after_an_error(comm):
         assert torch.equal(dc.gather(x), normal(3, 2, 7, 9))
 
 
+@pytest.mark.cpu
 def test_a_label_out_of_range_is_known_to_all_ranks(comm):
     grid = grid_over(comm, n=comm.size)
     labels = torch.zeros(9, dtype=torch.int64)

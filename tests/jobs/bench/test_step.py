@@ -14,7 +14,7 @@ from tests.jobs.bench.command import outcome
 TINY = ["step", "--size", "6", "8", "--channels", "2", "--layers", "1", "--batch", "2", "--rounds", "1", "--steps", "1"]
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(2)
 @pytest.mark.parametrize("grid", [[], ["--grid", "n=2,h={}"]], ids=["default", "given"])
 @pytest.mark.time_limit(180)
 def test_every_variant_has_a_median_and_ratios_are_quotients_of_medians(

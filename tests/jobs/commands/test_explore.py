@@ -83,7 +83,6 @@ def assert_trains_as_one_process(comm: Any, plan: PipelinePlan | Path, name: str
     ("name", "schedules"),
     [
         ("resnet20", "dp,gpipe,1f1b-sno,1f1b-so"),
-        ("resnet20", "1f1b-so"),
         ("resnet20", "stale"),
         ("vgg16_bn", "1f1b-sno,gpipe"),
         ("vgg16_bn", "pipedream"),

@@ -34,7 +34,7 @@ def settings(model: str, optimizer: str) -> Settings:
     ("model", "optimizer", "size"),
     [
         ("unet", "adam", (50, 36)),
-        ("mesh1k", "sgd", (64, 64)),
+        pytest.param("mesh1k", "sgd", (64, 64), marks=pytest.mark.slow),
         pytest.param("unet", "adam", (64, 64), marks=pytest.mark.slow),
         pytest.param("mesh1k", "sgd", (50, 36), marks=pytest.mark.slow),
     ],

@@ -84,6 +84,7 @@ def test_matrices_that_do_not_fit_are_refused_in_torchs_words(comm):
     raises_everywhere(comm, dc.ShapeError, "same dtype", lambda: x @ normal(6, 4).float())
 
 
+@pytest.mark.cpu
 def test_every_rank_computes_in_autocasts_dtype(comm):
     x = normal(*SHAPE).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -28,6 +28,7 @@ def test_attention_equals_one_process(comm, name):
         same_as_one_process(dist, ATTENTION[name], normal(*SHAPE))
 
 
+@pytest.mark.cpu
 def test_every_rank_attends_in_autocasts_dtype(comm):
     x = normal(*SHAPE).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -167,6 +167,7 @@ def test_a_large_mean_costs_no_digits(comm, norm):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("parameters", ["own", torch.float32])
 @pytest.mark.ranks(at_most=4)
+@pytest.mark.cpu
 def test_half_precision_is_rounded_once(comm, dtype, parameters):
     x = (3 * normal(*SHAPES[2]) + 2).to(dtype)
     other = dtype if parameters == "own" else parameters

@@ -278,6 +278,7 @@ def test_wrong_arguments_are_refused_in_torchs_words(comm, call, match):
     raises_everywhere(comm, dc.ShapeError, match, lambda: call(x))
 
 
+@pytest.mark.cpu
 def test_a_label_that_one_rank_alone_has_wrong_is_refused_on_all(comm):
     target = labels(5, 7, 3)
     target[4, 6, 2] = 9

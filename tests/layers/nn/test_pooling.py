@@ -151,6 +151,7 @@ def test_unpooling_with_any_indices(comm):
         same_as_one_process(grid, lambda x: F.max_unpool1d(x, at, 4), normal(1, 2, 3))
 
 
+@pytest.mark.cpu
 def test_an_index_outside_the_output_is_refused_on_all_ranks(comm):
     x = dc.scatter(normal(1, 2, 3), grid_over(comm, n=comm.size))
     at = dc.scatter(torch.tensor([[[0, 1, 2], [3, 4, 12]]]), grid_over(comm, n=comm.size))
@@ -188,6 +189,7 @@ def test_a_sample_without_a_sample_dimension(comm, pool):
         same_as_one_process(grid, pool, normal(2, 7, 9), dims=["-hw"])
 
 
+@pytest.mark.cpu
 def test_whole_numbers_are_pooled(comm):
     for grid in grids(comm, "hw"):
         same_as_one_process(grid, lambda x: F.max_pool2d(x, 3, 2, 1), (10 * normal(1, 2, 7, 8)).long())

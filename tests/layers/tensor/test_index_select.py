@@ -40,6 +40,7 @@ def test_a_plain_tensor_is_picked_from_by_a_distributed_index(comm):
         same_as_one_process(dist, lambda i, x: torch.gather(x, 2, i), index, plain=(normal(*SHAPE, seed=1),))
 
 
+@pytest.mark.cpu
 def test_an_index_that_only_one_rank_sees_to_be_wrong_is_refused_everywhere(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     index = torch.zeros(SHAPE, dtype=torch.int64)

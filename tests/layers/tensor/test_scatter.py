@@ -51,6 +51,7 @@ def test_a_plain_tensor_of_zeros_may_become_one_hot_labels(comm):
 
 
 @pytest.mark.parametrize("bad", [9, -1])
+@pytest.mark.cpu
 def test_an_index_that_one_rank_alone_has_wrong_is_refused_on_all(comm, bad):
     wrong = indices(*SHAPE)
     wrong[2, 3, 6, 4] = bad

@@ -1,0 +1,70 @@
+"""Moments that keep their digits, and batch norm's gradient in two halves, against torch's autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from distconv.kernels.normalization import BatchNormGradient, gradients, taken_near
+
+EPS = 1e-3
+
+
+def normal(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
+
+
+def moments(x):
+    dims = [d for d in range(x.dim()) if d != 1]
+    return x.mean(dims), x.var(dims, correction=0)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (4, 3, 6), (2, 3, 5, 4), (2, 3, 2, 3, 4), (2, 3, 1, 1)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_gradient_from_the_sums_of_blocks_is_that_of_the_whole(shape, weighted):
+    x, grad = normal(*shape).requires_grad_(), normal(*shape, seed=1)
+    w = normal(3, seed=2).requires_grad_() if weighted else None
+    b = normal(3, seed=3).requires_grad_() if weighted else None
+    F.batch_norm(x, None, None, w, b, True, eps=EPS).backward(grad)
+    whole = x.detach()
+    statistics = moments(whole)
+    halves = [
+        BatchNormGradient(dy, block, None if w is None else w.detach(), statistics, EPS)
+        for dy, block in ((grad[:1], whole[:1]), (grad[1:], whole[1:]), (grad[:0], whole[:0]))
+    ]
+    total = sum(half.sums for half in halves)
+    for half in halves:
+        half.sums = total
+    close(torch.cat([half.of_input(whole.numel() // 3) for half in halves]), x.grad)
+    if weighted:
+        close(total, torch.stack([w.grad, b.grad]))
+
+
+def test_with_given_moments_the_gradient_is_that_of_evaluation():
+    x, grad = normal(2, 3, 5, 4).requires_grad_(), normal(2, 3, 5, 4, seed=1)
+    w, b = normal(3, seed=2).requires_grad_(), normal(3, seed=3).requires_grad_()
+    given = normal(3, seed=4), normal(3, seed=5).abs()
+    F.batch_norm(x, *given, w, b, False, eps=EPS).backward(grad)
+    dx, sums = gradients(grad, x.detach(), w.detach(), given, EPS)
+    close(dx, x.grad)
+    close(sums, torch.stack([w.grad, b.grad]))
+
+
+def test_far_from_the_origin_moments_keep_their_digits():
+    x = 1e8 + normal(1000)
+
+    def about(origin):
+        offset = x - origin
+        mean = offset.mean()
+        return origin + mean, (offset * offset).mean() - mean * mean
+
+    origin = torch.zeros((), dtype=torch.float64)
+    mean, var = taken_near(about, origin)
+    expected = torch.var_mean(x, correction=0)
+    torch.testing.assert_close((var, mean), expected, rtol=1e-9, atol=0)
+    assert not torch.isclose(about(origin)[1], expected[0], rtol=1e-3)
