@@ -79,6 +79,11 @@ class FileClouds:
                 raise DataError(
                     f"{path}: {count} clouds of {self.points} points in {group!r}; give a file that has some"
                 )
+            if self._has_parts and self._file.shape(f"{group}/part")[1] != self.points:
+                raise DataError(
+                    f"{path}, {group!r}: a cloud has {self.points} points but {self._file.shape(f'{group}/part')[1]} "
+                    f"parts; write the part of each point"
+                )
             self.labels = together(comm, lambda: self._read("label", 0, count).astype(np.int64), DataError)
             self.class_names = self._names("class_names") or tuple(map(str, range(int(self.labels.max()) + 1)))
             self.part_names = self._names("part_names") if self._has_parts else ()
