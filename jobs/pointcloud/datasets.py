@@ -75,15 +75,7 @@ class FileClouds:
             self._quantised = "q" in datasets
             self._has_parts = "part" in datasets
             count, self.points = self._file.shape(f"{group}/{'q' if self._quantised else 'points'}")[:2]
-            if not count or not self.points:
-                raise DataError(
-                    f"{path}: {count} clouds of {self.points} points in {group!r}; give a file that has some"
-                )
-            if self._has_parts and self._file.shape(f"{group}/part")[1] != self.points:
-                raise DataError(
-                    f"{path}, {group!r}: a cloud has {self.points} points but {self._file.shape(f'{group}/part')[1]} "
-                    f"parts; write the part of each point"
-                )
+            self._check_extents(count)
             self.labels = together(comm, lambda: self._read("label", 0, count).astype(np.int64), DataError)
             self.class_names = self._names("class_names") or tuple(map(str, range(int(self.labels.max()) + 1)))
             self.part_names = self._names("part_names") if self._has_parts else ()
@@ -115,6 +107,10 @@ class FileClouds:
             )
         return Cloud(points.astype(np.float32), int(self.labels[index]), self._part(index))
 
+    def check_unchanged(self) -> None:
+        """Raise DataError on all ranks if the file was replaced or changed since it was opened. Collective."""
+        self._file.check_unchanged()
+
     def close(self) -> None:
         """Close the file on this rank."""
         self._file.close()
@@ -144,6 +140,15 @@ class FileClouds:
         found = self._file.attribute(attribute)
         return () if found is None else tuple(str(name) for name in np.ravel(np.asarray(found)))
 
+    def _check_extents(self, count: int) -> None:
+        if not count or not self.points:
+            raise DataError(f"{self._place} {count} clouds of {self.points} points; give a file that has some")
+        parts = self._file.shape(f"{self.group}/part")[1] if self._has_parts else self.points
+        if parts != self.points:
+            raise DataError(
+                f"{self._place} a cloud has {self.points} points but {parts} parts; write the part of each point"
+            )
+
     def _check_labels(self) -> None:
         wrong = (self.labels < 0) | (self.labels >= len(self.class_names))
         if wrong.any():
@@ -170,9 +175,19 @@ class PointClouds:
     def __init__(self, path: Path, comm: MPI.Intracomm, *, points: int = CACHED_POINTS) -> None:
         self.path = cached(path, comm, points) if on_first(comm, path.is_dir) else path
         self.groups: dict[str, FileClouds] = {}
-        for group, datasets in on_first(comm, lambda: _formats(self.path)).items():
-            self.groups[group] = FileClouds(self.path, group, datasets, comm)
-        self.class_names, self.part_names = self.groups["train"].class_names, self.groups["train"].part_names
+        try:
+            for group, datasets in on_first(comm, lambda: _formats(self.path)).items():
+                self.groups[group] = FileClouds(self.path, group, datasets, comm)
+        except BaseException:
+            self.close()
+            raise
+        # Without names the labels of a group say how many classes there are: the other may have more.
+        self.class_names = max((group.class_names for group in self.groups.values()), key=len)
+        self.part_names = self.groups["train"].part_names
+
+    def check_unchanged(self) -> None:
+        """Raise DataError on all ranks if the file was replaced or changed since it was opened. Collective."""
+        self.groups["train"].check_unchanged()
 
     def close(self) -> None:
         """Close the file on this rank."""

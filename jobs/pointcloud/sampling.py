@@ -45,8 +45,9 @@ def points_on(mesh: Mesh, triangles: NDArray[np.int64], random: np.random.Genera
 def drawn(available: int, count: int, keep: float = 1.0, *, seed: int, epoch: int, sample: int) -> NDArray[np.int64]:
     """Indices of the points that this epoch takes of a cloud: a share ``keep`` of ``count``, or of all if it has fewer.
 
-    They follow from seed, epoch and sample alone. ``keep`` is the p of the paper's Table II: its points sampling ratio,
-    where 1 keeps all points and 0 leaves none.
+    They follow from seed, epoch and sample alone. ``keep`` is p, the point sampling ratio of the paper's Table II: 1
+    keeps all points and 0 none, as its text says of p. (A ratio drawn from 0 to p, of which the text also speaks, would
+    drop points at p = 1.)
 
     Raises
     ------

@@ -73,9 +73,23 @@ def test_classes_without_names_are_numbered_and_doubles_are_read(comm: Any, tmp_
         values = file["train/points"][()]
         del file["train/points"]
         file["train/points"] = values.astype(np.float64)
+        file["test/label"][1] = 4
     clouds = PointClouds(path, comm)
-    assert clouds.class_names == ("0", "1", "2")
+    assert clouds.class_names == ("0", "1", "2", "3", "4")
     assert np.array_equal(clouds.groups["train"][1].points, values[1])
+    clouds.close()
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_file_that_is_replaced_between_epochs_is_noticed_on_all_ranks(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "clouds.h5"
+    on_first(comm, lambda: write_ours(path))
+    clouds = PointClouds(path, comm)
+    clouds.check_unchanged()
+    on_first(comm, lambda: write_quantised(path.with_name("other.h5")))
+    on_first(comm, lambda: path.with_name("other.h5").replace(path))
+    with pytest.raises(DataError, match=r"clouds\.h5 has been replaced by another file since it was opened"):
+        clouds.check_unchanged()
     clouds.close()
 
 
@@ -101,7 +115,10 @@ def emptied(path: Path) -> None:
         ),
         (changed(points=np.zeros((5, 30, 3), np.int32)), r"is int32 \(5, 30, 3\) but must be floats \(any, any, 3\)"),
         (changed(points=np.zeros((4, 30, 3), np.float32)), "the numbers of samples differ"),
-        (changed(points=np.zeros((5, 0, 3), np.float32), part=np.zeros((5, 0), np.uint8)), "5 clouds of 0 points in"),
+        (
+            changed(points=np.zeros((5, 0, 3), np.float32), part=np.zeros((5, 0), np.uint8)),
+            "5 clouds of 0 points; give",
+        ),
         (changed(label=np.zeros(5, np.float32)), r"'train/label' is float32 \(5,\) but must be whole numbers \(any\)"),
         (changed(label=np.array([0, 1, 3, 0, 0])), r"'train': cloud 2 is of class 3 but there are 3 \(a, b, c\)"),
         (changed(label=np.array([0, -1, 0, 0, 0])), "cloud 1 is of class -1"),

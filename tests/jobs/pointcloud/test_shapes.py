@@ -39,9 +39,9 @@ def test_a_cap_of_a_sphere_is_hidden_behind_a_plane(monkeypatch: pytest.MonkeyPa
     for name, value in (("WARP", 0), ("STRETCH", 1), ("BLUR", 0), ("CLUTTER", 0)):
         monkeypatch.setattr(shapes_module, name, value)
     hidden = []
-    for index in range(0, 8 * len(SHAPES), len(SHAPES)):
+    for index in range(0, 5 * len(SHAPES), len(SHAPES)):
         points = Shapes(index + 1, 40_000)[index].points
-        assert np.linalg.norm(points, axis=1) == pytest.approx(1, abs=0.02)
+        assert np.abs(np.linalg.norm(points, axis=1) - 1).max() < 0.02
         # A cap with the share s of the area is 2 s high; what is left of heights -1 to 1 - 2 s has its mean at -s.
         mean = points.mean(0)
         hidden.append(np.linalg.norm(mean))
@@ -52,7 +52,7 @@ def test_a_cap_of_a_sphere_is_hidden_behind_a_plane(monkeypatch: pytest.MonkeyPa
 
 def test_rotations_are_rotations_and_favour_no_direction() -> None:
     random = np.random.default_rng(0)
-    turned = np.stack([_rotation(random) for _ in range(4000)])
-    assert turned @ turned.transpose(0, 2, 1) == pytest.approx(np.broadcast_to(np.eye(3), turned.shape), abs=1e-12)
-    assert np.linalg.det(turned) == pytest.approx(1)
-    assert np.abs(turned.mean(0)).max() < 5 * np.sqrt(1 / 3 / 4000)
+    turned = np.stack([_rotation(random) for _ in range(1000)])
+    assert np.abs(turned @ turned.transpose(0, 2, 1) - np.eye(3)).max() < 1e-12
+    assert np.abs(np.linalg.det(turned) - 1).max() < 1e-12
+    assert np.abs(turned.mean(0)).max() < 5 * np.sqrt(1 / 3 / 1000)
