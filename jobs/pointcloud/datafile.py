@@ -83,13 +83,21 @@ def write_clouds(
         for name, clouds in groups.items():
             _fill(file, name, clouds, comm)
         together(comm, lambda: _commit(file, unfinished, path), DataError)
+    except DataError:
+        _discard(file, unfinished)
+        comm.Barrier()  # it was raised on all ranks: none goes on before the file is gone
+        raise
     except BaseException:
-        if file is not None:
-            with suppress(OSError, RuntimeError):
-                file.close()
-            unfinished.unlink(missing_ok=True)
+        _discard(file, unfinished)
         raise
     return True
+
+
+def _discard(file: h5py.File | None, unfinished: Path) -> None:
+    if file is not None:
+        with suppress(OSError, RuntimeError):
+            file.close()
+        unfinished.unlink(missing_ok=True)
 
 
 def _created(path: Path, groups: Mapping[str, Clouds], source: str) -> h5py.File:
