@@ -37,6 +37,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("data", "mesh"): Command(
         "distconv.jobs.commands.make_mesh", "make mesh-tangling samples with the hydrodynamics code"
     ),
+    ("data", "pointcloud"): Command(
+        "distconv.jobs.commands.make_pointcloud", "make labelled point clouds: shapes, or points on OFF meshes"
+    ),
     ("train", "classify"): Command("distconv.jobs.commands.train_classify", "train a network to classify images"),
     ("plan",): Command(
         "distconv.jobs.commands.plan", "choose each layer's distribution for a machine, and write the plan"

@@ -8,6 +8,7 @@
     mesh          Mesh tangling: the data set, its training, its scores
     papers        Reproductions of published tables: ``distconv reproduce``, a folder for each paper
     planning      What the commands that plan share
+    pointcloud    Point clouds: meshes and shapes to sample, files, voxels
     training      What all training jobs share
     verification  Checks against one process and against measurements: ``distconv verify``
 """

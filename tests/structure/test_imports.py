@@ -19,7 +19,7 @@ WITHIN = {
     "distconv.layers": ["models plumbing", "math", "tensor", "nn"],
     "distconv.perfmodel": ["graph", "cost machine strategy", "profiles", "stages", "exploration"],
     "distconv.pipeline": ["schedules simulation splitting", "runtime stage", "reference"],
-    "distconv.jobs": ["training", "images mesh", "bench commands planning verification", "papers"],
+    "distconv.jobs": ["training", "images mesh pointcloud", "bench commands planning verification", "papers"],
 }
 """The packages within each folder, lowest first; those on one line may import each other."""
 

@@ -1,0 +1,67 @@
+"""Make a file of labelled point clouds on all ranks: the embedded shapes, or points sampled on OFF meshes."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+from mpi4py import MPI
+
+from distconv.errors import DataError
+from distconv.jobs.pointcloud.clouds import Clouds
+from distconv.jobs.pointcloud.datafile import made_from, write_clouds
+from distconv.jobs.pointcloud.folders import convert
+from distconv.jobs.pointcloud.sampling import CACHED_POINTS
+from distconv.jobs.pointcloud.shapes import Shapes
+
+EXAMPLES = """\
+examples:
+  distconv data pointcloud --samples 1000 --out shapes.h5
+  mpiexec -n 4 distconv data pointcloud --off ModelNet10 --out modelnet10.h5
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv data pointcloud``."""
+    parser.add_argument("--samples", type=int, default=1000, help="training shapes (default: %(default)s)")
+    parser.add_argument("--heldout", type=int, help="more shapes, to test on (default: a fifth as many)")
+    parser.add_argument("--seed", type=int, default=0, help="of the shapes (default: %(default)s)")
+    parser.add_argument("--off", type=Path, metavar="FOLDER", help="sample the meshes CLASS/train|test/*.off instead")
+    parser.add_argument("--points", type=int, default=CACHED_POINTS, help="of each cloud (default: %(default)s)")
+    parser.add_argument("--out", type=Path, metavar="PATH", help="HDF5 file to write")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the file, or leave it if it is there. Collective over MPI.COMM_WORLD.
+
+    Raises
+    ------
+    DataError
+        If ``--out`` is missing, or numbers make no sense.
+    """
+    if options.out is None:
+        raise DataError("data pointcloud needs --out PATH, for example: distconv data pointcloud --out shapes.h5")
+    heldout = options.samples // 5 if options.heldout is None else options.heldout
+    if min(options.samples, options.points) < 1 or min(heldout, options.seed) < 0:
+        raise DataError(
+            f"{options.samples} training and {heldout} held-out shapes of {options.points} points, seed "
+            f"{options.seed}: at least 1 shape of 1 point is needed, and none of them is negative"
+        )
+    comm, start = MPI.COMM_WORLD, time.perf_counter()
+    if options.off:
+        written = convert(options.off, options.out, comm, options.points)
+    else:
+        written = _shapes(options, heldout, comm)
+    if comm.rank == 0:
+        done = f"{time.perf_counter() - start:.1f} s" if written else "was there already"
+        print(f"{options.out}: {made_from(options.out)} ({done})")
+    return 0
+
+
+def _shapes(options: argparse.Namespace, heldout: int, comm: MPI.Intracomm) -> bool:
+    groups: dict[str, Clouds] = {"train": Shapes(options.samples, options.points, seed=options.seed)}
+    if heldout:
+        groups["test"] = Shapes(heldout, options.points, seed=options.seed, group=1)
+    source = f"shapes ({options.samples} train, {heldout} test), {options.points} points each, seed {options.seed}"
+    return write_clouds(options.out, groups, comm, source=source)

@@ -1,0 +1,87 @@
+"""What a network on voxels has to beat: a majority vote, and a perceptron on single points."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional as F
+
+from distconv.errors import DataError
+
+from .clouds import Clouds
+from .sampling import drawn
+from .voxels import unit_cube
+
+PERCEPTRON_POINTS = 512
+"""Points of each cloud that the perceptron sees: more do not help it."""
+
+
+def majority_vote(train: NDArray[np.int64], test: NDArray[np.int64]) -> float:
+    """Accuracy on labels ``test`` of always answering the class that is most frequent in ``train``."""
+    return float((test == np.bincount(train).argmax()).mean())
+
+
+class PointPerceptron(nn.Module):
+    """The same perceptron on every point (N, P, 3), the largest of each of its outputs, and a perceptron on those.
+
+    Logits (N, classes). What it knows of a cloud is which regions of space have a point, not how points neighbour each
+    other. Source: C. R. Qi et al., "PointNet", CVPR 2017, without the networks that turn the input.
+    """
+
+    def __init__(self, classes: int, width: int = 64) -> None:
+        super().__init__()
+        widths = (3, width, 2 * width, 4 * width)
+        self.lift = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(widths))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(b) for b in widths[1:])
+        self.head = nn.Sequential(nn.Linear(4 * width, 2 * width), nn.ReLU(), nn.Linear(2 * width, classes))
+
+    def forward(self, points: torch.Tensor) -> torch.Tensor:
+        """Logits (N, classes) of clouds (N, P, 3)."""
+        each = points.flatten(0, 1)
+        for linear, norm in zip(self.lift, self.norms, strict=True):
+            each = F.relu(norm(linear(each)))
+        return self.head(each.view(*points.shape[:2], -1).amax(1))  # type: ignore[no-any-return]
+
+
+def perceptron(train: Clouds, test: Clouds, *, epochs: int = 10, batch: int = 32, seed: int = 0) -> float:
+    """Accuracy on ``test`` of a perceptron on single points that was trained on ``train``. In one process.
+
+    Raises
+    ------
+    DataError
+        If there is nothing to learn from or nothing to test.
+    """
+    if not len(train.labels) or not len(test.labels):
+        raise DataError(f"{len(train.labels)} training and {len(test.labels)} test clouds: give at least one of each")
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        model = PointPerceptron(len(train.class_names))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for epoch in range(epochs):
+        order = np.random.default_rng((seed, epoch)).permutation(len(train.labels))
+        for samples in np.array_split(order, -(-len(order) // batch)):
+            optimizer.zero_grad()
+            points, labels = _stacked(train, samples, seed, epoch)
+            F.cross_entropy(model(points), labels).backward()
+            optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        right = 0
+        for samples in np.array_split(np.arange(len(test.labels)), -(-len(test.labels) // batch)):
+            points, labels = _stacked(test, samples, seed, 0)
+            right += int((model(points).argmax(1) == labels).sum())
+    return right / len(test.labels)
+
+
+def _stacked(clouds: Clouds, samples: NDArray[np.int64], seed: int, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Points (N, P, 3) of the unit cube, centred, and labels (N)."""
+    found = []
+    for sample in map(int, samples):
+        points = clouds[sample].points
+        taken = drawn(len(points), PERCEPTRON_POINTS, seed=seed, epoch=epoch, sample=sample)
+        found.append(unit_cube(torch.from_numpy(points[taken])) - 0.5)
+    return torch.stack(found), torch.from_numpy(clouds.labels[samples])

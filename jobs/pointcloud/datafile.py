@@ -1,0 +1,149 @@
+"""HDF5 files of point clouds: their layout, and their writing on all ranks together.
+
+A file has the groups ``train`` and, where there are any, ``test``::
+
+    points  (N, P, 3) float32
+    label   (N) int64          the class of the cloud
+    part    (N, P) uint8       the part of each point, where parts are known
+
+A cloud is a chunk, with a checksum. Attributes of the file: ``class_names``; ``part_names`` where there are parts;
+``made_from``, which tells whether a file is the one that would be made.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeVar
+
+import h5py
+import numpy as np
+from mpi4py import MPI
+
+from distconv.communication.agreement import agree, together
+from distconv.errors import DataError
+
+from .clouds import Cloud, Clouds
+
+ROUND = 8
+"""Clouds that each rank makes before all are written."""
+
+T = TypeVar("T")
+
+
+def on_first(comm: MPI.Intracomm, action: Callable[[], T]) -> T:
+    """What ``action`` returns on rank 0, on all ranks; if it fails there, DataError on all. Collective."""
+    result: T = comm.bcast(together(comm, lambda: action() if comm.rank == 0 else None, DataError))
+    return result
+
+
+def made_from(path: Path) -> str | None:
+    """What the file says it was made from; None if there is no file, nothing if it is another's. Local."""
+    if not path.exists():
+        return None
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            return str(file.attrs.get("made_from", ""))
+    except OSError:
+        return ""
+
+
+def write_clouds(
+    path: Path, groups: Mapping[str, Clouds], comm: MPI.Intracomm, *, source: str, replace: bool = False
+) -> bool:
+    """Write clouds to a file that appears whole or not at all. Collective: ranks share the making, rank 0 writes.
+
+    The content does not depend on the number of ranks. ``source`` is what ``made_from`` will say. False if such a file
+    is there already; one with other content is only replaced if ``replace`` says so.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if something else is there, a cloud cannot be made, or the file cannot be written; nothing is left
+        behind.
+    MismatchError
+        If ranks are to write different files.
+    """
+    agree(comm, "point clouds to write", f"{path} from {source}")
+    there = on_first(comm, lambda: made_from(path))
+    if there == source:
+        return False
+    if there is not None and not replace:
+        raise DataError(
+            f"{path} exists and was made from {there or 'something else'}, not from {source}; remove it or choose "
+            f"another name"
+        )
+    # Ranks of other jobs may write the same file: each job a name of its own, and the last one stays.
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.unfinished")
+    file = together(comm, lambda: _created(unfinished, groups, source) if comm.rank == 0 else None, DataError)
+    try:
+        for name, clouds in groups.items():
+            _fill(file, name, clouds, comm)
+        together(comm, lambda: _commit(file, unfinished, path), DataError)
+    except DataError:
+        _discard(file, unfinished)
+        comm.Barrier()  # it was raised on all ranks: none goes on before the file is gone
+        raise
+    except BaseException:
+        _discard(file, unfinished)
+        raise
+    return True
+
+
+def _discard(file: h5py.File | None, unfinished: Path) -> None:
+    if file is not None:
+        with suppress(OSError, RuntimeError):
+            file.close()
+        unfinished.unlink(missing_ok=True)
+
+
+def _created(path: Path, groups: Mapping[str, Clouds], source: str) -> h5py.File:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = h5py.File(path, "w")
+    except OSError as error:
+        raise DataError(f"{path} cannot be written: {error}") from error
+    file.attrs["made_from"] = source
+    for name, clouds in groups.items():
+        count, points = len(clouds.labels), clouds.points
+        file.attrs["class_names"] = list(clouds.class_names)
+        chunk: dict[str, object] = {"fletcher32": True}
+        file.create_dataset(f"{name}/points", (count, points, 3), "f4", chunks=(1, points, 3), **chunk)
+        file.create_dataset(f"{name}/label", data=np.asarray(clouds.labels, np.int64))
+        if clouds.part_names:
+            file.attrs["part_names"] = list(clouds.part_names)
+            file.create_dataset(f"{name}/part", (count, points), "u1", chunks=(1, points), **chunk)
+    return file
+
+
+def _fill(file: h5py.File | None, name: str, clouds: Clouds, comm: MPI.Intracomm) -> None:
+    """Make the clouds of a group, round by round, and write them where the file is."""
+    count = len(clouds.labels)
+    for start in range(0, count, ROUND * comm.size):
+        mine = range(start + comm.rank, min(count, start + ROUND * comm.size), comm.size)
+        made = together(comm, lambda mine=mine: {index: clouds[index] for index in mine}, DataError)  # type: ignore[misc]
+        gathered = comm.gather(made)
+        together(comm, lambda gathered=gathered: _put(file, name, gathered or []), DataError)  # type: ignore[misc]
+
+
+def _put(file: h5py.File | None, name: str, gathered: list[dict[int, Cloud]]) -> None:
+    if file is None:
+        return
+    for made in gathered:
+        for index, cloud in made.items():
+            file[f"{name}/points"][index] = cloud.points
+            if cloud.part is not None:
+                file[f"{name}/part"][index] = cloud.part
+
+
+def _commit(file: h5py.File | None, unfinished: Path, path: Path) -> None:
+    """To the disk, then under the final name."""
+    if file is None:
+        return
+    file.close()
+    with unfinished.open("rb+") as plain:
+        os.fsync(plain.fileno())
+    unfinished.replace(path)

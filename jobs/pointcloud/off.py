@@ -1,0 +1,171 @@
+"""Triangle meshes from OFF files.
+
+Format: the header ``OFF``; the numbers of vertices, faces and edges, on the same line or the next, in ModelNet glued to
+the header (``OFF123 45 6``); a line ``x y z`` for each vertex; a line ``n i1 ... in`` for each face, where a colour may
+follow that is not read. Comments (``#``) and blank lines may stand anywhere. Whatever is wrong with a file is a
+DataError that names it, the line, the numbers, and what to do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distconv.errors import DataError
+from distconv.text_files import short
+
+Number = TypeVar("Number", np.float64, np.int64)
+
+FIX = "repair the mesh, or leave the file out"
+
+
+@dataclass(frozen=True, eq=False)
+class Mesh:
+    """Vertices float64 (V, 3) and triangles int64 (T, 3), which are indices of vertices."""
+
+    vertices: NDArray[np.float64]
+    triangles: NDArray[np.int64]
+
+    @cached_property
+    def areas(self) -> NDArray[np.float64]:
+        """Area of each triangle (T)."""
+        a, b, c = (self.vertices[corner] for corner in self.triangles.T)
+        return np.asarray(np.linalg.norm(np.cross(b - a, c - a), axis=1) / 2)
+
+
+class _Line(NamedTuple):
+    """A line with something on it: where it is, counted from 1, and its words."""
+
+    number: int
+    words: list[str]
+
+
+def read_off(path: Path) -> Mesh:
+    """The mesh in an OFF file. A face of more than three vertices becomes a fan of triangles about its first.
+
+    A fan covers a convex face once; one that is not convex is covered as its outline is walked.
+
+    Raises
+    ------
+    DataError
+        If the file cannot be read, is truncated or has lines too many, if something is not the number it should be,
+        or if the surface has no area.
+    """
+    (vertex_count, face_count), lines = _counts(path, _lines(path))
+    if vertex_count + face_count != len(lines):
+        what = "truncated" if len(lines) < vertex_count + face_count else "longer than that"
+        raise DataError(
+            f"{path}: the header says {vertex_count} vertices and {face_count} faces, but {len(lines)} lines follow: "
+            f"the file is {what}; fetch it again"
+        )
+    vertices = _vertices(path, lines[:vertex_count])
+    mesh = Mesh(vertices, _triangles(path, lines[vertex_count:], vertex_count))
+    with np.errstate(over="ignore", invalid="ignore"):
+        area = mesh.areas.sum()
+    if not 0 < area < np.inf:
+        raise DataError(f"{path}: {len(mesh.triangles)} triangles with an area of {area:g} have no points; {FIX}")
+    return mesh
+
+
+def _lines(path: Path) -> list[_Line]:
+    """Lines that say something, without their comments."""
+    try:
+        text = path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: byte {error.start} is no text; only OFF files in text form are read") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    split = (_Line(number, line.partition("#")[0].split()) for number, line in enumerate(text.splitlines(), 1))
+    return [line for line in split if line.words]
+
+
+def _counts(path: Path, lines: list[_Line]) -> tuple[tuple[int, int], list[_Line]]:
+    """Numbers of vertices and faces, and the lines behind the header."""
+    if not lines:
+        raise DataError(f"{path} has no text; fetch it again")
+    number, (header, *counts) = lines[0]
+    if not re.fullmatch(r"OFF(-?\d\S*)?", header):
+        raise DataError(f"{path}, line {number}: begins with {short(header)!r}, not with 'OFF'; give an OFF file")
+    counts = [header[3:], *counts] if header != "OFF" else counts
+    rest = lines[1:]
+    if not counts and rest:
+        (number, counts), rest = rest[0], rest[1:]
+    if len(counts) != 3 or not all(re.fullmatch(r"\d{1,18}", count) for count in counts):
+        raise DataError(
+            f"{path}, line {number}: {short(' '.join(counts))!r} are not the numbers of vertices, faces and edges; "
+            f"fetch it again"
+        )
+    return (int(counts[0]), int(counts[1])), rest
+
+
+def _vertices(path: Path, lines: list[_Line]) -> NDArray[np.float64]:
+    for number, words in lines:
+        if len(words) != 3:
+            raise DataError(f"{path}, line {number}: a vertex has 3 coordinates, not {len(words)}; {FIX}")
+    vertices = _numbers(path, lines, [words for _, words in lines], np.float64).reshape(-1, 3)
+    wrong = ~np.isfinite(vertices).all(1)
+    if wrong.any():
+        vertex = int(wrong.argmax())
+        raise DataError(f"{path}, line {lines[vertex].number}: vertex {vertex} lies at {vertices[vertex]}; {FIX}")
+    return vertices
+
+
+def _triangles(path: Path, lines: list[_Line], vertex_count: int) -> NDArray[np.int64]:
+    """The triangles of the faces, those of as many corners together."""
+    by_sides: dict[str, list[_Line]] = {}
+    for line in lines:
+        by_sides.setdefault(line.words[0], []).append(line)
+    found = [np.empty((0, 3), np.int64)]
+    for sides, alike in by_sides.items():
+        corners = _corners(path, sides, alike, vertex_count)
+        for second in range(1, corners.shape[1] - 1):
+            found.append(corners[:, [0, second, second + 1]])
+    return np.concatenate(found)
+
+
+def _corners(path: Path, sides: str, lines: list[_Line], vertex_count: int) -> NDArray[np.int64]:
+    """Indices of the vertices of faces that all have ``sides`` of them."""
+    if not re.fullmatch(r"\d{1,9}", sides) or int(sides) < 3:
+        raise DataError(f"{path}, line {lines[0].number}: a face has 3 vertices or more, not {short(sides)!r}; {FIX}")
+    count = int(sides)
+    for number, words in lines:
+        if len(words) < 1 + count:
+            raise DataError(
+                f"{path}, line {number}: the face says {count} vertices but has {len(words) - 1}: truncated or "
+                f"damaged; fetch it again"
+            )
+    corners = _numbers(path, lines, [words[1 : 1 + count] for _, words in lines], np.int64)
+    wrong = (corners < 0) | (corners >= vertex_count)
+    if wrong.any():
+        face, corner = np.argwhere(wrong)[0]
+        raise DataError(
+            f"{path}, line {lines[face].number}: a face has vertex {corners[face, corner]} but there are "
+            f"{vertex_count}, counted from 0; {FIX}"
+        )
+    return corners
+
+
+def _numbers(path: Path, lines: list[_Line], words: Sequence[list[str]], dtype: type[Number]) -> NDArray[Number]:
+    """Words as numbers (lines, words in each)."""
+    try:
+        return np.array(words, dtype)
+    except (ValueError, OverflowError):
+        for (number, _), row in zip(lines, words, strict=True):
+            for word in row:
+                _check_number(word, dtype, f"{path}, line {number}")
+        raise
+
+
+def _check_number(word: str, dtype: type[Number], where: str) -> None:
+    try:
+        np.array([word], dtype)
+    except (ValueError, OverflowError) as error:
+        kind = "number" if dtype is np.float64 else "index of a vertex"
+        raise DataError(f"{where}: {short(word)!r} is no {kind}; {FIX}") from error

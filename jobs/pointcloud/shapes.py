@@ -1,0 +1,125 @@
+"""Labelled shapes made from a seed, so that a fresh machine has point clouds.
+
+A shape is put together from a few surfaces, warped, stretched, turned at random, sampled by area, hidden in part behind
+a plane, blurred, and strewn with clutter. No point tells a class by itself and no direction is up: a perceptron on
+single points falls behind a network that sees neighbourhoods. Points know their part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import surfaces
+from .clouds import Cloud
+from .off import Mesh
+from .sampling import chosen_triangles, points_on
+from .surfaces import ball, block, cone, moved, ring, rod, spring
+
+Array = NDArray[np.float64]
+Random = np.random.Generator
+Parts = dict[str, Mesh]
+
+HIDDEN, BLUR, CLUTTER = 0.3, 0.015, 0.04
+"""The largest share of points that is hidden, their spread in units of the largest radius, the share of clutter."""
+STRETCH, WARP = 1.4, 0.12
+"""The largest factor along a dimension, and the height of the waves that warp a shape."""
+PART_NAMES = ("clutter", "ball", "ring", "rod", "cone", "block", "spring")
+
+
+def _dumbbell(random: Random) -> Parts:
+    radius = random.uniform(0.35, 0.5)
+    ends = [moved(ball(), radius, (0, 0, end)) for end in (-1, 1)]
+    return {"ball": surfaces.joined(ends), "rod": moved(rod(), (0.15, 0.15, 1 - radius))}
+
+
+def _table(random: Random) -> Parts:
+    width, length = random.uniform(0.15, 0.22), random.uniform(0.5, 0.8)
+    legs = [
+        moved(rod(), (width / 2, width / 2, length / 2), (x, y, -length / 2)) for x in (-0.8, 0.8) for y in (-0.8, 0.8)
+    ]
+    return {"block": moved(block(), (1, 1, 0.12), (0, 0, 0.1)), "rod": surfaces.joined(legs)}
+
+
+def _tree(random: Random) -> Parts:
+    width = random.uniform(0.2, 0.3)
+    return {
+        "cone": moved(cone(), (0.75, 0.75, 0.7), (0, 0, 0.5)),
+        "rod": moved(rod(), (width, width, 0.45), (0, 0, -0.65)),
+    }
+
+
+def _planet(random: Random) -> Parts:
+    return {"ball": moved(ball(), random.uniform(0.5, 0.65)), "ring": ring(0.1)}
+
+
+SHAPES: dict[str, Callable[[Random], Parts]] = {
+    "sphere": lambda random: {"ball": ball()},
+    "torus": lambda random: {"ring": ring(random.uniform(0.25, 0.45))},
+    "cylinder": lambda random: {"rod": moved(rod(), (0.7, 0.7, random.uniform(0.7, 1.1)))},
+    "cone": lambda random: {"cone": cone()},
+    "box": lambda random: {"block": moved(block(), (1, 1, random.uniform(0.6, 1.0)))},
+    "helix": lambda random: {
+        "spring": spring(random.uniform(2, 3), random.uniform(1.6, 2.4), random.uniform(0.15, 0.22))
+    },
+    "dumbbell": _dumbbell,
+    "table": _table,
+    "tree": _tree,
+    "planet": _planet,
+}
+"""The classes, and the parts of a shape of each: surfaces about the origin, not much larger than the unit sphere."""
+
+
+class Shapes:
+    """``count`` shapes, the classes in turn. Each follows from seed, ``group`` and index; groups share no shape."""
+
+    class_names = tuple(SHAPES)
+    part_names = PART_NAMES
+
+    def __init__(self, count: int, points: int, *, seed: int = 0, group: int = 0) -> None:
+        self.points, self._seed, self._group = points, seed, group
+        self.labels = np.arange(count) % len(SHAPES)
+
+    def __getitem__(self, index: int) -> Cloud:
+        """Shape ``index``, sampled."""
+        random = np.random.default_rng((self._seed, self._group, index))
+        label = int(self.labels[index])
+        points, part = sampled(SHAPES[self.class_names[label]](random), self.points, random)
+        return Cloud(points.astype(np.float32), label, part)
+
+
+def sampled(parts: Parts, count: int, random: Random) -> tuple[Array, NDArray[np.int64]]:
+    """Points (count, 3) of a shape in a random pose with all that spoils it, and the part of each."""
+    mesh = surfaces.joined(list(parts.values()))
+    part_of_triangle = np.repeat([PART_NAMES.index(name) for name in parts], [len(m.triangles) for m in parts.values()])
+    mesh = Mesh(_posed(mesh.vertices, random), mesh.triangles)
+    strewn = round(count * random.uniform(0, CLUTTER))
+    visible = count - strewn
+    # As many more as will be hidden.
+    chosen = chosen_triangles(mesh, round(visible / (1 - random.uniform(0, HIDDEN))), random)
+    points = points_on(mesh, chosen, random)
+    seen = np.argsort(points @ _rotation(random)[0])[:visible]
+    points, part = points[seen], part_of_triangle[chosen[seen]]
+    radius = np.abs(points).max()
+    clutter = random.uniform(-radius, radius, (strewn, 3))
+    points = np.concatenate([points + random.normal(0, BLUR * radius, points.shape), clutter])
+    return points, np.concatenate([part, np.zeros(strewn, np.int64)])
+
+
+def _posed(vertices: Array, random: Random) -> Array:
+    """Warped by a wave, stretched along each dimension, turned."""
+    towards, along = _rotation(random)[:2]
+    wave = np.sin(random.uniform(1, 3) * vertices @ along + random.uniform(0, 2 * np.pi))
+    warped = vertices + random.uniform(0, WARP) * wave[:, None] * towards
+    stretch = STRETCH ** random.uniform(-1, 1, 3)
+    return np.asarray((warped * stretch) @ _rotation(random).T)
+
+
+def _rotation(random: Random) -> Array:
+    """A rotation (3, 3), all equally likely: the axes of three random directions, made orthogonal."""
+    q, r = np.linalg.qr(random.normal(size=(3, 3)))
+    q *= np.sign(np.diag(r))
+    q[:, 0] *= np.linalg.det(q)
+    return np.asarray(q)

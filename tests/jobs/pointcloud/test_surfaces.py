@@ -1,0 +1,50 @@
+"""The surfaces have the areas and extents of what they are named after."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from distconv.jobs.pointcloud import surfaces
+from distconv.jobs.pointcloud.off import Mesh
+
+SLANT = np.sqrt(5)
+TURN = np.hypot(2 * np.pi, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "area", "extents"),
+    [
+        (surfaces.ball(), 4 * np.pi, (2, 2, 2)),
+        (surfaces.ring(0.3), 4 * np.pi**2 * 0.3, (2.6, 2.6, 0.6)),
+        (surfaces.rod(), 6 * np.pi, (2, 2, 2)),
+        (surfaces.cone(), np.pi * (1 + SLANT), (2, 2, 2)),
+        (surfaces.block(), 24, (2, 2, 2)),
+        (surfaces.spring(3, 3, 0.1), 2 * np.pi * 0.1 * 3 * TURN, (2.2, 2.2, 3.2)),
+    ],
+    ids=["ball", "ring", "rod", "cone", "block", "spring"],
+)
+def test_area_and_extents_are_those_of_the_solid(mesh: Mesh, area: float, extents: tuple[float, ...]) -> None:
+    assert mesh.areas.sum() == pytest.approx(area, rel=0.04)
+    assert np.ptp(mesh.vertices, axis=0) == pytest.approx(extents, rel=0.02)
+
+
+def test_a_ball_is_a_ball_everywhere() -> None:
+    assert np.linalg.norm(surfaces.ball().vertices, axis=1) == pytest.approx(1)
+
+
+def test_a_tube_is_as_far_from_its_helix_everywhere() -> None:
+    mesh = surfaces.spring(2, 2, 0.1)
+    angle = np.linspace(0, 4 * np.pi, 961)
+    helix = np.stack([np.cos(angle), np.sin(angle), angle / (2 * np.pi) - 1], 1)
+    distance = np.linalg.norm(mesh.vertices[:, None] - helix[None], axis=2).min(1)
+    assert distance == pytest.approx(0.1, rel=1e-3)
+
+
+def test_joining_and_moving_keep_the_triangles() -> None:
+    block, ball = surfaces.block(), surfaces.ball()
+    both = surfaces.joined([block, surfaces.moved(ball, 2, (5, 0, 0))])
+    count = len(block.triangles)
+    assert np.array_equal(both.areas[:count], block.areas)
+    assert both.areas[count:] == pytest.approx(4 * ball.areas)
+    assert both.vertices[len(block.vertices) :].mean(0)[0] == pytest.approx(5, abs=0.2)
