@@ -38,6 +38,17 @@ def implements(*functions: object) -> Callable[[F], F]:
     return register
 
 
+def registered() -> dict[object, Operator]:
+    """Every function that has an operator, and that."""
+    return dict(_OPERATORS)
+
+
+def replace(function: object, operator: Operator) -> None:
+    """Let ``operator`` serve ``function``, which has one, from now on."""
+    assert function in _OPERATORS, f"{name_of(function)} has no operator"
+    _OPERATORS[function] = operator
+
+
 def operator_for(function: object) -> Operator:
     """The distributed operator for ``function``.
 

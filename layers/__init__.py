@@ -18,6 +18,7 @@ import importlib
 import pkgutil
 
 from distconv.layers.nn.batch_norm import batch_norm_statistics
+from distconv.layers.plumbing import one_rank
 
 __all__ = ["batch_norm_statistics"]
 
@@ -25,3 +26,5 @@ __all__ = ["batch_norm_statistics"]
 for _folder in ("nn", "math", "tensor", "plumbing"):
     for _found in pkgutil.iter_modules([f"{path}/{_folder}" for path in __path__]):
         importlib.import_module(f"distconv.layers.{_folder}.{_found.name}")
+
+one_rank.shorten_all()

@@ -7,6 +7,7 @@
     index_check      Indices that must lie in a range
     inplace_views    Results that are views in torch but had to be gathered here
     input_windows    Operators that compute each output from a window of the input
+    one_rank         Where a grid has one rank the block is the whole: torch's own operator computes there
     resampling       Dimensions of which each output picks one input position, or blends two
     sharded_weights  What operators with weights do where channels are split
 """

@@ -71,6 +71,7 @@ def test_factors_may_have_blocks_without_elements(comm):
     )
 
 
+@pytest.mark.ranks(at_least=2)
 def test_rows_and_batches_keep_their_splits(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     assert (x @ normal(5, 6)).dist.axes == ("n", "c", "h", None)

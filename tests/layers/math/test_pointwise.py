@@ -188,6 +188,7 @@ def test_a_plain_tensor_converted_like_a_distributed_one_stays_plain(comm):
         (lambda x: torch.where(x > 0), "condition alone"),
     ],
 )
+@pytest.mark.ranks(at_least=2)
 def test_what_has_no_rule_is_refused_with_the_way_out(comm, call, match):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, match, lambda: call(x))

@@ -73,6 +73,7 @@ def test_complex_numbers_are_summed(comm):
         assert torch.allclose(dc.gather(dc.scatter(values, dist).sum((1, 2))), values.sum((1, 2)), rtol=1e-12)
 
 
+@pytest.mark.ranks(at_least=2)
 def test_what_a_reduction_shrinks_is_replicated_from_then_on(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     assert x.mean((2, 3)).dist.axes == ("n", "c")

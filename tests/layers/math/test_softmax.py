@@ -36,6 +36,7 @@ def test_a_soft_maximum_gathers_nothing(comm):
     assert x.softmax(1).dist == x.dist
 
 
+@pytest.mark.ranks(at_least=2)
 def test_a_soft_maximum_without_a_dimension_names_the_way_out(comm):
     x = dc.scatter(normal(6, 6), grid_over(comm, c=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "say which dimension", lambda: F.softmax(x))

@@ -39,6 +39,7 @@ def test_every_rank_attends_in_autocasts_dtype(comm):
             assert torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
 
 
+@pytest.mark.ranks(at_least=2)
 def test_attention_with_dropout_is_refused(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, n=comm.size))
     call = lambda: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)  # noqa: E731

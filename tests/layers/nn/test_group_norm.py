@@ -195,6 +195,7 @@ def test_what_follows_may_change_the_result_in_place(comm):
             same_as_one_process(grid, lambda x, norm=norm: F.relu(norm(x), inplace=True), normal(*SHAPES[2]))
 
 
+@pytest.mark.ranks(at_least=2)
 def test_evaluation_in_half_precision(comm):
     x = dc.scatter(normal(*SHAPES[2]).bfloat16(), grid_over(comm, c=comm.size))
     mean, var = normal(6, seed=1).float(), normal(6, seed=2).float().exp()

@@ -170,6 +170,7 @@ def test_one_sample_without_a_sample_dimension(comm, reduction):
         same_as_one_process(grid, lambda x: F.nll_loss(x, torch.tensor(1), reduction=reduction), normal(4), dims=["n"])
 
 
+@pytest.mark.ranks(at_least=2)
 def test_half_precision_counts_all_labels(comm):
     target = labels(3, 300, 300)
     logits = normal(3, 4, 300, 300).half()
@@ -257,6 +258,7 @@ def test_what_torch_refuses_is_refused(comm, call, match):
 
 
 @pytest.mark.parametrize("loss", [F.cross_entropy, F.mse_loss, F.kl_div, F.multilabel_soft_margin_loss])
+@pytest.mark.ranks(at_least=2)
 def test_old_ways_to_reduce_are_refused(comm, loss):
     x = dc.scatter(normal(5, 4), grid_over(comm, n=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "use reduction=", lambda: loss(x, x, reduce=False))

@@ -229,6 +229,7 @@ def test_what_torch_refuses_is_refused_in_its_words(comm, call, match):
 
 
 @pytest.mark.parametrize("pool", [F.fractional_max_pool2d, F.fractional_max_pool3d])
+@pytest.mark.ranks(at_least=2)
 def test_fractional_pooling_is_refused(comm, pool):
     x = dc.scatter(normal(1, 2, 7, 8, 4) if pool is F.fractional_max_pool3d else normal(1, 2, 7, 8),
                    grid_over(comm, h=comm.size))  # fmt: skip

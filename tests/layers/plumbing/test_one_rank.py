@@ -1,0 +1,92 @@
+"""On one rank torch's own operators compute, and what they give is distributed still."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal
+from tests.layers.compare import close
+
+pytestmark = pytest.mark.ranks(1)
+
+
+def given(comm, *shape, seed=0):
+    return dc.scatter(normal(*shape, seed=seed), grid_over(comm)).requires_grad_()
+
+
+def test_results_are_distributed_and_have_the_bits_of_torch(comm):
+    x = given(comm, 2, 3, 8, 8)
+    plain = normal(2, 3, 8, 8).requires_grad_()
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 5)
+    )
+    model.double()
+    y, expected = model(x), model(plain)
+    assert isinstance(y, dc.DistTensor) and y.dist == dc.Distribution(x.grid, (None, None))
+    assert torch.equal(y.local, expected)
+    y.square().mean().backward()
+    expected.square().mean().backward()
+    assert torch.equal(x.grad.local, plain.grad)
+
+
+def test_a_gradient_penalty_is_that_of_torch(comm):
+    layer = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.Tanh()).double()
+    gradients = []
+    for x in (given(comm, 2, 3, 6, 6), normal(2, 3, 6, 6).requires_grad_()):
+        layer.zero_grad()
+        (slope,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+        slope.square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in layer.parameters()])
+    for found, expected in zip(*gradients, strict=True):
+        close(found, expected, "gradient of a gradient")
+
+
+def test_what_changes_its_argument_returns_it(comm):
+    x = given(comm, 2, 3).detach()
+    assert F.relu(x, inplace=True) is x
+    assert x.add_(1) is x
+    assert torch.equal(x.local, normal(2, 3).relu() + 1)
+    assert F.dropout(x, 0.5, training=False) is x
+
+
+def test_several_results_keep_their_names(comm):
+    x = given(comm, 4, 5)
+    values, indices = torch.max(x, 1)
+    assert isinstance(values, dc.DistTensor) and isinstance(indices, dc.DistTensor)
+    found = torch.sort(x, 1)
+    assert torch.equal(found.values.local, normal(4, 5).sort(1).values)
+    assert torch.equal(found.indices.local, normal(4, 5).sort(1).indices)
+
+
+def test_lists_of_tensors_may_mix_plain_ones(comm):
+    x = given(comm, 2, 3)
+    y = torch.cat([x, normal(1, 3, seed=1)])
+    assert isinstance(y, dc.DistTensor)
+    assert torch.equal(y.local, torch.cat([normal(2, 3), normal(1, 3, seed=1)]))
+
+
+def test_what_torch_refuses_has_the_operators_error(comm):
+    with pytest.raises(dc.ShapeError, match="channels"):
+        nn.Conv2d(4, 2, 3).double()(given(comm, 2, 3, 5, 5))
+
+
+def test_an_operator_says_what_becomes_of_a_plain_first_argument(comm):
+    number = given(comm).detach()
+    plain = normal(5)
+    assert plain.mul_(number) is plain
+    with pytest.raises(dc.UnsupportedOperation, match="scatter the input first"):
+        F.conv2d(normal(1, 3, 5, 5), given(comm, 2, 3, 3, 3))
+
+
+def test_an_exception_of_a_checkpoint_passes(comm):
+    x = given(comm, 2, 3, 6, 6)
+    layer = nn.Conv2d(3, 3, 3).double()
+    torch.utils.checkpoint.checkpoint(lambda t: layer(t).tanh() * 2, x, use_reentrant=False).sum().backward()
+    plain = normal(2, 3, 6, 6).requires_grad_()
+    (layer(plain).tanh() * 2).sum().backward()
+    close(x.grad.local, plain.grad, "gradient")
