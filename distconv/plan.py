@@ -18,7 +18,6 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from mpi4py import MPI
@@ -28,7 +27,7 @@ from distconv.arrangement import AXES
 from distconv.communication.agreement import agree, together
 from distconv.errors import PlanError
 from distconv.grid import ProcessGrid
-from distconv.text_files import parsed_json, read_text
+from distconv.text_files import json_document
 
 FORMAT = "distconv-plan"
 VERSION = 1
@@ -84,14 +83,8 @@ class Plan:
 
     @classmethod
     def _read(cls, path: Path) -> Plan:
-        content = parsed_json(read_text(path, "plan", PlanError), f"plan {path}", PlanError, _no_number)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise PlanError(f'plan {path}: no plan of distconv: it must be an object with "format": "{FORMAT}"')
-        if content.get("version") != VERSION:
-            raise PlanError(f"plan {path}: version {content.get('version')!r}, but this distconv reads {VERSION}")
-        unknown = sorted(set(content) - {"format", "version", "ranks", "layers"})
-        if unknown or "layers" not in content:
-            raise PlanError(f"plan {path}: {f'unknown keys {unknown}' if unknown else 'layers are missing'}")
+        marks = {"format": FORMAT, "version": VERSION}
+        content = json_document(path, "plan", PlanError, marks=marks, keys=["layers"], optional=["ranks"])
         try:
             return cls(content["layers"], content.get("ranks"))
         except PlanError as error:
@@ -245,7 +238,3 @@ def check_axes(name: str, kind: str, dimensions: int, parts: Mapping[str, int]) 
             f"plan: {name!r} ({kind}) is split along {', '.join(wrong)}, but its input has only "
             f"{', '.join(axes[:-1])}; use those, or r to let ranks compute the same"
         )
-
-
-def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number of parts")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from distconv.errors import DistconvError
@@ -48,6 +48,38 @@ def parsed_json(text: str, what: str, error: type[DistconvError], constant: Call
         return json.loads(text, object_pairs_hook=_once_each, parse_constant=constant)
     except (ValueError, RecursionError) as failure:  # ValueError also for a number of thousands of digits
         raise error(f"{what} cannot be read as JSON: {failure}") from failure
+
+
+def json_document(
+    path: str | os.PathLike[str],
+    what: str,
+    error: type[DistconvError],
+    *,
+    marks: Mapping[str, Any],
+    keys: Collection[str],
+    optional: Collection[str] = (),
+) -> dict[str, Any]:
+    """The JSON object in a file of ours: with these ``marks`` (format and version), these keys and no others.
+
+    Raises
+    ------
+    error
+        If the file is something else, or has NaN or Infinity in it, which JSON has not.
+    """
+    content = parsed_json(read_text(path, what, error), f"{what} {path}", error, _no_number)
+    for name, expected in marks.items():
+        found = content.get(name) if isinstance(content, dict) else None
+        if found != expected:
+            wanted = f"{json.dumps(name)}: {json.dumps(expected)}"
+            raise error(f"{what} {path}: it must be an object with {wanted}, not {short(repr(found))}")
+    missing, unknown = sorted(set(keys) - set(content)), sorted(set(content) - {*marks, *keys, *optional})
+    if missing or unknown:
+        raise error(f"{what} {path}: {f'unknown keys {unknown}' if unknown else f'missing keys {missing}'}")
+    return dict(content)
+
+
+def _no_number(text: str) -> object:
+    raise ValueError(f"{text} is no number of JSON")
 
 
 def short(text: str, most: int = 60) -> str:

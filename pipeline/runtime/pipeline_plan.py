@@ -26,7 +26,7 @@ from distconv.errors import GridError, PlanError
 from distconv.pipeline.schedules.actions import ScheduleError
 from distconv.pipeline.schedules.registry import FAMILIES, schedule
 from distconv.plan import Plan
-from distconv.text_files import parsed_json, read_text, short
+from distconv.text_files import json_document, short
 
 from .placement import StagePlan
 
@@ -138,14 +138,8 @@ class PipelinePlan:
     @classmethod
     def _read(cls, path: Path) -> PipelinePlan:
         where = f"pipeline plan {path}"
-        content = parsed_json(read_text(path, "pipeline plan", PlanError), where, PlanError)
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            raise PlanError(f'{where}: none of distconv: it must be an object with "format": "{FORMAT}"')
-        if content.get("version") != VERSION:
-            raise PlanError(f"{where}: version {content.get('version')!r}, but this distconv reads {VERSION}")
-        missing, unknown = sorted(set(KEYS) - set(content)), sorted(set(content) - set(KEYS))
-        if missing or unknown:
-            raise PlanError(f"{where}: {f'unknown keys {unknown}' if unknown else f'missing keys {missing}'}")
+        marks = {"format": FORMAT, "version": VERSION}
+        content = json_document(path, "pipeline plan", PlanError, marks=marks, keys=KEYS)
         for name in ("cuts", "replicas", "plans"):
             if not isinstance(content[name], list):
                 raise PlanError(f"{where}: {name}={short(repr(content[name]))} must be a list")

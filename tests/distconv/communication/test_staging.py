@@ -66,6 +66,7 @@ def neighbours(comm):
     return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
 
 
+@pytest.mark.cpu
 @pytest.mark.ranks(at_least=2)
 @pytest.mark.parametrize("backwards", [False, True])
 def test_messages_arrive_in_the_order_they_were_made_however_they_are_waited_for(comm, late, backwards):
@@ -81,6 +82,7 @@ def test_messages_arrive_in_the_order_they_were_made_however_they_are_waited_for
         assert torch.equal(into, normal(4, seed=10 * before + number))
 
 
+@pytest.mark.cpu
 @pytest.mark.ranks(at_least=2)
 def test_what_is_posted_arrives_while_nobody_waits(comm, late):
     after, before = neighbours(comm)
@@ -92,6 +94,7 @@ def test_what_is_posted_arrives_while_nobody_waits(comm, late):
     sending.wait()
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_sums_wait_for_what_they_add(comm, late, dtype):
     found = torch.full((5,), float(comm.rank + 1), dtype=dtype)
@@ -99,6 +102,7 @@ def test_sums_wait_for_what_they_add(comm, late, dtype):
     assert found.tolist() == [comm.size * (comm.size + 1) / 2] * 5
 
 
+@pytest.mark.cpu
 @pytest.mark.ranks(at_least=2)
 @pytest.mark.parametrize("axes", ["h", "w", "c", "n"])
 def test_layers_equal_one_process_on_a_device_that_writes_late(comm, late, axes):
@@ -111,6 +115,7 @@ def test_layers_equal_one_process_on_a_device_that_writes_late(comm, late, axes)
     same_as_one_process(grid, network, normal(4, 4, 9, 8), plain=[normal(4, 4, 3, 3, seed=1), normal(4, seed=2)])
 
 
+@pytest.mark.cpu
 @pytest.mark.ranks(at_least=2)
 def test_redistribution_and_its_way_back_change_no_bit(comm, late):
     x = normal(5, 6, 7)

@@ -68,7 +68,7 @@ def test_what_does_not_fit_each_other_is_refused(changes, words):
     ("changes", "words"),
     [
         ({"format": "distconv-plan"}, 'it must be an object with "format": "distconv-pipeline-plan"'),
-        ({"version": 2}, "version 2, but this distconv reads 1"),
+        ({"version": 2}, '"version": 1, not 2'),
         ({"stages": 3}, "stages=3, but there are 2 plans"),
         ({"more": 1}, r"unknown keys \['more'\]"),
         ({"cuts": "stages.1"}, "cuts='stages.1' must be a list"),
