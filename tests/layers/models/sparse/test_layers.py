@@ -43,7 +43,7 @@ def twins(name):
 
 
 def masked(network, occupied):
-    """``network`` with zeros at inactive voxels behind every layer; ``occupied`` (B, 1, D, H, W) is 1 at active ones."""
+    """``network`` with zeros at inactive voxels after every layer; ``occupied`` (B, 1, D, H, W) is 1 elsewhere."""
     masks = {occupied.shape[2]: occupied}
     while min(masks) > 1:
         coarse = F.max_pool3d(masks[min(masks)], 2)
