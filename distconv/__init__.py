@@ -40,6 +40,7 @@ from distconv.distribution import Distribution, Interval, block_range
 from distconv.errors import (
     CheckpointError,
     CommunicatorError,
+    CoordinateError,
     DataError,
     DistconvError,
     DistributionError,
@@ -69,6 +70,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CheckpointError",
     "CommunicatorError",
+    "CoordinateError",
     "DataError",
     "DistTensor",
     "DistconvError",

@@ -22,6 +22,10 @@ class ShapeError(DistconvError, ValueError, RuntimeError):
     """Shapes that an operator cannot take; the text is torch's own where torch has one."""
 
 
+class CoordinateError(DistconvError, ValueError):
+    """Coordinates of a sparse tensor that cannot be: not integers, repeated, of no sample, or too far apart."""
+
+
 class LabelError(DistconvError, IndexError):
     """A label that is no class index of the logits."""
 

@@ -4,6 +4,7 @@
 
     convolution    Convolution of a piece of the input: what one rank computes by itself
     normalization  What the normalizations share
+    sparse         What one rank computes on sparse tensors: sites with integer coordinates, and features of them
 """
 
 if __name__ != "distconv.kernels":

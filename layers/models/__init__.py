@@ -1,4 +1,4 @@
-"""Reference models. Ordinary torch modules: they know nothing of distribution, and nothing here imports distconv.
+"""Reference models. Ordinary torch modules: they know nothing of distribution. Only ``sparse`` imports distconv.
 
 >>> sorted(MODELS)  # doctest: +NORMALIZE_WHITESPACE
 ['alexnet', 'cosmoflow', 'lenet5', 'mesh1k', 'mesh2k', 'resnet110', 'resnet20', 'resnet50', 'resnet56', 'unet',
@@ -15,6 +15,7 @@
     mesh            The fully convolutional models for mesh tangling: six blocks of convolution, batch norm and ReLU
     resnet          ResNet-50, fully convolutional
     resnet_cifar    ResNet-20, 56 and 110 for CIFAR
+    sparse          Networks for voxelised point clouds, each sparse and as its dense twin on volumes
     unet            U-Nets for images and volumes of any size
     vgg             VGG-11 and VGG-16 for CIFAR, with and without batch norm
 """

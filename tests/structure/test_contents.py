@@ -16,7 +16,6 @@ OTHER_SIZES = {
     "distconv": "the core: what users import lies at its top",
     "distconv.jobs.papers.sparsepipe": "one table: its setting and its command",
     "distconv.jobs.verification.conformance.families": "a module for each family of operators of the table",
-    "distconv.kernels": "a storey of its own, for what needs no other rank",
     "distconv.layers.nn": "a module for each family of layers of torch.nn",
     "distconv.perfmodel.graph": "the graph, and the tracing that makes it",
     "distconv.pipeline.reference": "a pipeline in one process, and one stage of it",

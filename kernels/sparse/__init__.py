@@ -1,0 +1,34 @@
+"""What one rank computes on sparse tensors: sites with integer coordinates, and features of them.
+
+All take explicit coordinates and kernel maps, so that the sites may be a whole cloud or a rank's own and its halo.
+
+::
+
+    convolution  Convolution over a kernel map, and its gradients
+    coordinates  Coordinates of sites: checks, integer keys that sort like them, coarser and wider sets of sites
+    kernel_map   Kernel maps: which input site meets which output site at each offset of a kernel
+    pooling      Pooling over a kernel map, and over all sites of a sample
+"""
+
+from .convolution import sparse_convolution
+from .coordinates import KeySpace, check_coordinates, coarsened, reached, sorted_rows
+from .kernel_map import KernelMap, box_offsets, kernel_map
+from .pooling import global_average, global_max, global_sum, sparse_average_pool, sparse_max_pool, sparse_sum_pool
+
+__all__ = [
+    "KernelMap",
+    "KeySpace",
+    "box_offsets",
+    "check_coordinates",
+    "coarsened",
+    "global_average",
+    "global_max",
+    "global_sum",
+    "kernel_map",
+    "reached",
+    "sorted_rows",
+    "sparse_average_pool",
+    "sparse_convolution",
+    "sparse_max_pool",
+    "sparse_sum_pool",
+]

@@ -1,0 +1,66 @@
+"""A U-Net that labels each site.
+
+Source: Çiçek et al., "3D U-Net: learning dense volumetric segmentation from sparse annotation", MICCAI 2016; here with
+convolutions of stride 2 on the way down and, transposed, back onto the same sites on the way up.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import torch
+from torch import nn
+
+from .layers import DENSE, SPARSE, Layers, convolution_block, initialise
+
+
+class VoxelUNet(nn.Module):
+    """A cloud -> logits for each of its sites, ``classes`` channels.
+
+    Level k works at 1/2^k of the resolution with ``width`` 2^k channels.
+    """
+
+    def __init__(self, layers: Layers, width: int, in_channels: int, classes: int, depth: int) -> None:
+        super().__init__()
+        widths = [width << level for level in range(depth + 1)]
+        steps = list(itertools.pairwise(widths))
+        self.first = _double(layers, in_channels, width)
+        self.down = nn.ModuleList(
+            nn.Sequential(convolution_block(layers, a, b, 2, 2), _double(layers, b, b)) for a, b in steps
+        )
+        self.up = nn.ModuleList(_up(layers, b, a) for a, b in reversed(steps))
+        self.merge = nn.ModuleList(_double(layers, 2 * a, a) for a, _ in reversed(steps))
+        self.predict = layers.convolution(width, classes, 1, 1, True)
+        initialise(self)
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        skips = []
+        for down in self.down:
+            skips.append(x)
+            x = down(x)
+        for up, merge in zip(self.up, self.merge, strict=True):
+            x = merge(torch.cat([skips.pop(), up(x)], 1))
+        return self.predict(x)
+
+
+def _double(layers: Layers, in_channels: int, channels: int) -> nn.Sequential:
+    return nn.Sequential(
+        convolution_block(layers, in_channels, channels), convolution_block(layers, channels, channels)
+    )
+
+
+def _up(layers: Layers, in_channels: int, channels: int) -> nn.Sequential:
+    transposed = layers.transposed(in_channels, channels, 2, 2, False)
+    return nn.Sequential(transposed, layers.norm(channels), nn.ReLU(inplace=True))
+
+
+def sparse_unet(width: int = 16, in_channels: int = 1, classes: int = 2, depth: int = 3) -> VoxelUNet:
+    """The sparse one."""
+    return VoxelUNet(SPARSE, width, in_channels, classes, depth)
+
+
+def dense_unet(width: int = 16, in_channels: int = 1, classes: int = 2, depth: int = 3) -> VoxelUNet:
+    """Its dense twin."""
+    return VoxelUNet(DENSE, width, in_channels, classes, depth)

@@ -1,0 +1,38 @@
+"""Sparse tensors and their layers: features at the active sites of a grid of one to four dimensions.
+
+>>> import torch
+>>> from torch import nn
+>>> coords = torch.tensor([[0, 5, 5, 5], [0, 5, 6, 7], [1, 0, 2, 4]])
+>>> x = SparseTensor(coords, torch.ones(3, 1))
+>>> model = nn.Sequential(SparseConv(1, 8, 3), nn.BatchNorm1d(8), nn.ReLU(), SparseConv(8, 16, 2, stride=2))
+>>> model(x)
+SparseTensor(sites=2, channels=16, dimension=3, stride=2, batch_size=2, dtype=torch.float32, device=cpu)
+
+::
+
+    convolution         Convolution, strided, transposed and on submanifolds, with kernels of any shape
+    coordinate_manager  Sets of sites and the kernel maps between them, for all tensors that descend from one another
+    dense               Dense volumes from sparse tensors, and back
+    functions           Which torch functions work on features alone, and what they ask of their operands
+    pooling             Pooling over windows, and over all sites of a sample
+    tensor              SparseTensor: coordinates of active sites, and their features
+    windows             Checks of what layers over windows are given: kernels, strides, offsets, inputs
+"""
+
+from .convolution import SparseConv
+from .coordinate_manager import CoordinateManager
+from .dense import from_dense, to_dense
+from .pooling import SparseAvgPool, SparseGlobalPool, SparseMaxPool, SparseSumPool
+from .tensor import SparseTensor
+
+__all__ = [
+    "CoordinateManager",
+    "SparseAvgPool",
+    "SparseConv",
+    "SparseGlobalPool",
+    "SparseMaxPool",
+    "SparseSumPool",
+    "SparseTensor",
+    "from_dense",
+    "to_dense",
+]

@@ -1,0 +1,134 @@
+"""Convolution, strided, transposed and on submanifolds, with kernels of any shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from distconv.errors import ShapeError
+from distconv.kernels.sparse import KernelMap, box_offsets, sparse_convolution
+
+from .coordinate_manager import CoordinateManager, Sites
+from .tensor import SparseTensor
+from .windows import check_input, check_window, checked_offsets, extents
+
+
+class SparseConv(nn.Module):
+    """Convolution of a SparseTensor: at its output sites what torch's convolution gives for the densified input.
+
+    With kernel size k, padding p = dilation x ((k - 1) // 2) in each dimension and W the weight,
+    ``out[u] = bias + sum over i of W[:, :, i] x[stride u + dilation i - p]``; inactive sites of x count as zeros. Space
+    has no borders: for an even kernel torch needs (k - 1) // 2 zeros before and k // 2 behind, times the dilation.
+    ``offsets``, a list of D integers each, replace the box of the kernel size, whose offsets are i - (k - 1) // 2.
+
+    Output sites are
+
+    - ``submanifold`` (the default with stride 1): those of the input;
+    - stride 1 without ``submanifold``: all that any input reaches, also beyond the input's extent;
+    - stride s > 1: the cells of s^D that hold an input, u = floor(site / s), even if no input lies in the window;
+    - ``transposed`` (torch's ``conv_transpose`` with the same p): the finer sites that the input's sites came from by a
+      stride; if there are none, all that any input reaches.
+
+    The weight has torch's shape, (F, C, *kernel), transposed (C, F, *kernel), with offsets (F, C, K), so that state
+    dictionaries fit ``nn.Conv1d`` to ``nn.Conv3d`` and their transposed ones; in memory the offsets come first.
+    Dimensions 1 to 4. Under autocast the result has the low dtype.
+
+    Raises
+    ------
+    ValueError
+        If the kernel, stride, dilation or offsets cannot be, or a submanifold has a stride.
+
+    Source: Zhai et al., "SparsePipe: parallel deep learning for 3D point clouds", eq. 3.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | Sequence[int] | None,
+        stride: int = 1,
+        dimension: int = 3,
+        *,
+        submanifold: bool | None = None,
+        transposed: bool = False,
+        offsets: Sequence[Sequence[int]] | None = None,
+        dilation: int = 1,
+        bias: bool = True,
+    ) -> None:
+        super().__init__()
+        check_window(dimension, stride=stride, dilation=dilation)
+        if submanifold and stride > 1:
+            raise ValueError(f"a submanifold convolution keeps its sites: it has stride 1, not {stride}")
+        self.in_channels, self.out_channels, self.dimension = in_channels, out_channels, dimension
+        self.stride, self.dilation, self.transposed = stride, dilation, transposed
+        self.submanifold = stride == 1 if submanifold is None else submanifold
+        if offsets is None:
+            sizes = extents(kernel_size, dimension)
+            self.offsets = box_offsets(sizes, [(k - 1) // 2 for k in sizes])
+        else:
+            self.offsets = checked_offsets(offsets, dimension)
+            sizes = (len(offsets),)
+        matrix = (in_channels, out_channels)
+        # Offsets first in memory: each is a matrix of its own. Torch's order of dimensions for who looks at it.
+        stored = torch.empty(*sizes, *matrix)
+        channels = (-2, -1) if transposed else (-1, -2)
+        self.weight = nn.Parameter(stored.permute(*(d % stored.ndim for d in channels), *range(len(sizes))))
+        self.bias = nn.Parameter(torch.empty(out_channels)) if bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Initial weights and biases as those of torch's convolutions."""
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        if self.bias is not None:
+            bound = 1 / math.sqrt(max(1, self.weight[0].numel()))
+            nn.init.uniform_(self.bias, -bound, bound)
+
+    @property
+    def matrices(self) -> torch.Tensor:
+        """The weight as (K, C, F), one matrix for each offset; no copy."""
+        by_offset = self.weight.flatten(2)
+        return by_offset.permute(2, 0, 1) if self.transposed else by_offset.permute(2, 1, 0)
+
+    def forward(self, x: SparseTensor) -> SparseTensor:
+        """The convolution of ``x``, on the output sites.
+
+        Raises
+        ------
+        ShapeError
+            If ``x`` has other channels or another dimension.
+        """
+        check_input(x, self.dimension)
+        if x.shape[1] != self.in_channels:
+            raise ShapeError(f"SparseConv takes {self.in_channels} channels, and its input has {x.shape[1]}")
+        sites = self._output_sites(x.sites, x.coordinate_manager)
+        pairs = self._kernel_map(x.sites, sites, x.coordinate_manager)
+        features = sparse_convolution(x.features, self.matrices, pairs, self.bias)
+        return SparseTensor.on(sites, x.coordinate_manager, features)
+
+    def _output_sites(self, sites: Sites, manager: CoordinateManager) -> Sites:
+        if self.submanifold:
+            return sites
+        if self.transposed:
+            return manager.finer(sites, self.stride, self.offsets, self.dilation)
+        if self.stride > 1:
+            return manager.coarser(sites, self.stride)
+        return manager.wider(sites, tuple(tuple(-o for o in offset) for offset in self.offsets), self.dilation)
+
+    def _kernel_map(self, inputs: Sites, outputs: Sites, manager: CoordinateManager) -> KernelMap:
+        if self.transposed:
+            return manager.kernel_map(outputs, inputs, self.offsets, self.dilation).transposed()
+        return manager.kernel_map(inputs, outputs, self.offsets, self.dilation)
+
+    def extra_repr(self) -> str:
+        """What the module's text shows."""
+        kinds = [name for name in ("submanifold", "transposed") if getattr(self, name)]
+        return ", ".join(
+            [
+                f"{self.in_channels}, {self.out_channels}, offsets={len(self.offsets)}, stride={self.stride}",
+                f"dimension={self.dimension}, dilation={self.dilation}, bias={self.bias is not None}",
+                *kinds,
+            ]
+        )

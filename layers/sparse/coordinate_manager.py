@@ -1,0 +1,116 @@
+"""Sets of sites and the kernel maps between them, for all tensors that descend from one another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeVar
+
+import torch
+
+from distconv.errors import CoordinateError
+from distconv.kernels.sparse import KernelMap, coarsened, kernel_map, reached, sorted_rows
+from distconv.kernels.sparse.coordinates import Offsets
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, eq=False)
+class Sites:
+    """A set of active sites: coordinates (N, 1 + D), multiples of ``stride``, in steps of the finest grid.
+
+    ``finer`` is the set of which these are the coarse cells; ``is_sorted`` that rows are known to be in order.
+    """
+
+    coords: torch.Tensor
+    stride: int
+    finer: Sites | None = None
+    is_sorted: bool = False
+
+    @cached_property
+    def order(self) -> torch.Tensor | None:
+        """What sorts the rows; None if they are sorted."""
+        return None if self.is_sorted else sorted_rows(self.coords)
+
+    def same_as(self, other: Sites) -> bool:
+        """Whether both have the same sites in the same rows."""
+        return self is other or (self.stride == other.stride and torch.equal(self.coords, other.coords))
+
+
+class CoordinateManager:
+    """The sets of sites that layers made from one another, and kernel maps, each made once.
+
+    Tensors that descend from one another share it; it lives as long as they do. A map serves the forward and backward
+    pass of all layers with the same kernel, and the transposed convolution that goes back. ``hits`` and ``misses``
+    count the kernel maps asked for, ``bytes`` is the memory of those held.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        self.batch_size = batch_size
+        self.hits = self.misses = self.bytes = 0
+        self._maps: dict[Hashable, KernelMap] = {}
+        self._sets: dict[Hashable, Sites] = {}
+
+    def coarser(self, sites: Sites, factor: int) -> Sites:
+        """The cells ``factor`` times as large that hold ``sites``; themselves for a factor of 1."""
+        stride = sites.stride * factor
+
+        def make() -> Sites:
+            return Sites(coarsened(sites.coords, stride), stride, sites, is_sorted=True)
+
+        return sites if factor == 1 else _once(self._sets, (sites, factor), make)
+
+    def finer(self, sites: Sites, factor: int, offsets: Offsets, dilation: int) -> Sites:
+        """The sites that ``sites`` are the cells of, ``factor`` times as large, or else all that a kernel reaches.
+
+        Raises
+        ------
+        CoordinateError
+            If the stride of the sites is no multiple of the factor.
+        """
+        if sites.stride % factor:
+            raise CoordinateError(
+                f"a transposed convolution of stride {factor} needs sites whose stride it divides, not {sites.stride}: "
+                f"give the SparseTensor coordinates in steps of {factor} and stride={factor}"
+            )
+        stride = sites.stride // factor
+        known = sites.finer
+        while known is not None and known.stride > stride:
+            known = known.finer
+        if known is not None and known.stride == stride:
+            return known
+        return self._all_reached(sites, stride, offsets, dilation)
+
+    def wider(self, sites: Sites, offsets: Offsets, dilation: int) -> Sites:
+        """All sites of the same stride that a kernel reaches from ``sites``."""
+        return self._all_reached(sites, sites.stride, offsets, dilation)
+
+    def kernel_map(self, fine: Sites, coarse: Sites, offsets: Offsets, dilation: int) -> KernelMap:
+        """The map with fine = coarse + offset, offsets in steps of ``dilation`` fine cells."""
+        key = (fine, coarse, offsets, dilation)
+        if key in self._maps:
+            self.hits += 1
+            return self._maps[key]
+        made = kernel_map(fine.coords, coarse.coords, offsets, fine.stride * dilation, fine.order)
+        self.misses += 1
+        self.bytes += made.bytes
+        self._maps[key] = made
+        return made
+
+    def _all_reached(self, sites: Sites, stride: int, offsets: Offsets, dilation: int) -> Sites:
+        def make() -> Sites:
+            coords = reached(sites.coords, offsets, stride * dilation)
+            centred = (0,) * (coords.shape[1] - 1) in offsets
+            if centred and stride == sites.stride and len(coords) == len(sites.coords):
+                return sites
+            return Sites(coords, stride, sites.finer, is_sorted=True)
+
+        return _once(self._sets, (sites, stride, offsets, dilation), make)
+
+
+def _once(known: dict[Hashable, Any], key: Hashable, make: Callable[[], Made]) -> Made:
+    if key not in known:
+        known[key] = make()
+    made: Made = known[key]
+    return made

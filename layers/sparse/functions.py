@@ -1,0 +1,112 @@
+"""Which torch functions work on features alone, and what they ask of their operands.
+
+All compute each site by itself, or batch norm over all sites. What looks at neighbours, or mixes sites in another way,
+is refused: on the features it would run and mean something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.nn.functional as F
+
+from distconv.errors import UnsupportedOperation
+
+Function = Callable[..., Any]
+
+_ACTIVATIONS = """celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu leaky_relu_ logsigmoid mish prelu
+    relu relu6 relu_ rrelu selu silu softplus softshrink softsign tanhshrink _threshold alpha_dropout batch_norm dropout
+    linear"""
+_ELEMENTWISE = "abs celu clamp clone exp log neg prelu relu relu_ selu sigmoid sqrt square tanh"
+
+SITE_BY_SITE = {getattr(F, name) for name in _ACTIVATIONS.split()} | {getattr(torch, n) for n in _ELEMENTWISE.split()}
+"""Functions of one sparse operand, the first, that compute each site by itself."""
+
+BETWEEN = {getattr(place, name) for place in (torch, torch.Tensor) for name in "add sub mul div".split()} | {
+    getattr(torch, name) for name in "rsub pow maximum minimum true_divide".split()
+}
+"""Functions of two operands, element by element."""
+
+
+def on_features(func: Function, sparse: Sequence[bool], args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Tensor:
+    """``func`` of features (N, C); ``sparse`` says which of ``args`` are those of a sparse tensor.
+
+    Raises
+    ------
+    UnsupportedOperation
+        If the function does not work site by site, or not with these operands.
+    """
+    if func in BETWEEN:
+        _check_operands(func, sparse, args)
+    elif func in _CHECKS:
+        _CHECKS[func](func, args, kwargs)
+    elif func not in SITE_BY_SITE:
+        refuse(func, "of a sparse tensor")
+    if func is F.batch_norm and not len(args[0]):
+        return _batch_norm_of_nothing(*args, **kwargs)
+    result: torch.Tensor = func(*args, **kwargs)
+    return result
+
+
+def refuse(func: Function, what: str) -> NoReturn:
+    """Raise with the way out.
+
+    Raises
+    ------
+    UnsupportedOperation
+        Always.
+    """
+    name = getattr(func, "__name__", str(func))
+    raise UnsupportedOperation(
+        f"{name} {what} has no rule; use the layers of distconv.layers.sparse, or, where it is meant site by site, "
+        "x.replace(function(x.features))"
+    )
+
+
+def _check_operands(func: Function, sparse: Sequence[bool], args: Sequence[Any]) -> None:
+    """Beside sparse tensors only numbers and one value per channel: (N, C) would have to know the order of sites."""
+    channels = max(x.shape[1] for x, is_sparse in zip(args, sparse, strict=True) if is_sparse)
+    for x, is_sparse in zip(args, sparse, strict=True):
+        if is_sparse and x.shape[1] not in (1, channels):
+            refuse(func, f"of sparse tensors with {channels} and {x.shape[1]} channels")
+        if not is_sparse and isinstance(x, torch.Tensor) and tuple(x.shape) not in ((), (1,), (channels,)):
+            refuse(func, f"of a sparse tensor and a tensor of shape {tuple(x.shape)}, not one value per channel,")
+
+
+def _check_channels(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    dim = args[1] if len(args) > 1 else kwargs.get("dim")
+    if dim not in (1, -1):
+        refuse(func, f"over dim={dim} of a sparse tensor")
+
+
+def _check_layer_norm(func: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> None:
+    shape = args[1] if len(args) > 1 else kwargs["normalized_shape"]
+    if len(shape) != 1:
+        refuse(func, f"over {tuple(shape)} of a sparse tensor")
+
+
+_CHECKS = {
+    F.softmax: _check_channels,
+    torch.softmax: _check_channels,
+    F.log_softmax: _check_channels,
+    torch.log_softmax: _check_channels,
+    F.layer_norm: _check_layer_norm,
+    F.rms_norm: _check_layer_norm,
+    torch.cat: _check_channels,
+}
+
+
+def _batch_norm_of_nothing(
+    features: torch.Tensor,
+    running_mean: Any,
+    running_var: Any,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *_: Any,
+    **__: Any,
+) -> torch.Tensor:
+    """Of no sites there are no moments: torch's would make the running ones NaN."""
+    out = features if weight is None else features * weight
+    return out if bias is None else out + bias

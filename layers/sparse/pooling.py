@@ -1,0 +1,127 @@
+"""Pooling over windows, and over all sites of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from distconv.kernels.sparse import (
+    KernelMap,
+    box_offsets,
+    global_average,
+    global_max,
+    global_sum,
+    sparse_average_pool,
+    sparse_max_pool,
+    sparse_sum_pool,
+)
+
+from .tensor import SparseTensor
+from .windows import check_input, check_window, extents
+
+
+class _WindowPool(nn.Module):
+    """Pooling of the active sites in windows [stride u - padding, stride u - padding + kernel_size) of cells.
+
+    Output sites u are those of the input with stride 1, and with a stride its cells that hold sites. ``stride`` is
+    ``kernel_size`` if that is one integer and none is given; ``kernel_size`` and ``padding`` may differ by dimension.
+
+    Raises
+    ------
+    ValueError
+        If the window cannot be.
+    """
+
+    def __init__(
+        self,
+        kernel_size: int | Sequence[int],
+        stride: int | None = None,
+        dimension: int = 3,
+        *,
+        padding: int | Sequence[int] = 0,
+    ) -> None:
+        super().__init__()
+        if stride is None:
+            if not isinstance(kernel_size, int):
+                raise ValueError(f"kernel_size={kernel_size}: a window with different extents needs a stride")
+            stride = kernel_size
+        check_window(dimension, stride=stride)
+        self.kernel_size, self.padding = extents(kernel_size, dimension), extents(padding, dimension, "padding", 0)
+        self.stride, self.dimension = stride, dimension
+        self.offsets = box_offsets(self.kernel_size, self.padding)
+
+    def forward(self, x: SparseTensor) -> SparseTensor:
+        """The pooled features of ``x``."""
+        check_input(x, self.dimension)
+        manager = x.coordinate_manager
+        sites = manager.coarser(x.sites, self.stride)
+        pairs = manager.kernel_map(x.sites, sites, self.offsets, 1)
+        return SparseTensor.on(sites, manager, self.pool(x.features, pairs))
+
+    def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
+        """The pooled features (N_out, C) over a kernel map."""
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        """What the module's text shows."""
+        return f"{self.kernel_size}, stride={self.stride}, dimension={self.dimension}, padding={self.padding}"
+
+
+class SparseMaxPool(_WindowPool):
+    """The largest feature of the active sites in each window; 0 where there are none.
+
+    Equal to torch's max pooling of the densified input where that has no negative features, or has -inf at inactive
+    sites. The gradient goes to the first of equal ones.
+    """
+
+    def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
+        """The pooled features (N_out, C) over a kernel map."""
+        return sparse_max_pool(features, pairs)
+
+
+class SparseAvgPool(_WindowPool):
+    """The mean of the active sites in each window, by their number and not by the window's; 0 where there are none."""
+
+    def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
+        """The pooled features (N_out, C) over a kernel map."""
+        return sparse_average_pool(features, pairs)
+
+
+class SparseSumPool(_WindowPool):
+    """The sum of the active sites in each window: torch's average pooling with ``divisor_override=1``."""
+
+    def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
+        """The pooled features (N_out, C) over a kernel map."""
+        return sparse_sum_pool(features, pairs)
+
+
+_GLOBAL = {"avg": global_average, "max": global_max, "sum": global_sum}
+
+
+class SparseGlobalPool(nn.Module):
+    """The mean, maximum or sum (``mode`` avg, max or sum) over all sites of each sample: a plain tensor (B, C).
+
+    A sample without sites gives zeros.
+
+    Raises
+    ------
+    ValueError
+        If there is no such mode.
+    """
+
+    def __init__(self, mode: str = "avg") -> None:
+        super().__init__()
+        if mode not in _GLOBAL:
+            raise ValueError(f"mode={mode!r}: choose one of {', '.join(_GLOBAL)}")
+        self.mode = mode
+
+    def forward(self, x: SparseTensor) -> torch.Tensor:
+        """The pooled features of each sample, (B, C)."""
+        check_input(x, x.dimension)
+        return _GLOBAL[self.mode](x.features, x.coords[:, 0], x.batch_size)
+
+    def extra_repr(self) -> str:
+        """What the module's text shows."""
+        return f"mode={self.mode!r}"

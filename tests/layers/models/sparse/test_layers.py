@@ -1,0 +1,140 @@
+"""The networks for point clouds against their dense twins."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from distconv.layers.models.sparse import (
+    dense_resnet,
+    dense_unet,
+    dense_vgg16_bn,
+    sparse_resnet,
+    sparse_unet,
+    sparse_vgg16_bn,
+)
+from distconv.layers.sparse import SparseTensor, from_dense, to_dense
+
+TWINS = {
+    "vgg16_bn": (sparse_vgg16_bn, dense_vgg16_bn, 32),
+    "resnet": (sparse_resnet, dense_resnet, 16),
+    "unet": (sparse_unet, dense_unet, 16),
+}
+"""Both factories, and the extent of a volume: the largest stride or a multiple."""
+
+
+def twins(name):
+    sparse, dense, extent = TWINS[name]
+    torch.manual_seed(0)
+    ours, theirs = sparse(width=2, in_channels=3, classes=4).double(), dense(width=2, in_channels=3, classes=4).double()
+    for module in theirs.modules():
+        if isinstance(module, nn.BatchNorm3d):
+            for values in (module.weight.data, module.bias.data, module.running_mean):
+                values.copy_(torch.randn_like(values))
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    for module in ours.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs, extent
+
+
+def masked(network, occupied):
+    """``network`` with zeros at inactive voxels after every layer; ``occupied`` (B, 1, D, H, W) is 1 elsewhere."""
+    masks = {occupied.shape[2]: occupied}
+    while min(masks) > 1:
+        coarse = F.max_pool3d(masks[min(masks)], 2)
+        masks[coarse.shape[2]] = coarse
+
+    def zero_elsewhere(module, inputs, output):
+        return output * masks[output.shape[2]] if output.ndim == 5 else output
+
+    for module in network.modules():
+        if not list(module.children()) and not isinstance(module, (nn.AdaptiveMaxPool3d, nn.ReLU)):
+            module.register_forward_hook(zero_elsewhere)
+    return network
+
+
+def same_gradients(ours, theirs):
+    for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-8, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_twins_have_the_same_parameters_under_the_same_names(name):
+    sparse, dense, _ = TWINS[name]
+    ours, theirs = sparse(width=2).state_dict(), dense(width=2).state_dict()
+    assert {key: value.shape for key, value in ours.items()} == {key: value.shape for key, value in theirs.items()}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_twins_are_equal_in_evaluation_with_zeros_at_inactive_voxels(name):
+    ours, theirs, extent = twins(name)
+    generator = torch.Generator().manual_seed(1)
+    occupied = (torch.rand(2, 1, extent, extent, extent, generator=generator) < 0.02).double()
+    volume = torch.randn(2, 3, extent, extent, extent, generator=generator, dtype=torch.float64) * occupied
+    x = from_dense(volume)
+    y = ours.eval()(x)
+    expected = masked(theirs.eval(), occupied)(volume)
+    if isinstance(y, SparseTensor):
+        y = to_dense(y, (extent,) * 3)
+    assert y.abs().sum() > 0
+    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
+    y.square().mean().backward()
+    expected.square().mean().backward()
+    same_gradients(ours, theirs)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_twins_are_equal_in_training_where_all_voxels_are_active(name):
+    ours, theirs, extent = twins(name)
+    volume = torch.randn(2, 3, extent, extent, extent, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    y = ours(from_dense(volume))
+    expected = theirs(volume)
+    if isinstance(y, SparseTensor):
+        y = to_dense(y)
+    torch.testing.assert_close(y, expected, rtol=1e-8, atol=1e-8)
+    y.square().mean().backward()
+    expected.square().mean().backward()
+    for (name, a), b in zip(ours.state_dict().items(), theirs.state_dict().values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-8, msg=name)
+    same_gradients(ours, theirs)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_cloud_with_a_sample_without_sites_trains(name):
+    ours, _, _ = twins(name)
+    coords = torch.tensor([[sample, a, 2 * a % 7, 3 * a % 5] for sample in (0, 2) for a in range(-9, 9)])
+    y = ours(SparseTensor(coords, torch.randn(len(coords), 3, dtype=torch.float64), batch_size=4))
+    values = y.features if isinstance(y, SparseTensor) else y
+    assert values.shape == ((len(coords), 4) if isinstance(y, SparseTensor) else (4, 4))
+    values.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in ours.parameters())
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_a_cloud_without_sites_passes(name):
+    ours, _, _ = twins(name)
+    y = ours(SparseTensor(torch.zeros(0, 4, dtype=torch.long), torch.zeros(0, 3, dtype=torch.float64), batch_size=2))
+    (y.features if isinstance(y, SparseTensor) else y).sum().backward()
+    assert all(value.isfinite().all() for value in ours.state_dict().values())
+
+
+def test_vgg16_has_thirteen_convolutions_and_three_linear_layers():
+    model = sparse_vgg16_bn(width=2)
+    kernels = [p for p in model.parameters() if p.ndim == 5]
+    assert len(kernels) == 13 and {tuple(p.shape[2:]) for p in kernels} == {(3, 3, 3)}
+    assert len([m for m in model.modules() if isinstance(m, nn.Linear)]) == 3
+
+
+def test_the_unet_finds_its_maps_again_on_the_way_up():
+    coords = torch.tensor([[0, a, a % 7, a % 5] for a in range(50)])
+    x = SparseTensor(coords, torch.ones(50, 1))
+    y = sparse_unet(width=2, depth=2)(x)
+    manager = x.coordinate_manager
+    assert y.sites is x.sites
+    # Submanifold maps at three levels, two strided ones, the identity of the prediction; 16 convolutions in all.
+    assert (manager.misses, manager.hits) == (6, 9)

@@ -1,0 +1,102 @@
+"""Pooling layers against torch's on volumes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import distconv as dc
+from distconv.layers.sparse import (
+    SparseAvgPool,
+    SparseGlobalPool,
+    SparseMaxPool,
+    SparseSumPool,
+    SparseTensor,
+    from_dense,
+    to_dense,
+)
+from tests.layers.sparse.clouds import normal, random_cloud, rng_of
+
+MAX = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
+AVERAGE = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
+WINDOWS = [(2, None, 0), (3, 2, 1), (3, 1, 1), (2, 3, 0), (3, None, 0)]
+
+
+def volume_and_sites(dimension, seed=0):
+    """A volume of extent 12 that is empty but at 30% of its cells; a sample is empty."""
+    active = torch.rand(3, *[12] * dimension, generator=torch.Generator().manual_seed(seed)) < 0.3
+    active[1] = False
+    return normal(3, 2, *[12] * dimension, seed=seed).requires_grad_(), active
+
+
+def dense_pool(kind, volume, active, window):
+    kernel, stride, padding = window
+    options = {"stride": stride, "padding": padding}
+    dimension = volume.ndim - 2
+    mask = active[:, None].to(volume.dtype)
+    if kind is SparseMaxPool:
+        y = MAX[dimension](volume.masked_fill(~active[:, None], float("-inf")), kernel, **options)
+        return torch.where(y.isinf(), 0, y)
+    total = AVERAGE[dimension](volume * mask, kernel, **options) * kernel**dimension
+    if kind is SparseSumPool:
+        return total
+    return total / (AVERAGE[dimension](mask, kernel, **options) * kernel**dimension).round().clamp(min=1)
+
+
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("dimension", [1, 2, 3])
+@pytest.mark.parametrize("kind", [SparseMaxPool, SparseAvgPool, SparseSumPool])
+def test_pooling_equals_pooling_of_a_volume_at_its_sites(kind, dimension, window):
+    volume, active = volume_and_sites(dimension)
+    x = from_dense(volume, active=active)
+    kernel, stride, padding = window
+    y = kind(kernel, stride, dimension, padding=padding)(x)
+    cells = dense_pool(kind, volume, active, window)
+    expected = cells.movedim(1, -1)[(y.coords[:, 0], *(y.coords[:, 1:] // y.stride).unbind(1))]
+    torch.testing.assert_close(y.features, expected, rtol=1e-12, atol=1e-12)
+    direction = normal(*y.shape, seed=5)
+    a, b = (torch.autograd.grad(out, volume, direction)[0] for out in (y.features, expected))
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_windows_may_differ_by_dimension_and_have_four():
+    coords = torch.tensor([[0, 0, 0, 0, 0], [0, 1, 1, 0, 0], [0, 0, 0, 0, 1]])
+    x = SparseTensor(coords, torch.tensor([[1.0], [2.0], [3.0]]))
+    assert SparseSumPool((2, 2, 1, 1), 2, 4)(x).features.tolist() == [[3.0]]
+
+
+@pytest.mark.parametrize(("mode", "reduce"), [("avg", torch.mean), ("sum", torch.sum), ("max", torch.amax)])
+def test_global_pooling_gives_each_sample_a_row(mode, reduce):
+    x = random_cloud(rng_of("global"), 3, 5)
+    y = SparseGlobalPool(mode)(x)
+    for sample in range(4):
+        mine = x.features[x.coords[:, 0] == sample]
+        torch.testing.assert_close(y[sample], reduce(mine, 0) if len(mine) else torch.zeros(5, dtype=x.dtype))
+
+
+def test_the_size_of_a_volume_stays_through_pooling():
+    volume, active = volume_and_sites(2)
+    y = SparseMaxPool(2, dimension=2)(from_dense(volume, active=active))
+    assert to_dense(y, (6, 6)).shape == (3, 2, 6, 6)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: SparseMaxPool((2, 2, 1)), "with different extents needs a stride"),
+        (lambda: SparseMaxPool(0, 1), "kernel_size=0"),
+        (lambda: SparseMaxPool(2, padding=-1), "padding=-1: an integer of at least 0"),
+        (lambda: SparseAvgPool(2, stride=-2), "stride=-2"),
+        (lambda: SparseGlobalPool("mean"), "mode='mean': choose one of avg, max, sum"),
+    ],
+)
+def test_a_layer_that_cannot_be_is_refused(make, says):
+    with pytest.raises(ValueError, match=says):
+        make()
+
+
+def test_plain_tensors_are_refused():
+    for layer in (SparseMaxPool(2), SparseGlobalPool()):
+        with pytest.raises(dc.UnsupportedOperation, match="not Tensor"):
+            layer(torch.zeros(2, 3))
