@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from distconv.errors import ShapeError
-from distconv.kernels.sparse import KernelMap, box_offsets, sparse_convolution
+from distconv.kernels.sparse import box_offsets, sparse_convolution
 
 from .coordinate_manager import CoordinateManager, Sites
 from .tensor import SparseTensor
@@ -89,7 +89,10 @@ class SparseConv(nn.Module):
     @property
     def matrices(self) -> torch.Tensor:
         """The weight as (K, C, F), one matrix for each offset; no copy."""
-        by_offset = self.weight.flatten(2)
+        return self._matrices(self.weight)
+
+    def _matrices(self, weight: torch.Tensor) -> torch.Tensor:
+        by_offset = weight.flatten(2)
         return by_offset.permute(2, 0, 1) if self.transposed else by_offset.permute(2, 1, 0)
 
     def forward(self, x: SparseTensor) -> SparseTensor:
@@ -103,10 +106,15 @@ class SparseConv(nn.Module):
         check_input(x, self.dimension)
         if x.shape[1] != self.in_channels:
             raise ShapeError(f"SparseConv takes {self.in_channels} channels, and its input has {x.shape[1]}")
-        sites = self._output_sites(x.sites, x.coordinate_manager)
-        pairs = self._kernel_map(x.sites, sites, x.coordinate_manager)
-        features = sparse_convolution(x.features, self.matrices, pairs, self.bias)
-        return SparseTensor.on(sites, x.coordinate_manager, features)
+        manager = x.coordinate_manager
+        sites = self._output_sites(x.sites, manager)
+        features, pairs = manager.needed(
+            x.features, x.sites, sites, self.offsets, self.dilation, transposed=self.transposed
+        )
+        weight = self._matrices(manager.parameter(self.weight))
+        bias = None if self.bias is None else manager.parameter(self.bias)
+        y = sparse_convolution(features, weight, pairs, bias)
+        return SparseTensor.on(sites, manager, manager.result(y, sites))
 
     def _output_sites(self, sites: Sites, manager: CoordinateManager) -> Sites:
         if self.submanifold:
@@ -116,11 +124,6 @@ class SparseConv(nn.Module):
         if self.stride > 1:
             return manager.coarser(sites, self.stride)
         return manager.wider(sites, tuple(tuple(-o for o in offset) for offset in self.offsets), self.dilation)
-
-    def _kernel_map(self, inputs: Sites, outputs: Sites, manager: CoordinateManager) -> KernelMap:
-        if self.transposed:
-            return manager.kernel_map(outputs, inputs, self.offsets, self.dilation).transposed()
-        return manager.kernel_map(inputs, outputs, self.offsets, self.dilation)
 
     def extra_repr(self) -> str:
         """What the module's text shows."""

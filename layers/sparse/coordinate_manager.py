@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -57,7 +57,9 @@ class CoordinateManager:
         stride = sites.stride * factor
 
         def make() -> Sites:
-            return Sites(coarsened(sites.coords, stride), stride, sites, is_sorted=True)
+            dimensions = sites.coords.shape[1] - 1
+            coords = self.settled(coarsened(sites.coords, stride), (1 - stride,) * dimensions, (0,) * dimensions)
+            return Sites(coords, stride, sites, is_sorted=True)
 
         return sites if factor == 1 else _once(self._sets, (sites, factor), make)
 
@@ -86,13 +88,33 @@ class CoordinateManager:
         """All sites of the same stride that a kernel reaches from ``sites``."""
         return self._all_reached(sites, sites.stride, offsets, dilation)
 
-    def kernel_map(self, fine: Sites, coarse: Sites, offsets: Offsets, dilation: int) -> KernelMap:
-        """The map with fine = coarse + offset, offsets in steps of ``dilation`` fine cells."""
-        key = (fine, coarse, offsets, dilation)
+    def needed(
+        self,
+        features: torch.Tensor,
+        inputs: Sites,
+        outputs: Sites,
+        offsets: Offsets,
+        dilation: int,
+        *,
+        transposed: bool = False,
+    ) -> tuple[torch.Tensor, KernelMap]:
+        """Features, and the map from their rows to those of ``outputs``, with input = output + offset.
+
+        Offsets are in steps of ``dilation`` fine cells; ``transposed``, output = input + offset.
+        """
+        fine, coarse = (outputs, inputs) if transposed else (inputs, outputs)
+        unit = fine.stride * dilation
+        pairs = self._mapped(
+            (fine, coarse, offsets, dilation),
+            lambda: kernel_map(fine.coords, coarse.coords, offsets, unit, fine.order),
+        )
+        return features, pairs.transposed() if transposed else pairs
+
+    def _mapped(self, key: Hashable, make: Callable[[], KernelMap]) -> KernelMap:
         if key in self._maps:
             self.hits += 1
             return self._maps[key]
-        made = kernel_map(fine.coords, coarse.coords, offsets, fine.stride * dilation, fine.order)
+        made = make()
         self.misses += 1
         self.bytes += made.bytes
         self._maps[key] = made
@@ -100,13 +122,51 @@ class CoordinateManager:
 
     def _all_reached(self, sites: Sites, stride: int, offsets: Offsets, dilation: int) -> Sites:
         def make() -> Sites:
-            coords = reached(sites.coords, offsets, stride * dilation)
-            centred = (0,) * (coords.shape[1] - 1) in offsets
-            if centred and stride == sites.stride and len(coords) == len(sites.coords):
-                return sites
+            unit = stride * dilation
+            coords = self.settled(reached(sites.coords, offsets, unit), *reach(offsets, unit))
             return Sites(coords, stride, sites.finer, is_sorted=True)
 
         return _once(self._sets, (sites, stride, offsets, dilation), make)
+
+    # -- what differs where sites are split over ranks ----------------------------------------------------------------
+
+    def rows(self, sites: Sites) -> int:
+        """How many rows features of ``sites`` have."""
+        return len(sites.coords)
+
+    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A parameter as it enters work on the sites."""
+        return tensor
+
+    def local(self, features: torch.Tensor) -> torch.Tensor:
+        """The rows of ``features`` that belong to the coordinates."""
+        return features
+
+    def result(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
+        """Features of ``sites``, given those that were computed here."""
+        return features
+
+    def settled(self, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> torch.Tensor:
+        """``coords``, made from sites between ``low`` and ``high`` away, on the ranks that own them."""
+        return coords
+
+    def population(self, sites: Sites) -> torch.Tensor:
+        """Sites of each sample, (B,)."""
+        return torch.bincount(sites.coords[:, 0], minlength=self.batch_size)
+
+    def summed(self, values: torch.Tensor) -> torch.Tensor:
+        """Sums of samples (B, C) from those of the sites that are here."""
+        return values
+
+    def largest(self, values: torch.Tensor) -> torch.Tensor:
+        """Maxima of samples (B, C) from those of the sites that are here."""
+        return values
+
+
+def reach(offsets: Offsets, unit: int) -> tuple[list[int], list[int]]:
+    """The lowest and the highest of ``offsets`` along each dimension, in steps of ``unit``."""
+    along = list(zip(*offsets, strict=True))
+    return [unit * min(steps) for steps in along], [unit * max(steps) for steps in along]
 
 
 def _once(known: dict[Hashable, Any], key: Hashable, make: Callable[[], Made]) -> Made:

@@ -64,11 +64,9 @@ class SparseTensor:
         return SparseTensor.on(self.sites, self.coordinate_manager, features)
 
     def _checked(self, features: torch.Tensor) -> torch.Tensor:
-        if features.ndim != 2 or len(features) != len(self.coords):
-            raise ShapeError(
-                f"features have shape {tuple(features.shape)}; {len(self.coords)} sites need "
-                f"({len(self.coords)}, channels)"
-            )
+        rows = self.coordinate_manager.rows(self.sites)
+        if features.ndim != 2 or features.shape[0] != rows:
+            raise ShapeError(f"features have shape {tuple(features.shape)}; {rows} sites need ({rows}, channels)")
         if features.device != self.coords.device:
             raise ShapeError(f"features are on {features.device} and coordinates on {self.coords.device}")
         return features

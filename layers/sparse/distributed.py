@@ -1,0 +1,203 @@
+"""Sparse tensors over ranks: each has the sites of a box of samples and space, and layers exchange halos of sites.
+
+The rows of their features are a DistTensor, whose blocks are as long as ranks have sites: batch norm, linear layers,
+losses and gradients of parameters are those of any DistTensor. Layers over windows ask the manager for what they need.
+
+::
+
+    x = scatter(SparseTensor(coords, features), grid)   # boxes with about as many sites each
+    loss = F.cross_entropy(model(x), labels)            # any model of sparse layers and ordinary modules on features
+    loss.backward()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from distconv.communication.agreement import agree
+from distconv.distribution import Distribution
+from distconv.errors import DistributionError, MismatchError
+from distconv.grid import ProcessGrid
+from distconv.kernels.sparse import KernelMap, kernel_map, sorted_rows
+from distconv.kernels.sparse.coordinates import Offsets
+from distconv.layers.plumbing.alignment import whole_over
+from distconv.tensor import DistTensor
+from distconv.tensor import scatter as scatter_dense
+
+from .coordinate_manager import CoordinateManager, Sites, reach
+from .partition import Partition
+from .site_halo import SiteHalo, at_owners, swapped
+from .tensor import SparseTensor
+
+
+class DistributedManager(CoordinateManager):
+    """Sets of sites that are split over the ranks of ``partition``; every method is collective.
+
+    Of each set this rank has the sites in its box: a site, or the corner of a coarse cell, belongs to one rank.
+    """
+
+    def __init__(self, batch_size: int, partition: Partition) -> None:
+        super().__init__(batch_size)
+        self.partition = partition
+        self._halos: dict[tuple[Sites, tuple[int, ...], tuple[int, ...]], SiteHalo] = {}
+        self._layouts: dict[Sites, Distribution[ProcessGrid]] = {}
+        self._populations: dict[Sites, torch.Tensor] = {}
+
+    # -- what layers ask for ------------------------------------------------------------------------------------------
+
+    def layout(self, sites: Sites) -> Distribution[ProcessGrid]:
+        """How rows of features of ``sites`` are split: rank after rank, each as many as it has sites."""
+        if sites not in self._layouts:
+            grid = self.partition.grid
+            counts = grid.world.allgather(len(sites.coords))
+            ends = tuple(np.cumsum([0, *counts]).tolist())
+            self._layouts[sites] = Distribution(grid.flat, ("n", None), boundaries={"n": ends})
+        return self._layouts[sites]
+
+    def rows(self, sites: Sites) -> int:
+        """Sites of all ranks."""
+        layout = self.layout(sites)
+        return layout.boundaries["n"][-1]
+
+    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor``, whole on every rank, as it enters work on some of the sites."""
+        return whole_over(tensor, Distribution(self.partition.grid.flat, ("n",)))
+
+    def needed(
+        self,
+        features: torch.Tensor,
+        inputs: Sites,
+        outputs: Sites,
+        offsets: Offsets,
+        dilation: int,
+        *,
+        transposed: bool = False,
+    ) -> tuple[torch.Tensor, KernelMap]:
+        """Features of this rank's sites of ``inputs`` and of the halo, and the map from them to its ``outputs``."""
+        unit = (outputs if transposed else inputs).stride * dilation
+        low, high = reach(offsets, unit)
+        if transposed:
+            low, high = [-h for h in high], [-v for v in low]
+        halo = self._halo(inputs, tuple(low), tuple(high))
+        key = (halo, outputs, offsets, dilation, transposed)
+        pairs = self._mapped(key, lambda: _map(halo, outputs, offsets, unit, transposed))
+        return halo.extended(self.local(features)), pairs
+
+    def _halo(self, sites: Sites, low: tuple[int, ...], high: tuple[int, ...]) -> SiteHalo:
+        key = (sites, low, high)
+        if key not in self._halos:
+            self._halos[key] = SiteHalo(self.partition, sites.coords, low, high)
+        return self._halos[key]
+
+    def local(self, features: torch.Tensor) -> torch.Tensor:
+        """This rank's rows of ``features``."""
+        assert isinstance(features, DistTensor)
+        return features.local
+
+    def result(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
+        """Features of all of ``sites``, given this rank's."""
+        layout = self.layout(sites)
+        return DistTensor(features, layout, (layout.boundaries["n"][-1], features.shape[1]))
+
+    def settled(self, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> torch.Tensor:
+        """Those of the sites that all ranks made which are this rank's."""
+        return at_owners(self.partition, coords, low, high)
+
+    # -- over samples -------------------------------------------------------------------------------------------------
+
+    def population(self, sites: Sites) -> torch.Tensor:
+        """Sites of each sample on all ranks, (B,)."""
+        if sites not in self._populations:
+            here = torch.bincount(sites.coords[:, 0], minlength=self.batch_size)
+            self._populations[sites] = self._of_ranks(here[:, None]).sum(0).local[:, 0]
+        return self._populations[sites]
+
+    def summed(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum over ranks of ``values`` (B, C)."""
+        return self._of_ranks(values).sum(0)
+
+    def largest(self, values: torch.Tensor) -> torch.Tensor:
+        """The maximum over ranks of ``values`` (B, C)."""
+        return self._of_ranks(values).max(0).values
+
+    def _of_ranks(self, values: torch.Tensor) -> DistTensor:
+        grid = self.partition.grid.flat
+        return DistTensor(values[None], Distribution(grid, ("n", None, None)), (grid.size, *values.shape))
+
+
+def _map(halo: SiteHalo, outputs: Sites, offsets: Offsets, unit: int, transposed: bool) -> KernelMap:
+    if transposed:
+        return kernel_map(outputs.coords, halo.coords, offsets, unit, outputs.order).transposed()
+    return kernel_map(halo.coords, outputs.coords, offsets, unit, sorted_rows(halo.coords))
+
+
+def scatter(x: SparseTensor, grid: ProcessGrid, partition: Partition | None = None) -> SparseTensor:
+    """``x``, the same on all ranks, split over ``grid``: samples over n, space over d, h and w. Collective.
+
+    Boxes come from ``partition``; left out, their cuts give each rank about as many sites. Differentiable.
+
+    Raises
+    ------
+    DistributionError
+        If the grid has an axis that cuts nothing here.
+    MismatchError
+        If coordinates, or shape and dtype of the features, differ between ranks.
+    """
+    described = f"{tuple(x.shape)} {x.dtype}, stride {x.stride}, batch of {x.batch_size}, sites {_digest(x.coords)}"
+    agree(grid.world, "sparse scatter", described)
+    found = partition or Partition.balanced(grid, x.coords)
+    if found.grid is not grid or found.dimension != x.dimension:
+        raise DistributionError(f"a partition of {found.dimension} dimensions over {found.grid!r} does not fit {x!r}")
+    owners = found.owners(x.coords)
+    order = owners.argsort(stable=True)
+    manager = DistributedManager(x.batch_size, found)
+    sites = Sites(x.coords[owners == grid.rank], x.stride)
+    return SparseTensor.on(sites, manager, scatter_dense(x.features[order], manager.layout(sites)))
+
+
+def gather(x: SparseTensor) -> SparseTensor:
+    """The whole of a split sparse tensor on every rank, its sites sorted. Collective and differentiable."""
+    manager = x.coordinate_manager
+    if not isinstance(manager, DistributedManager):
+        return x
+    grid = manager.partition.grid
+    others = [rank for rank in range(grid.size) if rank != grid.rank]
+    found = swapped(grid.world, dict.fromkeys(others, x.coords), others, x.coords, "gathered sites")
+    coords = torch.cat([{grid.rank: x.coords, **found}[rank] for rank in range(grid.size)])
+    order = sorted_rows(coords)
+    features = x.features.gather() if isinstance(x.features, DistTensor) else x.features
+    return SparseTensor(coords[order], features[order], x.stride, batch_size=x.batch_size)
+
+
+def from_local(coords: torch.Tensor, features: torch.Tensor, partition: Partition, batch_size: int) -> SparseTensor:
+    """A split sparse tensor of which this rank has ``coords`` (N, 1 + D) and ``features`` (N, C). Collective.
+
+    Raises
+    ------
+    MismatchError
+        If channels, dtypes or batch sizes differ between ranks.
+    DistributionError
+        On all ranks, if one of them has a site that is not in its box.
+    """
+    world = partition.grid.world
+    agree(world, "sparse from_local", f"{tuple(features.shape[1:])} {features.dtype}, batch of {batch_size}")
+    local = SparseTensor(coords, features, batch_size=batch_size)
+    foreign = int((partition.owners(local.coords) != partition.grid.rank).sum())
+    counts = world.allgather(foreign)
+    if any(counts):
+        worst = int(np.argmax(counts))
+        raise DistributionError(
+            f"sparse from_local: {counts[worst]} sites of rank {worst} are not in its box {partition.box(worst)}; send "
+            "them to their owners, or scatter the whole"
+        )
+    manager = DistributedManager(batch_size, partition)
+    return SparseTensor.on(local.sites, manager, manager.result(features, local.sites))
+
+
+def _digest(coords: torch.Tensor) -> str:
+    """A number that differs where coordinates do, but for chance."""
+    weights = torch.arange(1, coords.numel() + 1, device=coords.device).view(coords.shape)
+    return f"{int((coords * weights).sum())}"

@@ -1,0 +1,118 @@
+"""Which rank has which sites: each a box of samples and space, cut so that all have about as many."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from distconv.arrangement import Arrangement
+from distconv.errors import DistributionError
+from distconv.grid import ProcessGrid
+
+FAR = 1 << 62
+"""Where boxes at the edge of space end."""
+
+COLUMNS = {1: ("n", "w"), 2: ("n", "h", "w"), 3: ("n", "d", "h", "w"), 4: ("n", None, "d", "h", "w")}
+"""The grid axis that cuts samples and each dimension of space; the first of four dimensions stays whole."""
+
+Box = tuple[tuple[int, int], ...]
+"""Half-open ranges of samples and of each dimension."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """Cuts across samples and space: ``cuts[i]``, rising, between the parts that the grid's axis makes of column i."""
+
+    grid: ProcessGrid
+    cuts: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        axes = COLUMNS.get(len(self.cuts) - 1, ())
+        unused = [axis for axis, parts in self.grid.shape.items() if parts > 1 and axis not in axes]
+        if unused:
+            raise DistributionError(
+                f"sites of {len(self.cuts) - 1} dimensions over {self.grid!r}: axis {unused[0]} cuts none of them; use "
+                f"{', '.join(axis for axis in axes if axis)}"
+            )
+        for axis, cuts in zip(axes, self.cuts, strict=True):
+            parts = 1 if axis is None else self.grid.shape[axis]
+            if len(cuts) != parts - 1 or list(cuts) != sorted(cuts):
+                raise DistributionError(f"cuts {cuts} along {axis}: {parts} parts need {parts - 1} rising numbers")
+
+    @staticmethod
+    def balanced(grid: ProcessGrid, coords: torch.Tensor) -> Partition:
+        """Cuts that give each part of an axis about as many of the sites ``coords`` (N, 1 + D); alike everywhere."""
+        axes = COLUMNS[coords.shape[1] - 1]
+        parts = [1 if axis is None else grid.shape[axis] for axis in axes]
+        return Partition(grid, tuple(_quantiles(coords[:, i], count) for i, count in enumerate(parts)))
+
+    @property
+    def dimension(self) -> int:
+        """Of space."""
+        return len(self.cuts) - 1
+
+    @cached_property
+    def _axes(self) -> tuple[str | None, ...]:
+        return COLUMNS[self.dimension]
+
+    def box(self, rank: int) -> Box:
+        """What ``rank`` has."""
+        at = self.grid.coords_of(rank)
+        ends = [(-FAR, *cuts, FAR) for cuts in self.cuts]
+        return tuple((e[at[a] if a else 0], e[at[a] + 1 if a else 1]) for e, a in zip(ends, self._axes, strict=True))
+
+    def owners(self, coords: torch.Tensor) -> torch.Tensor:
+        """The rank that has each of the sites, (N,)."""
+        rank = coords.new_zeros(len(coords))
+        for column, (axis, cuts) in enumerate(zip(self._axes, self.cuts, strict=True)):
+            if axis is not None and cuts:
+                ends = torch.tensor(cuts, device=coords.device)
+                rank += torch.bucketize(coords[:, column], ends, right=True) * self.grid.stride(axis)
+        return rank
+
+    def others(self, box: Box, rank: int) -> list[int]:
+        """Ranks other than ``rank`` whose boxes meet ``box``; costs as much as there are."""
+        found: Iterable[tuple[int, ...]] = itertools.product(
+            *(_parts(cuts, ends) for cuts, ends in zip(self.cuts, box, strict=True))
+        )
+        ranks = {self._rank(indices) for indices in found}
+        return sorted(ranks - {rank})
+
+    def _rank(self, indices: Sequence[int]) -> int:
+        arrangement: Arrangement = self.grid
+        return arrangement.rank_of({axis: i for axis, i in zip(self._axes, indices, strict=True) if axis})
+
+
+def grown(box: Box, low: Sequence[int], high: Sequence[int]) -> Box:
+    """``box`` with each dimension of space moved at its ends: by ``low``, and by ``high``."""
+    return (box[0], *((a + x, b + y) for (a, b), x, y in zip(box[1:], low, high, strict=True)))
+
+
+def within(coords: torch.Tensor, box: Box) -> torch.Tensor:
+    """Rows of the sites that lie in ``box``."""
+    inside = torch.ones(len(coords), dtype=torch.bool, device=coords.device)
+    for column, (low, high) in enumerate(box):
+        inside &= (coords[:, column] >= low) & (coords[:, column] < high)
+    return inside.nonzero().flatten()
+
+
+def _parts(cuts: Sequence[int], ends: tuple[int, int]) -> range:
+    """Which parts meet the range ``ends``."""
+    first = sum(cut <= ends[0] for cut in cuts)
+    last = sum(cut < ends[1] for cut in cuts)
+    return range(first, last + 1 if ends[1] > ends[0] else first)
+
+
+def _quantiles(values: torch.Tensor, parts: int) -> tuple[int, ...]:
+    """``parts - 1`` cuts with about as many ``values`` between them."""
+    if parts == 1 or not len(values):
+        return (0,) * (parts - 1)
+    found, counts = values.unique(return_counts=True)
+    candidates = torch.cat([found, found[-1:] + 1]).tolist()
+    below = [0, *counts.cumsum(0).tolist()]
+    wanted = [len(values) * part / parts for part in range(1, parts)]
+    return tuple(candidates[min(range(len(below)), key=lambda i: abs(below[i] - w))] for w in wanted)
