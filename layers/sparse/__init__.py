@@ -6,7 +6,7 @@
 >>> x = SparseTensor(coords, torch.ones(3, 1))
 >>> model = nn.Sequential(SparseConv(1, 8, 3), nn.BatchNorm1d(8), nn.ReLU(), SparseConv(8, 16, 2, stride=2))
 >>> model(x)
-SparseTensor(sites=2, channels=16, dimension=3, stride=2, batch_size=2, dtype=torch.float32, device=cpu)
+SparseTensor(sites=3, channels=16, dimension=3, stride=2, batch_size=2, dtype=torch.float32, device=cpu)
 
 ::
 

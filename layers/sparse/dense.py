@@ -57,7 +57,7 @@ def from_dense(volume: torch.Tensor, *, active: torch.Tensor | None = None, stri
         active = (volume != 0).any(1)
     if active.shape != (len(volume), *volume.shape[2:]):
         raise ShapeError(f"active has shape {tuple(active.shape)} for a volume of shape {tuple(volume.shape)}")
-    coords = active.nonzero()
-    features = volume.movedim(1, -1)[coords.unbind(1)]
-    coords[:, 1:] *= stride
+    cells = active.nonzero()
+    coords = torch.cat([cells[:, :1], cells[:, 1:] * stride], 1)
+    features = volume.movedim(1, -1)[cells.unbind(1)]
     return SparseTensor(coords, features, stride, batch_size=len(volume))

@@ -38,12 +38,14 @@ def on_features(func: Function, sparse: Sequence[bool], args: Sequence[Any], kwa
     UnsupportedOperation
         If the function does not work site by site, or not with these operands.
     """
+    if func not in _KNOWN:
+        refuse(func, "of a sparse tensor")
     if func in BETWEEN:
         _check_operands(func, sparse, args)
-    elif func in _CHECKS:
+    elif list(sparse) != [func is torch.cat or n == 0 for n in range(len(sparse))]:
+        refuse(func, "of a sparse tensor and a plain one in each other's place")
+    if func in _CHECKS:
         _CHECKS[func](func, args, kwargs)
-    elif func not in SITE_BY_SITE:
-        refuse(func, "of a sparse tensor")
     if func is F.batch_norm and not len(args[0]):
         return _batch_norm_of_nothing(*args, **kwargs)
     result: torch.Tensor = func(*args, **kwargs)
@@ -96,6 +98,9 @@ _CHECKS = {
     F.rms_norm: _check_layer_norm,
     torch.cat: _check_channels,
 }
+
+
+_KNOWN = BETWEEN | SITE_BY_SITE | _CHECKS.keys()
 
 
 def _batch_norm_of_nothing(

@@ -119,7 +119,7 @@ class SparseGlobalPool(nn.Module):
 
     def forward(self, x: SparseTensor) -> torch.Tensor:
         """The pooled features of each sample, (B, C)."""
-        check_input(x, x.dimension)
+        check_input(x)
         return _GLOBAL[self.mode](x.features, x.coords[:, 0], x.batch_size)
 
     def extra_repr(self) -> str:

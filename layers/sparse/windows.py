@@ -55,7 +55,7 @@ def checked_offsets(offsets: Sequence[Sequence[int]], dimension: int) -> Offsets
     return steps
 
 
-def check_input(x: SparseTensor, dimension: int) -> None:
+def check_input(x: SparseTensor, dimension: int | None = None) -> None:
     """See that a layer can take ``x``.
 
     Raises
@@ -63,9 +63,9 @@ def check_input(x: SparseTensor, dimension: int) -> None:
     UnsupportedOperation
         If it is no SparseTensor.
     ShapeError
-        If it has another dimension.
+        If it has another dimension than a layer for one alone.
     """
     if not isinstance(x, SparseTensor):
         raise UnsupportedOperation(f"a sparse layer takes a SparseTensor, not {type(x).__name__}; see from_dense")
-    if x.dimension != dimension:
+    if dimension not in (None, x.dimension):
         raise ShapeError(f"a sparse layer of dimension={dimension} got coordinates of {x.dimension} dimensions")

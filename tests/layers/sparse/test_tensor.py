@@ -44,14 +44,14 @@ def test_trailing_samples_without_sites_count_if_the_batch_size_says_so():
     ("coords", "features", "options", "error", "says"),
     [
         (ROWS.double(), normal(3, 1), {}, dc.CoordinateError, "not integers"),
-        (ROWS / 0.0, normal(3, 1), {}, dc.CoordinateError, "2 of 3 coordinates are not a number"),
+        (ROWS / 0.0, normal(3, 1), {}, dc.CoordinateError, "3 of 3 coordinates are not a number"),
         (ROWS[[0, 1, 0]], normal(3, 1), {}, dc.CoordinateError, r"1 of 2 .* repeat .* first is \[0, 4, 1\]"),
         (
             ROWS - torch.tensor([1, 0, 0]),
             normal(3, 1),
             {},
             dc.CoordinateError,
-            "2 of 3 coordinates have a negative batch index",
+            "2 of 3 .* negative batch index",
         ),
         (ROWS, normal(3, 1), {"batch_size": 2}, dc.CoordinateError, "beyond batch_size=2"),
         (ROWS, normal(3, 1), {"stride": 2}, dc.CoordinateError, "no multiples of the stride 2"),
