@@ -30,6 +30,12 @@ from distconv.layers.plumbing.input_windows import window_needs
 from . import report
 from .comparison import random, timed
 
+EXAMPLES = """\
+examples:
+  distconv bench gpu --model resnet50 --input 3,224,224 --batch 32
+  mpiexec -n 2 distconv bench gpu --model mesh2k --input 18,2048,2048 --batch 1 --width 64 --channels 64
+"""
+
 Actions = dict[str, Callable[[], object]]
 Times = dict[str, list[float]]
 WARM_UP = 3

@@ -13,7 +13,7 @@ All take explicit coordinates and kernel maps, so that the sites may be a whole 
 from .convolution import sparse_convolution
 from .coordinates import KeySpace, check_coordinates, coarsened, reached, sorted_rows
 from .kernel_map import KernelMap, box_offsets, kernel_map
-from .pooling import global_average, global_max, global_sum, sparse_average_pool, sparse_max_pool, sparse_sum_pool
+from .pooling import global_max, global_sum, sparse_average_pool, sparse_max_pool, sparse_sum_pool
 
 __all__ = [
     "KernelMap",
@@ -21,7 +21,6 @@ __all__ = [
     "box_offsets",
     "check_coordinates",
     "coarsened",
-    "global_average",
     "global_max",
     "global_sum",
     "kernel_map",

@@ -127,7 +127,7 @@ def sorted_rows(coords: torch.Tensor) -> torch.Tensor:
 def coarsened(coords: torch.Tensor, stride: int) -> torch.Tensor:
     """The cells of a grid of ``stride`` that hold sites of ``coords``: their lower corners, sorted."""
     corners = torch.cat([coords[:, :1], coords[:, 1:] - coords[:, 1:] % stride], 1)
-    return _distinct(corners)
+    return distinct(corners)
 
 
 def reached(coords: torch.Tensor, offsets: Offsets, unit: int = 1) -> torch.Tensor:
@@ -135,10 +135,11 @@ def reached(coords: torch.Tensor, offsets: Offsets, unit: int = 1) -> torch.Tens
     steps = torch.tensor(offsets, device=coords.device).reshape(len(offsets), 1, coords.shape[1] - 1) * unit
     sites = coords.expand(len(offsets), *coords.shape).clone()
     sites[..., 1:] += steps
-    return _distinct(sites.flatten(0, 1))
+    return distinct(sites.flatten(0, 1))
 
 
-def _distinct(coords: torch.Tensor) -> torch.Tensor:
+def distinct(coords: torch.Tensor) -> torch.Tensor:
+    """Each row of ``coords`` once, sorted."""
     space = KeySpace.of(coords, margin=(0,) * (coords.shape[1] - 1))
     return space.unpack(space.pack(coords).unique())
 

@@ -38,12 +38,6 @@ def global_sum(features: torch.Tensor, samples: torch.Tensor, batch_size: int) -
     return features.new_zeros(batch_size, features.shape[1]).index_add(0, samples, features)
 
 
-def global_average(features: torch.Tensor, samples: torch.Tensor, batch_size: int) -> torch.Tensor:
-    """The mean over the sites of each sample, (B, C); 0 for a sample without sites."""
-    counts = torch.bincount(samples, minlength=batch_size).clamp_(min=1)
-    return global_sum(features, samples, batch_size) / counts[:, None].to(features.dtype)
-
-
 def global_max(features: torch.Tensor, samples: torch.Tensor, batch_size: int) -> torch.Tensor:
     """The largest feature of each sample, (B, C); 0 for a sample without sites. The first of equal ones counts."""
     sites, channels = features.shape

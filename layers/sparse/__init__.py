@@ -12,9 +12,12 @@ SparseTensor(sites=3, channels=16, dimension=3, stride=2, batch_size=2, dtype=to
 
     convolution         Convolution, strided, transposed and on submanifolds, with kernels of any shape
     coordinate_manager  Sets of sites and the kernel maps between them, for all tensors that descend from one another
+    distributed         Sparse tensors over ranks
     dense               Dense volumes from sparse tensors, and back
     functions           Which torch functions work on features alone, and what they ask of their operands
+    partition           Which rank has which sites
     pooling             Pooling over windows, and over all sites of a sample
+    site_halo           What a rank needs of other ranks' sites
     tensor              SparseTensor: coordinates of active sites, and their features
     windows             Checks of what layers over windows are given: kernels, strides, offsets, inputs
 """
@@ -22,11 +25,14 @@ SparseTensor(sites=3, channels=16, dimension=3, stride=2, batch_size=2, dtype=to
 from .convolution import SparseConv
 from .coordinate_manager import CoordinateManager
 from .dense import from_dense, to_dense
+from .distributed import from_local, gather, scatter
+from .partition import Partition
 from .pooling import SparseAvgPool, SparseGlobalPool, SparseMaxPool, SparseSumPool
 from .tensor import SparseTensor
 
 __all__ = [
     "CoordinateManager",
+    "Partition",
     "SparseAvgPool",
     "SparseConv",
     "SparseGlobalPool",
@@ -34,5 +40,8 @@ __all__ = [
     "SparseSumPool",
     "SparseTensor",
     "from_dense",
+    "from_local",
+    "gather",
+    "scatter",
     "to_dense",
 ]

@@ -124,6 +124,9 @@ class CoordinateManager:
         def make() -> Sites:
             unit = stride * dilation
             coords = self.settled(reached(sites.coords, offsets, unit), *reach(offsets, unit))
+            centred = (0,) * (coords.shape[1] - 1) in offsets and stride == sites.stride
+            if centred and self.everywhere(len(coords) == len(sites.coords)):
+                return sites
             return Sites(coords, stride, sites.finer, is_sorted=True)
 
         return _once(self._sets, (sites, stride, offsets, dilation), make)
@@ -149,6 +152,10 @@ class CoordinateManager:
     def settled(self, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> torch.Tensor:
         """``coords``, made from sites between ``low`` and ``high`` away, on the ranks that own them."""
         return coords
+
+    def everywhere(self, here: bool) -> bool:
+        """Whether something is so on all ranks."""
+        return here
 
     def population(self, sites: Sites) -> torch.Tensor:
         """Sites of each sample, (B,)."""

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 
 from distconv.communication.agreement import agree
+from distconv.communication.transport import allreduce
 from distconv.distribution import Distribution
-from distconv.errors import DistributionError, MismatchError
+from distconv.errors import DistributionError
 from distconv.grid import ProcessGrid
 from distconv.kernels.sparse import KernelMap, kernel_map, sorted_rows
 from distconv.kernels.sparse.coordinates import Offsets
@@ -106,13 +107,17 @@ class DistributedManager(CoordinateManager):
         """Those of the sites that all ranks made which are this rank's."""
         return at_owners(self.partition, coords, low, high)
 
+    def everywhere(self, here: bool) -> bool:
+        """Whether something is so on all ranks."""
+        return all(self.partition.grid.world.allgather(here))
+
     # -- over samples -------------------------------------------------------------------------------------------------
 
     def population(self, sites: Sites) -> torch.Tensor:
         """Sites of each sample on all ranks, (B,)."""
         if sites not in self._populations:
-            here = torch.bincount(sites.coords[:, 0], minlength=self.batch_size)
-            self._populations[sites] = self._of_ranks(here[:, None]).sum(0).local[:, 0]
+            here = super().population(sites)
+            self._populations[sites] = allreduce(self.partition.grid.world, here, "sites of samples")
         return self._populations[sites]
 
     def summed(self, values: torch.Tensor) -> torch.Tensor:

@@ -71,7 +71,7 @@ class Partition:
         for column, (axis, cuts) in enumerate(zip(self._axes, self.cuts, strict=True)):
             if axis is not None and cuts:
                 ends = torch.tensor(cuts, device=coords.device)
-                rank += torch.bucketize(coords[:, column], ends, right=True) * self.grid.stride(axis)
+                rank += torch.bucketize(coords[:, column].contiguous(), ends, right=True) * self.grid.stride(axis)
         return rank
 
     def others(self, box: Box, rank: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,7 +11,6 @@ from torch import nn
 from distconv.kernels.sparse import (
     KernelMap,
     box_offsets,
-    global_average,
     global_max,
     global_sum,
     sparse_average_pool,
@@ -57,8 +57,8 @@ class _WindowPool(nn.Module):
         check_input(x, self.dimension)
         manager = x.coordinate_manager
         sites = manager.coarser(x.sites, self.stride)
-        pairs = manager.kernel_map(x.sites, sites, self.offsets, 1)
-        return SparseTensor.on(sites, manager, self.pool(x.features, pairs))
+        features, pairs = manager.needed(x.features, x.sites, sites, self.offsets, 1)
+        return SparseTensor.on(sites, manager, manager.result(self.pool(features, pairs), sites))
 
     def pool(self, features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
         """The pooled features (N_out, C) over a kernel map."""
@@ -97,7 +97,7 @@ class SparseSumPool(_WindowPool):
         return sparse_sum_pool(features, pairs)
 
 
-_GLOBAL = {"avg": global_average, "max": global_max, "sum": global_sum}
+_MODES = ("avg", "max", "sum")
 
 
 class SparseGlobalPool(nn.Module):
@@ -113,14 +113,21 @@ class SparseGlobalPool(nn.Module):
 
     def __init__(self, mode: str = "avg") -> None:
         super().__init__()
-        if mode not in _GLOBAL:
-            raise ValueError(f"mode={mode!r}: choose one of {', '.join(_GLOBAL)}")
+        if mode not in _MODES:
+            raise ValueError(f"mode={mode!r}: choose one of {', '.join(_MODES)}")
         self.mode = mode
 
     def forward(self, x: SparseTensor) -> torch.Tensor:
         """The pooled features of each sample, (B, C)."""
         check_input(x)
-        return _GLOBAL[self.mode](x.features, x.coords[:, 0], x.batch_size)
+        manager, samples = x.coordinate_manager, x.coords[:, 0]
+        features, sites = manager.local(x.features), manager.population(x.sites)[:, None]
+        if self.mode == "max":
+            here = torch.bincount(samples, minlength=x.batch_size)[:, None]
+            found = global_max(features, samples, x.batch_size).masked_fill(here == 0, -math.inf)
+            return manager.largest(found).masked_fill(sites == 0, 0)
+        total = manager.summed(global_sum(features, samples, x.batch_size))
+        return total / sites.clamp(min=1).to(total.dtype) if self.mode == "avg" else total
 
     def extra_repr(self) -> str:
         """What the module's text shows."""

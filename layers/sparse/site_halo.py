@@ -21,7 +21,7 @@ from distconv.layers.sparse.partition import Partition, grown, within
 def swapped(
     comm: MPI.Intracomm, outgoing: Mapping[int, torch.Tensor], sources: Sequence[int], like: torch.Tensor, what: str
 ) -> dict[int, torch.Tensor]:
-    """The rows (any number, as wide as ``like``) that each of ``sources`` sends here, by rank; ``outgoing`` likewise."""
+    """The rows, any number as wide as ``like``, that each of ``sources`` sends here; ``outgoing`` by rank, too."""
     counts = {rank: torch.zeros(1, dtype=torch.int64) for rank in sources}
     sent = [(rank, torch.tensor([len(rows)], dtype=torch.int64)) for rank, rows in outgoing.items()]
     Exchange(comm, sent, list(counts.items()), f"{what}: how many").wait()

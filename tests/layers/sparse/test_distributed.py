@@ -1,0 +1,231 @@
+"""Sparse networks over ranks against one process: results, gradients of features and parameters, running statistics."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import distconv as dc
+from distconv.layers import sparse
+from distconv.layers.models.sparse import sparse_resnet, sparse_unet, sparse_vgg16_bn
+from distconv.layers.sparse import Partition, SparseAvgPool, SparseConv, SparseGlobalPool, SparseMaxPool, SparseTensor
+from tests.distconv.layouts import grid_over, raises_everywhere
+from tests.layers.sparse.clouds import normal, random_cloud, random_coords, rng_of
+
+AXES = {1: ("n", "w"), 2: ("n", "h", "w"), 3: ("n", "d", "h", "w"), 4: ("n", "d", "h", "w")}
+
+
+def grids(comm, dimension):
+    """Along one axis each, and over two where the ranks allow it."""
+    axes = AXES[dimension]
+    found = [{axis: comm.size} for axis in axes]
+    if comm.size % 2 == 0 and comm.size > 2:
+        found += [{axes[0]: 2, axes[1]: comm.size // 2}, {axes[-1]: 2, axes[-2]: comm.size // 2}]
+    return [grid_over(comm, **each) for each in found]
+
+
+def ordered(x):
+    """Coordinates and features of a whole sparse tensor, by coordinates."""
+    order = sorted(range(len(x.coords)), key=lambda row: x.coords[row].tolist())
+    return x.coords[order], x.features[order]
+
+
+def close(found, expected, what):
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-10, msg=lambda text: f"{what}: {text}")
+
+
+def assert_as_one_process(grid, model, x, partition=None):
+    """Compare results and all gradients of ``model`` on the cloud ``x``, split over ``grid`` and whole."""
+    model, twin = copy.deepcopy(model), copy.deepcopy(model)
+    given, features = (x.features.detach().clone().requires_grad_() for _ in range(2))
+    expected = model(x.replace(given))
+    split = sparse.scatter(SparseTensor(x.coords, features, x.stride, batch_size=x.batch_size), grid, partition)
+    found = twin(split)
+    if isinstance(expected, SparseTensor):
+        assert isinstance(found.features, dc.DistTensor)
+        (coords, theirs), (whole, ours) = ordered(expected), ordered(sparse.gather(found))
+        assert torch.equal(whole, coords)
+    else:
+        theirs, ours = expected, dc.gather(found)
+    close(ours, theirs, f"result on {grid}")
+    direction = normal(*theirs.shape, seed=3)
+    (theirs * direction).sum().backward()
+    (ours * direction).sum().backward()
+    close(features.grad, given.grad, f"gradient of the features on {grid}")
+    for (name, parameter), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        close(other.grad, parameter.grad, f"gradient of {name} on {grid}")
+    for (name, buffer), other in zip(model.named_buffers(), twin.buffers(), strict=True):
+        close(other, buffer, f"{name} on {grid}")
+
+
+def random_layer(rng, dimension):
+    kernel = [rng.randint(1, 4 if dimension < 3 else 3) for _ in range(dimension)]
+    kind = rng.choice(["submanifold", "strided", "wide", "reaching up", "pool"])
+    stride = rng.choice([2, 3])
+    if kind == "pool":
+        return rng.choice([SparseMaxPool, SparseAvgPool])(stride, dimension=dimension)
+    options = {
+        "submanifold": {"dilation": rng.choice([1, 2])},
+        "strided": {"stride": stride},
+        "wide": {"submanifold": False},
+        "reaching up": {"stride": 2, "transposed": True},
+    }[kind]
+    return SparseConv(2, 3, kernel, dimension=dimension, bias=rng.random() < 0.5, **options)
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_layer_equals_one_process(comm, dimension, seed):
+    rng = rng_of(dimension, seed)
+    for grid in grids(comm, dimension):
+        torch.manual_seed(seed)
+        layer = random_layer(rng, dimension).double()
+        stride = 2 if getattr(layer, "transposed", False) else rng.choice([1, 2])
+        x = random_cloud(rng, dimension, 2, stride=stride, sites=rng.choice([0, 1, 7, 40]))
+        assert_as_one_process(grid, layer, x)
+
+
+def test_arbitrary_offsets(comm):
+    torch.manual_seed(0)
+    for submanifold in (True, False):
+        layer = SparseConv(2, 3, None, dimension=2, offsets=[(0, 3), (-2, 1), (5, 5)], submanifold=submanifold).double()
+        for grid in grids(comm, 2):
+            assert_as_one_process(grid, layer, random_cloud(rng_of(submanifold), 2, 2, sites=30))
+
+
+@pytest.mark.parametrize("mode", ["avg", "max", "sum"])
+def test_pooling_of_samples(comm, mode):
+    for grid in grids(comm, 3):
+        x = random_cloud(rng_of(mode), 3, 3, sites=30)
+        assert_as_one_process(grid, SparseGlobalPool(mode), x)
+
+
+def test_what_goes_down_and_comes_back_up_has_the_finer_sites(comm):
+    class Down(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.enter = SparseConv(2, 3, 3)
+            self.down = SparseConv(3, 4, 3, stride=2)
+            self.norm = nn.BatchNorm1d(4)
+            self.up = SparseConv(4, 3, 3, stride=2, transposed=True)
+            self.leave = SparseConv(6, 2, 1)
+
+        def forward(self, x):
+            x = self.enter(x).relu() if hasattr(x, "relu") else F.relu(self.enter(x))
+            y = self.up(F.relu(self.norm(self.down(x))))
+            return self.leave(torch.cat([x, y], 1))
+
+    for grid in grids(comm, 3):
+        torch.manual_seed(1)
+        assert_as_one_process(grid, Down().double(), random_cloud(rng_of("down"), 3, 2, sites=60))
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: sparse_vgg16_bn(4, 2, 5),
+        lambda: sparse_resnet(4, 2, 5),
+        lambda: sparse_unet(4, 2, 5),
+    ],
+    ids=["vgg16_bn", "resnet", "unet"],
+)
+def test_networks(comm, build):
+    x = random_cloud(rng_of("networks"), 3, 2, sites=300)
+    for axes in ({"n": comm.size}, {"d": comm.size}):
+        torch.manual_seed(2)
+        model = build().double()
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        assert_as_one_process(grid_over(comm, **axes), model, x)
+
+
+def test_ranks_without_sites_take_part(comm):
+    coords = torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 1]])
+    partition = Partition(grid_over(comm, h=comm.size), ((), tuple(range(5, 4 + comm.size)), ()))
+    model = nn.Sequential(SparseConv(2, 3, 3, dimension=2), nn.BatchNorm1d(3), nn.ReLU(), SparseConv(3, 2, 3, 2, 2))
+    x = SparseTensor(coords, normal(3, 2).requires_grad_(), batch_size=2)
+    assert_as_one_process(partition.grid, model.double(), x, partition)
+
+
+def test_a_step_of_training_equals_one_process(comm):
+    x = random_cloud(rng_of("step"), 3, 2, sites=80)
+    labels = torch.tensor([1, 0, 2, 1])
+    losses, weights = [], []
+    for split in (False, True):
+        torch.manual_seed(4)
+        model = nn.Sequential(
+            SparseConv(2, 4, 3),
+            nn.BatchNorm1d(4),
+            nn.ReLU(),
+            SparseConv(4, 4, 2, 2),
+            SparseGlobalPool(),
+            nn.Linear(4, 3),
+        ).double()
+        grid = grid_over(comm, d=comm.size)
+        given = sparse.scatter(x.detach(), grid) if split else x.detach()
+        model = dc.parallelize(model, grid) if split else model
+        optimizer = torch.optim.SGD(model.parameters(), 0.5, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(given), labels)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+        weights.append([parameter.detach().clone() for parameter in model.parameters()])
+    assert losses[3:] == pytest.approx(losses[:3], rel=1e-11)
+    for ours, theirs in zip(*weights[::-1], strict=True):
+        close(ours, theirs, "weights")
+
+
+def test_maps_and_halos_are_made_once(comm):
+    x = sparse.scatter(random_cloud(rng_of("once"), 3, 2, sites=50), grid_over(comm, w=comm.size))
+    model = nn.Sequential(SparseConv(2, 2, 3), SparseConv(2, 2, 3), SparseConv(2, 2, 3)).double()
+    model(x)
+    manager = x.coordinate_manager
+    assert (manager.hits, manager.misses) == (2, 1)
+    assert manager.bytes > 0 or not len(x.coords)
+
+
+def test_whole_and_split_and_back(comm):
+    x = random_cloud(rng_of("back"), 2, 3, sites=30)
+    for grid in grids(comm, 2):
+        (coords, features), (whole, ours) = ordered(x), ordered(sparse.gather(sparse.scatter(x, grid)))
+        assert torch.equal(whole, coords)
+        assert torch.equal(ours, features)
+    assert sparse.gather(x) is x
+
+
+def test_a_rank_may_bring_its_own_sites(comm):
+    coords = random_coords(rng_of("own"), 2, sites=30)
+    partition = Partition.balanced(grid_over(comm, w=comm.size), coords)
+    mine = coords[partition.owners(coords) == comm.rank]
+    x = sparse.from_local(mine, mine[:, 1:].double(), partition, batch_size=3)
+    assert x.features.shape == (len(coords), 2)
+    assert torch.equal(sparse.gather(x).features, sparse.gather(x).coords[:, 1:].double())
+
+
+@pytest.mark.ranks(at_least=2)
+def test_sites_of_another_ranks_box_are_refused_on_all_ranks(comm):
+    partition = Partition(grid_over(comm, w=comm.size), ((), tuple(range(1, comm.size))))
+    coords = torch.tensor([[0, 0]]) + torch.tensor([0, int(comm.rank == 0)])
+    coords[0, 1] = comm.rank + (comm.rank == 0)
+    raises_everywhere(
+        comm,
+        dc.DistributionError,
+        "1 sites of rank 0 are not in its box",
+        lambda: sparse.from_local(coords, torch.zeros(1, 2), partition, batch_size=1),
+    )
+
+
+@pytest.mark.ranks(at_least=2)
+def test_another_cloud_on_one_rank_is_a_mismatch(comm):
+    coords = torch.tensor([[0, 0], [0, 1 + comm.rank]])
+    x = SparseTensor(coords, torch.zeros(2, 1))
+    grid = grid_over(comm, w=comm.size)
+    raises_everywhere(comm, dc.MismatchError, "sparse scatter", lambda: sparse.scatter(x, grid))

@@ -1,0 +1,59 @@
+"""Halos of sites: the sites that are needed come, their features with them, and gradients go back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from distconv.layers.sparse.partition import Partition, grown, within
+from distconv.layers.sparse.site_halo import SiteHalo, at_owners
+from tests.distconv.layouts import grid_over
+from tests.layers.sparse.clouds import normal, random_coords, rng_of
+
+REACHES = [((-1, -1), (1, 1)), ((0, -2), (3, 0)), ((0, 0), (0, 0)), ((-7, -7), (7, 7))]
+
+
+def split(comm, coords, **axes):
+    grid = grid_over(comm, **(axes or {"w": comm.size}))
+    partition = Partition.balanced(grid, coords)
+    return partition, coords[partition.owners(coords) == comm.rank]
+
+
+@pytest.mark.parametrize(("low", "high"), REACHES)
+@pytest.mark.parametrize("sites", [0, 3, 60])
+def test_the_halo_is_what_others_have_in_the_grown_box(comm, low, high, sites):
+    coords = random_coords(rng_of(sites), 2, sites=sites)
+    partition, mine = split(comm, coords)
+    halo = SiteHalo(partition, mine, low, high)
+    wanted = coords[within(coords, grown(partition.box(comm.rank), low, high))].tolist()
+    own, ghosts = halo.coords[: len(mine)], halo.coords[len(mine) :]
+    assert torch.equal(own, mine)
+    inside = {tuple(row) for row in wanted} - {tuple(row) for row in mine.tolist()}
+    assert sorted(map(tuple, ghosts.tolist())) == sorted(inside)
+
+
+@pytest.mark.parametrize(("low", "high"), REACHES)
+def test_features_come_with_their_sites_and_the_adjoint_takes_them_back(comm, low, high):
+    coords = random_coords(rng_of(5), 2, samples=(0, 1), sites=50)
+    features = normal(len(coords), 3, seed=1)
+    partition, mine = split(comm, coords)
+    rows = {tuple(row): n for n, row in enumerate(coords.tolist())}
+    halo = SiteHalo(partition, mine, low, high)
+    x = features[[rows[tuple(row)] for row in mine.tolist()]].reshape(-1, 3).requires_grad_()
+    found = halo.extended(x)
+    expected = features[[rows[tuple(row)] for row in halo.coords.tolist()]].reshape(-1, 3)
+    assert torch.equal(found, expected)
+    y = normal(*found.shape, seed=10 + comm.rank)
+    found.backward(y)
+    forward, back = comm.allreduce(float((found.detach() * y).sum())), comm.allreduce(float((x.detach() * x.grad).sum()))
+    assert forward == pytest.approx(back, rel=1e-12)
+
+
+def test_sites_go_to_their_owners_once(comm):
+    coords = random_coords(rng_of(6), 2, sites=60)
+    partition, mine = split(comm, coords)
+    steps = torch.tensor([[0, 0, 0], [0, 2, -1], [0, -1, 3]])
+    made = (mine[:, None] + steps).reshape(-1, 3)
+    found = at_owners(partition, made, (-1, -1), (2, 3))
+    everywhere = (coords[:, None] + steps).reshape(-1, 3).unique(dim=0)
+    assert torch.equal(found, everywhere[partition.owners(everywhere) == comm.rank])
