@@ -43,36 +43,36 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, features: torch.Tensor, weight: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
         ctx.pairs = pairs
         ctx.save_for_backward(features, weight)
-        return _multiplied(features, weight, pairs)
+        out = features.new_zeros(pairs.out_sites, weight.shape[2], dtype=_sum_dtype(features))
+        for k, (inputs, outputs) in enumerate(pairs.pairs):
+            if k == pairs.identity:
+                out.add_(features @ weight[k])
+            elif len(inputs):
+                out.index_add_(0, outputs, (features.index_select(0, inputs) @ weight[k]).to(out.dtype))
+        return out.to(features.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         features, weight = ctx.saved_tensors
         gradient = gradient.contiguous()
-        back = weight.transpose(1, 2)
-        dx = _multiplied(gradient, back, ctx.pairs.transposed()) if ctx.needs_input_grad[0] else None
-        dw = _weight_gradient(features, gradient, ctx.pairs) if ctx.needs_input_grad[1] else None
-        return dx, dw, None
+        wanted = ctx.needs_input_grad
+        dx = gradient.new_zeros(features.shape, dtype=_sum_dtype(gradient)) if wanted[0] else None
+        dw = weight.new_zeros(weight.shape) if wanted[1] else None
+        for k, (inputs, outputs) in enumerate(ctx.pairs.pairs):
+            if not len(inputs):
+                continue
+            everywhere = k == ctx.pairs.identity
+            g = gradient if everywhere else gradient.index_select(0, outputs)
+            if dw is not None:
+                x = features if everywhere else features.index_select(0, inputs)
+                torch.mm(x.t(), g, out=dw[k])
+            if dx is not None and everywhere:
+                dx.add_(g @ weight[k].t())
+            elif dx is not None:
+                dx.index_add_(0, inputs, (g @ weight[k].t()).to(dx.dtype))
+        return None if dx is None else dx.to(features.dtype), dw, None
 
 
-def _multiplied(x: torch.Tensor, weight: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-    dtype = _SUMMED_IN.get(x.dtype, x.dtype)
-    if pairs.identity is None:
-        out = x.new_zeros(pairs.out_sites, weight.shape[2], dtype=dtype)
-    else:
-        out = (x @ weight[pairs.identity]).to(dtype)
-    for k, (inputs, outputs) in enumerate(pairs.pairs):
-        if k != pairs.identity and len(inputs):
-            out.index_add_(0, outputs, (x.index_select(0, inputs) @ weight[k]).to(dtype))
-    return out.to(x.dtype)
-
-
-def _weight_gradient(x: torch.Tensor, gradient: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-    dw = x.new_zeros(len(pairs.pairs), x.shape[1], gradient.shape[1])
-    for k, (inputs, outputs) in enumerate(pairs.pairs):
-        if k == pairs.identity:
-            torch.mm(x.t(), gradient, out=dw[k])
-        elif len(inputs):
-            torch.mm(x.index_select(0, inputs).t(), gradient.index_select(0, outputs), out=dw[k])
-    return dw
+def _sum_dtype(x: torch.Tensor) -> torch.dtype:
+    return _SUMMED_IN.get(x.dtype, x.dtype)

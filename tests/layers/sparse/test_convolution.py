@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -180,6 +181,22 @@ def test_under_autocast_the_result_has_the_low_dtype_and_gradients_the_high_one(
     for a, b in zip((x.features.grad, layer.weight.grad, layer.bias.grad), theirs, strict=True):
         assert a.dtype == torch.float32
         torch.testing.assert_close(a, b, rtol=0.03, atol=0.03 * float(b.abs().max()))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "back to finer"])  # moved tensors start anew
+def test_a_gpu_gives_the_same(kind):
+    rng = rng_of("gpu", kind)
+    layer = random_layer(rng, kind, 3)
+    x = random_input(rng, kind, layer)
+    on_gpu = copy.deepcopy(layer).cuda()
+    ours, theirs = on_gpu(x.to("cuda")), layer(x)
+    torch.testing.assert_close(ours.features.cpu(), theirs.features, rtol=1e-10, atol=1e-10)
+    ours.features.square().sum().backward()
+    theirs.features.square().sum().backward()
+    for a, b in zip(on_gpu.parameters(), layer.parameters(), strict=True):
+        torch.testing.assert_close(a.grad.cpu(), b.grad, rtol=1e-10, atol=1e-10)
 
 
 def test_under_autocast_float64_stays():
