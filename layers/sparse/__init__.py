@@ -12,8 +12,8 @@ SparseTensor(sites=3, channels=16, dimension=3, stride=2, batch_size=2, dtype=to
 
     convolution         Convolution, strided, transposed and on submanifolds, with kernels of any shape
     coordinate_manager  Sets of sites and the kernel maps between them, for all tensors that descend from one another
-    distributed         Sparse tensors over ranks
     dense               Dense volumes from sparse tensors, and back
+    distributed         Sparse tensors over ranks
     functions           Which torch functions work on features alone, and what they ask of their operands
     partition           Which rank has which sites
     pooling             Pooling over windows, and over all sites of a sample

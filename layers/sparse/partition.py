@@ -25,7 +25,13 @@ Box = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class Partition:
-    """Cuts across samples and space: ``cuts[i]``, rising, between the parts that the grid's axis makes of column i."""
+    """Cuts across samples and space: ``cuts[i]``, rising, between the parts that the grid's axis makes of column i.
+
+    Raises
+    ------
+    DistributionError
+        If an axis of the grid cuts nothing, or the cuts do not fit the grid.
+    """
 
     grid: ProcessGrid
     cuts: tuple[tuple[int, ...], ...]

@@ -15,7 +15,7 @@ from tests.layers.sparse.clouds import brute_force, dense_convolution, normal, r
 
 KINDS = ("submanifold", "wider", "strided", "back to finer", "generative")
 CASES = 48
-"""Of each kind: 240 in all."""
+"""Of each kind: 240 in all, of which three in four are marked slow."""
 
 
 def random_layer(rng, kind, dimension, *, boxes=False):
@@ -83,7 +83,7 @@ def compare(x, layer, reference, out):
         torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("case", range(CASES))
+@pytest.mark.parametrize("case", [n if n < 12 else pytest.param(n, marks=pytest.mark.slow) for n in range(CASES)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_convolution_and_all_gradients_equal_dense_convolution_at_the_active_sites(kind, case):
     rng = rng_of(kind, case)
