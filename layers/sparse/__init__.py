@@ -18,6 +18,7 @@ SparseTensor(sites=3, channels=16, dimension=3, stride=2, batch_size=2, dtype=to
     partition           Which rank has which sites
     pooling             Pooling over windows, and over all sites of a sample
     site_halo           What a rank needs of other ranks' sites
+    stages              Sparse networks as pipeline stages
     tensor              SparseTensor: coordinates of active sites, and their features
     windows             Checks of what layers over windows are given: kernels, strides, offsets, inputs
 """

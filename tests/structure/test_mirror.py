@@ -28,6 +28,7 @@ OF_NO_MODULE = {
     "tests/pipeline/runtime/test_asynchronous.py": "schedules that update after every mini-batch, run",
     "tests/pipeline/runtime/test_faults.py": "bad input, and ranks that fail in the middle of a run",
     "tests/pipeline/runtime/test_gpu.py": "stages on a GPU",
+    "tests/pipeline/runtime/test_sparse_stages.py": "stages of sparse networks",
     "tests/pipeline/runtime/test_grids.py": "stages that are grids of ranks",
     "tests/pipeline/runtime/test_models.py": "real models and odd stages",
     "tests/pipeline/runtime/test_plans.py": "stages whose layers have different grids",

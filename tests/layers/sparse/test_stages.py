@@ -1,0 +1,66 @@
+"""Clouds as rows of samples and back, and sparse networks in stages."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import distconv as dc
+from distconv.layers.sparse import SparseConv, SparseGlobalPool, SparseTensor
+from distconv.layers.sparse.stages import as_stages, packed, unpacked
+from tests.layers.sparse.clouds import normal, random_cloud, rng_of
+from tests.layers.sparse.test_distributed import ordered
+
+
+@pytest.mark.parametrize("dimension", [1, 2, 3, 4])
+@pytest.mark.parametrize("sites", [0, 1, 25])
+def test_a_cloud_is_the_same_after_it_was_packed(dimension, sites):
+    x = random_cloud(rng_of(dimension, sites), dimension, 3, sites=sites)
+    rows = packed(x)
+    assert rows.shape[0] == x.batch_size == 4
+    back = unpacked(rows, dimension)
+    assert back.batch_size == 4
+    (coords, features), (found, ours) = ordered(x), ordered(back)
+    assert torch.equal(found, coords)
+    assert torch.equal(ours, features)
+
+
+def test_some_of_the_rows_are_those_samples():
+    x = random_cloud(rng_of("some"), 3, 2, sites=30)
+    part = unpacked(packed(x)[2:], 3)
+    mine = x.coords[:, 0] >= 2
+    assert part.batch_size == 2
+    assert sorted(part.coords.tolist()) == sorted((x.coords[mine] - torch.tensor([2, 0, 0, 0])).tolist())
+
+
+def test_coordinates_that_a_dtype_does_not_hold_are_refused():
+    x = SparseTensor(torch.tensor([[0, 1 << 25]]), torch.zeros(1, 1))
+    with pytest.raises(dc.CoordinateError, match=r"coordinates up to 16777216 in torch\.float32"):
+        packed(x)
+    with pytest.raises(dc.CoordinateError, match="stride 1"):
+        packed(SparseTensor(torch.tensor([[0, 2]]), torch.zeros(1, 1), 2))
+
+
+def test_stages_one_after_the_other_are_the_network():
+    torch.manual_seed(0)
+    parts = [
+        nn.Sequential(SparseConv(2, 3, 3), nn.BatchNorm1d(3), nn.ReLU()),
+        SparseConv(3, 4, 2, stride=2),
+        nn.Sequential(SparseConv(4, 4, 3), SparseGlobalPool(), nn.Linear(4, 2)),
+    ]
+    for part in parts:
+        part.double()
+    x = random_cloud(rng_of("stages"), 3, 2, sites=40)
+    expected = nn.Sequential(*parts).eval()(x)
+    values = (packed(x),)
+    for stage in as_stages(parts):
+        found = stage.eval()(*values)
+        values = found if isinstance(found, tuple) else (found,)
+    torch.testing.assert_close(values[0], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_plain_tensor_begins_no_later_stage():
+    stages = as_stages([SparseConv(2, 2, 3), SparseConv(2, 2, 3)])
+    with pytest.raises(dc.UnsupportedOperation, match="coordinates, features and sizes, not 1 tensors"):
+        stages[1](normal(3, 2))
