@@ -88,7 +88,7 @@ TRANSPORT = Variable[bool | None](
     "DISTCONV_TRANSPORT",
     "host or cuda-aware",
     "how CUDA tensors reach MPI: through pinned host memory, or as device buffers",
-    "what the MPI library says, if a message confirms it, else host",
+    "what MPI says of itself, if a message confirms it; else host",
     None,
     {"host": False, "cuda-aware": True}.__getitem__,
 )
