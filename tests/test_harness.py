@@ -15,7 +15,7 @@ import pytest
 
 from tests import run as driver
 from tests.harness import launch, selection
-from tests.harness.plugin import runs_on
+from tests.harness.selection import runs_on
 
 ROOT = Path(__file__).resolve().parent.parent
 pytestmark = [pytest.mark.mpi, pytest.mark.time_limit(120)]
@@ -216,23 +216,27 @@ def test_a_quick_run_takes_the_first_case_of_each_test_that_is_not_long(run) -> 
 class Item:
     """What the choice looks at."""
 
-    def __init__(self, test: str, case: int, ranks: bool) -> None:
-        self.nodeid, self._ranks = f"{test}[{case}]", ranks
+    def __init__(self, *marks: pytest.MarkDecorator) -> None:
+        self._mark = marks[0].mark if marks else None
 
     def get_closest_marker(self, name: str) -> object:
-        return self._ranks or None
+        return self._mark
 
 
 def test_each_case_is_run_on_one_of_the_rank_counts_that_share_them_and_on_all_others() -> None:
-    items = [
-        Item(test, case, test == "own")
-        for test, count in (("many", 7), ("two", 2), ("own", 5))
-        for case in range(count)
-    ]
-    shared = [selection.thin(items, ranks) for ranks in selection.THINNED]  # type: ignore[arg-type]
+    shared = (1, 4, 6, 8)
+    marks = [(), (pytest.mark.ranks(at_least=2),), (pytest.mark.ranks(at_most=6),), (pytest.mark.ranks(2, 8),)]
+    items = [Item(*marks[number % 5 % 4]) for number in range(200)]
+    chosen = {ranks: set(map(id, selection.thin(items, ranks))) for ranks in shared}  # type: ignore[arg-type]
     for item in items:
-        times = sum(item in chosen for chosen in shared)  # type: ignore[comparison-overlap]
-        assert times == (1 if item.nodeid.startswith("many") else len(selection.THINNED))
+        counts = [ranks for ranks in shared if id(item) in chosen[ranks]]
+        mark = item.get_closest_marker("ranks")
+        if mark is not None and mark.args:  # type: ignore[attr-defined]
+            assert counts == list(shared), "those that name their counts are left to them"
+        else:
+            assert len(counts) == 1
+            assert mark is None or runs_on(mark, counts[0])  # type: ignore[arg-type]
+    assert len(chosen[8]) - 40 < len(chosen[6]) - 40 < len(chosen[4]) - 40
     assert selection.thin(items, 3) == items  # type: ignore[arg-type, comparison-overlap]
 
 

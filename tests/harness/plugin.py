@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--quick", action="store_true", help="of each test its first case; none that is long")
     group.addoption("--part", help="I-of-N: the tests of every N-th file, from the I-th on")
     group.addoption("--device", help="where tensors and modules are made that name no device, e.g. cuda")
-    group.addoption("--thin", action="store_true", help="on 1, 4, 6 and 8 ranks a fourth of the cases each")
+    group.addoption("--thin", action="store_true", help="on 1, 4, 6 and 8 ranks a share of the cases each")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -82,17 +82,6 @@ def world() -> Any:
     from tests.harness.agreement import World
 
     return World()
-
-
-def runs_on(mark: pytest.Mark, size: int) -> bool:
-    """Whether a test with this ``ranks`` marker is meant for ``size`` ranks.
-
-    >>> runs_on(pytest.mark.ranks(2, 4).mark, 4), runs_on(pytest.mark.ranks(at_least=2).mark, 1)
-    (True, False)
-    """
-    low, high = mark.kwargs.get("at_least") or 1, mark.kwargs.get("at_most") or size
-    named = not mark.args or any(count(size) if callable(count) else count == size for count in mark.args)
-    return named and low <= size <= high
 
 
 class RankSession:
@@ -146,7 +135,7 @@ class RankSession:
             return False
         if item.nodeid in self.done or (self.only and on_ranks != (self.only == "ranks")):
             return False
-        if mark is None or runs_on(mark, world().size if self.in_job else 1):
+        if mark is None or selection.runs_on(mark, world().size if self.in_job else 1):
             return True
         self.writer.record(Record(item.nodeid, "elsewhere"))
         return False

@@ -10,8 +10,8 @@ import pytest
 LONG = frozenset((Path(__file__).parent / "long_tests.txt").read_text().split())
 """Names of tests that take more than a second, wherever they are."""
 
-THINNED = (1, 4, 6, 8)
-"""Rank counts that share the cases of a test among them: on 2 and 3 ranks each case runs anyway."""
+TURNS = (1, 4, 6, 4, 1, 8, 4, 6)
+"""Rank counts that share the cases among them, in turn: on 2 and 3 ranks each case runs anyway, on 8 they take long."""
 
 
 def quick(items: Iterable[pytest.Item]) -> list[pytest.Item]:
@@ -24,20 +24,32 @@ def quick(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 
 
 def thin(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:
-    """Of tests with several cases and no rank counts of their own, on 1, 4, 6 and 8 ranks every fourth case.
+    """Of tests that name no rank counts, on 1, 4, 6 and 8 ranks every case that it is the turn of.
 
-    Each case is run on one of the four, and on all other rank counts.
+    Each case is run on one of the four (of those that its marker allows), and on 2 and 3 ranks.
     """
-    if ranks not in THINNED:
-        return items
-    left_out = {
-        case
-        for cases in by_test(items).values()
-        if len(cases) >= len(THINNED) and not cases[0].get_closest_marker("ranks")
-        for number, case in enumerate(cases)
-        if number % len(THINNED) != THINNED.index(ranks)
-    }
-    return [item for item in items if item not in left_out]
+    return (
+        items if ranks not in TURNS else [item for number, item in enumerate(items) if _has_turn(item, number, ranks)]
+    )
+
+
+def _has_turn(item: pytest.Item, number: int, ranks: int) -> bool:
+    mark = item.get_closest_marker("ranks")
+    if mark is not None and mark.args:
+        return True
+    allowed = [count for count in TURNS if mark is None or runs_on(mark, count)]
+    return not allowed or allowed[number % len(allowed)] == ranks
+
+
+def runs_on(mark: pytest.Mark, size: int) -> bool:
+    """Whether a test with this ``ranks`` marker is meant for ``size`` ranks.
+
+    >>> runs_on(pytest.mark.ranks(2, 4).mark, 4), runs_on(pytest.mark.ranks(at_least=2).mark, 1)
+    (True, False)
+    """
+    low, high = mark.kwargs.get("at_least") or 1, mark.kwargs.get("at_most") or size
+    named = not mark.args or any(count(size) if callable(count) else count == size for count in mark.args)
+    return named and low <= size <= high
 
 
 def part(items: list[pytest.Item], index: int, parts: int) -> list[pytest.Item]:
