@@ -41,6 +41,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "distconv.jobs.commands.make_pointcloud", "make labelled point clouds: shapes, or points on OFF meshes"
     ),
     ("train", "classify"): Command("distconv.jobs.commands.train_classify", "train a network to classify images"),
+    ("train", "pointcloud"): Command(
+        "distconv.jobs.commands.train_pointcloud", "train a sparse network to classify point clouds"
+    ),
     ("plan",): Command(
         "distconv.jobs.commands.plan", "choose each layer's distribution for a machine, and write the plan"
     ),
@@ -96,6 +99,7 @@ EXAMPLES = """\
   distconv data mesh --size 128 --samples 48 --out mesh.h5
   mpiexec -n 4 distconv train mesh --data mesh.h5 --grid n=2,h=2
   mpiexec -n 4 distconv train classify --data mnist --model lenet5 --grid n=2,h=2
+  distconv train pointcloud
   distconv plan --model resnet50 --input 3,224,224 --batch 256 --ranks 64 --machine lassen --out plan.json
   mpiexec -n 2 distconv bench step --size 512 --channels 16 --layers 4
   mpiexec -n 4 distconv verify conformance

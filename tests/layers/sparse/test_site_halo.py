@@ -45,7 +45,10 @@ def test_features_come_with_their_sites_and_the_adjoint_takes_them_back(comm, lo
     assert torch.equal(found, expected)
     y = normal(*found.shape, seed=10 + comm.rank)
     found.backward(y)
-    forward, back = comm.allreduce(float((found.detach() * y).sum())), comm.allreduce(float((x.detach() * x.grad).sum()))
+    forward, back = (
+        comm.allreduce(float((found.detach() * y).sum())),
+        comm.allreduce(float((x.detach() * x.grad).sum())),
+    )
     assert forward == pytest.approx(back, rel=1e-12)
 
 
