@@ -57,6 +57,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("bench", "scaling"): Command("distconv.jobs.bench.scaling", "step times over rank counts against predictions"),
     ("bench", "planner"): Command("distconv.jobs.bench.planner", "the exact search against the paper's selector"),
     ("bench", "pipeline"): Command("distconv.jobs.bench.pipeline", "pipelined steps against one process and torch"),
+    ("bench", "sparse"): Command("distconv.jobs.bench.sparse", "a sparse convolution against the dense one"),
     ("bench", "memory"): Command("distconv.jobs.bench.memory", "peak memory per rank against one rank"),
     ("simulate",): Command("distconv.jobs.commands.simulate", "time, memory and a picture of a pipeline schedule"),
     ("profile",): Command(

@@ -12,6 +12,7 @@
     planner       ``distconv bench planner``: the exact search against the paper's selector
     report        What benchmarks print: the command, the machine, a table of medians with their spread, and JSON
     scaling       ``distconv bench scaling``
+    sparse        ``distconv bench sparse``: a sparse convolution on a surface against dense convolution of its volume
     step          ``distconv bench step``: one training step split over ranks against plain torch
     torch_step    The step that ``distconv bench step`` times
 """

@@ -80,9 +80,10 @@ def share(text: str) -> float:
 class Outcome:
     """What a run came to."""
 
-    test: Score | None
+    scores: dict[str, Score]
+    """Of all groups of clouds."""
     baselines: dict[str, float]
-    """Accuracies on the same clouds."""
+    """Accuracies on the held-out clouds."""
     training_s: float
     total_s: float
 
@@ -106,19 +107,22 @@ def run(options: argparse.Namespace) -> int:
         if comm.rank == 0:
             print(announcement(trainer, f"{trainer.loader.points} points, {samples.name}", resumed), flush=True)
         with Metrics(Path(options.out), trainer) as metrics:
-            take_steps(options, trainer, metrics, lambda: _evaluate(trainer, metrics))
+            take_steps(options, trainer, metrics, lambda: _after_epoch(trainer, metrics))
             training_s = time.perf_counter() - begin
-            test = _evaluate(trainer, metrics)
+            scores = {group: _evaluate(trainer, metrics, group) for group in samples.groups}
             baselines = _baselines(trainer)
-            _report(trainer, metrics, Outcome(test, baselines, training_s, time.perf_counter() - begin))
+            _report(trainer, metrics, Outcome(scores, baselines, training_s, time.perf_counter() - begin))
     return 0
 
 
-def _evaluate(trainer: Trainer, metrics: Metrics) -> Score | None:
-    if "test" not in trainer.samples.groups:
-        return None
-    score = trainer.evaluate("test")
-    metrics.write(step=trainer.step_count, evaluation="test", accuracy=score.accuracy, **asdict(score))
+def _after_epoch(trainer: Trainer, metrics: Metrics) -> None:
+    if "test" in trainer.samples.groups:
+        _evaluate(trainer, metrics, "test")
+
+
+def _evaluate(trainer: Trainer, metrics: Metrics, group: str) -> Score:
+    score = trainer.evaluate(group)
+    metrics.write(step=trainer.step_count, evaluation=group, accuracy=score.accuracy, **asdict(score))
     return score
 
 
@@ -138,19 +142,23 @@ def _baselines(trainer: Trainer) -> dict[str, float]:
 def _report(trainer: Trainer, metrics: Metrics, outcome: Outcome) -> None:
     """Print, write summary.json and draw the picture, all on rank 0. Collective."""
     examples = _examples(trainer)
-    results: dict[str, Any] = {"classes": trainer.samples.class_names, "baselines": outcome.baselines}
-    if outcome.test is not None:
-        results |= {"test_accuracy": outcome.test.accuracy, "test_loss": outcome.test.loss}
+    results: dict[str, Any] = {f"{group}_accuracy": score.accuracy for group, score in outcome.scores.items()}
+    results |= {f"{group}_loss": score.loss for group, score in outcome.scores.items()}
+    results |= {"classes": trainer.samples.class_names, "baselines": outcome.baselines}
     results |= {"training_s": outcome.training_s, "total_s": outcome.total_s}
 
     def show() -> None:
-        print("no held-out clouds to test on" if outcome.test is None else f"test accuracy: {outcome.test}")
+        for group, score in outcome.scores.items():
+            print(f"{group} accuracy: {score}")
         for name, accuracy in outcome.baselines.items():
-            print(f"{name}: {100 * accuracy:.2f} %")
+            print(f"test accuracy of a {name}: {100 * accuracy:.2f} %")
+        if not outcome.baselines:
+            print("no held-out clouds to test on")
         print(times(outcome.training_s, outcome.total_s))
         path = metrics.folder / "result.png"
-        shown = "" if outcome.test is None else f", test accuracy {100 * outcome.test.accuracy:.2f} %"
-        title = f"{trainer.settings.model} after {trainer.step_count} steps on {trainer.where}{shown}"
+        title = f"{trainer.settings.model} after {trainer.step_count} steps on {trainer.where}, " + ", ".join(
+            f"{group} accuracy {100 * score.accuracy:.2f} %" for group, score in outcome.scores.items()
+        )
         print(picture(path, lambda: draw(path, examples, list(metrics.lines()), title)))
 
     conclude(trainer, metrics, results, show)
