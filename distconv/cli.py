@@ -53,11 +53,13 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("bench", "step"): Command("distconv.jobs.bench.step", "time a training step against plain torch"),
     ("bench", "halo"): Command("distconv.jobs.bench.halo", "time halo exchanges"),
     ("bench", "gpu"): Command("distconv.jobs.bench.gpu", "a step on a GPU against plain torch; what ranks hide"),
-    ("bench", "layer"): Command("distconv.jobs.bench.layer", "memory, traffic and time of convolutions over a grid"),
+    ("bench", "layer"): Command(
+        "distconv.jobs.bench.layers.layer", "memory, traffic and time of convolutions over a grid"
+    ),
     ("bench", "scaling"): Command("distconv.jobs.bench.scaling", "step times over rank counts against predictions"),
     ("bench", "planner"): Command("distconv.jobs.bench.planner", "the exact search against the paper's selector"),
     ("bench", "pipeline"): Command("distconv.jobs.bench.pipeline", "pipelined steps against one process and torch"),
-    ("bench", "sparse"): Command("distconv.jobs.bench.sparse", "a sparse convolution against the dense one"),
+    ("bench", "sparse"): Command("distconv.jobs.bench.layers.sparse", "a sparse convolution against the dense one"),
     ("bench", "memory"): Command("distconv.jobs.bench.memory", "peak memory per rank against one rank"),
     ("simulate",): Command("distconv.jobs.commands.simulate", "time, memory and a picture of a pipeline schedule"),
     ("profile",): Command(

@@ -11,6 +11,7 @@ import argparse
 import time
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +128,18 @@ def _evaluate(trainer: Trainer, metrics: Metrics, group: str) -> Score:
 
 
 def _baselines(trainer: Trainer) -> dict[str, float]:
-    """What the network has to beat on the held-out clouds. Collective; every rank computes all of it."""
+    """What the network has to beat on the held-out clouds. Collective; every rank computes all of it.
+
+    The perceptron trains for as many epochs as the network.
+    """
     groups = trainer.samples.groups
     if "test" not in groups:
         return {}
     train, test = groups["train"], groups["test"]
-    seed = trainer.settings.seed
+    learn = partial(perceptron, train, test, epochs=max(1, trainer.epoch), seed=trainer.settings.seed)
     return {
         "majority vote": majority_vote(train.labels, test.labels),
-        "perceptron on points": together(trainer.comm, lambda: perceptron(train, test, seed=seed), DataError),
+        "perceptron on points": together(trainer.comm, learn, DataError),
     }
 
 

@@ -25,7 +25,7 @@ from distconv.jobs.pointcloud.datasets import PointClouds
 from distconv.jobs.pointcloud.shapes import Shapes
 from distconv.layers.sparse import SparseTensor, scatter
 
-SHAPES, SHAPE_POINTS = {"train": 400, "test": 200}, 2048
+SHAPES, SHAPE_POINTS = {"train": 1000, "test": 200}, 2048
 """Embedded shapes of each group, and their points."""
 
 _ORDER = 0

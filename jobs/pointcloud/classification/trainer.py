@@ -30,7 +30,7 @@ class Settings(training.Settings):
     model: str = "resnet"
     width: int | None = 8
     batch: int = 32
-    epochs: int = 10
+    epochs: int = 4
     optimizer: str = "adam"
     lr: float = 5e-3
     resolution: int = 32
@@ -43,6 +43,8 @@ class Settings(training.Settings):
 
 class Trainer(training.Trainer):
     """A sparse classifier in training over a grid that splits samples (n) and space (d, h, w)."""
+
+    loader: VoxelLoader
 
     def __init__(self, settings: Settings, samples: CloudSamples, grid: ProcessGrid, device: str = "cpu") -> None:
         super().__init__(settings, _built(settings, len(samples.class_names)), grid, samples.comm, device)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from distconv.jobs.bench import sparse
+from distconv import cli
+from distconv.jobs.bench.layers import sparse
 from distconv.jobs.bench.memory import Peak
 from tests.jobs.bench.command import outcome
 
@@ -55,8 +56,6 @@ def test_it_compares_times_and_memory_and_leaves_out_what_is_too_large(
 
 
 def test_it_prints_a_table_and_json(capsys: pytest.CaptureFixture[str], no_processes: list[list[str]]) -> None:
-    from distconv import cli
-
     assert cli.main(["bench", "sparse", "--resolution", "8", "--channels", "2", "--rounds", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert "submanifold convolution 3^3, 2 -> 2" in lines[0] and "512 voxels of 8^3" in lines
@@ -68,8 +67,6 @@ def test_it_prints_a_table_and_json(capsys: pytest.CaptureFixture[str], no_proce
 
 @pytest.mark.parametrize("name", [sparse.SPARSE, sparse.DENSE])
 def test_a_process_of_its_own_prints_its_memory(capsys: pytest.CaptureFixture[str], name: str) -> None:
-    from distconv import cli
-
     assert cli.main(["bench", "sparse", "--alone", name, "--resolution", "6", "--channels", "2"]) == 0
     peak = Peak(**json.loads(capsys.readouterr().out))
     assert peak.peak >= peak.before > 0

@@ -2,7 +2,7 @@
 
 Forward and backward, to the weights and to the input. The kernel map is cached, or built in each step as in a first
 layer. Variants take turns in one run, so that a drift of the machine's speed meets all of them; a step of each in a
-process of its own says what memory it takes. Above the cap on memory the dense one is not run.
+process of its own says what memory it takes, with its inputs. Above the cap on memory the dense one is not run.
 
 Source: SparsePipe, Fig. 8: time and memory against resolution.
 """
@@ -15,6 +15,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,6 @@ from distconv.errors import GridError
 from distconv.jobs.bench import report
 from distconv.jobs.bench.memory import MIB, Peak, in_new_process
 from distconv.jobs.training.options import positive
-from distconv.jobs.training.report import peak_memory_bytes
 from distconv.layers.sparse import SparseConv, SparseTensor, to_dense
 
 EXAMPLES = """\
@@ -132,9 +132,23 @@ def dense_bytes(resolution: int, channels: int) -> int:
 
 
 def _measured_here(options: argparse.Namespace) -> Peak:
-    before, start = peak_memory_bytes(), time.perf_counter()
-    variants(options.resolution[0], options.channels, (options.alone,))[options.alone]()
-    return Peak(before, peak_memory_bytes(), time.perf_counter() - start)
+    _peak_bytes_since_last()
+    before = _peak_bytes_since_last()  # what is resident
+    step = variants(options.resolution[0], options.channels, (options.alone,))[options.alone]
+    _peak_bytes_since_last()
+    start = time.perf_counter()
+    step()
+    return Peak(before, _peak_bytes_since_last(), time.perf_counter() - start)
+
+
+def _peak_bytes_since_last() -> int:
+    """Most memory that this process had resident since the last call.
+
+    Imports, and making a surface, take more than a small step; the peak of ``getrusage`` is the parent's besides.
+    """
+    status = Path("/proc/self/status").read_text()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew at what is resident now
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
 def _compared(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
