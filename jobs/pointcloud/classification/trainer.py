@@ -29,7 +29,7 @@ class Settings(training.Settings):
 
     model: str = "resnet"
     width: int | None = 8
-    batch: int = 32
+    batch: int = 16
     epochs: int = 4
     optimizer: str = "adam"
     lr: float = 5e-3

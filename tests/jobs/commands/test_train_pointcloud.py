@@ -111,7 +111,7 @@ def test_without_data_it_trains_on_the_embedded_shapes(
     monkeypatch.setattr(train_pointcloud, "draw", lambda *_: None)
     arguments = ["train", "pointcloud", "--steps", "1", "--width", "1", "--points", "60", "--out", str(tmp_path)]
     assert cli.main(arguments) == 0
-    assert "on 10 samples of 60 points, embedded shapes, batch 32, 1 steps" in capsys.readouterr().out
+    assert "on 10 samples of 60 points, embedded shapes, batch 16, 1 steps" in capsys.readouterr().out
 
 
 @pytest.mark.ranks(2)
