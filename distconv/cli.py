@@ -41,6 +41,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "distconv.jobs.commands.make_pointcloud", "make labelled point clouds: shapes, or points on OFF meshes"
     ),
     ("train", "classify"): Command("distconv.jobs.commands.train_classify", "train a network to classify images"),
+    ("train", "pointcloud"): Command(
+        "distconv.jobs.commands.train_pointcloud", "train a sparse network to classify point clouds"
+    ),
     ("plan",): Command(
         "distconv.jobs.commands.plan", "choose each layer's distribution for a machine, and write the plan"
     ),
@@ -50,10 +53,13 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("bench", "step"): Command("distconv.jobs.bench.step", "time a training step against plain torch"),
     ("bench", "halo"): Command("distconv.jobs.bench.halo", "time halo exchanges"),
     ("bench", "gpu"): Command("distconv.jobs.bench.gpu", "a step on a GPU against plain torch; what ranks hide"),
-    ("bench", "layer"): Command("distconv.jobs.bench.layer", "memory, traffic and time of convolutions over a grid"),
+    ("bench", "layer"): Command(
+        "distconv.jobs.bench.layers.layer", "memory, traffic and time of convolutions over a grid"
+    ),
     ("bench", "scaling"): Command("distconv.jobs.bench.scaling", "step times over rank counts against predictions"),
     ("bench", "planner"): Command("distconv.jobs.bench.planner", "the exact search against the paper's selector"),
     ("bench", "pipeline"): Command("distconv.jobs.bench.pipeline", "pipelined steps against one process and torch"),
+    ("bench", "sparse"): Command("distconv.jobs.bench.layers.sparse", "a sparse convolution against the dense one"),
     ("bench", "memory"): Command("distconv.jobs.bench.memory", "peak memory per rank against one rank"),
     ("simulate",): Command("distconv.jobs.commands.simulate", "time, memory and a picture of a pipeline schedule"),
     ("profile",): Command(
@@ -96,6 +102,7 @@ EXAMPLES = """\
   distconv data mesh --size 128 --samples 48 --out mesh.h5
   mpiexec -n 4 distconv train mesh --data mesh.h5 --grid n=2,h=2
   mpiexec -n 4 distconv train classify --data mnist --model lenet5 --grid n=2,h=2
+  distconv train pointcloud
   distconv plan --model resnet50 --input 3,224,224 --batch 256 --ranks 64 --machine lassen --out plan.json
   mpiexec -n 2 distconv bench step --size 512 --channels 16 --layers 4
   mpiexec -n 4 distconv verify conformance

@@ -48,7 +48,8 @@ class Batch:
 
     samples: tuple[int, ...]
     """Indices in the file, in the order of the batch."""
-    tensors: tuple[DistTensor, ...]
+    tensors: tuple[Any, ...]
+    """DistTensors, or what a job's own loader makes."""
 
 
 class Loader:

@@ -2,16 +2,15 @@
 
 ::
 
-    comparison    For benchmarks that have a prediction beside each measurement
-    gpu           ``distconv bench gpu``: a step on one GPU against plain torch, and what ranks hide of an exchange
-    halo          ``distconv bench halo``: time of a halo exchange and of its adjoint
-    layer         ``distconv bench layer``: a stack of equal convolutions over a grid
-    memory        Peak resident memory of one training step
-    paper_layers  ``distconv bench layer --layer``
-    pipeline      ``distconv bench pipeline``
-    planner       ``distconv bench planner``: the exact search against the paper's selector
-    report        What benchmarks print: the command, the machine, a table of medians with their spread, and JSON
-    scaling       ``distconv bench scaling``
-    step          ``distconv bench step``: one training step split over ranks against plain torch
-    torch_step    The step that ``distconv bench step`` times
+    comparison  For benchmarks that have a prediction beside each measurement
+    gpu         ``distconv bench gpu``: a step on one GPU against plain torch, and what ranks hide of an exchange
+    halo        ``distconv bench halo``: time of a halo exchange and of its adjoint
+    layers      Benchmarks of single layers
+    memory      Peak resident memory of one training step
+    pipeline    ``distconv bench pipeline``
+    planner     ``distconv bench planner``: the exact search against the paper's selector
+    report      What benchmarks print: the command, the machine, a table of medians with their spread, and JSON
+    scaling     ``distconv bench scaling``
+    step        ``distconv bench step``: one training step split over ranks against plain torch
+    torch_step  The step that ``distconv bench step`` times
 """

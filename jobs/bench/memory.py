@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -116,11 +117,21 @@ def by_itself(options: argparse.Namespace) -> Peak:
     """
     if options.json is not None:
         check_writable("--json", options.json)
+    words = ["memory", "--alone", "--model", options.model, "--size", str(options.size), "--batch", str(options.batch)]
+    return in_new_process(words + (["--width", str(options.width)] if options.width else []))
+
+
+def in_new_process(words: Sequence[str]) -> Peak:
+    """What ``distconv bench`` with these words prints, in a new process that is no part of this job.
+
+    Raises
+    ------
+    DistconvError
+        If that fails.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
     environment.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
-    command = [sys.executable, "-m", "distconv", "bench", "memory", "--alone", "--model", options.model]
-    command += ["--size", str(options.size), "--batch", str(options.batch)]
-    command += ["--width", str(options.width)] if options.width else []
+    command = [sys.executable, "-m", "distconv", "bench", *words]
     finished = subprocess.run(command, env=environment, capture_output=True, text=True)
     if finished.returncode:
         last = finished.stderr.strip().splitlines()[-1:] or ["no message"]

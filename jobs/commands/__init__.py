@@ -2,12 +2,13 @@
 
 ::
 
-    explore          Choose how to train a network on some ranks: stages, and how each layer is distributed
-    make_mesh        Make mesh-tangling samples with the Lagrangian hydrodynamics code
-    make_pointcloud  Make a file of labelled point clouds: the embedded shapes, or points sampled on OFF meshes
-    plan             Choose each layer's distribution
-    profile          ``distconv profile``: measure this machine for the planner
-    simulate         ``distconv simulate``: when every pass of a pipeline schedule runs, what it keeps in memory
-    train_classify   Train a network to classify images: MNIST, CIFAR-10, or HDF5 files of your own
-    train_mesh       Train a network to find the cells of a mesh that are about to tangle
+    explore           Choose how to train a network on some ranks: stages, and how each layer is distributed
+    make_mesh         Make mesh-tangling samples with the Lagrangian hydrodynamics code
+    make_pointcloud   Make a file of labelled point clouds: the embedded shapes, or points sampled on OFF meshes
+    plan              Choose each layer's distribution
+    profile           ``distconv profile``: measure this machine for the planner
+    simulate          ``distconv simulate``: when every pass of a pipeline schedule runs, what it keeps in memory
+    train_classify    Train a network to classify images: MNIST, CIFAR-10, or HDF5 files of your own
+    train_mesh        Train a network to find the cells of a mesh that are about to tangle
+    train_pointcloud  Train a sparse network to tell the classes of point clouds
 """

@@ -17,7 +17,7 @@ from typing import Any
 from mpi4py import MPI
 
 from distconv.errors import DataError
-from distconv.jobs.images.classification import Classifier, PipelineTrainer, Score, Settings, Trainer
+from distconv.jobs.images.classification import Classifier, PipelineTrainer, Settings, Trainer
 from distconv.jobs.images.picture import Example, draw
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.model_factory import CLASSIFIERS
@@ -30,6 +30,7 @@ from distconv.jobs.training.pipeline_options import (
 )
 from distconv.jobs.training.report import Metrics, announcement, conclude, picture, times
 from distconv.jobs.training.run import prepare, take_steps
+from distconv.jobs.training.score import Score
 
 EXAMPLES = """\
 examples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,12 +13,12 @@ import torch.nn.functional as F
 
 from distconv.communication.agreement import together
 from distconv.data.loader import Batch
-from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.jobs.training import training
 from distconv.jobs.training.model_factory import ModelError, build_classifier
 from distconv.jobs.training.pipeline_options import Pipelining
 from distconv.jobs.training.pipeline_training import PipelineTrainer as AnyPipelineTrainer
+from distconv.jobs.training.score import Score, score
 from distconv.plan import Plan
 from distconv.tensor import gather
 
@@ -36,24 +35,6 @@ class Settings(training.Settings):
     lr: float = 0.05
     augment: str = ""
     """``crop``, ``flip``, or both with a comma."""
-
-
-@dataclass(frozen=True)
-class Score:
-    """How a classifier did on a group of samples, each of which counts once."""
-
-    samples: int
-    correct: int
-    loss: float
-    """Mean cross entropy."""
-
-    @property
-    def accuracy(self) -> float:
-        """Share of the samples that were classified correctly."""
-        return self.correct / self.samples
-
-    def __str__(self) -> str:
-        return f"{100 * self.accuracy:.2f} % ({self.correct} of {self.samples}), loss {self.loss:.4f}"
 
 
 class Classifier(training.Training):
@@ -80,18 +61,14 @@ class Classifier(training.Training):
             On all ranks, if the loss on a batch is not finite.
         """
         of = self.samples.groups[group]
-        correct, total = 0, 0.0
-        for batch, logits in self.predictions(group):
-            labels = torch.from_numpy(of.labels[list(batch.samples)])
-            loss = float(F.cross_entropy(logits.double(), labels, reduction="sum"))
-            if not math.isfinite(loss):
-                raise DataError(
-                    f"{of.source.path}: the loss on samples {batch.samples[0]} to {batch.samples[-1]} of {group!r} is "
-                    f"{loss}; look for NaN in them"
-                )
-            total += loss
-            correct += int((logits.argmax(1) == labels).sum())
-        return Score(len(of.labels), correct, total / len(of.labels))
+        return score(
+            of.source.path,
+            group,
+            (
+                (batch.samples, torch.from_numpy(of.labels[list(batch.samples)]), logits)
+                for batch, logits in self.predictions(group)
+            ),
+        )
 
     def _take_samples(self, samples: ImageSamples) -> None:
         self.samples = samples

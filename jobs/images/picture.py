@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distconv.jobs.training.curves import draw_accuracies, draw_losses
+
 COLUMNS = 8
 
 
@@ -40,31 +42,11 @@ def draw(
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     grid = figure.add_gridspec(rows + 1, COLUMNS, height_ratios=[2.5] + [1] * rows)
-    _draw_losses(figure.add_subplot(grid[0, : COLUMNS // 2]), lines)
-    _draw_accuracies(figure.add_subplot(grid[0, COLUMNS // 2 :]), lines)
+    draw_losses(figure.add_subplot(grid[0, : COLUMNS // 2]), lines)
+    draw_accuracies(figure.add_subplot(grid[0, COLUMNS // 2 :]), lines)
     for index, example in enumerate(examples):
         _draw_example(figure.add_subplot(grid[1 + index // COLUMNS, index % COLUMNS]), example)
     figure.savefig(path, dpi=110)
-
-
-def _draw_losses(axis: Any, lines: Sequence[dict[str, Any]]) -> None:
-    steps = [line for line in lines if "evaluation" not in line]
-    axis.plot([line["step"] for line in steps], [line["loss"] for line in steps], color="0.7", linewidth=0.8)
-    axis.plot([], [], color="0.7", label="training, each step")
-    for group in ("train", "test"):
-        found = [line for line in lines if line.get("evaluation") == group]
-        axis.plot([line["step"] for line in found], [line["loss"] for line in found], "o-", label=f"all of {group}")
-    axis.set(xlabel="step", ylabel="loss", yscale="log")
-    axis.legend(fontsize=8)
-
-
-def _draw_accuracies(axis: Any, lines: Sequence[dict[str, Any]]) -> None:
-    for group in ("train", "test"):
-        found = [line for line in lines if line.get("evaluation") == group]
-        percent = [100 * line["accuracy"] for line in found]
-        axis.plot([line["step"] for line in found], percent, "o-", label=group)
-    axis.set(xlabel="step", ylabel="accuracy (%)")
-    axis.legend(fontsize=8)
 
 
 def _draw_example(axis: Any, example: Example) -> None:

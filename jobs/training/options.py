@@ -26,7 +26,10 @@ def add_training_arguments(
     parser: argparse.ArgumentParser, defaults: Settings, out: str
 ) -> argparse._MutuallyExclusiveGroup:
     """Everything but the data, the model's name and the augmentation; returns the ways to share the work over ranks."""
-    parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
+    width = defaults.width or "the model's own"
+    parser.add_argument(
+        "--width", type=positive, default=defaults.width, help=f"channels of the model (default: {width})"
+    )
     place = parser.add_mutually_exclusive_group()
     place.add_argument("--grid", type=grid_extents, metavar="n=2,h=2", help="default: ranks along n, the rest along h")
     place.add_argument("--plan", metavar="PLAN.json", help="a file that says which layer is on which grid")

@@ -10,13 +10,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from mpi4py import MPI
 
 from distconv import checkpoint, checkpoint_state
-from distconv.data.loader import Batch, Loader
+from distconv.data.loader import Batch
 from distconv.errors import CheckpointError, DistconvError
 from distconv.grid import ProcessGrid
 from distconv.parallel import parallelize
@@ -80,10 +80,23 @@ def beside(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+class Batches(Protocol):
+    """Where a training gets its mini-batches; they follow from the settings and the epoch alone."""
+
+    samples: int
+
+    @property
+    def steps(self) -> int:
+        """Batches per epoch."""
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from step ``start`` on. Collective, as is each batch."""
+
+
 class Training(ABC):
     """A model in training over the ranks of ``comm``, however they share the work."""
 
-    loader: Loader
+    loader: Batches
     """Of the training samples; a job sets it up."""
 
     def __init__(

@@ -13,8 +13,9 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.errors import DataError
-from distconv.jobs.images.classification import Score, Settings, Trainer
+from distconv.jobs.images.classification import Settings, Trainer
 from distconv.jobs.images.samples import ImageSamples
+from distconv.jobs.training.score import Score
 from tests.distconv.data.sample_files import common
 from tests.jobs.images import image_files
 from tests.jobs.images.grids import ONE_GRID, grid_of, on_ranks, planned

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distconv import cli
-from tests.jobs.bench.test_paper_layers import output
+from tests.jobs.bench.layers.test_paper_layers import output
 
 
 @pytest.mark.ranks(2)

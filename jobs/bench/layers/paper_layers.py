@@ -14,6 +14,8 @@ from mpi4py import MPI
 
 from distconv.distribution import Distribution, default_axes
 from distconv.grid import ProcessGrid
+from distconv.jobs.bench import comparison, report
+from distconv.jobs.bench.comparison import Comparison, random, timed
 from distconv.jobs.commands.profile import machine_of
 from distconv.jobs.planning.options import on_first_ranks, wait_asleep
 from distconv.parallel import parallelize
@@ -27,9 +29,6 @@ from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.measure_links import profile_network
 from distconv.perfmodel.machine.measure_operations import measure
-
-from . import comparison, report
-from .comparison import Comparison, random, timed
 
 WARM_UP = 3
 REPETITIONS = 10

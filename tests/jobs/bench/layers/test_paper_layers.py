@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from distconv import cli
-from distconv.jobs.bench.paper_layers import LAYERS, predicted
+from distconv.jobs.bench.layers.paper_layers import LAYERS, predicted
 from distconv.layers.models import MODELS
 from distconv.perfmodel.machine.machine import Machine
 from tests.jobs.planning import planned_files

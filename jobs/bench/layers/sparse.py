@@ -1,0 +1,187 @@
+"""``distconv bench sparse``: a submanifold convolution of 3^3 on a surface against dense convolution of its volume.
+
+Forward and backward, to the weights and to the input. The kernel map is cached, or built in each step as in a first
+layer. Variants take turns in one run, so that a drift of the machine's speed meets all of them; a step of each in a
+process of its own says what memory it takes, with its inputs. Above the cap on memory the dense one is not run.
+
+Source: SparsePipe, Fig. 8: time and memory against resolution.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import nn
+
+from distconv.errors import GridError
+from distconv.jobs.bench import report
+from distconv.jobs.bench.memory import MIB, Peak, in_new_process
+from distconv.jobs.training.options import positive
+from distconv.layers.sparse import SparseConv, SparseTensor, to_dense
+
+EXAMPLES = """\
+examples:
+  distconv bench sparse
+  distconv bench sparse --resolution 32 50 100 200 --rounds 3
+"""
+
+SPARSE, BUILT, DENSE = "sparse, map cached", "sparse, map built", "dense"
+PERIODS = 2.5
+"""Of the surface along each side: it fills ``8 R^2`` voxels with a layer of about one."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench sparse``."""
+    parser.add_argument(
+        "--resolution",
+        type=positive,
+        nargs="+",
+        default=[50],
+        help="voxels along a side (default: 50; several allowed)",
+    )
+    parser.add_argument("--channels", type=positive, default=32, help="in and out (default: %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=9, help="turns of each variant (default: %(default)s)")
+    parser.add_argument(
+        "--cap", type=positive, default=16, metavar="GIB", help="memory the dense one may take (default: %(default)s)"
+    )
+    parser.add_argument("--alone", choices=(SPARSE, DENSE), help=argparse.SUPPRESS)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print.
+
+    Raises
+    ------
+    GridError
+        If there are several ranks.
+    """
+    if MPI.COMM_WORLD.size > 1:
+        raise GridError(f"bench sparse measures one process, not {MPI.COMM_WORLD.size} ranks; start it without mpiexec")
+    if options.alone:
+        print(json.dumps(asdict(_measured_here(options))))
+        return 0
+    print(
+        report.heading(
+            f"submanifold convolution 3^3, {options.channels} -> {options.channels}, float32, forward and backward, "
+            f"{torch.get_num_threads()} thread(s)"
+        )
+    )
+    figures = {str(resolution): _compared(options, resolution) for resolution in options.resolution}
+    print(report.as_json({"resolution": figures}))
+    return 0
+
+
+def surface(resolution: int) -> torch.Tensor:
+    """Coordinates (8 R^2, 4), or of all if there are fewer, of the voxels nearest to a gyroid in a cube of R^3."""
+    along = (torch.arange(resolution, dtype=torch.float64) + 0.5) * (2 * torch.pi * PERIODS / resolution)
+    (sx, sy, sz), (cx, cy, cz) = (
+        torch.meshgrid(f(along), f(along), f(along), indexing="ij") for f in (torch.sin, torch.cos)
+    )
+    level = sx * cy + sy * cz + sz * cx
+    slopes = (cx * cy - sz * sx, cy * cz - sx * sy, cz * cx - sy * sz)
+    slope = torch.stack([each.square() for each in slopes]).sum(0).sqrt()
+    distance = (level.abs() / slope.clamp(min=1e-9)).flatten()
+    near = distance.argsort(stable=True)[: 8 * resolution**2].sort().values
+    space = torch.stack([near // resolution**2, near // resolution % resolution, near % resolution], 1)
+    return torch.cat([torch.zeros_like(space[:, :1]), space], 1)
+
+
+def variants(resolution: int, channels: int, names: tuple[str, ...]) -> dict[str, Callable[[], torch.Tensor]]:
+    """What computes a step of each, with the same numbers, and returns the gradient of the weights."""
+    torch.manual_seed(0)
+    coords = surface(resolution)
+    features, gradient = torch.randn(len(coords), channels), torch.randn(len(coords), channels)
+    convolution = SparseConv(channels, channels, 3, bias=False)
+    cached = SparseTensor(coords, features.clone().requires_grad_(), batch_size=1)
+
+    def sparse(x: SparseTensor) -> torch.Tensor:
+        return _weights_gradient(convolution, convolution(x).features, x.features, gradient)
+
+    found = {
+        SPARSE: lambda: sparse(cached),
+        BUILT: lambda: sparse(SparseTensor(coords, features.clone().requires_grad_(), batch_size=1)),
+    }
+    if DENSE in names:
+        size = (resolution,) * 3
+        volume, slope = (to_dense(SparseTensor(coords, v, batch_size=1), size) for v in (features, gradient))
+        volume.requires_grad_()
+        dense = nn.Conv3d(channels, channels, 3, padding=1, bias=False)
+        dense.load_state_dict(convolution.state_dict())
+        found[DENSE] = lambda: _weights_gradient(dense, dense(volume), volume, slope)
+    return {name: found[name] for name in names}
+
+
+def _weights_gradient(
+    convolution: nn.Module, outputs: torch.Tensor, inputs: torch.Tensor, gradient: torch.Tensor
+) -> torch.Tensor:
+    return torch.autograd.grad(outputs, (*convolution.parameters(), inputs), gradient)[0]
+
+
+def dense_bytes(resolution: int, channels: int) -> int:
+    """What dense input, output and their gradients take at least, in float32."""
+    return 4 * 4 * channels * resolution**3
+
+
+def _measured_here(options: argparse.Namespace) -> Peak:
+    _peak_bytes_since_last()
+    before = _peak_bytes_since_last()  # what is resident
+    step = variants(options.resolution[0], options.channels, (options.alone,))[options.alone]
+    _peak_bytes_since_last()
+    start = time.perf_counter()
+    step()
+    return Peak(before, _peak_bytes_since_last(), time.perf_counter() - start)
+
+
+def _peak_bytes_since_last() -> int:
+    """Most memory that this process had resident since the last call.
+
+    Imports, and making a surface, take more than a small step; the peak of ``getrusage`` is the parent's besides.
+    """
+    status = Path("/proc/self/status").read_text()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew at what is resident now
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
+
+
+def _compared(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
+    """Times and memory of all variants at one resolution, which are printed too."""
+    estimate, cap = dense_bytes(resolution, options.channels), options.cap << 30
+    names = (SPARSE, BUILT, DENSE) if estimate <= cap else (SPARSE, BUILT)
+    used = {
+        name: in_new_process(
+            ["sparse", "--alone", name, "--resolution", str(resolution), "--channels", str(options.channels)]
+        ).used
+        for name in names
+        if name != BUILT
+    }
+    times = _times(variants(resolution, options.channels, names), options.rounds)
+    reference = statistics.median(times[DENSE]) if DENSE in times else None
+    sites = len(surface(resolution))
+    print(f"\n{sites} voxels of {resolution}^3\n{report.table_head(ratio='to dense')}")
+    for name, values in times.items():
+        memory = f"  {used[name] / MIB:8.0f} MiB" if name in used else ""
+        print(report.row(name, values, reference) + memory)
+    if DENSE not in times:
+        print(f"{DENSE}: {estimate / MIB:.0f} MiB at least, above --cap {options.cap} GiB: not run")
+    medians = {name: statistics.median(values) for name, values in times.items()}
+    return {"sites": sites, "median_s": medians, "memory_bytes": used, "dense_estimate_bytes": estimate}
+
+
+def _times(steps: dict[str, Callable[[], torch.Tensor]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each turn; a first one warms up."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for turn in range(rounds + 1):
+        for name, step in steps.items():
+            start = time.perf_counter()
+            step()
+            if turn:
+                times[name].append(time.perf_counter() - start)
+    return times

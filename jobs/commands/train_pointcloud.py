@@ -1,0 +1,177 @@
+"""Train a sparse network to tell the classes of point clouds: of a file, a folder of OFF meshes, or embedded shapes.
+
+Writes to the folder --out: metrics.jsonl (a line per step and per epoch's accuracy on held-out clouds), checkpoints,
+summary.json, and result.png. At the end a majority vote and a perceptron on single points are judged on the same
+held-out clouds. The grid splits samples (n) and space (d, h, w) and changes nothing but the order of sums.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from distconv.communication.agreement import together
+from distconv.errors import DataError, GridError
+from distconv.grid import ProcessGrid
+from distconv.jobs.pointcloud.baselines import majority_vote, perceptron
+from distconv.jobs.pointcloud.classification.picture import Example, draw
+from distconv.jobs.pointcloud.classification.samples import CloudSamples
+from distconv.jobs.pointcloud.classification.trainer import NETWORKS, Settings, Trainer
+from distconv.jobs.training.options import add_training_arguments, device_for, place_of, positive, settings_of
+from distconv.jobs.training.report import Metrics, announcement, conclude, picture, times
+from distconv.jobs.training.run import prepare, take_steps
+from distconv.jobs.training.score import Score
+
+EXAMPLES = """\
+examples:
+  distconv train pointcloud
+  mpiexec -n 2 distconv train pointcloud --grid n=2 --out runs/shapes
+  mpiexec -n 2 distconv train pointcloud --grid n=2 --out runs/shapes --resume
+  mpiexec -n 4 distconv train pointcloud --data modelnet10.h5 --model vgg16_bn --width 16 --grid n=2,d=2 --keep 0.5
+"""
+
+SHOWN_CLOUDS = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv train pointcloud``."""
+    defaults = Settings()
+    parser.add_argument(
+        "--data", type=Path, metavar="PATH", help="HDF5 file or folder of OFF meshes (default: embedded shapes)"
+    )
+    parser.add_argument("--model", choices=NETWORKS, default=defaults.model, help="default: %(default)s")
+    parser.add_argument(
+        "--resolution", type=positive, default=defaults.resolution, help="voxels along each side (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--points", type=positive, default=defaults.points, help="drawn of a cloud in each epoch (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--keep", type=share, default=defaults.keep, help="share of them that is trained on (default: %(default)s)"
+    )
+    add_training_arguments(parser, defaults, out="runs/pointcloud")
+
+
+def share(text: str) -> float:
+    """A number above 0, at most 1.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the text is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0 and at most 1")
+    return value
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to."""
+
+    scores: dict[str, Score]
+    """Of all groups of clouds."""
+    baselines: dict[str, float]
+    """Accuracies on the held-out clouds."""
+    training_s: float
+    total_s: float
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, evaluate, and write everything to ``options.out``. Collective over MPI.COMM_WORLD.
+
+    Raises
+    ------
+    GridError
+        If a plan is asked for.
+    """
+    comm = MPI.COMM_WORLD
+    place, device = place_of(options, comm), device_for(options.device, comm)
+    if not isinstance(place, ProcessGrid):
+        raise GridError("--plan: the layers of a sparse network are all on one grid; give it with --grid")
+    begin = time.perf_counter()
+    with closing(CloudSamples(options.data, comm)) as samples:
+        trainer = Trainer(settings_of(options, Settings), samples, place, device)
+        resumed = prepare(options, trainer)
+        if comm.rank == 0:
+            print(announcement(trainer, f"{trainer.loader.points} points, {samples.name}", resumed), flush=True)
+        with Metrics(Path(options.out), trainer) as metrics:
+            take_steps(options, trainer, metrics, lambda: _after_epoch(trainer, metrics))
+            training_s = time.perf_counter() - begin
+            scores = {group: _evaluate(trainer, metrics, group) for group in samples.groups}
+            baselines = _baselines(trainer)
+            _report(trainer, metrics, Outcome(scores, baselines, training_s, time.perf_counter() - begin))
+    return 0
+
+
+def _after_epoch(trainer: Trainer, metrics: Metrics) -> None:
+    if "test" in trainer.samples.groups:
+        _evaluate(trainer, metrics, "test")
+
+
+def _evaluate(trainer: Trainer, metrics: Metrics, group: str) -> Score:
+    score = trainer.evaluate(group)
+    metrics.write(step=trainer.step_count, evaluation=group, accuracy=score.accuracy, **asdict(score))
+    return score
+
+
+def _baselines(trainer: Trainer) -> dict[str, float]:
+    """What the network has to beat on the held-out clouds. Collective; every rank computes all of it.
+
+    The perceptron trains for as many epochs as the network.
+    """
+    groups = trainer.samples.groups
+    if "test" not in groups:
+        return {}
+    train, test = groups["train"], groups["test"]
+    learn = partial(perceptron, train, test, epochs=max(1, trainer.epoch), seed=trainer.settings.seed)
+    return {
+        "majority vote": majority_vote(train.labels, test.labels),
+        "perceptron on points": together(trainer.comm, learn, DataError),
+    }
+
+
+def _report(trainer: Trainer, metrics: Metrics, outcome: Outcome) -> None:
+    """Print, write summary.json and draw the picture, all on rank 0. Collective."""
+    examples = _examples(trainer)
+    results: dict[str, Any] = {f"{group}_accuracy": score.accuracy for group, score in outcome.scores.items()}
+    results |= {f"{group}_loss": score.loss for group, score in outcome.scores.items()}
+    results |= {"classes": trainer.samples.class_names, "baselines": outcome.baselines}
+    results |= {"training_s": outcome.training_s, "total_s": outcome.total_s}
+
+    def show() -> None:
+        for group, score in outcome.scores.items():
+            print(f"{group} accuracy: {score}")
+        for name, accuracy in outcome.baselines.items():
+            print(f"test accuracy of a {name}: {100 * accuracy:.2f} %")
+        if not outcome.baselines:
+            print("no held-out clouds to test on")
+        print(times(outcome.training_s, outcome.total_s))
+        path = metrics.folder / "result.png"
+        title = f"{trainer.settings.model} after {trainer.step_count} steps on {trainer.where}, " + ", ".join(
+            f"{group} accuracy {100 * score.accuracy:.2f} %" for group, score in outcome.scores.items()
+        )
+        print(picture(path, lambda: draw(path, examples, list(metrics.lines()), title)))
+
+    conclude(trainer, metrics, results, show)
+
+
+def _examples(trainer: Trainer) -> list[Example]:
+    """The first clouds, held-out ones if there are any, with the classes the network gives them. Collective."""
+    group = "test" if "test" in trainer.samples.groups else "train"
+    clouds, names = trainer.samples.groups[group], trainer.samples.class_names
+    batch, logits = next(trainer.predictions(group))
+    found = zip(batch.samples[:SHOWN_CLOUDS], logits.argmax(1).tolist(), strict=False)
+    return [Example(np.asarray(clouds[i].points), names[clouds[i].label], names[guess]) for i, guess in found]

@@ -1,0 +1,79 @@
+"""``distconv bench sparse``: what it compares is equal, what it prints, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from distconv import cli
+from distconv.jobs.bench.layers import sparse
+from distconv.jobs.bench.memory import Peak
+from tests.jobs.bench.command import outcome
+
+
+@pytest.fixture
+def no_processes(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The words of processes that would have been started."""
+    asked: list[list[str]] = []
+
+    def instead(words: list[str]) -> Peak:
+        asked.append(words)
+        return Peak(1, 3, 0.0)
+
+    monkeypatch.setattr(sparse, "in_new_process", instead)
+    return asked
+
+
+def test_a_surface_has_the_voxels_it_should_each_once_most_with_neighbours() -> None:
+    coords = sparse.surface(20)
+    assert coords.shape == (3200, 4) == coords.unique(dim=0).shape
+    assert coords[:, 0].eq(0).all() and coords.min() == 0 and coords.max() == 19
+    filled = torch.zeros(22, 22, 22)
+    filled[tuple(coords[:, 1:].T + 1)] = 1
+    around = torch.nn.functional.avg_pool3d(filled[None], 3, 1)[0] * 27
+    inside = around[tuple(coords[:, 1:].T)]
+    # A layer of one voxel has 9 about each, a block 27.
+    assert 8 < float(inside.mean()) < 18
+
+
+def test_sparse_and_dense_compute_the_same_gradient() -> None:
+    names = (sparse.SPARSE, sparse.BUILT, sparse.DENSE)
+    found = [step() for step in sparse.variants(9, 3, names).values()]
+    for gradient in found[:2]:
+        torch.testing.assert_close(gradient, found[2], rtol=1e-4, atol=1e-3)
+
+
+def test_it_compares_times_and_memory_and_leaves_out_what_is_too_large(
+    capsys: pytest.CaptureFixture[str], no_processes: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "dense_bytes", lambda resolution, channels: resolution << 27)
+    arguments = ["sparse", "--resolution", "8", "9", "--channels", "2", "--rounds", "2", "--cap", "1"]
+    assert outcome(arguments, capsys) == (0, "")
+    assert [words[2] for words in no_processes] == [sparse.SPARSE, sparse.DENSE, sparse.SPARSE]
+
+
+def test_it_prints_a_table_and_json(capsys: pytest.CaptureFixture[str], no_processes: list[list[str]]) -> None:
+    assert cli.main(["bench", "sparse", "--resolution", "8", "--channels", "2", "--rounds", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "submanifold convolution 3^3, 2 -> 2" in lines[0] and "512 voxels of 8^3" in lines
+    found: dict[str, Any] = json.loads(lines[-1])["resolution"]["8"]
+    assert found["sites"] == 512 and found["dense_estimate_bytes"] == 4 * 4 * 2 * 512
+    assert set(found["median_s"]) == {sparse.SPARSE, sparse.BUILT, sparse.DENSE}
+    assert found["memory_bytes"] == {sparse.SPARSE: 2, sparse.DENSE: 2}
+
+
+@pytest.mark.parametrize("name", [sparse.SPARSE, sparse.DENSE])
+def test_a_process_of_its_own_prints_its_memory(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert cli.main(["bench", "sparse", "--alone", name, "--resolution", "6", "--channels", "2"]) == 0
+    peak = Peak(**json.loads(capsys.readouterr().out))
+    assert peak.peak >= peak.before > 0
+
+
+@pytest.mark.ranks(2)
+def test_several_ranks_are_refused(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    code, error = outcome(["sparse"], capsys)
+    assert code == 2
+    assert ("bench sparse measures one process, not 2 ranks" in error) == (comm.rank == 0)

@@ -1,0 +1,149 @@
+"""``distconv train pointcloud``: what it writes, how it resumes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distconv import cli
+from distconv.jobs.commands import train_pointcloud
+from distconv.jobs.pointcloud.classification import samples
+from distconv.jobs.pointcloud.folders import convert
+from tests.jobs.images.image_files import written
+from tests.jobs.pointcloud.cloud_files import write_modelnet, write_ours
+
+GRIDS = {1: "n=1", 2: "d=2"}
+
+
+def command(comm: Any, folder: Path, *more: str) -> list[str]:
+    small = "--width 2 --batch 2 --resolution 16 --points 30".split()
+    out = ["--out", str(folder / "out"), "--grid", GRIDS[comm.size]]
+    return ["train", "pointcloud", "--data", str(folder / "clouds.h5"), *small, *out, *more]
+
+
+def with_clouds(comm: Any, folder: Path) -> Path:
+    return written(comm, folder, lambda place: write_ours(place / "clouds.h5"))
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.ranks(1, 2)
+def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = with_clouds(comm, shared_tmp_path)
+    assert cli.main(command(comm, folder, "--epochs", "2", "--checkpoint-every", "2")) == 0
+    comm.Barrier()
+    lines = lines_of(folder)
+    assert [(line["step"], line.get("evaluation")) for line in lines] == [
+        *((step, None) for step in (1, 2, 3)),
+        (3, "test"),
+        *((step, None) for step in (4, 5, 6)),
+        (6, "train"),
+        (6, "test"),
+    ]
+    summary = json.loads((folder / "out" / "summary.json").read_text())
+    assert summary["test_accuracy"] == lines[-1]["accuracy"] == lines[-1]["correct"] / 2
+    assert summary["train_accuracy"] == lines[-2]["correct"] / 5
+    assert summary["baselines"]["majority vote"] == 0.5
+    assert 0 <= summary["baselines"]["perceptron on points"] <= 1
+    assert summary["classes"] == ["a", "b", "c"]
+    assert (summary["settings"]["resolution"], summary["settings"]["points"]) == (16, 30)
+    assert (
+        sorted(p.name for p in (folder / "out" / "checkpoints").iterdir())
+        == [f"step-00000{step}" for step in (2, 4, 6)][-2:]
+    )
+    assert (folder / "out" / "result.png").read_bytes()[:4] == b"\x89PNG"
+    printed = capsys.readouterr().out
+    for text in (
+        "on 5 samples of 30 points, ",
+        "of a majority vote: 50.00 %",
+        "test accuracy: ",
+        "of a perceptron on points: ",
+    ):
+        assert (text in printed) == (comm.rank == 0)
+
+
+@pytest.mark.ranks(1, 2)
+def test_resume_keeps_the_lines_and_takes_the_same_steps(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_pointcloud, "draw", lambda *_: None)
+    folder = with_clouds(comm, shared_tmp_path)
+    assert cli.main(command(comm, folder, "--epochs", "2", "--checkpoint-every", "4")) == 0
+    comm.Barrier()
+    complete = lines_of(folder)
+    if comm.rank == 0:
+        (folder / "out" / "checkpoints" / "step-000006").rename(folder / "away")
+    comm.Barrier()
+    assert cli.main(command(comm, folder, "--epochs", "2", "--resume", "--checkpoint-every", "0")) == 0
+    comm.Barrier()
+    same = [[{**line, "seconds": 0, "samples_per_s": 0} for line in lines] for lines in (complete, lines_of(folder))]
+    assert same[0] == same[1]
+    capsys.readouterr()
+    assert cli.main(command(comm, folder, "--epochs", "2", "--resume", "--keep", "0.5")) == 2
+    assert ("other settings: keep was 1.0 and is 0.5" in capsys.readouterr().err) == (comm.rank == 0)
+
+
+@pytest.mark.ranks(2)
+def test_a_folder_of_meshes_without_held_out_ones_is_trained_on(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_pointcloud, "draw", lambda *_: None)
+    folder = written(comm, shared_tmp_path, lambda place: write_modelnet(place / "meshes", test=0))
+    convert(folder / "meshes", folder / "clouds.h5", comm, 100)
+    assert cli.main(command(comm, folder, "--steps", "2")) == 0
+    comm.Barrier()
+    summary = json.loads((folder / "out" / "summary.json").read_text())
+    assert "test_accuracy" not in summary and summary["baselines"] == {}
+    assert ("no held-out clouds to test on" in capsys.readouterr().out) == (comm.rank == 0)
+
+
+def test_without_data_it_trains_on_the_embedded_shapes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "SHAPES", {"train": 10, "test": 10})
+    monkeypatch.setattr(train_pointcloud, "draw", lambda *_: None)
+    arguments = ["train", "pointcloud", "--steps", "1", "--width", "1", "--points", "60", "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    assert "on 10 samples of 60 points, embedded shapes, batch 16, 1 steps" in capsys.readouterr().out
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--keep", "0"], "argument --keep: '0' is not a number above 0 and at most 1"),
+        (["--keep", "half"], "argument --keep: 'half' is not a number above 0 and at most 1"),
+        (["--keep", "0.01"], "--keep 0.01 of 30 points is none; keep more, or draw more with --points"),
+        (["--resolution", "2000000"], "a grid of 2000000 voxels along a side: give 1 to 1048576"),
+        (["--model", "pointnet"], "argument --model: invalid choice: 'pointnet'"),
+        (["--grid", "c=2"], "axis c cuts none of them; use n, d, h, w"),
+        (["--data", "nowhere.h5"], "nowhere.h5"),
+        (["--resume"], "--resume: there is no finished checkpoint in"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_code_2(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    folder = with_clouds(comm, shared_tmp_path)
+    try:
+        code = cli.main(command(comm, folder, *arguments))
+    except SystemExit as end:
+        code = int(end.code or 0)
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("distconv train pointcloud: ")]
+    assert code == 2
+    assert [message in line for line in errors] == ([True] if comm.rank == 0 else [])
+
+
+@pytest.mark.ranks(1)
+def test_a_plan_is_refused(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (shared_tmp_path / "plan.json").write_text(json.dumps({"ranks": 1, "layers": {"*": {"n": 1}}}))
+    assert cli.main(["train", "pointcloud", "--plan", str(shared_tmp_path / "plan.json")]) == 2
+    assert "--plan" in capsys.readouterr().err
