@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import distconv as dc
 from distconv import cli
 from distconv.jobs.commands import train_pointcloud
 from distconv.jobs.pointcloud.classification import samples
@@ -142,8 +143,7 @@ def test_bad_input_is_one_line_and_code_2(
     assert [message in line for line in errors] == ([True] if comm.rank == 0 else [])
 
 
-@pytest.mark.ranks(1)
-def test_a_plan_is_refused(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (shared_tmp_path / "plan.json").write_text(json.dumps({"ranks": 1, "layers": {"*": {"n": 1}}}))
-    assert cli.main(["train", "pointcloud", "--plan", str(shared_tmp_path / "plan.json")]) == 2
-    assert "--plan" in capsys.readouterr().err
+def test_a_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dc.Plan({"*": {"n": 1}}, 1).save(tmp_path / "plan.json")
+    assert cli.main(["train", "pointcloud", "--plan", str(tmp_path / "plan.json")]) == 2
+    assert "--plan: the layers of a sparse network are all on one grid; give it with --grid" in capsys.readouterr().err
