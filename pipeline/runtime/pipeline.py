@@ -259,7 +259,9 @@ class Pipeline:
             shares.append(len(piece) / len(x))
             self._actor.feed(number, Feed(piece, its_target, shares[-1], minibatch, number))
         self._actor.perform(made.of_replica(self.stage, self.replica, self._placement.replicas[self.stage]))
-        total = sum(self._actor.losses[number] * share for number, share in enumerate(shares))
+        total = 0.0  # added up one by one, as a training loop does: sum() rounds otherwise from Python 3.12 on
+        for number, share in enumerate(shares):
+            total += self._actor.losses[number] * share
         self.losses.append((self._begun, total))
         self._begun += 1
         self._reported = self._begun
