@@ -9,7 +9,6 @@ from functools import cached_property
 
 import torch
 
-from distconv.arrangement import Arrangement
 from distconv.errors import DistributionError
 from distconv.grid import ProcessGrid
 
@@ -89,8 +88,7 @@ class Partition:
         return sorted(ranks - {rank})
 
     def _rank(self, indices: Sequence[int]) -> int:
-        arrangement: Arrangement = self.grid
-        return arrangement.rank_of({axis: i for axis, i in zip(self._axes, indices, strict=True) if axis})
+        return self.grid.rank_of({axis: i for axis, i in zip(self._axes, indices, strict=True) if axis})
 
 
 def grown(box: Box, low: Sequence[int], high: Sequence[int]) -> Box:

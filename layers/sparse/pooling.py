@@ -101,7 +101,8 @@ _MODES = ("avg", "max", "sum")
 
 
 class SparseGlobalPool(nn.Module):
-    """The mean, maximum or sum (``mode`` avg, max or sum) over all sites of each sample: a plain tensor (B, C).
+    """The mean, maximum or sum (``mode`` avg, max or sum) over all sites of each sample, (B, C): a plain tensor,
+    or, of sites over ranks, a DistTensor that every rank has whole.
 
     A sample without sites gives zeros.
 

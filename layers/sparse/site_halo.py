@@ -39,7 +39,7 @@ def at_owners(partition: Partition, coords: torch.Tensor, low: Sequence[int], hi
     mine = partition.box(rank)
     targets = partition.others(grown(mine, low, high), rank)
     back = ([-h for h in high], [-v for v in low])
-    sources = [r for r in partition.others(grown(mine, *back), rank)]
+    sources = partition.others(grown(mine, *back), rank)
     owners = partition.owners(coords)
     outgoing = {target: coords[owners == target] for target in targets}
     found = swapped(comm, outgoing, sources, coords, "sites to their owners")
