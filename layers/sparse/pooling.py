@@ -101,10 +101,10 @@ _MODES = ("avg", "max", "sum")
 
 
 class SparseGlobalPool(nn.Module):
-    """The mean, maximum or sum (``mode`` avg, max or sum) over all sites of each sample, (B, C): a plain tensor,
-    or, of sites over ranks, a DistTensor that every rank has whole.
+    """The mean, maximum or sum (``mode`` avg, max or sum) over all sites of each sample, (B, C).
 
-    A sample without sites gives zeros.
+    A sample without sites gives zeros. The result is a plain tensor or, of sites over ranks, a DistTensor that every
+    rank has whole.
 
     Raises
     ------
