@@ -44,6 +44,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("train", "pointcloud"): Command(
         "distconv.jobs.commands.train_pointcloud", "train a sparse network to classify point clouds"
     ),
+    ("plan", "pointcloud"): Command(
+        "distconv.jobs.commands.plan_pointcloud", "choose how ranks split samples and space of a sparse network"
+    ),
     ("plan",): Command(
         "distconv.jobs.commands.plan", "choose each layer's distribution for a machine, and write the plan"
     ),

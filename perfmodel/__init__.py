@@ -9,6 +9,7 @@ What a training step costs, and which plan costs least: machines, traced graphs,
     graph        A network as the planner sees it
     machine      What a machine can do: its links, its collectives, its compute; read from YAML or measured
     profiles     What each layer of a network takes: measured, predicted, or read from a file
+    sparse       What sparse networks cost over grids, from the sites of an example: pairs count, not voxels
     stages       Cuts of a network into pipeline stages, and what stages cost
     strategy     Which plan is the fastest that fits: candidates, and the searches among them
 """

@@ -6,6 +6,7 @@
     make_mesh         Make mesh-tangling samples with the Lagrangian hydrodynamics code
     make_pointcloud   Make a file of labelled point clouds: the embedded shapes, or points sampled on OFF meshes
     plan              Choose each layer's distribution
+    plan_pointcloud   Choose how ranks split the clouds and the space of a sparse network
     profile           ``distconv profile``: measure this machine for the planner
     simulate          ``distconv simulate``: when every pass of a pipeline schedule runs, what it keeps in memory
     train_classify    Train a network to classify images: MNIST, CIFAR-10, or HDF5 files of your own

@@ -44,6 +44,12 @@ SHOWN_CLOUDS = 8
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv train pointcloud``."""
     defaults = Settings()
+    add_cloud_arguments(parser, defaults)
+    add_training_arguments(parser, defaults, out="runs/pointcloud")
+
+
+def add_cloud_arguments(parser: argparse.ArgumentParser, defaults: Settings) -> None:
+    """The clouds, how they become voxels, and the network."""
     parser.add_argument(
         "--data", type=Path, metavar="PATH", help="HDF5 file or folder of OFF meshes (default: embedded shapes)"
     )
@@ -57,7 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--keep", type=share, default=defaults.keep, help="share of them that is trained on (default: %(default)s)"
     )
-    add_training_arguments(parser, defaults, out="runs/pointcloud")
 
 
 def share(text: str) -> float:

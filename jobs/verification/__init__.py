@@ -2,6 +2,7 @@
 
 ::
 
+    accuracy      Predicted beside measured steps: a row for each, and how far they are apart
     conformance   Conformance: every operator and option on every kind of grid against one process, from one table
     differential  Random differential runs: the distributed operators and whole small networks against one-process
     exactness     Compare training over a grid with plain torch on one process

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import scipy.stats
 import torch
 from mpi4py import MPI
 
@@ -26,6 +25,7 @@ from distconv.jobs.commands.explore import DEFAULT, Known, explored, graph_of, m
 from distconv.jobs.planning.chosen_pipeline import pipeline_plan
 from distconv.jobs.planning.options import built, on_rank_0
 from distconv.jobs.training.options import positive
+from distconv.jobs.verification.accuracy import Row, print_accuracy, print_rows
 from distconv.perfmodel import predicted_profile
 from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Setting, Stages, whole
 from distconv.perfmodel.exploration.choices import Choice
@@ -62,22 +62,6 @@ class Variant:
     plan: PipelinePlan
 
 
-@dataclass(frozen=True)
-class Row:
-    """Predicted and measured seconds per step of a variant of a model, and in words ``what`` it is."""
-
-    model: str
-    name: str
-    what: str
-    predicted: float
-    measured: float
-
-    @property
-    def error(self) -> float:
-        """Of the prediction, relative to what was measured."""
-        return self.predicted / self.measured - 1
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv verify pipelines``."""
     parser.add_argument("--rounds", type=positive, default=9, help="turns of each variant (default: %(default)s)")
@@ -110,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
         rows += found
         if comm.rank == 0:
             print(f"{name}, {case.batch} samples; {known.overheads}")
-            _print_rows(found)
+            print_rows(found)
     if comm.rank == 0:
         _summarise(rows)
     return 0
@@ -238,22 +222,8 @@ def _optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
 # -- reporting --------------------------------------------------------------------------------------------------------
 
 
-def _print_rows(rows: Sequence[Row]) -> None:
-    for row in rows:
-        print(
-            f"{row.model:<9} {row.name:<22} {row.what:<44} measured {row.measured * 1e3:9.2f} ms, predicted "
-            f"{row.predicted * 1e3:9.2f} ms, {row.error:+.1%}",
-            flush=True,
-        )
-
-
 def _summarise(rows: Sequence[Row]) -> None:
-    errors = [abs(row.error) for row in rows]
-    order = scipy.stats.spearmanr([row.predicted for row in rows], [row.measured for row in rows]).statistic
-    print(
-        f"{len(rows)} configurations: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, "
-        f"Spearman {order:.3f}"
-    )
+    print_accuracy(rows)
     for name in dict.fromkeys(row.model for row in rows):
         synchronous = [row for row in rows if row.model == name and "pipedream" not in row.name]
         best = min(synchronous, key=lambda row: row.measured)

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from dataclasses import dataclass
 from functools import partial
 
-import scipy.stats
 import torch
 from mpi4py import MPI
 
@@ -23,6 +21,7 @@ from distconv.jobs.bench import scaling
 from distconv.jobs.commands.profile import machine_of, profiled
 from distconv.jobs.planning.options import on_rank_0, traced
 from distconv.jobs.training.options import positive
+from distconv.jobs.verification.accuracy import Row, print_accuracy, print_rows
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
@@ -47,22 +46,6 @@ CASES = {
     )
 }
 """Networks with the extents of their mini-batches, as the commands that plan take them."""
-
-
-@dataclass(frozen=True)
-class Row:
-    """A network under a plan on some ranks: predicted and measured seconds per step."""
-
-    model: str
-    ranks: int
-    grid: str
-    predicted: float
-    measured: float
-
-    @property
-    def error(self) -> float:
-        """Of the prediction, relative to what was measured."""
-        return self.predicted / self.measured - 1
 
 
 GRIDS = ("n", "h", "w", "c")
@@ -101,9 +84,9 @@ def run(options: argparse.Namespace) -> int:
             measured = scaling.measured(case, comm, ranks, plans, device)
             for grid, plan in plans.items():
                 predicted = evaluate(graph, plan, machine, ranks).time
-                rows.append(Row(name, ranks, grid, predicted, statistics.median(measured[grid])))
+                rows.append(Row(name, grid, f"{ranks} rank(s)", predicted, statistics.median(measured[grid])))
             if comm.rank == 0:
-                _print_rows(rows[-len(plans) :])
+                print_rows(rows[-len(plans) :])
     if comm.rank == 0:
         _summarise(rows)
     return 0
@@ -116,22 +99,10 @@ def _plans(graph: LayerGraph, machine: Machine, ranks: int) -> dict[str, Plan]:
     return plans | ({"planned": select(graph, machine, ranks).plan} if ranks > 1 else {})
 
 
-def _print_rows(rows: list[Row]) -> None:
-    for row in rows:
-        print(
-            f"{row.model:<10} {row.ranks} rank(s) {row.grid:<8} measured {row.measured * 1e3:9.2f} ms, predicted "
-            f"{row.predicted * 1e3:9.2f} ms, {row.error:+.1%}",
-            flush=True,
-        )
-
-
 def _summarise(rows: list[Row]) -> None:
-    errors = [abs(row.error) for row in rows]
-    order = scipy.stats.spearmanr([row.predicted for row in rows], [row.measured for row in rows]).statistic
-    median, worst = statistics.median(errors), max(errors)
-    print(f"{len(rows)} pairs: median error {median:.1%}, largest {worst:.1%}, Spearman {order:.3f}")
+    print_accuracy(rows)
     for name in dict.fromkeys(row.model for row in rows):
-        several = [row for row in rows if row.model == name and row.ranks > 1]
+        several = [row for row in rows if row.model == name and row.what != "1 rank(s)"]
         best = min(several, key=lambda row: row.measured)
-        planned = next(row for row in several if row.grid == "planned")
-        print(f"{name}: planned {planned.measured / best.measured - 1:+.1%} from the best measured ({best.grid})")
+        planned = next(row for row in several if row.name == "planned")
+        print(f"{name}: planned {planned.measured / best.measured - 1:+.1%} from the best measured ({best.name})")

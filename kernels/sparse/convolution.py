@@ -1,7 +1,7 @@
 """Convolution over a kernel map, and its gradients.
 
-Offset by offset: gather the rows that meet, multiply them by that offset's matrix, add the products to the rows they
-go to. The identity of a submanifold needs no gather. The gradients use the same pairs.
+Offset by offset the rows that meet are gathered and multiplied by that offset's matrix; the products of many offsets
+are then added up site by site. The identity of a submanifold needs no gather. The gradients use the same pairs.
 """
 
 from __future__ import annotations
@@ -43,36 +43,43 @@ class _Convolution(torch.autograd.Function):
     def forward(ctx: Any, features: torch.Tensor, weight: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
         ctx.pairs = pairs
         ctx.save_for_backward(features, weight)
-        out = features.new_zeros(pairs.out_sites, weight.shape[2], dtype=_sum_dtype(features))
-        for k, (inputs, outputs) in enumerate(pairs.pairs):
-            if k == pairs.identity:
-                out.add_(features @ weight[k])
-            elif len(inputs):
-                out.index_add_(0, outputs, (features.index_select(0, inputs) @ weight[k]).to(out.dtype))
-        return out.to(features.dtype)
+        return _convolved(features, weight, pairs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         features, weight = ctx.saved_tensors
-        gradient = gradient.contiguous()
-        wanted = ctx.needs_input_grad
-        dx = gradient.new_zeros(features.shape, dtype=_sum_dtype(gradient)) if wanted[0] else None
-        dw = weight.new_zeros(weight.shape) if wanted[1] else None
-        for k, (inputs, outputs) in enumerate(ctx.pairs.pairs):
-            if not len(inputs):
-                continue
-            everywhere = k == ctx.pairs.identity
-            g = gradient if everywhere else gradient.index_select(0, outputs)
-            if dw is not None:
-                x = features if everywhere else features.index_select(0, inputs)
-                torch.mm(x.t(), g, out=dw[k])
-            if dx is not None and everywhere:
-                dx.add_(g @ weight[k].t())
-            elif dx is not None:
-                dx.index_add_(0, inputs, (g @ weight[k].t()).to(dx.dtype))
-        return None if dx is None else dx.to(features.dtype), dw, None
+        gradient, pairs = gradient.contiguous(), ctx.pairs
+        dx = dw = None
+        if ctx.needs_input_grad[0]:
+            back = weight.transpose(1, 2)
+            # Where the map is its own mirror image its groups serve both directions.
+            dx = (
+                _convolved(gradient, back.flip(0), pairs)
+                if pairs.is_mirrored
+                else _convolved(gradient, back, pairs.transposed())
+            )
+        if ctx.needs_input_grad[1]:
+            dw = weight.new_zeros(weight.shape)
+            for k, (inputs, outputs) in enumerate(pairs.pairs):
+                if k == pairs.identity:
+                    torch.mm(features.t(), gradient, out=dw[k])
+                elif len(inputs):
+                    torch.mm(features.index_select(0, inputs).t(), gradient.index_select(0, outputs), out=dw[k])
+        return dx, dw, None
 
 
-def _sum_dtype(x: torch.Tensor) -> torch.dtype:
-    return _SUMMED_IN.get(x.dtype, x.dtype)
+def _convolved(features: torch.Tensor, weight: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
+    """The sum over pairs of features @ weight, group after group of offsets."""
+    dtype = _SUMMED_IN.get(features.dtype, features.dtype)
+    out = None
+    for group in pairs.groups:
+        products = features.new_empty(sum(group.sizes), weight.shape[2])
+        for k, rows in zip(group.offsets, products.split(group.sizes), strict=True):
+            x = features if k == pairs.identity else features.index_select(0, pairs.pairs[k][0])
+            torch.mm(x, weight[k], out=rows)
+        summed = group.summed(products.to(dtype))
+        out = summed if out is None else out.add_(summed)
+    if out is None:
+        return features.new_zeros(pairs.out_sites, weight.shape[2])
+    return out.to(features.dtype)

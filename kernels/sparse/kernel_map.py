@@ -7,15 +7,43 @@ hashing, here by binary search among sorted keys, which is the same code on a CP
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 
 from .coordinates import KeySpace, Offsets
 
 Pairs = tuple[torch.Tensor, torch.Tensor]
 """Rows of input sites and of the output sites that they meet, int64 (P,) each; no row occurs twice in either."""
+
+
+GROUP_PAIRS = 1 << 18
+"""Offsets are worked on together up to so many pairs: their products are held in memory at once."""
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Consecutive ``offsets`` of a kernel, and how what comes of their pairs, one after the other, is added up.
+
+    ``order`` (P,) sorts the pairs by output site, those of one site by offset; those of site o are at
+    ``ends[o] : ends[o + 1]`` of it.
+    """
+
+    offsets: range
+    sizes: list[int]
+    order: torch.Tensor
+    ends: torch.Tensor
+
+    def summed(self, rows: torch.Tensor, of_pairs: torch.Tensor | None = None) -> torch.Tensor:
+        """Sums over the pairs of each output site, (N_out, C); ``of_pairs`` (P,): the row of each pair, else its own.
+
+        Sites are shared out among threads, and each is added up in one order: no atomic additions on a GPU.
+        """
+        chosen = self.order if of_pairs is None else of_pairs[self.order]
+        return F.embedding_bag(chosen, rows, self.ends, mode="sum", include_last_offset=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +62,42 @@ class KernelMap:
 
     def transposed(self) -> KernelMap:
         """The map from output to input sites; it shares the memory of this one."""
+        return self._transposed
+
+    @cached_property
+    def _transposed(self) -> KernelMap:
         swapped = tuple((outputs, inputs) for inputs, outputs in self.pairs)
         return KernelMap(swapped, self.out_sites, self.in_sites, self.identity)
+
+    @cached_property
+    def is_mirrored(self) -> bool:
+        """Whether the transposed map has the pairs of this one, with the offsets backwards."""
+        return self.identity is not None and all(
+            (here[0] is there[1] and here[1] is there[0]) or k == self.identity
+            for k, (here, there) in enumerate(zip(self.pairs, reversed(self.pairs), strict=True))
+        )
+
+    @cached_property
+    def groups(self) -> tuple[Group, ...]:
+        """All offsets that have pairs."""
+        return tuple(self._grouped())
+
+    def _grouped(self) -> Iterator[Group]:
+        first, size = 0, 0
+        for k, (_, outputs) in enumerate(self.pairs):
+            if size and size + len(outputs) > GROUP_PAIRS:
+                yield self._group(range(first, k))
+                first, size = k, 0
+            size += len(outputs)
+        if size:
+            yield self._group(range(first, len(self.pairs)))
+
+    def _group(self, offsets: range) -> Group:
+        sites = [self.pairs[k][1] for k in offsets]
+        joined = torch.cat(sites)
+        counts = torch.bincount(joined, minlength=self.out_sites)
+        ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
+        return Group(offsets, [len(each) for each in sites], joined.argsort(stable=True), ends)
 
     @property
     def active_pairs(self) -> int:
@@ -44,9 +106,11 @@ class KernelMap:
 
     @property
     def bytes(self) -> int:
-        """Memory of the pairs; of tensors that serve two offsets, once."""
+        """Memory of the pairs, those that serve two offsets once, and of the groups that have been asked for."""
         distinct = {id(rows): rows for pair in self.pairs for rows in pair}
-        return sum(rows.nbytes for rows in distinct.values())
+        back = self.__dict__.get("_transposed")
+        made: list[Group] = [group for each in (self, back) if each for group in each.__dict__.get("groups", ())]
+        return sum(rows.nbytes for rows in distinct.values()) + sum(g.order.nbytes + g.ends.nbytes for g in made)
 
 
 def box_offsets(kernel_size: Sequence[int], padding: Sequence[int]) -> Offsets:

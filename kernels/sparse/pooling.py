@@ -28,8 +28,8 @@ def sparse_sum_pool(features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
 def sparse_average_pool(features: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
     """The mean over the sites of each window (N_out, C); 0 where there is none."""
     counts = torch.zeros(pairs.out_sites, dtype=torch.long, device=features.device)
-    for _, outputs in pairs.pairs:
-        counts[outputs] += 1
+    for group in pairs.groups:
+        counts += group.ends.diff()
     return sparse_sum_pool(features, pairs) / counts.clamp_(min=1)[:, None].to(features.dtype)
 
 
@@ -67,8 +67,8 @@ class _Sum(torch.autograd.Function):
 
 def _added(x: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
     out = x.new_zeros(pairs.out_sites, x.shape[1])
-    for inputs, outputs in pairs.pairs:
-        out.index_add_(0, outputs, x.index_select(0, inputs))
+    for group in pairs.groups:
+        out += group.summed(x, torch.cat([pairs.pairs[k][0] for k in group.offsets]))
     return out
 
 

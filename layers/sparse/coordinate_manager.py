@@ -48,7 +48,7 @@ class CoordinateManager:
 
     def __init__(self, batch_size: int) -> None:
         self.batch_size = batch_size
-        self.hits = self.misses = self.bytes = 0
+        self.hits = self.misses = 0
         self._maps: dict[Hashable, KernelMap] = {}
         self._sets: dict[Hashable, Sites] = {}
 
@@ -110,13 +110,17 @@ class CoordinateManager:
         )
         return features, pairs.transposed() if transposed else pairs
 
+    @property
+    def bytes(self) -> int:
+        """Memory of the kernel maps that are held."""
+        return sum(pairs.bytes for pairs in self._maps.values())
+
     def _mapped(self, key: Hashable, make: Callable[[], KernelMap]) -> KernelMap:
         if key in self._maps:
             self.hits += 1
             return self._maps[key]
         made = make()
         self.misses += 1
-        self.bytes += made.bytes
         self._maps[key] = made
         return made
 
@@ -170,10 +174,11 @@ class CoordinateManager:
         return values
 
 
-def reach(offsets: Offsets, unit: int) -> tuple[list[int], list[int]]:
-    """The lowest and the highest of ``offsets`` along each dimension, in steps of ``unit``."""
+def reach(offsets: Offsets, unit: int, *, transposed: bool = False) -> tuple[list[int], list[int]]:
+    """The lowest and the highest of ``offsets`` along each dimension, in steps of ``unit``; from outputs to inputs."""
     along = list(zip(*offsets, strict=True))
-    return [unit * min(steps) for steps in along], [unit * max(steps) for steps in along]
+    low, high = [unit * min(steps) for steps in along], [unit * max(steps) for steps in along]
+    return ([-h for h in high], [-v for v in low]) if transposed else (low, high)
 
 
 def _once(known: dict[Hashable, Any], key: Hashable, make: Callable[[], Made]) -> Made:

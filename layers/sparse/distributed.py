@@ -79,9 +79,7 @@ class DistributedManager(CoordinateManager):
     ) -> tuple[torch.Tensor, KernelMap]:
         """Features of this rank's sites of ``inputs`` and of the halo, and the map from them to its ``outputs``."""
         unit = (outputs if transposed else inputs).stride * dilation
-        low, high = reach(offsets, unit)
-        if transposed:
-            low, high = [-h for h in high], [-v for v in low]
+        low, high = reach(offsets, unit, transposed=transposed)
         halo = self._halo(inputs, tuple(low), tuple(high))
         key = (halo, outputs, offsets, dilation, transposed)
         pairs = self._mapped(key, lambda: _map(halo, outputs, offsets, unit, transposed))

@@ -6,11 +6,15 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Generic, TypeVar
 
 import torch
 
+from distconv.arrangement import Arrangement
+from distconv.distribution import Grid_co
 from distconv.errors import DistributionError
-from distconv.grid import ProcessGrid
+
+Grid = TypeVar("Grid", bound=Arrangement)
 
 FAR = 1 << 62
 """Where boxes at the edge of space end."""
@@ -23,7 +27,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
-class Partition:
+class Partition(Generic[Grid_co]):
     """Cuts across samples and space: ``cuts[i]``, rising, between the parts that the grid's axis makes of column i.
 
     Raises
@@ -32,7 +36,7 @@ class Partition:
         If an axis of the grid cuts nothing, or the cuts do not fit the grid.
     """
 
-    grid: ProcessGrid
+    grid: Grid_co
     cuts: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
@@ -49,7 +53,7 @@ class Partition:
                 raise DistributionError(f"cuts {cuts} along {axis}: {parts} parts need {parts - 1} rising numbers")
 
     @staticmethod
-    def balanced(grid: ProcessGrid, coords: torch.Tensor) -> Partition:
+    def balanced(grid: Grid, coords: torch.Tensor) -> Partition[Grid]:
         """Cuts that give each part of an axis about as many of the sites ``coords`` (N, 1 + D); alike everywhere."""
         axes = COLUMNS[coords.shape[1] - 1]
         parts = [1 if axis is None else grid.shape[axis] for axis in axes]

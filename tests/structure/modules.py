@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BELOW = {
     "kernels": set(),
     "layers": {"kernels"},
-    "perfmodel": {"kernels"},
+    "perfmodel": {"kernels", "layers"},
     "pipeline": {"kernels", "layers", "perfmodel"},
     "jobs": {"kernels", "layers", "perfmodel", "pipeline"},
 }

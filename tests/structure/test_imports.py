@@ -17,7 +17,7 @@ CORE_EXCEPTIONS = {("distconv", "layers")}
 WITHIN = {
     "distconv": ["communication parameters process", "data"],
     "distconv.layers": ["plumbing", "sparse", "models", "math", "tensor", "nn"],
-    "distconv.perfmodel": ["graph", "cost machine strategy", "profiles", "stages", "exploration"],
+    "distconv.perfmodel": ["graph", "cost machine strategy", "profiles", "sparse", "stages", "exploration"],
     "distconv.pipeline": ["schedules simulation splitting", "runtime stage", "reference"],
     "distconv.jobs": ["training", "images mesh pointcloud", "bench commands planning verification", "papers"],
 }

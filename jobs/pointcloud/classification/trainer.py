@@ -47,7 +47,7 @@ class Trainer(training.Trainer):
     loader: VoxelLoader
 
     def __init__(self, settings: Settings, samples: CloudSamples, grid: ProcessGrid, device: str = "cpu") -> None:
-        super().__init__(settings, _built(settings, len(samples.class_names)), grid, samples.comm, device)
+        super().__init__(settings, network(settings, len(samples.class_names)), grid, samples.comm, device)
         self.samples, self._recipe = samples, partial(Recipe, settings.resolution, settings.points, seed=settings.seed)
         self.loader = self._loader("train", keep=settings.keep, shuffle=True, drop_last=settings.drop_last)
 
@@ -84,7 +84,7 @@ class Trainer(training.Trainer):
         )
 
 
-def _built(settings: Settings, classes: int) -> torch.nn.Module:
+def network(settings: Settings, classes: int) -> torch.nn.Module:
     """The network with weights that follow from the seed alone."""
     torch.manual_seed(settings.seed)
     factory = NETWORKS[settings.model]

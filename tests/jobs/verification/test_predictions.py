@@ -22,9 +22,9 @@ def test_each_grid_and_the_plan_are_measured_and_summarised(comm: Any, capsys: p
     if comm.rank:
         assert lines == []
         return
-    grids = [line.split()[3] for line in lines if line.startswith("lenet5 ") and "measured" in line]
+    grids = [line.split()[1] for line in lines if line.startswith("lenet5 ") and "measured" in line]
     assert grids == ["n=1", "n=2", "h=2", "w=2", "c=2", "planned"]
-    assert any(line.startswith("6 pairs: median error") for line in lines)
+    assert any(line.startswith("6 configurations: median error") for line in lines)
     assert lines[-1].startswith("lenet5: planned ")
 
 

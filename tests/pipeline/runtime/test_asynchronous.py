@@ -50,7 +50,7 @@ def both_drain(pipe, serial):
 @pytest.mark.parametrize(("schedule", "options"), POLICIES, ids=label)
 def test_training_has_the_bits_of_the_serial_pipeline(comm, schedule, options):
     pipe, serial, *models = pair(comm, schedule, inplace="recompute" not in options.values(), **options)
-    data = batches(5 * comm.size + 4)  # long enough for the schedule to repeat itself
+    data = batches(3 * comm.size + 4)  # long enough for the schedule to repeat itself
     both(pipe, serial, data[:-4])
     both_drain(pipe, serial)
     assert_equal_so_far(pipe, serial, *models)

@@ -10,6 +10,7 @@ from torch import nn
 from distconv.layers.models import MODELS
 from distconv.pipeline.splitting.fx_graph import COMPUTATIONS, SplitError, traced_steps
 from distconv.pipeline.splitting.split import split
+from tests.pipeline.splitting.modules import linears, model_of
 
 
 @pytest.fixture(autouse=True)
@@ -17,21 +18,6 @@ def float64():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-def model_of(forward, **modules):
-    """A module with the given submodules and forward(self, x)."""
-    made = type("Written", (nn.Module,), {"forward": forward})()
-    for name, module in modules.items():
-        if isinstance(module, nn.Module | nn.Parameter):
-            setattr(made, name, module)
-        else:
-            made.register_buffer(name, module)
-    return made
-
-
-def linears(*names):
-    return {name: nn.Linear(3, 3) for name in names}
 
 
 def refused(name, forward, cuts, message, **modules):

@@ -12,6 +12,7 @@ from distconv.layers.models import MODELS
 from distconv.pipeline.splitting.fx_graph import SplitError
 from distconv.pipeline.splitting.split import possible_cuts, split
 from distconv.plan import decides
+from tests.pipeline.splitting.modules import linears, model_of
 
 SAMPLES = {
     "lenet5": (1, 28, 28),
@@ -77,21 +78,6 @@ class Residual(nn.Module):
     def forward(self, x):
         a = torch.relu(self.first(x))
         return self.last(self.third(self.norm(self.second(a))) + a)
-
-
-def model_of(forward, **modules):
-    """A module with the given submodules and forward(self, x)."""
-    made = type("Written", (nn.Module,), {"forward": forward})()
-    for name, module in modules.items():
-        if isinstance(module, nn.Module | nn.Parameter):
-            setattr(made, name, module)
-        else:
-            made.register_buffer(name, module)
-    return made
-
-
-def linears(*names):
-    return {name: nn.Linear(3, 3) for name in names}
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -1,0 +1,106 @@
+"""Choose how ranks split the clouds and the space of a sparse network: predict a training step on a machine.
+
+The first mini-batch of the training clouds is the example: its voxels are counted layer by layer under every grid of
+samples (n) and space (d, h, w). Printed are the grids, fastest first: time of a step in ms (compute; maps: the search
+for pairs; halo: features of other ranks' sites; sync: what batch norm waits for; BPa: allreduce of gradients), GB on
+the fullest rank, and how many times its even share of all pairs the busiest rank has. Needs no ranks but one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from contextlib import closing
+from functools import partial
+
+from mpi4py import MPI
+
+from distconv.jobs.commands.train_pointcloud import add_cloud_arguments
+from distconv.jobs.planning.options import add_machine_argument, on_rank_0, quantity
+from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
+from distconv.jobs.pointcloud.classification.samples import CloudSamples
+from distconv.jobs.pointcloud.classification.trainer import Settings, network
+from distconv.jobs.training.options import positive
+from distconv.layers.sparse import SparseTensor
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.machine.units import MEMORY
+from distconv.perfmodel.sparse.grids import GridChoice, select_grid
+from distconv.perfmodel.sparse.recording import Recording, record
+
+EXAMPLES = """\
+examples:
+  distconv plan pointcloud --ranks 4 --machine localhost
+  distconv plan pointcloud --model vgg16_bn --width 32 --resolution 100 --batch 8 --ranks 16 --machine lassen
+"""
+
+FIGURES = ("compute", "maps", "halo", "sync", "allreduce")
+
+OPTIMIZER_SLOTS = 2
+"""Of Adam, with which `distconv train pointcloud` trains unless told otherwise."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv plan pointcloud``."""
+    defaults = Settings()
+    add_cloud_arguments(parser, defaults)
+    parser.add_argument("--width", type=positive, default=defaults.width, help="of the network (default: %(default)s)")
+    parser.add_argument("--batch", type=positive, default=defaults.batch, help="clouds per step (default: %(default)s)")
+    parser.add_argument("--ranks", type=positive, required=True, help="ranks that will train")
+    add_machine_argument(parser, required=True)
+    parser.add_argument("--memory", type=quantity(MEMORY), metavar="16GB", help="of each rank (default: the machine's)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Count, predict and print, all on rank 0. Collective over MPI.COMM_WORLD."""
+    on_rank_0(MPI.COMM_WORLD, partial(_plan, options))
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> None:
+    machine = Machine.load(options.machine)
+    memory = options.memory or machine.memory_bytes
+    recording = _recorded(options)
+    choice = select_grid(recording, machine, options.ranks, memory, optimizer_slots=OPTIMIZER_SLOTS)
+    print(
+        f"{options.model}: {recording.batch_size} clouds with {len(recording.sites.coords)} voxels of "
+        f"{options.resolution}^3, on {options.ranks} ranks of {machine.name} ({machine.ranks_per_node} per node) with "
+        f"at most {memory / 1e9:.4g} GB each"
+    )
+    for line in _table(choice, memory):
+        print(line)
+    print(
+        f"train with it: mpiexec -n {options.ranks} distconv train pointcloud {_settings(options)} "
+        f"--grid {choice.best.grid.describe()}"
+    )
+
+
+def _recorded(options: argparse.Namespace) -> Recording:
+    """What the network does to the first clouds."""
+    chosen = {name: getattr(options, name) for name in ("model", "width", "batch", "resolution", "points", "keep")}
+    settings = Settings(**chosen)
+    with closing(CloudSamples(options.data, MPI.COMM_SELF)) as samples:
+        clouds = samples.groups["train"]
+        recipe = Recipe(settings.resolution, settings.points, settings.keep, seed=settings.seed)
+        made = voxel_batch(clouds, range(min(settings.batch, len(clouds.labels))), recipe, epoch=0)
+        x = SparseTensor(made.coords, made.features, batch_size=len(made.labels))
+        return record(network(settings, len(samples.class_names)), x)
+
+
+def _table(choice: GridChoice, memory: float) -> Iterator[str]:
+    yield f"  {'grid':<16}{'ms per step':>12}{''.join(f'{name:>11}' for name in FIGURES)}{'GB':>9}{'busiest':>9}"
+    for found in choice.ranking:
+        times = "".join(f"{1e3 * getattr(found, name):>11.3f}" for name in FIGURES)
+        fits = "" if found.memory <= memory else "  does not fit"
+        shape = found.grid.describe()
+        yield (
+            f"  {shape:<16}{1e3 * found.time:>12.3f}{times}{found.memory / 1e9:>9.3f}"
+            f"{found.pairs * found.grid.size:>8.2f}x{fits}"
+        )
+
+
+def _settings(options: argparse.Namespace) -> str:
+    data = f"--data {options.data} " if options.data else ""
+    return (
+        f"{data}--model {options.model} --width {options.width} --batch {options.batch} "
+        f"--resolution {options.resolution} --points {options.points}"
+    )

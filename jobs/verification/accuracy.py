@@ -1,0 +1,46 @@
+"""Predicted beside measured steps: a row for each, and how far they are apart."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import scipy.stats
+
+
+@dataclass(frozen=True)
+class Row:
+    """Predicted and measured seconds per step of a variant of a model, and in words ``what`` it is."""
+
+    model: str
+    name: str
+    what: str
+    predicted: float
+    measured: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction, relative to what was measured."""
+        return self.predicted / self.measured - 1
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """A line for each."""
+    names, whats = (max((len(getattr(row, each)) for row in rows), default=0) for each in ("name", "what"))
+    for row in rows:
+        print(
+            f"{row.model:<10} {row.name:<{names}} {row.what:<{whats}} measured {row.measured * 1e3:9.2f} ms, predicted "
+            f"{row.predicted * 1e3:9.2f} ms, {row.error:+.1%}",
+            flush=True,
+        )
+
+
+def print_accuracy(rows: Sequence[Row]) -> None:
+    """Median and largest error, and the rank correlation, in a line."""
+    errors = [abs(row.error) for row in rows]
+    order = scipy.stats.spearmanr([row.predicted for row in rows], [row.measured for row in rows]).statistic
+    print(
+        f"{len(rows)} configurations: median error {statistics.median(errors):.1%}, largest {max(errors):.1%}, "
+        f"Spearman {order:.3f}"
+    )

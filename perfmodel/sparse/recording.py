@@ -1,0 +1,198 @@
+"""``record``: what a sparse network does to the sites of an example."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from distconv.kernels.sparse import KernelMap
+from distconv.kernels.sparse.coordinates import Offsets
+from distconv.layers.sparse import CoordinateManager, SparseTensor
+from distconv.layers.sparse.coordinate_manager import Sites, reach
+
+MapKey = tuple[Any, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Which input sites meet which output sites, and how far ``low`` and ``high`` from one another they may lie."""
+
+    pairs: KernelMap
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    key: MapKey
+    """Layers with the same one share the map."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SiteOperation:
+    """One operation on features of ``inputs`` with ``channels`` that makes ``filters`` of each of ``outputs``.
+
+    ``kind`` is "convolution", "pooling", "global_pool", "batch_norm", "linear", "pointwise", or "head": a linear layer
+    after the sites are pooled, on ``samples`` rows. ``parameters`` counts elements; ``input_gradient`` says whether
+    there is one.
+    """
+
+    name: str
+    kind: str
+    inputs: Sites
+    outputs: Sites
+    channels: int
+    filters: int
+    samples: int
+    parameters: int = 0
+    input_gradient: bool = True
+    window: Window | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """The operations of a network on an example, in order; bytes of a feature, samples, and the example's sites."""
+
+    operations: tuple[SiteOperation, ...]
+    itemsize: int
+    batch_size: int
+    sites: Sites
+
+    @property
+    def dimension(self) -> int:
+        """Of space."""
+        return self.sites.coords.shape[1] - 1
+
+
+def record(model: nn.Module, x: SparseTensor) -> Recording:
+    """Run a copy of ``model``, in training mode, on an example of a mini-batch on one process; ``x`` is not changed.
+
+    What a network does to ``x.features`` outside of layers and functions of sparse tensors is not seen.
+    """
+    model = copy.deepcopy(model).train()
+    recorder = _Recorder(x.sites, x.batch_size)
+    handles = []
+    for name, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(recorder.entering(name)))
+        handles.append(module.register_forward_hook(recorder.leaving))
+    with recorder, torch.enable_grad():
+        model(SparseTensor.on(x.sites, _RecordingManager(recorder), x.features.detach()))
+    for handle in handles:
+        handle.remove()
+    return Recording(tuple(recorder.operations), x.features.element_size(), x.batch_size, x.sites)
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes functions of sparse tensors, and linear layers of plain ones."""
+
+    def __init__(self, sites: Sites, samples: int) -> None:
+        super().__init__()
+        self.sites, self.samples = sites, samples
+        self.operations: list[SiteOperation] = []
+        self._names: list[str] = []
+
+    def entering(self, name: str) -> Callable[..., None]:
+        """A hook for a module's beginning."""
+        return lambda *_: self._names.append(name)
+
+    def leaving(self, *_: Any) -> None:
+        """A hook for its end."""
+        self._names.pop()
+
+    def note(self, kind: str, inputs: Sites, outputs: Sites, channels: int, filters: int, **more: Any) -> None:
+        """Append an operation of the module that runs."""
+        name = self._names[-1] if self._names else ""
+        made = SiteOperation(
+            name=name,
+            kind=kind,
+            inputs=inputs,
+            outputs=outputs,
+            channels=channels,
+            filters=filters,
+            samples=self.samples,
+            **more,
+        )
+        self.operations.append(made)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = [x for x in (*args, *(kwargs or {}).values()) if isinstance(x, nn.Parameter)]
+        if isinstance(result, SparseTensor):
+            sparse = next(x for x in _flat(args) if isinstance(x, SparseTensor))
+            kind = {F.batch_norm: "batch_norm", F.linear: "linear"}.get(func, "pointwise")
+            more = {"parameters": sum(x.numel() for x in given), "input_gradient": sparse.requires_grad}
+            self.note(kind, sparse.sites, result.sites, sparse.shape[1], result.shape[1], **more)
+        elif func is F.linear:
+            filters, channels = args[1].shape
+            parameters = sum(x.numel() for x in given)
+            self.note("head", self.sites, self.sites, channels, filters, parameters=parameters)
+        return result
+
+
+def _flat(args: Sequence[Any]) -> list[Any]:
+    return [x for arg in args for x in (arg if isinstance(arg, (list, tuple)) else [arg])]
+
+
+class _RecordingManager(CoordinateManager):
+    """Notes what layers over windows ask for."""
+
+    def __init__(self, recorder: _Recorder) -> None:
+        super().__init__(recorder.samples)
+        self._recorder = recorder
+        self._asked: dict[str, Any] = {}
+
+    def needed(
+        self,
+        features: torch.Tensor,
+        inputs: Sites,
+        outputs: Sites,
+        offsets: Offsets,
+        dilation: int,
+        *,
+        transposed: bool = False,
+    ) -> tuple[torch.Tensor, KernelMap]:
+        """As of any manager."""
+        features, pairs = super().needed(features, inputs, outputs, offsets, dilation, transposed=transposed)
+        low, high = reach(offsets, (outputs if transposed else inputs).stride * dilation, transposed=transposed)
+        key = (inputs, outputs, offsets, dilation, transposed)
+        self._asked = {
+            "inputs": inputs,
+            "channels": features.shape[1],
+            "input_gradient": features.requires_grad,
+            "window": Window(pairs, tuple(low), tuple(high), key),
+            "parameters": 0,
+        }
+        return features, pairs
+
+    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As of any manager."""
+        self._asked["parameters"] += tensor.numel()
+        return tensor
+
+    def result(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
+        """As of any manager."""
+        kind = "convolution" if self._asked["parameters"] else "pooling"
+        self._recorder.note(kind, outputs=sites, filters=features.shape[1], **self._asked)
+        return features
+
+    def population(self, sites: Sites) -> torch.Tensor:
+        """As of any manager: what pools over all sites asks first."""
+        self._asked = {"inputs": sites, "outputs": sites}
+        return super().population(sites)
+
+    def summed(self, values: torch.Tensor) -> torch.Tensor:
+        """As of any manager."""
+        return self._pooled(values)
+
+    def largest(self, values: torch.Tensor) -> torch.Tensor:
+        """As of any manager."""
+        return self._pooled(values)
+
+    def _pooled(self, values: torch.Tensor) -> torch.Tensor:
+        self._recorder.note("global_pool", channels=values.shape[1], filters=values.shape[1], **self._asked)
+        return values

@@ -1,0 +1,73 @@
+"""What a recording says of each layer, against the layers themselves."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from distconv.layers.sparse import SparseConv
+from distconv.perfmodel.sparse.recording import record
+from tests.perfmodel.sparse.examples import cloud, network, resnet
+
+
+def test_every_operation_is_seen_in_order() -> None:
+    found = record(network(), cloud()).operations
+    assert [(op.name, op.kind, op.channels, op.filters) for op in found] == [
+        ("0", "convolution", 2, 4),
+        ("1", "batch_norm", 4, 4),
+        ("2", "pointwise", 4, 4),
+        ("3", "convolution", 4, 6),
+        ("4", "pooling", 6, 6),
+        ("5", "linear", 6, 5),
+        ("6", "convolution", 5, 3),
+        ("7", "global_pool", 3, 3),
+        ("8", "head", 3, 7),
+    ]
+
+
+def test_all_parameters_are_counted() -> None:
+    for model in (network(), resnet()):
+        counted = sum(op.parameters for op in record(model, cloud()).operations)
+        assert counted == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_pairs_are_those_of_the_convolution() -> None:
+    x = cloud()
+    first = record(network(), x).operations[0]
+    assert first.window is not None
+    rows = {tuple(site): row for row, site in enumerate(x.coords.tolist())}
+    expected = {
+        (rows[n, i + a, j + b, k + c], row)
+        for (n, i, j, k), row in rows.items()
+        for a in (-1, 0, 1)
+        for b in (-1, 0, 1)
+        for c in (-1, 0, 1)
+        if (n, i + a, j + b, k + c) in rows
+    }
+    found = [
+        pair
+        for inputs, outputs in first.window.pairs.pairs
+        for pair in zip(inputs.tolist(), outputs.tolist(), strict=True)
+    ]
+    assert len(found) == len(expected)
+    assert set(found) == expected
+    assert (first.window.low, first.window.high) == ((-1,) * 3, (1,) * 3)
+
+
+def test_the_first_layer_has_no_gradient_of_its_input_and_the_rest_has() -> None:
+    assert [op.input_gradient for op in record(network(), cloud()).operations] == [False] + 8 * [True]
+
+
+def test_layers_with_the_same_sites_and_kernel_share_a_map() -> None:
+    model = nn.Sequential(SparseConv(2, 3, 3), SparseConv(3, 3, 3), SparseConv(3, 3, 2, stride=2)).double()
+    keys = [op.window.key for op in record(model, cloud()).operations if op.window]
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_the_model_and_the_example_stay_as_they_were() -> None:
+    model, x = network(), cloud()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    record(model.eval(), x)
+    assert not model.training
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert x.coordinate_manager.misses == 0
