@@ -41,7 +41,10 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     if weight.dim() == 1:
         raise UnsupportedOperation("F.linear with a weight of one dimension: unsqueeze(0) it, and squeeze the result")
     last = input.dim() - 1
-    x = with_channels_split(input, last, weight)
+    sharded = isinstance(weight, DistTensor) and bool(weight.dist.split_axes)
+    # Rows by themselves: blocks of any length stay where they are.
+    by_rows = input.dist.split[last] is None and not sharded
+    x = input if by_rows else with_channels_split(input, last, weight)
     if x.dist.split[last] is None:
         b = None if bias is None else whole_over(bias, x.dist)
         return DistTensor(F.linear(x.local, whole_over(weight, x.dist), b), x.dist, out_shape)

@@ -141,6 +141,10 @@ class CoordinateManager:
         """How many rows features of ``sites`` have."""
         return len(sites.coords)
 
+    def arranged(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
+        """``features`` of all of ``sites``, each row where its site is."""
+        return features
+
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         """A parameter as it enters work on the sites."""
         return tensor

@@ -20,7 +20,7 @@ import torch
 from distconv.communication.agreement import agree
 from distconv.communication.transport import allreduce
 from distconv.distribution import Distribution
-from distconv.errors import DistributionError
+from distconv.errors import DistributionError, ShapeError
 from distconv.grid import ProcessGrid
 from distconv.kernels.sparse import KernelMap, kernel_map, sorted_rows
 from distconv.kernels.sparse.coordinates import Offsets
@@ -62,6 +62,16 @@ class DistributedManager(CoordinateManager):
         """Sites of all ranks."""
         layout = self.layout(sites)
         return layout.boundaries["n"][-1]
+
+    def arranged(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
+        """``features`` of all of ``sites``, each row where its site is. Collective where they have to move."""
+        layout = self.layout(sites)
+        if not isinstance(features, DistTensor):
+            raise ShapeError(
+                f"features of sites over {self.partition.grid!r} must be a DistTensor; found a plain tensor of shape "
+                f"{tuple(features.shape)}: make new ones with distconv.layers.sparse.scatter or from_local"
+            )
+        return features if features.dist == layout else features.redistribute(layout)
 
     def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
         """``tensor``, whole on every rank, as it enters work on some of the sites."""

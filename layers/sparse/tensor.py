@@ -69,7 +69,7 @@ class SparseTensor:
             raise ShapeError(f"features have shape {tuple(features.shape)}; {rows} sites need ({rows}, channels)")
         if features.device != self.coords.device:
             raise ShapeError(f"features are on {features.device} and coordinates on {self.coords.device}")
-        return features
+        return self.coordinate_manager.arranged(features, self.sites)
 
     @property
     def coords(self) -> torch.Tensor:

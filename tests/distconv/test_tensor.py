@@ -31,6 +31,12 @@ def test_it_looks_like_the_global_tensor(comm):
     assert x.element_size() == 8
 
 
+def test_its_attributes_can_be_listed(comm):
+    x = scattered(comm, 3, 2, 7, 4)
+    assert {"local", "grid", "sum", "requires_grad"} <= set(dir(x))
+    assert x.output_nr == 0
+
+
 def test_its_block_is_one_stable_object(comm):
     x = scattered(comm, 3, 2, 7, 4)
     assert x.local is x.local

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -95,6 +96,37 @@ def test_arbitrary_offsets(comm):
         layer = SparseConv(2, 3, None, dimension=2, offsets=[(0, 3), (-2, 1), (5, 5)], submanifold=submanifold).double()
         for grid in grids(comm, 2):
             assert_as_one_process(grid, layer, random_cloud(rng_of(submanifold), 2, 2, sites=30))
+
+
+SITE_BY_SITE = {
+    "linear": lambda: nn.Linear(3, 3),
+    "linear without bias": lambda: nn.Linear(3, 3, bias=False),
+    "batch norm": lambda: nn.BatchNorm1d(3),
+    "layer norm": lambda: nn.LayerNorm(3),
+    "rms norm": lambda: nn.RMSNorm(3),
+    "prelu": lambda: nn.PReLU(3),
+    "gelu": nn.GELU,
+    "softmax": lambda: nn.Softmax(1),
+    "log softmax": lambda: nn.LogSoftmax(-1),
+}
+
+
+@pytest.mark.parametrize("name", SITE_BY_SITE)
+def test_modules_that_work_site_by_site_leave_features_at_their_sites(comm, name):
+    torch.manual_seed(0)
+    model = nn.Sequential(SparseConv(2, 3, 3), SITE_BY_SITE[name](), SparseConv(3, 2, 3)).double()
+    for grid in grids(comm, 3):
+        assert_as_one_process(grid, model, random_cloud(rng_of("by site"), 3, 2, sites=60))
+
+
+def test_features_that_lie_otherwise_go_to_their_sites(comm):
+    x = random_cloud(rng_of("otherwise"), 3, 2, sites=60)
+    for grid in grids(comm, 3):
+        split = sparse.scatter(x, grid)
+        moved = split.features.redistribute(dc.Distribution(split.features.grid, ("n", None)))
+        assert torch.equal(split.replace(moved).features.local, split.features.local)
+        plain = dc.gather(moved)
+        raises_everywhere(comm, dc.ShapeError, "must be a DistTensor; found a plain", partial(split.replace, plain))
 
 
 @pytest.mark.parametrize("mode", ["avg", "max", "sum"])

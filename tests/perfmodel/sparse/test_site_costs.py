@@ -34,13 +34,13 @@ def test_counts_are_those_of_the_ranks(comm: Any, axes: str, build: Any) -> None
     parts = {first: comm.size // 2, rest[0]: 2} if rest else {first: comm.size}
     x, recording = cloud(), record(build(), cloud())
     costs = _Costs(recording, machine(), Partition.balanced(Arrangement(**parts), x.coords))
-    with grid_over(comm, **parts) as grid:
-        split = sparse.scatter(SparseTensor(x.coords, x.features, batch_size=3), grid)
-        build()(split)
-        manager = split.coordinate_manager
-        assert isinstance(manager, DistributedManager)
-        pairs = [found.active_pairs for found in manager._maps.values()]
-        sends = [{peer: len(rows) for peer, rows in halo.sends.items()} for halo in manager._halos.values()]
+    grid = grid_over(comm, **parts)
+    split = sparse.scatter(SparseTensor(x.coords, x.features, batch_size=3), grid)
+    build()(split)
+    manager = split.coordinate_manager
+    assert isinstance(manager, DistributedManager)
+    pairs = [found.active_pairs for found in manager._maps.values()]
+    sends = [{peer: len(rows) for peer, rows in halo.sends.items()} for halo in manager._halos.values()]
     most = torch.tensor(comm.allgather(pairs)).max(0).values.tolist()
     assert [costs.most_pairs(op.window, op.outputs) for op in costs.first_of_maps() if op.window] == most
     halos = {}
