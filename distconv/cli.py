@@ -63,6 +63,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("bench", "planner"): Command("distconv.jobs.bench.planner", "the exact search against the paper's selector"),
     ("bench", "pipeline"): Command("distconv.jobs.bench.pipeline", "pipelined steps against one process and torch"),
     ("bench", "sparse"): Command("distconv.jobs.bench.layers.sparse", "a sparse convolution against the dense one"),
+    ("bench", "pointcloud"): Command(
+        "distconv.jobs.bench.layers.pointcloud", "a sparse network on point clouds against its dense twin"
+    ),
     ("bench", "memory"): Command("distconv.jobs.bench.memory", "peak memory per rank against one rank"),
     ("simulate",): Command("distconv.jobs.commands.simulate", "time, memory and a picture of a pipeline schedule"),
     ("profile",): Command(

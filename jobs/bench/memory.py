@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -137,6 +137,27 @@ def in_new_process(words: Sequence[str]) -> Peak:
         last = finished.stderr.strip().splitlines()[-1:] or ["no message"]
         raise DistconvError(f"the run on one rank ended with code {finished.returncode}: {last[0]}")
     return Peak(**json.loads(finished.stdout.splitlines()[-1]))
+
+
+def first_step(make: Callable[[], Callable[[], object]]) -> Peak:
+    """Memory and time of the first step of what ``make`` returns, with what that made for it."""
+    _peak_bytes_since_last()
+    before = _peak_bytes_since_last()  # what is resident
+    step = make()
+    _peak_bytes_since_last()
+    start = time.perf_counter()
+    step()
+    return Peak(before, _peak_bytes_since_last(), time.perf_counter() - start)
+
+
+def _peak_bytes_since_last() -> int:
+    """Most memory that this process had resident since the last call.
+
+    Imports, and making a surface, take more than a small step; the peak of ``getrusage`` is the parent's besides.
+    """
+    status = Path("/proc/self/status").read_text()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew at what is resident now
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
 def _report(options: argparse.Namespace, grid: ProcessGrid, alone: Peak, peaks: list[Peak]) -> None:

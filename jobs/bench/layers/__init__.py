@@ -1,8 +1,9 @@
-"""Benchmarks of single layers.
+"""Benchmarks of single layers, and of sparse networks.
 
 ::
 
     layer         ``distconv bench layer``: a stack of equal convolutions over a grid
     paper_layers  ``distconv bench layer --layer``
+    pointcloud    ``distconv bench pointcloud``: a sparse network on point clouds against its dense twin on voxels
     sparse        ``distconv bench sparse``: a sparse convolution on a surface against dense convolution of its volume
 """

@@ -15,7 +15,6 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from torch import nn
 
 from distconv.errors import GridError
 from distconv.jobs.bench import report
-from distconv.jobs.bench.memory import MIB, Peak, in_new_process
+from distconv.jobs.bench.memory import MIB, Peak, first_step, in_new_process
 from distconv.jobs.training.options import positive
 from distconv.layers.sparse import SparseConv, SparseTensor, to_dense
 
@@ -132,23 +131,7 @@ def dense_bytes(resolution: int, channels: int) -> int:
 
 
 def _measured_here(options: argparse.Namespace) -> Peak:
-    _peak_bytes_since_last()
-    before = _peak_bytes_since_last()  # what is resident
-    step = variants(options.resolution[0], options.channels, (options.alone,))[options.alone]
-    _peak_bytes_since_last()
-    start = time.perf_counter()
-    step()
-    return Peak(before, _peak_bytes_since_last(), time.perf_counter() - start)
-
-
-def _peak_bytes_since_last() -> int:
-    """Most memory that this process had resident since the last call.
-
-    Imports, and making a surface, take more than a small step; the peak of ``getrusage`` is the parent's besides.
-    """
-    status = Path("/proc/self/status").read_text()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew at what is resident now
-    return 1024 * int(status.split("VmHWM:")[1].split()[0])
+    return first_step(lambda: variants(options.resolution[0], options.channels, (options.alone,))[options.alone])
 
 
 def _compared(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
@@ -162,7 +145,7 @@ def _compared(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
         for name in names
         if name != BUILT
     }
-    times = _times(variants(resolution, options.channels, names), options.rounds)
+    times = times_in_turns(variants(resolution, options.channels, names), options.rounds)
     reference = statistics.median(times[DENSE]) if DENSE in times else None
     sites = len(surface(resolution))
     print(f"\n{sites} voxels of {resolution}^3\n{report.table_head(ratio='to dense')}")
@@ -175,7 +158,7 @@ def _compared(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
     return {"sites": sites, "median_s": medians, "memory_bytes": used, "dense_estimate_bytes": estimate}
 
 
-def _times(steps: dict[str, Callable[[], torch.Tensor]], rounds: int) -> dict[str, list[float]]:
+def times_in_turns(steps: dict[str, Callable[[], torch.Tensor]], rounds: int) -> dict[str, list[float]]:
     """Seconds of each turn; a first one warms up."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 1):

@@ -1,0 +1,74 @@
+"""``distconv bench pointcloud``: that the twins compute alike, what it prints, what is too large."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import pytest
+
+from distconv import cli
+from distconv.errors import DistconvError
+from distconv.jobs.bench.layers import pointcloud
+from distconv.jobs.bench.memory import Peak
+
+OPTIONS = argparse.Namespace(model="resnet", width=2, batch=2)
+SMALL = ["bench", "pointcloud", "--model", "resnet", "--width", "2", "--batch", "2", "--rounds", "1"]
+
+
+def test_point_dropout_leaves_fewer_voxels() -> None:
+    sizes = [len(pointcloud.batch_of(OPTIONS, 16, keep).coords) for keep in (1.0, 0.5, 0.25)]
+    assert sizes[0] > sizes[1] > sizes[2] > sizes[0] / 4
+
+
+def test_a_step_of_each_variant_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (pointcloud.DENSE, "S-0.5"):
+        step = pointcloud.step_of(OPTIONS, 8, name)
+        losses = [float(step()) for _ in range(6)]
+        assert losses[-1] < losses[0]
+
+
+def test_it_prints_ratios_and_memory_and_leaves_out_what_is_too_large(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def instead(words: list[str]) -> Peak:
+        if words[2] == pointcloud.DENSE and words[4] == "9":
+            raise DistconvError("the run on one rank ended with code 2: distconv bench pointcloud: out of memory: no")
+        return Peak(1, 3 << 20, 0.0)
+
+    monkeypatch.setattr(pointcloud, "in_new_process", instead)
+    assert cli.main([*SMALL, "--resolution", "8", "9", "--keep", "1", "0.5", "--cap", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    figures: Any = json.loads(lines[-1])["resolution"]
+    assert set(figures["8"]["median_s"]) == {"D-1", "S-1", "S-0.5"}
+    assert set(figures["9"]["median_s"]) == {"S-1", "S-0.5"}
+    assert figures["9"]["memory_bytes"]["D-1"] is None
+    assert [line for line in lines if line.startswith("D-1") and "more than --cap 1 GiB: not run" in line]
+    median = figures["8"]["median_s"]
+    row = next(line.split() for line in lines if line.startswith("S-0.5"))
+    assert float(row[4]) == pytest.approx(median["S-0.5"] / median["D-1"], abs=1e-3)
+
+
+def test_a_run_that_dies_of_something_else_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def instead(words: list[str]) -> Peak:
+        raise DistconvError("the run on one rank ended with code 1: no module")
+
+    monkeypatch.setattr(pointcloud, "in_new_process", instead)
+    assert cli.main([*SMALL, "--resolution", "8"]) == 2
+
+
+def test_the_cap_ends_a_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
+
+    monkeypatch.setattr(pointcloud, "first_step", full)
+    monkeypatch.setattr(pointcloud.resource, "setrlimit", lambda *_: None)
+    assert cli.main([*SMALL, "--resolution", "8", "--alone", "D-1"]) == 2
+    assert "out of memory: [enforce fail]" in capsys.readouterr().err
+
+
+def test_several_ranks_are_refused(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    if comm.size > 1:
+        assert cli.main(SMALL) == 2
+        assert comm.rank or "start it without mpiexec" in capsys.readouterr().err
