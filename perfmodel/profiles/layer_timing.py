@@ -59,7 +59,7 @@ class Timing:
 def time_layers(
     model: torch.nn.Module, inputs: Sequence[Any], warm_up: int = WARM_UP, iterations: int = ITERATIONS
 ) -> Timing:
-    """Times ``model`` in training on ``inputs``, tensors (N, C, ...) or sparse, on its device; only this rank takes part.
+    """Times ``model`` in training on ``inputs``, tensors (N, C, ...) or sparse, on its device; in this process alone.
 
     The backward pass starts from random gradients of the output. Gradients begin as None in each step, and there is no
     optimizer. Running statistics of the model change as in any training step.
