@@ -96,6 +96,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("reproduce", "sparsepipe"): Command(
         "distconv.jobs.papers.sparsepipe.command", "SparsePipe's partitions over mixed GPUs"
     ),
+    ("reproduce", "sparsepipe-accuracy"): Command(
+        "distconv.jobs.papers.sparsepipe.accuracy", "SparsePipe's VGG16-BN against its dense twin, trained alike"
+    ),
     ("reproduce", "stale-weights"): Command(
         "distconv.jobs.papers.stale_weights.command", "accuracy of pipelined training with stale weights"
     ),

@@ -83,7 +83,7 @@ def _recorded(options: argparse.Namespace) -> Recording:
         recipe = Recipe(settings.resolution, settings.points, settings.keep, seed=settings.seed)
         made = voxel_batch(clouds, range(min(settings.batch, len(clouds.labels))), recipe, epoch=0)
         x = SparseTensor(made.coords, made.features, batch_size=len(made.labels))
-        return record(network(settings, len(samples.class_names)), x)
+        return record(network(settings, samples), x)
 
 
 def _table(choice: GridChoice, memory: float) -> Iterator[str]:

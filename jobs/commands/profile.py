@@ -5,7 +5,8 @@ that their blocks have on ``--ranks`` ranks, which need not be there: warm-up ru
 file already has is not measured again.
 
 With ``--layers`` it is a profile of the network's layers instead, measured in training steps of one process: what
-pipeline stages are cut by (``distconv.perfmodel.partition``).
+pipeline stages are cut by (``distconv.perfmodel.partition``). A sparse network is measured on embedded shapes of 4,096
+points each, voxelised.
 """
 
 from __future__ import annotations
@@ -23,9 +24,14 @@ from mpi4py import MPI
 
 from distconv.errors import DistconvError, MachineError
 from distconv.jobs.planning.options import add_network_arguments, check_writable, on_first_ranks, on_rank_0, traced
+from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
+from distconv.jobs.pointcloud.classification.trainer import NETWORKS
+from distconv.jobs.pointcloud.sampling import DRAWN_POINTS
+from distconv.jobs.pointcloud.shapes import Shapes
 from distconv.jobs.training.model_factory import build_model
 from distconv.jobs.training.options import device_for, positive
 from distconv.layers.models import MODELS
+from distconv.layers.sparse import SparseTensor
 from distconv.perfmodel.cost.operation_work import LocalCall
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.links import Group, Link
@@ -46,8 +52,13 @@ examples:
   distconv plan --machine here.yaml --model resnet20 --input 3,32,32 --batch 16 --ranks 2
   distconv profile --model vgg16 --layers
   distconv profile --layers --model vgg16 --input 3,64,64 --batch 8 --iterations 20 --out vgg16.json
+  distconv profile --layers --model sparse_vgg16_bn --input 1,50,50,50 --batch 64 --warmup 1 --iterations 3
 """
 
+SPARSE = {f"sparse_{name}": factory for name, factory in NETWORKS.items()}
+"""Networks whose input are voxels of clouds, and which ``--model`` knows with ``--layers`` alone."""
+
+SPARSE_SAMPLE = (1, 32, 32, 32)
 BATCH = 32
 """Samples of a step whose layers are timed, unless told otherwise."""
 
@@ -134,27 +145,51 @@ def _time_layers(options: argparse.Namespace, device: torch.device, ranks: int) 
         raise DistconvError(f"--layers measures one process, this run has {ranks} ranks; start it without mpiexec")
     if options.model is None:
         raise DistconvError("--layers needs --model: a name, or MODULE:FACTORY")
-    known = MODELS.get(options.model)
-    shape: Sequence[int] | None = options.input or (known.sample if known else None)
-    if shape is None and ":" not in options.model:
-        raise DistconvError(f"--layers: there is no model {options.model!r}; there are {', '.join(MODELS)}")
-    if shape is None:
-        raise DistconvError(f"--layers: one sample's extents of {options.model} are not known; say --input C,H,W")
+    shape = _extents(options)
     batch = options.batch or BATCH
     out = options.out or Path(f"{options.model.replace(':', '-')}-layers.json")
     if options.ranks is not None:
         raise DistconvError("--ranks is for a machine file; with --layers a layer is measured whole")
     check_writable("--out", out)
-    model = build_model(
-        options.model, MPI.COMM_SELF, seed=0, in_channels=shape[0], classes=options.classes, width=options.width
-    )
-    x = torch.rand(batch, *shape, device=device)
+    x: torch.Tensor | SparseTensor
+    if options.model in SPARSE:
+        torch.manual_seed(0)
+        given = {"classes": options.classes, "width": options.width}
+        model = SPARSE[options.model](**{key: value for key, value in given.items() if value is not None})
+        x = _voxels(batch, shape, device)
+        of = f"{x.shape[0]} voxels in {batch} samples"
+    else:
+        model = build_model(
+            options.model, MPI.COMM_SELF, seed=0, in_channels=shape[0], classes=options.classes, width=options.width
+        )
+        x, of = torch.rand(batch, *shape, device=device), f"{batch} samples"
     warm_up = WARM_UP if options.warmup is None else options.warmup
     found = time_layers(model.to(device), [x], warm_up, options.iterations or ITERATIONS)
-    print(f"{options.model}, {batch} samples of {'x'.join(map(str, shape))}, {device}, float32:")
+    print(f"{options.model}, {of} of {'x'.join(map(str, shape))}, {device}, float32:")
     _print_layers(found)
     found.profile.save(out)
     print(f"{out}: {len(found.profile.layers)} layers")
+
+
+def _extents(options: argparse.Namespace) -> Sequence[int]:
+    """Those of one sample."""
+    known = MODELS.get(options.model)
+    usual = SPARSE_SAMPLE if options.model in SPARSE else known.sample if known else None
+    shape: Sequence[int] | None = options.input or usual
+    if shape is None and ":" not in options.model:
+        names = ", ".join([*MODELS, *SPARSE])
+        raise DistconvError(f"--layers: there is no model {options.model!r}; there are {names}")
+    if shape is None:
+        raise DistconvError(f"--layers: one sample's extents of {options.model} are not known; say --input C,H,W")
+    if options.model in SPARSE and (len(shape) != 4 or shape[0] != 1 or len(set(shape[1:])) > 1):
+        raise DistconvError(f"--input {','.join(map(str, shape))}: voxels of a cloud are a cube; say --input 1,R,R,R")
+    return shape
+
+
+def _voxels(batch: int, shape: Sequence[int], device: torch.device) -> SparseTensor:
+    """Embedded shapes of as many points as the paper draws, in a grid of ``shape`` (1, R, R, R)."""
+    made = voxel_batch(Shapes(batch, DRAWN_POINTS), range(batch), Recipe(shape[-1]), 0)
+    return SparseTensor(made.coords.to(device), made.features.to(device), batch_size=batch)
 
 
 def _print_layers(found: Timing) -> None:

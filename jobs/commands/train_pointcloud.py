@@ -2,7 +2,8 @@
 
 Writes to the folder --out: metrics.jsonl (a line per step and per epoch's accuracy on held-out clouds), checkpoints,
 summary.json, and result.png. At the end a majority vote and a perceptron on single points are judged on the same
-held-out clouds. The grid splits samples (n) and space (d, h, w) and changes nothing but the order of sums.
+held-out clouds. The grid splits samples (n) and space (d, h, w) and changes nothing but the order of sums; --pipeline
+splits the layers (docs/pipelines.md).
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.pointcloud.baselines import majority_vote, perceptron
 from distconv.jobs.pointcloud.classification.picture import Example, draw
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
-from distconv.jobs.pointcloud.classification.trainer import NETWORKS, Settings, Trainer
+from distconv.jobs.pointcloud.classification.trainer import NETWORKS, Classifier, PipelineTrainer, Settings, Trainer
 from distconv.jobs.training.options import add_training_arguments, device_for, place_of, positive, settings_of
+from distconv.jobs.training.pipeline_options import (
+    Pipelining,
+    add_pipeline_arguments,
+    pipelining_of,
+    planned_pipelining,
+)
 from distconv.jobs.training.report import Metrics, announcement, conclude, picture, times
 from distconv.jobs.training.run import prepare, take_steps
 from distconv.jobs.training.score import Score
@@ -36,6 +43,8 @@ examples:
   mpiexec -n 2 distconv train pointcloud --grid n=2 --out runs/shapes
   mpiexec -n 2 distconv train pointcloud --grid n=2 --out runs/shapes --resume
   mpiexec -n 4 distconv train pointcloud --data modelnet10.h5 --model vgg16_bn --width 16 --grid n=2,d=2 --keep 0.5
+  mpiexec -n 3 distconv train pointcloud --model vgg16_bn --pipeline 1f1b-so --microbatches 4
+  mpiexec -n 2 distconv train pointcloud --pipeline pipedream --ppv 9 --switch-after 200
 """
 
 SHOWN_CLOUDS = 8
@@ -45,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv train pointcloud``."""
     defaults = Settings()
     add_cloud_arguments(parser, defaults)
-    add_training_arguments(parser, defaults, out="runs/pointcloud")
+    add_pipeline_arguments(parser, add_training_arguments(parser, defaults, out="runs/pointcloud"))
 
 
 def add_cloud_arguments(parser: argparse.ArgumentParser, defaults: Settings) -> None:
@@ -103,12 +112,18 @@ def run(options: argparse.Namespace) -> int:
         If a plan is asked for.
     """
     comm = MPI.COMM_WORLD
-    place, device = place_of(options, comm), device_for(options.device, comm)
-    if not isinstance(place, ProcessGrid):
+    place = pipelining_of(options, comm.size) or planned_pipelining(options, comm) or place_of(options, comm)
+    if not isinstance(place, (Pipelining, ProcessGrid)):
         raise GridError("--plan: the layers of a sparse network are all on one grid; give it with --grid")
+    device = device_for(options.device, comm)
     begin = time.perf_counter()
     with closing(CloudSamples(options.data, comm)) as samples:
-        trainer = Trainer(settings_of(options, Settings), samples, place, device)
+        settings = settings_of(options, Settings)
+        trainer: Classifier
+        if isinstance(place, Pipelining):
+            trainer = PipelineTrainer(settings, samples, place, device)
+        else:
+            trainer = Trainer(settings, samples, place, device)
         resumed = prepare(options, trainer)
         if comm.rank == 0:
             print(announcement(trainer, f"{trainer.loader.points} points, {samples.name}", resumed), flush=True)
@@ -118,21 +133,22 @@ def run(options: argparse.Namespace) -> int:
             scores = {group: _evaluate(trainer, metrics, group) for group in samples.groups}
             baselines = _baselines(trainer)
             _report(trainer, metrics, Outcome(scores, baselines, training_s, time.perf_counter() - begin))
+        trainer.close()
     return 0
 
 
-def _after_epoch(trainer: Trainer, metrics: Metrics) -> None:
+def _after_epoch(trainer: Classifier, metrics: Metrics) -> None:
     if "test" in trainer.samples.groups:
         _evaluate(trainer, metrics, "test")
 
 
-def _evaluate(trainer: Trainer, metrics: Metrics, group: str) -> Score:
+def _evaluate(trainer: Classifier, metrics: Metrics, group: str) -> Score:
     score = trainer.evaluate(group)
     metrics.write(step=trainer.step_count, evaluation=group, accuracy=score.accuracy, **asdict(score))
     return score
 
 
-def _baselines(trainer: Trainer) -> dict[str, float]:
+def _baselines(trainer: Classifier) -> dict[str, float]:
     """What the network has to beat on the held-out clouds. Collective; every rank computes all of it.
 
     The perceptron trains for as many epochs as the network.
@@ -148,7 +164,7 @@ def _baselines(trainer: Trainer) -> dict[str, float]:
     }
 
 
-def _report(trainer: Trainer, metrics: Metrics, outcome: Outcome) -> None:
+def _report(trainer: Classifier, metrics: Metrics, outcome: Outcome) -> None:
     """Print, write summary.json and draw the picture, all on rank 0. Collective."""
     examples = _examples(trainer)
     results: dict[str, Any] = {f"{group}_accuracy": score.accuracy for group, score in outcome.scores.items()}
@@ -173,7 +189,7 @@ def _report(trainer: Trainer, metrics: Metrics, outcome: Outcome) -> None:
     conclude(trainer, metrics, results, show)
 
 
-def _examples(trainer: Trainer) -> list[Example]:
+def _examples(trainer: Classifier) -> list[Example]:
     """The first clouds, held-out ones if there are any, with the classes the network gives them. Collective."""
     group = "test" if "test" in trainer.samples.groups else "train"
     clouds, names = trainer.samples.groups[group], trainer.samples.class_names

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +15,7 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.training import training
 from distconv.jobs.training.model_factory import ModelError, build_classifier
 from distconv.jobs.training.pipeline_options import Pipelining
+from distconv.jobs.training.pipeline_stages import balanced_cuts
 from distconv.jobs.training.pipeline_training import PipelineTrainer as AnyPipelineTrainer
 from distconv.jobs.training.score import Score, score
 from distconv.plan import Plan
@@ -117,30 +116,24 @@ class PipelineTrainer(Classifier, AnyPipelineTrainer):
     def __init__(self, settings: Settings, samples: ImageSamples, pipelining: Pipelining, device: str = "cpu") -> None:
         model = _model(settings, samples).to(device, training.dtype_of(settings))
         _try_out(model, settings, samples, device)
-        super().__init__(settings, model, samples.extents, pipelining, samples.comm, device=device)
+        super().__init__(
+            settings,
+            model,
+            lambda micro_batch, replicas: balanced_cuts(model, (micro_batch, *samples.extents), replicas),
+            pipelining,
+            samples.comm,
+            device=device,
+        )
         self._take_samples(samples)
 
-    @torch.no_grad()
     def predictions(self, group: str) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Batches of ``train`` or ``test`` in the file's order, with all their logits (N, classes) on every rank.
+        """Batches of ``train`` or ``test`` in the file's order, with all their logits (N, classes) on every rank."""
+        return self.outputs(self._batches_of(group), self._logits_of)
 
-        Each rank computes whole batches in turn, so that the numbers are those of one process.
-        """
-        self.synchronize()
-        self.model.eval()
-        batches = self._batches_of(group)
-        while turn := list(islice(batches, self.comm.size)):
-            mine = turn[self.comm.rank : self.comm.rank + 1]
-            logits = together(self.comm, partial(self._logits_of, mine), ModelError)
-            yield from zip(turn, self.comm.allgather(logits), strict=False)
-
-    def _logits_of(self, batches: Sequence[Batch]) -> torch.Tensor | None:
-        """Of the one batch, or none, that this rank has."""
-        for batch in batches:
-            logits: torch.Tensor = self.model(batch.tensors[0].local)
-            self._check_logits(logits)
-            return logits.cpu()
-        return None
+    def _logits_of(self, batch: Batch) -> torch.Tensor:
+        logits: torch.Tensor = self.model(batch.tensors[0].local)
+        self._check_logits(logits)
+        return logits
 
 
 def _model(settings: Settings, samples: ImageSamples) -> torch.nn.Module:

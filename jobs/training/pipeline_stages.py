@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from distconv.perfmodel import Device, LayerGraph, Machine, partition, trace
+from distconv.perfmodel import Device, LayerGraph, Machine, Profile, partition, trace
 from distconv.perfmodel.profiles.joined_layers import joined
 from distconv.perfmodel.profiles.predicted_profile import predicted_profile
 from distconv.pipeline import SplitError
@@ -19,7 +19,7 @@ def balanced_cuts(model: torch.nn.Module, shape: Sequence[int], replicas: Sequen
     """The layers that begin the second part, the third, ...: ``len(replicas)`` parts of about equal time per replica.
 
     Times are predicted for a micro-batch of ``shape`` (N, C, H, W), forward and backward, on the machine ``localhost``;
-    the cuts are those of BaPipe's partition (3.3) between convolution and linear layers.
+    cuts are between convolution and linear layers.
 
     Raises
     ------
@@ -30,18 +30,30 @@ def balanced_cuts(model: torch.nn.Module, shape: Sequence[int], replicas: Sequen
     """
     if len(replicas) == 1:
         return []
-    machine, graph = Machine.load(MACHINE), trace(model, shape)
-    starts = list(_starts(model, graph))
+    graph = trace(model, shape)
+    profile = predicted_profile(graph, Machine.load(MACHINE))
+    return cuts_of(profile, list(_starts(model, graph)), replicas, type(model).__name__)
+
+
+def cuts_of(profile: Profile, starts: Sequence[str], replicas: Sequence[int], model: str) -> list[str]:
+    """Those of ``starts`` that cut a ``profile`` into ``len(replicas)`` parts of about equal time per replica.
+
+    The cuts are those of BaPipe's partition (3.3); ``model`` names it in errors.
+
+    Raises
+    ------
+    SplitError
+        If there are fewer ``starts`` than parts.
+    """
     if len(starts) < len(replicas):
         raise SplitError(
-            f"{type(model).__name__} has {len(starts)} layers to cut at, too few for {len(replicas)} parts; use fewer "
-            "stages"
+            f"{model} has {len(starts)} layers to cut at, too few for {len(replicas)} parts; use fewer stages"
         )
-    profile = joined(predicted_profile(graph, machine), starts[1:])
-    times = [layer.time_s for layer in profile.layers]
+    blocks = joined(profile, starts[1:])
+    times = [layer.time_s for layer in blocks.layers]
     devices = [Device(f"part {index}", times=[t / count for t in times]) for index, count in enumerate(replicas)]
-    found = partition(profile, devices, machine.node.bandwidth_bytes_per_s, "bapipe")
-    return [profile.layers[cut].name for cut in found.cuts]
+    found = partition(blocks, devices, Machine.load(MACHINE).node.bandwidth_bytes_per_s, "bapipe")
+    return [blocks.layers[cut].name for cut in found.cuts]
 
 
 def _starts(model: torch.nn.Module, graph: LayerGraph) -> Iterator[str]:

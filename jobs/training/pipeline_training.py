@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
 from mpi4py import MPI
 
 from distconv.communication.agreement import together
+from distconv.data.loader import Batch
 from distconv.grid import ProcessGrid
 from distconv.pipeline import Pipeline, SplitError, split
 from distconv.pipeline.runtime.pipeline_plan import entry_of
@@ -19,8 +22,10 @@ from distconv.process import watchdog
 from distconv.tensor import DistTensor, gather
 
 from . import training
+from .model_factory import ModelError
 from .pipeline_options import Pipelining
-from .pipeline_stages import balanced_cuts
+
+Cut = Callable[[int, Sequence[int]], list[str]]
 
 
 class PipelineTrainer(training.Training):
@@ -28,19 +33,21 @@ class PipelineTrainer(training.Training):
 
     Where stages have plans their layers are no longer plain: they are those of a copy, and ``model`` gets its weights.
 
-    The model is on ``device`` and computes with the settings' type; ``sample`` is (C, H, W). Every rank gets whole
-    mini-batches, of which its stage reads what it needs.
+    The model is on ``device`` and computes with the settings' type. Unless the pipelining says where it is cut ``cut``
+    does, from the samples of a micro-batch and the replicas of each part. ``staged`` makes stages of the parts. Every
+    rank gets whole mini-batches, of which its stage reads what it needs.
     """
 
     def __init__(
         self,
         settings: training.Settings,
         model: torch.nn.Module,
-        sample: tuple[int, ...],
+        cut: Cut,
         pipelining: Pipelining,
         comm: MPI.Intracomm,
         *,
         device: str,
+        staged: Callable[[list[torch.nn.Module]], list[torch.nn.Module]] = list,
     ) -> None:
         super().__init__(settings, model, ProcessGrid(comm, r=comm.size), comm, device)
         self.pipelining = pipelining
@@ -52,13 +59,11 @@ class PipelineTrainer(training.Training):
         elif pipelining.cuts is not None:
             self.cuts = list(pipelining.cuts)
         else:
-            self.cuts = together(
-                comm, lambda: balanced_cuts(model, (micro_batch, *sample), pipelining.part_replicas), SplitError
-            )
+            self.cuts = together(comm, lambda: cut(micro_batch, pipelining.part_replicas), SplitError)
         trained = model if pipelining.plans is None else copy.deepcopy(model)
         self.stages = together(comm, lambda: split(trained, self.cuts), SplitError)
         self.pipe = Pipeline(
-            self.stages,
+            staged(self.stages),
             comm,
             pipelining.schedule,
             self.loss,
@@ -142,6 +147,21 @@ class PipelineTrainer(training.Training):
             for stage in self.stages:
                 self.model.load_state_dict(stage.state_dict(), strict=False)
 
+    @torch.no_grad()
+    def outputs(
+        self, batches: Iterator[Batch], compute: Callable[[Batch], torch.Tensor]
+    ) -> Iterator[tuple[Batch, torch.Tensor]]:
+        """The batches with what ``compute`` makes of each with the trained model, on every rank. Collective.
+
+        Each rank computes whole batches in turn, so that the numbers are those of one process.
+        """
+        self.synchronize()
+        self.model.eval()
+        while turn := list(islice(batches, self.comm.size)):
+            mine = turn[self.comm.rank : self.comm.rank + 1]
+            found = together(self.comm, partial(_computed, mine, compute), ModelError)
+            yield from zip(turn, self.comm.allgather(found), strict=False)
+
     def _by_name(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that this rank's stage trains."""
         mine = {p for group in self.pipe.optimizer.param_groups for p in group["params"]} if self.pipe.optimizer else ()
@@ -184,6 +204,13 @@ class PipelineTrainer(training.Training):
 def _gathered(state: Mapping[str, Any]) -> dict[str, Any]:
     """An optimizer's state of a parameter, with whole tensors."""
     return {key: gather(value) if isinstance(value, DistTensor) else value for key, value in state.items()}
+
+
+def _computed(batches: Sequence[Batch], compute: Callable[[Batch], torch.Tensor]) -> torch.Tensor | None:
+    """Of the one batch, or none, that this rank has."""
+    for batch in batches:
+        return compute(batch).cpu()
+    return None
 
 
 def _listed(values: Iterable[object]) -> str:

@@ -12,6 +12,7 @@ losses and gradients of parameters are those of any DistTensor. Layers over wind
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -211,6 +212,4 @@ def from_local(coords: torch.Tensor, features: torch.Tensor, partition: Partitio
 
 
 def _digest(coords: torch.Tensor) -> str:
-    """A number that differs where coordinates do, but for chance."""
-    weights = torch.arange(1, coords.numel() + 1, device=coords.device).view(coords.shape)
-    return f"{int((coords * weights).sum())}"
+    return hashlib.blake2b(coords.cpu().contiguous().numpy().tobytes(), digest_size=16).hexdigest()

@@ -109,10 +109,13 @@ def within(coords: torch.Tensor, box: Box) -> torch.Tensor:
 
 
 def _parts(cuts: Sequence[int], ends: tuple[int, int]) -> range:
-    """Which parts meet the range ``ends``."""
+    """Which parts meet the range ``ends``; of an empty range, that which has the place inside.
+
+    So that i is among those of part j moved by d just when j is among those of part i moved by -d, empty parts too.
+    """
     first = sum(cut <= ends[0] for cut in cuts)
     last = sum(cut < ends[1] for cut in cuts)
-    return range(first, last + 1 if ends[1] > ends[0] else first)
+    return range(first, last + 1)
 
 
 def _quantiles(values: torch.Tensor, parts: int) -> tuple[int, ...]:

@@ -107,6 +107,11 @@ class SparseTensor:
         return self.features.device
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of coordinates and features: those of a message that holds it."""
+        return self.coords.nbytes + self.features.nbytes
+
+    @property
     def requires_grad(self) -> bool:
         """Whether the features do."""
         return self.features.requires_grad

@@ -9,6 +9,10 @@ is: an addition behind a batch norm belongs to the batch norm. Cutting before a 
 So layers are timed where they stand, with the caches as their neighbours leave them. Each measured step is also run
 without hooks: what the layers' times miss or add shows in :attr:`Timing.ratio`.
 
+An input may be a sparse tensor, a tree of coordinates and features. Each step gets a new one with the same numbers, so
+that a kernel map is built in the layer that needs it first, as in training; behind a cut that would be the next one. A
+message between layers is the features with their coordinates; kernel maps do not travel.
+
 Source: Zhai et al. 2020 (SparsePipe), III-C, SmartProfile: 50 iterations of warm-up, then 100 that count.
 """
 
@@ -23,7 +27,7 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map
 
 from distconv.errors import DistconvError
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
@@ -53,9 +57,9 @@ class Timing:
 
 
 def time_layers(
-    model: torch.nn.Module, inputs: Sequence[torch.Tensor], warm_up: int = WARM_UP, iterations: int = ITERATIONS
+    model: torch.nn.Module, inputs: Sequence[Any], warm_up: int = WARM_UP, iterations: int = ITERATIONS
 ) -> Timing:
-    """Times ``model`` in training on ``inputs`` (N, C, ...), which are on its device; no rank but this one takes part.
+    """Times ``model`` in training on ``inputs``, tensors (N, C, ...) or sparse, on its device; in this process alone.
 
     The backward pass starts from random gradients of the output. Gradients begin as None in each step, and there is no
     optimizer. Running statistics of the model change as in any training step.
@@ -75,7 +79,7 @@ def time_layers(
     except TimingError:
         raise
     except Exception as error:
-        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
+        shapes = ", ".join(str(tuple(given.shape)) for given in inputs)
         text = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise TimingError(f"{type(model).__name__} does not train on input of shape {shapes}: {text}") from error
     finally:
@@ -84,28 +88,39 @@ def time_layers(
             module.training = mode
 
 
-def _timed(model: torch.nn.Module, inputs: Sequence[torch.Tensor], warm_up: int, iterations: int) -> Timing:
-    graph = _Graph({id(parameter) for parameter in model.parameters()})
+def _timed(model: torch.nn.Module, inputs: Sequence[Any], warm_up: int, iterations: int) -> Timing:
+    graph = _Graph({id(parameter) for parameter in model.parameters()}, sparse=any(map(_is_sparse, inputs)))
     with graph, _calls(model, graph.begin):
-        outputs = model(*inputs)
+        outputs = model(*_anew(inputs))
     graph.returned(outputs)
     errors = [torch.rand_like(tensor) for tensor in _trained(model, outputs)]
     del outputs
     clock = _Clock(inputs[0].device)
     for _ in range(warm_up):
-        _step(model, inputs, errors)
+        _step(model, _anew(inputs), errors)
     plain, layered = [], []
     for _ in range(iterations):
+        given = _anew(inputs)
         start = clock.now()
-        _step(model, inputs, errors)
+        _step(model, given, errors)
         plain.append(clock.seconds([(0, start, clock.now())], 1)[0])
-        layered.append(_layered(model, inputs, errors, clock, len(graph.names)))
+        layered.append(_layered(model, _anew(inputs), errors, clock, len(graph.names)))
     columns = list(zip(*layered, strict=True))
     seconds = [statistics.median(column) for column in columns]
     return Timing(graph.profile(type(model).__name__, seconds), statistics.median(plain))
 
 
-def _step(model: torch.nn.Module, inputs: Sequence[torch.Tensor], errors: Sequence[torch.Tensor]) -> None:
+def _anew(inputs: Sequence[Any]) -> Any:
+    """Sparse tensors without the kernel maps that an earlier step made; others as they are."""
+    return [tree_map(torch.clone, given) if _is_sparse(given) else given for given in inputs]
+
+
+def _is_sparse(value: object) -> bool:
+    """Whether it is a tensor of features at coordinates, which this storey knows by nothing else."""
+    return not isinstance(value, torch.Tensor) and hasattr(value, "coords")
+
+
+def _step(model: torch.nn.Module, inputs: Sequence[Any], errors: Sequence[torch.Tensor]) -> None:
     model.zero_grad(set_to_none=True)
     torch.autograd.backward(_trained(model, model(*inputs)), errors)
 
@@ -118,7 +133,13 @@ def _trained(model: torch.nn.Module, outputs: object) -> list[torch.Tensor]:
 
 
 def _tensors(values: object) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    """Of a sparse tensor the features."""
+    leaves = (value.features if _is_sparse(value) else value for value in _values(values))
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _values(tree: object) -> list[Any]:
+    return tree_leaves(tree, is_leaf=_is_sparse)
 
 
 @contextmanager
@@ -148,11 +169,16 @@ def _calls(
 
 
 class _Graph(TorchFunctionMode):
-    """Notes of one forward pass which layer made each tensor, which read it, and which uses each parameter first."""
+    """Notes of one forward pass which layer made each tensor, which read it, and which uses each parameter first.
 
-    def __init__(self, parameters: set[int]) -> None:
+    In a ``sparse`` network integers are coordinates and kernel maps, which are no results of layers.
+    """
+
+    def __init__(self, parameters: set[int], *, sparse: bool) -> None:
         super().__init__()
-        self.parameters = parameters
+        self.parameters, self.sparse = parameters, sparse
+        self.coordinates: dict[int, int] = {}
+        """Bytes of those that features travel with."""
         self.names: list[str] = []
         self.made: dict[int, int] = {}
         self.alive: list[object] = []  # so that no id is used twice
@@ -167,18 +193,24 @@ class _Graph(TorchFunctionMode):
 
     def begin(self, name: str, args: object) -> None:
         self.names.append(name)
+        self._noted(args)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = _tensors((args, kwargs or {}))
+        given = self._noted((args, kwargs or {}))
         self._read(given)
         result = func(*args, **(kwargs or {}))
         known = {id(tensor) for tensor in given}
-        for tensor in _tensors(result):
+        for tensor in self._noted(result):
             # What only looks at a tensor, such as a property, returns it unchanged.
             if id(tensor) not in self.parameters and (id(tensor) not in known or id(tensor) in self.made):
                 self.made[id(tensor)] = self.current
                 self.alive.append(tensor)
         return result
+
+    def _noted(self, values: object) -> list[torch.Tensor]:
+        for value in filter(_is_sparse, _values(values)):
+            self.coordinates[id(value.features)] = value.coords.nbytes
+        return [tensor for tensor in _tensors(values) if tensor.is_floating_point() or not self.sparse]
 
     def _read(self, given: Sequence[torch.Tensor]) -> None:
         used = {parameter for parameters in self.held.values() for parameter in parameters}
@@ -191,7 +223,8 @@ class _Graph(TorchFunctionMode):
                 self._passed_on(producer, tensor)
 
     def _passed_on(self, producer: int, tensor: torch.Tensor) -> None:
-        self.passed_on.setdefault(producer, {})[tensor.untyped_storage()._cdata] = tensor.nbytes
+        size = tensor.nbytes + self.coordinates.get(id(tensor), 0)
+        self.passed_on.setdefault(producer, {})[tensor.untyped_storage()._cdata] = size
 
     def returned(self, outputs: object) -> None:
         """What the network returns is passed on as well."""
@@ -276,7 +309,7 @@ class _Intervals:
 
 def _layered(
     model: torch.nn.Module,
-    inputs: Sequence[torch.Tensor],
+    inputs: Sequence[Any],
     errors: Sequence[torch.Tensor],
     clock: _Clock,
     layers: int,

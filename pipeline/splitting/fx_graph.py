@@ -15,6 +15,7 @@ import torch
 from torch import fx, nn
 
 from distconv.errors import DistconvError
+from distconv.layers.sparse import SparseConv
 from distconv.plan import decides
 
 COMPUTATIONS = ("call_module", "call_function", "call_method")
@@ -65,7 +66,12 @@ class _Tracer(fx.Tracer):
         self.modes = _modes()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return decides(m) or super().is_leaf_module(m, module_qualified_name)
+        # Sites depend on numbers, which torch.fx has not got.
+        return (
+            is_layer(m)
+            or m.__module__.startswith("distconv.layers.sparse.")
+            or super().is_leaf_module(m, module_qualified_name)
+        )
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -74,13 +80,18 @@ class _Tracer(fx.Tracer):
         if is_hooked(m) and not self.is_leaf_module(m, name):
             raise SplitError("it has hooks, which torch.fx would call now and then never again")
         name = name.removeprefix("model").removeprefix(".")
-        self.calls.append(Call(name, decides(m), len(self.graph.nodes)))
+        self.calls.append(Call(name, is_layer(m), len(self.graph.nodes)))
         return super().call_module(m, forward, args, kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if _modes() != self.modes:
             raise SplitError("it switches autograd or autocast on or off, and torch.fx does not write that down")
         return super().create_node(*args, **kwargs)
+
+
+def is_layer(module: nn.Module) -> bool:
+    """Whether ``module`` is a convolution or linear layer, behind which there may be a register."""
+    return decides(module) or isinstance(module, SparseConv)
 
 
 def is_hooked(module: nn.Module) -> bool:

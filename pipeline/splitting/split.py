@@ -13,18 +13,16 @@ from itertools import pairwise
 
 from torch import nn
 
-from distconv.plan import decides
-
-from .fx_graph import Call, SplitError, Steps, is_hooked, traced_steps
+from .fx_graph import Call, SplitError, Steps, is_hooked, is_layer, traced_steps
 
 
 def split(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> list[nn.Module]:
     """Stages that compute what ``model`` does: len(cuts) + 1 of them.
 
     A cut is the full dotted name of the submodule that begins the next stage, or a number k, a register behind layer k
-    of the pipeline placement vector (stale weights, 4.1). Layers are modules Conv*, ConvTranspose* and Linear in the
-    order of their calls, from 1; the 1x1 convolution of a shortcut counts like any other. What follows layer k up to
-    layer k + 1 (batch norm, ReLU, the addition of a residual block) belongs to the earlier stage.
+    of the pipeline placement vector (stale weights, 4.1). Layers are modules Conv*, ConvTranspose*, SparseConv and
+    Linear in the order of their calls, from 1; the 1x1 convolution of a shortcut counts like any other. What follows
+    layer k up to layer k + 1 (batch norm, ReLU, the addition of a residual block) belongs to the earlier stage.
 
     The first stage takes the model's one input, every other what the stage before returns: a tensor, or a tuple of
     tensors (the latest first) where several values live across the cut. A stage returns the very object that it was
@@ -93,12 +91,12 @@ def _sliceable(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> bool:
     if all(isinstance(cut, str) for cut in cuts):
         return all(cut in children for cut in cuts)
     inner = (inside for child in children.values() if child for inside in child.modules() if inside is not child)
-    return not any(isinstance(cut, str) for cut in cuts) and not any(decides(module) for module in inner)
+    return not any(isinstance(cut, str) for cut in cuts) and not any(is_layer(module) for module in inner)
 
 
 def _children(model: nn.Module) -> Steps:
     children = [(name, child) for name, child in model._modules.items() if child is not None]
-    calls = [Call(name, decides(child), index) for index, (name, child) in enumerate(children)]
+    calls = [Call(name, is_layer(child), index) for index, (name, child) in enumerate(children)]
 
     def build(positions: list[int]) -> list[nn.Module]:
         pieces = [children[begin:end] for begin, end in pairwise([0, *positions, len(children)])]

@@ -1,7 +1,8 @@
-"""SparsePipe's partitions over mixed GPUs.
+"""SparsePipe's partitions over mixed GPUs, and its networks' accuracy.
 
 ::
 
-    command  Prints how networks are cut into pipeline stages: published layer profiles, and SparsePipe's mixed GPUs
-    setting  SparsePipe's heterogeneous setting
+    accuracy  How well the sparse VGG16-BN and its dense twin tell clouds apart after the same short training
+    command   Prints how networks are cut into pipeline stages: published layer profiles, and SparsePipe's mixed GPUs
+    setting   SparsePipe's heterogeneous setting
 """

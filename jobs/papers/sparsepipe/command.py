@@ -1,6 +1,7 @@
 """How networks are cut into pipeline stages: published layer profiles, and SparsePipe's mixed GPUs.
 
-The first table needs profiles (PipeDream's text or ours), the second none: its layer times are a roofline's.
+The first table needs profiles (PipeDream's text or ours), the second none: its layer times are a roofline's, or those
+of a measured profile of the sparse network. Beside it is data parallelism (DP), as in Figure 9.
 """
 
 from __future__ import annotations
@@ -18,17 +19,20 @@ from distconv.perfmodel.profiles.layer_profile import Profile
 from distconv.perfmodel.stages.devices import Device
 from distconv.perfmodel.stages.dynamic_program import chain
 from distconv.perfmodel.stages.partition import METHODS, StagePartition, least, partition, stage_time
-from distconv.perfmodel.stages.stage_costs import COSTS, Terms
+from distconv.perfmodel.stages.stage_costs import COSTS, Terms, staged
 
 EXAMPLES = """\
 examples:
   distconv reproduce sparsepipe
   distconv reproduce sparsepipe --gigabits 1 10
+  distconv profile --layers --model sparse_vgg16_bn --input 1,50,50,50 --batch 64 --classes 40 --out sparse.json
+  distconv reproduce sparsepipe --measured sparse.json --measured-batch 64
   distconv profile --model vgg16 --layers --out vgg16.json
   distconv reproduce sparsepipe vgg16.json --devices 2 4 8
 """
 
 GIGABIT = 1e9 / 8
+FIGURE_9 = "Figure 9 and IV-C: MP 1.33 to 2.27 times as fast as DP, HETE-MP 2.41 to 3.11 times"
 SHOWN = {"sparsepipe": "sorted", "exact": "exact", "pipedream": "MP"}
 
 
@@ -47,6 +51,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="G",
         help="between the mixed GPUs (default: 1 2.5 5 10)",
     )
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        default=published.MEASURED,
+        metavar="PROFILE",
+        help="layer profile of the sparse network (default: ours, of 16 shapes at 50^3)",
+    )
+    parser.add_argument(
+        "--measured-batch",
+        type=positive,
+        default=published.MEASURED_BATCH,
+        metavar="N",
+        help="its samples (default: %(default)s)",
+    )
     add_json_argument(parser)
 
 
@@ -57,10 +75,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _tables(options: argparse.Namespace) -> dict[str, Rows]:
-    return {
+    sources = [
+        *map(published.by_roofline, (True, False)),
+        *published.as_measured(options.measured, options.measured_batch),
+    ]
+    found = {
         "profiles": profile_table(options.profiles, options.devices, options.bandwidth),
-        "mixed": [row for sparse in (True, False) for row in mixed_table(sparse, options.gigabits)],
+        "mixed": [row for source in sources for row in mixed_table(source, options.gigabits)],
     }
+    print(f"\nthe paper, {FIGURE_9}")
+    return found
 
 
 def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float) -> Rows:
@@ -84,19 +108,20 @@ def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float)
     return rows
 
 
-def mixed_table(sparse: bool, gigabits: Sequence[float]) -> Rows:
+def mixed_table(source: published.Source, gigabits: Sequence[float]) -> Rows:
     """The partitions for the GPUs of Table III beside those of the paper, one row for each bandwidth."""
-    profile = published.vgg16_bn("TitanXP", sparse)
+    profile = source.on("TitanXP")
     print(
-        f"\nSparsePipe, Table III: VGG16-BN, {'sparse' if sparse else 'dense'} {published.RESOLUTION}^3, batch "
-        f"{published.BATCH}, roofline of Table I; times per mini-batch in s under Eqs. 4-5; = as in the paper"
+        f"\nSparsePipe, Table III: VGG16-BN, {source.name}, batch {published.BATCH}; times per mini-batch in s under "
+        "Eqs. 4-5; = as in the paper; x: times as fast as DP"
     )
     print(f"{'GPUs':>4}{'Gb/s':>6}  ", "".join(f"{name:<12}{'time':>9}  " for name in SHOWN.values()), sep="", end="")
-    print(f"{'ratio':<7}{'paper MP':<11}{'paper HETE':<11}{'time':>9}  sorted order's stages")
+    print(f"{'ratio':<7}{'paper MP':<11}{'paper HETE':<11}{'time':>9}{'DP':>10}{'x MP':>7}{'x sorted':>9}", end="")
+    print("  sorted order's stages")
     rows: Rows = []
     searched = dict.fromkeys(SHOWN, 0.0)
     for published_row in published.TABLE_III:
-        devices = published.devices(published_row.counts, sparse)
+        devices = source.devices(published_row.counts)
         for gigabit in gigabits:
             bandwidth = gigabit * GIGABIT
             found = {}
@@ -115,8 +140,11 @@ def mixed_table(sparse: bool, gigabits: Sequence[float]) -> Rows:
             for method in SHOWN:
                 print(f"{_config(found[method]):<11}{'=' if same[method] else ' '}{costs[method]:>9.5f}  ", end="")
             print(f"{costs['sparsepipe'] / costs['exact']:>5.3f}  {published_row.homogeneous:<11}", end="")
-            print(f"{published_row.heterogeneous:<11}{theirs:>9.5f} ", _held(found["sparsepipe"]))
-            rows.append({"sparse": sparse, "gigabit": gigabit, "as_published": same, "time_s": costs})
+            alone = data_parallel(profile, devices, bandwidth)
+            print(f"{published_row.heterogeneous:<11}{theirs:>9.5f}{alone:>10.5f}", end="")
+            print(f"{alone / costs['pipedream']:>7.2f}{alone / costs['sparsepipe']:>9.2f} ", _held(found["sparsepipe"]))
+            rows.append({"source": source.name, "gigabit": gigabit, "as_published": same, "time_s": costs})
+            rows[-1]["data_parallel_s"] = alone
             rows[-1] |= {"published_s": theirs, "stages": {method: _figures(each) for method, each in found.items()}}
     print("searched for " + ", ".join(f"{1e3 * searched[m] / len(rows):.1f} ms ({SHOWN[m]})" for m in SHOWN) + " a row")
     return rows
@@ -127,6 +155,12 @@ def as_published(profile: Profile, row: published.Row, devices: Sequence[Device]
     groups = [tuple(held.get(device.name, 0) for device in devices) for held in row.assignment]
     terms = Terms(profile, devices, bandwidth, COSTS["sparsepipe"])
     return terms.time(least(terms, chain(groups)))
+
+
+def data_parallel(profile: Profile, devices: Sequence[Device], bandwidth: float) -> float:
+    """Seconds per mini-batch of the whole network on every device (Eq. 4)."""
+    terms = Terms(profile, devices, bandwidth, COSTS["sparsepipe"])
+    return terms.time(staged([0, terms.size], [tuple(device.count for device in devices)]))
 
 
 def _config(found: StagePartition) -> str:

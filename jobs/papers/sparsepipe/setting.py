@@ -1,21 +1,21 @@
-"""SparsePipe's heterogeneous setting: its GPUs, its network by roofline, and the partitions that it reports.
+"""SparsePipe's heterogeneous setting: its GPUs, its network by roofline or as measured, the partitions it reports.
 
-The paper prints neither layer times nor the bandwidth between its servers. Times here are a roofline's: they are what
-Table I allows, not measurements. The partitions of Table III are of the sparse network; the dense one is the paper's
-baseline, which its GPUs hold for 32 samples only. With these times and 1, 2, 3, 5, 7 or 10 Gb/s between the GPUs the
-paper's algorithm gives the heterogeneous split of a row of Table III in 3 of 24 cases for the dense network and in none
-of 24 for the sparse one (``distconv reproduce sparsepipe --gigabits 1 2 3 5 7 10``).
+The paper prints neither layer times nor the bandwidth between its servers. Times here are a roofline's, what Table I
+allows, or in the proportions that layers have where we measured them. The partitions of Table III are of the sparse
+network; the dense one is the paper's baseline, which its GPUs hold for 32 samples only. What comes out is in README.md.
 
 Source: Zhai et al. 2020 (SparsePipe), IV-A, IV-C, Tables I-III.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from distconv.perfmodel.machine.machine import Roofline
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
+from distconv.perfmodel.profiles.predicted_profile import scaled
 from distconv.perfmodel.stages.devices import Device
 
 GPUS = {
@@ -62,6 +62,68 @@ SURFACE_NEIGHBOURS = 9
 """Of the 27 voxels around a voxel on a surface: a sheet of 3 x 3."""
 
 
+EPOCH_S = 129.63
+"""Table II: an epoch of the sparse network at 50^3 on one GPU."""
+
+CLOUDS = 9843
+"""Of ModelNet40 to train on."""
+
+MEASURED, MEASURED_BATCH = Path(__file__).with_name("vgg16_bn-50-batch16.json"), 16
+"""The layers of the sparse network with 16 embedded shapes of 4,096 points at 50^3, in one thread of an AMD EPYC
+virtual machine that others used too: ``distconv profile --layers --model sparse_vgg16_bn --input 1,50,50,50 --batch 16
+--classes 40 --warmup 1 --iterations 5``."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where layer times come from: a name, and the profile on each of ``GPUS``, all of the same layers and sizes."""
+
+    name: str
+    on: Callable[[str], Profile]
+
+    def devices(self, counts: dict[str, int]) -> list[Device]:
+        """So many of ``GPUS``, with their times and without a memory limit."""
+        return [Device(name, count, [layer.time_s for layer in self.on(name).layers]) for name, count in counts.items()]
+
+
+def by_roofline(sparse: bool) -> Source:
+    """The sparse or the dense network by the roofline of Table I."""
+    kind = "sparse" if sparse else "dense"
+    return Source(f"{kind} {RESOLUTION}^3, roofline of Table I", lambda gpu: vgg16_bn(gpu, sparse))
+
+
+def as_measured(path: Path = MEASURED, batch: int = MEASURED_BATCH) -> list[Source]:
+    """The sparse network with the layers of a measured profile, all of them as long as Table II says, on a Titan XP.
+
+    Its ``batch`` is made the paper's in proportion, which is too much for the parameters of linear layers.
+    One source scales times to other GPUs by their operations per second, the other by their bandwidth, both of Table I:
+    a layer lies between the two.
+
+    Raises
+    ------
+    ProfileError
+        If the file is no profile.
+    """
+    profile = scaled(Profile.load(path), BATCH / batch)
+    total = EPOCH_S * BATCH / CLOUDS / sum(layer.time_s for layer in profile.layers)
+
+    def source(name: str, speed: Callable[[Roofline], float]) -> Source:
+        return Source(
+            f"sparse {RESOLUTION}^3, measured layers, GPUs by {name}",
+            lambda gpu: _slower(profile, total * speed(GPUS["TitanXP"]) / speed(GPUS[gpu])),
+        )
+
+    return [source("operations", lambda gpu: gpu.flops_per_s), source("bandwidth", lambda gpu: gpu.bytes_per_s)]
+
+
+def _slower(profile: Profile, factor: float) -> Profile:
+    layers = [
+        replace(layer, forward_s=factor * layer.forward_s, backward_s=factor * layer.backward_s)
+        for layer in profile.layers
+    ]
+    return Profile(layers, profile.edges)
+
+
 @dataclass(frozen=True)
 class Work:
     """One layer: operations and bytes moved forward, bytes of output and parameters; backward takes so many times."""
@@ -82,13 +144,6 @@ def vgg16_bn(gpu: str, sparse: bool = True) -> Profile:
         forward = roofline.time(work.flops, work.moved_bytes, work.output_bytes / 4)
         layers.append(Layer(work.name, forward, work.backward * forward, work.output_bytes, work.parameter_bytes))
     return Profile(layers)
-
-
-def devices(counts: dict[str, int], sparse: bool = True) -> list[Device]:
-    """So many of ``GPUS``, with their roofline times and without a memory limit."""
-    return [
-        Device(name, count, [layer.time_s for layer in vgg16_bn(name, sparse).layers]) for name, count in counts.items()
-    ]
 
 
 def _works(sparse: bool) -> Iterator[Work]:

@@ -1,14 +1,15 @@
-"""Clouds to train and to test on, and their mini-batches as sparse tensors over a grid.
+"""Clouds to train and to test on, and their mini-batches as sparse tensors.
 
-Every rank makes the voxels of the whole batch, which are few numbers next to a network's features, and keeps those of
-its box. They follow from seed, epoch and sample alone, never from the grid.
+Every rank makes the voxels of the whole batch, which are few numbers next to a network's features. They follow from
+seed, epoch and sample alone, never from how the ranks share the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,12 +19,11 @@ from numpy.typing import NDArray
 from distconv.communication.agreement import together
 from distconv.data.loader import Batch
 from distconv.errors import DataError
-from distconv.grid import ProcessGrid
 from distconv.jobs.pointcloud.batches import Recipe, VoxelBatch, voxel_batch
 from distconv.jobs.pointcloud.clouds import Cloud, Clouds
 from distconv.jobs.pointcloud.datasets import PointClouds
 from distconv.jobs.pointcloud.shapes import Shapes
-from distconv.layers.sparse import SparseTensor, scatter
+from distconv.layers.sparse import SparseTensor
 
 SHAPES, SHAPE_POINTS = {"train": 1000, "test": 200}, 2048
 """Embedded shapes of each group, and their points."""
@@ -80,7 +80,7 @@ class CloudSamples:
 
 
 class VoxelLoader:
-    """Batches of ``batch`` clouds of a group as sparse tensors over ``grid`` and their labels, whole on every rank.
+    """Batches of ``batch`` clouds of a group: what ``placed`` makes of the whole sparse tensor, and all labels.
 
     The last batch of an epoch may be smaller, or is dropped.
 
@@ -94,16 +94,16 @@ class VoxelLoader:
         self,
         samples: CloudSamples,
         group: str,
-        grid: ProcessGrid,
         batch: int,
         *,
+        placed: Callable[[SparseTensor], Any],
         recipe: Recipe,
         dtype: torch.dtype,
         device: str = "cpu",
         shuffle: bool = False,
         drop_last: bool = False,
     ) -> None:
-        self._source, self._clouds, self.grid, self.batch = samples, samples.groups[group], grid, batch
+        self._source, self._clouds, self.batch, self._placed = samples, samples.groups[group], batch, placed
         self.recipe, self.dtype, self.device = recipe, dtype, device
         self.shuffle, self.drop_last = shuffle, drop_last
         self.samples = len(self._clouds.labels)
@@ -141,11 +141,14 @@ class VoxelLoader:
         for step in range(start, self.steps):
             samples = tuple(map(int, order[step * self.batch : (step + 1) * self.batch]))
             made = together(
-                self.grid.world, partial(voxel_batch, self._clouds, samples, self.recipe, number), DataError
+                self._source.comm, partial(voxel_batch, self._clouds, samples, self.recipe, number), DataError
             )
-            yield Batch(samples, (self._scattered(made), made.labels.to(self.device)))
+            yield Batch(samples, (self._placed(self._sparse(made)), made.labels.to(self.device)))
 
-    def _scattered(self, made: VoxelBatch) -> SparseTensor:
+    def first(self, count: int) -> SparseTensor:
+        """The first clouds of the first epoch, ``count`` or as many as there are. Local."""
+        return self._sparse(voxel_batch(self._clouds, list(map(int, self.order(0)[:count])), self.recipe, 0))
+
+    def _sparse(self, made: VoxelBatch) -> SparseTensor:
         features = made.features.to(self.device, self.dtype)
-        x = SparseTensor(made.coords.to(self.device), features, batch_size=len(made.labels))
-        return scatter(x, self.grid)
+        return SparseTensor(made.coords.to(self.device), features, batch_size=len(made.labels))

@@ -5,11 +5,12 @@
 
 ::
 
-    case      A case of the conformance table
-    command   ``distconv verify conformance``: every operator and option on every kind of grid against one process
-    families  The conformance table, one module per family of operators
-    layouts   How the tensors of a case are split
-    page      The page ``docs/conformance.md``: lines of runs on several rank counts as tables
-    report    What a run found, as text, JSON, and totals
-    runner    Runs cases in one process and over the ranks of a job, and says what came of each
+    case         A case of the conformance table
+    command      ``distconv verify conformance``: every operator and option on every kind of grid against one process
+    dense_sites  What sparse layers compute, on volumes: torch's own dense operators
+    families     The conformance table, one module per family of operators
+    layouts      How the tensors of a case are split
+    page         The page ``docs/conformance.md``: lines of runs on several rank counts as tables
+    report       What a run found, as text, JSON, and totals
+    runner       Runs cases in one process and over the ranks of a job, and says what came of each
 """

@@ -149,6 +149,12 @@ def _with(special: float) -> Callable[..., torch.Tensor]:
     return make
 
 
+def _sites(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> torch.Tensor:
+    """Normal numbers at a fifth of the positions behind channels (N, C, ...), zeros elsewhere."""
+    values = _random(shape, sizes, generator)
+    return values * (torch.rand(shape[0], 1, *shape[2:], generator=generator) < 0.2)
+
+
 VALUES: dict[str, Callable[[tuple[int, ...], Sizes, torch.Generator], torch.Tensor]] = {
     "normal": _random,
     "ties": lambda *given: _random(*given).round(),
@@ -166,5 +172,6 @@ VALUES: dict[str, Callable[[tuple[int, ...], Sizes, torch.Generator], torch.Tens
     "small numbers": lambda shape, sizes, generator: torch.randint(0, 5, shape, generator=generator),
     "classes": lambda shape, sizes, generator: torch.randint(0, sizes["c"], shape, generator=generator),
     "signs": lambda *given: _random(*given).sign(),
+    "sites": _sites,
 }
 """What tensors hold. ``classes`` are labels of C classes."""

@@ -91,10 +91,19 @@ def test_layers_of_a_known_network_need_no_more_than_its_name(tmp_path, monkeypa
     assert len(Profile.load("lenet5-layers.json").layers) == 5
 
 
+def test_layers_of_a_sparse_network_are_measured_on_voxels(tmp_path, capfd):
+    path = tmp_path / "sparse.json"
+    network = ["--model", "sparse_resnet", "--input", "1,16,16,16", "--width", "1", "--batch", "2"]
+    assert main(["profile", "--layers", *network, "--warmup", "0", "--iterations", "1", "--out", str(path)]) == 0
+    assert Profile.load(path).layers[0].name == "features.0.0"
+    assert "voxels in 2 samples of 1x16x16x16" in capfd.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
         (["--layers"], "--layers needs --model"),
+        (["--layers", "--model", "sparse_resnet", "--input", "1,8,8,9"], "voxels of a cloud are a cube; say --input"),
         (["--layers", "--model", "collections:Counter"], "extents of collections:Counter are not known"),
         (["--layers", *LENET, "--warmup", "-1"], "warm_up=-1"),
         (["--layers", *LENET, "--ranks", "2"], "--ranks is for a machine file"),

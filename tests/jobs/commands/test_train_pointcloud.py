@@ -13,6 +13,7 @@ from distconv import cli
 from distconv.jobs.commands import train_pointcloud
 from distconv.jobs.pointcloud.classification import samples
 from distconv.jobs.pointcloud.folders import convert
+from distconv.pipeline import PipelinePlan
 from tests.jobs.images.image_files import written
 from tests.jobs.pointcloud.cloud_files import write_modelnet, write_ours
 
@@ -147,3 +148,58 @@ def test_a_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     dc.Plan({"*": {"n": 1}}, 1).save(tmp_path / "plan.json")
     assert cli.main(["train", "pointcloud", "--plan", str(tmp_path / "plan.json")]) == 2
     assert "--plan: the layers of a sparse network are all on one grid; give it with --grid" in capsys.readouterr().err
+
+
+# -- pipelines --------------------------------------------------------------------------------------------------------
+
+
+def pipelined(folder: Path, *more: str) -> list[str]:
+    small = "--width 2 --batch 2 --resolution 16 --points 30 --drop-last".split()
+    return ["train", "pointcloud", "--data", str(folder / "clouds.h5"), *small, "--out", str(folder / "out"), *more]
+
+
+@pytest.mark.ranks(2)
+def test_a_pipeline_trains_resumes_and_says_where_it_was_cut(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_pointcloud, "draw", lambda *_: None)
+    folder = with_clouds(comm, shared_tmp_path)
+    arguments = ["--pipeline", "pipedream", "--weights", "stash", "--steps", "4", "--checkpoint-every", "2"]
+    assert cli.main(pipelined(folder, *arguments)) == 0
+    comm.Barrier()
+    complete = lines_of(folder)
+    summary = json.loads((folder / "out" / "summary.json").read_text())
+    assert (summary["pipeline"]["schedule"], summary["pipeline"]["weights"]) == ("pipedream", "stash")
+    cut = summary["pipeline"]["cuts"]
+    assert len(cut) == 1
+    assert (f"pipedream of 2 stages cut before {cut[0]} over 2 ranks" in capsys.readouterr().out) == (comm.rank == 0)
+    if comm.rank == 0:
+        (folder / "out" / "checkpoints" / "step-000004").rename(folder / "away")
+    comm.Barrier()
+    assert cli.main(pipelined(folder, *arguments, "--resume")) == 0
+    comm.Barrier()
+    same = [[{**line, "seconds": 0, "samples_per_s": 0} for line in lines] for lines in (complete, lines_of(folder))]
+    assert same[0] == same[1]
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ppv", "3"], "--ppv needs --pipeline SCHEDULE"),
+        (["--pipeline", "gpipe", "--ppv", "99"], "a register comes behind one of the layers 1 to"),
+        (["--pipeline-plan", "PLAN"], "its stages have plans, and those of a sparse network take none"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_pipelines_that_cannot_be_are_refused(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    folder = with_clouds(comm, shared_tmp_path)
+    plan = PipelinePlan("resnet", batch=2, ranks=2, cuts=(), replicas=(1,), plans=({"n": 2},), schedule="gpipe")
+    if comm.rank == 0:
+        plan.save(folder / "plan.json")
+    comm.Barrier()
+    given = [str(folder / "plan.json") if word == "PLAN" else word for word in arguments]
+    assert cli.main(pipelined(folder, *given)) == 2
+    assert (message in capsys.readouterr().err) == (comm.rank == 0)

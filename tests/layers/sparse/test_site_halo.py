@@ -10,7 +10,14 @@ from distconv.layers.sparse.site_halo import SiteHalo, at_owners
 from tests.distconv.layouts import grid_over
 from tests.layers.sparse.clouds import normal, random_coords, rng_of
 
-REACHES = [((-1, -1), (1, 1)), ((0, -2), (3, 0)), ((0, 0), (0, 0)), ((-7, -7), (7, 7))]
+REACHES = [
+    ((-1, -1), (1, 1)),
+    ((2, 2), (2, 2)),
+    ((0, -1), (0, -1)),
+    ((0, -2), (3, 0)),
+    ((0, 0), (0, 0)),
+    ((-7, -7), (7, 7)),
+]
 
 
 def split(comm, coords, **axes):

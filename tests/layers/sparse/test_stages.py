@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import distconv as dc
-from distconv.layers.sparse import SparseConv, SparseGlobalPool, SparseTensor
+from distconv.layers.sparse import SparseConv, SparseGlobalPool, SparseTensor, coordinate_manager, tensor
 from distconv.layers.sparse.stages import as_stages, packed, unpacked
 from tests.layers.sparse.clouds import normal, random_cloud, rng_of
 from tests.layers.sparse.test_distributed import ordered
@@ -60,7 +60,29 @@ def test_stages_one_after_the_other_are_the_network():
     torch.testing.assert_close(values[0], expected, rtol=1e-12, atol=1e-12)
 
 
-def test_a_plain_tensor_begins_no_later_stage():
-    stages = as_stages([SparseConv(2, 2, 3), SparseConv(2, 2, 3)])
-    with pytest.raises(dc.UnsupportedOperation, match="coordinates, features and sizes, not 1 tensors"):
-        stages[1](normal(3, 2))
+class _Fork(nn.Module):
+    def forward(self, x):
+        return x, torch.relu(x), SparseGlobalPool()(x)
+
+
+class _Join(nn.Module):
+    def forward(self, x, y, pooled):
+        return SparseGlobalPool()(x + y) * pooled
+
+
+def test_several_values_cross_between_stages_and_sites_are_not_looked_at_again(monkeypatch):
+    x = random_cloud(rng_of("several"), 3, 2, sites=40)
+    expected = _Join()(*_Fork()(x))
+    first, second = as_stages([_Fork(), _Join()])
+    rows = packed(x)
+    monkeypatch.setattr(tensor, "check_coordinates", None)
+    monkeypatch.setattr(coordinate_manager, "sorted_rows", None)
+    values = first(rows)
+    assert len(values) == 3 + 3 + 1
+    torch.testing.assert_close(second(*values), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_stage_may_begin_with_a_plain_tensor():
+    x = normal(3, 2).double()
+    linear = nn.Linear(2, 2).double()
+    assert torch.equal(as_stages([nn.Identity(), linear])[1](x), linear(x))

@@ -7,10 +7,13 @@ import torch
 from torch import nn
 
 from distconv.layers.models import MODELS
+from distconv.layers.models.sparse import sparse_vgg16_bn
+from distconv.layers.sparse import SparseConv, SparseGlobalPool, coordinate_manager
 from distconv.perfmodel.profiles.layer_profile import Profile
 from distconv.perfmodel.profiles.layer_timing import TimingError, _Clock, time_layers
 from distconv.perfmodel.stages.partition import METHODS, partition
 from distconv.pipeline.splitting.split import split
+from tests.layers.sparse.clouds import random_cloud, rng_of
 
 PAUSE = 0.5
 
@@ -185,3 +188,51 @@ def test_a_model_that_calls_other_layers_each_time_is_refused():
 
     with pytest.raises(TimingError, match="Growing called 1 layers at first and 3 now"):
         time_layers(Growing(), [torch.rand(2, 4)], 0, 1)
+
+
+# -- sparse networks --------------------------------------------------------------------------------------------------
+
+
+class SparseBlock(nn.Module):
+    """Two convolutions around which the input goes too, then coarser sites."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.norm = SparseConv(2, 3, 3), nn.BatchNorm1d(3)
+        self.b, self.c = SparseConv(3, 3, 3), SparseConv(3, 4, 2, stride=2)
+        self.pool, self.linear = SparseGlobalPool(), nn.Linear(4, 2)
+
+    def forward(self, x):
+        x = self.norm(self.a(x))
+        return self.linear(self.pool(self.c(self.b(x) + x)))
+
+
+def test_messages_of_a_sparse_network_are_features_with_their_coordinates():
+    x = random_cloud(rng_of("timing"), 3, 2, sites=40).detach()
+    profile = time_layers(SparseBlock().double(), [x], 0, 1).profile
+    fine, coarse = len(x.coords), len({(row[0], *(c // 2 for c in row[1:])) for row in x.coords.tolist()})
+    sizes = {layer.name: layer.activation_bytes for layer in profile.layers}
+    site = {channels: 8 * (1 + 3) + 8 * channels for channels in (3, 4)}
+    assert [sizes[name] for name in ("a", "norm", "b")] == [fine * site[3]] * 3
+    assert (sizes["c"], sizes["pool"], sizes["linear"]) == (coarse * site[4], 4 * 4 * 8, 4 * 2 * 8)
+    # The addition behind b is part of b.
+    assert set(profile.edges) == {("a", "norm"), ("norm", "b"), ("b", "c"), ("c", "pool"), ("pool", "linear")}
+
+
+def test_each_step_builds_its_kernel_maps_anew(monkeypatch):
+    made = []
+    real = coordinate_manager.kernel_map
+    monkeypatch.setattr(coordinate_manager, "kernel_map", lambda *given: made.append(1) or real(*given))
+    x = random_cloud(rng_of("anew"), 3, 2, sites=20).detach()
+    time_layers(SparseBlock().double(), [x], 1, 2)
+    steps = 1 + 1 + 2 * 2
+    assert len(made) == 2 * steps  # a's, which b shares, and c's
+    assert x.coordinate_manager.misses == 0
+
+
+def test_a_sparse_network_is_cut_where_its_profile_says():
+    model = sparse_vgg16_bn(1)
+    x = random_cloud(rng_of("cut"), 3, 1, sites=60).detach().to(torch.float32)
+    found = partition(time_layers(model, [x], 0, 2).profile, 2, 1e9, "sparsepipe")
+    names = [stage[0] for stage in found.stages[1:]]
+    assert len(split(model, names)) == len(found.stages)

@@ -126,7 +126,7 @@ def test_no_method_is_better_than_exact_on_published_profiles(count):
 
 def test_eight_gpus_over_gigabit_ethernet_split_the_dense_network_as_table_iii_splits_the_sparse_one():
     row = published.TABLE_III[-1]
-    devices = published.devices(row.counts, sparse=False)
+    devices = published.by_roofline(False).devices(row.counts)
     found = partition(published.vgg16_bn("TitanXP", sparse=False), devices, 1e9 / 8, "sparsepipe")
     assert found.assignment == row.assignment
     assert found.cuts == (24,)
@@ -141,7 +141,7 @@ def test_vgg16_bn_has_the_papers_53_layers_and_the_first_block_computes_most():
 
 @pytest.mark.parametrize("row", published.TABLE_III, ids=lambda row: str(sum(row.counts.values())))
 def test_no_published_split_beats_exact_and_the_same_split_costs_the_same(row):
-    profile, devices = published.vgg16_bn("TitanXP", sparse=False), published.devices(row.counts, sparse=False)
+    profile, devices = published.vgg16_bn("TitanXP", sparse=False), published.by_roofline(False).devices(row.counts)
     theirs = command.as_published(profile, row, devices, 1e9 / 8)
     found = partition(profile, devices, 1e9 / 8, "exact")
     assert theirs >= found.time

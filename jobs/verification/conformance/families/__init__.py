@@ -17,6 +17,7 @@
     reductions     Reductions: sums, means, spreads, extremes and norms, over some dimensions or all
     sampling       Operators whose output picks or blends positions of the input
     shaping        Operators that only move elements, or pick some of them: shapes, slices, joins
+    sparse         Sparse convolution, pooling and normalization against dense torch at the active sites
     spellings      Elementwise operators under every name that torch has for them
 """
 
@@ -37,6 +38,7 @@ from distconv.jobs.verification.conformance.families import (
     reductions,
     sampling,
     shaping,
+    sparse,
     spellings,
 )
 
@@ -55,6 +57,7 @@ TABLE: dict[str, tuple[Case, ...]] = {
     "losses": losses.CASES,
     "networks": networks.CASES,
     "optimizers": optimizers.CASES,
+    "sparse": sparse.CASES,
     "calls": calls.CASES,
     "numbers": numbers.CASES,
 }

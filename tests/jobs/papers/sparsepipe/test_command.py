@@ -9,27 +9,31 @@ import pytest
 from distconv import cli
 from distconv.jobs.papers.sparsepipe import setting as published
 from distconv.jobs.papers.sparsepipe.command import mixed_table
+from distconv.perfmodel.profiles.layer_profile import ProfileError
 from tests.perfmodel.stages.partitions import by_hand, random_profile, shares
 
-LAYERS = 53
-"""Of VGG16-BN, as the paper counts them."""
+LAYERS = 52
+"""Of VGG16-BN; the paper, and the roofline, count one more, which flattens."""
 
 GIGABIT = 2.5
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["sparse", "dense"])
-def sparse(request):
+SOURCES = [published.by_roofline(True), published.by_roofline(False), *published.as_measured()]
+
+
+@pytest.fixture(scope="module", params=SOURCES, ids=lambda source: source.name)
+def source(request):
     return request.param
 
 
 @pytest.fixture(scope="module")
-def rows(sparse):
-    return mixed_table(sparse, [GIGABIT])
+def rows(source):
+    return mixed_table(source, [GIGABIT])
 
 
-def by_eqs_4_and_5(sparse, counts, cuts, assignment):
+def by_eqs_4_and_5(source, counts, cuts, assignment):
     """Seconds per mini-batch, stage by stage and layer by layer."""
-    profile, devices = published.vgg16_bn("TitanXP", sparse), published.devices(counts, sparse)
+    profile, devices = source.on("TitanXP"), source.devices(counts)
     return by_hand(profile, cuts, assignment, devices, GIGABIT * 1e9 / 8, "sparsepipe")
 
 
@@ -43,32 +47,36 @@ def test_a_row_is_for_the_gpus_of_the_paper_and_each_method_places_all_of_them(r
             assert list(figures["cuts"]) == sorted(set(figures["cuts"])) and set(figures["cuts"]) < set(range(LAYERS))
 
 
-def test_times_are_those_of_eqs_4_and_5_by_hand(rows, sparse):
+def test_times_are_those_of_eqs_4_and_5_by_hand(rows, source):
     for row, gpus in zip(rows, published.TABLE_III, strict=True):
         for method, figures in row["stages"].items():
-            expected = by_eqs_4_and_5(sparse, gpus.counts, figures["cuts"], figures["assignment"])
+            expected = by_eqs_4_and_5(source, gpus.counts, figures["cuts"], figures["assignment"])
             assert row["time_s"][method] == pytest.approx(expected, rel=1e-12)
+        assert row["data_parallel_s"] == pytest.approx(
+            by_eqs_4_and_5(source, gpus.counts, [], [gpus.counts]), rel=1e-12
+        )
 
 
-def test_no_two_stages_and_no_other_method_are_faster_than_exact(rows, sparse):
+def test_no_two_stages_and_no_other_method_are_faster_than_exact(rows, source):
     for row, gpus in zip(rows, published.TABLE_III, strict=True):
         exact = row["time_s"]["exact"]
         assert exact <= min(*row["time_s"].values(), row["published_s"])
         for cut, held in itertools.product(range(4, LAYERS, 8), shares(list(gpus.counts.values()), 2)):
             if all(map(sum, held)):
                 named = [{n: c for n, c in zip(gpus.counts, counts, strict=True) if c} for counts in held]
-                assert exact <= by_eqs_4_and_5(sparse, gpus.counts, [cut], named) * (1 + 1e-12)
+                assert exact <= by_eqs_4_and_5(source, gpus.counts, [cut], named) * (1 + 1e-12)
 
 
-def test_the_papers_groups_have_the_best_cuts_of_all(rows, sparse):
+def test_the_papers_groups_have_the_best_cuts_of_all(rows, source):
     for row, gpus in zip(rows, published.TABLE_III, strict=True):
         if len(gpus.assignment) == 2:
-            times = [by_eqs_4_and_5(sparse, gpus.counts, [cut], gpus.assignment) for cut in range(1, LAYERS)]
+            layers = len(source.on("TitanXP").layers)
+            times = [by_eqs_4_and_5(source, gpus.counts, [cut], gpus.assignment) for cut in range(1, layers)]
             assert row["published_s"] == pytest.approx(min(times), rel=1e-12)
 
 
 def test_every_time_is_printed_beside_the_partition_of_the_paper(capsys):
-    found = mixed_table(True, [1, 10])
+    found = mixed_table(published.by_roofline(True), [1, 10])
     printed = [line for line in capsys.readouterr().out.splitlines() if line.strip()[:1].isdigit()]
     assert len(found) == len(printed) == 2 * len(published.TABLE_III)
     for row, line in zip(found, printed, strict=True):
@@ -83,7 +91,7 @@ def test_the_tables_are_printed_and_bad_input_ends_with_one_line(tmp_path, capsy
     arguments = [str(tmp_path / "net.json"), "--devices", "2", "--gigabits", "1", "--json", str(out)]
     assert reproduced(*arguments) == 0
     printed = capsys.readouterr().out
-    assert "net" in printed and printed.count("SparsePipe, Table III") == 2
+    assert "net" in printed and printed.count("SparsePipe, Table III") == 4
     assert out.stat().st_size > 0
     assert reproduced(str(tmp_path / "none.json")) == 2
     error = capsys.readouterr().err
@@ -95,3 +103,15 @@ def test_the_tables_are_printed_and_bad_input_ends_with_one_line(tmp_path, capsy
 
 def reproduced(*arguments):
     return cli.main(["reproduce", "sparsepipe", *arguments])
+
+
+def test_measured_layers_take_together_what_the_paper_measured_on_one_gpu():
+    by_operations, by_bandwidth = published.as_measured()
+    for source in (by_operations, by_bandwidth):
+        seconds = [sum(layer.time_s for layer in source.on(gpu).layers) for gpu in ("TitanXP", "TitanV", "RTX")]
+        assert seconds[0] == pytest.approx(129.63 * 64 / 9843)
+        assert [layer.name for layer in source.on("RTX").layers] == [layer.name for layer in source.on("TitanV").layers]
+        ratios = (12.1 / 13.8, 12.1 / 13.4) if source is by_operations else (547 / 653, 547 / 352)
+        assert [each / seconds[0] for each in seconds[1:]] == pytest.approx(ratios)
+    with pytest.raises(ProfileError):
+        published.as_measured(published.MEASURED.with_name("nothing.json"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,15 @@ from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
 from distconv.jobs.pointcloud.classification import samples as module
 from distconv.jobs.pointcloud.classification.samples import CloudSamples, VoxelLoader
 from distconv.jobs.pointcloud.shapes import Shapes
-from distconv.layers.sparse import gather
+from distconv.layers.sparse import gather, scatter
 from tests.jobs.images.image_files import written
 from tests.jobs.pointcloud.cloud_files import write_ours
 
 
 def loader_of(comm: Any, samples: CloudSamples, axes: str = "n=1", **more: Any) -> VoxelLoader:
     grid = dc.ProcessGrid(comm, **dc.parse_grid(axes))
-    given = {"recipe": Recipe(8, points=20), "dtype": torch.float64} | more
-    return VoxelLoader(samples, "train", grid, given.pop("batch", 2), **given)
+    given = {"recipe": Recipe(8, points=20), "dtype": torch.float64, "placed": partial(scatter, grid=grid)} | more
+    return VoxelLoader(samples, "train", given.pop("batch", 2), **given)
 
 
 @pytest.mark.ranks(1, 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,11 +14,12 @@ from mpi4py import MPI
 import distconv as dc
 from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
-from distconv.jobs.pointcloud.classification.trainer import NETWORKS, Settings, Trainer
+from distconv.jobs.pointcloud.classification.trainer import NETWORKS, PipelineTrainer, Settings, Trainer
 from distconv.jobs.training.training import learning_rate, make_optimizer, set_rate
 from distconv.layers.sparse import SparseTensor
 from tests.jobs.images.image_files import written
 from tests.jobs.pointcloud.cloud_files import write_ours
+from tests.jobs.training.pipelines import pipelining
 
 GRIDS = {1: ["n=1"], 2: ["n=2", "d=2"], 3: ["w=3"], 4: ["n=2,h=2"]}
 SMALL = {"width": 2, "batch": 2, "resolution": 16, "points": 30, "dtype": "float64", "lr": 0.01}
@@ -104,4 +106,123 @@ def test_a_width_that_is_not_given_is_the_networks_own(tmp_path: Path) -> None:
     trainer = Trainer(Settings(width=None), samples, dc.ProcessGrid(MPI.COMM_SELF))
     expected = sum(parameter.numel() for parameter in NETWORKS["resnet"](classes=3).parameters())
     assert trainer.parameter_count == expected
+    samples.close()
+
+
+# -- pipelines --------------------------------------------------------------------------------------------------------
+
+PIPELINED = SMALL | {"batch": 4, "steps": 3, "optimizer": "sgd"}
+
+
+def micro_batched(settings: Settings, samples: CloudSamples, order: list[tuple[int, ...]], parts: int) -> list[float]:
+    """Losses of plain sparse tensors in a plain loop over ``parts`` micro-batches of each mini-batch."""
+    torch.manual_seed(settings.seed)
+    model = NETWORKS[settings.model](width=settings.width, classes=3).double()
+    optimizer, losses = make_optimizer(settings, model.parameters()), []
+    recipe = Recipe(settings.resolution, settings.points, settings.keep, seed=settings.seed)
+    for step, batch in enumerate(order):
+        set_rate(optimizer, learning_rate(step, len(order), settings.lr))
+        optimizer.zero_grad()
+        losses.append(0.0)
+        for indices in np.array_split(batch, parts):
+            made = voxel_batch(samples.groups["train"], indices.tolist(), recipe, step // 2)
+            x = SparseTensor(made.coords, made.features.double(), batch_size=len(indices))
+            loss = F.cross_entropy(model(x), made.labels) * len(indices) / len(batch)
+            loss.backward()
+            losses[-1] += float(loss.detach())
+        optimizer.step()
+    return losses
+
+
+def trained(trainer: PipelineTrainer) -> tuple[list[tuple[int, ...]], dict[str, torch.Tensor]]:
+    """Without dropout, whose masks are drawn stage by stage."""
+    for module in trainer.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    order = []
+    for batch in trainer.batches():
+        order.append(batch.samples)
+        trainer.step(*batch.tensors)
+    trainer.synchronize()
+    return order, trainer.model.state_dict()
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize(
+    ("model", "schedule", "more"),
+    [
+        ("resnet", "gpipe", []),
+        ("resnet", "1f1b-so", ["--ppv", "8,11,15"]),  # inside of blocks: two sparse tensors cross
+        ("vgg16_bn", "zero-bubble", []),
+        ("vgg16_bn", "1f1b-sno", ["--ppv", "4,13,15"]),  # a plain tensor crosses
+    ],
+)
+def test_synchronous_pipelines_have_the_bits_of_one_process(
+    comm: Any, shared_tmp_path: Path, model: str, schedule: str, more: list[str]
+) -> None:
+    samples = clouds(comm, shared_tmp_path)
+    width, resolution = (2, 16) if model == "resnet" else (1, 32)
+    settings = Settings(**PIPELINED | {"model": model, "width": width, "resolution": resolution, "drop_last": True})
+    cut = [more[0], ",".join(more[1].split(",")[: comm.size - 1])] if more else []
+    found = PipelineTrainer(settings, samples, pipelining(comm.size, schedule, "--microbatches", "2", *cut))
+    alone = CloudSamples(shared_tmp_path / "clouds.h5", MPI.COMM_SELF)
+    one = PipelineTrainer(settings, alone, pipelining(1, schedule, "--microbatches", "2"))
+    (order, state), (same, expected) = trained(found), trained(one)
+    assert order == same
+    assert len(found.losses) == 3
+    assert found.losses == one.losses
+    for name, value in expected.items():
+        assert torch.equal(state[name], value), name
+    if model == "resnet":
+        losses = micro_batched(settings, samples, order, 2)
+        assert [loss for _, loss in found.losses] == pytest.approx(losses, rel=1e-12)
+    assert found.evaluate("test") == one.evaluate("test")
+    for each in (found, one):
+        each.close()
+    samples.close()
+    alone.close()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("schedule", "more"),
+    [("pipedream", []), ("stale", ["--switch-after", "3"])],
+)
+def test_a_resumed_pipeline_takes_the_same_steps_bit_for_bit(
+    comm: Any, shared_tmp_path: Path, schedule: str, more: list[str]
+) -> None:
+    samples = clouds(comm, shared_tmp_path)
+    settings = Settings(**SMALL | {"steps": 6, "optimizer": "sgd"})
+    of = pipelining(comm.size, schedule, *more)
+    first = PipelineTrainer(settings, samples, of)
+    for batch in first.batches():
+        first.step(*batch.tensors)
+        if first.step_count == 4:
+            first.save(str(shared_tmp_path / "saved"))
+    first.synchronize()
+    second = PipelineTrainer(settings, samples, of)
+    assert second.resume(str(shared_tmp_path / "saved"))
+    _, state = trained(second)
+    assert second.losses == first.losses[4:]
+    for name, expected in first.model.state_dict().items():
+        assert torch.equal(state[name], expected), name
+    first.close()
+    second.close()
+    samples.close()
+
+
+@pytest.mark.ranks(2)
+def test_a_grid_goes_on_from_the_checkpoint_of_a_pipeline(comm: Any, shared_tmp_path: Path) -> None:
+    samples = clouds(comm, shared_tmp_path)
+    settings = Settings(**SMALL | {"steps": 5})
+    first = PipelineTrainer(settings, samples, pipelining(comm.size, "gpipe", "--microbatches", "1"))
+    for batch in first.batches():
+        first.step(*batch.tensors)
+        if first.step_count == 3:
+            first.save(str(shared_tmp_path / "saved"))
+    grid = Trainer(settings, samples, dc.ProcessGrid(comm, d=comm.size))
+    assert grid.resume(str(shared_tmp_path / "saved"))
+    losses = [grid.step(*batch.tensors) for batch in grid.batches()]
+    assert losses == pytest.approx([loss for _, loss in first.losses[3:]], rel=1e-10)
+    first.close()
     samples.close()

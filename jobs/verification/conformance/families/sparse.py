@@ -1,0 +1,198 @@
+"""Sparse convolution, pooling and normalization against dense torch at the active sites, over boxes of sites.
+
+In one process a case computes with volumes and torch's own operators, and keeps the sites that the sparse layer has;
+over ranks each has the active sites of its block, and puts what comes out into a block. So both worlds have nothing in
+common but the weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from distconv.distribution import Distribution, block_range
+from distconv.jobs.verification.conformance.case import Case, Input, Sizes
+from distconv.jobs.verification.conformance.dense_sites import Frame, frame_of, on_volumes
+from distconv.layers.sparse import (
+    Partition,
+    SparseAvgPool,
+    SparseConv,
+    SparseGlobalPool,
+    SparseMaxPool,
+    SparseSumPool,
+    SparseTensor,
+)
+from distconv.layers.sparse.coordinate_manager import Sites
+from distconv.layers.sparse.distributed import DistributedManager
+from distconv.layers.sparse.partition import COLUMNS
+from distconv.tensor import DistTensor
+
+_X = {1: "N c W", 2: "N c H W", 3: "N c D H W", 4: "N c 3 D H W"}
+
+_SIZES: dict[int, Sizes] = {1: {}, 2: {}, 3: {"d": 4, "h": 5, "w": 6}, 4: {"d": 3, "h": 4, "w": 5}}
+
+_KINDS = (
+    *("samples", "depth", "height", "width", "samples + space", "two in space"),
+    *("uneven", "empty samples", "empty space"),
+)
+
+# -- sparse, over boxes -----------------------------------------------------------------------------------------------
+
+
+def _axes(dimension: int) -> list[tuple[int, str | None]]:
+    """The dimension of a volume (N, C, ...) and the axis of each column of coordinates."""
+    return list(zip((0, *range(2, dimension + 2)), COLUMNS[dimension], strict=True))
+
+
+def _starts(x: DistTensor, dim: int, axis: str | None) -> list[int]:
+    """The first cell of each block along a dimension."""
+    if axis is None:
+        return [0]
+    parts = x.grid.shape[axis]
+    ends = x.dist.boundaries.get(axis) or [block_range(x.shape[dim], parts, i).start for i in range(parts)]
+    return list(ends[:parts])
+
+
+def _of_block(x: DistTensor, stride: int) -> SparseTensor:
+    """The active sites of the blocks of ``x`` (N, C, ...); cell u is the site stride x u."""
+    axes, steps = _axes(x.ndim - 2), [1, *[stride] * (x.ndim - 2)]
+    starts = [_starts(x, dim, axis) for dim, axis in axes]
+    cuts = tuple(tuple(step * cut for cut in inner[1:]) for inner, step in zip(starts, steps, strict=True))
+    manager = DistributedManager(x.shape[0], Partition(x.grid, cuts))
+    cells = (x.local.detach() != 0).any(1).nonzero()
+    features = x.local.movedim(1, -1)[cells.unbind(1)]
+    first = [inner[x.grid.coords[axis] if axis else 0] for inner, (_, axis) in zip(starts, axes, strict=True)]
+    sites = Sites((cells + torch.tensor(first)) * torch.tensor(steps), stride)
+    return SparseTensor.on(sites, manager, manager.result(features, sites))
+
+
+def _block(y: SparseTensor, frame: Frame) -> DistTensor:
+    """The blocks of the volume (N, C, ...) of ``frame`` that hold the sites of ``y``."""
+    manager = y.coordinate_manager
+    assert isinstance(manager, DistributedManager)
+    grid, columns = manager.partition.grid, zip(COLUMNS[y.dimension], manager.partition.cuts, strict=True)
+    firsts, extents, steps = (0, *frame.first), (y.batch_size, *frame.cells), (1, *[y.stride] * y.dimension)
+    boundaries, begin = dict[str, tuple[int, ...]](), list[int]()
+    for (axis, cuts), first, extent, step in zip(columns, firsts, extents, steps, strict=True):
+        ends = (0, *(min(extent, max(0, -(-cut // step) - first)) for cut in cuts), extent)
+        begin.append(ends[grid.coords[axis]] if axis else 0)
+        if axis and cuts:
+            boundaries[axis] = ends
+    samples, *axes = COLUMNS[y.dimension]
+    dist, shape = (
+        Distribution(grid, (samples, None, *axes), boundaries=boundaries),
+        (extents[0], y.shape[1], *extents[1:]),
+    )
+    places = y.coords // torch.tensor(steps) - torch.tensor(firsts) - torch.tensor(begin)
+    batch, channels, *cells = dist.local_shape(shape)
+    rows = manager.local(y.features)
+    volume = rows.new_zeros(batch, *cells, channels).index_put(places.unbind(1), rows)
+    return DistTensor(volume.movedim(-1, 1), dist, shape)
+
+
+def _forward(layers: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+    """The volume that ``layers`` make of the active sites of ``x``, or what a global pooling does."""
+    if not isinstance(x, DistTensor):
+        return on_volumes(layers, x)
+    first, frame = layers[0], Frame((0,) * (x.ndim - 2), tuple(x.shape[2:]))
+    y = layers(_of_block(x, first.stride if isinstance(first, SparseConv) and first.transposed else 1))
+    for layer in layers:
+        frame = frame_of(layer, frame.cells) if hasattr(layer, "offsets") else frame
+    return _block(y, frame) if isinstance(y, SparseTensor) else y
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def _case(dimension: int, operator: str, option: str, build: Callable[[Sizes], Any]) -> Case:
+    return Case(
+        operator,
+        f"{dimension}-D, {option}",
+        _forward,
+        (Input(_X[dimension], "sites"),),
+        module=lambda sizes: nn.Sequential(*build(sizes)),
+        sizes=_SIZES[dimension],
+        kinds=_KINDS,
+    )
+
+
+def _convolutions(dimension: int) -> Iterator[Case]:
+    def case(option: str, kernel: Any, **options: Any) -> Case:
+        return _case(
+            dimension,
+            "SparseConv",
+            option,
+            lambda sizes: [SparseConv(sizes["c"], 3, kernel, dimension=dimension, **options)],
+        )
+
+    yield case("submanifold K3", 3)
+    yield case("submanifold K2 d2, no bias", 2, dilation=2, bias=False)
+    yield case("K3 s2", 3, stride=2)
+    yield case("K2 s2", 2, stride=2)
+    yield case("K1 s3", 1, stride=3)
+    yield case("K3, all sites it reaches", 3, submanifold=False)
+    if dimension < 4:
+        yield case("transposed K2 s2", 2, stride=2, transposed=True)
+        yield case("transposed K3 s2", 3, stride=2, transposed=True, bias=False)
+
+
+def _random_convolutions(dimension: int, count: int) -> Iterator[Case]:
+    """Of random kernels, strides and dilations; every other one of random offsets."""
+    rng = random.Random(dimension)
+    for number in range(count):
+        kernel: Any = [rng.randint(1, 4 if dimension < 3 else 3) for _ in range(dimension)]
+        options: dict[str, Any] = {"stride": rng.choice([1, 1, 2, 3]), "dilation": rng.choice([1, 2])}
+        options["bias"] = rng.random() < 0.5
+        name = "K" + "x".join(map(str, kernel))
+        if number % 2:
+            near = list(itertools.product(range(-2, 3), repeat=dimension))
+            options["offsets"], kernel = rng.sample(near, rng.randint(1, min(6, len(near)))), None
+            name = f"{len(options['offsets'])} offsets"
+        if options["stride"] == 1:
+            options["submanifold"] = rng.random() < 0.5
+        kind = {True: " submanifold", False: " all reached", None: ""}[options.get("submanifold")]
+        name = f"random {number}: {name} s{options['stride']} d{options['dilation']}{kind}"
+        yield _case(
+            dimension,
+            "SparseConv",
+            name,
+            lambda sizes, kernel=kernel, options=options: [
+                SparseConv(sizes["c"], 3, kernel, dimension=dimension, **options)
+            ],
+        )
+
+
+def _others(dimension: int) -> Iterator[Case]:
+    for kind in (SparseMaxPool, SparseAvgPool, SparseSumPool):
+        yield _case(dimension, kind.__name__, "K2 s2", lambda sizes, kind=kind: [kind(2, dimension=dimension)])
+        yield _case(
+            dimension,
+            kind.__name__,
+            "K3 s2 p1",
+            lambda sizes, kind=kind: [kind(3, 2, dimension, padding=1)],
+        )
+    for mode in ("max", "avg", "sum"):
+        yield _case(dimension, "SparseGlobalPool", mode, lambda sizes, mode=mode: [SparseGlobalPool(mode)])
+    yield _case(
+        dimension,
+        "sparse layers",
+        "convolution, batch norm, ReLU, K2 s2",
+        lambda sizes: [
+            SparseConv(sizes["c"], 3, 3, dimension=dimension),
+            nn.BatchNorm1d(3),
+            nn.ReLU(),
+            SparseConv(3, 2, 2, 2, dimension),
+        ],
+    )
+
+
+CASES: tuple[Case, ...] = tuple(
+    case
+    for dimension in (1, 2, 3, 4)
+    for case in (*_convolutions(dimension), *_random_convolutions(dimension, 8), *_others(dimension))
+)

@@ -1,0 +1,81 @@
+"""``distconv reproduce sparsepipe-accuracy``: both networks train alike, and their accuracies are counted right."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+import pytest
+import torch
+from mpi4py import MPI
+
+from distconv import cli
+from distconv.jobs.papers.sparsepipe import accuracy
+from distconv.jobs.papers.sparsepipe.accuracy import Subset, trained
+from distconv.jobs.pointcloud.classification.samples import CloudSamples
+from distconv.layers.sparse import SparseTensor
+from tests.jobs.pointcloud.cloud_files import write_ours
+
+SMALL = {"train": 4, "test": 2, "epochs": 2, "batch": 2, "resolution": 32, "points": 20, "width": 1, "lr": 1e-3}
+
+
+def test_both_see_the_same_voxels_and_begin_with_the_same_weights(tmp_path, monkeypatch):
+    write_ours(tmp_path / "x.h5")
+    samples = CloudSamples(tmp_path / "x.h5", MPI.COMM_SELF)
+    parts = {group: Subset.of(samples.groups[group], SMALL[group]) for group in ("train", "test")}
+    assert len(set(parts["train"].indices)) == 4
+    seen = {"sparse": [], "dense": []}
+
+    def noting(kind):
+        make = accuracy.NETWORKS[kind]
+
+        def note(module, args):
+            seen[kind].append((args[0], {name: value.clone() for name, value in module.state_dict().items()}))
+
+        def made(*args, **options):
+            model = make(*args, **options)
+            model.register_forward_pre_hook(
+                lambda module, args: seen[kind].append(
+                    (args[0], {k: v.clone() for k, v in module.state_dict().items()})
+                )
+            )
+            return model
+
+        return made
+
+    monkeypatch.setattr(accuracy, "NETWORKS", {kind: noting(kind) for kind in seen})
+    found = {kind: trained(kind, 3, parts, 3, argparse.Namespace(**SMALL)) for kind in seen}
+    assert all(share in (0.0, 0.5, 1.0) for share, _ in found.values())
+    assert len(seen["sparse"]) == len(seen["dense"]) == 2 * 2 + 1
+    for (x, _), (volume, _) in zip(seen["sparse"], seen["dense"], strict=True):
+        assert isinstance(x, SparseTensor)
+        assert volume.shape == (2, 1, 32, 32, 32)
+        assert int(volume.sum()) == len(x.coords)
+        assert torch.all(volume[(x.coords[:, 0], 0, *x.coords[:, 1:].unbind(1))] == 1)
+    (_, ours), (_, theirs) = seen["sparse"][0], seen["dense"][0]
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    samples.close()
+
+
+def test_a_row_for_each_seed_is_printed_and_written(tmp_path, capsys):
+    write_ours(tmp_path / "x.h5")
+    arguments = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
+    files = ["--data", str(tmp_path / "x.h5"), "--json", str(tmp_path / "found.json")]
+    assert cli.main(["reproduce", "sparsepipe-accuracy", *files, "--seeds", "4", "7", *arguments]) == 0
+    rows = json.loads((tmp_path / "found.json").read_text())["accuracy"]
+    assert [row["seed"] for row in rows] == [4, 7]
+    printed = capsys.readouterr().out
+    for row in rows:
+        assert (
+            f"{row['seed']:>4}{100 * row['sparse']['accuracy']:>10.2f}{100 * row['dense']['accuracy']:>10.2f}"
+            in printed
+        )
+    ahead = sum(row["sparse"]["accuracy"] - row["dense"]["accuracy"] for row in rows) / 2
+    assert f"is {100 * ahead:+.2f} points from the dense one" in printed
+
+
+@pytest.mark.parametrize("arguments", [["--train", "0"], ["--lr", "0"]])
+def test_bad_input_ends_with_code_2(arguments, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["reproduce", "sparsepipe-accuracy", *arguments])
+    assert stopped.value.code == 2
