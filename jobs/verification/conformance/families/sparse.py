@@ -164,7 +164,7 @@ def _random_convolutions(dimension: int, count: int) -> Iterator[Case]:
 
 def _others(dimension: int) -> Iterator[Case]:
     for kind in (SparseMaxPool, SparseAvgPool, SparseSumPool):
-        yield _layer(dimension, "K2 s2", kind, 2, dimension=dimension)
+        yield _layer(dimension, "K2 s2", kind, 2, 2, dimension)
         yield _layer(dimension, "K3 s2 p1", kind, 3, 2, dimension, padding=1)
     for mode in ("max", "avg", "sum"):
         yield _layer(dimension, mode, SparseGlobalPool, mode)
