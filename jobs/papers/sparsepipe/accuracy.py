@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, value, text in (
         ("train", 600, "clouds to train on"),
         ("test", 300, "clouds to test on"),
-        ("epochs", 5, "epochs"),
+        ("epochs", 4, "epochs"),
         ("batch", 16, "clouds of a batch"),
         ("resolution", 32, "voxels along each side"),
         ("points", 1024, "points drawn of a cloud"),

@@ -94,15 +94,11 @@ def _dense_convolution(x: torch.Tensor, weight: torch.Tensor, stride: int, dilat
     # Of four dimensions: torch's of three for each position of the kernel along the first.
     reach = [k * dilation for k in range(weight.shape[2])]
     starts = range(0, x.shape[2] - reach[-1], stride)
-    return torch.stack(
-        [
-            sum(
-                F.conv3d(x[:, :, t + r], weight[:, :, k], stride=stride, dilation=dilation) for k, r in enumerate(reach)
-            )
-            for t in starts
-        ],
-        2,
-    )
+    along = [
+        torch.stack([F.conv3d(x[:, :, t + r], weight[:, :, k], stride=stride, dilation=dilation) for t in starts], 2)
+        for k, r in enumerate(reach)
+    ]
+    return torch.stack(along).sum(0)
 
 
 def _coarse(active: torch.Tensor, stride: int) -> torch.Tensor:

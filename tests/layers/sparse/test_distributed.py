@@ -261,3 +261,11 @@ def test_another_cloud_on_one_rank_is_a_mismatch(comm):
     x = SparseTensor(coords, torch.zeros(2, 1))
     grid = grid_over(comm, w=comm.size)
     raises_everywhere(comm, dc.MismatchError, "sparse scatter", lambda: sparse.scatter(x, grid))
+
+
+@pytest.mark.ranks(2)
+def test_other_coordinates_are_noticed_whatever_their_sums(comm):
+    rows = [[[0, 2], [0, 1]], [[0, 0], [0, 2]]][comm.rank]
+    x = SparseTensor(torch.tensor(rows), normal(2, 1), batch_size=1)
+    with pytest.raises(dc.MismatchError, match="sparse scatter: ranks disagree"):
+        sparse.scatter(x, dc.ProcessGrid(comm, w=2))

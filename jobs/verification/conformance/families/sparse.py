@@ -121,24 +121,26 @@ def _case(dimension: int, operator: str, option: str, build: Callable[[Sizes], A
     )
 
 
-def _convolutions(dimension: int) -> Iterator[Case]:
-    def case(option: str, kernel: Any, **options: Any) -> Case:
-        return _case(
-            dimension,
-            "SparseConv",
-            option,
-            lambda sizes: [SparseConv(sizes["c"], 3, kernel, dimension=dimension, **options)],
-        )
+def _layer(dimension: int, option: str, kind: Callable[..., nn.Module], *given: Any, **options: Any) -> Case:
+    """Of a layer that is made of its arguments alone."""
+    return _case(dimension, kind.__name__, option, lambda sizes: [kind(*given, **options)])
 
-    yield case("submanifold K3", 3)
-    yield case("submanifold K2 d2, no bias", 2, dilation=2, bias=False)
-    yield case("K3 s2", 3, stride=2)
-    yield case("K2 s2", 2, stride=2)
-    yield case("K1 s3", 1, stride=3)
-    yield case("K3, all sites it reaches", 3, submanifold=False)
+
+def _convolution(dimension: int, option: str, kernel: Any, **options: Any) -> Case:
+    options["dimension"] = dimension
+    return _case(dimension, "SparseConv", option, lambda sizes: [SparseConv(sizes["c"], 3, kernel, **options)])
+
+
+def _convolutions(dimension: int) -> Iterator[Case]:
+    yield _convolution(dimension, "submanifold K3", 3)
+    yield _convolution(dimension, "submanifold K2 d2, no bias", 2, dilation=2, bias=False)
+    yield _convolution(dimension, "K3 s2", 3, stride=2)
+    yield _convolution(dimension, "K2 s2", 2, stride=2)
+    yield _convolution(dimension, "K1 s3", 1, stride=3)
+    yield _convolution(dimension, "K3, all sites it reaches", 3, submanifold=False)
     if dimension < 4:
-        yield case("transposed K2 s2", 2, stride=2, transposed=True)
-        yield case("transposed K3 s2", 3, stride=2, transposed=True, bias=False)
+        yield _convolution(dimension, "transposed K2 s2", 2, stride=2, transposed=True)
+        yield _convolution(dimension, "transposed K3 s2", 3, stride=2, transposed=True, bias=False)
 
 
 def _random_convolutions(dimension: int, count: int) -> Iterator[Case]:
@@ -157,27 +159,15 @@ def _random_convolutions(dimension: int, count: int) -> Iterator[Case]:
             options["submanifold"] = rng.random() < 0.5
         kind = {True: " submanifold", False: " all reached", None: ""}[options.get("submanifold")]
         name = f"random {number}: {name} s{options['stride']} d{options['dilation']}{kind}"
-        yield _case(
-            dimension,
-            "SparseConv",
-            name,
-            lambda sizes, kernel=kernel, options=options: [
-                SparseConv(sizes["c"], 3, kernel, dimension=dimension, **options)
-            ],
-        )
+        yield _convolution(dimension, name, kernel, **options)
 
 
 def _others(dimension: int) -> Iterator[Case]:
     for kind in (SparseMaxPool, SparseAvgPool, SparseSumPool):
-        yield _case(dimension, kind.__name__, "K2 s2", lambda sizes, kind=kind: [kind(2, dimension=dimension)])
-        yield _case(
-            dimension,
-            kind.__name__,
-            "K3 s2 p1",
-            lambda sizes, kind=kind: [kind(3, 2, dimension, padding=1)],
-        )
+        yield _layer(dimension, "K2 s2", kind, 2, 2, dimension)
+        yield _layer(dimension, "K3 s2 p1", kind, 3, 2, dimension, padding=1)
     for mode in ("max", "avg", "sum"):
-        yield _case(dimension, "SparseGlobalPool", mode, lambda sizes, mode=mode: [SparseGlobalPool(mode)])
+        yield _layer(dimension, mode, SparseGlobalPool, mode)
     yield _case(
         dimension,
         "sparse layers",
