@@ -1,4 +1,4 @@
-"""Algorithm 1: the modified Blelloch scan, complete, truncated at a level, or (at level 0) linear.
+r"""Algorithm 1: the modified Blelloch scan, complete, truncated at a level, or (at level 0) linear.
 
 The levels are kept one after another instead of in place: level d + 1 holds the products of pairs of level d, half as
 many, and no operand is overwritten. The numbers are those of the paper's in-place array. Not computed are its products
@@ -6,11 +6,11 @@ into a[n], which line 9 overwrites unread.
 
 ::
 
-    a     gradient  J0  J1  J2  J3  J4 ...      level 0
-                `--´     `--´    `--´
-              vector     J1<>J2  J3<>J4         level 1: the front is a vector at every level
-                   `-----´          `-- ...
-                   vector                       level 2
+    level 0   gradient  J1   J2  J3   J4  J5 ...
+                  \____/     \___/    \___/
+    level 1       vector     J2<>J3   J4<>J5 ...      the front is a vector at every level
+                        \_____/
+    level 2              vector ...
 
 Source: BPPSA, 3.2, algorithm 1, figures 3 and 4; 5.3 for the truncated variant.
 """
@@ -57,6 +57,15 @@ def scan(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
         enter("down-sweep", number)
         vectors = rest.down(front, vectors)
     return vectors
+
+
+def gradients(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
+    """:func:`scan` as the paper has it: the last element, which no other waits for, is in no product of matrices."""
+    if not len(level):
+        return level.linear(gradient)
+    vectors = scan(gradient, level[:-1], depth)
+    enter("last")
+    return level.join([vectors, level[-1:].linear(vectors[-1] if len(vectors) else gradient)])
 
 
 @dataclass

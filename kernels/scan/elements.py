@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Any, overload
 
 import torch
 
+from distconv.errors import ScanError
 from distconv.kernels.jacobian.csr import SparseJacobian
 from distconv.kernels.jacobian.product import multiply, pairs
 
@@ -182,3 +183,37 @@ class Stack:
 
 
 Level = Chain | Stack
+
+
+def level_of(jacobians: torch.Tensor | Sequence[Matrix], sources: Any) -> Level:
+    """Jacobians and what enters after each of them, as they were passed.
+
+    Raises
+    ------
+    ScanError
+        If one is no matrix, or there are not as many sources.
+    """
+    if isinstance(jacobians, torch.Tensor):
+        return Stack(jacobians, sources)
+    if sources is not None and len(sources) != len(jacobians):
+        raise ScanError(
+            f"backpropagate: {len(sources)} sources for {len(jacobians)} Jacobians; pass None for no source"
+        )
+    shifts = [None] * len(jacobians) if sources is None else sources
+    return Chain([Affine(_matrix(j, i), s) for i, (j, s) in enumerate(zip(jacobians, shifts, strict=True))])
+
+
+def _matrix(jacobian: Matrix, index: int) -> Matrix:
+    if isinstance(jacobian, (SparseJacobian, Identity)):
+        return jacobian
+    if not isinstance(jacobian, torch.Tensor) or jacobian.dim() not in (2, 3):
+        shape = tuple(jacobian.shape) if isinstance(jacobian, torch.Tensor) else type(jacobian).__name__
+        raise ScanError(
+            f"backpropagate: jacobians[{index}] (={shape}) is no matrix; pass (N_in, N_out), (B, N_in, N_out), "
+            "torch CSR, a SparseJacobian or Identity()"
+        )
+    if jacobian.layout == torch.sparse_csr and jacobian.dim() == 2:
+        return SparseJacobian.from_torch(jacobian)
+    if jacobian.layout != torch.strided:
+        raise ScanError(f"backpropagate: jacobians[{index}] has layout {jacobian.layout}; pass dense or one CSR matrix")
+    return jacobian if jacobian.dim() == 3 else jacobian[None]
