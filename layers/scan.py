@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
+from torch.nn.grad import conv2d_weight
 
 from distconv.errors import UnsupportedOperation
 from distconv.kernels import jacobian
@@ -69,7 +70,7 @@ class _Chain(torch.autograd.Function):
         flat = gradient.flatten(1)
         found = backpropagate(flat, chain, ctx.model.method, depth=ctx.model.depth) if chain else []
         outputs = [flat, *found]  # of the last layer's output, ..., of the first layer's (of x)
-        sums: dict[nn.Parameter, torch.Tensor] = {}
+        sums: dict[torch.Tensor, torch.Tensor] = {}
         for i, g in enumerate(reversed(outputs[: len(layers)])):
             for parameter, value in _of_parameters(layers[i], activations[i], g.view_as(activations[i + 1])):
                 sums[parameter] = sums[parameter] + value if parameter in sums else value
@@ -129,13 +130,11 @@ def _refusal(layer: Any) -> str:
     return ""
 
 
-def _of_parameters(layer: Any, x: torch.Tensor, g: torch.Tensor) -> Sequence[tuple[nn.Parameter, torch.Tensor]]:
+def _of_parameters(layer: Any, x: torch.Tensor, g: torch.Tensor) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
     """A layer's parameters and their gradients, from its input and the gradient of its output: Eq. 2."""
-    found: list[tuple[nn.Parameter, torch.Tensor]] = []
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
     if isinstance(layer, nn.Conv2d):
-        weight = torch.nn.grad.conv2d_weight(
-            x, layer.weight.shape, g, layer.stride, layer.padding, layer.dilation, layer.groups
-        )
+        weight = conv2d_weight(x, layer.weight.shape, g, layer.stride, layer.padding, layer.dilation, layer.groups)
         found.append((layer.weight, weight))
     elif isinstance(layer, nn.Linear):
         found.append((layer.weight, g.t() @ x))

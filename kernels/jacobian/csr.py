@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 
@@ -73,6 +73,10 @@ class Pattern:
         return Pattern.of(self.col, self.rows, self.shape[::-1])
 
 
+_known: WeakValueDictionary[tuple[int, ...], Pattern] = WeakValueDictionary()
+"""Patterns in use as torch CSR, by the addresses of their indices, which nothing else can have while they live."""
+
+
 @dataclass(frozen=True, eq=False)
 class SparseJacobian:
     """A transposed Jacobian (N_in, N_out) of each sample: ``values`` (B, nnz), or (1, nnz) where all have the same."""
@@ -82,9 +86,11 @@ class SparseJacobian:
 
     @classmethod
     def from_torch(cls, matrix: torch.Tensor) -> SparseJacobian:
-        """That of a torch CSR matrix (N_in, N_out); the values are shared."""
-        rows, cols = matrix.shape
-        pattern = Pattern(matrix.crow_indices().long(), matrix.col_indices().long(), (rows, cols))
+        """That of a torch CSR matrix (N_in, N_out); the values are shared, and the pattern if :meth:`to_torch` made it."""
+        crow, col = matrix.crow_indices(), matrix.col_indices()
+        pattern = _known.get((crow.data_ptr(), col.data_ptr(), *matrix.shape))
+        if pattern is None:
+            pattern = Pattern(crow.long(), col.long(), (matrix.shape[0], matrix.shape[1]))
         return cls(pattern, matrix.values()[None])
 
     @property
@@ -103,6 +109,7 @@ class SparseJacobian:
         pattern, batch = self.pattern, len(self.values)
         crow, col, values, shape = pattern.crow, pattern.col, self.values[0], pattern.shape
         if batch == 1:
+            _known[crow.data_ptr(), col.data_ptr(), *shape] = pattern
             return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
         crow, col = crow.repeat(batch, 1), col.repeat(batch, 1)
         return torch.sparse_csr_tensor(crow, col, self.values, self.shape, check_invariants=False)

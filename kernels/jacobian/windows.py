@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,7 +11,7 @@ from torch.nn.modules.utils import _pair
 
 from distconv.errors import ShapeError
 
-Two = int | tuple[int, int]
+Two = int | Sequence[int]
 
 
 @dataclass(frozen=True)

@@ -66,14 +66,14 @@ def backpropagate(
     if comm is not None:
         agree(comm, "method of backpropagate", f"{method}, depth {depth}, {speed}")
     level, whole = problem(gradient, jacobians, sources, comm)
-    method, depth = _chosen(method, depth, whole, speed)
+    chosen, depth = _chosen(method, depth, whole, speed)
     if len(whole.active) == 1 and (comm is None or comm.rank == 0):
         assert gradient is not None
         return gradients(gradient, level, depth)
     if comm.rank not in whole.active:
         return _nothing(level, whole)
     seat = Seat(comm, whole, whole.like())
-    if method == "linear":
+    if chosen == "linear":
         return linear_over_ranks(gradient, level, seat)
     return scan_over_ranks(gradient, level, depth, seat)
 
@@ -98,7 +98,7 @@ def _predicted(whole: Problem, speed: Speed | None) -> Prediction:
     return predict(whole, speed or SPEEDS["cuda" if whole.dtype.endswith("cuda") else "cpu"])
 
 
-def _chosen(method: Method, depth: int | None, whole: Problem, speed: Speed | None) -> tuple[str, int | None]:
+def _chosen(method: str, depth: int | None, whole: Problem, speed: Speed | None) -> tuple[str, int | None]:
     """The method, and the levels of up-sweep that it takes: None all."""
     if method == "auto" or (method == "truncated" and depth is None):
         prediction = _predicted(whole, speed)

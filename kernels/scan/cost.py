@@ -162,6 +162,7 @@ class _Sizes:
 
     def __init__(self, clock: _Clock, sizes: Sequence[Size | None]) -> None:
         self.clock, self.sizes = clock, sizes
+        self._alike = sizes[0] if clock.problem.stacked and sizes else None
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -171,22 +172,23 @@ class _Sizes:
 
     def pairs(self) -> _Sizes:
         count, firsts, seconds = len(self) // 2, self[::2], self[1::2]
-        if self.clock.problem.stacked and count:
-            self.clock.call(count * self.clock.mm(self.sizes[0], self.sizes[0]))
-            return self[:count]
+        if self._alike is not None:
+            if count:
+                self.clock.call(count * self.clock.mm(self._alike, self._alike))
+            return _Sizes(self.clock, self.sizes[:count])
         return _Sizes(self.clock, [seconds[i].after(firsts[i]).size for i in range(count)])
 
     def linear(self, vector: None) -> list[None]:
-        if self.clock.problem.stacked and self.sizes:
-            self.clock.seconds += len(self) * (self.clock.speed.call_s + self.clock.mv(self.sizes[0]))
+        if self._alike is not None:
+            self.clock.seconds += len(self) * (self.clock.speed.call_s + self.clock.mv(self._alike))
         else:
             for size in self.sizes:
                 _Map(self.clock, size)(None)
         return [None] * len(self)
 
     def down(self, vector: None, above: Sequence[None]) -> list[None]:
-        if self.clock.problem.stacked and self.sizes:
-            self.clock.call(-(-len(self) // 2) * self.clock.mv(self.sizes[0]))
+        if self._alike is not None:
+            self.clock.call(-(-len(self) // 2) * self.clock.mv(self._alike))
         else:
             self[::2].linear(None)
         return [None] * (len(self) + 1)

@@ -196,9 +196,7 @@ def level_of(jacobians: torch.Tensor | Sequence[Matrix], sources: Any) -> Level:
     if isinstance(jacobians, torch.Tensor):
         return Stack(jacobians, sources)
     if sources is not None and len(sources) != len(jacobians):
-        raise ScanError(
-            f"backpropagate: {len(sources)} sources for {len(jacobians)} Jacobians; pass None for no source"
-        )
+        raise ScanError(f"backpropagate: {len(sources)} sources, {len(jacobians)} Jacobians; pass None for no source")
     shifts = [None] * len(jacobians) if sources is None else sources
     return Chain([Affine(_matrix(j, i), s) for i, (j, s) in enumerate(zip(jacobians, shifts, strict=True))])
 

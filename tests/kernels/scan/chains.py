@@ -40,7 +40,7 @@ def mixed(n, samples=2, seed=0):
         elif kind == 1:
             found.append(dense[0])
         elif kind == 2:
-            found.append(csr(dense[0]).to_torch())
+            found.append(csr(dense[0]).to_torch() if i == 2 else csr(dense[0]))
         else:
             found.append(csr(dense[0] / samples, samples))
     return widths[0], found
