@@ -86,7 +86,7 @@ class SparseJacobian:
 
     @classmethod
     def from_torch(cls, matrix: torch.Tensor) -> SparseJacobian:
-        """That of a torch CSR matrix (N_in, N_out); the values are shared, and the pattern if :meth:`to_torch` made it."""
+        """That of a torch CSR matrix (N_in, N_out); it shares its values, and its pattern if :meth:`to_torch` made it."""
         crow, col = matrix.crow_indices(), matrix.col_indices()
         pattern = _known.get((crow.data_ptr(), col.data_ptr(), *matrix.shape))
         if pattern is None:
@@ -109,7 +109,7 @@ class SparseJacobian:
         pattern, batch = self.pattern, len(self.values)
         crow, col, values, shape = pattern.crow, pattern.col, self.values[0], pattern.shape
         if batch == 1:
-            _known[crow.data_ptr(), col.data_ptr(), *shape] = pattern
+            _known[(crow.data_ptr(), col.data_ptr(), *shape)] = pattern
             return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
         crow, col = crow.repeat(batch, 1), col.repeat(batch, 1)
         return torch.sparse_csr_tensor(crow, col, self.values, self.shape, check_invariants=False)

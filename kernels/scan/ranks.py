@@ -134,7 +134,7 @@ def scan_over_ranks(gradient: torch.Tensor | None, level: Level, depth: int | No
 
 
 def _exchange(element: Any, seat: Seat) -> Any:
-    """Algorithm 1 over one element of each rank, a map or (on the first) a vector: what the gradient is before this rank's; None on the first."""
+    """Algorithm 1 over one element of each rank, on the first a vector: what comes before it, None on the first."""
     last, index = len(seat.active) - 1, seat.index
     levels = last.bit_length()
     kept: dict[int, Any] = {}
