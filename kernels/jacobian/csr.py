@@ -86,7 +86,7 @@ class SparseJacobian:
 
     @classmethod
     def from_torch(cls, matrix: torch.Tensor) -> SparseJacobian:
-        """That of a torch CSR matrix (N_in, N_out); it shares its values, and its pattern if :meth:`to_torch` made it."""
+        """That of a torch CSR matrix (N_in, N_out); it shares the values, and the pattern that :meth:`to_torch` had."""
         crow, col = matrix.crow_indices(), matrix.col_indices()
         pattern = _known.get((crow.data_ptr(), col.data_ptr(), *matrix.shape))
         if pattern is None:
