@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -56,12 +57,13 @@ class Problem:
         dtype, _, device = self.dtype.partition(" on ")
         return torch.empty(0, dtype=getattr(torch, dtype.removeprefix("torch.")), device=device)
 
-    def width(self, rank: int) -> int:
-        """Values of a sample's gradient behind the Jacobians of ``rank``."""
-        width = self.gradient[1]
-        for sizes in self.ranks[: rank + 1]:
-            width = next((size.rows for size in reversed(sizes) if size is not None), width)
-        return width
+    @cached_property
+    def widths(self) -> list[int]:
+        """Values of a sample's gradient behind the Jacobians of each rank."""
+        widths = [self.gradient[1]]
+        for sizes in self.ranks:
+            widths.append(next((size.rows for size in reversed(sizes) if size is not None), widths[-1]))
+        return widths[1:]
 
 
 def problem(gradient: torch.Tensor | None, jacobians: Any, sources: Any, comm: Any) -> tuple[Level, Problem]:

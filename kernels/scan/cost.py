@@ -7,6 +7,7 @@ Messages take alpha + bytes / beta. The clock goes through the levels of :mod:`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -72,23 +73,25 @@ def predict(problem: Problem, speed: Speed) -> Prediction:
 def _linear(problem: Problem, speed: Speed) -> float:
     """One rank after another."""
     clock = _Clock(problem, speed)
-    for rank in problem.active:
-        clock.level(rank).linear(None)
+    for sizes, ranks in Counter(problem.ranks).items():
+        before = clock.seconds
+        clock.level(sizes).linear(None)
+        clock.seconds += (ranks - 1) * (clock.seconds - before)
     for rank in problem.active[:-1]:
-        clock.send(problem.gradient[0] * problem.width(rank))
+        clock.send(problem.gradient[0] * problem.widths[rank])
     return clock.seconds
 
 
 def _sweeps(problem: Problem, speed: Speed, depth: int | None) -> float:
     """The slowest rank before the exchange, the exchange, and the slowest rank after it."""
     clock = _Clock(problem, speed)
-    level = clock.level(0)
+    level = clock.level(problem.ranks[0])
     scan(cast(Any, None), cast(Level, level[:-1]), depth)
     level[-1:].linear(None)
     up, down, largest = [clock.seconds], [0.0], Size(0, 0)
-    for rank in problem.active[1:]:
+    for sizes in dict.fromkeys(problem.ranks[rank] for rank in problem.active[1:]):
         clock = _Clock(problem, speed)
-        tree = Tree.over(cast(Level, clock.level(rank)), depth)
+        tree = Tree.over(cast(Level, clock.level(sizes)), depth)
         total = cast(_Map, tree.total()).size or Size(0, 0)
         largest = max(largest, total, key=lambda size: size.rows * size.cols)
         up.append(clock.seconds)
@@ -109,8 +112,7 @@ class _Clock:
     def __init__(self, problem: Problem, speed: Speed) -> None:
         self.problem, self.speed, self.seconds = problem, speed, 0.0
 
-    def level(self, rank: int) -> _Sizes:
-        sizes = (size for size in self.problem.ranks[rank])
+    def level(self, sizes: Sequence[Size | None]) -> _Sizes:
         return _Sizes(self, [size for size in sizes for _ in range(1 if size is None else size.count)])
 
     def call(self, work_s: float) -> None:

@@ -45,7 +45,7 @@ class Seat:
 
     def receive_vector(self, source: int, behind: int) -> torch.Tensor:
         """The gradient behind the Jacobians at ``behind`` in the array, from the rank at ``source``."""
-        vector = self.like.new_empty(self.problem.gradient[0], self.problem.width(self.active[behind]))
+        vector = self.like.new_empty(self.problem.gradient[0], self.problem.widths[self.active[behind]])
         self._receive(source, [vector])
         return vector
 

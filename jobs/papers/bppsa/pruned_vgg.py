@@ -70,9 +70,8 @@ def baseline_flops(features: nn.Sequential, x: torch.Tensor) -> list[int]:
     for layer in features:
         y = layer(x)
         if isinstance(layer, nn.Conv2d):
-            flops.append(
-                2 * len(_windows(layer, x).pairs()[0]) * layer.in_channels * layer.out_channels // layer.groups
-            )
+            places = len(_windows(layer, x).pairs()[0])
+            flops.append(2 * places * layer.in_channels * layer.out_channels // layer.groups)
         else:
             flops.append(x.numel() + y.numel())
         x = y
@@ -91,7 +90,7 @@ def table(share: float, width: int = 64, seed: int = 0) -> Rows:
     print(f"\nFigure 10, VGG-11 with {share:.0%} of its weights pruned, {len(features)} layers, one sample, MFLOP")
     print(f"the complete scan has L0-L{up} upwards and L{up + 1}-L{up + down + 1} downwards; ", end="")
     print(f"truncated: L0-L{DEPTH}, linear, the last {DEPTH} levels downwards")
-    print(f"{'zeros':<13}{'method':<11}{'phase':<12}{'level':>6}{'kind':>6}{'steps':>7}{'largest':>10}", end="")
+    print(f"{'zeros':<14}{'method':<11}{'phase':<12}{'level':>6}{'kind':>6}{'steps':>7}{'largest':>10}", end="")
     print(f"{'total':>10}{'critical':>10}")
     rows: Rows = []
     for zeros, of_sample in (("guaranteed", False), ("this sample's", True)):
@@ -99,8 +98,8 @@ def table(share: float, width: int = 64, seed: int = 0) -> Rows:
         for method, depth in (("linear", 0), ("truncated", DEPTH)):
             with recorded() as steps:
                 backpropagate(torch.ones(1, jacobians[0].shape[2]), jacobians, "truncated", depth=depth)
-            rows += _print_steps(f"{zeros:<13}{method:<11}", steps)
-    rows += [_print(f"{'none':<13}{'BP':<11}", "all", len(bp), (max(bp), sum(bp), sum(bp)))]
+            rows += _print_steps(f"{zeros:<14}{method:<11}", steps)
+    rows += [_print(f"{'none':<14}{'BP':<11}", "all", len(bp), (max(bp), sum(bp), sum(bp)))]
     return rows
 
 

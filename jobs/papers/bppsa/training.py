@@ -59,7 +59,7 @@ def train(samples: ImageSamples, iterations: int, batch: int, rate: float, *, sc
     for images, labels in islice(_batches(samples, "train", batch), iterations):
         optimizer.zero_grad()
         loss = F.cross_entropy(run(images), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(loss.item())
     images, labels = next(_batches(samples, "test" if "test" in samples.groups else "train", batch))
