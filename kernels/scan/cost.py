@@ -1,8 +1,9 @@
 """What each method takes, predicted, and the choice between them.
 
 A product takes a fixed time (a call, a kernel) and its arithmetic or its memory traffic, whichever is longer. The
-stacked products of a level are one call, those of a list one each. Zeros of a sparse product are taken to lie anywhere.
-Messages take alpha + bytes / beta. The clock goes through the levels of :mod:`.algorithm`, with sizes for matrices.
+stacked products of a level are made together, those of a list one by one. Zeros of a sparse product are taken to lie
+anywhere. Messages take alpha + bytes / beta. The clock goes through the levels of :mod:`.algorithm`, with sizes for
+matrices.
 """
 
 from __future__ import annotations
@@ -20,9 +21,14 @@ from .elements import Level
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a rank computes and sends; ``call_s`` is the fixed time of a product, ``alpha_s`` that of a message."""
+    """How fast a rank computes and sends.
+
+    ``call_s`` is the fixed time of a product, ``level_s`` that of the stacked products of a level with the copies
+    beside them, ``alpha_s`` that of a message.
+    """
 
     call_s: float
+    level_s: float
     flops_per_s: float
     sparse_flops_per_s: float
     bytes_per_s: float
@@ -32,10 +38,10 @@ class Speed:
 
 
 SPEEDS = {
-    "cpu": Speed(6e-6, 12e9, 0.15e9, 8e9, 15e-6, 5e9),
-    "cuda": Speed(10e-6, 10e12, 20e9, 1.5e12, 30e-6, 10e9),
+    "cpu": Speed(6e-6, 25e-6, 12e9, 0.15e9, 8e9, 15e-6, 5e9),
+    "cuda": Speed(10e-6, 40e-6, 10e12, 20e9, 1.5e12, 30e-6, 10e9),
 }
-"""By device: one core of a small machine, measured; one GPU, of the order that data sheets have."""
+"""By device: a core of a small machine, fitted to recurrences there; a GPU, of the order that data sheets have."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +182,7 @@ class _Sizes:
         count, firsts, seconds = len(self) // 2, self[::2], self[1::2]
         if self._alike is not None:
             if count:
-                self.clock.call(count * self.clock.mm(self._alike, self._alike))
+                self.clock.seconds += self.clock.speed.level_s + count * self.clock.mm(self._alike, self._alike)
             return _Sizes(self.clock, self.sizes[:count])
         return _Sizes(self.clock, [seconds[i].after(firsts[i]).size for i in range(count)])
 
@@ -190,7 +196,7 @@ class _Sizes:
 
     def down(self, vector: None, above: Sequence[None]) -> list[None]:
         if self._alike is not None:
-            self.clock.call(-(-len(self) // 2) * self.clock.mv(self._alike))
+            self.clock.seconds += self.clock.speed.level_s + -(-len(self) // 2) * self.clock.mv(self._alike)
         else:
             self[::2].linear(None)
         return [None] * (len(self) + 1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from distconv.errors import DataError
 from distconv.jobs.papers.bppsa import jacobian_table, pruned_vgg, ranks_to_win, training
 from distconv.jobs.papers.printed_tables import Rows, add_json_argument, print_tables
 from distconv.jobs.training.options import positive, positive_float
@@ -29,7 +30,11 @@ CASES = [(1000, 20, 1), (1000, 20, 16), (30000, 20, 1), (30000, 20, 16), (30000,
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv reproduce bppsa``."""
     parser.add_argument(
-        "parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all; figure-6 with --data only)"
+        "parts",
+        type=_part,
+        nargs="*",
+        metavar="PART",
+        help=f"of {', '.join(PARTS)} (default: all; figure-6 with --data only)",
     )
     parser.add_argument("--columns", type=positive, default=64, help="autograd is timed on (default: %(default)s)")
     parser.add_argument("--prune", type=_share, default=0.97, metavar="SHARE", help="of weights (default: %(default)s)")
@@ -44,6 +49,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json_argument(parser)
 
 
+def _part(text: str) -> str:
+    if text not in PARTS:
+        raise argparse.ArgumentTypeError(f"there is no part {text!r}; choose from {', '.join(PARTS)}")
+    return text
+
+
 def _share(text: str) -> float:
     share = float(text)
     if not 0 <= share < 1:
@@ -56,14 +67,11 @@ def run(options: argparse.Namespace) -> int:
 
     Raises
     ------
-    ValueError
-        If a part is none, or figure 6 is asked for without data.
+    DataError
+        If figure 6 is asked for without data.
     """
-    for part in options.parts:
-        if part not in PARTS:
-            raise ValueError(f"there is no part {part!r}; choose from {', '.join(PARTS)}")
     if "figure-6" in options.parts and options.data is None:
-        raise ValueError("figure-6 needs --data, a folder with CIFAR-10")
+        raise DataError("figure-6 needs --data, a folder with CIFAR-10")
     print_tables(lambda: _tables(options), options.json)
     return 0
 

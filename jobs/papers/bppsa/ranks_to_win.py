@@ -24,6 +24,7 @@ def speed_of(machine: Machine) -> Speed:
     link = machine.network
     return Speed(
         roofline.kernel_s,
+        roofline.kernel_s,
         roofline.flops_per_s,
         sparse,
         roofline.bytes_per_s,

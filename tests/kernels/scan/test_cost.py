@@ -6,13 +6,13 @@ import pytest
 
 from distconv.kernels.scan import Problem, Size, Speed, predict
 
-CALLS = Speed(1.0, 1e30, 1e30, 1e30, 0.0, 1e30)
-"""Every product takes a second, whatever it computes; messages take nothing."""
+CALLS = Speed(1.0, 3.0, 1e30, 1e30, 1e30, 0.0, 1e30)
+"""Every product takes a second, those of a stacked level three together, whatever they compute."""
 
-ARITHMETIC = Speed(0.0, 1.0, 1.0, 1e30, 0.0, 1e30)
+ARITHMETIC = Speed(0.0, 0.0, 1.0, 1.0, 1e30, 0.0, 1e30)
 """Every FLOP takes a second."""
 
-MESSAGES = Speed(0.0, 1e30, 1e30, 1e30, 1.0, 1e30)
+MESSAGES = Speed(0.0, 0.0, 1e30, 1e30, 1e30, 1.0, 1e30)
 
 
 def stacked(counts, width=4, samples=2):
@@ -26,8 +26,8 @@ def listed(sizes, samples=2):
 def test_calls_of_a_stack_are_one_for_each_product_or_for_each_level():
     times = predict(stacked([7]), CALLS).times_s
     assert times["linear"] == pytest.approx(7)
-    # Up: a vector and pairs, a vector (level 1 has no pair left); down: two levels; and the last.
-    assert times["blelloch"] == pytest.approx(2 + 1 + 2 + 1)
+    # Up: a vector and pairs, a vector (level 1 has no pair left); down: two levels, one of them empty; the last.
+    assert times["blelloch"] == pytest.approx((1 + 3) + 1 + (3 + 3) + 1)
 
 
 def test_a_list_takes_a_call_for_each_product():
@@ -72,6 +72,6 @@ def test_break_even_lies_at_about_as_many_ranks_as_a_gradient_has_values():
 
 
 def test_the_truncated_scan_is_the_best_of_its_depths():
-    prediction = predict(stacked([100]), Speed(5.0, 1.0, 1.0, 1e30, 0.0, 1e30))
+    prediction = predict(stacked([100]), Speed(5.0, 5.0, 1.0, 1.0, 1e30, 0.0, 1e30))
     assert 1 <= prediction.depth <= 7
     assert prediction.times_s[prediction.method] == min(prediction.times_s.values())

@@ -10,6 +10,7 @@ import torch
 
 from distconv import cli
 from distconv.jobs.papers.bppsa import jacobian_table, pruned_vgg, ranks_to_win, training
+from distconv.kernels.jacobian import SparseJacobian
 from distconv.kernels.scan import backpropagate, recorded
 from distconv.layers.models.vgg import vgg11
 from tests.jobs.images import image_files
@@ -43,7 +44,7 @@ def test_autograds_time_is_that_of_all_columns():
 
 def dense_steps(jacobians):
     """FLOP of the products of two levels, from dense matrices of ones and zeros: one for each product's terms."""
-    places = [(each.to_dense()[0] != 0).double() for each in jacobians]
+    places = [SparseJacobian(j.pattern, torch.ones(1, j.pattern.nnz).double()).to_dense()[0] for j in jacobians]
     inner = places[1:-1]
     up = {("mm", 0): [2 * (b @ a).sum().item() for a, b in zip(inner[::2], inner[1::2], strict=False)]}
     level = [((b @ a) > 0).double() for a, b in zip(inner[::2], inner[1::2], strict=False)][1:]
@@ -103,7 +104,7 @@ def test_a_network_on_images_learns_by_scan_as_by_autograd(tmp_path):
 
 @pytest.mark.skipif(not CIFAR.is_dir(), reason="needs ../shared/data/cifar10")
 def test_lenet_5_on_cifar_10_follows_autograds_curve():
-    rows = training.table(CIFAR, iterations=6, batch=16, rate=0.02)
+    rows = training.table(CIFAR, iterations=3, batch=8, rate=0.02)
     for row in rows:
         assert row["scan"] == pytest.approx(row["autograd"], rel=1e-5)
     assert len({row["autograd"] for row in rows}) == len(rows)
@@ -114,10 +115,14 @@ def test_parts_are_chosen_by_name_and_bad_input_ends_with_one_line(tmp_path, cap
     assert reproduced("ranks", "--machines", "localhost", "--json", str(out)) == 0
     assert list(json.loads(out.read_text())) == ["ranks"]
     capsys.readouterr()
-    for arguments, text in [(["figure-7"], "there is no part 'figure-7'"), (["figure-6"], "figure-6 needs --data")]:
-        assert reproduced(*arguments) == 2
+    assert reproduced("figure-6") == 2
+    error = capsys.readouterr().err
+    assert "figure-6 needs --data" in error and error.count("\n") == 1
+    for arguments, text in [(["figure-7"], "there is no part 'figure-7'"), (["--prune", "1"], "1 is not in [0, 1)")]:
+        with pytest.raises(SystemExit) as stopped:
+            reproduced(*arguments)
         error = capsys.readouterr().err
-        assert text in error and error.count("\n") == 1
+        assert stopped.value.code == 2 and text in error and error.count("\n") == 1
 
 
 def reproduced(*arguments):
