@@ -62,6 +62,10 @@ class MachineError(DistconvError, ValueError):
     """A machine description that cannot be: unknown name, unreadable file, wrong unit, missing key."""
 
 
+class ScanError(DistconvError, ValueError):
+    """Jacobians that make no chain: shapes, dtypes, devices or numbers of samples that do not fit each other."""
+
+
 class PipelineError(DistconvError, RuntimeError):
     """A pass of a pipeline failed, or its ranks or stages do not fit each other.
 

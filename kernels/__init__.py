@@ -3,7 +3,9 @@
 ::
 
     convolution    Convolution of a piece of the input: what one rank computes by itself
+    jacobian       Transposed Jacobians of layers, made analytically
     normalization  What the normalizations share
+    scan           Backpropagation as a scan: many products at a time instead of one after another
     sparse         What one rank computes on sparse tensors: sites with integer coordinates, and features of them
 """
 

@@ -1,0 +1,137 @@
+"""Sparse transposed Jacobians: one pattern for all samples of a batch, and values for each of them or for all.
+
+A pattern is made once for a shape and kept; so is the product of two patterns (:mod:`.product`). What an iteration then
+computes is arithmetic on values alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+
+if TYPE_CHECKING:
+    from .product import Product
+
+
+class Pattern:
+    """Where the non-zeros of a matrix may lie, in compressed rows.
+
+    ``crow`` int64 (rows + 1,), ``col`` int64 (nnz,), columns of a row in ascending order. Compared by identity: two
+    patterns with the same places are two patterns.
+    """
+
+    def __init__(self, crow: torch.Tensor, col: torch.Tensor, shape: tuple[int, int]) -> None:
+        self.crow, self.col, self.shape = crow, col, shape
+        self.products: WeakKeyDictionary[Pattern, Product] = WeakKeyDictionary()
+
+    @classmethod
+    def of(cls, rows: torch.Tensor, cols: torch.Tensor, shape: tuple[int, int]) -> tuple[Pattern, torch.Tensor]:
+        """The pattern of distinct places in any order, and which of them each of its non-zeros is."""
+        _, order = (rows * shape[1] + cols).sort()
+        crow = torch.zeros(shape[0] + 1, dtype=torch.int64, device=rows.device)
+        torch.cumsum(torch.bincount(rows, minlength=shape[0]), 0, out=crow[1:])
+        return cls(crow, cols[order], shape), order
+
+    @property
+    def nnz(self) -> int:
+        """The number of places."""
+        return len(self.col)
+
+    @property
+    def sparsity(self) -> float:
+        """The fraction of places that are zero for certain."""
+        return 1 - self.nnz / (self.shape[0] * self.shape[1])
+
+    @property
+    def index_bytes(self) -> int:
+        """Memory of its two arrays."""
+        return self.crow.nbytes + self.col.nbytes
+
+    @cached_property
+    def lengths(self) -> torch.Tensor:
+        """Non-zeros of each row (rows,)."""
+        return self.crow.diff()
+
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        """The row of each non-zero (nnz,)."""
+        return torch.repeat_interleave(self.lengths, output_size=self.nnz)
+
+    @cached_property
+    def diagonal(self) -> bool:
+        """Whether it is that of a diagonal matrix."""
+        return self.shape[0] == self.shape[1] == self.nnz and bool((self.rows == self.col).all())
+
+    @cached_property
+    def transposed(self) -> tuple[Pattern, torch.Tensor]:
+        """The pattern of the transpose, and which of our non-zeros each of its is."""
+        return Pattern.of(self.col, self.rows, self.shape[::-1])
+
+
+@dataclass(frozen=True, eq=False)
+class SparseJacobian:
+    """A transposed Jacobian (N_in, N_out) of each sample: ``values`` (B, nnz), or (1, nnz) where all have the same."""
+
+    pattern: Pattern
+    values: torch.Tensor
+
+    @classmethod
+    def from_torch(cls, matrix: torch.Tensor) -> SparseJacobian:
+        """That of a torch CSR matrix (N_in, N_out); the values are shared."""
+        rows, cols = matrix.shape
+        pattern = Pattern(matrix.crow_indices().long(), matrix.col_indices().long(), (rows, cols))
+        return cls(pattern, matrix.values()[None])
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(B or 1, N_in, N_out)."""
+        return (len(self.values), *self.pattern.shape)
+
+    @property
+    def transposed(self) -> SparseJacobian:
+        """(B, N_out, N_in)."""
+        pattern, order = self.pattern.transposed
+        return SparseJacobian(pattern, self.values[:, order])
+
+    def to_torch(self) -> torch.Tensor:
+        """The torch CSR matrix (N_in, N_out), of several samples (B, N_in, N_out) with the indices B times."""
+        pattern, batch = self.pattern, len(self.values)
+        crow, col, values, shape = pattern.crow, pattern.col, self.values[0], pattern.shape
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
+            if batch == 1:
+                return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
+            crow, col = crow.repeat(batch, 1), col.repeat(batch, 1)
+            return torch.sparse_csr_tensor(crow, col, self.values, self.shape, check_invariants=False)
+
+    def to_dense(self) -> torch.Tensor:
+        """(B or 1, N_in, N_out), zeros written out."""
+        batch, rows, cols = self.shape
+        out = self.values.new_zeros(batch, rows * cols)
+        out[:, self.pattern.rows * cols + self.pattern.col] = self.values
+        return out.view(batch, rows, cols)
+
+    def apply(self, vector: torch.Tensor) -> torch.Tensor:
+        """J g of each sample: (B, N_out) -> (B, N_in)."""
+        pattern = self.pattern
+        if pattern.diagonal:
+            return self.values * vector
+        if len(self.values) == 1 < len(vector):
+            return (self.to_torch() @ vector.t()).t()
+        terms = self.values * vector.index_select(1, pattern.col)
+        return terms.new_zeros(len(terms), pattern.shape[0]).index_add_(1, pattern.rows, terms)
+
+    def times_dense(self, other: torch.Tensor) -> torch.Tensor:
+        """J D of each sample: (B or 1, N_out, K) -> (B or 1, N_in, K)."""
+        if len(self.values) == 1:
+            batch, inner, cols = other.shape
+            wide = self.to_torch() @ other.transpose(0, 1).reshape(inner, batch * cols)
+            return wide.view(-1, batch, cols).transpose(0, 1)
+        others = other.expand(len(self.values), -1, -1)
+        each = (SparseJacobian(self.pattern, row[None]) for row in self.values)
+        return torch.stack([one.to_torch() @ dense for one, dense in zip(each, others, strict=True)])

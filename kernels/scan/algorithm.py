@@ -1,0 +1,105 @@
+r"""Algorithm 1: the modified Blelloch scan, complete, truncated at a level, or (at level 0) linear.
+
+The levels are kept one after another instead of in place: level d + 1 holds the products of pairs of level d, half as
+many, and no operand is overwritten. The numbers are those of the paper's in-place array. Not computed are its products
+into a[n], which line 9 overwrites unread.
+
+::
+
+    level 0   gradient  J1   J2  J3   J4  J5 ...
+                  \____/     \___/    \___/
+    level 1       vector     J2<>J3   J4<>J5 ...      the front is a vector at every level
+                        \_____/
+    level 2              vector ...
+
+Source: BPPSA, 3.2, algorithm 1, figures 3 and 4; 5.3 for the truncated variant.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .accounting import enter
+from .elements import Affine, Level
+
+
+def sweep_levels(n: int) -> tuple[int, int]:
+    """Levels of the up-sweep and of the down-sweep over Eq. 5 with ``n`` Jacobians.
+
+    With the input and the identity of line 9 they are the figure's L0, L1, ...: VGG-11's 21 layers have L0-L4 upwards
+    and L5-L10 downwards.
+
+    >>> sweep_levels(21), sweep_levels(7)
+    ((4, 5), (2, 3))
+    """
+    down = n.bit_length()
+    return down - 1, down
+
+
+def scan(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
+    """What ``gradient`` becomes after each element of ``level``: vectors, as the level has them.
+
+    ``depth`` is the number of levels of the up-sweep: None all, 0 none (linear); above them it is linear.
+    """
+    below: list[tuple[Level, torch.Tensor]] = []
+    front = gradient
+    while len(level) and (depth is None or len(below) < depth):
+        enter("up-sweep", len(below))
+        front = level[0](front)
+        below.append((level[1:], front))
+        level = level[1:].pairs()
+    enter("linear")
+    vectors = level.linear(front)
+    for number, (rest, front) in reversed([*enumerate(below)]):
+        enter("down-sweep", number)
+        vectors = rest.down(front, vectors)
+    return vectors
+
+
+def gradients(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
+    """:func:`scan` as the paper has it: the last element, which no other waits for, is in no product of matrices."""
+    if not len(level):
+        return level.linear(gradient)
+    vectors = scan(gradient, level[:-1], depth)
+    enter("last")
+    return level.join([vectors, level[-1:].linear(vectors[-1] if len(vectors) else gradient)])
+
+
+@dataclass
+class Tree:
+    """Levels over elements before which no vector stands yet: what a rank can sweep before its gradient arrives."""
+
+    levels: list[Level]
+
+    @classmethod
+    def over(cls, level: Level, depth: int | None = None) -> Tree:
+        """The up-sweep over ``level``, of at most ``depth`` levels."""
+        levels = [level]
+        while len(levels[-1]) > 1 and (depth is None or len(levels) <= depth):
+            enter("up-sweep", len(levels) - 1)
+            levels.append(levels[-1].pairs())
+        return cls(levels)
+
+    def total(self) -> Affine:
+        """The product of all elements."""
+        enter("total")
+        top = self.levels[-1]
+        product = top[0]
+        for i in range(1, len(top)):
+            product = top[i].after(product)
+        for level in reversed(self.levels[:-1]):
+            if len(level) % 2:
+                product = level[len(level) - 1].after(product)
+        return product
+
+    def vectors(self, gradient: torch.Tensor) -> Any:
+        """What ``gradient`` becomes after each element."""
+        enter("linear")
+        found = self.levels[-1].linear(gradient)
+        for number, level in reversed([*enumerate(self.levels[:-1])]):
+            enter("down-sweep", number)
+            found = level.down(gradient, found)[1:]
+        return found

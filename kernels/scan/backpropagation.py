@@ -1,0 +1,112 @@
+"""``backpropagate``: one gradient through a chain of transposed Jacobians."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+
+from distconv.communication.agreement import agree
+from distconv.errors import ScanError
+
+from .algorithm import gradients
+from .checks import Problem, problem
+from .cost import SPEEDS, Prediction, Speed, predict
+from .elements import Level, Matrix
+from .ranks import Seat, linear_over_ranks, scan_over_ranks
+
+Method = Literal["linear", "blelloch", "truncated", "auto"]
+
+
+@torch.no_grad()
+def backpropagate(
+    gradient: torch.Tensor | None,
+    jacobians: torch.Tensor | Sequence[Matrix],
+    method: Method = "auto",
+    comm: Any = None,
+    *,
+    sources: torch.Tensor | Sequence[torch.Tensor | None] | None = None,
+    depth: int | None = None,
+    speed: Speed | None = None,
+) -> Any:
+    """The gradients of x_{n-1}, ..., x_0: a tensor (n, B, N) for Jacobians in one tensor, else a list of (B, N_i).
+
+    Over the ranks of ``comm`` each has its own part of the Jacobians, any number of them and perhaps none, and gets the
+    gradients at its own places; the first rank has those that come first, and the gradient. What a rank passes is
+    read only, and what it gets may be the tensor it passed where an identity stands.
+
+    Parameters
+    ----------
+    gradient
+        dl/dx_n (B, N); beyond the first rank None or anything.
+    jacobians
+        Transposed, the last layer's first, as in Eq. 5: (dx_n/dx_{n-1})^T, ..., (dx_1/dx_0)^T. One dense tensor
+        (n, B, N, N), or (n, 1, N, N) where all samples have the same; or a sequence of dense (B, N_in, N_out) or
+        (N_in, N_out), torch CSR (N_in, N_out), :class:`~distconv.kernels.jacobian.SparseJacobian` and
+        :class:`Identity`.
+    method
+        ``"linear"`` one product after another; ``"blelloch"`` Algorithm 1; ``"truncated"`` Algorithm 1 with ``depth``
+        levels of up-sweep on each rank and linear above them; ``"auto"`` what :func:`explain` says.
+    sources
+        What enters the gradients of x_{n-1}, ..., x_0 from outside, shaped like the result (in a list None where
+        nothing does): g_{i-1} = J_i g_i + s_{i-1}.
+    speed
+        Of this machine, for ``"auto"`` and a ``depth`` of None; by default what :data:`SPEEDS` has for the device.
+
+    Raises
+    ------
+    ScanError
+        If they do not fit each other: on every rank alike, before any value is sent.
+
+    Source: BPPSA, Eqs. 3-5, algorithm 1.
+    """
+    if method not in get_args(Method) or (depth is not None and depth < 0):
+        raise ScanError(f"backpropagate: method {method!r}, depth {depth}: pass one of {get_args(Method)}, depth >= 0")
+    if comm is not None:
+        agree(comm, "method of backpropagate", f"{method}, depth {depth}, {speed}")
+    level, whole = problem(gradient, jacobians, sources, comm)
+    method, depth = _chosen(method, depth, whole, speed)
+    if len(whole.active) == 1 and (comm is None or comm.rank == 0):
+        assert gradient is not None
+        return gradients(gradient, level, depth)
+    if comm.rank not in whole.active:
+        return _nothing(level, whole)
+    seat = Seat(comm, whole, whole.like())
+    if method == "linear":
+        return linear_over_ranks(gradient, level, seat)
+    return scan_over_ranks(gradient, level, depth, seat)
+
+
+def explain(
+    gradient: torch.Tensor | None,
+    jacobians: torch.Tensor | Sequence[Matrix],
+    comm: Any = None,
+    speed: Speed | None = None,
+) -> Prediction:
+    """What each method would take for these arguments of :func:`backpropagate`, predicted; print it.
+
+    Raises
+    ------
+    ScanError
+        As :func:`backpropagate`.
+    """
+    return _predicted(problem(gradient, jacobians, None, comm)[1], speed)
+
+
+def _predicted(whole: Problem, speed: Speed | None) -> Prediction:
+    return predict(whole, speed or SPEEDS["cuda" if whole.dtype.endswith("cuda") else "cpu"])
+
+
+def _chosen(method: Method, depth: int | None, whole: Problem, speed: Speed | None) -> tuple[str, int | None]:
+    """The method, and the levels of up-sweep that it takes: None all."""
+    if method == "auto" or (method == "truncated" and depth is None):
+        prediction = _predicted(whole, speed)
+        chosen = prediction.method if method == "auto" else "truncated"
+        return chosen, {"linear": 0, "blelloch": None, "truncated": prediction.depth}[chosen]
+    return method, {"linear": 0, "blelloch": None, "truncated": depth}[method]
+
+
+def _nothing(level: Level, whole: Problem) -> Any:
+    """The gradients of a rank without Jacobians."""
+    return level.linear(whole.like().new_empty(whole.gradient))

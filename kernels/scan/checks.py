@@ -1,0 +1,203 @@
+"""What a scan can take: Jacobians that chain, of one dtype and device, with sources and a gradient that fit them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from distconv.communication.agreement import together
+from distconv.errors import ScanError
+from distconv.kernels.jacobian.csr import SparseJacobian
+
+from .elements import Chain, Identity, Level, Stack, level_of
+
+WHERE = "backpropagate"
+
+
+@dataclass(frozen=True)
+class Size:
+    """``count`` transposed Jacobians (rows, cols), the part that is not zero, and the samples that have their own."""
+
+    rows: int
+    cols: int
+    density: float = 1.0
+    batch: int = 1
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A scan: ``gradient`` (B, N), its dtype, the sizes of each rank's Jacobians, and whether they are stacked."""
+
+    gradient: tuple[int, int]
+    dtype: str
+    ranks: tuple[tuple[Size | None, ...], ...]
+    stacked: bool
+
+    @property
+    def n(self) -> int:
+        """Jacobians on all ranks."""
+        return sum(map(self.on, range(len(self.ranks))))
+
+    def on(self, rank: int) -> int:
+        """Jacobians on ``rank``, identities among them."""
+        return sum(1 if size is None else size.count for size in self.ranks[rank])
+
+    @property
+    def active(self) -> list[int]:
+        """Ranks that take part: the first, which has the gradient, and those with Jacobians."""
+        return [rank for rank, sizes in enumerate(self.ranks) if sizes or rank == 0]
+
+    def like(self) -> torch.Tensor:
+        """An empty tensor of its dtype and device."""
+        dtype, _, device = self.dtype.partition(" on ")
+        return torch.empty(0, dtype=getattr(torch, dtype.removeprefix("torch.")), device=device)
+
+    def width(self, rank: int) -> int:
+        """Values of a sample's gradient behind the Jacobians of ``rank``."""
+        width = self.gradient[1]
+        for sizes in self.ranks[: rank + 1]:
+            width = next((size.rows for size in reversed(sizes) if size is not None), width)
+        return width
+
+
+def problem(gradient: torch.Tensor | None, jacobians: Any, sources: Any, comm: Any) -> tuple[Level, Problem]:
+    """This rank's elements, and the problem that all ranks have together; collective over ``comm``, if there is one.
+
+    Raises
+    ------
+    ScanError
+        If they make none, on every rank alike.
+    """
+    if comm is None:
+        level = _own(gradient, jacobians, sources, first=True)
+        return level, _joined([_part(gradient, level)])
+    level = together(comm, lambda: _own(gradient, jacobians, sources, first=comm.rank == 0), ScanError)
+    return level, _joined(comm.allgather(_part(gradient, level)))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What the others need to know of a rank."""
+
+    gradient: tuple[int, ...] | None
+    dtype: str | None
+    sizes: tuple[Size | None, ...]
+    stacked: bool
+    source_samples: tuple[int, ...]
+
+
+def _part(gradient: torch.Tensor | None, level: Level) -> _Part:
+    values = [*_tensors(level)[:1], *([] if gradient is None else [gradient])]
+    dtype = f"{values[0].dtype} on {values[0].device.type}" if values else None
+    shifts = [level.shifts] if isinstance(level, Stack) else [element.shift for element in level.elements]
+    samples = sorted({shift.shape[-2] for shift in shifts if shift is not None})
+    shape = None if gradient is None else tuple(gradient.shape)
+    return _Part(shape, dtype, tuple(_sizes(level)), isinstance(level, Stack), tuple(samples))
+
+
+def _joined(parts: Sequence[_Part]) -> Problem:
+    shape = parts[0].gradient
+    assert shape is not None
+    samples, width = shape
+    stacked = all(part.stacked for part in parts)
+    problem = Problem((samples, width), str(parts[0].dtype), tuple(part.sizes for part in parts), stacked)
+    if not problem.n:
+        raise ScanError(f"{WHERE}: no Jacobians on any of {len(parts)} ranks; pass at least one")
+    before = f"the gradient {shape}"
+    for rank, part in enumerate(parts):
+        of = f" on rank {rank}" if len(parts) > 1 else ""
+        if part.sizes and part.dtype not in (None, parts[0].dtype):
+            raise ScanError(f"{WHERE}: values{of} are {part.dtype}, on rank 0 {parts[0].dtype}; pass all alike")
+        if part.source_samples not in ((), (samples,)):
+            raise ScanError(f"{WHERE}: sources{of} are of {part.source_samples} samples, the gradient of {samples}")
+        for index, size in enumerate(part.sizes):
+            if size is None:
+                continue
+            name = f"jacobians[{index}]{of}"
+            if size.cols != width:
+                raise ScanError(
+                    f"{WHERE}: {name} (={size.rows} x {size.cols}) takes gradients of {size.cols} values, {before} "
+                    f"gives {width}; pass transposed Jacobians (N_in, N_out), the last layer's first"
+                )
+            if size.batch not in (1, samples):
+                raise ScanError(
+                    f"{WHERE}: {name} is of {size.batch} samples, the gradient of {samples}; pass as many, or 1"
+                )
+            width, before = size.rows, name
+    return problem
+
+
+def _own(gradient: torch.Tensor | None, jacobians: Any, sources: Any, first: bool) -> Level:
+    level = level_of(jacobians, sources)
+    _check_own(gradient, level, first)
+    return level
+
+
+def _check_own(gradient: torch.Tensor | None, level: Level, first: bool) -> None:
+    """What a rank sees by itself."""
+    if gradient is None:
+        if first:
+            raise ScanError(f"{WHERE}: gradient is None; pass dl/dx_n (B, N)")
+    elif gradient.dim() != 2 or not gradient.numel():
+        raise ScanError(f"{WHERE}: gradient {tuple(gradient.shape)} is not (B, N) with at least one value")
+    _check_stack(level) if isinstance(level, Stack) else _check_chain(level)
+    tensors = ([] if gradient is None else [gradient]) + _tensors(level)
+    for tensor in tensors:
+        if not tensor.is_floating_point():
+            raise ScanError(f"{WHERE}: values are {tensor.dtype}; pass floating-point numbers")
+    kinds = sorted({f"{tensor.dtype} on {tensor.device}" for tensor in tensors})
+    if len(kinds) > 1:
+        raise ScanError(f"{WHERE}: gradient, Jacobians and sources are {' and '.join(kinds)}; pass all alike")
+
+
+def _check_stack(level: Stack) -> None:
+    shape = tuple(level.matrices.shape)
+    if len(shape) != 4 or shape[2] != shape[3]:
+        raise ScanError(f"{WHERE}: jacobians {shape} are not (n, B, N, N) or (n, 1, N, N); of other shapes pass a list")
+    shifts = level.shifts
+    if shifts is not None and (shifts.dim() != 3 or (len(shifts), shifts.shape[2]) != (shape[0], shape[2])):
+        raise ScanError(f"{WHERE}: sources {tuple(shifts.shape)} are not (n, B, N) = ({shape[0]}, B, {shape[2]})")
+
+
+def _check_chain(level: Chain) -> None:
+    for index, element in enumerate(level.elements):
+        matrix, shift = element.matrix, element.shift
+        if shift is None:
+            continue
+        if isinstance(matrix, Identity) or shift.dim() != 2 or shift.shape[1] != matrix.shape[1]:
+            of = "an identity, which takes none" if isinstance(matrix, Identity) else f"{tuple(matrix.shape)}"
+            raise ScanError(f"{WHERE}: sources[{index}] {tuple(shift.shape)} does not fit jacobians[{index}], {of}")
+
+
+def _tensors(level: Level) -> list[torch.Tensor]:
+    if isinstance(level, Stack):
+        return [tensor for tensor in (level.matrices, level.shifts) if tensor is not None]
+    found = []
+    for element in level.elements:
+        if isinstance(element.matrix, SparseJacobian):
+            found.append(element.matrix.values)
+        elif isinstance(element.matrix, torch.Tensor):
+            found.append(element.matrix)
+        if element.shift is not None:
+            found.append(element.shift)
+    return found
+
+
+def _sizes(level: Level) -> list[Size | None]:
+    """That of each Jacobian, None for the identity."""
+    if isinstance(level, Stack):
+        n, batch, rows, cols = level.matrices.shape
+        return [Size(rows, cols, batch=batch, count=n)] if n else []
+    return [_size(element.matrix) for element in level.elements]
+
+
+def _size(matrix: Any) -> Size | None:
+    if isinstance(matrix, Identity):
+        return None
+    batch, rows, cols = matrix.shape
+    density = 1 - matrix.pattern.sparsity if isinstance(matrix, SparseJacobian) else 1.0
+    return Size(rows, cols, density, batch)

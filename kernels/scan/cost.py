@@ -1,0 +1,192 @@
+"""What each method takes, predicted, and the choice between them.
+
+A product takes a fixed time (a call, a kernel) and its arithmetic or its memory traffic, whichever is longer. The
+stacked products of a level are one call, those of a list one each. Zeros of a sparse product are taken to lie anywhere.
+Messages take alpha + bytes / beta. The clock goes through the levels of :mod:`.algorithm`, with sizes for matrices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, cast
+
+from .algorithm import Tree, scan
+from .checks import Problem, Size
+from .elements import Level
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a rank computes and sends; ``call_s`` is the fixed time of a product, ``alpha_s`` that of a message."""
+
+    call_s: float
+    flops_per_s: float
+    sparse_flops_per_s: float
+    bytes_per_s: float
+    alpha_s: float
+    link_bytes_per_s: float
+    value_bytes: int = 4
+
+
+SPEEDS = {
+    "cpu": Speed(6e-6, 12e9, 0.15e9, 8e9, 15e-6, 5e9),
+    "cuda": Speed(10e-6, 10e12, 20e9, 1.5e12, 30e-6, 10e9),
+}
+"""By device: one core of a small machine, measured; one GPU, of the order that data sheets have."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of each method, the levels of up-sweep of the truncated one, and what the choice fell on."""
+
+    times_s: dict[str, float]
+    depth: int
+
+    @property
+    def method(self) -> str:
+        """The fastest; the simplest of equals."""
+        return min(self.times_s, key=lambda method: self.times_s[method])
+
+    def __str__(self) -> str:
+        times = ", ".join(f"{method} {1e3 * time:.3g} ms" for method, time in self.times_s.items())
+        return f"{self.method}; predicted: {times}, truncated after {self.depth} levels"
+
+
+@lru_cache(maxsize=4096)
+def predict(problem: Problem, speed: Speed) -> Prediction:
+    """What each method would take for ``problem``, over as many ranks as it has.
+
+    >>> problem = Problem((1, 20), "", ((Size(20, 20, count=1000),),), stacked=True)
+    >>> print(predict(problem, SPEEDS["cpu"]).method)
+    blelloch
+    """
+    deepest = max(problem.on(rank) for rank in problem.active).bit_length()
+    whole = _sweeps(problem, speed, None)
+    truncated = {depth: _sweeps(problem, speed, depth) for depth in range(1, deepest)} or {1: whole}
+    depth = min(truncated, key=lambda levels: truncated[levels])
+    return Prediction({"linear": _linear(problem, speed), "blelloch": whole, "truncated": truncated[depth]}, depth)
+
+
+def _linear(problem: Problem, speed: Speed) -> float:
+    """One rank after another."""
+    clock = _Clock(problem, speed)
+    for rank in problem.active:
+        clock.level(rank).linear(None)
+    for rank in problem.active[:-1]:
+        clock.send(problem.gradient[0] * problem.width(rank))
+    return clock.seconds
+
+
+def _sweeps(problem: Problem, speed: Speed, depth: int | None) -> float:
+    """The slowest rank before the exchange, the exchange, and the slowest rank after it."""
+    clock = _Clock(problem, speed)
+    level = clock.level(0)
+    scan(cast(Any, None), cast(Level, level[:-1]), depth)
+    level[-1:].linear(None)
+    up, down, largest = [clock.seconds], [0.0], Size(0, 0)
+    for rank in problem.active[1:]:
+        clock = _Clock(problem, speed)
+        tree = Tree.over(cast(Level, clock.level(rank)), depth)
+        total = cast(_Map, tree.total()).size or Size(0, 0)
+        largest = max(largest, total, key=lambda size: size.rows * size.cols)
+        up.append(clock.seconds)
+        tree.vectors(cast(Any, None))
+        down.append(clock.seconds - up[-1])
+    clock = _Clock(problem, speed)
+    for _ in range((len(problem.active) - 1).bit_length()):
+        clock.send(max(largest.batch, 1) * largest.rows * largest.cols * largest.density)
+        clock.call(clock.mm(largest, largest))
+        clock.send(problem.gradient[0] * largest.rows)
+        clock.call(clock.mv(largest))
+    return max(up) + clock.seconds + max(down)
+
+
+class _Clock:
+    """Adds up what one rank spends."""
+
+    def __init__(self, problem: Problem, speed: Speed) -> None:
+        self.problem, self.speed, self.seconds = problem, speed, 0.0
+
+    def level(self, rank: int) -> _Sizes:
+        sizes = (size for size in self.problem.ranks[rank])
+        return _Sizes(self, [size for size in sizes for _ in range(1 if size is None else size.count)])
+
+    def call(self, work_s: float) -> None:
+        self.seconds += self.speed.call_s + work_s
+
+    def send(self, values: float) -> None:
+        self.seconds += self.speed.alpha_s + values * self.speed.value_bytes / self.speed.link_bytes_per_s
+
+    def mv(self, size: Size) -> float:
+        nonzeros = size.rows * size.cols * size.density
+        rate = self.speed.flops_per_s if size.density == 1 else self.speed.sparse_flops_per_s
+        moved = nonzeros * size.batch * self.speed.value_bytes
+        return max(2 * nonzeros * self.problem.gradient[0] / rate, moved / self.speed.bytes_per_s)
+
+    def mm(self, second: Size, first: Size) -> float:
+        both = second.density * first.density
+        rate = self.speed.flops_per_s if both == 1 else self.speed.sparse_flops_per_s
+        batch = max(second.batch, first.batch)
+        flops = 2 * second.rows * second.cols * first.cols * both * batch
+        moved = (second.rows + second.cols) * first.cols * batch * self.speed.value_bytes
+        return max(flops / rate, moved / self.speed.bytes_per_s)
+
+
+class _Map:
+    """An element, timed."""
+
+    def __init__(self, clock: _Clock, size: Size | None) -> None:
+        self.clock, self.size = clock, size
+
+    def __call__(self, vector: None) -> None:
+        if self.size is not None:
+            self.clock.call(self.clock.mv(self.size))
+
+    def after(self, first: _Map) -> _Map:
+        if self.size is None or first.size is None:
+            return _Map(self.clock, self.size or first.size)
+        self.clock.call(self.clock.mm(self.size, first.size))
+        return _Map(self.clock, _product(self.size, first.size))
+
+
+def _product(second: Size, first: Size) -> Size:
+    """With non-zeros anywhere."""
+    density = 1 - (1 - second.density * first.density) ** second.cols
+    return Size(second.rows, first.cols, density, max(second.batch, first.batch))
+
+
+class _Sizes:
+    """A level, timed; vectors are None."""
+
+    def __init__(self, clock: _Clock, sizes: Sequence[Size | None]) -> None:
+        self.clock, self.sizes = clock, sizes
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: Any) -> Any:
+        return (_Sizes if isinstance(index, slice) else _Map)(self.clock, cast(Any, self.sizes[index]))
+
+    def pairs(self) -> _Sizes:
+        count, firsts, seconds = len(self) // 2, self[::2], self[1::2]
+        if self.clock.problem.stacked and count:
+            self.clock.call(count * self.clock.mm(self.sizes[0], self.sizes[0]))
+            return self[:count]
+        return _Sizes(self.clock, [seconds[i].after(firsts[i]).size for i in range(count)])
+
+    def linear(self, vector: None) -> list[None]:
+        if self.clock.problem.stacked and self.sizes:
+            self.clock.seconds += len(self) * (self.clock.speed.call_s + self.clock.mv(self.sizes[0]))
+        else:
+            for size in self.sizes:
+                _Map(self.clock, size)(None)
+        return [None] * len(self)
+
+    def down(self, vector: None, above: Sequence[None]) -> list[None]:
+        if self.clock.problem.stacked and self.sizes:
+            self.clock.call(-(-len(self) // 2) * self.clock.mv(self.sizes[0]))
+        else:
+            self[::2].linear(None)
+        return [None] * (len(self) + 1)

@@ -1,0 +1,219 @@
+"""The elements of a scan: affine maps g -> J g + s, one by one or stacked, and the two products of a level.
+
+J is dense, sparse or the symbolic identity, which costs nothing; s is what enters from outside, where anything does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, overload
+
+import torch
+
+from distconv.errors import ScanError
+from distconv.kernels.jacobian.csr import SparseJacobian
+from distconv.kernels.jacobian.product import multiply, pairs
+
+from .accounting import note
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The transposed Jacobian of what changes nothing but the shape; symbolic: no product is computed."""
+
+
+Matrix = torch.Tensor | SparseJacobian | Identity
+"""Dense (B or 1, N_in, N_out), sparse, or the identity."""
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """g -> ``matrix`` g + ``shift`` (B, N_in), a shift of None being zero."""
+
+    matrix: Matrix
+    shift: torch.Tensor | None = None
+
+    def __call__(self, vector: torch.Tensor) -> torch.Tensor:
+        """(B, N_out) -> (B, N_in)."""
+        moved = matrix_vector(self.matrix, vector)
+        return moved if self.shift is None else moved + self.shift
+
+    def after(self, first: Affine) -> Affine:
+        """The map that does ``first`` and then this one: the paper's first <> self."""
+        matrix = matrix_matrix(self.matrix, first.matrix)
+        return Affine(matrix, self.shift if first.shift is None else self(first.shift))
+
+
+def matrix_vector(matrix: Matrix, vector: torch.Tensor) -> torch.Tensor:
+    """J g of each sample: (B, N_out) -> (B, N_in)."""
+    if isinstance(matrix, Identity):
+        return vector
+    if isinstance(matrix, SparseJacobian):
+        note("mv", 2 * matrix.pattern.nnz * len(vector))
+        return matrix.apply(vector)
+    note("mv", 2 * matrix.shape[1] * matrix.shape[2] * len(vector))
+    if len(matrix) == 1:
+        return vector @ matrix[0].t()
+    return torch.bmm(matrix, vector[:, :, None])[:, :, 0]
+
+
+def matrix_matrix(second: Matrix, first: Matrix) -> Matrix:
+    """``second`` times ``first`` of each sample; dense unless both are sparse."""
+    if isinstance(first, Identity):
+        return second
+    if isinstance(second, Identity):
+        return first
+    batch = max(second.shape[0], first.shape[0])
+    if isinstance(second, SparseJacobian) and isinstance(first, SparseJacobian):
+        note("mm", 2 * batch * pairs(second.pattern, first.pattern))
+        return multiply(second, first)
+    if isinstance(second, SparseJacobian):
+        assert isinstance(first, torch.Tensor)
+        note("mm", 2 * batch * second.pattern.nnz * first.shape[2])
+        return second.times_dense(first)
+    if isinstance(first, SparseJacobian):
+        note("mm", 2 * batch * first.pattern.nnz * second.shape[1])
+        return first.transposed.times_dense(second.transpose(1, 2)).transpose(1, 2)
+    note("mm", 2 * batch * second.shape[1] * second.shape[2] * first.shape[2])
+    return second @ first
+
+
+class Chain:
+    """A level of single elements, of any shapes; vectors are a list of (B, N)."""
+
+    def __init__(self, elements: Sequence[Affine]) -> None:
+        self.elements = list(elements)
+
+    def __len__(self) -> int:
+        return len(self.elements)
+
+    @overload
+    def __getitem__(self, index: int) -> Affine: ...
+    @overload
+    def __getitem__(self, index: slice) -> Chain: ...
+    def __getitem__(self, index: int | slice) -> Affine | Chain:
+        return Chain(self.elements[index]) if isinstance(index, slice) else self.elements[index]
+
+    def pairs(self) -> Chain:
+        """Elements 0 <> 1, 2 <> 3, ...; of an odd number the last is left out."""
+        firsts, seconds = self.elements[::2], self.elements[1::2]
+        return Chain([second.after(first) for first, second in zip(firsts, seconds, strict=False)])
+
+    def linear(self, vector: torch.Tensor) -> list[torch.Tensor]:
+        """What ``vector`` becomes after each element in turn."""
+        out = []
+        for element in self.elements:
+            vector = element(vector)
+            out.append(vector)
+        return out
+
+    def down(self, vector: torch.Tensor, above: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """``vector``, and what it becomes after each element; ``above`` holds what it is after each pair."""
+        before = [vector, *above]
+        out = [vector]
+        for i, element in enumerate(self.elements):
+            out.append(above[i // 2] if i % 2 else element(before[i // 2]))
+        return out
+
+    def join(self, parts: Sequence[Sequence[torch.Tensor] | torch.Tensor]) -> list[torch.Tensor]:
+        """One list of vectors from several."""
+        return [vector for part in parts for vector in part]
+
+
+class Stack:
+    """A level of dense elements of one shape: (m, B or 1, N, N); vectors are one tensor (m, B, N)."""
+
+    def __init__(self, matrices: torch.Tensor, shifts: torch.Tensor | None = None) -> None:
+        self.matrices, self.shifts = matrices, shifts
+
+    def __len__(self) -> int:
+        return len(self.matrices)
+
+    @overload
+    def __getitem__(self, index: int) -> Affine: ...
+    @overload
+    def __getitem__(self, index: slice) -> Stack: ...
+    def __getitem__(self, index: int | slice) -> Affine | Stack:
+        shift = None if self.shifts is None else self.shifts[index]
+        return (Stack if isinstance(index, slice) else Affine)(self.matrices[index], shift)
+
+    def pairs(self) -> Stack:
+        """Elements 0 <> 1, 2 <> 3, ...; of an odd number the last is left out. One product for all."""
+        half = len(self) // 2
+        first, second = self[: 2 * half : 2], self[1::2]
+        m = self.matrices
+        note("mm", 2 * m.shape[1] * m.shape[2] ** 3, half)
+        shifts = None if first.shifts is None else second._apply(first.shifts)
+        return Stack(second.matrices @ first.matrices, shifts)
+
+    def _apply(self, vectors: torch.Tensor) -> torch.Tensor:
+        """Each element on its own vector of (m, B, N)."""
+        m, shared = self.matrices, self.matrices.shape[1] == 1
+        note("mv", 2 * vectors.shape[1] * m.shape[2] ** 2, len(m))
+        out = vectors @ m[:, 0].transpose(1, 2) if shared else (m @ vectors[..., None])[..., 0]
+        return out if self.shifts is None else out.add_(self.shifts)
+
+    def linear(self, vector: torch.Tensor) -> torch.Tensor:
+        """What ``vector`` becomes after each element in turn, (m, B, N)."""
+        out = vector.new_empty(len(self), *vector.shape)
+        note("mv", 2 * len(vector) * vector.shape[1] ** 2, len(self))
+        if self.matrices.shape[1] == 1:
+            for i, (matrix, place) in enumerate(zip(self.matrices[:, 0].mT.unbind(), out.unbind(), strict=True)):
+                torch.mm(vector, matrix, out=place)
+                vector = place if self.shifts is None else place.add_(self.shifts[i])
+            return out
+        column = vector[:, :, None]
+        for i, (matrix, place) in enumerate(zip(self.matrices.unbind(), out[..., None].unbind(), strict=True)):
+            torch.bmm(matrix, column, out=place)
+            column = place if self.shifts is None else place.add_(self.shifts[i][:, :, None])
+        return out
+
+    def down(self, vector: torch.Tensor, above: torch.Tensor) -> torch.Tensor:
+        """``vector``, and what it becomes after each element; ``above`` holds what it is after each pair."""
+        out = vector.new_empty(len(self) + 1, *vector.shape)
+        out[0] = vector
+        out[2::2] = above
+        out[1::2] = self[::2]._apply(out[: len(self) : 2])
+        return out
+
+    def join(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """One tensor of vectors from several."""
+        return torch.cat(list(parts))
+
+
+Level = Chain | Stack
+
+
+def level_of(jacobians: torch.Tensor | Sequence[Matrix], sources: Any) -> Level:
+    """Jacobians and what enters after each of them, as they were passed.
+
+    Raises
+    ------
+    ScanError
+        If one is no matrix, or there are not as many sources.
+    """
+    if isinstance(jacobians, torch.Tensor):
+        return Stack(jacobians, sources)
+    if sources is not None and len(sources) != len(jacobians):
+        raise ScanError(
+            f"backpropagate: {len(sources)} sources for {len(jacobians)} Jacobians; pass None for no source"
+        )
+    shifts = [None] * len(jacobians) if sources is None else sources
+    return Chain([Affine(_matrix(j, i), s) for i, (j, s) in enumerate(zip(jacobians, shifts, strict=True))])
+
+
+def _matrix(jacobian: Matrix, index: int) -> Matrix:
+    if isinstance(jacobian, (SparseJacobian, Identity)):
+        return jacobian
+    if not isinstance(jacobian, torch.Tensor) or jacobian.dim() not in (2, 3):
+        shape = tuple(jacobian.shape) if isinstance(jacobian, torch.Tensor) else type(jacobian).__name__
+        raise ScanError(
+            f"backpropagate: jacobians[{index}] (={shape}) is no matrix; pass (N_in, N_out), (B, N_in, N_out), "
+            "torch CSR, a SparseJacobian or Identity()"
+        )
+    if jacobian.layout == torch.sparse_csr and jacobian.dim() == 2:
+        return SparseJacobian.from_torch(jacobian)
+    if jacobian.layout != torch.strided:
+        raise ScanError(f"backpropagate: jacobians[{index}] has layout {jacobian.layout}; pass dense or one CSR matrix")
+    return jacobian if jacobian.dim() == 3 else jacobian[None]

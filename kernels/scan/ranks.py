@@ -1,0 +1,173 @@
+"""A scan over ranks: each keeps its own Jacobians; one product, and one vector, of each rank travel.
+
+Every rank sweeps its own elements up to one, Algorithm 1 goes over these with one rank for each element of its array
+(log2 p exchanges up, as many down), and every rank sweeps down from what comes before it. The first rank of the array
+starts with the gradient; those without Jacobians stay out.
+
+Source: BPPSA, 3.2, algorithm 1, with a rank in the place of a worker.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from distconv.communication.transport import Exchange
+from distconv.kernels.jacobian.csr import Pattern, SparseJacobian
+
+from .accounting import enter
+from .algorithm import Tree, gradients
+from .checks import Problem
+from .elements import Affine, Identity, Level, Matrix
+
+WHAT = "backpropagation as a scan"
+
+
+@dataclass(frozen=True)
+class Seat:
+    """This rank's place in the array: ``index`` among the ``active`` ranks, and what a vector there is like."""
+
+    comm: Any
+    problem: Problem
+    like: torch.Tensor
+
+    @property
+    def active(self) -> list[int]:
+        """Ranks in the order of the array."""
+        return self.problem.active
+
+    @property
+    def index(self) -> int:
+        """Of this rank in the array."""
+        return self.active.index(self.comm.rank)
+
+    def receive_vector(self, source: int, behind: int) -> torch.Tensor:
+        """The gradient behind the Jacobians at ``behind`` in the array, from the rank at ``source``."""
+        vector = self.like.new_empty(self.problem.gradient[0], self.problem.width(self.active[behind]))
+        self._receive(source, [vector])
+        return vector
+
+    def send_vector(self, target: int, vector: torch.Tensor) -> None:
+        """To the one at ``target`` in the array."""
+        self._send(target, [vector.contiguous()])
+
+    def send_map(self, target: int, element: Affine) -> None:
+        """Header, indices and values, as many as there are."""
+        tensors = _tensors(element)
+        header = torch.zeros(_HEADER, dtype=torch.int64)
+        header[0] = _KINDS.index(type(element.matrix))
+        header[1] = element.shift is not None
+        for place, number in enumerate(_numbers(element.matrix), 2):
+            header[place] = number
+        self._send(target, [header.to(self.like.device), *tensors])
+
+    def receive_map(self, source: int) -> Affine:
+        """What :meth:`send_map` sent."""
+        header = self.like.new_empty(_HEADER, dtype=torch.int64)
+        self._receive(source, [header])
+        kind, shifted, batch, rows, cols, nnz = header.tolist()
+        like = self.like
+        matrix: Matrix = Identity()
+        tensors: list[torch.Tensor] = []
+        if _KINDS[kind] is torch.Tensor:
+            matrix = like.new_empty(batch, rows, cols)
+            tensors.append(matrix)
+        elif _KINDS[kind] is SparseJacobian:
+            crow, col = (like.new_empty(size, dtype=torch.int64) for size in (rows + 1, nnz))
+            matrix = SparseJacobian(Pattern(crow, col, (rows, cols)), like.new_empty(batch, nnz))
+            tensors += [crow, col, matrix.values]
+        shift = like.new_empty(self.problem.gradient[0], rows) if shifted else None
+        self._receive(source, tensors if shift is None else [*tensors, shift])
+        return Affine(matrix, shift)
+
+    def _send(self, target: int, tensors: list[torch.Tensor]) -> None:
+        peer = self.active[target]
+        Exchange(self.comm, [(peer, tensor) for tensor in tensors], [], WHAT).wait()
+
+    def _receive(self, source: int, tensors: list[torch.Tensor]) -> None:
+        peer = self.active[source]
+        Exchange(self.comm, [], [(peer, tensor) for tensor in tensors], WHAT).wait()
+
+
+_KINDS = [torch.Tensor, SparseJacobian, Identity]
+_HEADER = 6
+
+
+def _numbers(matrix: Matrix) -> tuple[int, ...]:
+    if isinstance(matrix, Identity):
+        return ()
+    return (*matrix.shape, matrix.pattern.nnz if isinstance(matrix, SparseJacobian) else 0)
+
+
+def _tensors(element: Affine) -> list[torch.Tensor]:
+    matrix, tensors = element.matrix, []
+    if isinstance(matrix, SparseJacobian):
+        tensors = [matrix.pattern.crow, matrix.pattern.col, matrix.values.contiguous()]
+    elif isinstance(matrix, torch.Tensor):
+        tensors = [matrix.contiguous()]
+    return tensors if element.shift is None else [*tensors, element.shift.contiguous()]
+
+
+def linear_over_ranks(gradient: torch.Tensor | None, level: Level, seat: Seat) -> Any:
+    """What the gradient becomes after each of this rank's elements; the ranks compute one after another."""
+    index = seat.index
+    vector = seat.receive_vector(index - 1, index - 1) if index else gradient
+    assert vector is not None
+    vectors = gradients(vector, level, 0)
+    if index < len(seat.active) - 1:
+        seat.send_vector(index + 1, vectors[-1] if len(level) else vector)
+    return vectors
+
+
+def scan_over_ranks(gradient: torch.Tensor | None, level: Level, depth: int | None, seat: Seat) -> Any:
+    """What the gradient becomes after each of this rank's elements, by Algorithm 1 over the ranks."""
+    if seat.index:
+        tree = Tree.over(level, depth)
+        last = seat.index == len(seat.active) - 1
+        return tree.vectors(_exchange(Affine(Identity()) if last else tree.total(), seat))
+    assert gradient is not None
+    vectors = gradients(gradient, level, depth)
+    _exchange(vectors[-1] if len(level) else gradient, seat)
+    return vectors
+
+
+def _exchange(element: Affine | torch.Tensor, seat: Seat) -> Any:
+    """Algorithm 1 over one element of each rank: what the gradient is before this rank's; None on the first."""
+    last, index = len(seat.active) - 1, seat.index
+    levels = last.bit_length()
+    kept: dict[int, Affine | torch.Tensor] = {}
+    for d in range(levels):
+        enter("up-sweep over ranks", d)
+        for left, right in _pairs(d, last):
+            vector = left == (1 << d) - 1  # the first of a level: the gradient is in it
+            if index == left and isinstance(element, torch.Tensor):
+                seat.send_vector(right, element)
+            elif index == left:
+                seat.send_map(right, element)
+            elif index == right:
+                kept[d] = found = seat.receive_vector(left, left) if vector else seat.receive_map(left)
+                if right < last:
+                    element = element(found) if isinstance(found, torch.Tensor) else element.after(found)
+    before: torch.Tensor | None = None
+    for d in reversed(range(levels)):
+        enter("down-sweep over ranks", d)
+        for left, right in _pairs(d, last):
+            if left == (1 << d) - 1:  # what comes from the right is the identity
+                before = kept[d] if index == right else before
+            elif index == left:
+                before = seat.receive_vector(right, left - (1 << d))
+            elif index == right:
+                seat.send_vector(left, before)
+                before = kept[d](before)
+    return before
+
+
+def _pairs(d: int, last: int) -> list[tuple[int, int]]:
+    """(l, r) of line 5 and line 12.
+
+    >>> _pairs(0, 4), _pairs(1, 4), _pairs(2, 4)
+    ([(0, 1), (2, 3)], [(1, 3)], [(3, 4)])
+    """
+    return [(left, min(left + (1 << d), last)) for left in range((1 << d) - 1, last, 2 << d)]
