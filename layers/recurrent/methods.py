@@ -7,6 +7,7 @@ where a step is so little work that a device waits: a GPU that takes its kernels
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 
 import torch
@@ -48,3 +49,21 @@ def method_named(name: str) -> Method:
     except ValueError:
         known = ", ".join(repr(method.value) for method in Method)
         raise UnsupportedOperation(f"method={name!r}: a recurrent layer goes back by one of {known}") from None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the time of going back depends on; ``steps`` are those of one rank, and compile those that numba takes."""
+
+    steps: int
+    batch: int
+    width: int
+    gates: int
+    ranks: int
+    device: torch.device
+    dtype: torch.dtype
+
+
+def fastest(problem: Problem) -> Method:
+    """The method that should take the least time."""
+    return Method.SEQUENTIAL
