@@ -76,7 +76,7 @@ def _by_torch(
 def _by_numba(
     carry: torch.Tensor, sources: torch.Tensor, factors: torch.Tensor, direct: torch.Tensor | None, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    steps, batch, hidden = sources.shape
+    _, batch, hidden = sources.shape
     past = sources.new_empty(0, batch, hidden) if direct is None else direct
     found, v = torch.empty_like(sources, memory_format=torch.contiguous_format), carry.clone().contiguous()
     given = (v, sources, factors, past, weight.unflatten(0, (-1, hidden)), found)
@@ -91,7 +91,9 @@ def _compiled_loop() -> Any:
     return numba.njit(cache=True, error_model="numpy", fastmath={"contract"}, nogil=True)(_loop)
 
 
-def _loop(carry: Any, sources: Any, factors: Any, direct: Any, weight: Any, found: Any) -> None:
+def _loop(  # noqa: PLR0917 - what numba compiles is called by position
+    carry: Any, sources: Any, factors: Any, direct: Any, weight: Any, found: Any
+) -> None:
     steps, batch, gates, hidden = factors.shape
     for b in range(batch):
         v = carry[b]

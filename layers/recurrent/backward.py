@@ -1,7 +1,7 @@
 """The backward pass of one layer in one direction on one rank: a block of steps at a time, from the last to the first.
 
-Memory beside the layer's inputs and outputs is bounded: the derivatives of ``BLOCK_BYTES`` worth of steps, or their
-Jacobians (T, B, H, H) where a scan needs them, exist at a time. What leaves a block enters the one before it.
+Memory beside the layer's inputs and outputs is bounded: at a time there are derivatives of ``BLOCK_BYTES`` of steps, or
+their Jacobians (T, B, H, H) where a scan needs them. What leaves a block enters the one before it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from distconv.kernels.scan import backpropagate
 from .cells import Cell, Factors, Weights
 from .methods import Method
 
-BLOCK_BYTES = 1 << 26
+BLOCK_BYTES = {False: 1 << 22, True: 1 << 26}
+"""Step after step, what a core's cache holds; of Jacobians more, since a scan gains by length."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,11 @@ class Steps:
     entry: torch.Tensor
     states: torch.Tensor
 
-    def blocks(self, values_per_step: int) -> Iterator[slice]:
-        """The steps in blocks of which each needs so many values for each sample, the last first."""
-        count, batch = self.states.shape[:2]
-        size = max(1, BLOCK_BYTES // max(1, values_per_step * batch * self.states.element_size()))
+    def blocks(self, *, scans: bool) -> Iterator[slice]:
+        """The steps in blocks of which derivatives, or Jacobians if it ``scans``, fit into memory; the last first."""
+        count, batch, width = self.states.shape
+        values = width * (2 * width if scans else 3 * self.cell.gates + 4)
+        size = max(1, BLOCK_BYTES[scans] // max(1, values * batch * self.states.element_size()))
         for stop in range(count, 0, -size):
             yield slice(max(0, stop - size), stop)
 
@@ -85,8 +87,7 @@ def gradients(
 ) -> Gradients:
     """Gradients, given those of the states from outside (T, B, H) and from behind the last step (B, H)."""
     found = Gradients(steps, carry, torch.empty_like(steps.x).contiguous() if of_input else None)
-    width, gates = steps.weights.width, steps.cell.gates
-    for block in steps.blocks(width * (width + 2 * gates + 2 if method.scans else 3 * gates + 4)):
+    for block in steps.blocks(scans=method.scans):
         found.add(block, sources[block], method)
     return found
 
@@ -98,7 +99,12 @@ def _gone_back(
     if not method.scans:
         return sweep(carry, sources, factors.hidden, factors.direct, weight)
     jacobians, sources = factors.reversed().jacobians(weight), sources.flip(0)
-    reached = backpropagate(carry, jacobians, method=method.value, sources=applied(jacobians, sources))
+    reached = backpropagate(
+        carry,
+        jacobians,
+        method="truncated" if method is Method.TRUNCATED else "blelloch",
+        sources=applied(jacobians, sources),
+    )
     by_state = sources + torch.cat([carry[None], reached[:-1]])
     return by_state.flip(0), reached[-1]
 
@@ -116,7 +122,7 @@ def product(steps: Steps, sources: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     batch, width = steps.entry.shape
     matrix = torch.eye(width, dtype=sources.dtype, device=sources.device).repeat(batch, 1, 1)
     shift = sources.new_zeros(batch, width)
-    for block in steps.blocks(2 * width * width):
+    for block in steps.blocks(scans=True):
         matrices = steps.factors(block).reversed().jacobians(steps.weights.hidden)
         shifts = applied(matrices, sources[block].flip(0))
         while len(matrices) > 1:

@@ -25,11 +25,6 @@ class Weights:
     input_bias: torch.Tensor | None = None
     hidden_bias: torch.Tensor | None = None
 
-    @property
-    def width(self) -> int:
-        """H, values of a state."""
-        return self.hidden.shape[1]
-
 
 @dataclass(frozen=True)
 class Factors:

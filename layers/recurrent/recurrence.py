@@ -7,12 +7,13 @@ ranks. Batches large enough to keep a rank busy are cut, so that a rank works on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from distconv.communication.collectives import apply
 from distconv.errors import UnsupportedOperation
 
 from .backward import Gradients, Steps, gradients, product
@@ -41,6 +42,8 @@ class Recurrence:
         UnsupportedOperation
             For torch's backward where ranks share the steps.
         """
+        if self.method is Method.AUTO:
+            return replace(self, method=fastest(self._problem(x, weights[1], self.ranks)))(x, start, weights)
         if self.method is Method.AUTOGRAD:
             if self.ranks is not None:
                 raise UnsupportedOperation(
@@ -49,8 +52,7 @@ class Recurrence:
             return self.cell.states(x, start, weights) if x.shape[1] else _no_samples(x, start, weights)
         if torch.is_autocast_enabled(x.device.type):
             x, start = x.to(weights[0].dtype), start.to(weights[0].dtype)
-        y: torch.Tensor = _Recurrence.apply(self, x, start, *weights)
-        return y
+        return apply(_Recurrence, self, x, start, *weights)
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
@@ -80,37 +82,33 @@ class Recurrence:
         samples = len(start)
         count = max(1, min(self.ranks.comm.size, samples, start.numel() // PART_VALUES))
         edges = [samples * index // count for index in range(count + 1)]
-        return [slice(low, high) for low, high in zip(edges[:-1], edges[1:], strict=True)]
+        return [slice(low, high) for low, high in pairwise(edges)]
 
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def backward(self, steps: Steps, sources: torch.Tensor, *, of_input: bool) -> list[Gradients]:
         """Gradients of the parts of the samples, given those of the states from outside (T, B, H)."""
         nothing = torch.zeros_like(steps.entry)
-        method = self._chosen(steps)
         if self.ranks is None:
-            return [gradients(steps, sources, nothing, method, of_input=of_input)]
-        if method.scans:
+            return [gradients(steps, sources, nothing, self.method, of_input=of_input)]
+        if self.method.scans:
             carry = self.ranks.scanned(*product(steps, sources)) if len(nothing) else nothing
-            return [gradients(steps, sources, carry, fastest(self._problem(steps, 1)), of_input=of_input)]
+            here = fastest(self._problem(steps.x, steps.weights.hidden, None))
+            return [gradients(steps, sources, carry, here, of_input=of_input)]
         found, sent = [], []
         for part in self._parts(nothing):
             own = Steps(steps.cell, steps.weights, steps.x[:, part], steps.entry[part], steps.states[:, part])
             carry = self.ranks.receive(self.ranks.later, nothing[part])
-            found.append(gradients(own, sources[:, part], carry, method, of_input=of_input))
+            found.append(gradients(own, sources[:, part], carry, self.method, of_input=of_input))
             sent.append(self.ranks.send(self.ranks.earlier, found[-1].carry))
         for exchange in sent:
             exchange.wait()
         return found
 
-    def _chosen(self, steps: Steps) -> Method:
-        if self.method is not Method.AUTO:
-            return self.method
-        return fastest(self._problem(steps, 1 if self.ranks is None else self.ranks.comm.size))
-
-    def _problem(self, steps: Steps, ranks: int) -> Problem:
-        (count, batch, width), weights = steps.states.shape, steps.weights.hidden
-        return Problem(count, batch, width, self.cell.gates, ranks, weights.device, weights.dtype)
+    def _problem(self, x: torch.Tensor, weight: torch.Tensor, ranks: TimeRanks | None) -> Problem:
+        """Of ``ranks``, whose blocks differ by a step, that of the longest block, so that all choose alike."""
+        steps, count = (len(x), 1) if ranks is None else (ranks.longest, ranks.comm.size)
+        return Problem(steps, x.shape[1], weight.shape[1], self.cell.gates, count, x.device, weight.dtype)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -123,8 +121,12 @@ class _Recurrence(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise UnsupportedOperation(
+                "a second derivative (create_graph=True) of a recurrent layer that goes back by a method of its own; "
+                "use method='autograd'"
+            )
         x, entry, y, *weights = ctx.saved_tensors
         steps = Steps(ctx.way.cell, Weights(*weights), x, entry, y)
         found = ctx.way.backward(steps, grad, of_input=ctx.needs_input_grad[1])

@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from distconv.distribution import Distribution
 from distconv.errors import ShapeError
-from distconv.layers.plumbing.alignment import aligned, as_distributed, balanced_input, whole_over
+from distconv.layers.plumbing.alignment import aligned, balanced_input, whole_over
 from distconv.tensor import DistTensor
 
 from .cells import Cell
@@ -49,15 +48,15 @@ class Stack:
         Raises
         ------
         ShapeError
-            For a DistTensor without a step, in torch's words.
+            Without a step, in torch's words.
         """
         x = input.transpose(0, 1) if batch_first else input
+        if not x.shape[0]:
+            raise ShapeError("Expected sequence length to be larger than 0 in RNN")
         if not isinstance(x, DistTensor):
             direction = partial(_plain, Recurrence(self.cell, self.method))
-        elif x.shape[0]:
-            direction = partial(_distributed, self.cell, self.method)
         else:
-            raise ShapeError("Expected sequence length to be larger than 0 in RNN")
+            direction = partial(_distributed, self.cell, self.method)
         y, last = self._through(direction, x, start, weights)
         return y.transpose(0, 1) if batch_first else y, last
 
@@ -125,7 +124,7 @@ def _distributed(
     """Steps and samples keep their splits, features are gathered."""
     x = balanced_input(x.replicated([2]))
     axis = x.dist.split[0]
-    ranks = None if axis is None else TimeRanks(x.grid, axis, reverse)
+    ranks = None if axis is None else TimeRanks(x.grid, axis, -(-x.shape[0] // x.grid.shape[axis]), reverse)
     shape = torch.Size((*x.shape[:2], start.shape[1]))
     own = aligned(start, x.dist, shape)
     local = x.local.flip(0) if reverse else x.local

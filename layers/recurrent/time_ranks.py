@@ -24,6 +24,8 @@ class TimeRanks:
 
     grid: ProcessGrid
     axis: str
+    longest: int
+    """Most steps that any of them has."""
     reverse: bool
 
     @property
