@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -96,15 +97,11 @@ def _gone_back(
     carry: torch.Tensor, sources: torch.Tensor, factors: Factors, weight: torch.Tensor, method: Method
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of the states (T, B, H), and what reaches the state before them, as ``sweep`` gives them."""
-    if not method.scans:
+    if not (method.scans and carry.numel()):
         return sweep(carry, sources, factors.hidden, factors.direct, weight)
     jacobians, sources = factors.reversed().jacobians(weight), sources.flip(0)
-    reached = backpropagate(
-        carry,
-        jacobians,
-        method="truncated" if method is Method.TRUNCATED else "blelloch",
-        sources=applied(jacobians, sources),
-    )
+    name: Literal["truncated", "blelloch"] = "truncated" if method is Method.TRUNCATED else "blelloch"
+    reached = backpropagate(carry, jacobians, name, sources=applied(jacobians, sources))
     by_state = sources + torch.cat([carry[None], reached[:-1]])
     return by_state.flip(0), reached[-1]
 

@@ -167,7 +167,7 @@ def test_an_unknown_method_is_refused(module):
 def test_a_second_derivative_is_refused():
     module = ScanRNN(3, 4)
     x = torch.ones(5, 2, 3, requires_grad=True)
-    with pytest.raises(dc.UnsupportedOperation, match="a second derivative .* use method='autograd'"):
+    with pytest.raises(dc.UnsupportedOperation, match=r"a second derivative .* use method='autograd'"):
         torch.autograd.grad(module(x)[0].sum(), x, create_graph=True)
 
 
