@@ -44,6 +44,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("train", "pointcloud"): Command(
         "distconv.jobs.commands.train_pointcloud", "train a sparse network to classify point clouds"
     ),
+    ("train", "sequence"): Command(
+        "distconv.jobs.commands.train_sequence", "train a recurrent network to classify sequences"
+    ),
     ("plan",): Command(
         "distconv.jobs.commands.plan", "choose each layer's distribution for a machine, and write the plan"
     ),
@@ -60,6 +63,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("bench", "planner"): Command("distconv.jobs.bench.planner", "the exact search against the paper's selector"),
     ("bench", "pipeline"): Command("distconv.jobs.bench.pipeline", "pipelined steps against one process and torch"),
     ("bench", "sparse"): Command("distconv.jobs.bench.layers.sparse", "a sparse convolution against the dense one"),
+    ("bench", "scan"): Command("distconv.jobs.bench.layers.scan", "ways back through time of a recurrent layer"),
     ("bench", "memory"): Command("distconv.jobs.bench.memory", "peak memory per rank against one rank"),
     ("simulate",): Command("distconv.jobs.commands.simulate", "time, memory and a picture of a pipeline schedule"),
     ("profile",): Command(
@@ -103,6 +107,7 @@ EXAMPLES = """\
   mpiexec -n 4 distconv train mesh --data mesh.h5 --grid n=2,h=2
   mpiexec -n 4 distconv train classify --data mnist --model lenet5 --grid n=2,h=2
   distconv train pointcloud
+  distconv train sequence
   distconv plan --model resnet50 --input 3,224,224 --batch 256 --ranks 64 --machine lassen --out plan.json
   mpiexec -n 2 distconv bench step --size 512 --channels 16 --layers 4
   mpiexec -n 4 distconv verify conformance
