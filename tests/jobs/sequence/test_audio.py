@@ -54,7 +54,7 @@ def test_a_sound_of_two_channels_is_their_mean(tmp_path):
         ({"offset": np.arange(13)[::-1]}, "it must rise from the first clip's begin"),
         ({"offset": np.arange(13) * 10**6}, "offset has 13 values up to 12000000 for 12 labels"),
         ({"test": np.ones(12)}, "no sound to train on"),
-        ({"offset": np.minimum(np.arange(13), 4)}, "sound 4 of train is empty; leave it out"),
+        ({"offset": np.minimum(np.arange(13), 4)}, "sound 4 of 'train' is empty; leave it out"),
     ],
 )
 def test_files_that_are_wrong_say_what_is(tmp_path, replaced, message):
