@@ -131,7 +131,9 @@ class Sounds:
         own = range(comm.rank, len(clips.sounds), comm.size)
         made = together(comm, lambda: [mfcc(clips.sounds[index], rate, recipe) for index in own], DataError)
         shares = comm.allgather(made)
-        self._values = [shares[index % comm.size][index // comm.size] for index in range(len(clips.sounds))]
+        self._values: list[NDArray[np.float32]] = [
+            shares[index % comm.size][index // comm.size] for index in range(len(clips.sounds))
+        ]
 
     def __getitem__(self, index: int) -> NDArray[np.float32]:
         """The coefficients of one clip."""

@@ -44,7 +44,7 @@ class Factors:
         """
         gates = self.hidden.shape[2]
         parts = weight.unflatten(0, (gates, -1)).transpose(1, 2)
-        found = parts[0] * self.hidden[:, :, 0, None]
+        found: torch.Tensor = parts[0] * self.hidden[:, :, 0, None]
         for gate in range(1, gates):
             found.addcmul_(parts[gate], self.hidden[:, :, gate, None])
         if self.direct is not None:

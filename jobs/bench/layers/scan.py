@@ -66,9 +66,8 @@ def run(options: argparse.Namespace) -> int:
         what = f"{options.model} of {options.hidden} hidden values, float32, forward and backward, {comm.size} rank(s)"
         print(report.heading(f"{what}, {torch.get_num_threads()} thread(s), sequential: {loop}"))
         names = "".join(f"{way.value:>12}" for way in WAYS)
-        print(
-            f"least ms of {options.rounds} turns\n{'T':>6} {'B':>4}{names}  autograd/fastest  auto        auto/fastest"
-        )
+        print(f"least ms of {options.rounds} turns")
+        print(f"{'T':>6} {'B':>4}{names}  autograd/fastest  auto        auto/fastest")
     with ProcessGrid(comm, w=comm.size) as grid:
         cells = [_cell(options, grid, device, steps, batch) for steps in options.steps for batch in options.batch]
     judged = [cell["auto_ratio"] for cell in cells if cell["auto_ratio"] is not None]
@@ -113,7 +112,7 @@ def _cell(options: argparse.Namespace, grid: ProcessGrid, device: torch.device, 
 def _arithmetic(options: argparse.Namespace, way: Method, steps: int, batch: int, ranks: int) -> float:
     """Operations of a rank; those of the matrices of a scan are most of it."""
     gates = 1 if options.model == "rnn" else 3
-    vector = 2.0 * batch * options.hidden**2
+    vector: int = 2 * batch * options.hidden**2
     work = gates + options.hidden if way.scans else 3 * gates
     return steps * vector * work / (1 if way is Method.AUTOGRAD else ranks)
 

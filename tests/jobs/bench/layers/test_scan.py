@@ -35,13 +35,12 @@ def test_it_prints_a_table_and_json(comm: Any, capsys: pytest.CaptureFixture[str
 
 
 def test_what_would_take_too_long_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "scan", *SMALL, "--limit", "1e-6"]) == 0
+    # By torch a step is 3 * 2 * 2 * 4^2 operations, by a scan 5 / 3 of it; the limit is 5,000 of them.
+    assert cli.main(["bench", "scan", *SMALL, "--steps", "3", "20", "40", "--limit", "1e-6"]) == 0
     lines = capsys.readouterr().out.splitlines()
     cells = json.loads(lines[-1])["cells"]
-    assert [sorted(cell["least_s"]) for cell in cells] == [
-        ["autograd", "blelloch", "sequential", "truncated"],
-        ["autograd", "sequential"],
-    ] or [sorted(cell["least_s"]) for cell in cells] == [["autograd", "sequential"], []]
+    assert [len(cell["least_s"]) for cell in cells] == [4, 2, 0]
+    assert [cell["auto_ratio"] is None for cell in cells] == [False, False, True]
 
 
 def test_bad_input_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
