@@ -5,13 +5,22 @@ Ranks along the axis that splits the time hand the state on from one to the next
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
-from distconv.dispatch import implements
-from distconv.layers.recurrent.cells import CELLS
+import torch
+
+from distconv.dispatch import Operator, implements
+from distconv.layers.recurrent.cells import CELLS, Cell
 from distconv.layers.recurrent.methods import Method
 from distconv.layers.recurrent.stack import called
 
-# Of torch's own modules, unmodified.
+
+def _operator(cell: Cell) -> Operator:
+    def operator(*args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return called(cell, Method.AUTO, *args)
+
+    return operator
+
+
 for _cell in CELLS.values():
-    implements(_cell.function)(partial(called, _cell, Method.AUTO))
+    implements(_cell.function)(_operator(_cell))

@@ -142,3 +142,14 @@ def test_no_steps_and_features_of_another_number_are_refused_in_torchs_words(com
     ):
         x = dc.scatter(normal(*shape), grid, dims="wn-")
         raises_everywhere(comm, RuntimeError, match, lambda x=x: one(x))
+
+
+@pytest.mark.ranks(1)
+def test_on_one_rank_torchs_own_module_has_a_second_derivative(comm):
+    one, _ = twins("gru", 3, 4)
+    x = normal(5, 2, 3).requires_grad_()
+    found = []
+    for given in (x, dc.scatter(x, grid_over(comm, w=1), dims="wn-")):
+        (gradient,) = torch.autograd.grad(dc.gather(one(given)[0]).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(gradient.square().sum(), x)[0])
+    torch.testing.assert_close(found[1], found[0], **SMALL)
