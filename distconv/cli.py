@@ -44,6 +44,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("train", "pointcloud"): Command(
         "distconv.jobs.commands.train_pointcloud", "train a sparse network to classify point clouds"
     ),
+    ("train", "sequence"): Command(
+        "distconv.jobs.commands.train_sequence", "train a recurrent network to classify sequences"
+    ),
     ("plan", "pointcloud"): Command(
         "distconv.jobs.commands.plan_pointcloud", "choose how ranks split samples and space of a sparse network"
     ),
@@ -66,6 +69,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("bench", "pointcloud"): Command(
         "distconv.jobs.bench.layers.pointcloud", "a sparse network on point clouds against its dense twin"
     ),
+    ("bench", "scan"): Command("distconv.jobs.bench.layers.scan", "ways back through time of a recurrent layer"),
     ("bench", "memory"): Command("distconv.jobs.bench.memory", "peak memory per rank against one rank"),
     ("simulate",): Command("distconv.jobs.commands.simulate", "time, memory and a picture of a pipeline schedule"),
     ("profile",): Command(
@@ -115,6 +119,7 @@ EXAMPLES = """\
   mpiexec -n 4 distconv train mesh --data mesh.h5 --grid n=2,h=2
   mpiexec -n 4 distconv train classify --data mnist --model lenet5 --grid n=2,h=2
   distconv train pointcloud
+  distconv train sequence
   distconv plan --model resnet50 --input 3,224,224 --batch 256 --ranks 64 --machine lassen --out plan.json
   mpiexec -n 2 distconv bench step --size 512 --channels 16 --layers 4
   mpiexec -n 4 distconv verify conformance

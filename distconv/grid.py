@@ -88,6 +88,16 @@ class ProcessGrid(Arrangement):
                 found = self._comms[key] = MPI.Intracomm(self.world.Split(self.rank_of(rest), self.rank))
         return found
 
+    def reversed_comm(self, axis: str) -> MPI.Intracomm:
+        """The communicator along ``axis`` with its ranks in the opposite order. Collective at its first use, cached."""
+        key = (axis, "reversed")
+        found = self._comms.get(key)
+        if found is None:
+            comm = self.comm((axis,))
+            with watchdog.waiting(lambda: f"making the reversed communicator over {axis}"):
+                found = self._comms[key] = MPI.Intracomm(comm.Split(0, -comm.rank))
+        return found
+
     @cached_property
     def coords(self) -> dict[str, int]:
         """Coordinate of this rank along every axis."""

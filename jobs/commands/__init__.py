@@ -12,4 +12,5 @@
     train_classify    Train a network to classify images: MNIST, CIFAR-10, or HDF5 files of your own
     train_mesh        Train a network to find the cells of a mesh that are about to tangle
     train_pointcloud  Train a sparse network to tell the classes of point clouds
+    train_sequence    Train a recurrent network to tell the classes of sequences
 """

@@ -16,10 +16,10 @@ CORE_EXCEPTIONS = {("distconv", "layers")}
 
 WITHIN = {
     "distconv": ["communication parameters process", "data"],
-    "distconv.layers": ["plumbing", "sparse", "models", "math", "tensor", "nn"],
+    "distconv.layers": ["plumbing", "recurrent sparse", "models", "math", "tensor", "nn"],
     "distconv.perfmodel": ["graph", "cost machine strategy", "profiles", "sparse", "stages", "exploration"],
     "distconv.pipeline": ["schedules simulation splitting", "runtime stage", "reference"],
-    "distconv.jobs": ["training", "images mesh pointcloud", "bench commands planning verification", "papers"],
+    "distconv.jobs": ["training", "images mesh pointcloud sequence", "bench commands planning verification", "papers"],
 }
 """The packages within each folder, lowest first; those on one line may import each other."""
 

@@ -152,5 +152,13 @@ CASES: tuple[Case, ...] = (
         function=lambda module, x: module(x, x, x, need_weights=False)[0],
         multiple=2,
     ),
+    *modules("nn.RNN", "", lambda sizes: nn.RNN(sizes["c"], 3), Input("W N C"), kinds=FEW)[:1],
     *modules("nn.GRU", "", lambda sizes: nn.GRU(sizes["c"], 3, batch_first=True), Input("N W C"), kinds=FEW)[:1],
+    *modules(
+        "nn.GRU",
+        "2 layers, bidirectional",
+        lambda sizes: nn.GRU(sizes["c"], 3, 2, batch_first=True, bidirectional=True),
+        Input("N W C"),
+        kinds=FEW,
+    )[:1],
 )

@@ -1,0 +1,153 @@
+"""``distconv bench scan``: a training step of a recurrent layer by each way back through time.
+
+Torch's autograd, step after step (compiled by numba where it is installed), Algorithm 1 complete and truncated, in
+turns in one run, for numbers of steps T and batches B. The fastest turn of each counts, since others share the machine.
+A gradient comes from the last state alone, as in the paper. Over several ranks, which share the steps, the first figure
+is that of one rank with all of them. What would take longer than --limit by its arithmetic is left out.
+
+Source: BPPSA, 4.1 and Figure 9: T = 10..30,000, B = 2..256, 20 hidden values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from distconv.grid import ProcessGrid
+from distconv.jobs.bench import report
+from distconv.jobs.training.options import device_for, positive, positive_float
+from distconv.kernels.recurrence import compiled
+from distconv.layers.recurrent import Method, ScanGRU, ScanRNN
+from distconv.layers.recurrent.methods import Problem, fastest
+from distconv.parallel import parallelize
+from distconv.tensor import scatter
+
+EXAMPLES = """\
+examples:
+  distconv bench scan
+  distconv bench scan --model gru --steps 10 100 1000 --batch 2 16
+  mpiexec -n 2 distconv bench scan --steps 1000 30000 --batch 2
+"""
+
+LAYERS: dict[str, type[ScanRNN | ScanGRU]] = {"rnn": ScanRNN, "gru": ScanGRU}
+WAYS = (Method.AUTOGRAD, Method.SEQUENTIAL, Method.BLELLOCH, Method.TRUNCATED)
+NEAR = 1.1
+"""How much slower than the fastest a choice may be and still be a good one."""
+RATE = 5e9
+"""Operations a second that the limit counts with."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench scan``."""
+    parser.add_argument("--model", choices=LAYERS, default="rnn", help="default: %(default)s")
+    parser.add_argument(
+        "--steps", type=positive, nargs="+", default=[10, 100, 1000, 10_000, 30_000], help="T (default: 10 to 30000)"
+    )
+    parser.add_argument("--batch", type=positive, nargs="+", default=[2, 16, 256], help="B (default: 2 16 256)")
+    parser.add_argument("--hidden", type=positive, default=20, help="values of a state (default: %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=5, help="turns of each way (default: %(default)s)")
+    parser.add_argument(
+        "--limit", type=positive_float, default=2.0, metavar="S", help="of a step (default: %(default)s)"
+    )
+    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print. Collective over MPI.COMM_WORLD."""
+    comm = MPI.COMM_WORLD
+    device = torch.device(device_for(options.device, comm))
+    loop = "compiled" if compiled(device, torch.float32, options.hidden) else "not compiled"
+    if comm.rank == 0:
+        what = f"{options.model} of {options.hidden} hidden values, float32, forward and backward, {comm.size} rank(s)"
+        print(report.heading(f"{what}, {torch.get_num_threads()} thread(s), sequential: {loop}"))
+        names = "".join(f"{way.value:>12}" for way in WAYS)
+        print(f"least ms of {options.rounds} turns")
+        print(f"{'T':>6} {'B':>4}{names}  autograd/fastest  auto        auto/fastest")
+    with ProcessGrid(comm, w=comm.size) as grid:
+        cells = [_cell(options, grid, device, steps, batch) for steps in options.steps for batch in options.batch]
+    judged = [cell["auto_ratio"] for cell in cells if cell["auto_ratio"] is not None]
+    good = sum(ratio <= NEAR for ratio in judged)
+    if comm.rank == 0:
+        print(f"auto is within {NEAR - 1:.0%} of the fastest in {good} of {len(judged)} cells")
+        print(report.as_json({"model": options.model, "ranks": comm.size, "sequential": loop, "cells": cells}))
+    return 0
+
+
+def _cell(options: argparse.Namespace, grid: ProcessGrid, device: torch.device, steps: int, batch: int) -> Any:
+    """Times of all ways for one T and B, printed. Collective."""
+    runs = {
+        way: _step(options, grid, device, way, (steps, batch))
+        for way in WAYS
+        if _arithmetic(options, way, steps, batch, grid.size) <= options.limit * RATE
+    }
+    times = _in_turns(grid, device, runs, options.rounds)
+    least = {way: min(found) for way, found in times.items()}
+    gates = 1 if options.model == "rnn" else 3
+    own = -(-steps // grid.size)
+    chosen = fastest(Problem(own, batch, options.hidden, gates, grid.size, device, torch.float32))
+    # Over ranks torch has no way back: its figure, of one rank, is there to compare with.
+    offered = {way: least_s for way, least_s in least.items() if grid.size == 1 or way is not Method.AUTOGRAD}
+    best = min(offered.values(), default=None)
+    ratio = offered[chosen] / best if best and chosen in offered else None
+    cell = {
+        "steps": steps,
+        "batch": batch,
+        "least_s": {way.value: least_s for way, least_s in least.items()},
+        "speedup": least[Method.AUTOGRAD] / best if best and Method.AUTOGRAD in least else None,
+        "auto": chosen.value,
+        "auto_ratio": ratio,
+    }
+    if grid.rank == 0:
+        shown = "".join(f"{1e3 * least[way]:12.2f}" if way in least else f"{'-':>12}" for way in WAYS)
+        ratios = [f"{cell['speedup']:16.2f}" if cell["speedup"] else f"{'-':>16}", f"{ratio:.2f}" if ratio else "-"]
+        print(f"{steps:6} {batch:4}{shown}  {ratios[0]}  {chosen.value:<12}{ratios[1]}", flush=True)
+    return cell
+
+
+def _arithmetic(options: argparse.Namespace, way: Method, steps: int, batch: int, ranks: int) -> float:
+    """Operations of a rank; those of the matrices of a scan are most of it."""
+    gates = 1 if options.model == "rnn" else 3
+    vector: int = 2 * batch * options.hidden**2
+    work = gates + options.hidden if way.scans else 3 * gates
+    return steps * vector * work / (1 if way is Method.AUTOGRAD else ranks)
+
+
+def _step(
+    options: argparse.Namespace, grid: ProcessGrid, device: torch.device, way: Method, size: tuple[int, int]
+) -> Callable[[], object]:
+    """What takes a step of the layer by ``way`` on T steps and B samples."""
+    torch.manual_seed(0)
+    layer = LAYERS[options.model](1, options.hidden, method=way.value).to(device)
+    x: torch.Tensor = (torch.rand(*size, 1, device=device) < 0.5).float()
+    if grid.size > 1 and way is not Method.AUTOGRAD:
+        layer, x = parallelize(layer, grid), scatter(x, grid, dims="w--")
+
+    def step() -> None:
+        layer.zero_grad()
+        _, last = layer(x)
+        last.sum().backward()
+
+    return step
+
+
+def _in_turns(
+    grid: ProcessGrid, device: torch.device, runs: dict[Method, Callable[[], object]], rounds: int
+) -> dict[Method, list[float]]:
+    """Seconds of every round of each; the first turn of each is not counted. Collective."""
+    found: dict[Method, list[float]] = {way: [] for way in runs}
+    for number in range(rounds + 1):
+        for way, step in runs.items():
+            grid.world.Barrier()
+            begin = time.perf_counter()
+            step()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            slowest = grid.world.allreduce(time.perf_counter() - begin, MPI.MAX)
+            if number:
+                found[way].append(slowest)
+    return found

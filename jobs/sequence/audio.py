@@ -1,0 +1,140 @@
+"""Labelled sounds of an HDF5 file, or of a folder of WAV files.
+
+A file has all sounds in a row::
+
+    audio   (samples)          clip i is audio[offset[i]:offset[i + 1]]
+    offset  (N + 1) integers
+    label   (N) integers
+    test    (N)                not 0 where a clip is held out; or ``take`` (N), of which those below 5 are
+                               (free spoken digits); without either, all are trained on
+
+with the attribute ``sample_rate`` in Hz. A folder has ``train/CLASS/*.wav`` and, if some are held out,
+``test/CLASS/*.wav``, all of one rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import scipy.io.wavfile
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from distconv.communication.agreement import together
+from distconv.errors import DataError
+
+from .mfcc import Recipe, mfcc
+
+HELD_OUT_TAKES = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Clips:
+    """Sounds (samples,) with their labels."""
+
+    sounds: list[NDArray[Any]]
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Recordings:
+    """Clips of ``train`` and, where some are held out, ``test``."""
+
+    groups: dict[str, Clips]
+    class_names: tuple[str, ...]
+    rate: float
+
+
+def recordings(path: Path) -> Recordings:
+    """What the file or folder has. Local.
+
+    Raises
+    ------
+    DataError
+        If it is neither, or not as it should be.
+    """
+    found = _of_folder(path) if path.is_dir() else _of_file(path)
+    if not len(found.groups.get("train", Clips([], np.zeros(0, np.int64))).labels):
+        raise DataError(f"{path}: no sound to train on; give clips that are not held out, or train/CLASS/*.wav")
+    for group, clips in found.groups.items():
+        for index, sound in enumerate(clips.sounds):
+            if not len(sound):
+                raise DataError(f"{path}: sound {index} of {group!r} is empty; leave it out")
+    return found
+
+
+def _of_file(path: Path) -> Recordings:
+    try:
+        with h5py.File(path, "r", locking=False) as file:
+            missing = [name for name in ("audio", "offset", "label") if name not in file]
+            if missing or "sample_rate" not in file.attrs:
+                raise DataError(
+                    f"{path}: has no {', '.join(missing) or 'attribute sample_rate'}; sounds are audio, offset, label "
+                    "and the attribute sample_rate"
+                )
+            audio, offset, label = (file[name][:] for name in ("audio", "offset", "label"))
+            held_out = _held_out(file, len(label))
+            rate = float(file.attrs["sample_rate"])
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read as HDF5: {error}") from error
+    if len(offset) != len(label) + 1 or offset[0] < 0 or offset[-1] > len(audio) or (np.diff(offset) < 0).any():
+        raise DataError(
+            f"{path}: offset has {len(offset)} values up to {offset[-1] if len(offset) else 0} for {len(label)} labels "
+            f"and {len(audio)} samples; it must rise from the first clip's begin to the last one's end"
+        )
+    groups = {}
+    for group, chosen in (("train", ~held_out), ("test", held_out)):
+        places = np.flatnonzero(chosen)
+        if len(places):
+            sounds = [audio[offset[i] : offset[i + 1]] for i in places]
+            groups[group] = Clips(sounds, label[places].astype(np.int64))
+    return Recordings(groups, tuple(map(str, range(int(label.max(initial=0)) + 1))), rate)
+
+
+def _held_out(file: h5py.File, count: int) -> NDArray[np.bool_]:
+    if "test" in file:
+        return np.asarray(file["test"][:], bool)
+    return np.asarray(file["take"][:] < HELD_OUT_TAKES if "take" in file else np.zeros(count, bool))
+
+
+def _of_folder(path: Path) -> Recordings:
+    names = tuple(sorted({place.name for place in path.glob("t*/*") if place.is_dir()}))
+    rates: dict[float, Path] = {}
+    groups = {}
+    for group in ("train", "test"):
+        files = sorted((path / group).glob("*/*.wav"))
+        sounds = []
+        for file in files:
+            try:
+                rate, sound = scipy.io.wavfile.read(file)
+            except (OSError, ValueError) as error:
+                raise DataError(f"{file}: cannot be read as WAV: {error}") from error
+            rates.setdefault(float(rate), file)
+            sounds.append(sound if sound.ndim == 1 else sound.mean(1))
+        if files:
+            groups[group] = Clips(sounds, np.array([names.index(file.parent.name) for file in files]))
+    if len(rates) > 1:
+        listed = ", ".join(f"{file} {rate:g} Hz" for rate, file in rates.items())
+        raise DataError(f"{path}: sounds of several rates ({listed}); bring them to one")
+    return Recordings(groups, names, next(iter(rates), 0.0))
+
+
+class Sounds:
+    """Coefficients (frames, channels) of the clips of a group. Collective: ranks share the work."""
+
+    def __init__(self, clips: Clips, rate: float, recipe: Recipe, comm: MPI.Intracomm) -> None:
+        self.labels = clips.labels
+        own = range(comm.rank, len(clips.sounds), comm.size)
+        made = together(comm, lambda: [mfcc(clips.sounds[index], rate, recipe) for index in own], DataError)
+        shares = comm.allgather(made)
+        self._values: list[NDArray[np.float32]] = [
+            shares[index % comm.size][index // comm.size] for index in range(len(clips.sounds))
+        ]
+
+    def __getitem__(self, index: int) -> NDArray[np.float32]:
+        """The coefficients of one clip."""
+        return self._values[index]

@@ -1,0 +1,132 @@
+"""Sequences to train and to test on, and their mini-batches over a grid that splits samples (n) and time (w).
+
+Sequences of a batch are padded to the longest. What comes behind the end of one has no effect on its states before, so
+a network answers by the state at its last step, which a channel of its own marks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from distconv.communication.agreement import agree, together
+from distconv.data.loader import Batch
+from distconv.errors import DataError
+from distconv.grid import ProcessGrid
+from distconv.tensor import scatter
+
+from .audio import Sounds, recordings
+from .bitstreams import CLASSES, TEST, TRAIN, Bitstreams
+from .mfcc import Recipe
+
+STREAMS = {"train": (2000, TRAIN), "test": (500, TEST)}
+"""Embedded bitstreams of each group."""
+
+_ORDER = 0
+"""A stream of random numbers that no other must repeat."""
+
+
+class Sequences(Protocol):
+    """Labelled sequences."""
+
+    labels: NDArray[np.int64]
+
+    def __getitem__(self, index: int) -> NDArray[np.float32]:
+        """One of them, (T, C)."""
+
+
+class SequenceSamples:
+    """The sounds of a file or a folder, or without a ``path`` bitstreams of ``length`` bits. Collective.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if files are missing or not what they should be.
+    """
+
+    def __init__(self, path: Path | None, comm: MPI.Intracomm, *, length: int, recipe: Recipe) -> None:
+        self.comm = comm
+        self.groups: Mapping[str, Sequences]
+        if path is None:
+            self.name, self.class_names, self.channels = "bitstreams", tuple(map(str, range(CLASSES))), 1
+            self.groups = {group: Bitstreams(count, length, stream) for group, (count, stream) in STREAMS.items()}
+            return
+        found = together(comm, lambda: recordings(path), DataError)
+        agree(comm, str(path), ", ".join(f"{len(clips.labels)} of {group}" for group, clips in found.groups.items()))
+        self.name, self.class_names, self.channels = str(path), found.class_names, recipe.channels
+        self.groups = {group: Sounds(clips, found.rate, recipe, comm) for group, clips in found.groups.items()}
+
+
+class SequenceLoader:
+    """Batches of ``batch`` sequences: (N, T, C + 1) over axes n and w of ``grid``, and labels (N) over n.
+
+    The last channel is 1 at the last step of a sequence and 0 elsewhere.
+
+    Raises
+    ------
+    DataError
+        If no batch can be made.
+    """
+
+    def __init__(
+        self,
+        samples: SequenceSamples,
+        group: str,
+        grid: ProcessGrid,
+        batch: int,
+        *,
+        dtype: torch.dtype,
+        device: str = "cpu",
+        seed: int = 0,
+        shuffle: bool = False,
+        drop_last: bool = False,
+    ) -> None:
+        self._sequences, self.grid, self.batch = samples.groups[group], grid, batch
+        self.dtype, self.device, self.seed = dtype, device, seed
+        self.shuffle, self.drop_last = shuffle, drop_last
+        self.samples = len(self._sequences.labels)
+        if not self.steps:
+            raise DataError(
+                f"{samples.name}: no batch of {batch} can be made of the {self.samples} sequences of {group!r}"
+            )
+
+    @property
+    def steps(self) -> int:
+        """Batches per epoch."""
+        return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The sequences in the order of this epoch."""
+        if not self.shuffle:
+            return np.arange(self.samples)
+        return np.random.default_rng((self.seed, _ORDER, epoch)).permutation(self.samples)
+
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from step ``start`` on. Collective, as is each batch."""
+        order = self.order(number)
+        for step in range(start, self.steps):
+            samples = tuple(map(int, order[step * self.batch : (step + 1) * self.batch]))
+            inputs, labels = padded([self._sequences[i] for i in samples]), self._sequences.labels[list(samples)]
+            place = partial(scatter, target=self.grid)
+            x = place(torch.from_numpy(inputs).to(self.device, self.dtype), dims="nw-")
+            yield Batch(samples, (x, place(torch.from_numpy(labels).to(self.device), dims="n")))
+
+
+def padded(sequences: list[NDArray[np.float32]]) -> NDArray[np.float32]:
+    """Sequences (T, C) as one array (N, longest T, C + 1), whose last channel marks each one's last step.
+
+    >>> padded([np.full((1, 1), 5.0), np.full((2, 1), 6.0)]).tolist()
+    [[[5.0, 1.0], [0.0, 0.0]], [[6.0, 0.0], [6.0, 1.0]]]
+    """
+    found = np.zeros((len(sequences), max(map(len, sequences)), sequences[0].shape[1] + 1), np.float32)
+    for row, sequence in zip(found, sequences, strict=True):
+        row[: len(sequence), :-1] = sequence
+        row[len(sequence) - 1, -1] = 1
+    return found

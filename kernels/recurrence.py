@@ -1,0 +1,116 @@
+"""The backward pass of a recurrence, step after step: compiled by numba where it is installed, else with torch.
+
+A step of a recurrent layer takes the state h to h'. With g = dl/dh' and the derivatives of the step's gates, its
+transposed Jacobian is applied without ever being formed: g * direct + sum over gates of W_gate^T (g * factor_gate).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from functools import cache
+from typing import Any
+
+import torch
+
+WIDEST_COMPILED = 96
+"""Hidden values up to which the compiled loop is used: with more of them a step is worth a call of BLAS."""
+
+_ROWS = 4
+"""Rows of the weights that are added to the result at once, which spares loads and stores of it."""
+
+
+def sweep(
+    carry: torch.Tensor,
+    sources: torch.Tensor,
+    factors: torch.Tensor,
+    direct: torch.Tensor | None,
+    weight: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients g (T, B, H) of the states after T steps each, and what reaches the state before them (B, H).
+
+    From the last step to the first: g_t = sources_t + v_{t+1}, and v_t = g_t * direct_t + (g_t * factors_t) weight.
+
+    Parameters
+    ----------
+    carry
+        v behind the last step (B, H).
+    sources
+        What enters the gradients from outside (T, B, H).
+    factors
+        Derivatives of the states by the gates' hidden parts (T, B, G, H).
+    direct
+        Derivatives of the states by those before them, past the gates (T, B, H); None for none.
+    weight
+        Hidden weights (G * H, H), gate below gate.
+    """
+    if compiled(sources.device, sources.dtype, sources.shape[-1]):
+        return _by_numba(carry, sources, factors, direct, weight)
+    return _by_torch(carry, sources, factors, direct, weight)
+
+
+def compiled(device: torch.device, dtype: torch.dtype, hidden: int) -> bool:
+    """Whether the compiled loop serves states of ``hidden`` values."""
+    known = dtype in (torch.float32, torch.float64) and hidden <= WIDEST_COMPILED
+    return known and device.type == "cpu" and importlib.util.find_spec("numba") is not None
+
+
+def _by_torch(
+    carry: torch.Tensor, sources: torch.Tensor, factors: torch.Tensor, direct: torch.Tensor | None, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    found, v = torch.empty_like(sources), carry.clone()
+    gates = torch.empty_like(factors[0]) if len(factors) else factors.new_empty(0)
+    rows = gates.view(len(v), -1)
+    past = [None] * len(sources) if direct is None else direct.unbind(0)
+    steps = list(zip(sources.unbind(0), factors.unbind(0), past, found.unbind(0), strict=True))
+    for source, factor, kept, g in reversed(steps):
+        torch.add(source, v, out=g)
+        torch.mul(g[:, None], factor, out=gates)
+        if kept is None:
+            torch.mm(rows, weight, out=v)
+        else:
+            torch.mul(g, kept, out=v).addmm_(rows, weight)
+    return found, v
+
+
+def _by_numba(
+    carry: torch.Tensor, sources: torch.Tensor, factors: torch.Tensor, direct: torch.Tensor | None, weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    _, batch, hidden = sources.shape
+    past = sources.new_empty(0, batch, hidden) if direct is None else direct
+    found, v = torch.empty_like(sources, memory_format=torch.contiguous_format), carry.clone().contiguous()
+    given = (v, sources, factors, past, weight.unflatten(0, (-1, hidden)), found)
+    _compiled_loop()(*(tensor.detach().contiguous().numpy() for tensor in given))
+    return found, v
+
+
+@cache
+def _compiled_loop() -> Any:
+    numba: Any = importlib.import_module("numba")
+    # Products may be fused with sums, as BLAS does; nothing else of fast-math.
+    return numba.njit(cache=True, error_model="numpy", fastmath={"contract"}, nogil=True)(_loop)
+
+
+def _loop(  # noqa: PLR0917 - what numba compiles is called by position
+    carry: Any, sources: Any, factors: Any, direct: Any, weight: Any, found: Any
+) -> None:
+    steps, batch, gates, hidden = factors.shape
+    for b in range(batch):
+        v = carry[b]
+        for t in range(steps - 1, -1, -1):
+            g = found[t, b]
+            for j in range(hidden):
+                g[j] = sources[t, b, j] + v[j]
+                v[j] = g[j] * direct[t, b, j] if direct.shape[0] else 0
+            for gate in range(gates):
+                factor, rows = factors[t, b, gate], weight[gate]
+                whole = hidden - hidden % _ROWS
+                for k in range(0, whole, _ROWS):
+                    d0, d1 = g[k] * factor[k], g[k + 1] * factor[k + 1]
+                    d2, d3 = g[k + 2] * factor[k + 2], g[k + 3] * factor[k + 3]
+                    for j in range(hidden):
+                        v[j] += d0 * rows[k, j] + d1 * rows[k + 1, j] + d2 * rows[k + 2, j] + d3 * rows[k + 3, j]
+                for k in range(whole, hidden):
+                    d0 = g[k] * factor[k]
+                    for j in range(hidden):
+                        v[j] += d0 * rows[k, j]

@@ -1,0 +1,108 @@
+"""The cells of recurrent layers: their step by torch itself, and the derivatives of many steps at once.
+
+Torch computes the states; gates are computed anew from them for the backward pass, all steps together, since they
+depend on states that are known by then.
+
+Source: BPPSA, Eq. 9 (RNN), Eqs. 10-11 and appendix E (GRU).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Parameters of one layer in one direction: (G * H, I), (G * H, H) and, unless there are none, twice (G * H,)."""
+
+    input: torch.Tensor
+    hidden: torch.Tensor
+    input_bias: torch.Tensor | None = None
+    hidden_bias: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Derivatives of states h' (T, B, H), each by what its step computes first; gates are a dimension of G."""
+
+    hidden: torch.Tensor
+    """By the gates' hidden parts W_h h + b_h, (T, B, G, H)."""
+    input: torch.Tensor
+    """By their input parts W_i x + b_i, (T, B, G, H)."""
+    direct: torch.Tensor | None = None
+    """By the state before, past the gates, (T, B, H)."""
+
+    def jacobians(self, weight: torch.Tensor) -> torch.Tensor:
+        """The transposed Jacobians (dh'/dh)^T (T, B, H, H), given the hidden weights (G * H, H).
+
+        Source: BPPSA, Eq. 11 and what follows it.
+        """
+        gates = self.hidden.shape[2]
+        parts = weight.unflatten(0, (gates, -1)).transpose(1, 2)
+        found: torch.Tensor = parts[0] * self.hidden[:, :, 0, None]
+        for gate in range(1, gates):
+            found.addcmul_(parts[gate], self.hidden[:, :, gate, None])
+        if self.direct is not None:
+            found.diagonal(dim1=-2, dim2=-1).add_(self.direct)
+        return found
+
+    def reversed(self) -> Factors:
+        """Those of the same steps, the last first."""
+        hidden = self.hidden.flip(0)
+        same = self.input is self.hidden
+        return Factors(
+            hidden, hidden if same else self.input.flip(0), None if self.direct is None else self.direct.flip(0)
+        )
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A kind of recurrent layer."""
+
+    function: Callable[..., Any]
+    """What torch computes it with."""
+    gates: int
+    derivatives: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Weights], Factors]
+    """Factors of steps, given inputs (T, B, I), the states before (T, B, H) and after them, and the weights."""
+
+    def states(self, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        """All states (T, B, H) of inputs (T, B, I) that begin with ``start`` (B, H), as torch computes them."""
+        options = (len(weights) == 4, 1, 0.0, False, False, False)
+        y: torch.Tensor = self.function(x, start[None].contiguous(), list(weights), *options)[0]
+        return y
+
+
+def _tanh(x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: Weights) -> Factors:
+    slope = torch.addcmul(torch.ones_like(after), after, after, value=-1)[:, :, None]
+    return Factors(slope, slope)
+
+
+def _relu(x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: Weights) -> Factors:
+    slope = (after > 0).to(after.dtype)[:, :, None]
+    return Factors(slope, slope)
+
+
+def _gru(x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: Weights) -> Factors:
+    entering = F.linear(x, weights.input, weights.input_bias).unflatten(2, (3, -1))
+    recurrent = F.linear(before, weights.hidden, weights.hidden_bias).unflatten(2, (3, -1))
+    r, z = (entering[:, :, :2] + recurrent[:, :, :2]).sigmoid_().unbind(2)
+    m = recurrent[:, :, 2]
+    n = torch.addcmul(entering[:, :, 2], r, m).tanh_()
+    by_n = (1 - z) * (1 - n * n)  # j7 * j6
+    by_z = (before - n) * z * (1 - z)  # j10 * j9
+    by_r = by_n * m * r * (1 - r)  # j3 * j2
+    input = torch.stack([by_r, by_z, by_n], 2)
+    return Factors(torch.stack([by_r, by_z, by_n * r], 2), input, z)
+
+
+CELLS = {
+    "rnn_tanh": Cell(torch.rnn_tanh, 1, _tanh),
+    "rnn_relu": Cell(torch.rnn_relu, 1, _relu),
+    "gru": Cell(torch.gru, 3, _gru),
+}
+"""By the names of torch's functions."""

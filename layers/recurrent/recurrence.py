@@ -1,0 +1,151 @@
+"""One layer in one direction: torch's own forward pass, and a backward pass through time by a method of choice.
+
+Where ranks share the steps, the state goes from rank to rank, and dl/dh comes back the same way or by a scan over the
+ranks. Batches large enough to keep a rank busy are cut, so that a rank works on one part while others work on theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from distconv.communication.collectives import apply
+from distconv.errors import UnsupportedOperation
+
+from .backward import Gradients, Steps, gradients, product
+from .cells import Cell, Weights
+from .methods import Method, Problem, fastest
+from .time_ranks import TimeRanks
+
+PART_VALUES = 4096
+"""Values of a state, over all samples, from which on a step takes the longer the more there are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recurrence:
+    """How to go through a sequence and back."""
+
+    cell: Cell
+    method: Method
+    ranks: TimeRanks | None = None
+    """Ranks that share the steps; None if this one has them all."""
+
+    def __call__(self, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        """States (T, B, H) of this rank's inputs (T, B, I) from ``start`` (B, H) on, which the first rank takes.
+
+        Raises
+        ------
+        UnsupportedOperation
+            For torch's backward where ranks share the steps.
+        """
+        if self.method is Method.AUTO:
+            return replace(self, method=fastest(self._problem(x, weights[1], self.ranks)))(x, start, weights)
+        if self.method is Method.AUTOGRAD:
+            if self.ranks is not None:
+                raise UnsupportedOperation(
+                    "method='autograd': torch cannot go back over ranks that share the steps of a sequence; use 'auto'"
+                )
+            return self.cell.states(x, start, weights) if x.shape[1] else _no_samples(x, start, weights)
+        if torch.is_autocast_enabled(x.device.type):
+            x, start = x.to(weights[0].dtype), start.to(weights[0].dtype)
+        return apply(_Recurrence, self, x, start, *weights)
+
+    # -- forward ------------------------------------------------------------------------------------------------------
+
+    def forward(
+        self, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The states, and the one before this rank's steps."""
+        if self.ranks is None:
+            return self._states(x, start, weights), start
+        entries, found, sent = [], [], []
+        for part in self._parts(start):
+            entries.append(self.ranks.receive(self.ranks.earlier, start[part]))
+            found.append(self._states(x[:, part], entries[-1], weights))
+            sent.append(self.ranks.send(self.ranks.later, torch.cat([entries[-1][None], found[-1]])[-1]))
+        for exchange in sent:
+            exchange.wait()
+        return _joined(found, 1), _joined(entries, 0)
+
+    def _states(self, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+        if not (x.shape[0] and x.shape[1]):
+            return start.new_zeros(*x.shape[:2], start.shape[1])
+        return self.cell.states(x, start, weights)
+
+    def _parts(self, start: torch.Tensor) -> list[slice]:
+        """Slices of the samples, as many as the ranks, unless they get too small to be worth it."""
+        assert self.ranks is not None
+        samples = len(start)
+        count = max(1, min(self.ranks.comm.size, samples, start.numel() // PART_VALUES))
+        edges = [samples * index // count for index in range(count + 1)]
+        return [slice(low, high) for low, high in pairwise(edges)]
+
+    # -- backward -----------------------------------------------------------------------------------------------------
+
+    def backward(self, steps: Steps, sources: torch.Tensor, *, of_input: bool) -> list[Gradients]:
+        """Gradients of the parts of the samples, given those of the states from outside (T, B, H)."""
+        nothing = torch.zeros_like(steps.entry)
+        if self.ranks is None:
+            return [gradients(steps, sources, nothing, self.method, of_input=of_input)]
+        if self.method.scans:
+            carry = self.ranks.scanned(*product(steps, sources)) if len(nothing) else nothing
+            here = fastest(self._problem(steps.x, steps.weights.hidden, None))
+            return [gradients(steps, sources, carry, here, of_input=of_input)]
+        found, sent = [], []
+        for part in self._parts(nothing):
+            own = Steps(steps.cell, steps.weights, steps.x[:, part], steps.entry[part], steps.states[:, part])
+            carry = self.ranks.receive(self.ranks.later, nothing[part])
+            found.append(gradients(own, sources[:, part], carry, self.method, of_input=of_input))
+            sent.append(self.ranks.send(self.ranks.earlier, found[-1].carry))
+        for exchange in sent:
+            exchange.wait()
+        return found
+
+    def _problem(self, x: torch.Tensor, weight: torch.Tensor, ranks: TimeRanks | None) -> Problem:
+        """Of ``ranks``, whose blocks differ by a step, that of the longest block, so that all choose alike."""
+        steps, count = (len(x), 1) if ranks is None else (ranks.longest, ranks.comm.size)
+        return Problem(steps, x.shape[1], weight.shape[1], self.cell.gates, count, x.device, weight.dtype)
+
+
+class _Recurrence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, way: Recurrence, x: torch.Tensor, start: torch.Tensor, *weights: torch.Tensor) -> Any:
+        with torch.autocast(x.device.type, enabled=False):
+            y, entry = way.forward(x, start, weights)
+        ctx.way = way
+        ctx.save_for_backward(x, entry, y, *weights)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        if torch.is_grad_enabled():
+            raise UnsupportedOperation(
+                "a second derivative (create_graph=True) of a recurrent layer that goes back by a method of its own; "
+                "use method='autograd'"
+            )
+        x, entry, y, *weights = ctx.saved_tensors
+        steps = Steps(ctx.way.cell, Weights(*weights), x, entry, y)
+        found = ctx.way.backward(steps, grad, of_input=ctx.needs_input_grad[1])
+        of_weights = [sum(each[1:], each[0]) for each in zip(*(part.of_weights for part in found), strict=True)]
+        of_input = _joined([part.of_input for part in found if part.of_input is not None], 1)
+        first = ctx.way.ranks is None or ctx.way.ranks.earlier is None
+        of_start = _joined([part.carry for part in found], 0)
+        # What reaches this rank's first step has gone to the rank before it.
+        return None, of_input, of_start if first else torch.zeros_like(of_start), *of_weights
+
+
+def _joined(parts: Sequence[torch.Tensor], dim: int) -> Any:
+    """Parts of the samples put together; None of none."""
+    if not parts:
+        return None
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
+
+
+def _no_samples(x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The states of a block without samples, which torch's backward does not take; part of the graph as elsewhere."""
+    ends = sum((tensor.reshape(-1)[:0].sum() for tensor in (x, start, *weights)), start.new_zeros(()))
+    return start.new_zeros(*x.shape[:2], start.shape[1]) + ends

@@ -1,0 +1,146 @@
+"""Layers upon layers in one or two directions: the arithmetic of torch's recurrent functions around the recurrence.
+
+The same stack serves plain tensors, packed sequences of several lengths, and DistTensors; they differ in how a layer
+goes through them in one direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from distconv.errors import ShapeError
+from distconv.layers.plumbing.alignment import aligned, balanced_input, whole_over
+from distconv.tensor import DistTensor
+
+from .cells import Cell
+from .methods import Method
+from .recurrence import Recurrence
+from .time_ranks import TimeRanks
+
+Direction = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+"""Inputs, state to start with (B, H), weights, ``reverse``: all states, and the last one (B, H)."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What torch's recurrent functions are told besides their tensors."""
+
+    cell: Cell
+    method: Method
+    bias: bool
+    layers: int
+    dropout: float
+    training: bool
+    bidirectional: bool
+
+    def __call__(
+        self, input: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor], batch_first: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """States of the last layer and last states of all, for inputs (T, B, I), or (B, T, I) with ``batch_first``.
+
+        Raises
+        ------
+        ShapeError
+            Without a step, in torch's words.
+        """
+        x = input.transpose(0, 1) if batch_first else input
+        if not x.shape[0]:
+            raise ShapeError("Expected sequence length to be larger than 0 in RNN")
+        if not isinstance(x, DistTensor):
+            direction = partial(_plain, Recurrence(self.cell, self.method))
+        else:
+            direction = partial(_distributed, self.cell, self.method)
+        y, last = self._through(direction, x, start, weights)
+        return y.transpose(0, 1) if batch_first else y, last
+
+    def packed(
+        self, data: torch.Tensor, batch_sizes: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same for the data of a PackedSequence."""
+        way = Recurrence(self.cell, self.method)
+        return self._through(partial(_packed, way, batch_sizes), data, start, weights)
+
+    def _through(
+        self, direction: Direction, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        count, directions = 4 if self.bias else 2, 2 if self.bidirectional else 1
+        groups = [weights[index : index + count] for index in range(0, len(weights), count)]
+        lasts: list[torch.Tensor] = []
+        for layer in range(self.layers):
+            found = []
+            for reverse in range(directions):
+                index = len(lasts)
+                y, last = direction(x, start[index], groups[index], reverse=bool(reverse))
+                found.append(y)
+                lasts.append(last)
+            x = torch.cat(found, -1) if self.bidirectional else found[0]
+            if layer < self.layers - 1:
+                x = F.dropout(x, self.dropout, self.training and self.dropout > 0)
+        return x, torch.stack(lasts)
+
+
+def _plain(
+    way: Recurrence, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor], *, reverse: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    y = way(x.flip(0) if reverse else x, start, weights)
+    return y.flip(0) if reverse else y, y[-1]
+
+
+def _packed(
+    way: Recurrence,
+    batch_sizes: torch.Tensor,
+    data: torch.Tensor,
+    start: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    *,
+    reverse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences are padded behind their ends: nothing comes back from there, so gradients need no mask."""
+    x, lengths = pad_packed_sequence(PackedSequence(data, batch_sizes))
+    ends, samples = lengths.to(data.device), torch.arange(len(lengths), device=data.device)
+    places = torch.arange(len(x), device=data.device)[:, None]
+    mirrored = torch.where(places < ends, ends - 1 - places, places)
+    y = way(x[mirrored, samples] if reverse else x, start, weights)
+    last = y[ends - 1, samples]
+    return pack_padded_sequence(y[mirrored, samples] if reverse else y, lengths).data, last
+
+
+def _distributed(
+    cell: Cell,
+    method: Method,
+    x: DistTensor,
+    start: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    *,
+    reverse: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Steps and samples keep their splits, features are gathered."""
+    x = balanced_input(x.replicated([2]))
+    axis = x.dist.split[0]
+    ranks = None if axis is None else TimeRanks(x.grid, axis, -(-x.shape[0] // x.grid.shape[axis]), reverse)
+    shape = torch.Size((*x.shape[:2], start.shape[1]))
+    own = aligned(start, x.dist, shape)
+    local = x.local.flip(0) if reverse else x.local
+    y = Recurrence(cell, method, ranks)(local, own, [whole_over(weight, x.dist) for weight in weights])
+    found = DistTensor(y.flip(0) if reverse else y, x.dist, shape)
+    return found, found[0 if reverse else -1]
+
+
+def called(cell: Cell, method: Method, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """What torch's function for ``cell`` gives for its arguments, by position, as ``nn.RNN`` and ``nn.GRU`` pass them.
+
+    Either (input, hx, weights, bias, layers, dropout, train, bidirectional, batch_first), or for packed sequences
+    (data, batch_sizes, hx, weights, bias, layers, dropout, train, bidirectional).
+    """
+    if isinstance(args[2], torch.Tensor):
+        data, batch_sizes, start, weights, *options = args
+        return Stack(cell, method, *options).packed(data, batch_sizes, start, weights)
+    input, start, weights, *options, batch_first = args
+    return Stack(cell, method, *options)(input, start, weights, batch_first)

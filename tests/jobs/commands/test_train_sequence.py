@@ -1,0 +1,135 @@
+"""``distconv train sequence``: what it writes, how it resumes, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import distconv as dc
+from distconv import cli
+from distconv.jobs.commands import train_sequence
+from distconv.jobs.sequence import samples
+from tests.jobs.images.image_files import written
+from tests.jobs.sequence.sound_files import write_file, write_folder
+
+GRIDS = {1: "n=1", 2: "w=2"}
+
+
+def command(comm: Any, folder: Path, *more: str) -> list[str]:
+    small = "--width 3 --batch 4".split()
+    out = ["--out", str(folder / "out"), "--grid", GRIDS[comm.size]]
+    return ["train", "sequence", "--data", str(folder / "sounds.h5"), *small, *out, *more]
+
+
+def with_sounds(comm: Any, folder: Path) -> Path:
+    return written(comm, folder, lambda place: write_file(place / "sounds.h5"))
+
+
+def lines_of(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.ranks(1, 2)
+def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = with_sounds(comm, shared_tmp_path)
+    assert cli.main(command(comm, folder, "--epochs", "2", "--checkpoint-every", "3", "--method", "blelloch")) == 0
+    comm.Barrier()
+    lines = lines_of(folder)
+    assert [(line["step"], line.get("evaluation")) for line in lines] == [
+        *((step, None) for step in (1, 2, 3)),
+        (3, "test"),
+        *((step, None) for step in (4, 5, 6)),
+        (6, "train"),
+        (6, "test"),
+    ]
+    summary = json.loads((folder / "out" / "summary.json").read_text())
+    assert summary["test_accuracy"] == lines[-1]["accuracy"] == lines[-1]["correct"] / 3
+    assert summary["baselines"] == {"majority vote": pytest.approx(1 / 3)}
+    assert (summary["method"], summary["classes"]) == ("blelloch", ["0", "1", "2"])
+    assert sorted(p.name for p in (folder / "out" / "checkpoints").iterdir()) == ["step-000003", "step-000006"]
+    assert (folder / "out" / "result.png").read_bytes()[:4] == b"\x89PNG"
+    printed = capsys.readouterr().out
+    for text in ("on 9 samples of 12 values a step, ", "test accuracy: ", "of a majority vote: 33.33 %"):
+        assert (text in printed) == (comm.rank == 0)
+
+
+@pytest.mark.ranks(1, 2)
+def test_resume_takes_the_same_steps_by_another_method(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_sequence, "draw", lambda *_: None)
+    folder = with_sounds(comm, shared_tmp_path)
+    exact = ["--epochs", "2", "--dtype", "float64"]
+    assert cli.main(command(comm, folder, *exact, "--checkpoint-every", "4")) == 0
+    comm.Barrier()
+    complete = [line["loss"] for line in lines_of(folder)]
+    if comm.rank == 0:
+        (folder / "out" / "checkpoints" / "step-000006").rename(folder / "away")
+    comm.Barrier()
+    more = ["--resume", "--checkpoint-every", "0", "--method", "blelloch"]
+    assert cli.main(command(comm, folder, *exact, *more)) == 0
+    comm.Barrier()
+    assert [line["loss"] for line in lines_of(folder)] == pytest.approx(complete, rel=1e-9)
+    capsys.readouterr()
+    assert cli.main(command(comm, folder, *exact, "--resume", "--hop-ms", "5")) == 2
+    assert ("other settings: hop_ms was 10.0 and is 5.0" in capsys.readouterr().err) == (comm.rank == 0)
+
+
+def test_a_folder_without_held_out_sounds_is_trained_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_sequence, "draw", lambda *_: None)
+    folder = write_folder(tmp_path / "sounds", test=False)
+    assert cli.main(["train", "sequence", "--data", str(folder), "--steps", "2", "--out", str(tmp_path / "out")]) == 0
+    assert "no held-out sequences to test on" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["classes"] == ["tone0", "tone1", "tone2"]
+
+
+def test_without_data_it_trains_on_bitstreams(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(samples, "STREAMS", {"train": (20, 0), "test": (10, 1)})
+    arguments = ["train", "sequence", "--model", "rnn", "--steps", "1", "--length", "30", "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "on 20 samples of 1 values a step, bitstreams, batch 16, 1 steps" in printed
+    assert "test accuracy of a count of the bits: " in printed
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--method", "fast"], "argument --method: invalid choice: 'fast'"),
+        (["--method", "autograd"], "torch cannot go back over ranks that share the steps"),
+        (["--coefficients", "1"], "--coefficients 1: the first is left out; ask for 2 or more"),
+        (["--hop-ms", "0"], "argument --hop-ms: '0' is not a number above zero"),
+        (["--model", "lstm"], "argument --model: invalid choice: 'lstm'"),
+        (["--grid", "h=2"], "axis h cuts none of them"),
+        (["--data", "nowhere.h5"], "nowhere.h5"),
+        (["--resume"], "--resume: there is no finished checkpoint in"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input_is_one_line_and_code_2(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    folder = with_sounds(comm, shared_tmp_path)
+    try:
+        code = cli.main(command(comm, folder, *arguments))
+    except SystemExit as end:
+        code = int(end.code or 0)
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("distconv train sequence: ")]
+    assert code == 2
+    assert [message in line for line in errors] == ([True] if comm.rank == 0 else [])
+
+
+def test_a_plan_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dc.Plan({"*": {"n": 1}}, 1).save(tmp_path / "plan.json")
+    assert cli.main(["train", "sequence", "--plan", str(tmp_path / "plan.json")]) == 2
+    assert "--plan: the layers of a recurrent network are all on one grid" in capsys.readouterr().err

@@ -1,0 +1,100 @@
+"""Labelled sounds of files and folders."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import scipy.io.wavfile
+
+import distconv as dc
+from distconv.jobs.sequence.audio import Clips, Sounds, recordings
+from distconv.jobs.sequence.mfcc import Recipe, mfcc
+from tests.jobs.images.image_files import written
+from tests.jobs.sequence.sound_files import RATE, tones, write_file, write_folder
+
+DIGITS = Path(__file__).parents[4] / "shared" / "data" / "audio" / "fsdd_8k.h5"
+
+
+def test_a_file_and_a_folder_have_the_same_sounds(tmp_path):
+    sounds, labels = tones()
+    for found in (recordings(write_file(tmp_path / "a.h5")), recordings(write_folder(tmp_path / "folder"))):
+        assert found.rate == RATE
+        assert {group: len(clips.labels) for group, clips in found.groups.items()} == {"train": 9, "test": 3}
+        order = np.argsort([np.abs(s.astype(int)).sum() for s in found.groups["test"].sounds])
+        expected = np.argsort([np.abs(s.astype(int)).sum() for s in sounds[9:]])
+        for one, other in zip(order, expected, strict=True):
+            assert np.array_equal(found.groups["test"].sounds[one], sounds[9 + other])
+            assert found.groups["test"].labels[one] == labels[9 + other]
+    assert found.class_names == ("tone0", "tone1", "tone2")
+
+
+def test_takes_below_five_are_held_out_and_without_a_word_none(tmp_path):
+    found = recordings(write_file(tmp_path / "a.h5", held_out="take"))
+    assert {group: len(clips.labels) for group, clips in found.groups.items()} == {"train": 9, "test": 3}
+    found = recordings(write_file(tmp_path / "b.h5", held_out=None))
+    assert list(found.groups) == ["train"]
+
+
+def test_a_sound_of_two_channels_is_their_mean(tmp_path):
+    folder = write_folder(tmp_path, test=False)
+    left, right = np.arange(800, dtype=np.int16), np.zeros(800, np.int16)
+    scipy.io.wavfile.write(folder / "train" / "tone0" / "0.wav", RATE, np.stack([left, right], 1))
+    assert np.array_equal(recordings(folder).groups["train"].sounds[0], left / 2)
+
+
+@pytest.mark.parametrize(
+    ("replaced", "message"),
+    [
+        ({"label": None}, "has no label; sounds are audio, offset, label"),
+        ({"offset": np.arange(5)}, "offset has 5 values up to 4 for 12 labels"),
+        ({"offset": np.arange(13)[::-1]}, "it must rise from the first clip's begin"),
+        ({"offset": np.arange(13) * 10**6}, "offset has 13 values up to 12000000 for 12 labels"),
+        ({"test": np.ones(12)}, "no sound to train on"),
+        ({"offset": np.minimum(np.arange(13), 4)}, "sound 4 of 'train' is empty; leave it out"),
+    ],
+)
+def test_files_that_are_wrong_say_what_is(tmp_path, replaced, message):
+    with pytest.raises(dc.DataError, match=re.escape(message)):
+        recordings(write_file(tmp_path / "a.h5", **replaced))
+
+
+def test_folders_and_files_that_cannot_be_read_say_so(tmp_path):
+    with pytest.raises(dc.DataError, match="sounds of several rates"):
+        recordings(write_folder(tmp_path / "several", rates=(8000, 16000)))
+    with pytest.raises(dc.DataError, match="no sound to train on"):
+        recordings(tmp_path)
+    broken = write_folder(tmp_path / "broken") / "train" / "tone0" / "0.wav"
+    broken.write_bytes(b"no sound")
+    with pytest.raises(dc.DataError, match="cannot be read as WAV"):
+        recordings(tmp_path / "broken")
+    with pytest.raises(dc.DataError, match="cannot be read as HDF5"):
+        recordings(broken)
+    with h5py.File(tmp_path / "rate.h5", "w") as file:
+        file.update({name: np.zeros(2) for name in ("audio", "offset", "label")})
+    with pytest.raises(dc.DataError, match="has no attribute sample_rate"):
+        recordings(tmp_path / "rate.h5")
+
+
+@pytest.mark.ranks(1, 2, 3)
+def test_ranks_share_the_coefficients(comm):
+    sounds, labels = tones()
+    found = Sounds(Clips(sounds, labels), RATE, Recipe(), comm)
+    for index, sound in enumerate(sounds):
+        assert np.array_equal(found[index], mfcc(sound, RATE, Recipe()))
+
+
+@pytest.mark.ranks(2)
+def test_a_file_becomes_sounds_on_all_ranks(comm, shared_tmp_path):
+    folder = written(comm, shared_tmp_path, lambda place: write_file(place / "a.h5"))
+    assert len(recordings(folder / "a.h5").groups["train"].sounds) == 9
+
+
+@pytest.mark.skipif(not DIGITS.exists(), reason="needs ../shared/data")
+def test_the_spoken_digits_have_their_official_split():
+    found = recordings(DIGITS)
+    assert {group: len(clips.labels) for group, clips in found.groups.items()} == {"train": 2700, "test": 300}
+    assert found.class_names == tuple(map(str, range(10)))

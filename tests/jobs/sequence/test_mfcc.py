@@ -1,0 +1,67 @@
+"""Coefficients of sounds against their definition."""
+
+from __future__ import annotations
+
+import importlib
+
+import numpy as np
+import pytest
+import scipy.fft
+
+import distconv as dc
+from distconv.jobs.sequence.mfcc import Recipe, mfcc
+
+RATE = 8000
+
+
+def by_hand(sound, coefficients=13, filters=23, window=200, hop=80, size=256):
+    """Kaldi's recipe: offset, pre-emphasis, Povey's window, power, triangles on the mel scale, logarithm, cosines."""
+    count = (len(sound) + hop // 2) // hop
+    begin = hop // 2 - window // 2
+    places = begin + np.arange(count)[:, None] * hop + np.arange(window)
+    mirrored = np.where(places < 0, -places - 1, np.where(places >= len(sound), 2 * len(sound) - 1 - places, places))
+    frames = sound.astype(float)[mirrored]
+    frames = frames - frames.mean(1, keepdims=True)
+    frames = frames - 0.97 * np.concatenate([frames[:, :1], frames[:, :-1]], 1)
+    frames = frames * (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(window) / (window - 1))) ** 0.85
+    power = np.abs(np.fft.rfft(frames, size)) ** 2
+    mel = lambda f: 1127 * np.log(1 + f / 700)  # noqa: E731
+    edges = np.linspace(mel(20), mel(RATE / 2), filters + 2)
+    at = mel(np.arange(size // 2) * RATE / size)[None]
+    low, middle, high = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    triangles = np.maximum(0, np.minimum((at - low) / (middle - low), (high - at) / (high - middle)))
+    log = np.log(np.maximum(power[:, : size // 2] @ triangles.T, np.finfo(np.float32).eps))
+    values = scipy.fft.dct(log, norm="ortho")[:, 1:coefficients]
+    return (values - values.mean(0)) / values.std(0)
+
+
+def test_coefficients_are_those_of_their_definition():
+    random = np.random.default_rng(0)
+    sound = (3000 * random.normal(size=2000).cumsum() / 20).astype(np.int16)
+    found = mfcc(sound, RATE, Recipe())
+    assert found.shape == (25, 12) and found.dtype == np.float32
+    np.testing.assert_allclose(found, by_hand(sound), rtol=0, atol=2e-3)
+
+
+def test_every_coefficient_has_mean_0_and_variance_1_over_time_and_repeats():
+    sound = (1000 * np.random.default_rng(1).normal(size=4000)).astype(np.int16)
+    found = mfcc(sound, RATE, Recipe(7, hop_ms=5))
+    assert found.shape == (100, 6)
+    np.testing.assert_allclose(found.mean(0), 0, atol=1e-5)
+    np.testing.assert_allclose(found.std(0), 1, atol=1e-4)
+    assert np.array_equal(found, mfcc(sound, RATE, Recipe(7, hop_ms=5)))
+
+
+@pytest.mark.parametrize("samples", [40, 100])
+def test_silence_and_the_shortest_sounds_have_finite_coefficients(samples):
+    found = mfcc(np.zeros(samples, np.int16), RATE, Recipe())
+    assert len(found) == 1 and np.isfinite(found).all()
+
+
+def test_without_the_library_it_says_how_to_install_it(monkeypatch):
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(importlib, "import_module", missing)
+    with pytest.raises(dc.DataError, match=r"need kaldi-native-fbank.*pip install 'distconv\[audio\]'"):
+        mfcc(np.zeros(100), RATE, Recipe())

@@ -1,0 +1,82 @@
+"""Batches of sequences over a grid, and the network on them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import distconv as dc
+from distconv.jobs.sequence import samples as module
+from distconv.jobs.sequence.bitstreams import CLASSES, Bitstreams
+from distconv.jobs.sequence.mfcc import Recipe
+from distconv.jobs.sequence.samples import SequenceLoader, SequenceSamples
+from tests.distconv.layouts import grid_over, grids, raises_everywhere
+
+
+class Unequal:
+    """Sequences of lengths 1, 2, ..., whose values tell their number."""
+
+    labels = np.arange(7)
+
+    def __getitem__(self, index):
+        return np.full((1 + index, 2), index + 1, np.float32)
+
+
+def loader(comm, grid, **options):
+    source = SequenceSamples(None, comm, length=5, recipe=Recipe())
+    source.groups = {"train": Unequal()}
+    return SequenceLoader(source, "train", grid, options.pop("batch", 3), dtype=torch.float64, **options)
+
+
+def test_batches_do_not_depend_on_the_grid(comm):
+    for grid in grids(comm, "nw"):
+        found = list(loader(comm, grid, shuffle=True, seed=3).epoch(1))
+        order = np.random.default_rng((3, 0, 1)).permutation(7)
+        assert [batch.samples for batch in found] == [tuple(order[i : i + 3]) for i in (0, 3, 6)]
+        for batch in found:
+            x, labels = (dc.gather(tensor) for tensor in batch.tensors)
+            assert labels.tolist() == list(batch.samples)
+            assert x.shape == (len(labels), 1 + max(batch.samples), 3)
+            assert torch.equal(x[..., 0].amax(1), labels.double() + 1)
+            assert torch.equal((x[..., 2] * torch.arange(1, x.shape[1] + 1)).sum(1), labels.double() + 1)
+
+
+def test_an_epoch_goes_on_where_it_was_left(comm):
+    one = loader(comm, grid_over(comm, n=comm.size), shuffle=True, drop_last=True)
+    assert one.steps == 2
+    assert [b.samples for b in one.epoch(0, 1)] == [b.samples for b in one.epoch(0)][1:]
+
+
+@pytest.mark.ranks(2)
+def test_no_batch_is_refused(comm):
+    grid = grid_over(comm, n=2)
+    raises_everywhere(
+        comm,
+        dc.DataError,
+        "no batch of 8 can be made of the 7 sequences",
+        lambda: loader(comm, grid, batch=8, drop_last=True),
+    )
+
+
+@pytest.mark.ranks(2)
+def test_a_path_without_sounds_is_refused_on_all_ranks(comm, shared_tmp_path):
+    raises_everywhere(
+        comm,
+        dc.DataError,
+        "no sound to train on",
+        lambda: SequenceSamples(shared_tmp_path, comm, length=5, recipe=Recipe()),
+    )
+
+
+def test_bits_are_set_as_often_as_their_class_says():
+    streams = Bitstreams(40, 5000)
+    for index, label in enumerate(streams.labels):
+        assert abs(float(streams[index].mean()) - (0.05 + 0.1 * label)) < 0.03
+    assert set(np.unique(streams[0])) == {0.0, 1.0} and len(set(streams.labels)) == CLASSES
+
+
+def test_groups_of_bitstreams_differ_and_repeat():
+    train, test = Bitstreams(10, 50), Bitstreams(10, 50, module.TEST)
+    assert not np.array_equal(train[3], test[3])
+    assert np.array_equal(train[3], Bitstreams(20, 50)[3])

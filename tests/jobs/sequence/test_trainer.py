@@ -1,0 +1,52 @@
+"""Training on sequences: the same numbers on every grid and by every way back through time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import distconv as dc
+from distconv.jobs.sequence import samples
+from distconv.jobs.sequence.mfcc import Recipe
+from distconv.jobs.sequence.samples import SequenceSamples
+from distconv.jobs.sequence.trainer import Settings, Trainer
+from tests.distconv.layouts import grid_over, grids, raises_everywhere
+
+SETTINGS = Settings(width=4, batch=6, steps=4, dtype="float64", length=9)
+
+
+@pytest.fixture(autouse=True)
+def few_streams(monkeypatch):
+    monkeypatch.setattr(samples, "STREAMS", {"train": (20, 0), "test": (10, 1)})
+
+
+def trained(comm, grid, **options):
+    trainer = Trainer(SETTINGS, SequenceSamples(None, comm, length=9, recipe=Recipe()), grid, **options)
+    for batch in trainer.batches():
+        trainer.step(*batch.tensors)
+    return trainer
+
+
+@pytest.mark.ranks(at_most=4)
+def test_grids_and_methods_change_no_loss(comm):
+    alone = trained(comm, grid_over(comm, r=comm.size) if comm.size == 1 else dc.ProcessGrid(comm, n=comm.size))
+    for grid in grids(comm, "nw"):
+        for method in ("sequential", "blelloch"):
+            found = trained(comm, grid, method=method)
+            assert [loss for _, loss in found.losses] == pytest.approx([loss for _, loss in alone.losses], rel=1e-10)
+            assert found.evaluate("test").loss == pytest.approx(alone.evaluate("test").loss, rel=1e-9)
+
+
+def test_what_is_padded_does_not_count(comm):
+    trainer = trained(comm, grid_over(comm, n=comm.size))
+    x = torch.zeros(2, 5, 2, dtype=torch.float64)
+    x[:, 2, 1] = 1
+    x[1, 3:, 0] = 7
+    y = dc.gather(trainer.model(dc.scatter(x, trainer.grid, dims="nw-")))
+    assert torch.equal(y[0], y[1])
+
+
+@pytest.mark.ranks(2)
+def test_an_axis_that_cuts_nothing_is_refused(comm):
+    grid = grid_over(comm, h=2)
+    raises_everywhere(comm, dc.GridError, "axis h cuts none of them", lambda: trained(comm, grid))

@@ -1,0 +1,68 @@
+"""The backward pass block by block: the same gradients whatever the blocks, and little memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from distconv.layers.recurrent import backward
+from distconv.layers.recurrent.backward import Steps, gradients, product
+from distconv.layers.recurrent.cells import CELLS, Weights
+from distconv.layers.recurrent.methods import Method
+from tests.distconv.layouts import normal
+from tests.layers.recurrent.modules import SMALL
+
+
+def steps_of(name, count=11, batch=2, inputs=3, hidden=4):
+    cell = CELLS[name]
+    shapes = [(cell.gates * hidden, inputs), (cell.gates * hidden, hidden), *[(cell.gates * hidden,)] * 2]
+    weights = [normal(*shape, seed=i) / 2 for i, shape in enumerate(shapes)]
+    x, start = normal(count, batch, inputs, seed=8), normal(batch, hidden, seed=9)
+    return Steps(cell, Weights(*weights), x, start, cell.states(x, start, weights))
+
+
+@pytest.mark.parametrize("method", [Method.SEQUENTIAL, Method.BLELLOCH, Method.TRUNCATED])
+@pytest.mark.parametrize("name", CELLS)
+def test_blocks_change_nothing(monkeypatch, name, method):
+    steps = steps_of(name)
+    sources, carry = normal(11, 2, 4), normal(2, 4, seed=1)
+    whole = gradients(steps, sources, carry, method)
+    for size in (1, 3000, 1 << 14):
+        monkeypatch.setattr(backward, "BLOCK_BYTES", {False: size, True: size})
+        found = gradients(steps, sources, carry, method)
+        torch.testing.assert_close(found.of_input, whole.of_input, **SMALL)
+        torch.testing.assert_close(found.carry, whole.carry, **SMALL)
+        for one, other in zip(found.of_weights, whole.of_weights, strict=True):
+            torch.testing.assert_close(one, other, **SMALL)
+
+
+def test_blocks_cover_the_steps_from_the_last_to_the_first(monkeypatch):
+    steps = steps_of("gru")
+    assert list(steps.blocks(scans=True)) == [slice(0, 11)]
+    monkeypatch.setattr(backward, "BLOCK_BYTES", {False: 4 * 13 * 2 * 8 * 4, True: 1})
+    assert list(steps.blocks(scans=False)) == [slice(7, 11), slice(3, 7), slice(0, 3)]
+    assert len(list(steps.blocks(scans=True))) == 11
+
+
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("size", [1, 1 << 13, 1 << 26])
+def test_the_product_of_all_steps_is_one_map(monkeypatch, name, size):
+    monkeypatch.setattr(backward, "BLOCK_BYTES", {True: size, False: 1 << 20})
+    steps, sources, carry = steps_of(name), normal(11, 2, 4), normal(2, 4, seed=1)
+    matrix, shift = product(steps, sources)
+    expected = gradients(steps, sources, carry, Method.SEQUENTIAL).carry
+    torch.testing.assert_close((matrix @ carry[..., None])[..., 0] + shift, expected, **SMALL)
+
+
+def test_no_steps_are_the_identity():
+    matrix, shift = product(steps_of("gru", count=1), normal(1, 2, 4))
+    empty = Steps(CELLS["gru"], steps_of("gru").weights, normal(0, 2, 3), normal(2, 4), normal(0, 2, 4))
+    matrix, shift = product(empty, normal(0, 2, 4))
+    assert torch.equal(matrix, torch.eye(4, dtype=torch.float64).repeat(2, 1, 1))
+    assert not shift.any()
+
+
+def test_gradients_of_inputs_that_nobody_needs_are_left_out():
+    assert (
+        gradients(steps_of("gru"), normal(11, 2, 4), normal(2, 4), Method.SEQUENTIAL, of_input=False).of_input is None
+    )

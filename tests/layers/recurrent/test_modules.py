@@ -1,0 +1,195 @@
+"""ScanRNN and ScanGRU against torch's modules: results, gradients, parameters, errors."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
+
+import distconv as dc
+from distconv.layers.recurrent import ScanGRU, ScanRNN
+from tests.distconv.layouts import normal
+from tests.layers.recurrent.modules import KINDS, METHODS, SMALL, gradients, twins
+
+
+def compare(one, other, x, start=None):
+    """Results and gradients of both modules, on copies of the inputs; dropout draws the same numbers."""
+    found = []
+    for module in (one, other):
+        torch.manual_seed(7)
+        leaves = [t.clone().requires_grad_() for t in (x, start) if t is not None]
+        y, last = module(*leaves)
+        found.append(gradients(module, [y, last], leaves))
+    for expected, actual in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected, **SMALL)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_gives_torchs_results_and_gradients(kind, method):
+    compare(*twins(kind, 3, 5, method=method), normal(9, 4, 3), normal(1, 4, 5))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_an_initial_state_it_begins_with_zeros(kind):
+    compare(*twins(kind, 3, 5), normal(6, 2, 3))
+
+
+OPTIONS = [
+    dict(zip(("num_layers", "bidirectional", "batch_first", "bias"), values, strict=True))
+    for values in itertools.product((1, 2), (False, True), (False, True), (True, False))
+]
+
+
+@pytest.mark.parametrize("method", ["sequential", "blelloch"])
+@pytest.mark.parametrize("kind", ["tanh", "gru"])
+def test_all_constructor_arguments_mean_what_torchs_do(kind, method):
+    for options in OPTIONS:
+        layers = options["num_layers"] * (2 if options["bidirectional"] else 1)
+        compare(*twins(kind, 3, 4, method=method, **options), normal(5, 5, 3), normal(layers, 5, 4))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dropout_between_layers_draws_torchs_mask(kind):
+    one, other = twins(kind, 3, 5, num_layers=3, dropout=0.4, bidirectional=True)
+    compare(one, other, normal(6, 4, 3))
+    compare(one.eval(), other.eval(), normal(6, 4, 3))
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_first": True, "bidirectional": True}])
+def test_a_sequence_without_a_batch_dimension(options):
+    layers = 2 if options else 1
+    compare(*twins("gru", 3, 5, **options), normal(6, 3), normal(layers, 5))
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_sequences_of_several_lengths(kind, method):
+    one, other = twins(kind, 3, 4, num_layers=2, bidirectional=True, dropout=0.3, method=method)
+    found = []
+    for module in (one, other):
+        torch.manual_seed(7)
+        sequences = [normal(n, 3, seed=n).requires_grad_() for n in (2, 7, 1, 4)]
+        start = normal(4, 4, 4).requires_grad_()
+        y, last = module(pack_sequence(sequences, enforce_sorted=False), start)
+        assert isinstance(y, PackedSequence)
+        found.append(gradients(module, [y.data, last], [*sequences, start]))
+    for expected, actual in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected, **SMALL)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parameters_go_both_ways(kind):
+    one, other = twins(kind, 3, 5, num_layers=2, bidirectional=True)
+    assert list(one.state_dict()) == list(other.state_dict())
+    one.load_state_dict({name: 2 * value for name, value in other.state_dict().items()})
+    assert torch.equal(one.weight_hh_l1, 2 * other.weight_hh_l1)
+
+
+def test_a_module_is_copied_with_its_method_and_converted():
+    module = ScanGRU(3, 4, method="blelloch", dtype=torch.float64, device="cpu")
+    assert module.weight_ih_l0.dtype == torch.float64
+    twin = copy.deepcopy(module).float()
+    assert twin.method == "blelloch"
+    assert "method='blelloch'" in repr(twin)
+    assert twin(torch.ones(2, 1, 3))[0].dtype == torch.float32
+
+
+def test_float32_stays_within_its_precision():
+    one, other = twins("gru", 3, 20)
+    x = normal(200, 4, 3)
+    expected = torch.autograd.grad(one(x)[0].sum(), one.weight_hh_l0)[0]
+    other.float()
+    for method in METHODS:
+        other.method = method
+        found = torch.autograd.grad(other(x.float())[0].sum(), other.weight_hh_l0)[0]
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_in_autocast_it_computes_in_the_dtype_of_its_weights():
+    _, module = twins("gru", 3, 4)
+    module.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        y, _ = module(torch.ones(5, 2, 3, dtype=torch.bfloat16))
+    assert y.dtype == torch.float32
+    y.sum().backward()
+
+
+def test_gradients_that_nobody_asked_for_are_none():
+    _, module = twins("tanh", 3, 4)
+    module.weight_ih_l0.requires_grad_(False)
+    module(normal(5, 2, 3))[0].sum().backward()
+    assert module.weight_ih_l0.grad is None
+    assert module.weight_hh_l0.grad is not None
+
+
+def test_a_batch_without_samples():
+    for method in METHODS:
+        _, module = twins("gru", 3, 4, method=method)
+        y, last = module(normal(5, 0, 3))
+        assert (y.shape, last.shape) == ((5, 0, 4), (1, 0, 4))
+        (y.sum() + last.sum()).backward()
+        assert not module.weight_hh_l0.grad.any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("shapes", "match"),
+    [
+        ([(0, 2, 3)], "Expected sequence length to be larger than 0 in RNN"),
+        ([(5, 2, 4)], r"input.size\(-1\) must be equal to input_size. Expected 3, got 4"),
+        ([(5, 2, 3), (1, 3, 5)], "Expected hidden size"),
+        ([(5, 2, 3), (2, 5)], "hx should also be 3-D but got 2-D tensor"),
+        ([(5, 1, 2, 3)], "Expected input to be 2D or 3D, got 4D"),
+    ],
+)
+def test_what_torch_refuses_is_refused_in_its_words(kind, shapes, match):
+    for module in twins(kind, 3, 5):
+        with pytest.raises((RuntimeError, ValueError), match=match):
+            module(*(normal(*shape) for shape in shapes))
+
+
+def test_lengths_beyond_the_sequence_are_refused_where_it_is_packed():
+    with pytest.raises(RuntimeError, match="is invalid for input of size 9"):
+        ScanGRU(3, 4)(pack_padded_sequence(torch.ones(5, 2, 3), torch.tensor([6, 2])))
+
+
+@pytest.mark.parametrize("module", [ScanRNN, ScanGRU])
+def test_an_unknown_method_is_refused(module):
+    with pytest.raises(dc.UnsupportedOperation, match="method='fast': a recurrent layer goes back by one of 'auto'"):
+        module(3, 4, method="fast")
+
+
+def test_a_second_derivative_is_refused():
+    module = ScanRNN(3, 4)
+    x = torch.ones(5, 2, 3, requires_grad=True)
+    with pytest.raises(dc.UnsupportedOperation, match=r"a second derivative .* use method='autograd'"):
+        torch.autograd.grad(module(x)[0].sum(), x, create_graph=True)
+
+
+def test_results_that_are_changed_in_place_are_noticed():
+    module = ScanRNN(3, 4)
+    y, _ = module(torch.ones(5, 2, 3))
+    y.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_it_trains_as_torchs_module_does():
+    one, other = twins("gru", 3, 5, method="blelloch")
+    x = normal(20, 4, 3)
+    losses = []
+    for module in (one, other):
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+        losses.append([])
+        for _ in range(5):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(module(x)[1], torch.ones(1, 4, 5, dtype=torch.float64))
+            loss.backward()
+            optimizer.step()
+            losses[-1].append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-12)

@@ -1,0 +1,155 @@
+"""Recurrent modules, torch's own and ours, on DistTensors split in samples and time, against one process."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+
+import distconv as dc
+from distconv.layers.recurrent import ScanGRU
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
+from tests.layers.recurrent.modules import KINDS, SMALL, gradients, twins
+
+RANKS = pytest.mark.ranks(at_most=6)
+
+
+def as_in_one_process(grid, one, other, x, start, dims="wn-"):
+    """Results and gradients of ``one`` in one process and of ``other`` on blocks; dropout draws the same numbers."""
+    found = []
+    for module, split in ((one, False), (dc.parallelize(other, grid), True)):
+        torch.manual_seed(7)
+        leaves = [t.clone().requires_grad_() for t in (x, start) if t is not None]
+        given = [dc.scatter(leaf, grid, dims=d) for leaf, d in zip(leaves, (dims, "-n-"), strict=False)]
+        results = [dc.gather(y) for y in module(*(given if split else leaves))]
+        found.append(gradients(module, results, leaves))
+    for expected, actual in zip(*found, strict=True):
+        torch.testing.assert_close(actual, expected, **SMALL)
+
+
+@RANKS
+@pytest.mark.parametrize("method", ["sequential", "blelloch"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_split_over_ranks_give_what_one_rank_gives(comm, kind, method):
+    for grid, steps in itertools.product(grids(comm, "nw"), (1, 2, 7)):
+        as_in_one_process(grid, *twins(kind, 3, 5, method=method), normal(steps, 3, 3), normal(1, 3, 5))
+
+
+@RANKS
+@pytest.mark.parametrize("method", ["sequential", "blelloch"])
+def test_layers_in_both_directions_over_ranks(comm, method):
+    options = {"num_layers": 2, "bidirectional": True, "dropout": 0.4, "batch_first": True}
+    for grid, steps in itertools.product(grids(comm, "nw"), (2, 7)):
+        modules = twins("gru", 3, 4, method=method, **options)
+        as_in_one_process(grid, *modules, normal(3, steps, 3), normal(4, 3, 4), dims="nw-")
+
+
+@RANKS
+@pytest.mark.parametrize("kind", KINDS)
+def test_torchs_own_modules_work_on_distributed_tensors(comm, kind):
+    for grid in grids(comm, "nw"):
+        one, _ = twins(kind, 3, 4, num_layers=2, bidirectional=True)
+        as_in_one_process(grid, one, copy.deepcopy(one), normal(7, 3, 3), None)
+
+
+@RANKS
+def test_large_batches_go_from_rank_to_rank_in_parts(comm, monkeypatch):
+    monkeypatch.setattr("distconv.layers.recurrent.recurrence.PART_VALUES", 4)
+    grid = grid_over(comm, w=comm.size)
+    for samples in (1, 5, 7):
+        as_in_one_process(grid, *twins("gru", 3, 4), normal(8, samples, 3), normal(1, samples, 4))
+
+
+@RANKS
+def test_another_axis_and_split_features(comm):
+    grid = grid_over(comm, c=comm.size)
+    as_in_one_process(grid, *twins("gru", 6, 4), normal(7, 3, 6), normal(1, 3, 4), dims="-nc")
+    as_in_one_process(grid, *twins("gru", 6, 4), normal(7, 3, 6), normal(1, 3, 4), dims="cn-")
+
+
+@pytest.mark.ranks(2, 3)
+def test_blocks_of_any_length(comm):
+    grid = grid_over(comm, w=comm.size)
+    one, other = twins("gru", 3, 4)
+    x = normal(7, 2, 3)
+    dist = dc.Distribution(grid, ("w", None, None), boundaries={"w": (0, *[6] * (comm.size - 1), 7)})
+    found = dc.gather(dc.parallelize(other, grid)(dc.scatter(x, dist))[0])
+    torch.testing.assert_close(found, one(x)[0], **SMALL)
+
+
+@RANKS
+def test_more_ranks_than_samples(comm):
+    for method in ("sequential", "autograd"):
+        as_in_one_process(
+            grid_over(comm, n=comm.size), *twins("gru", 3, 4, method=method), normal(5, 1, 3), normal(1, 1, 4)
+        )
+
+
+@RANKS
+def test_a_network_of_convolutions_and_a_recurrence_trains_as_in_one_process(comm):
+    class Listener(nn.Module):
+        def __init__(self, recurrent):
+            super().__init__()
+            self.features = nn.Sequential(nn.Conv1d(1, 4, 5, stride=2, padding=2), nn.BatchNorm1d(4), nn.ReLU())
+            self.recurrent, self.head = recurrent, nn.Linear(10, 3)
+
+        def forward(self, x):
+            _, last = self.recurrent(self.features(x).transpose(1, 2))
+            return self.head(last.transpose(0, 1).flatten(1))
+
+    x, labels = normal(4, 1, 30), torch.tensor([0, 2, 1, 1])
+    for grid in grids(comm, "nw"):
+        torch.manual_seed(1)
+        one = Listener(nn.GRU(4, 5, batch_first=True, bidirectional=True)).double()
+        for make in (nn.GRU, ScanGRU):
+            alone, split = copy.deepcopy(one), copy.deepcopy(one)
+            split.recurrent = make(4, 5, batch_first=True, bidirectional=True).double()
+            split.recurrent.load_state_dict(one.recurrent.state_dict())
+            dc.parallelize(split, grid)
+            optimizers = [torch.optim.SGD(module.parameters(), 0.5) for module in (alone, split)]
+            for _ in range(3):
+                outputs = alone(x), split(dc.scatter(x, grid))
+                losses = [
+                    nn.functional.cross_entropy(outputs[0], labels),
+                    nn.functional.cross_entropy(outputs[1], dc.scatter(labels, grid)),
+                ]
+                assert losses[1].item() == pytest.approx(losses[0].item(), abs=1e-10)
+                for loss, optimizer in zip(losses, optimizers, strict=True):
+                    optimizer.zero_grad()
+                    loss.backward()
+                    optimizer.step()
+            for expected, actual in zip(alone.parameters(), split.parameters(), strict=True):
+                torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.ranks(2, 3)
+def test_torchs_backward_does_not_go_over_ranks(comm):
+    _, module = twins("gru", 3, 4, method="autograd")
+    x = dc.scatter(normal(7, 2, 3), grid_over(comm, w=comm.size), dims="wn-")
+    raises_everywhere(comm, dc.UnsupportedOperation, "torch cannot go back over ranks that share", lambda: module(x))
+
+
+@pytest.mark.ranks(2, 3)
+def test_no_steps_and_features_of_another_number_are_refused_in_torchs_words(comm):
+    one, _ = twins("gru", 3, 4)
+    grid = grid_over(comm, w=comm.size)
+    for shape, match in (
+        ((0, 2, 3), "sequence length to be larger than 0"),
+        ((5, 2, 4), "must be equal to input_size"),
+    ):
+        x = dc.scatter(normal(*shape), grid, dims="wn-")
+        raises_everywhere(comm, RuntimeError, match, lambda x=x: one(x))
+
+
+@pytest.mark.ranks(1)
+def test_on_one_rank_torchs_own_module_has_a_second_derivative(comm):
+    one, _ = twins("gru", 3, 4)
+    x = normal(5, 2, 3).requires_grad_()
+    found = []
+    for given in (x, dc.scatter(x, grid_over(comm, w=1), dims="wn-")):
+        (gradient,) = torch.autograd.grad(dc.gather(one(given)[0]).square().sum(), x, create_graph=True)
+        found.append(torch.autograd.grad(gradient.square().sum(), x)[0])
+    torch.testing.assert_close(found[1], found[0], **SMALL)
