@@ -91,6 +91,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("reproduce", "bapipe"): Command(
         "distconv.jobs.papers.bapipe.command", "BaPipe's tables: throughput, largest model, FPGA boards"
     ),
+    ("reproduce", "bppsa"): Command(
+        "distconv.jobs.papers.bppsa.command", "BPPSA's tables: sparse Jacobians, FLOP of a scan, training by scan"
+    ),
     ("reproduce", "sparsepipe"): Command(
         "distconv.jobs.papers.sparsepipe.command", "SparsePipe's partitions over mixed GPUs"
     ),

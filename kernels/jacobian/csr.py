@@ -10,7 +10,7 @@ import warnings
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 
@@ -73,6 +73,10 @@ class Pattern:
         return Pattern.of(self.col, self.rows, self.shape[::-1])
 
 
+_known: WeakValueDictionary[tuple[int, ...], Pattern] = WeakValueDictionary()
+"""Patterns in use as torch CSR, by the addresses of their indices, which nothing else can have while they live."""
+
+
 @dataclass(frozen=True, eq=False)
 class SparseJacobian:
     """A transposed Jacobian (N_in, N_out) of each sample: ``values`` (B, nnz), or (1, nnz) where all have the same."""
@@ -82,9 +86,11 @@ class SparseJacobian:
 
     @classmethod
     def from_torch(cls, matrix: torch.Tensor) -> SparseJacobian:
-        """That of a torch CSR matrix (N_in, N_out); the values are shared."""
-        rows, cols = matrix.shape
-        pattern = Pattern(matrix.crow_indices().long(), matrix.col_indices().long(), (rows, cols))
+        """That of a torch CSR matrix (N_in, N_out); it shares the values, and the pattern that :meth:`to_torch` had."""
+        crow, col = matrix.crow_indices(), matrix.col_indices()
+        pattern = _known.get((crow.data_ptr(), col.data_ptr(), *matrix.shape))
+        if pattern is None:
+            pattern = Pattern(crow.long(), col.long(), (matrix.shape[0], matrix.shape[1]))
         return cls(pattern, matrix.values()[None])
 
     @property
@@ -102,12 +108,11 @@ class SparseJacobian:
         """The torch CSR matrix (N_in, N_out), of several samples (B, N_in, N_out) with the indices B times."""
         pattern, batch = self.pattern, len(self.values)
         crow, col, values, shape = pattern.crow, pattern.col, self.values[0], pattern.shape
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
-            if batch == 1:
-                return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
-            crow, col = crow.repeat(batch, 1), col.repeat(batch, 1)
-            return torch.sparse_csr_tensor(crow, col, self.values, self.shape, check_invariants=False)
+        if batch == 1:
+            _known[(crow.data_ptr(), col.data_ptr(), *shape)] = pattern
+            return torch.sparse_csr_tensor(crow, col, values, shape, check_invariants=False)
+        crow, col = crow.repeat(batch, 1), col.repeat(batch, 1)
+        return torch.sparse_csr_tensor(crow, col, self.values, self.shape, check_invariants=False)
 
     def to_dense(self) -> torch.Tensor:
         """(B or 1, N_in, N_out), zeros written out."""
@@ -128,10 +133,17 @@ class SparseJacobian:
 
     def times_dense(self, other: torch.Tensor) -> torch.Tensor:
         """J D of each sample: (B or 1, N_out, K) -> (B or 1, N_in, K)."""
+        batch, inner, cols = other.shape
+        pattern = self.pattern
+        if pattern.diagonal:
+            return self.values[:, :, None] * other
         if len(self.values) == 1:
-            batch, inner, cols = other.shape
             wide = self.to_torch() @ other.transpose(0, 1).reshape(inner, batch * cols)
             return wide.view(-1, batch, cols).transpose(0, 1)
-        others = other.expand(len(self.values), -1, -1)
-        each = (SparseJacobian(self.pattern, row[None]) for row in self.values)
-        return torch.stack([one.to_torch() @ dense for one, dense in zip(each, others, strict=True)])
+        terms = self.values[:, :, None] * other.index_select(1, pattern.col)
+        return terms.new_zeros(len(terms), pattern.shape[0], cols).index_add_(1, pattern.rows, terms)
+
+
+with warnings.catch_warnings():  # torch says once in a process that these are in beta; say it to nobody
+    warnings.simplefilter("ignore")
+    torch.eye(1).to_sparse_csr()

@@ -52,7 +52,7 @@ def scan(gradient: torch.Tensor, level: Level, depth: int | None = None) -> Any:
         below.append((level[1:], front))
         level = level[1:].pairs()
     enter("linear")
-    vectors = level.linear(front)
+    vectors: Any = level.linear(front)
     for number, (rest, front) in reversed([*enumerate(below)]):
         enter("down-sweep", number)
         vectors = rest.down(front, vectors)
@@ -63,9 +63,10 @@ def gradients(gradient: torch.Tensor, level: Level, depth: int | None = None) ->
     """:func:`scan` as the paper has it: the last element, which no other waits for, is in no product of matrices."""
     if not len(level):
         return level.linear(gradient)
-    vectors = scan(gradient, level[:-1], depth)
+    vectors: Any = scan(gradient, level[:-1], depth)
     enter("last")
-    return level.join([vectors, level[-1:].linear(vectors[-1] if len(vectors) else gradient)])
+    last: Any = level[-1:].linear(vectors[-1] if len(vectors) else gradient)
+    return level.join([vectors, last])
 
 
 @dataclass
@@ -98,7 +99,7 @@ class Tree:
     def vectors(self, gradient: torch.Tensor) -> Any:
         """What ``gradient`` becomes after each element."""
         enter("linear")
-        found = self.levels[-1].linear(gradient)
+        found: Any = self.levels[-1].linear(gradient)
         for number, level in reversed([*enumerate(self.levels[:-1])]):
             enter("down-sweep", number)
             found = level.down(gradient, found)[1:]

@@ -33,8 +33,9 @@ def backpropagate(
     """The gradients of x_{n-1}, ..., x_0: a tensor (n, B, N) for Jacobians in one tensor, else a list of (B, N_i).
 
     Over the ranks of ``comm`` each has its own part of the Jacobians, any number of them and perhaps none, and gets the
-    gradients at its own places; the first rank has those that come first, and the gradient. What a rank passes is
-    read only, and what it gets may be the tensor it passed where an identity stands.
+    gradients at its own places; the first rank has those that come first, and the gradient. No other messages may go
+    over ``comm`` meanwhile: take a grid's, or a duplicate. What a rank passes is read only, and what it gets may be the
+    tensor it passed where an identity stands.
 
     Parameters
     ----------
@@ -66,14 +67,14 @@ def backpropagate(
     if comm is not None:
         agree(comm, "method of backpropagate", f"{method}, depth {depth}, {speed}")
     level, whole = problem(gradient, jacobians, sources, comm)
-    method, depth = _chosen(method, depth, whole, speed)
+    chosen, depth = _chosen(method, depth, whole, speed)
     if len(whole.active) == 1 and (comm is None or comm.rank == 0):
         assert gradient is not None
         return gradients(gradient, level, depth)
     if comm.rank not in whole.active:
         return _nothing(level, whole)
     seat = Seat(comm, whole, whole.like())
-    if method == "linear":
+    if chosen == "linear":
         return linear_over_ranks(gradient, level, seat)
     return scan_over_ranks(gradient, level, depth, seat)
 
@@ -98,7 +99,7 @@ def _predicted(whole: Problem, speed: Speed | None) -> Prediction:
     return predict(whole, speed or SPEEDS["cuda" if whole.dtype.endswith("cuda") else "cpu"])
 
 
-def _chosen(method: Method, depth: int | None, whole: Problem, speed: Speed | None) -> tuple[str, int | None]:
+def _chosen(method: str, depth: int | None, whole: Problem, speed: Speed | None) -> tuple[str, int | None]:
     """The method, and the levels of up-sweep that it takes: None all."""
     if method == "auto" or (method == "truncated" and depth is None):
         prediction = _predicted(whole, speed)

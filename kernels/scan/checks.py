@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch
 from distconv.communication.agreement import together
 from distconv.errors import ScanError
 from distconv.kernels.jacobian.csr import SparseJacobian
+from distconv.process import watchdog
 
 from .elements import Chain, Identity, Level, Stack, level_of
 
@@ -56,12 +58,13 @@ class Problem:
         dtype, _, device = self.dtype.partition(" on ")
         return torch.empty(0, dtype=getattr(torch, dtype.removeprefix("torch.")), device=device)
 
-    def width(self, rank: int) -> int:
-        """Values of a sample's gradient behind the Jacobians of ``rank``."""
-        width = self.gradient[1]
-        for sizes in self.ranks[: rank + 1]:
-            width = next((size.rows for size in reversed(sizes) if size is not None), width)
-        return width
+    @cached_property
+    def widths(self) -> list[int]:
+        """Values of a sample's gradient behind the Jacobians of each rank."""
+        widths = [self.gradient[1]]
+        for sizes in self.ranks:
+            widths.append(next((size.rows for size in reversed(sizes) if size is not None), widths[-1]))
+        return widths[1:]
 
 
 def problem(gradient: torch.Tensor | None, jacobians: Any, sources: Any, comm: Any) -> tuple[Level, Problem]:
@@ -76,7 +79,9 @@ def problem(gradient: torch.Tensor | None, jacobians: Any, sources: Any, comm: A
         level = _own(gradient, jacobians, sources, first=True)
         return level, _joined([_part(gradient, level)])
     level = together(comm, lambda: _own(gradient, jacobians, sources, first=comm.rank == 0), ScanError)
-    return level, _joined(comm.allgather(_part(gradient, level)))
+    with watchdog.waiting(lambda: "agreement on the Jacobians of a scan"):
+        parts = comm.allgather(_part(gradient, level))
+    return level, _joined(parts)
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ def _joined(parts: Sequence[_Part]) -> Problem:
     shape = parts[0].gradient
     assert shape is not None
     samples, width = shape
-    stacked = all(part.stacked for part in parts)
+    stacked = all(part.stacked for part in parts if part.sizes)
     problem = Problem((samples, width), str(parts[0].dtype), tuple(part.sizes for part in parts), stacked)
     if not problem.n:
         raise ScanError(f"{WHERE}: no Jacobians on any of {len(parts)} ranks; pass at least one")
@@ -142,6 +147,8 @@ def _check_own(gradient: torch.Tensor | None, level: Level, first: bool) -> None
     if gradient is None:
         if first:
             raise ScanError(f"{WHERE}: gradient is None; pass dl/dx_n (B, N)")
+    elif not isinstance(gradient, torch.Tensor):
+        raise ScanError(f"{WHERE}: gradient is a {type(gradient).__name__}; pass a tensor (B, N)")
     elif gradient.dim() != 2 or not gradient.numel():
         raise ScanError(f"{WHERE}: gradient {tuple(gradient.shape)} is not (B, N) with at least one value")
     _check_stack(level) if isinstance(level, Stack) else _check_chain(level)

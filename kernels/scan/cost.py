@@ -1,12 +1,14 @@
 """What each method takes, predicted, and the choice between them.
 
 A product takes a fixed time (a call, a kernel) and its arithmetic or its memory traffic, whichever is longer. The
-stacked products of a level are one call, those of a list one each. Zeros of a sparse product are taken to lie anywhere.
-Messages take alpha + bytes / beta. The clock goes through the levels of :mod:`.algorithm`, with sizes for matrices.
+stacked products of a level are made together, those of a list one by one. Zeros of a sparse product are taken to lie
+anywhere. Messages take alpha + bytes / beta. The clock goes through the levels of :mod:`.algorithm`, with sizes for
+matrices.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,9 +21,14 @@ from .elements import Level
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast a rank computes and sends; ``call_s`` is the fixed time of a product, ``alpha_s`` that of a message."""
+    """How fast a rank computes and sends.
+
+    ``call_s`` is the fixed time of a product, ``level_s`` that of the stacked products of a level with the copies
+    beside them, ``alpha_s`` that of a message.
+    """
 
     call_s: float
+    level_s: float
     flops_per_s: float
     sparse_flops_per_s: float
     bytes_per_s: float
@@ -31,10 +38,10 @@ class Speed:
 
 
 SPEEDS = {
-    "cpu": Speed(6e-6, 12e9, 0.15e9, 8e9, 15e-6, 5e9),
-    "cuda": Speed(10e-6, 10e12, 20e9, 1.5e12, 30e-6, 10e9),
+    "cpu": Speed(6e-6, 25e-6, 12e9, 0.15e9, 8e9, 15e-6, 5e9),
+    "cuda": Speed(10e-6, 40e-6, 10e12, 20e9, 1.5e12, 30e-6, 10e9),
 }
-"""By device: one core of a small machine, measured; one GPU, of the order that data sheets have."""
+"""By device: a core of a small machine, fitted to recurrences there; a GPU, of the order that data sheets have."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +66,9 @@ def predict(problem: Problem, speed: Speed) -> Prediction:
     """What each method would take for ``problem``, over as many ranks as it has.
 
     >>> problem = Problem((1, 20), "", ((Size(20, 20, count=1000),),), stacked=True)
-    >>> print(predict(problem, SPEEDS["cpu"]).method)
-    blelloch
+    >>> times = predict(problem, SPEEDS["cpu"]).times_s
+    >>> times["blelloch"] < times["linear"]
+    True
     """
     deepest = max(problem.on(rank) for rank in problem.active).bit_length()
     whole = _sweeps(problem, speed, None)
@@ -72,23 +80,25 @@ def predict(problem: Problem, speed: Speed) -> Prediction:
 def _linear(problem: Problem, speed: Speed) -> float:
     """One rank after another."""
     clock = _Clock(problem, speed)
-    for rank in problem.active:
-        clock.level(rank).linear(None)
+    for sizes, ranks in Counter(problem.ranks).items():
+        before = clock.seconds
+        clock.level(sizes).linear(None)
+        clock.seconds += (ranks - 1) * (clock.seconds - before)
     for rank in problem.active[:-1]:
-        clock.send(problem.gradient[0] * problem.width(rank))
+        clock.send(problem.gradient[0] * problem.widths[rank])
     return clock.seconds
 
 
 def _sweeps(problem: Problem, speed: Speed, depth: int | None) -> float:
     """The slowest rank before the exchange, the exchange, and the slowest rank after it."""
     clock = _Clock(problem, speed)
-    level = clock.level(0)
+    level = clock.level(problem.ranks[0])
     scan(cast(Any, None), cast(Level, level[:-1]), depth)
     level[-1:].linear(None)
     up, down, largest = [clock.seconds], [0.0], Size(0, 0)
-    for rank in problem.active[1:]:
+    for sizes in dict.fromkeys(problem.ranks[rank] for rank in problem.active[1:]):
         clock = _Clock(problem, speed)
-        tree = Tree.over(cast(Level, clock.level(rank)), depth)
+        tree = Tree.over(cast(Level, clock.level(sizes)), depth)
         total = cast(_Map, tree.total()).size or Size(0, 0)
         largest = max(largest, total, key=lambda size: size.rows * size.cols)
         up.append(clock.seconds)
@@ -109,8 +119,7 @@ class _Clock:
     def __init__(self, problem: Problem, speed: Speed) -> None:
         self.problem, self.speed, self.seconds = problem, speed, 0.0
 
-    def level(self, rank: int) -> _Sizes:
-        sizes = (size for size in self.problem.ranks[rank])
+    def level(self, sizes: Sequence[Size | None]) -> _Sizes:
         return _Sizes(self, [size for size in sizes for _ in range(1 if size is None else size.count)])
 
     def call(self, work_s: float) -> None:
@@ -162,6 +171,7 @@ class _Sizes:
 
     def __init__(self, clock: _Clock, sizes: Sequence[Size | None]) -> None:
         self.clock, self.sizes = clock, sizes
+        self._alike = sizes[0] if clock.problem.stacked and sizes else None
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -171,22 +181,23 @@ class _Sizes:
 
     def pairs(self) -> _Sizes:
         count, firsts, seconds = len(self) // 2, self[::2], self[1::2]
-        if self.clock.problem.stacked and count:
-            self.clock.call(count * self.clock.mm(self.sizes[0], self.sizes[0]))
-            return self[:count]
+        if self._alike is not None:
+            if count:
+                self.clock.seconds += self.clock.speed.level_s + count * self.clock.mm(self._alike, self._alike)
+            return _Sizes(self.clock, self.sizes[:count])
         return _Sizes(self.clock, [seconds[i].after(firsts[i]).size for i in range(count)])
 
     def linear(self, vector: None) -> list[None]:
-        if self.clock.problem.stacked and self.sizes:
-            self.clock.seconds += len(self) * (self.clock.speed.call_s + self.clock.mv(self.sizes[0]))
+        if self._alike is not None:
+            self.clock.seconds += len(self) * (self.clock.speed.call_s + self.clock.mv(self._alike))
         else:
             for size in self.sizes:
                 _Map(self.clock, size)(None)
         return [None] * len(self)
 
     def down(self, vector: None, above: Sequence[None]) -> list[None]:
-        if self.clock.problem.stacked and self.sizes:
-            self.clock.call(-(-len(self) // 2) * self.clock.mv(self.sizes[0]))
+        if self._alike is not None:
+            self.clock.seconds += self.clock.speed.level_s + -(-len(self) // 2) * self.clock.mv(self._alike)
         else:
             self[::2].linear(None)
         return [None] * (len(self) + 1)

@@ -45,7 +45,7 @@ class Seat:
 
     def receive_vector(self, source: int, behind: int) -> torch.Tensor:
         """The gradient behind the Jacobians at ``behind`` in the array, from the rank at ``source``."""
-        vector = self.like.new_empty(self.problem.gradient[0], self.problem.width(self.active[behind]))
+        vector = self.like.new_empty(self.problem.gradient[0], self.problem.widths[self.active[behind]])
         self._receive(source, [vector])
         return vector
 
@@ -133,11 +133,11 @@ def scan_over_ranks(gradient: torch.Tensor | None, level: Level, depth: int | No
     return vectors
 
 
-def _exchange(element: Affine | torch.Tensor, seat: Seat) -> Any:
-    """Algorithm 1 over one element of each rank: what the gradient is before this rank's; None on the first."""
+def _exchange(element: Any, seat: Seat) -> Any:
+    """Algorithm 1 over one element of each rank, on the first a vector: what comes before it, None on the first."""
     last, index = len(seat.active) - 1, seat.index
     levels = last.bit_length()
-    kept: dict[int, Affine | torch.Tensor] = {}
+    kept: dict[int, Any] = {}
     for d in range(levels):
         enter("up-sweep over ranks", d)
         for left, right in _pairs(d, last):
@@ -150,7 +150,7 @@ def _exchange(element: Affine | torch.Tensor, seat: Seat) -> Any:
                 kept[d] = found = seat.receive_vector(left, left) if vector else seat.receive_map(left)
                 if right < last:
                     element = element(found) if isinstance(found, torch.Tensor) else element.after(found)
-    before: torch.Tensor | None = None
+    before: Any = None
     for d in reversed(range(levels)):
         enter("down-sweep over ranks", d)
         for left, right in _pairs(d, last):

@@ -1,0 +1,87 @@
+"""BPPSA's tables and figures: sparsity and generation of Jacobians, FLOP over a pruned VGG-11, ranks to win, LeNet-5.
+
+Recurrent networks are not here: ``distconv bench scan`` measures them.
+
+Source: "BPPSA: Scaling back-propagation by parallel scan algorithm", table 1, figures 6 and 10, 3.6.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from distconv.errors import DataError
+from distconv.jobs.papers.bppsa import jacobian_table, pruned_vgg, ranks_to_win, training
+from distconv.jobs.papers.printed_tables import Rows, add_json_argument, print_tables
+from distconv.jobs.training.options import positive, positive_float
+
+EXAMPLES = """\
+examples:
+  distconv reproduce bppsa
+  distconv reproduce bppsa table-1 --columns 256
+  distconv reproduce bppsa figure-10 --prune 0.9
+  distconv reproduce bppsa figure-6 --data ../shared/data/cifar10 --iterations 100
+"""
+
+PARTS = ("table-1", "figure-10", "ranks", "figure-6")
+CASES = [(1000, 20, 1), (1000, 20, 16), (30000, 20, 1), (30000, 20, 16), (30000, 128, 16)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv reproduce bppsa``."""
+    parser.add_argument(
+        "parts",
+        type=_part,
+        nargs="*",
+        metavar="PART",
+        help=f"of {', '.join(PARTS)} (default: all; figure-6 with --data only)",
+    )
+    parser.add_argument("--columns", type=positive, default=64, help="autograd is timed on (default: %(default)s)")
+    parser.add_argument("--prune", type=_share, default=0.97, metavar="SHARE", help="of weights (default: %(default)s)")
+    parser.add_argument("--width", type=positive, default=64, help="of VGG-11 (default: %(default)s)")
+    parser.add_argument(
+        "--machines", nargs="+", default=["localhost", "lassen", "h200-node"], help="names or files (default: built in)"
+    )
+    parser.add_argument("--data", type=Path, metavar="FOLDER", help="CIFAR-10, or what `distconv train classify` takes")
+    parser.add_argument("--iterations", type=positive, default=40, help="of training (default: %(default)s)")
+    parser.add_argument("--batch", type=positive, default=256, help="of training (default: %(default)s)")
+    parser.add_argument("--rate", type=positive_float, default=training.RATE, help="of SGD (default: %(default)s)")
+    add_json_argument(parser)
+
+
+def _part(text: str) -> str:
+    if text not in PARTS:
+        raise argparse.ArgumentTypeError(f"there is no part {text!r}; choose from {', '.join(PARTS)}")
+    return text
+
+
+def _share(text: str) -> float:
+    share = float(text)
+    if not 0 <= share < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not in [0, 1)")
+    return share
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the tables on rank 0. Collective over MPI.COMM_WORLD.
+
+    Raises
+    ------
+    DataError
+        If figure 6 is asked for without data.
+    """
+    if "figure-6" in options.parts and options.data is None:
+        raise DataError("figure-6 needs --data, a folder with CIFAR-10")
+    print_tables(lambda: _tables(options), options.json)
+    return 0
+
+
+def _tables(options: argparse.Namespace) -> dict[str, Rows]:
+    parts = options.parts or [part for part in PARTS if part != "figure-6" or options.data is not None]
+    make = {
+        "table-1": lambda: jacobian_table.table(options.columns),
+        "figure-10": lambda: pruned_vgg.table(options.prune, options.width),
+        "ranks": lambda: ranks_to_win.table(options.machines, CASES),
+        "figure-6": lambda: training.table(options.data, options.iterations, options.batch, options.rate),
+    }
+    return {part: make[part]() for part in parts}

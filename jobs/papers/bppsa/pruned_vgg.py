@@ -1,0 +1,128 @@
+"""Figure 10: FLOP of each step of a scan over the layers of a pruned VGG-11, and of each operator of BP.
+
+The scan is computed (in float32, for one sample), and its products counted as they happen. The weights that stay are
+the largest of each layer's initial ones: which they are depends on training, how many there are does not.
+
+Source: BPPSA, 4.3, 5.3 and figure 10; See, Luong and Manning 2016 for pruning by magnitude, each layer alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import nn
+
+from distconv.jobs.papers.printed_tables import Rows
+from distconv.kernels.jacobian import Pattern, SparseJacobian, Windows, batched_conv2d
+from distconv.kernels.jacobian.windows import Two
+from distconv.kernels.scan import Step, backpropagate, critical, recorded, sweep_levels
+from distconv.layers.models.vgg import vgg11
+from distconv.layers.scan import transposed_jacobian
+
+DEPTH = 2
+"""Levels of the up-sweep, L0 to L2; downwards as many, after the linear part."""
+
+
+def prune(model: nn.Module, share: float) -> None:
+    """Set the smallest ``share`` of the weights of each convolution and linear layer to zero."""
+    for layer in model.modules():
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            weight = layer.weight.detach()
+            smallest = weight.abs().flatten().argsort()[: round(share * weight.numel())]
+            weight.view(-1)[smallest] = 0
+
+
+@torch.no_grad()
+def chain(features: nn.Sequential, x: torch.Tensor, *, of_sample: bool) -> list[SparseJacobian]:
+    """The transposed Jacobians of ``features`` at one sample ``x``, the last layer's first.
+
+    Pruned weights are no places. ``of_sample``: nor are the zeros that ReLU and pooling have at this ``x``; they serve
+    no other sample.
+    """
+    found = []
+    for layer in features:
+        y = layer(x)
+        if isinstance(layer, nn.Conv2d):
+            found.append(batched_conv2d(layer.weight, x.shape[1], _windows(layer, x), pruned=True))
+        else:
+            jacobian = cast(SparseJacobian, transposed_jacobian(layer, x, y))
+            found.append(_without_zeros(jacobian) if of_sample else jacobian)
+        x = y
+    return found[::-1]
+
+
+def _without_zeros(jacobian: SparseJacobian) -> SparseJacobian:
+    pattern, values = jacobian.pattern, jacobian.values[0]
+    there = values != 0
+    kept, order = Pattern.of(pattern.rows[there], pattern.col[there], pattern.shape)
+    return SparseJacobian(kept, values[there][order][None])
+
+
+def _windows(layer: nn.Conv2d, x: torch.Tensor) -> Windows:
+    return Windows.of(tuple(x.shape[2:]), layer.kernel_size, layer.stride, cast(Two, layer.padding), layer.dilation)
+
+
+def baseline_flops(features: nn.Sequential, x: torch.Tensor) -> list[int]:
+    """Of each operator of BP, which knows no zeros, the last layer's first; what only moves takes one a value."""
+    flops = []
+    for layer in features:
+        y = layer(x)
+        if isinstance(layer, nn.Conv2d):
+            places = len(_windows(layer, x).pairs()[0])
+            flops.append(2 * places * layer.in_channels * layer.out_channels // layer.groups)
+        else:
+            flops.append(x.numel() + y.numel())
+        x = y
+    return flops[::-1]
+
+
+def table(share: float, width: int = 64, seed: int = 0) -> Rows:
+    """Print the steps of the scan, linear and truncated, and BP's; returns a row for each level."""
+    torch.manual_seed(seed)
+    features = vgg11(width).features
+    x = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        bp = baseline_flops(features, x)
+    prune(features, share)
+    up, down = sweep_levels(len(features))
+    print(f"\nFigure 10, VGG-11 with {share:.0%} of its weights pruned, {len(features)} layers, one sample, MFLOP")
+    print(f"the complete scan has L0-L{up} upwards and L{up + 1}-L{up + down + 1} downwards; ", end="")
+    print(f"truncated: L0-L{DEPTH}, linear, the last {DEPTH} levels downwards")
+    print(f"{'zeros':<14}{'method':<11}{'phase':<12}{'level':>6}{'kind':>6}{'steps':>7}{'largest':>10}", end="")
+    print(f"{'total':>10}{'critical':>10}")
+    rows: Rows = []
+    for zeros, of_sample in (("guaranteed", False), ("this sample's", True)):
+        jacobians = chain(features, x, of_sample=of_sample)
+        for method, depth in (("linear", 0), ("truncated", DEPTH)):
+            with recorded() as steps:
+                backpropagate(torch.ones(1, jacobians[0].shape[2]), jacobians, "truncated", depth=depth)
+            rows += _print_steps(f"{zeros:<14}{method:<11}", steps)
+    rows += [_print(f"{'none':<14}{'BP':<11}", "all", len(bp), (max(bp), sum(bp), sum(bp)))]
+    return rows
+
+
+def _print_steps(name: str, steps: Sequence[Step]) -> Rows:
+    path = critical(steps)
+    rows: Rows = []
+    for key in dict.fromkeys((step.phase, step.level, step.kind) for step in steps):
+        of, on_path = ([s for s in found if (s.phase, s.level, s.kind) == key] for found in (steps, path))
+        largest = max(step.flops for step in of)
+        rows.append(_print(name, f"{key[0]:<12}{key[1]:>6}{key[2]:>6}", _count(of), (largest, _sum(of), _sum(on_path))))
+    largest = max(step.flops for step in steps)
+    return [*rows, _print(name, "all", _count(steps), (largest, _sum(steps), _sum(path)))]
+
+
+def _print(name: str, where: str, count: int, flops: tuple[int, int, int]) -> dict[str, object]:
+    print(f"{name}{where:<24}{count:>7}" + "".join(f"{each / 1e6:>10.2f}" for each in flops))
+    row: dict[str, object] = {"method": " ".join(name.split()), "where": " ".join(where.split()), "steps": count}
+    return row | dict(zip(("largest", "total", "critical"), flops, strict=True))
+
+
+def _count(steps: Sequence[Step]) -> int:
+    return sum(step.count for step in steps)
+
+
+def _sum(steps: Sequence[Step]) -> int:
+    return sum(step.flops * step.count for step in steps)

@@ -1,0 +1,76 @@
+"""Figure 6: LeNet-5 trained on CIFAR-10 by scan and by autograd, from the same weights with the same batches.
+
+Source: BPPSA, 3.5 and figure 6: batches of 256, SGD with rate 0.001 and momentum 0.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count, islice
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from mpi4py import MPI
+from torch import nn
+
+from distconv.grid import ProcessGrid
+from distconv.jobs.images.samples import ImageSamples
+from distconv.jobs.papers.printed_tables import Rows
+from distconv.layers.models.lenet import LeNet5
+from distconv.layers.scan import ScanSequential
+
+RATE, MOMENTUM = 0.001, 0.9
+DEPTH = 1
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+def chain(model: LeNet5) -> list[nn.Module]:
+    """The layers of LeNet-5 for 32 x 32 in a row; they share the model's parameters."""
+    maps = [layer for c in (model.c1, model.c3, model.c5) for layer in (c, nn.Tanh(), nn.AvgPool2d(2))]
+    return [*maps, nn.Flatten(), model.f6, nn.Tanh(), model.output]
+
+
+def table(path: Path, iterations: int, batch: int, rate: float = RATE) -> Rows:
+    """Print the training loss of both after each iteration, and at the end the test loss."""
+    samples = ImageSamples(path, MPI.COMM_SELF)
+    curves = {scan: train(samples, iterations, batch, rate, scan=scan) for scan in (False, True)}
+    samples.close()
+    print(f"\nFigure 6, LeNet-5 on {path}, batches of {batch}, SGD {rate:g}, momentum {MOMENTUM}, float32")
+    print(f"{'iteration':>9}{'autograd':>12}{'scan':>12}{'difference':>12}")
+    rows: Rows = []
+    last = len(curves[True]) - 1
+    for number, (plain, scanned) in enumerate(zip(curves[False], curves[True], strict=True), 1):
+        rows.append({"iteration": "test" if number > last else number, "autograd": plain, "scan": scanned})
+        if number % max(1, last // 10) == 0 or number > last or number == 1:
+            print(f"{rows[-1]['iteration']:>9}{plain:>12.6f}{scanned:>12.6f}{scanned - plain:>12.1e}")
+    print(f"largest difference {max(abs(a - b) for a, b in zip(*curves.values(), strict=True)):.1e}")
+    return rows
+
+
+def train(samples: ImageSamples, iterations: int, batch: int, rate: float, *, scan: bool) -> list[float]:
+    """Training losses, and as the last one the loss over one batch of test images (of training ones, without any)."""
+    torch.manual_seed(0)
+    model = LeNet5(in_channels=samples.extents[0], classes=samples.classes)
+    run: nn.Module = ScanSequential(*chain(model), method="truncated", depth=DEPTH) if scan else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
+    losses = []
+    for images, labels in islice(_batches(samples, "train", batch), iterations):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(run(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    images, labels = next(_batches(samples, "test" if "test" in samples.groups else "train", batch))
+    with torch.no_grad():
+        losses.append(F.cross_entropy(run(images), labels).item())
+    return losses
+
+
+def _batches(samples: ImageSamples, group: str, batch: int) -> Iterator[Batch]:
+    loader = samples.loader(group, ProcessGrid(samples.comm), batch, shuffle=True, drop_last=True)
+    for epoch in count():
+        for found in loader.epoch(epoch):
+            images, labels = found.tensors
+            yield images.local, labels.local

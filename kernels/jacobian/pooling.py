@@ -1,0 +1,79 @@
+"""Transposed Jacobians of pooling.
+
+Source: BPPSA, 3.3 and D.3 (there for windows that do not overlap; here for any).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from distconv.errors import ShapeError
+
+from .convolution import batched_conv2d
+from .csr import Pattern, SparseJacobian
+from .windows import Windows
+
+
+def max_pool2d(indices: torch.Tensor, input_shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """(dy/dx)^T of ``F.max_pool2d`` on a sample (C, H, W), by the ``indices`` (C, H_out, W_out) that it returns.
+
+    torch CSR (C x H x W, C x H_out x W_out). Its places are the ones, one for each output: others for another sample.
+
+    Raises
+    ------
+    ShapeError
+        If the shapes do not fit each other.
+    """
+    channels, height, width = input_shape[-3:]
+    if indices.numel() != channels * indices.shape[-2] * indices.shape[-1]:
+        raise ShapeError(
+            f"Jacobian of max_pool2d: indices {tuple(indices.shape)} are not (C, H_out, W_out) of one sample "
+            f"(C, H, W) = {tuple(input_shape)}; batched_max_pool2d takes more"
+        )
+    planes = torch.arange(channels, device=indices.device)[:, None] * (height * width)
+    rows = (planes + indices.reshape(channels, -1)).flatten()
+    cols = torch.arange(len(rows), device=indices.device)
+    pattern, _ = Pattern.of(rows, cols, (channels * height * width, len(cols)))
+    return SparseJacobian(pattern, torch.ones(1, pattern.nnz, dtype=dtype, device=indices.device)).to_torch()
+
+
+def batched_max_pool2d(indices: torch.Tensor, windows: Windows, dtype: torch.dtype = torch.float32) -> SparseJacobian:
+    """(dy/dx)^T of max pooling over ``windows`` of each sample, by the ``indices`` (B, C, H_out, W_out) of the largest.
+
+    Its places are all that a window can choose (the paper's guaranteed zeros are the rest).
+
+    Raises
+    ------
+    ShapeError
+        If the windows do not give as many outputs.
+    """
+    if tuple(indices.shape[-2:]) != windows.out:
+        raise ShapeError(
+            f"Jacobian of max_pool2d: indices {tuple(indices.shape)} are not (B, C, H_out, W_out) with H_out and W_out "
+            f"{windows.out}, which {windows} give"
+        )
+    pattern, inputs = _pattern(windows, indices.shape[1], str(indices.device))
+    chosen = indices.flatten(1).index_select(1, pattern.col) == inputs
+    return SparseJacobian(pattern, chosen.to(dtype))
+
+
+def batched_avg_pool2d(
+    channels: int, windows: Windows, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+) -> SparseJacobian:
+    """(dy/dx)^T of the mean over ``windows``, padding counted: a convolution of each channel by itself."""
+    height, width = windows.kernel
+    weight = torch.full((channels, 1, height, width), 1 / (height * width), dtype=dtype, device=device)
+    return batched_conv2d(weight, channels, windows, groups=channels)
+
+
+@lru_cache(maxsize=64)
+def _pattern(windows: Windows, channels: int, device: str) -> tuple[Pattern, torch.Tensor]:
+    """All that a window can choose, and the input within its plane that each place belongs to."""
+    _, inputs, outputs = (index.to(device) for index in windows.pairs())
+    places_in, places_out = windows.extent[0] * windows.extent[1], windows.out[0] * windows.out[1]
+    planes = torch.arange(channels, device=device)[:, None]
+    rows, cols = (planes * places_in + inputs).flatten(), (planes * places_out + outputs).flatten()
+    pattern, order = Pattern.of(rows, cols, (channels * places_in, channels * places_out))
+    return pattern, rows[order] % places_in

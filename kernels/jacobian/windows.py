@@ -1,0 +1,73 @@
+"""Which inputs meet which outputs under a window that moves over two dimensions: convolution and pooling alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch.nn.modules.utils import _pair
+
+from distconv.errors import ShapeError
+
+Two = int | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """A window of ``kernel`` over inputs of ``extent``; all are pairs (height, width)."""
+
+    extent: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+    ceil: bool = False
+
+    @classmethod
+    def of(cls, extent: Two, kernel: Two, stride: Two, padding: Two, dilation: Two, *, ceil: bool = False) -> Windows:
+        """Numbers stand for both dimensions.
+
+        Raises
+        ------
+        ShapeError
+            If no window fits.
+        """
+        windows = cls(_pair(extent), _pair(kernel), _pair(stride), _pair(padding), _pair(dilation), ceil)
+        if min(windows.out) < 1 or min(*windows.stride, *windows.dilation) < 1 or min(windows.padding) < 0:
+            raise ShapeError(
+                f"Jacobian: no window of {windows.kernel} with stride {windows.stride}, padding {windows.padding}, "
+                f"dilation {windows.dilation} fits an input of {windows.extent}"
+            )
+        return windows
+
+    @cached_property
+    def out(self) -> tuple[int, int]:
+        """Outputs (height, width)."""
+        first, second = (self._outputs(d) for d in (0, 1))
+        return first, second
+
+    def _outputs(self, d: int) -> int:
+        i, k, s, p, dilation = (x[d] for x in (self.extent, self.kernel, self.stride, self.padding, self.dilation))
+        room = i + 2 * p - dilation * (k - 1) - 1
+        if room < 0 or s < 1:
+            return 0
+        if not self.ceil:
+            return room // s + 1
+        outputs = -(-room // s) + 1
+        return outputs - ((outputs - 1) * s >= i + p)  # torch: the last window starts inside the input
+
+    def pairs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Element of the window, input and output of every pair that meets, flat, sorted by window element."""
+        (ky, iy, oy), (kx, ix, ox) = self._along(0), self._along(1)
+        return tuple(  # type: ignore[return-value]
+            (a[:, None] * extent + b[None]).flatten()
+            for a, b, extent in ((ky, kx, self.kernel[1]), (iy, ix, self.extent[1]), (oy, ox, self.out[1]))
+        )
+
+    def _along(self, d: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        k, o = torch.meshgrid(torch.arange(self.kernel[d]), torch.arange(self.out[d]), indexing="ij")
+        i = o * self.stride[d] - self.padding[d] + k * self.dilation[d]
+        inside = (i >= 0) & (i < self.extent[d])
+        return k[inside], i[inside], o[inside]

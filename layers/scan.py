@@ -1,0 +1,143 @@
+"""``ScanSequential``: a chain of layers whose backward pass is a scan over their transposed Jacobians.
+
+Forward it is ``nn.Sequential``. Backward the gradients of all activations come from
+:func:`distconv.kernels.scan.backpropagate`, and then those of the parameters, which wait for nothing else (Eq. 2).
+
+Source: BPPSA, Eqs. 2 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+from torch.nn.grad import conv2d_weight
+
+from distconv.errors import UnsupportedOperation
+from distconv.kernels import jacobian
+from distconv.kernels.scan import Identity, backpropagate
+from distconv.kernels.scan.backpropagation import Method
+from distconv.kernels.scan.elements import Matrix
+
+
+class ScanSequential(nn.Sequential):
+    """``nn.Sequential`` with a backward pass by scan, ``method`` and ``depth`` as ``backpropagate`` takes them.
+
+    Takes Conv2d, Linear, ReLU, Tanh, MaxPool2d, AvgPool2d, Flatten, Identity, and Dropout that drops nothing.
+    Parameters and ``state_dict`` are those of ``nn.Sequential(*layers)``; ``ScanSequential(*model)`` shares them.
+
+    Raises
+    ------
+    UnsupportedOperation
+        If a layer, or an option of it, has no rule here.
+    """
+
+    def __init__(self, *layers: nn.Module, method: Method = "auto", depth: int | None = None) -> None:
+        super().__init__(*layers)
+        self.method, self.depth = method, depth
+        for index, layer in enumerate(layers):
+            if reason := _refusal(layer):
+                raise UnsupportedOperation(f"ScanSequential: layer {index}, {layer}: {reason}")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """X (B, ...) through all layers."""
+        out: torch.Tensor = _Chain.apply(x, self, *self.parameters())  # type: ignore[no-untyped-call]
+        return out
+
+
+class _Chain(torch.autograd.Function):
+    """x and the parameters -> the last layer's output."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, model: ScanSequential, *parameters: nn.Parameter) -> torch.Tensor:
+        activations = [x]
+        for layer in model:
+            activations.append(layer(activations[-1]))
+        ctx.model, ctx.parameters = model, parameters
+        ctx.save_for_backward(*activations)
+        return activations[-1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        layers, activations = list(ctx.model), ctx.saved_tensors
+        first = 0 if ctx.needs_input_grad[0] else 1  # the first layer's own Jacobian serves the gradient of x alone
+        chain = [transposed_jacobian(layers[i], *activations[i : i + 2]) for i in reversed(range(first, len(layers)))]
+        flat = gradient.flatten(1)
+        found = backpropagate(flat, chain, ctx.model.method, depth=ctx.model.depth) if chain else []
+        outputs = [flat, *found]  # of the last layer's output, ..., of the first layer's (of x)
+        sums: dict[torch.Tensor, torch.Tensor] = {}
+        for i, g in enumerate(reversed(outputs[: len(layers)])):
+            for parameter, value in _of_parameters(layers[i], activations[i], g.view_as(activations[i + 1])):
+                sums[parameter] = sums[parameter] + value if parameter in sums else value
+        dx = found[-1].view_as(activations[0]) if first == 0 else None
+        return dx, None, *(sums.get(parameter) for parameter in ctx.parameters)
+
+
+def transposed_jacobian(layer: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Matrix:
+    """(dy/dx)^T of a layer at input ``x`` and output ``y``, (B, ...) each, as a scan takes it."""
+    return _RULES[type(layer)](layer, x, y)
+
+
+def _convolution(layer: Any, x: torch.Tensor, y: torch.Tensor) -> Matrix:
+    windows = jacobian.Windows.of(x.shape[2:], layer.kernel_size, layer.stride, layer.padding, layer.dilation)
+    return jacobian.batched_conv2d(layer.weight, x.shape[1], windows, layer.groups)
+
+
+def _max_pool(layer: Any, x: torch.Tensor, y: torch.Tensor) -> Matrix:
+    options = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+    _, indices = F.max_pool2d(x, *options, layer.ceil_mode, return_indices=True)
+    windows = jacobian.Windows.of(x.shape[2:], *options, ceil=layer.ceil_mode)
+    return jacobian.batched_max_pool2d(indices, windows, x.dtype)
+
+
+def _avg_pool(layer: Any, x: torch.Tensor, y: torch.Tensor) -> Matrix:
+    windows = jacobian.Windows.of(x.shape[2:], layer.kernel_size, layer.stride, layer.padding, 1)
+    return jacobian.batched_avg_pool2d(x.shape[1], windows, x.dtype, x.device)
+
+
+_Rule = Callable[[Any, torch.Tensor, torch.Tensor], Matrix]
+
+_RULES: dict[type[nn.Module], _Rule] = {
+    nn.Conv2d: _convolution,
+    nn.Linear: lambda layer, x, y: layer.weight.t()[None],
+    nn.ReLU: lambda layer, x, y: jacobian.batched_relu(y),
+    nn.Tanh: lambda layer, x, y: jacobian.batched_tanh(y),
+    nn.MaxPool2d: _max_pool,
+    nn.AvgPool2d: _avg_pool,
+    nn.Flatten: lambda layer, x, y: Identity(),
+    nn.Identity: lambda layer, x, y: Identity(),
+    nn.Dropout: lambda layer, x, y: Identity(),
+}
+
+
+def _refusal(layer: Any) -> str:
+    """Why a layer cannot be in the chain; empty if it can."""
+    if type(layer) not in _RULES:
+        return f"it has no rule; it takes {', '.join(rule.__name__ for rule in _RULES)}"
+    if isinstance(layer, nn.Conv2d) and (layer.padding_mode != "zeros" or isinstance(layer.padding, str)):
+        return "pass its padding in numbers, of zeros"
+    if isinstance(layer, nn.MaxPool2d) and layer.return_indices:
+        return "it returns indices too; leave return_indices out"
+    if isinstance(layer, nn.AvgPool2d) and (layer.ceil_mode or layer.divisor_override or not layer.count_include_pad):
+        return "means over other than whole windows; leave ceil_mode, count_include_pad and divisor_override out"
+    if isinstance(layer, nn.Dropout) and layer.p:
+        return "what it drops differs from pass to pass; use p=0"
+    return ""
+
+
+def _of_parameters(layer: Any, x: torch.Tensor, g: torch.Tensor) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
+    """A layer's parameters and their gradients, from its input and the gradient of its output: Eq. 2."""
+    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    if isinstance(layer, nn.Conv2d):
+        weight = conv2d_weight(x, layer.weight.shape, g, layer.stride, layer.padding, layer.dilation, layer.groups)
+        found.append((layer.weight, weight))
+    elif isinstance(layer, nn.Linear):
+        found.append((layer.weight, g.t() @ x))
+    if getattr(layer, "bias", None) is not None:
+        found.append((layer.bias, g.sum([d for d in range(g.dim()) if d != 1])))
+    return found

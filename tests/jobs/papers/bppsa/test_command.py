@@ -1,0 +1,129 @@
+"""``distconv reproduce bppsa``: the paper's exact counts, FLOP against brute force, training by scan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from distconv import cli
+from distconv.jobs.papers.bppsa import jacobian_table, pruned_vgg, ranks_to_win, training
+from distconv.kernels.jacobian import SparseJacobian
+from distconv.kernels.scan import backpropagate, recorded
+from distconv.layers.models.vgg import vgg11
+from tests.jobs.images import image_files
+
+CIFAR = Path(__file__).parents[5] / "shared" / "data" / "cifar10"
+
+
+def test_table_1_has_the_papers_counts():
+    rows = {row["operator"]: row for row in jacobian_table.table(columns=2)}
+    assert rows["convolution"]["nonzeros"] == 1_696_512
+    assert (rows["convolution"]["rows"], rows["convolution"]["columns"]) == (3072, 65536)
+    for operator, (sparsity, _) in jacobian_table.PUBLISHED.items():
+        assert f"{rows[operator]['sparsity']:.5f}" == f"{sparsity:.5f}"
+    # 3.3: 768 MB as a full matrix, 6.5 MB of non-zeros, in 2^20 bytes.
+    assert rows["convolution"]["dense_bytes"] == 768 * 2**20
+    assert f"{rows['convolution']['value_bytes'] / 2**20:.1f}" == "6.5"
+    assert rows["convolution"]["index_bytes"] == 8 * (1_696_512 + 3073)
+
+
+def test_autograds_time_is_that_of_all_columns():
+    calls = []
+
+    def function(x):
+        y = 2 * x
+        y.register_hook(lambda g: calls.append(int(g.flatten().argmax())))
+        return y
+
+    assert jacobian_table.by_columns(function, torch.ones(1, 10), 4) > 0
+    assert calls == [0, 3, 6, 9]
+
+
+def dense_steps(jacobians):
+    """FLOP of the products of two levels, from dense matrices of ones and zeros: one for each product's terms."""
+    places = [SparseJacobian(j.pattern, torch.ones(1, j.pattern.nnz).double()).to_dense()[0] for j in jacobians]
+    inner = places[1:-1]
+    up = {("mm", 0): [2 * (b @ a).sum().item() for a, b in zip(inner[::2], inner[1::2], strict=False)]}
+    level = [((b @ a) > 0).double() for a, b in zip(inner[::2], inner[1::2], strict=False)][1:]
+    up["mm", 1] = [2 * (b @ a).sum().item() for a, b in zip(level[::2], level[1::2], strict=False)]
+    return up
+
+
+@pytest.mark.parametrize("of_sample", [False, True])
+def test_the_flop_of_a_pruned_network_are_those_of_its_dense_matrices(of_sample):
+    torch.manual_seed(0)
+    features = vgg11(2).features
+    pruned_vgg.prune(features, 0.8)
+    jacobians = pruned_vgg.chain(features, torch.randn(1, 3, 32, 32), of_sample=of_sample)
+    with recorded() as steps:
+        backpropagate(torch.ones(1, jacobians[0].shape[2]), jacobians, "truncated", depth=2)
+    for (kind, level), expected in dense_steps(jacobians).items():
+        found = [step.flops for step in steps if (step.phase, step.kind, step.level) == ("up-sweep", kind, level)]
+        assert found == expected
+
+
+def test_figure_10_has_the_papers_levels_and_pruning_saves_flop(capsys):
+    half, most = (pruned_vgg.table(share, width=2) for share in (0.5, 0.97))
+    printed = capsys.readouterr().out
+    assert "21 layers" in printed and "L0-L4 upwards and L5-L10 downwards" in printed and "L0-L2, linear" in printed
+    totals = [{row["method"]: row for row in rows if row["where"] == "all"} for rows in (half, most)]
+    assert totals[1]["guaranteed truncated"]["total"] < totals[0]["guaranteed truncated"]["total"]
+    assert totals[1]["this sample's linear"]["total"] <= totals[1]["guaranteed linear"]["total"]
+    for of in totals:
+        assert of["guaranteed linear"]["critical"] == of["guaranteed linear"]["total"]
+        assert of["guaranteed truncated"]["critical"] < of["guaranteed truncated"]["total"]
+        assert of["none BP"]["steps"] == 21
+    assert not [row for row in most if "mm" in row["where"] and "up-sweep" not in row["where"]]
+
+
+def test_bps_flop_are_those_of_dense_convolutions_that_stay_inside():
+    features = vgg11(4).features
+    flops = pruned_vgg.baseline_flops(features, torch.randn(1, 3, 32, 32))[::-1]
+    assert flops[0] == 2 * (3 * 32 - 2) ** 2 * 3 * 4
+    assert flops[1] == 2 * 4 * 32 * 32 and flops[2] == 4 * 32 * 32 + 4 * 16 * 16
+
+
+def test_more_ranks_are_needed_to_win_over_compiled_products_than_over_calls():
+    rows = ranks_to_win.table(["localhost"], [(1000, 20, 16), (1000, 64, 1)])
+    for row in rows:
+        over_calls, over_compiled = row["ranks_over_calls"], row["ranks_over_compiled"]
+        assert row["compiled_s"] < row["calls_s"]
+        assert over_calls is not None and (over_compiled is None or over_calls <= over_compiled)
+
+
+def test_a_network_on_images_learns_by_scan_as_by_autograd(tmp_path):
+    image_files.write_cifar(tmp_path, train=8, test=4)
+    rows = training.table(tmp_path, iterations=2, batch=4)
+    assert [row["iteration"] for row in rows] == [1, 2, "test"]
+    for row in rows:
+        assert row["scan"] == pytest.approx(row["autograd"], rel=1e-5)
+
+
+@pytest.mark.skipif(not CIFAR.is_dir(), reason="needs ../shared/data/cifar10")
+def test_lenet_5_on_cifar_10_follows_autograds_curve():
+    rows = training.table(CIFAR, iterations=3, batch=8, rate=0.02)
+    for row in rows:
+        assert row["scan"] == pytest.approx(row["autograd"], rel=1e-5)
+    assert len({row["autograd"] for row in rows}) == len(rows)
+
+
+def test_parts_are_chosen_by_name_and_bad_input_ends_with_one_line(tmp_path, capsys):
+    out = tmp_path / "out.json"
+    assert reproduced("ranks", "--machines", "localhost", "--json", str(out)) == 0
+    assert list(json.loads(out.read_text())) == ["ranks"]
+    capsys.readouterr()
+    assert reproduced("figure-6") == 2
+    error = capsys.readouterr().err
+    assert "figure-6 needs --data" in error and error.count("\n") == 1
+    for arguments, text in [(["figure-7"], "there is no part 'figure-7'"), (["--prune", "1"], "1 is not in [0, 1)")]:
+        with pytest.raises(SystemExit) as stopped:
+            reproduced(*arguments)
+        error = capsys.readouterr().err
+        assert stopped.value.code == 2 and text in error and error.count("\n") == 1
+
+
+def reproduced(*arguments):
+    return cli.main(["reproduce", "bppsa", *arguments])
