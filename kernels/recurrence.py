@@ -95,16 +95,16 @@ def _loop(  # noqa: PLR0917 - what numba compiles is called by position
     carry: Any, sources: Any, factors: Any, direct: Any, weight: Any, found: Any
 ) -> None:
     steps, batch, gates, hidden = factors.shape
-    for b in range(batch):
-        v = carry[b]
-        for t in range(steps - 1, -1, -1):
-            g = found[t, b]
+    whole = hidden - hidden % _ROWS
+    # Samples inside, steps outside: memory is read in a row.
+    for t in range(steps - 1, -1, -1):
+        for b in range(batch):
+            v, g = carry[b], found[t, b]
             for j in range(hidden):
                 g[j] = sources[t, b, j] + v[j]
                 v[j] = g[j] * direct[t, b, j] if direct.shape[0] else 0
             for gate in range(gates):
                 factor, rows = factors[t, b, gate], weight[gate]
-                whole = hidden - hidden % _ROWS
                 for k in range(0, whole, _ROWS):
                     d0, d1 = g[k] * factor[k], g[k + 1] * factor[k + 1]
                     d2, d3 = g[k + 2] * factor[k + 2], g[k + 3] * factor[k + 3]

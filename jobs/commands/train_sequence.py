@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from mpi4py import MPI
 
 from distconv.errors import DataError, GridError
@@ -174,9 +175,14 @@ def _report(trainer: Trainer, metrics: Metrics, outcome: Outcome, method: str) -
 
 
 def _examples(trainer: Trainer) -> list[Example]:
-    """Some sequences, held-out ones if there are any, with the classes the network gives them. Collective."""
+    """Some sequences from all over the held-out ones, if there are any, with the classes found. Collective."""
     group = "test" if "test" in trainer.samples.groups else "train"
     sequences, names = trainer.samples.groups[group], trainer.samples.class_names
-    batch, logits = next(trainer.predictions(group))
-    found = zip(batch.samples[:SHOWN], logits.argmax(1).tolist(), strict=False)
+    shown = {int(place) for place in np.linspace(0, len(sequences.labels) - 1, SHOWN)}
+    found = [
+        (i, guess)
+        for batch, logits in trainer.predictions(group)
+        for i, guess in zip(batch.samples, logits.argmax(1).tolist(), strict=True)
+        if i in shown
+    ]
     return [Example(sequences[i], names[sequences.labels[i]], names[guess]) for i, guess in found]

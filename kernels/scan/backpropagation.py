@@ -33,8 +33,9 @@ def backpropagate(
     """The gradients of x_{n-1}, ..., x_0: a tensor (n, B, N) for Jacobians in one tensor, else a list of (B, N_i).
 
     Over the ranks of ``comm`` each has its own part of the Jacobians, any number of them and perhaps none, and gets the
-    gradients at its own places; the first rank has those that come first, and the gradient. What a rank passes is
-    read only, and what it gets may be the tensor it passed where an identity stands.
+    gradients at its own places; the first rank has those that come first, and the gradient. No other messages may go
+    over ``comm`` meanwhile: take a grid's, or a duplicate. What a rank passes is read only, and what it gets may be the
+    tensor it passed where an identity stands.
 
     Parameters
     ----------

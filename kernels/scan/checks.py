@@ -12,6 +12,7 @@ import torch
 from distconv.communication.agreement import together
 from distconv.errors import ScanError
 from distconv.kernels.jacobian.csr import SparseJacobian
+from distconv.process import watchdog
 
 from .elements import Chain, Identity, Level, Stack, level_of
 
@@ -78,7 +79,9 @@ def problem(gradient: torch.Tensor | None, jacobians: Any, sources: Any, comm: A
         level = _own(gradient, jacobians, sources, first=True)
         return level, _joined([_part(gradient, level)])
     level = together(comm, lambda: _own(gradient, jacobians, sources, first=comm.rank == 0), ScanError)
-    return level, _joined(comm.allgather(_part(gradient, level)))
+    with watchdog.waiting(lambda: "agreement on the Jacobians of a scan"):
+        parts = comm.allgather(_part(gradient, level))
+    return level, _joined(parts)
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,7 @@ def _joined(parts: Sequence[_Part]) -> Problem:
     shape = parts[0].gradient
     assert shape is not None
     samples, width = shape
-    stacked = all(part.stacked for part in parts)
+    stacked = all(part.stacked for part in parts if part.sizes)
     problem = Problem((samples, width), str(parts[0].dtype), tuple(part.sizes for part in parts), stacked)
     if not problem.n:
         raise ScanError(f"{WHERE}: no Jacobians on any of {len(parts)} ranks; pass at least one")
@@ -144,6 +147,8 @@ def _check_own(gradient: torch.Tensor | None, level: Level, first: bool) -> None
     if gradient is None:
         if first:
             raise ScanError(f"{WHERE}: gradient is None; pass dl/dx_n (B, N)")
+    elif not isinstance(gradient, torch.Tensor):
+        raise ScanError(f"{WHERE}: gradient is a {type(gradient).__name__}; pass a tensor (B, N)")
     elif gradient.dim() != 2 or not gradient.numel():
         raise ScanError(f"{WHERE}: gradient {tuple(gradient.shape)} is not (B, N) with at least one value")
     _check_stack(level) if isinstance(level, Stack) else _check_chain(level)

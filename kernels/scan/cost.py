@@ -66,8 +66,9 @@ def predict(problem: Problem, speed: Speed) -> Prediction:
     """What each method would take for ``problem``, over as many ranks as it has.
 
     >>> problem = Problem((1, 20), "", ((Size(20, 20, count=1000),),), stacked=True)
-    >>> print(predict(problem, SPEEDS["cpu"]).method)
-    blelloch
+    >>> times = predict(problem, SPEEDS["cpu"]).times_s
+    >>> times["blelloch"] < times["linear"]
+    True
     """
     deepest = max(problem.on(rank) for rank in problem.active).bit_length()
     whole = _sweeps(problem, speed, None)

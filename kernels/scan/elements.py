@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, cast, overload
 
 import torch
 
@@ -193,8 +193,12 @@ def level_of(jacobians: torch.Tensor | Sequence[Matrix], sources: Any) -> Level:
     ScanError
         If one is no matrix, or there are not as many sources.
     """
+    kinds = torch.Tensor if isinstance(jacobians, torch.Tensor) else (torch.Tensor, list, tuple)
+    if not isinstance(jacobians, (torch.Tensor, list, tuple)) or not isinstance(sources, (type(None), kinds)):
+        found = f"{type(jacobians).__name__} with sources in a {type(sources).__name__}"
+        raise ScanError(f"backpropagate: Jacobians in a {found}; pass tensors, or a list for a list")
     if isinstance(jacobians, torch.Tensor):
-        return Stack(jacobians, sources)
+        return Stack(jacobians, cast(torch.Tensor | None, sources))
     if sources is not None and len(sources) != len(jacobians):
         raise ScanError(f"backpropagate: {len(sources)} sources, {len(jacobians)} Jacobians; pass None for no source")
     shifts = [None] * len(jacobians) if sources is None else sources

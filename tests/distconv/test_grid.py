@@ -136,3 +136,10 @@ def test_a_null_or_freed_communicator_is_refused(comm):
 def test_a_grid_prints_as_users_write_it():
     assert repr(grid_on_paper(n=2, h=3)) == "OnPaper(n=2,h=3, 6 ranks)"
     assert grid_on_paper().describe() == "n=1"
+
+
+def test_a_reversed_communicator_has_the_ranks_the_other_way_round(comm):
+    with dc.ProcessGrid(comm, w=comm.size) as grid:
+        found = grid.reversed_comm("w")
+        assert found.rank == comm.size - 1 - comm.rank
+        assert grid.reversed_comm("w") is found

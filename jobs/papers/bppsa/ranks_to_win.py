@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from distconv.distribution import block_range
 from distconv.jobs.papers.printed_tables import Rows
-from distconv.kernels.scan import Problem, Size, Speed, predict
+from distconv.kernels.scan import SPEEDS, Problem, Size, Speed, predict
 from distconv.perfmodel.machine.machine import Machine
 
 MOST_RANKS = 4096
@@ -52,13 +52,13 @@ def first_to_win(steps: int, width: int, batch: int, speed: Speed, against_s: fl
 
 
 def table(machines: Sequence[str], cases: Sequence[tuple[int, int, int]]) -> Rows:
-    """Print a row for each machine and each case (steps, width, batch)."""
+    """Print a row for each machine, first what ``method="auto"`` assumes, and each case (steps, width, batch)."""
     print("\nAt how many ranks a scan would win over a recurrence, float32, predicted from machine files")
     print(f"{'machine':<12}{'T':>7}{'H':>5}{'B':>4}{'calls ms':>11}{'ranks':>7}{'compiled ms':>13}{'ranks':>7}", end="")
     print(f"{'best scan ms':>14}")
     rows: Rows = []
-    for name in machines:
-        speed = speed_of(Machine.load(name))
+    speeds = {"a core": SPEEDS["cpu"]} | {name: speed_of(Machine.load(name)) for name in machines}
+    for name, speed in speeds.items():
         for steps, width, batch in cases:
             alone = recurrence(steps, width, batch, 1)
             calls_s = predict(alone, speed).times_s["linear"]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from distconv.kernels.jacobian import Pattern, SparseJacobian, batched_tanh, multiply
-from distconv.kernels.jacobian.product import meet, pairs
+from distconv.kernels.jacobian import Pattern, SparseJacobian, multiply
 from tests.kernels.jacobian.references import close, normal
 
 
@@ -36,38 +35,6 @@ def test_products_with_vectors_and_dense_matrices_are_those_of_the_dense_matrix(
         assert again.pattern is sparse.pattern
         close(again.to_dense(), dense)
         close(SparseJacobian.from_torch(torch_csr.clone()).to_dense(), dense)
-
-
-@pytest.mark.parametrize("batches", [(1, 1), (3, 1), (1, 3), (3, 3)])
-def test_the_product_of_two_is_that_of_the_dense_matrices(batches):
-    left, right = random_jacobian(5, 7, batches[0]), random_jacobian(7, 6, batches[1], seed=1)
-    found = multiply(left, right)
-    close(found.to_dense(), left.to_dense() @ right.to_dense())
-    expected = (left.to_dense()[0] != 0).to(torch.int64) @ (right.to_dense()[0] != 0).to(torch.int64)
-    assert pairs(left.pattern, right.pattern) == int(expected.sum())
-    assert found.pattern.nnz == int((expected > 0).sum())
-
-
-def test_the_pairs_of_two_patterns_are_found_once(monkeypatch):
-    left, right = random_jacobian(5, 7), random_jacobian(7, 6, seed=1)
-    first = multiply(left, right)
-    monkeypatch.setattr("distconv.kernels.jacobian.product.meet", None)
-    again = multiply(SparseJacobian(left.pattern, 2 * left.values), right)
-    assert again.pattern is first.pattern
-    close(again.values, 2 * first.values)
-
-
-def test_a_diagonal_factor_takes_no_sums():
-    left, diagonal = random_jacobian(5, 7), batched_tanh(normal(3, 7))
-    found = meet(left.pattern, diagonal.pattern)
-    assert found.out is None
-    close(multiply(left, diagonal).to_dense(), left.to_dense() @ diagonal.to_dense())
-
-
-def test_long_products_are_computed_in_pieces(monkeypatch):
-    left, right = random_jacobian(5, 7, 3), random_jacobian(7, 6, seed=1)
-    monkeypatch.setattr("distconv.kernels.jacobian.product.PAIRS_AT_ONCE", 10)
-    close(multiply(left, right).to_dense(), left.to_dense() @ right.to_dense())
 
 
 def test_matrices_without_non_zeros_are_zero():

@@ -35,6 +35,8 @@ WRONG = {
     "no samples": (lambda: (normal(0, 4), stack(3)), r"gradient \(0, 4\) is not \(B, N\) with at least one value"),
     "a stack of rectangles": (lambda: (normal(2, 4), normal(3, 2, 5, 4)), r"\(3, 2, 5, 4\) are not \(n, B, N, N\)"),
     "no matrix": (lambda: (normal(2, 4), [normal(4)]), r"jacobians\[0\] \(=\(4,\)\) is no matrix"),
+    "nothing": (lambda: (normal(2, 4), None), "Jacobians in a NoneType with sources in a NoneType; pass tensors"),
+    "a list as gradient": (lambda: ([1.0], stack(3)), r"gradient is a list; pass a tensor \(B, N\)"),
     "no tensor": (lambda: (normal(2, 4), ["J"]), r"jacobians\[0\] \(=str\) is no matrix"),
     "COO": (lambda: (normal(2, 4), [normal(4, 4).to_sparse()]), r"jacobians\[0\] has layout torch.sparse_coo"),
 }
@@ -56,6 +58,8 @@ def test_sources_that_do_not_fit_are_refused():
     ]:
         with pytest.raises(ScanError, match=text):
             backpropagate(gradient, jacobians, sources=sources)
+    with pytest.raises(ScanError, match="Jacobians in a Tensor with sources in a list"):
+        backpropagate(gradient, jacobians, sources=[None] * 3)
     with pytest.raises(ScanError, match="1 sources, 3 Jacobians"):
         backpropagate(gradient, list(jacobians), sources=[None])
     with pytest.raises(ScanError, match=r"sources\[1\] \(2, 5\) does not fit jacobians\[1\], \(2, 4, 4\)"):
@@ -72,6 +76,7 @@ def test_ranks_that_do_not_fit_each_other_all_raise_the_same(comm):
     wrong = {
         rf"jacobians\[0\] on rank {comm.size - 1} \(=5 x 5\) takes gradients of 5": stack(2, width=5),
         rf"values on rank {comm.size - 1} are torch.float32 on cpu, on rank 0 torch.float64 on cpu": mine.float(),
+        rf"Jacobians in a NoneType .* \(on rank {comm.size - 1}\)": None,
         rf"is no matrix.* \(on rank {comm.size - 1}\)": ["J"],
     }
     for text, theirs in wrong.items():
