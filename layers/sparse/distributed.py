@@ -65,7 +65,13 @@ class DistributedManager(CoordinateManager):
         return layout.boundaries["n"][-1]
 
     def arranged(self, features: torch.Tensor, sites: Sites) -> torch.Tensor:
-        """``features`` of all of ``sites``, each row where its site is. Collective where they have to move."""
+        """``features`` of all of ``sites``, each row where its site is. Collective where they have to move.
+
+        Raises
+        ------
+        ShapeError
+            If they are a plain tensor.
+        """
         layout = self.layout(sites)
         if not isinstance(features, DistTensor):
             raise ShapeError(
