@@ -13,6 +13,7 @@
     cli               The command ``distconv``: finds the job that was asked for, loads that module alone
     communication     Everything that crosses ranks
     data              Samples on their way from files to ranks
+    derivatives       Backward passes that have no derivative of their own
     dispatch          The operator registry: which distributed operator serves which torch function
     distribution      Distributions: which rank owns which indices of a tensor. Pure arithmetic
     errors            The errors distconv raises

@@ -3,6 +3,8 @@
 Gradient convention: what is replicated over an axis has, on every replica, the whole gradient. So a sum over a split
 axis has the identity as its adjoint, a redistribution has the opposite redistribution, and what enters split work
 whole (a parameter) has its contributions summed over exactly the axes that split this work.
+
+All of it is linear, and each backward pass is the forward pass of its adjoint: derivatives of any order go through.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from distconv.communication.transfer import TransferPlan, transfer_plan
 from distconv.communication.transport import allreduce
@@ -37,10 +38,8 @@ class _Redistribute(torch.autograd.Function):
         return moved.clone() if moved is local else moved
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        with section("redistribute"):
-            return ctx.plan.reversed().move(grad, "redistribution of a gradient"), None
+        return apply(_Redistribute, grad, ctx.plan.reversed()), None
 
 
 def redistribute(local: torch.Tensor, src: Distribution, dst: Distribution, shape: Sequence[int]) -> torch.Tensor:
@@ -61,11 +60,8 @@ class _Assemble(torch.autograd.Function):
             return plan.start(local, "halo exchange").finish()[0]
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        whole = grad.new_zeros(ctx.plan.local_shape)
-        with section("halo"):
-            return ctx.plan.start_accumulate([grad], grad, "halo accumulation").finish(whole), None
+        return share_out(grad, ctx.plan), None
 
 
 def assemble(local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
@@ -85,10 +81,8 @@ class _ShareOut(torch.autograd.Function):
             return plan.start_accumulate([share], share, "sum of shares").finish(total)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        with section("share_out"):
-            return ctx.plan.start(grad, "gradient of shares").finish()[0], None
+        return assemble(grad, ctx.plan), None
 
 
 def share_out(share: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
@@ -102,13 +96,13 @@ def share_out(share: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
 class _SumOver(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]) -> torch.Tensor:
+        ctx.grid, ctx.axes = grid, axes
         total = local.clone(memory_format=torch.contiguous_format)
         return allreduce(grid.comm(axes), total, f"sum over {','.join(axes)}")
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return grad, None, None
+        return apply(_Enter, grad, ctx.grid, ctx.axes), None, None
 
 
 def sum_over(local: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) -> torch.Tensor:
@@ -125,13 +119,13 @@ class _Enter(torch.autograd.Function):
         return whole.view_as(whole)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, share: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
-        if ctx.leaf is not None and gradient_reduction.defers(ctx.leaf, ctx.next_functions[0][0]):
+        # A gradient that is to be differentiated cannot wait for others to be summed with.
+        deferred = ctx.leaf is not None and not torch.is_grad_enabled()
+        if deferred and gradient_reduction.defers(ctx.leaf, ctx.next_functions[0][0]):
             gradient_reduction.defer(ctx.leaf, share, ctx.grid.comm(ctx.axes))
             return None, None, None
-        total = share.clone(memory_format=torch.contiguous_format)
-        return allreduce(ctx.grid.comm(ctx.axes), total, "gradient sum"), None, None
+        return apply(_SumOver, share, ctx.grid, ctx.axes), None, None
 
 
 def enter(whole: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) -> torch.Tensor:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
+
+from distconv.derivatives import first_order
 
 from .kernel_map import KernelMap
 
@@ -46,7 +47,7 @@ class _Convolution(torch.autograd.Function):
         return _convolved(features, weight, pairs)
 
     @staticmethod
-    @once_differentiable
+    @first_order("a sparse convolution")
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         features, weight = ctx.saved_tensors
         gradient, pairs = gradient.contiguous(), ctx.pairs

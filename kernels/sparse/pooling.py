@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
+
+from distconv.derivatives import first_order
 
 from .kernel_map import KernelMap
 
@@ -60,9 +61,8 @@ class _Sum(torch.autograd.Function):
         return _added(features, pairs)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _added(gradient, ctx.pairs.transposed()), None
+        return sparse_sum_pool(gradient, ctx.pairs.transposed()), None
 
 
 def _added(x: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
@@ -89,7 +89,7 @@ class _Max(torch.autograd.Function):
         return largest
 
     @staticmethod
-    @once_differentiable
+    @first_order("sparse max pooling")
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         (offset_of,) = ctx.saved_tensors
         dx = gradient.new_zeros(ctx.pairs.in_sites, gradient.shape[1])

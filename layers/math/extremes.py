@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from mpi4py import MPI
-from torch.autograd.function import once_differentiable
 
 from distconv.communication.collectives import apply
 from distconv.communication.transport import allreduce
+from distconv.derivatives import first_order
 from distconv.dispatch import implements
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.math.reductions import Dims, Fold, folding, numpy_names, summed
@@ -71,7 +71,7 @@ class _Extreme(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable
+    @first_order("a maximum or minimum")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         local, found = ctx.saved_tensors
         equal = ctx.same(local, found)

@@ -15,10 +15,10 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from distconv.communication.collectives import apply
 from distconv.communication.transport import allreduce
+from distconv.derivatives import first_order
 from distconv.dispatch import implements
 from distconv.distribution import Interval
 from distconv.errors import ShapeError, UnsupportedOperation
@@ -92,7 +92,7 @@ class _BatchNorm(torch.autograd.Function):
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps) if x.numel() else torch.empty_like(x)
 
     @staticmethod
-    @once_differentiable
+    @first_order("batch norm")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
         needed, reach = ctx.needs_input_grad, ctx.reach

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from distconv.communication.collectives import apply
 from distconv.communication.transfer import Accumulation, TransferPlan, transfer_plan
+from distconv.derivatives import first_order
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
@@ -107,7 +107,7 @@ class _Convolve(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
+    @first_order("a convolution")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         layer: _Layer = ctx.layer
         x, weight, *slabs = ctx.saved_tensors

@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from distconv.communication.collectives import apply, enter, sum_over
 from distconv.communication.transport import allreduce
+from distconv.derivatives import first_order
 from distconv.dispatch import implements
 from distconv.errors import ShapeError, UnsupportedOperation
 from distconv.grid import ProcessGrid
@@ -122,7 +122,7 @@ class _Normalize(torch.autograd.Function):
         return result.to(dtype)
 
     @staticmethod
-    @once_differentiable
+    @first_order("group and instance norm")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
         groups: _Groups = ctx.groups

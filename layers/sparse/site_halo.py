@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from mpi4py import MPI
-from torch.autograd.function import once_differentiable
 
 from distconv.communication.collectives import apply
 from distconv.communication.transport import Exchange
+from distconv.derivatives import first_order
 from distconv.kernels.sparse.coordinates import distinct
 from distconv.layers.sparse.partition import Partition, grown, within
 
@@ -87,7 +87,7 @@ class _Extend(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @first_order("a halo of sites")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
         halo: SiteHalo = ctx.halo
         grad = grad.contiguous()

@@ -20,7 +20,7 @@ examples:
   distconv reproduce bppsa
   distconv reproduce bppsa table-1 --columns 256
   distconv reproduce bppsa figure-10 --prune 0.9
-  distconv reproduce bppsa figure-6 --data ../shared/data/cifar10 --iterations 100
+  distconv reproduce bppsa figure-6 --data cifar10 --iterations 100
 """
 
 PARTS = ("table-1", "figure-10", "ranks", "figure-6")
