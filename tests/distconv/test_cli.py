@@ -51,7 +51,7 @@ def test_help_lists_all_commands_and_shows_examples(
         (["fly"], "distconv: there is no command 'fly'; there are train mesh, data mesh"),
         (["train", "fly"], "distconv: there is no command 'train fly'; there are train mesh"),
         (["verify", "fly"], "there is no command 'verify fly'; there are verify conformance, verify differential, "),
-        (["reproduce", "fly"], "there are reproduce dryden, reproduce bapipe, reproduce sparsepipe, reproduce stale-"),
+        (["reproduce", "fly"], "there are reproduce dryden, reproduce bapipe, reproduce bppsa, reproduce sparsepipe, "),
         (["verify", "exactness", "--size", "axb"], "argument --size: 'axb' is not the extents of an image"),
         (["verify", "exactness", "--size", "4x4x4"], "--size 4x4x4: unet takes 2 extents"),
         (["verify", "exactness", "--grid", "h=7"], "process grid h=7 has 7 parts but the communicator has"),
@@ -119,7 +119,7 @@ def test_the_package_runs_as_a_module() -> None:
     assert "data mesh  " not in finished.stdout
 
 
-@pytest.mark.parametrize(("group", "names"), [("verify", 5), ("reproduce", 4), ("train", 3)])
+@pytest.mark.parametrize(("group", "names"), [("verify", 5), ("reproduce", 6), ("train", 4)])
 def test_a_group_lists_its_commands_and_examples_alone(
     capsys: pytest.CaptureFixture[str], group: str, names: int
 ) -> None:
