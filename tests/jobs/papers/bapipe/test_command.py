@@ -48,7 +48,7 @@ def test_the_fitted_link_gives_the_figures_it_was_fitted_to():
 
 
 @pytest.mark.parametrize("neighbours", [FITTED, FASTER], ids=["fitted", "2GB/s"])
-@pytest.mark.parametrize("gpus", [4, 8])
+@pytest.mark.parametrize("gpus", [4, pytest.param(8, marks=pytest.mark.slow)])
 def test_data_parallelism_beats_a_pipeline_for_resnet_50_but_not_for_gnmt(gpus, neighbours):
     assert speedup("ResNet-50", gpus, "1f1b-so", 8 * gpus, 32, neighbours) < 1
     assert speedup("GNMT-8", gpus, "1f1b-so", 8 * gpus, 64, neighbours) > 3
