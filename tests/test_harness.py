@@ -223,20 +223,26 @@ class Item:
         return self._mark
 
 
-def test_each_case_is_run_on_one_of_the_rank_counts_that_share_them_and_on_all_others() -> None:
+def test_each_case_is_run_on_three_ranks_and_every_second_one_on_another_count() -> None:
     shared = (1, 2, 4, 6, 8)
-    marks = [(), (pytest.mark.ranks(at_least=2),), (pytest.mark.ranks(at_most=6),), (pytest.mark.ranks(2, 8),)]
-    items = [Item(*marks[number % 5 % 4]) for number in range(200)]
+    marks = [(), (pytest.mark.ranks(at_least=4),), (pytest.mark.ranks(at_most=6),), (pytest.mark.ranks(2, 8),)]
+    items = [Item(*marks[number % 5 % 4]) for number in range(280)]
     chosen = {ranks: set(map(id, selection.thin(items, ranks))) for ranks in shared}  # type: ignore[arg-type]
+    others = []
     for item in items:
         counts = [ranks for ranks in shared if id(item) in chosen[ranks]]
         mark = item.get_closest_marker("ranks")
         if mark is not None and mark.args:  # type: ignore[attr-defined]
             assert counts == list(shared), "those that name their counts are left to them"
+            continue
+        assert mark is None or all(runs_on(mark, count) for count in counts)  # type: ignore[arg-type]
+        if mark is None or runs_on(mark, 3):  # type: ignore[arg-type]
+            others.append(len(counts))
         else:
             assert len(counts) == 1
-            assert mark is None or runs_on(mark, counts[0])  # type: ignore[arg-type]
-    assert len(chosen[8]) < len(chosen[4]) < len(chosen[2])
+    assert set(others) == {0, 1}
+    assert 0.4 < sum(others) / len(others) < 0.6
+    assert len(chosen[8]) < len(chosen[2])
     assert selection.thin(items, 3) == items  # type: ignore[arg-type, comparison-overlap]
 
 

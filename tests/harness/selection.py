@@ -10,8 +10,11 @@ import pytest
 LONG = frozenset((Path(__file__).parent / "long_tests.txt").read_text().split())
 """Names of tests that take more than a second, wherever they are."""
 
-TURNS = (2, 4, 2, 6, 2, 1, 2, 4, 2, 8, 2, 6)
-"""Rank counts that share the cases among them, in turn: on 3, which divides least, each runs anyway; many take long."""
+ALWAYS = 3
+"""Every case is run on so many ranks, which divide least."""
+
+TURNS = (2, None, 4, None, 2, None, 6, None, 2, None, 1, None, 8, None)
+"""Other rank counts that a case is run on, in turn: None for every second one, since many ranks take long."""
 
 
 def quick(items: Iterable[pytest.Item]) -> list[pytest.Item]:
@@ -26,7 +29,7 @@ def quick(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 def thin(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:
     """Of tests that name no rank counts, the cases that it is the turn of ``ranks``.
 
-    Each case is run on 3 ranks and on one of the others (of those that its marker allows).
+    Each case is run on 3 ranks, and every second one on another number too (of those that its marker allows).
     """
     return (
         items if ranks not in TURNS else [item for number, item in enumerate(items) if _has_turn(item, number, ranks)]
@@ -35,10 +38,12 @@ def thin(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:
 
 def _has_turn(item: pytest.Item, number: int, ranks: int) -> bool:
     mark = item.get_closest_marker("ranks")
-    if mark is not None and mark.args:
+    if mark is None:
+        return TURNS[number % len(TURNS)] == ranks
+    if mark.args:
         return True
-    allowed = [count for count in TURNS if mark is None or runs_on(mark, count)]
-    return not allowed or allowed[number % len(allowed)] == ranks
+    turns = [count for count in TURNS if (runs_on(mark, ALWAYS) if count is None else runs_on(mark, count))]
+    return not turns or turns[number % len(turns)] == ranks
 
 
 def runs_on(mark: pytest.Mark, size: int) -> bool:
