@@ -45,7 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--quick", action="store_true", help="of each test its first case; none that is long")
     group.addoption("--part", help="I-of-N: the tests of every N-th file, from the I-th on")
     group.addoption("--device", help="where tensors and modules are made that name no device, e.g. cuda")
-    group.addoption("--thin", action="store_true", help="on 1, 4, 6 and 8 ranks a share of the cases each")
+    group.addoption("--thin", action="store_true", help="on other rank counts than 3 a share of the cases")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -104,13 +104,18 @@ class RankSession:
 
     # 1. Choosing.
 
+    def pytest_ignore_collect(self, collection_path: Path, config: pytest.Config) -> bool | None:
+        if collection_path.suffix != ".py":
+            return None
+        part = config.getoption("--part")
+        elsewhere = part and not selection.in_part(collection_path, *map(int, part.split("-of-")))
+        return elsewhere or (self.only == "ranks" and not selection.for_ranks(collection_path)) or None
+
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         wanted = items
         if config.getoption("--quick"):
             wanted = selection.quick(wanted)
-        if config.getoption("--part"):
-            wanted = selection.part(wanted, *map(int, config.getoption("--part").split("-of-")))
         if config.getoption("--thin") and self.in_job:
             wanted = selection.thin(wanted, world().size)
         chosen = [item for item in wanted if self._chosen(item)]
@@ -127,6 +132,7 @@ class RankSession:
         fixtures = getattr(item, "fixturenames", ())
         mark = item.get_closest_marker("ranks")
         on_ranks = "comm" in fixtures or mark is not None
+        assert not on_ranks or selection.for_ranks(item.path), f"{item.nodeid}: see FOR_RANKS in selection.py"
         if on_ranks or "mpiexec" in fixtures:
             item.add_marker("mpi")
         if item.get_closest_marker("gpu") and not _has_gpu():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -57,11 +59,18 @@ def runs_on(mark: pytest.Mark, size: int) -> bool:
     return named and low <= size <= high
 
 
-def part(items: list[pytest.Item], index: int, parts: int) -> list[pytest.Item]:
-    """Every ``parts``-th file's tests, from file ``index`` on."""
-    files = list(dict.fromkeys(item.path for item in items))
-    kept = set(files[index::parts])
-    return [item for item in items if item.path in kept]
+def in_part(path: Path, index: int, parts: int) -> bool:
+    """Whether the tests of this file belong to part ``index``."""
+    return zlib.crc32(path.name.encode()) % parts == index
+
+
+FOR_RANKS = re.compile(r"\b(comm|shared_tmp_path|users_folder|planned_files)\b|mark\.ranks")
+"""What the text of a file has if any of its tests runs on ranks: fixtures that start MPI, or modules that have them."""
+
+
+def for_ranks(path: Path) -> bool:
+    """Whether a file may have tests that run on ranks; others need not be imported there, which takes seconds."""
+    return FOR_RANKS.search(path.read_text()) is not None
 
 
 def by_test(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Item]]:
