@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import time
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from mpi4py import MPI
 
@@ -22,13 +20,14 @@ from distconv.jobs.images.picture import Example, draw
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.model_factory import CLASSIFIERS
 from distconv.jobs.training.options import add_training_arguments, device_for, place_of, positive, settings_of
+from distconv.jobs.training.outcome import Outcome, report, write_score
 from distconv.jobs.training.pipeline_options import (
     Pipelining,
     add_pipeline_arguments,
     pipelining_of,
     planned_pipelining,
 )
-from distconv.jobs.training.report import Metrics, announcement, conclude, picture, times
+from distconv.jobs.training.report import Metrics, announcement
 from distconv.jobs.training.run import prepare, take_steps
 from distconv.jobs.training.score import Score
 
@@ -98,16 +97,6 @@ def augmentation(text: str) -> str:
     return ",".join(word for word in AUGMENTATIONS if word in words)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a run came to."""
-
-    train: Score
-    test: Score | None
-    training_s: float
-    total_s: float
-
-
 def run(options: argparse.Namespace) -> int:
     """Train, evaluate, and write everything to ``options.out``. Collective over MPI.COMM_WORLD.
 
@@ -135,8 +124,13 @@ def run(options: argparse.Namespace) -> int:
         with Metrics(Path(options.out), trainer) as metrics:
             take_steps(options, trainer, metrics, lambda: _evaluate(options, trainer, metrics))
             training_s = time.perf_counter() - begin
-            train, test = trainer.evaluate("train"), trainer.evaluate("test") if "test" in samples.groups else None
-            _report(trainer, metrics, Outcome(train, test, training_s, time.perf_counter() - begin))
+            scores: dict[str, Score] = {
+                group: trainer.evaluate(group) for group in ("train", "test") if group in samples.groups
+            }
+            for group, score in scores.items():
+                write_score(trainer, metrics, group, score)
+            total_s = time.perf_counter() - begin
+            _report(trainer, metrics, Outcome(scores=scores, training_s=training_s, total_s=total_s))
         trainer.close()
     return 0
 
@@ -154,35 +148,20 @@ def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> ImageSamples:
 
 def _evaluate(options: argparse.Namespace, trainer: Classifier, metrics: Metrics) -> None:
     if "test" in trainer.samples.groups and trainer.epoch % options.evaluate_every == 0:
-        metrics.write(**_line(trainer, "test", trainer.evaluate("test")))
-
-
-def _line(trainer: Classifier, group: str, score: Score) -> dict[str, Any]:
-    return {"step": trainer.step_count, "evaluation": group, "accuracy": score.accuracy, **asdict(score)}
+        write_score(trainer, metrics, "test", trainer.evaluate("test"))
 
 
 def _report(trainer: Classifier, metrics: Metrics, outcome: Outcome) -> None:
-    """Print, write summary.json and draw the picture, all on rank 0. Collective."""
-    scores = {"train": outcome.train} | ({"test": outcome.test} if outcome.test else {})
-    examples = _examples(trainer, list(scores)[-1])
-    results: dict[str, Any] = {f"{group}_accuracy": score.accuracy for group, score in scores.items()}
-    results |= {f"{group}_loss": score.loss for group, score in scores.items()}
-    results |= {"classes": trainer.samples.classes, "training_s": outcome.training_s, "total_s": outcome.total_s}
-
-    def show() -> None:
-        for group, score in scores.items():
-            metrics.write(**_line(trainer, group, score))
-            print(f"{group} accuracy: {score}")
-        if outcome.test is None:
-            print("no test images: give them with --test-data")
-        print(times(outcome.training_s, outcome.total_s))
-        path = metrics.folder / "result.png"
-        title = f"{trainer.settings.model} after {trainer.step_count} steps on {trainer.where}, " + ", ".join(
-            f"{group} accuracy {100 * score.accuracy:.2f} %" for group, score in scores.items()
-        )
-        print(picture(path, lambda: draw(path, examples, list(metrics.lines()), title)))
-
-    conclude(trainer, metrics, results, show)
+    """Print, write summary.json and draw the picture. Collective."""
+    examples = _examples(trainer, list(outcome.scores)[-1])
+    report(
+        trainer,
+        metrics,
+        outcome,
+        {"classes": trainer.samples.classes},
+        no_test="no test images: give them with --test-data",
+        draw=lambda path, lines, title: draw(path, examples, lines, title),
+    )
 
 
 def _examples(trainer: Classifier, group: str) -> list[Example]:

@@ -11,10 +11,8 @@ from __future__ import annotations
 import argparse
 import time
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
@@ -22,18 +20,19 @@ from mpi4py import MPI
 from distconv.communication.agreement import together
 from distconv.errors import DataError, GridError
 from distconv.grid import ProcessGrid
-from distconv.jobs.pointcloud.baselines import majority_vote, perceptron
+from distconv.jobs.pointcloud.baselines import perceptron
 from distconv.jobs.pointcloud.classification.picture import Example, draw
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
 from distconv.jobs.pointcloud.classification.trainer import NETWORKS, Classifier, PipelineTrainer, Settings, Trainer
 from distconv.jobs.training.options import add_training_arguments, device_for, place_of, positive, settings_of
+from distconv.jobs.training.outcome import Outcome, majority_vote, report, write_score
 from distconv.jobs.training.pipeline_options import (
     Pipelining,
     add_pipeline_arguments,
     pipelining_of,
     planned_pipelining,
 )
-from distconv.jobs.training.report import Metrics, announcement, conclude, picture, times
+from distconv.jobs.training.report import Metrics, announcement
 from distconv.jobs.training.run import prepare, take_steps
 from distconv.jobs.training.score import Score
 
@@ -91,18 +90,6 @@ def share(text: str) -> float:
     return value
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a run came to."""
-
-    scores: dict[str, Score]
-    """Of all groups of clouds."""
-    baselines: dict[str, float]
-    """Accuracies on the held-out clouds."""
-    training_s: float
-    total_s: float
-
-
 def run(options: argparse.Namespace) -> int:
     """Train, evaluate, and write everything to ``options.out``. Collective over MPI.COMM_WORLD.
 
@@ -132,7 +119,9 @@ def run(options: argparse.Namespace) -> int:
             training_s = time.perf_counter() - begin
             scores = {group: _evaluate(trainer, metrics, group) for group in samples.groups}
             baselines = _baselines(trainer)
-            _report(trainer, metrics, Outcome(scores, baselines, training_s, time.perf_counter() - begin))
+            total_s = time.perf_counter() - begin
+            outcome = Outcome(scores=scores, baselines=baselines, training_s=training_s, total_s=total_s)
+            _report(trainer, metrics, outcome)
         trainer.close()
     return 0
 
@@ -144,7 +133,7 @@ def _after_epoch(trainer: Classifier, metrics: Metrics) -> None:
 
 def _evaluate(trainer: Classifier, metrics: Metrics, group: str) -> Score:
     score = trainer.evaluate(group)
-    metrics.write(step=trainer.step_count, evaluation=group, accuracy=score.accuracy, **asdict(score))
+    write_score(trainer, metrics, group, score)
     return score
 
 
@@ -165,28 +154,17 @@ def _baselines(trainer: Classifier) -> dict[str, float]:
 
 
 def _report(trainer: Classifier, metrics: Metrics, outcome: Outcome) -> None:
-    """Print, write summary.json and draw the picture, all on rank 0. Collective."""
+    """Print, write summary.json and draw the picture. Collective."""
     examples = _examples(trainer)
-    results: dict[str, Any] = {f"{group}_accuracy": score.accuracy for group, score in outcome.scores.items()}
-    results |= {f"{group}_loss": score.loss for group, score in outcome.scores.items()}
-    results |= {"classes": trainer.samples.class_names, "baselines": outcome.baselines}
-    results |= {"training_s": outcome.training_s, "total_s": outcome.total_s}
-
-    def show() -> None:
-        for group, score in outcome.scores.items():
-            print(f"{group} accuracy: {score}")
-        for name, accuracy in outcome.baselines.items():
-            print(f"test accuracy of a {name}: {100 * accuracy:.2f} %")
-        if not outcome.baselines:
-            print("no held-out clouds to test on")
-        print(times(outcome.training_s, outcome.total_s))
-        path = metrics.folder / "result.png"
-        title = f"{trainer.settings.model} after {trainer.step_count} steps on {trainer.where}, " + ", ".join(
-            f"{group} accuracy {100 * score.accuracy:.2f} %" for group, score in outcome.scores.items()
-        )
-        print(picture(path, lambda: draw(path, examples, list(metrics.lines()), title)))
-
-    conclude(trainer, metrics, results, show)
+    more = {"classes": trainer.samples.class_names, "baselines": outcome.baselines}
+    report(
+        trainer,
+        metrics,
+        outcome,
+        more,
+        no_test="no held-out clouds to test on",
+        draw=lambda path, lines, title: draw(path, examples, lines, title),
+    )
 
 
 def _examples(trainer: Classifier) -> list[Example]:

@@ -11,16 +11,13 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from mpi4py import MPI
 
 from distconv.errors import DataError, GridError
 from distconv.grid import ProcessGrid
-from distconv.jobs.pointcloud.baselines import majority_vote
 from distconv.jobs.sequence.bitstreams import Bitstreams, by_counting
 from distconv.jobs.sequence.mfcc import Recipe
 from distconv.jobs.sequence.picture import Example, draw
@@ -34,7 +31,8 @@ from distconv.jobs.training.options import (
     positive_float,
     settings_of,
 )
-from distconv.jobs.training.report import Metrics, announcement, conclude, picture, times
+from distconv.jobs.training.outcome import Outcome, majority_vote, report, write_score
+from distconv.jobs.training.report import Metrics, announcement
 from distconv.jobs.training.run import prepare, take_steps
 from distconv.jobs.training.score import Score
 from distconv.layers.recurrent import Method
@@ -75,18 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_training_arguments(parser, defaults, out="runs/sequence")
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a run came to."""
-
-    scores: dict[str, Score]
-    """Of all groups of sequences."""
-    baselines: dict[str, float]
-    """Accuracies on the held-out sequences."""
-    training_s: float
-    total_s: float
-
-
 def run(options: argparse.Namespace) -> int:
     """Train, evaluate, and write everything to ``options.out``. Collective over MPI.COMM_WORLD.
 
@@ -116,7 +102,8 @@ def run(options: argparse.Namespace) -> int:
         take_steps(options, trainer, metrics, lambda: _after_epoch(trainer, metrics))
         training_s = time.perf_counter() - begin
         scores = {group: _evaluate(trainer, metrics, group) for group in samples.groups}
-        outcome = Outcome(scores, _baselines(samples), training_s, time.perf_counter() - begin)
+        baselines, total_s = _baselines(samples), time.perf_counter() - begin
+        outcome = Outcome(scores=scores, baselines=baselines, training_s=training_s, total_s=total_s)
         _report(trainer, metrics, outcome, options.method)
     return 0
 
@@ -134,7 +121,7 @@ def _after_epoch(trainer: Trainer, metrics: Metrics) -> None:
 
 def _evaluate(trainer: Trainer, metrics: Metrics, group: str) -> Score:
     score = trainer.evaluate(group)
-    metrics.write(step=trainer.step_count, evaluation=group, accuracy=score.accuracy, **asdict(score))
+    write_score(trainer, metrics, group, score)
     return score
 
 
@@ -150,28 +137,17 @@ def _baselines(samples: SequenceSamples) -> dict[str, float]:
 
 
 def _report(trainer: Trainer, metrics: Metrics, outcome: Outcome, method: str) -> None:
-    """Print, write summary.json and draw the picture, all on rank 0. Collective."""
+    """Print, write summary.json and draw the picture. Collective."""
     examples = _examples(trainer)
-    results: dict[str, Any] = {f"{group}_accuracy": score.accuracy for group, score in outcome.scores.items()}
-    results |= {f"{group}_loss": score.loss for group, score in outcome.scores.items()}
-    results |= {"method": method, "classes": trainer.samples.class_names, "baselines": outcome.baselines}
-    results |= {"training_s": outcome.training_s, "total_s": outcome.total_s}
-
-    def show() -> None:
-        for group, score in outcome.scores.items():
-            print(f"{group} accuracy: {score}")
-        for name, accuracy in outcome.baselines.items():
-            print(f"test accuracy of a {name}: {100 * accuracy:.2f} %")
-        if not outcome.baselines:
-            print("no held-out sequences to test on")
-        print(times(outcome.training_s, outcome.total_s))
-        path = metrics.folder / "result.png"
-        title = f"{trainer.settings.model} after {trainer.step_count} steps on {trainer.where}, " + ", ".join(
-            f"{group} accuracy {100 * score.accuracy:.2f} %" for group, score in outcome.scores.items()
-        )
-        print(picture(path, lambda: draw(path, examples, list(metrics.lines()), title)))
-
-    conclude(trainer, metrics, results, show)
+    more = {"method": method, "classes": trainer.samples.class_names, "baselines": outcome.baselines}
+    report(
+        trainer,
+        metrics,
+        outcome,
+        more,
+        no_test="no held-out sequences to test on",
+        draw=lambda path, lines, title: draw(path, examples, lines, title),
+    )
 
 
 def _examples(trainer: Trainer) -> list[Example]:

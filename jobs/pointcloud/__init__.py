@@ -2,7 +2,7 @@
 
 ::
 
-    baselines       What a network on voxels has to beat: a majority vote, and a perceptron on single points
+    baselines       What a network on voxels has to beat: a perceptron on single points
     batches         Mini-batches of voxels: the clouds of a step, drawn, voxelised and put together
     classification  Training of sparse networks that tell the classes of point clouds
     clouds          A labelled cloud, and what any set of them offers

@@ -1,4 +1,4 @@
-"""What a network on voxels has to beat: a majority vote, and a perceptron on single points."""
+"""What a network on voxels has to beat: a perceptron on single points."""
 
 from __future__ import annotations
 
@@ -18,11 +18,6 @@ from .voxels import unit_cube
 
 PERCEPTRON_POINTS = 512
 """Points of each cloud that the perceptron sees: more do not help it."""
-
-
-def majority_vote(train: NDArray[np.int64], test: NDArray[np.int64]) -> float:
-    """Accuracy on labels ``test`` of always answering the class that is most frequent in ``train``."""
-    return float((test == np.bincount(train).argmax()).mean())
 
 
 class PointPerceptron(nn.Module):

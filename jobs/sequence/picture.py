@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distconv.jobs.training.curves import draw_accuracies, draw_losses
+from distconv.jobs.training.picture import Layout, draw_training, name_example
 
-COLUMNS = 4
+LAYOUT = Layout(columns=4, row_inches=1.8, curves=2.0)
 BITS_IN_A_ROW = 25
 
 
@@ -35,22 +36,10 @@ def draw(
     ImportError
         If matplotlib is not installed.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    rows = -(-len(examples) // COLUMNS)
-    figure = Figure(figsize=(12.0, 4.0 + 1.8 * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
-    grid = figure.add_gridspec(rows + 1, COLUMNS, height_ratios=[2] + [1] * rows)
-    draw_losses(figure.add_subplot(grid[0, : COLUMNS // 2]), lines)
-    draw_accuracies(figure.add_subplot(grid[0, COLUMNS // 2 :]), lines)
-    for index, example in enumerate(examples):
-        _draw_example(figure.add_subplot(grid[1 + index // COLUMNS, index % COLUMNS]), example)
-    figure.savefig(path, dpi=110)
+    draw_training(path, lines, title, LAYOUT, [partial(_draw_example, example) for example in examples])
 
 
-def _draw_example(axis: Any, example: Example) -> None:
+def _draw_example(example: Example, axis: Any) -> None:
     values = example.values
     if values.shape[1] == 1:
         whole = max(1, len(values) // BITS_IN_A_ROW) * BITS_IN_A_ROW
@@ -60,6 +49,4 @@ def _draw_example(axis: Any, example: Example) -> None:
     else:
         axis.imshow(values.T, aspect="auto", origin="lower", cmap="magma")
         axis.set(xlabel="frame", ylabel="coefficient")
-    right = example.label == example.predicted
-    text = example.label if right else f"{example.predicted}, not {example.label}"
-    axis.set_title(text, fontsize=9, color="tab:green" if right else "tab:red")
+    name_example(axis, example.label, example.predicted)

@@ -46,6 +46,18 @@ def at_owners(partition: Partition, coords: torch.Tensor, low: Sequence[int], hi
     return distinct(torch.cat([coords[owners == rank], *found.values()]))
 
 
+def sent_rows(
+    partition: Partition[Any], rank: int, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]
+) -> dict[int, torch.Tensor]:
+    """Rows of the sites ``coords`` of ``rank`` that lie in each other rank's box, grown by ``low`` and ``high``.
+
+    Ranks whose boxes are near enough to have some, even if none is there.
+    """
+    back = ([-h for h in high], [-v for v in low])
+    peers = partition.others(grown(partition.box(rank), *back), rank)
+    return {peer: within(coords, grown(partition.box(peer), low, high)) for peer in peers}
+
+
 class SiteHalo:
     """Other ranks' sites in this rank's box, grown by ``low`` and ``high``. Collective.
 
@@ -54,13 +66,8 @@ class SiteHalo:
 
     def __init__(self, partition: Partition, coords: torch.Tensor, low: Sequence[int], high: Sequence[int]) -> None:
         rank, self.comm = partition.grid.rank, partition.grid.world
-        mine = partition.box(rank)
-        back = ([-h for h in high], [-v for v in low])
-        self.sends: dict[int, torch.Tensor] = {
-            peer: within(coords, grown(partition.box(peer), low, high))
-            for peer in partition.others(grown(mine, *back), rank)
-        }
-        sources = partition.others(grown(mine, low, high), rank)
+        self.sends = sent_rows(partition, rank, coords, low, high)
+        sources = partition.others(grown(partition.box(rank), low, high), rank)
         outgoing = {peer: coords[rows] for peer, rows in self.sends.items()}
         found = swapped(self.comm, outgoing, sources, coords, "sites of the halo")
         self.receives = {peer: len(rows) for peer, rows in found.items()}

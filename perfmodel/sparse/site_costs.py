@@ -17,7 +17,7 @@ import torch
 from distconv.arrangement import Arrangement
 from distconv.layers.sparse import Partition
 from distconv.layers.sparse.coordinate_manager import Sites
-from distconv.layers.sparse.partition import grown, within
+from distconv.layers.sparse.site_halo import sent_rows
 from distconv.perfmodel.machine.links import Group
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.sparse.recording import Recording, SiteOperation, Window
@@ -119,14 +119,12 @@ class _Costs:
         return self._once(("halo", op.inputs, window.low, window.high), lambda: self._sent(op.inputs, window))
 
     def _sent(self, sites: Sites, window: Window) -> torch.Tensor:
-        low, high = window.low, window.high
-        back = ([-h for h in high], [-v for v in low])
         found = torch.full((self.ranks, self.ranks), -1)
         owners = self.owners(sites)
         for rank in range(self.ranks):
-            coords = sites.coords[owners == rank]
-            for peer in self.partition.others(grown(self.partition.box(rank), *back), rank):
-                found[rank, peer] = len(within(coords, grown(self.partition.box(peer), low, high)))
+            sent = sent_rows(self.partition, rank, sites.coords[owners == rank], window.low, window.high)
+            for peer, rows in sent.items():
+                found[rank, peer] = len(rows)
         return found
 
     def _once(self, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:

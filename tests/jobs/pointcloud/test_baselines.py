@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from distconv.errors import DataError
-from distconv.jobs.pointcloud.baselines import PointPerceptron, majority_vote, perceptron
+from distconv.jobs.pointcloud.baselines import PointPerceptron, perceptron
 from distconv.jobs.pointcloud.clouds import Cloud
 
 
@@ -23,10 +23,6 @@ class Sticks:
         points = np.random.default_rng((self._seed, index)).normal(scale=0.1, size=(30, 3)).astype(np.float32)
         points[:, self.labels[index]] *= 10
         return Cloud(points, int(self.labels[index]))
-
-
-def test_a_majority_vote_answers_what_is_most_frequent_in_training() -> None:
-    assert majority_vote(np.array([2, 0, 2, 1]), np.array([0, 2, 2, 1, 2])) == 0.6
 
 
 def test_the_order_of_the_points_does_not_matter_to_the_perceptron() -> None:

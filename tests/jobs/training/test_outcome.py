@@ -1,0 +1,11 @@
+"""What a network has to beat. (The report is tested with the commands that print it.)"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from distconv.jobs.training.outcome import majority_vote
+
+
+def test_a_majority_vote_answers_what_is_most_frequent_in_training() -> None:
+    assert majority_vote(np.array([2, 0, 2, 1]), np.array([0, 2, 2, 1, 2])) == 0.6
