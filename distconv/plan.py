@@ -24,7 +24,7 @@ from mpi4py import MPI
 from torch.nn.modules.conv import _ConvNd
 
 from distconv.arrangement import AXES
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import agree, alike
 from distconv.errors import PlanError
 from distconv.grid import ProcessGrid
 from distconv.text_files import json_document
@@ -76,10 +76,7 @@ class Plan:
         MismatchError
             If the ranks find different plans.
         """
-        world = comm or MPI.COMM_WORLD
-        plan = together(world, lambda: cls._read(Path(path)), PlanError)
-        agree(world, "plan", repr(plan))
-        return plan
+        return alike(comm or MPI.COMM_WORLD, lambda: cls._read(Path(path)), PlanError, "plan")
 
     @classmethod
     def _read(cls, path: Path) -> Plan:

@@ -122,3 +122,16 @@ def together(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[Distconv
         text = comm.bcast(reason, root=int(worst[0]))
         raise error(text if comm.size == 1 else f"{text} (on rank {worst[0]})")
     return result  # type: ignore[return-value]
+
+
+def alike(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvError], what: str) -> T:
+    """Run ``attempt`` on every rank as :func:`together` does, and return what all of them found. Collective.
+
+    Raises
+    ------
+    MismatchError
+        If the texts (``repr``) of what they found differ.
+    """
+    found = together(comm, attempt, error)
+    agree(comm, what, repr(found))
+    return found

@@ -21,7 +21,7 @@ from typing import Any, cast
 from mpi4py import MPI
 
 from distconv.arrangement import Arrangement
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import alike
 from distconv.errors import GridError, PlanError
 from distconv.pipeline.schedules.actions import ScheduleError
 from distconv.pipeline.schedules.registry import FAMILIES, schedule
@@ -130,10 +130,7 @@ class PipelinePlan:
         MismatchError
             If the ranks find different plans.
         """
-        world = comm or MPI.COMM_WORLD
-        plan = together(world, lambda: cls._read(Path(path)), PlanError)
-        agree(world, "pipeline plan", repr(plan))
-        return plan
+        return alike(comm or MPI.COMM_WORLD, lambda: cls._read(Path(path)), PlanError, "pipeline plan")
 
     @classmethod
     def _read(cls, path: Path) -> PipelinePlan:
