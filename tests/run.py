@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,11 +64,8 @@ def main() -> int:
         arguments += ["-m", "not slow"]
     with tempfile.TemporaryDirectory(prefix="distconv-tests-") as folder:
         place = options.results or Path(folder)
-        halves = options.quick or not selected
-        columns = [
-            in_parts(arguments, place) if halves and ranks == SERIAL else run(ranks, arguments, place)
-            for ranks in options.ranks
-        ]
+        made = {} if selected and not options.quick else by_one_process(options.ranks, arguments, place)
+        columns = [made.get(ranks) or run(ranks, arguments, place) for ranks in options.ranks]
     print(slowest(columns, options.slowest) if options.slowest else "", end="")
     print(table(columns))
     never = [] if selected else never_run(columns)
@@ -128,16 +126,21 @@ def rank_counts(text: str) -> tuple[int, ...]:
     return tuple(SERIAL if part == "serial" else int(part) for part in text.split(","))
 
 
-def in_parts(arguments: list[str], folder: Path) -> Column:
-    """Run the tests without ranks in two jobs at once: many of them only wait, and cores there are for two ranks.
+def by_one_process(ranks: Sequence[int], arguments: list[str], folder: Path) -> dict[int, Column]:
+    """Run the tests without ranks, in parts, and those on 1 rank: two jobs at once, since there are cores for two.
 
-    There are more parts than jobs, so that both end at about the same time.
+    There are more parts than that, so that both cores are idle at about the same time; many tests only wait.
     """
     started = time.monotonic()
+    parts = [(SERIAL, [f"--part={part}"], folder / part) for part in PART_NAMES if SERIAL in ranks]
+    jobs = [(1, [], folder)] * (1 in ranks) + parts
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        made = list(pool.map(lambda part: run(SERIAL, [*arguments, f"--part={part}"], folder / part), PART_NAMES))
-    tests = {test: record for column in made for test, record in column.tests.items()}
-    return Column(SERIAL, tests, time.monotonic() - started)
+        made = list(pool.map(lambda job: run(job[0], arguments + job[1], job[2]), jobs))
+    columns = {column.ranks: column for column in made}
+    if SERIAL in columns:
+        tests = {test: record for column in made if not column.ranks for test, record in column.tests.items()}
+        columns[SERIAL] = Column(SERIAL, tests, time.monotonic() - started)
+    return columns
 
 
 def run(ranks: int, arguments: list[str], folder: Path) -> Column:

@@ -223,7 +223,7 @@ class Item:
         return self._mark
 
 
-def test_each_case_is_run_on_three_ranks_and_every_second_one_on_another_count() -> None:
+def test_each_case_is_run_on_three_ranks_and_about_every_third_one_on_another_count() -> None:
     shared = (1, 2, 4, 6, 8)
     marks = [(), (pytest.mark.ranks(at_least=4),), (pytest.mark.ranks(at_most=6),), (pytest.mark.ranks(2, 8),)]
     items = [Item(*marks[number % 5 % 4]) for number in range(280)]
@@ -241,7 +241,7 @@ def test_each_case_is_run_on_three_ranks_and_every_second_one_on_another_count()
         else:
             assert len(counts) == 1
     assert set(others) == {0, 1}
-    assert 0.4 < sum(others) / len(others) < 0.6
+    assert 0.3 < sum(others) / len(others) < 0.45
     assert len(chosen[8]) < len(chosen[2])
     assert selection.thin(items, 3) == items  # type: ignore[arg-type, comparison-overlap]
 

@@ -27,8 +27,8 @@ from distconv.jobs.bench import report
 from distconv.jobs.planning.options import on_rank_0, wait_asleep
 from distconv.jobs.training.options import positive
 from distconv.jobs.training.pipeline_options import counts
+from distconv.jobs.training.pipeline_stages import cuts_of
 from distconv.layers.models import vgg16_bn
-from distconv.perfmodel import Machine, partition
 from distconv.perfmodel.profiles.layer_timing import time_layers
 from distconv.pipeline import Kind, Pipeline, Timeline, simulate, split
 
@@ -117,12 +117,17 @@ def _join(world: MPI.Intracomm) -> None:
 
 
 def _balanced(world: MPI.Intracomm, options: argparse.Namespace, samples: int) -> Cuts:
-    """The modules at which stages begin that take about the same time for so many samples: measured on rank 0."""
+    """The modules at which stages begin that take about the same time for so many samples: measured on rank 0.
+
+    They are convolutions and linear layers: torch's pipeline refuses a stage that begins with a ReLU in place.
+    """
 
     def measured() -> Cuts:
-        profile = time_layers(_model(options), _data(samples)[:1], WARM_UP, ITERATIONS).profile
-        cuts = partition(profile, world.size, Machine.load("localhost").node.bandwidth_bytes_per_s, "bapipe").cuts
-        return [profile.layers[cut].name for cut in cuts]
+        model = _model(options)
+        profile = time_layers(model, _data(samples)[:1], WARM_UP, ITERATIONS).profile
+        modules = dict(model.named_modules())
+        starts = [x.name for x in profile.layers if isinstance(modules.get(x.name), (nn.Conv2d, nn.Linear))]
+        return cuts_of(profile, starts, [1] * world.size, type(model).__name__)
 
     return on_rank_0(world, measured)
 

@@ -6,6 +6,7 @@ are then added up site by site. The identity of a submanifold needs no gather. T
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,37 +51,50 @@ class _Convolution(torch.autograd.Function):
     @first_order("a sparse convolution")
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
         features, weight = ctx.saved_tensors
-        gradient, pairs = gradient.contiguous(), ctx.pairs
-        dx = dw = None
+        pairs: KernelMap = ctx.pairs
+        # Where the map is its own mirror image its groups serve both directions, with the offsets backwards.
+        back, turned = (pairs, weight.flip(0)) if pairs.is_mirrored else (pairs.transposed(), weight)
+        dx, dw = None, torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
+
+        def add_to_weights(k: int, met: torch.Tensor) -> None:
+            if dw is not None:
+                row = len(dw) - 1 - k if back is pairs else k
+                torch.mm(_rows(features, back, k, side=1).t(), met, out=dw[row])
+
+        gradient = gradient.contiguous()
         if ctx.needs_input_grad[0]:
-            back = weight.transpose(1, 2)
-            # Where the map is its own mirror image its groups serve both directions.
-            dx = (
-                _convolved(gradient, back.flip(0), pairs)
-                if pairs.is_mirrored
-                else _convolved(gradient, back, pairs.transposed())
-            )
-        if ctx.needs_input_grad[1]:
-            dw = weight.new_zeros(weight.shape)
-            for k, (inputs, outputs) in enumerate(pairs.pairs):
-                if k == pairs.identity:
-                    torch.mm(features.t(), gradient, out=dw[k])
-                elif len(inputs):
-                    torch.mm(features.index_select(0, inputs).t(), gradient.index_select(0, outputs), out=dw[k])
+            dx = _convolved(gradient, turned.transpose(1, 2), back, add_to_weights)
+        else:
+            for k in range(len(weight)):
+                add_to_weights(k, _rows(gradient, back, k))
         return dx, dw, None
 
 
-def _convolved(features: torch.Tensor, weight: torch.Tensor, pairs: KernelMap) -> torch.Tensor:
-    """The sum over pairs of features @ weight, group after group of offsets."""
+def _convolved(
+    features: torch.Tensor,
+    weight: torch.Tensor,
+    pairs: KernelMap,
+    gathered: Callable[[int, torch.Tensor], None] = lambda k, rows: None,
+) -> torch.Tensor:
+    """The sum over pairs of features @ weight, group after group of offsets.
+
+    ``gathered`` is handed the rows of ``features`` that meet others at each offset.
+    """
     dtype = _SUMMED_IN.get(features.dtype, features.dtype)
     out = None
     for group in pairs.groups:
         products = features.new_empty(sum(group.sizes), weight.shape[2])
         for k, rows in zip(group.offsets, products.split(group.sizes), strict=True):
-            x = features if k == pairs.identity else features.index_select(0, pairs.pairs[k][0])
+            x = _rows(features, pairs, k)
             torch.mm(x, weight[k], out=rows)
+            gathered(k, x)
         summed = group.summed(products.to(dtype))
         out = summed if out is None else out.add_(summed)
     if out is None:
         return features.new_zeros(pairs.out_sites, weight.shape[2])
     return out.to(features.dtype)
+
+
+def _rows(features: torch.Tensor, pairs: KernelMap, k: int, side: int = 0) -> torch.Tensor:
+    """The rows of input sites (1: of output sites) that meet others at offset ``k``."""
+    return features if k == pairs.identity else features.index_select(0, pairs.pairs[k][side])

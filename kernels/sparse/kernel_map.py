@@ -1,13 +1,14 @@
 """Kernel maps: which input site meets which output site at each offset of a kernel.
 
 Source: Zhai et al., "SparsePipe: parallel deep learning for 3D point clouds", eq. 3 and step 2 below it; there by
-hashing, here by binary search among sorted keys, which is the same code on a CPU and a GPU.
+hashing, here by a table or a binary search among sorted keys, which are the same code on a CPU and a GPU.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +20,9 @@ from .coordinates import KeySpace, Offsets
 Pairs = tuple[torch.Tensor, torch.Tensor]
 """Rows of input sites and of the output sites that they meet, int64 (P,) each; no row occurs twice in either."""
 
+
+TABLE_CELLS = 32
+"""For each site, up to which a table of all cells of the space is faster than a search (of 20,000 sites, 3 times)."""
 
 GROUP_PAIRS = 1 << 18
 """Offsets are worked on together up to so many pairs: their products are held in memory at once."""
@@ -94,7 +98,7 @@ class KernelMap:
 
     def _group(self, offsets: range) -> Group:
         sites = [self.pairs[k][1] for k in offsets]
-        joined = torch.cat(sites)
+        joined = torch.cat(sites).int()  # sorts faster than int64
         counts = torch.bincount(joined, minlength=self.out_sites)
         ends = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
         return Group(offsets, [len(each) for each in sites], joined.argsort(stable=True), ends)
@@ -134,23 +138,40 @@ def kernel_map(
     space = KeySpace.of(inputs, outputs, margin=reach)
     keys = space.pack(inputs if order is None else inputs[order])
     queries = keys if order is None and outputs is inputs else space.pack(outputs)
+    rows_of = _lookup(keys, order, math.prod(space.extents))
     found: dict[tuple[int, ...], Pairs] = {}
     for offset in offsets:
         mirror = found.get(tuple(-o for o in offset)) if outputs is inputs else None
         if mirror is not None:
             found[offset] = (mirror[1], mirror[0])
         else:
-            found[offset] = _matches(keys, queries + unit * space.step(offset), order)
+            found[offset] = _matches(rows_of(queries + unit * space.step(offset)))
     centre = (0,) * (inputs.shape[1] - 1)
     identity = offsets.index(centre) if outputs is inputs and centre in offsets else None
     return KernelMap(tuple(found[offset] for offset in offsets), len(inputs), len(outputs), identity)
 
 
-def _matches(keys: torch.Tensor, queries: torch.Tensor, order: torch.Tensor | None) -> Pairs:
-    """Where ``queries`` (M,) stand among the sorted ``keys`` (N,), and which of them do."""
-    if not len(keys):
-        return keys.new_empty(0), keys.new_empty(0)
-    places = torch.searchsorted(keys, queries).clamp_(max=len(keys) - 1)
-    outputs = (keys[places] == queries).nonzero()[:, 0]
-    places = places[outputs]
-    return places if order is None else order[places], outputs
+def _lookup(keys: torch.Tensor, order: torch.Tensor | None, cells: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What gives the rows of queries (M,) in 0 .. ``cells`` - 1, -1 where no site is; ``order`` sorted ``keys`` (N,).
+
+    By a table of all cells where sites are not too few among them, else by binary search.
+    """
+    rows = torch.arange(len(keys), device=keys.device) if order is None else order
+    if cells <= TABLE_CELLS * len(keys):
+        table = keys.new_full((cells,), -1)
+        table[keys] = rows
+        return table.__getitem__
+
+    def search(queries: torch.Tensor) -> torch.Tensor:
+        if not len(keys):
+            return torch.full_like(queries, -1)
+        places = torch.searchsorted(keys, queries).clamp_(max=len(keys) - 1)
+        return rows[places].where(keys[places] == queries, -1)
+
+    return search
+
+
+def _matches(rows: torch.Tensor) -> Pairs:
+    """The rows of those that were found, and which these are."""
+    found = (rows >= 0).nonzero()[:, 0]
+    return rows[found], found

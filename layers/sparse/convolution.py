@@ -116,13 +116,6 @@ class SparseConv(nn.Module):
         y = sparse_convolution(features, weight, pairs, bias)
         return SparseTensor.on(sites, manager, manager.result(y, sites))
 
-    def pairs(self, x: SparseTensor) -> int:
-        """Input and output sites that meet in the convolution of ``x``: times 2 C F its FLOPs."""
-        manager = x.coordinate_manager
-        sites = self._output_sites(x.sites, manager)
-        found = manager.needed(x.features, x.sites, sites, self.offsets, self.dilation, transposed=self.transposed)[1]
-        return found.active_pairs
-
     def _output_sites(self, sites: Sites, manager: CoordinateManager) -> Sites:
         if self.submanifold:
             return sites

@@ -13,7 +13,7 @@ from distconv.layers.sparse.partition import COLUMNS
 from distconv.parameters.channel_split import divisors
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.sparse.recording import Recording
-from distconv.perfmodel.sparse.site_costs import SitePrediction, predict
+from distconv.perfmodel.sparse.step_prediction import SitePrediction, predict
 
 
 @dataclass(frozen=True)

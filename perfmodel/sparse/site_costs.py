@@ -1,4 +1,4 @@
-"""Time and memory of a training step of a sparse network whose sites are split over a grid.
+"""What operations on sites that are split over a grid take, in time and memory.
 
 The grid's boxes are cut at quantiles of the example's sites, as :func:`distconv.layers.sparse.scatter` cuts them. What
 each rank has then is counted, not estimated: its sites and pairs at every layer, and the sites that it sends to others.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
 
 import torch
 
@@ -32,62 +31,18 @@ LAYER_PASSES = {"batch_norm": (3, 4), "pointwise": (2, 3), "global_pool": (1, 1)
 """How often forward and backward go over the features of what only touches memory."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SitePrediction:
-    """Seconds of a training step, and bytes on the fullest rank.
-
-    ``compute`` is the busiest rank's at each layer, ``maps`` the search for pairs, ``halo`` the features of others'
-    sites, ``sync`` what batch norm and pooling over all sites wait for, ``allreduce`` that of gradients. ``pairs`` is
-    the share of all pairs that the busiest rank has, 1 / ranks at best.
-    """
-
-    grid: Arrangement
-    compute: float
-    maps: float
-    halo: float
-    sync: float
-    allreduce: float
-    memory: float
-    pairs: float
-
-    @property
-    def time(self) -> float:
-        """Of the step: nothing is hidden."""
-        return self.compute + self.maps + self.halo + self.sync + self.allreduce
-
-
-def predict(recording: Recording, machine: Machine, grid: Arrangement, *, optimizer_slots: int = 1) -> SitePrediction:
-    """A training step of the recorded network with its sites split over ``grid``.
+class SiteCosts:
+    """Costs of operations over ``grid``; whatever depends on sites alone is counted once.
 
     Raises
     ------
     DistributionError
         If an axis of the grid cuts nothing in the example's dimensions.
     """
-    costs = _Costs(recording, machine, Partition.balanced(grid, recording.sites.coords))
-    operations = recording.operations
-    parameters = recording.itemsize * sum(op.parameters for op in operations)
-    update = costs.roofline(0, (3 + 2 * optimizer_slots) * parameters)
-    total = sum(op.window.pairs.active_pairs for op in operations if op.window)
-    busiest = sum(costs.most_pairs(op.window, op.outputs) for op in operations if op.window)
-    return SitePrediction(
-        grid=grid,
-        compute=sum(costs.compute(op) for op in operations) + update,
-        maps=sum(costs.map_time(op) for op in costs.first_of_maps()),
-        halo=sum(costs.halo(op) for op in operations if op.window),
-        sync=sum(costs.sync(op) for op in operations),
-        allreduce=sum(costs.allreduce(recording.itemsize * op.parameters) for op in operations),
-        memory=costs.memory() + (2 + optimizer_slots) * parameters,
-        pairs=busiest / total if total else 0.0,
-    )
 
-
-class _Costs:
-    """Costs of operations over one partition; whatever depends on sites alone is counted once."""
-
-    def __init__(self, recording: Recording, machine: Machine, partition: Partition[Arrangement]) -> None:
-        self.recording, self.machine, self.partition = recording, machine, partition
-        self.ranks = partition.grid.size
+    def __init__(self, recording: Recording, machine: Machine, grid: Arrangement) -> None:
+        self.recording, self.machine, self.ranks = recording, machine, grid.size
+        self.partition = Partition.balanced(grid, recording.sites.coords)
         self.group = Group(self.ranks, min(self.ranks, machine.ranks_per_node))
         self._here = machine.computing(self.group.per_node).roofline
         self._known: dict[Hashable, torch.Tensor] = {}
@@ -146,46 +101,55 @@ class _Costs:
         """Seconds of ``kernels`` kernels that do this together."""
         return self._here.time(flops, nbytes, math.inf) + (kernels - 1) * self._here.kernel_s
 
-    def compute(self, op: SiteOperation) -> float:
-        """Forward and backward on the busiest rank."""
+    def forward(self, op: SiteOperation) -> float:
+        """On the busiest rank."""
         if op.window is not None:
-            return self._window(op, op.window)
+            return self._gathered(op, op.channels) + self._products(op) + self._added(op, op.filters)
+        return self._products(op) if op.kind in ("linear", "head") else self._passes(op, LAYER_PASSES[op.kind][0])
+
+    def backward(self, op: SiteOperation) -> float:
+        """On the busiest rank: dy to dx, and x and dy to dw, for which dy is gathered once."""
         if op.kind in ("linear", "head"):
-            rows = op.samples if op.kind == "head" else self.most_sites(op.inputs)
-            flops = 2.0 * rows * op.channels * op.filters
-            moved = self.recording.itemsize * (rows * (op.channels + op.filters) + op.channels * op.filters)
-            return (3 if op.input_gradient else 2) * self.roofline(flops, moved)
+            return (2 if op.input_gradient else 1) * self._products(op)
+        if op.window is None:
+            return self._passes(op, LAYER_PASSES[op.kind][1]) if op.input_gradient else 0.0
+        back = self._gathered(op, op.filters) if op.parameters or op.input_gradient else 0.0
+        if op.parameters:
+            back += self._gathered(op, op.channels) + self._products(op)
+        return back + (self._products(op) + self._added(op, op.channels) if op.input_gradient else 0.0)
+
+    def _passes(self, op: SiteOperation, passes: int) -> float:
+        """Over the features of what only touches memory."""
         size = self.most_sites(op.inputs) * max(op.channels, op.filters) * self.recording.itemsize
-        forward, backward = LAYER_PASSES[op.kind]
-        return self.roofline(0, forward * size) + (self.roofline(0, backward * size) if op.input_gradient else 0.0)
+        return self.roofline(0, passes * size)
 
-    def _window(self, op: SiteOperation, window: Window) -> float:
-        """Gather rows, multiply each offset's, add them up: each a kernel for each offset, in three passes.
-
-        Forward: x to y; backward: dy to dx, and x and dy to dw, for which dy is gathered already. Where sites meet
-        themselves nothing is gathered.
-        """
-        size, pairs = self.recording.itemsize, self.most_pairs(window, op.outputs)
-        itself = self.most_sites(op.outputs) if window.pairs.identity is not None else 0
-        offsets = sum(1 for rows, _ in window.pairs.pairs if len(rows))
-        moved = pairs - itself
-
-        def gather(channels: int) -> float:
-            return self.roofline(0, moved * (2 * channels * size + INDEX_BYTES), offsets)
-
-        def add(channels: int) -> float:
-            return self.roofline(
-                0, (moved * (3 * channels * size + INDEX_BYTES)) + 3 * itself * channels * size, offsets
-            )
-
+    def _products(self, op: SiteOperation) -> float:
+        """Rows times a matrix: one product, or one for each offset of a window; pooling has none."""
         if op.kind == "pooling":
-            return 2 * (gather(op.channels) + add(op.filters))
-        multiply = self.roofline(
-            2.0 * pairs * op.channels * op.filters, pairs * (op.channels + op.filters) * size, offsets
-        )
-        forward = gather(op.channels) + multiply + add(op.filters)
-        weights = gather(op.filters) + gather(op.channels) + multiply
-        return forward + weights + (multiply + add(op.channels) if op.input_gradient else 0.0)
+            return 0.0
+        size, matrix = self.recording.itemsize, op.channels * op.filters
+        if op.window is None:
+            rows = op.samples if op.kind == "head" else self.most_sites(op.inputs)
+            return self.roofline(2.0 * rows * matrix, size * (rows * (op.channels + op.filters) + matrix))
+        pairs = self.most_pairs(op.window, op.outputs)
+        return self.roofline(2.0 * pairs * matrix, pairs * (op.channels + op.filters) * size, _offsets(op.window))
+
+    def _gathered(self, op: SiteOperation, channels: int) -> float:
+        """The rows of each offset, a kernel for each; where sites meet themselves nothing is gathered."""
+        assert op.window is not None
+        moved = self.most_pairs(op.window, op.outputs) - self._itself(op, op.window)
+        return self.roofline(0, moved * (2 * channels * self.recording.itemsize + INDEX_BYTES), _offsets(op.window))
+
+    def _added(self, op: SiteOperation, channels: int) -> float:
+        """The rows of each offset to those of sites."""
+        assert op.window is not None
+        pairs, row = self.most_pairs(op.window, op.outputs), 3 * channels * self.recording.itemsize
+        moved = pairs * row + (pairs - self._itself(op, op.window)) * INDEX_BYTES
+        return self.roofline(0, moved, _offsets(op.window))
+
+    def _itself(self, op: SiteOperation, window: Window) -> int:
+        """Sites that meet themselves."""
+        return self.most_sites(op.outputs) if window.pairs.identity is not None else 0
 
     def map_time(self, op: SiteOperation) -> float:
         """Building the map of a layer, and asking for the sites of its halo."""
@@ -243,3 +207,8 @@ class _Costs:
             shared = 2 if op.window.pairs.identity is not None else 1
             total += 2 * INDEX_BYTES * self.most_pairs(op.window, op.outputs) / shared
         return total
+
+
+def _offsets(window: Window) -> int:
+    """That some sites meet at."""
+    return sum(1 for rows, _ in window.pairs.pairs if len(rows))

@@ -24,8 +24,8 @@ from distconv.layers.sparse import SparseTensor, scatter
 from distconv.layers.sparse.stages import as_stages, packed
 from distconv.tensor import gather
 
-from .layer_work import balanced_cuts
 from .samples import CloudSamples, VoxelLoader
+from .stage_cuts import balanced_cuts
 
 NETWORKS: dict[str, Callable[..., torch.nn.Module]] = {"resnet": sparse_resnet, "vgg16_bn": sparse_vgg16_bn}
 """Sparse classifiers by name."""

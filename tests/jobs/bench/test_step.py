@@ -15,7 +15,9 @@ TINY = ["step", "--size", "6", "8", "--channels", "2", "--layers", "1", "--batch
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize("grid", [[], ["--grid", "n=2,h={}"]], ids=["default", "given"])
+@pytest.mark.parametrize(
+    "grid", [[], pytest.param(["--grid", "n=2,h={}"], marks=pytest.mark.slow)], ids=["default", "given"]
+)
 @pytest.mark.time_limit(180)
 def test_every_variant_has_a_median_and_ratios_are_quotients_of_medians(
     comm: Any, capsys: pytest.CaptureFixture[str], grid: list[str]

@@ -1,4 +1,4 @@
-"""Networks and clouds whose operations are counted."""
+"""Networks and clouds whose operations are counted, and a machine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from torch import nn
 
 from distconv.layers.models.sparse import sparse_resnet
 from distconv.layers.sparse import SparseConv, SparseGlobalPool, SparseMaxPool, SparseTensor
+from distconv.perfmodel.machine.links import Link
+from distconv.perfmodel.machine.machine import Compute, Machine, Overlap, Roofline
 from tests.layers.sparse.clouds import normal, random_coords, rng_of
 
 
@@ -36,3 +38,10 @@ def resnet() -> nn.Module:
     """A whole network with shortcuts."""
     torch.manual_seed(0)
     return sparse_resnet(width=2, in_channels=2, classes=3).double()
+
+
+def machine(latency: float = 0.0, flops: float = 1e30) -> Machine:
+    """One that takes time for latency and FLOPs alone."""
+    link = Link(latency, 1e30)
+    roofline = Roofline(flops_per_s=flops, bytes_per_s=1e30, kernel_s=0.0)
+    return Machine("test", 4, 1e9, link, link, Overlap(halo=False, allreduce=False), (Compute(1, roofline),))

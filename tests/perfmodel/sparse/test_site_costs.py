@@ -10,20 +10,13 @@ import torch
 from distconv.arrangement import Arrangement
 from distconv.errors import DistributionError
 from distconv.layers import sparse
-from distconv.layers.sparse import Partition, SparseTensor
+from distconv.layers.sparse import SparseTensor
 from distconv.layers.sparse.distributed import DistributedManager
-from distconv.perfmodel.machine.links import Link
-from distconv.perfmodel.machine.machine import Compute, Machine, Overlap, Roofline
 from distconv.perfmodel.sparse.recording import record
-from distconv.perfmodel.sparse.site_costs import _Costs, predict
+from distconv.perfmodel.sparse.site_costs import SiteCosts
+from distconv.perfmodel.sparse.step_prediction import predict
 from tests.distconv.layouts import grid_over
-from tests.perfmodel.sparse.examples import cloud, network, resnet
-
-
-def machine(latency: float = 0.0, kernel: float = 0.0, flops: float = 1e30, bandwidth: float = 1e30) -> Machine:
-    link = Link(latency, 1e30)
-    roofline = Roofline(flops_per_s=flops, bytes_per_s=bandwidth, kernel_s=kernel)
-    return Machine("test", 4, 1e9, link, link, Overlap(halo=False, allreduce=False), (Compute(1, roofline),))
+from tests.perfmodel.sparse.examples import cloud, machine, network, resnet
 
 
 @pytest.mark.ranks(2, 4, 6)
@@ -33,7 +26,7 @@ def test_counts_are_those_of_the_ranks(comm: Any, axes: str, build: Any) -> None
     first, *rest = axes.split(",")
     parts = {first: comm.size // 2, rest[0]: 2} if rest else {first: comm.size}
     x, recording = cloud(), record(build(), cloud())
-    costs = _Costs(recording, machine(), Partition.balanced(Arrangement(**parts), x.coords))
+    costs = SiteCosts(recording, machine(), Arrangement(**parts))
     grid = grid_over(comm, **parts)
     split = sparse.scatter(SparseTensor(x.coords, x.features, batch_size=3), grid)
     build()(split)

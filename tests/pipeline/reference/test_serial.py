@@ -68,7 +68,7 @@ def assert_equals_definition(count, schedule, weights, vertical_sync=False):
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("pairs", range(1, 10))
+@pytest.mark.parametrize("pairs", [1, 2, 4, 9])
 def test_stale_weights_follow_their_definition(pairs, weights):
     assert_equals_definition(pairs + 1, "stale", weights)
 

@@ -1,0 +1,60 @@
+"""``predict``: a training step of a sparse network whose sites are split over a grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distconv.arrangement import Arrangement
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.sparse.recording import Recording
+from distconv.perfmodel.sparse.site_costs import SiteCosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class SitePrediction:
+    """Seconds of a training step, and bytes on the fullest rank.
+
+    ``compute`` is the busiest rank's at each layer, ``maps`` the search for pairs, ``halo`` the features of others'
+    sites, ``sync`` what batch norm and pooling over all sites wait for, ``allreduce`` that of gradients. ``pairs`` is
+    the share of all pairs that the busiest rank has, 1 / ranks at best.
+    """
+
+    grid: Arrangement
+    compute: float
+    maps: float
+    halo: float
+    sync: float
+    allreduce: float
+    memory: float
+    pairs: float
+
+    @property
+    def time(self) -> float:
+        """Of the step: nothing is hidden."""
+        return self.compute + self.maps + self.halo + self.sync + self.allreduce
+
+
+def predict(recording: Recording, machine: Machine, grid: Arrangement, *, optimizer_slots: int = 1) -> SitePrediction:
+    """A training step of the recorded network with its sites split over ``grid``.
+
+    Raises
+    ------
+    DistributionError
+        If an axis of the grid cuts nothing in the example's dimensions.
+    """
+    costs = SiteCosts(recording, machine, grid)
+    operations = recording.operations
+    parameters = recording.itemsize * sum(op.parameters for op in operations)
+    update = costs.roofline(0, (3 + 2 * optimizer_slots) * parameters)
+    total = sum(op.window.pairs.active_pairs for op in operations if op.window)
+    busiest = sum(costs.most_pairs(op.window, op.outputs) for op in operations if op.window)
+    return SitePrediction(
+        grid=grid,
+        compute=sum(costs.forward(op) + costs.backward(op) for op in operations) + update,
+        maps=sum(costs.map_time(op) for op in costs.first_of_maps()),
+        halo=sum(costs.halo(op) for op in operations if op.window),
+        sync=sum(costs.sync(op) for op in operations),
+        allreduce=sum(costs.allreduce(recording.itemsize * op.parameters) for op in operations),
+        memory=costs.memory() + (2 + optimizer_slots) * parameters,
+        pairs=busiest / total if total else 0.0,
+    )
