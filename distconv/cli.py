@@ -17,9 +17,7 @@ from typing import IO, NoReturn
 
 from mpi4py import MPI
 
-from distconv.errors import DistconvError, PipelineError
-
-BAD_INPUT = 2
+from distconv.errors import BAD_INPUT, DistconvError, PipelineError
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ),
     ("bench", "scan"): Command("distconv.jobs.bench.layers.scan", "ways back through time of a recurrent layer"),
     ("bench", "memory"): Command("distconv.jobs.bench.memory", "peak memory per rank against one rank"),
+    ("run",): Command("distconv.jobs.commands.run_script", "run a script of your own with memory that is kept"),
     ("simulate",): Command("distconv.jobs.commands.simulate", "time, memory and a picture of a pipeline schedule"),
     ("profile",): Command(
         "distconv.jobs.commands.profile", "measure this machine and a network's layers for the planner"
@@ -125,6 +124,7 @@ EXAMPLES = """\
   mpiexec -n 4 distconv verify conformance
   distconv verify differential --ranks 1,2,3 --cases 100
   distconv reproduce dryden
+  mpiexec -n 4 distconv run train.py
   distconv train mesh --help
 """
 
@@ -144,10 +144,11 @@ class Parser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code. Collective over MPI.COMM_WORLD."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    warnings.showwarning = _show_warning
     words = _command_of(given)
     if words is None:
         return _no_command(given)
+    if words != ("run",):
+        warnings.showwarning = _show_warning
     prog = " ".join(("distconv", *words))
     try:
         return _run(prog, COMMANDS[words], given[len(words) :])

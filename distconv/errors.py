@@ -5,6 +5,9 @@ Each derives from :class:`DistconvError` and from the built-in exception that a 
 with the same text, before any data is sent, and the communicator stays usable.
 """
 
+BAD_INPUT = 2
+"""The exit code of a command that was given something that is wrong."""
+
 
 class DistconvError(Exception):
     """Base of everything that distconv raises on purpose."""

@@ -12,7 +12,7 @@ data=(data mesh --size 128 --samples 48 --out "$out/mesh.h5")
 train=(train mesh --data "$out/mesh.h5" --model unet --grid n=2,h=2 --out "$out" --baselines)
 
 mkdir -p "$out"
-stage "installation" install mesh,plot
+stage "installation" install mesh,plot,allocator
 stage "data (48 samples of 128 x 128 cells, 2 ranks)" ranks 2 "${data[@]}"
 stage "training (U-Net, 4 ranks, grid n=2,h=2)" ranks 4 "${train[@]}"
 

@@ -2,10 +2,13 @@
 
 ::
 
-    allocator    How this process's memory is kept, so that large activations are not page-faulted anew
-    environment  The environment variables that distconv reads: all of them are here
-    information  Print what distconv runs on
-    profiling    Named ranges in the traces of ``torch.profiler``: ``distconv::conv2d``, ``distconv::wait``, ...
-    startup      What a process does when distconv is imported under MPI
-    watchdog     Ends a wait that blocks for too long, and failures on one rank that would leave the others waiting
+    allocator           How this process's memory is kept, so that large activations are not fetched anew at each step
+    caching_allocators  Allocators that keep freed blocks without holes: which are installed, which this process has
+    command_start       What a command of ours does first: it starts once more with such an allocator
+    environment         The environment variables that distconv reads: all of them are here
+    environment_check   Ends all ranks at the import of distconv if a variable of any of them is bad
+    information         Print what distconv runs on
+    profiling           Named ranges in the traces of ``torch.profiler``: ``distconv::conv2d``, ``distconv::wait``, ...
+    startup             What a process does when distconv is imported under MPI
+    watchdog            Ends a wait that blocks for too long, and failures on one rank that leave the others waiting
 """

@@ -1,17 +1,26 @@
-"""How this process's memory is kept, so that large activations are not page-faulted anew, 4 KB at a time, at each step.
+"""How this process's memory is kept, so that large activations are not fetched anew from the kernel at each step.
 
-With glibc as it is, a step at 1024x1024 takes several times longer than it must. Where the kernel offers transparent
-huge pages, blocks above a megabyte are mapped by themselves in pages of 2 MB and given back when freed, which
-costs little and leaves no holes; smaller ones stay in the heap. Elsewhere everything stays in the heap: as fast, but
-its holes can cost as much memory again. ``DISTCONV_MALLOC`` chooses.
+With an allocator that keeps freed blocks (:mod:`distconv.process.caching_allocators`) there is nothing to do. Two
+settings of glibc's serve else. Where the kernel offers transparent huge pages, blocks above a megabyte are mapped by
+themselves in pages of 2 MB and given back when freed: no holes, and cheap where fresh pages are. Else everything stays
+in the heap, whose holes can cost as much memory again. A fresh block and a kept one are timed to choose between them:
+a hypervisor may hand out pages slowly, and torch asks for huge ones only if it was told before its first tensor.
+``DISTCONV_MALLOC`` has the last word.
 """
 
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
+import statistics
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
+from distconv.process import caching_allocators
 from distconv.process.environment import MALLOC
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
@@ -20,6 +29,54 @@ _LARGEST = (1 << 31) - 1
 _MAPPED_BYTES = 1 << 20
 """Blocks from here on are mapped by themselves where there are huge pages."""
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+
+_TRIAL_BYTES, _TRIALS = 4 << 20, 5
+DEAR = 4.0
+"""Where writing to a fresh block takes so many times as long as to a kept one, none is given back."""
+
+KINDS = {
+    "pages": "large blocks mapped in huge pages, given back when freed",
+    "heap": "all that is freed stays in the heap",
+    "system": "as the C library has it",
+}
+
+kind = "system"
+"""Which of ``KINDS``, or allocator that was taken in, this process has."""
+
+
+def wanted(ranks: int) -> bool:
+    """Whether memory is to be kept: as asked for, else with more than one rank."""
+    asked = MALLOC.value()
+    return ranks > 1 if asked is None else asked != "0"
+
+
+def keep_memory(ranks: int) -> str:
+    """Set the allocator if asked to or with more than one rank; returns ``kind``."""
+    global kind
+    kind = caching_allocators.loaded() or (_set() if wanted(ranks) else "system")
+    return kind
+
+
+def describe() -> str:
+    """What this process has, and what would be better."""
+    if kind in caching_allocators.FILES:
+        return f"{kind}: freed blocks are kept"
+    better = caching_allocators.installed()
+    hint = (
+        f"start it by `distconv run` for {better[0]}" if better else "install tcmalloc, jemalloc or distconv[allocator]"
+    )
+    return f"{KINDS[kind]}; {hint}, which keeps freed blocks without holes"
+
+
+def environment(of: str) -> dict[str, str]:
+    """What a process yet to be started needs in its environment for a kind, or for an allocator that is installed."""
+    if of == "heap":
+        return {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(_LARGEST)}
+    if of == "pages":
+        pages = {"MALLOC_MMAP_THRESHOLD_": str(_MAPPED_BYTES), "THP_MEM_ALLOC_ENABLE": "1"}
+        return {**pages, "MALLOC_TRIM_THRESHOLD_": str(_LARGEST)}
+    found = caching_allocators.installed(of) if of in caching_allocators.FILES else None
+    return {**caching_allocators.SETTINGS.get(of, {}), "LD_PRELOAD": str(found[1])} if found else {}
 
 
 def huge_pages() -> bool:
@@ -30,32 +87,36 @@ def huge_pages() -> bool:
         return False
 
 
-def environment() -> dict[str, str]:
-    """The same settings as environment variables, for a process that is yet to be started."""
-    mapped = _MAPPED_BYTES if huge_pages() else _LARGEST
-    pages = {"THP_MEM_ALLOC_ENABLE": "1"} if huge_pages() else {}
-    return {"MALLOC_MMAP_THRESHOLD_": str(mapped), "MALLOC_TRIM_THRESHOLD_": str(_LARGEST), **pages}
-
-
-def wanted(ranks: int) -> bool:
-    """Whether memory is to be kept: as asked for, else with more than one rank."""
-    asked = MALLOC.value()
-    return ranks > 1 if asked is None else asked
-
-
-def keep_memory(ranks: int) -> bool:
-    """Set the allocator if asked to or with more than one rank; returns whether that was done."""
-    if not wanted(ranks):
-        return False
+def _set() -> str:
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        return False
-    if huge_pages():
-        # torch reads this when it first allocates a tensor.
+        return "system"
+    if huge_pages() and fresh_over_kept(_mapped) < DEAR:
+        # torch reads this when it first allocates a tensor: too late if a script has made one.
         os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
-        mapped = mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES)
-    else:
-        # A library that refuses so high a threshold can still be told not to map at all.
-        mapped = mallopt(_MMAP_THRESHOLD, _LARGEST) or mallopt(_MMAP_MAX, 0)
-    return bool(mapped and mallopt(_TRIM_THRESHOLD, _LARGEST))
+        told = mallopt(_MMAP_THRESHOLD, _MAPPED_BYTES) and mallopt(_TRIM_THRESHOLD, _LARGEST)
+        if told and fresh_over_kept(lambda: torch.empty(_TRIAL_BYTES, dtype=torch.uint8)) < DEAR:
+            return "pages"
+    # A library that refuses so high a threshold can still be told not to map at all.
+    kept = mallopt(_MMAP_THRESHOLD, _LARGEST) or mallopt(_MMAP_MAX, 0)
+    return "heap" if kept and mallopt(_TRIM_THRESHOLD, _LARGEST) else "system"
+
+
+def _mapped() -> torch.Tensor:
+    """A block fresh from the kernel, in huge pages."""
+    block = mmap.mmap(-1, _TRIAL_BYTES)
+    block.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(block, dtype=torch.uint8)
+
+
+def fresh_over_kept(block: Callable[[], torch.Tensor]) -> float:
+    """How many times as long writing to a fresh block takes as writing to it again."""
+    blocks = (block() for _ in range(_TRIALS))
+    return statistics.median(_write_time(x) / _write_time(x) for x in blocks)
+
+
+def _write_time(x: torch.Tensor) -> float:
+    started = time.perf_counter()
+    ctypes.memset(x.data_ptr(), 1, x.nbytes)  # by one thread
+    return time.perf_counter() - started

@@ -9,11 +9,13 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
-
-from mpi4py import MPI
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from distconv.errors import EnvironmentVariableError
+from distconv.process import caching_allocators
+
+if TYPE_CHECKING:
+    from mpi4py import MPI
 
 T = TypeVar("T")
 
@@ -76,13 +78,13 @@ TIMEOUT_S = Variable(
     600.0,
     _seconds,
 )
-MALLOC = Variable[bool | None](
+MALLOC = Variable[str | None](
     "DISTCONV_MALLOC",
-    "0 or 1",
-    "leave the allocator alone, or keep freed memory in the process",
-    "1 with several ranks, else 0",
+    f"0, 1, {', '.join(caching_allocators.FILES)}",
+    "leave the allocator alone, or keep freed memory: by what is best here, or by the library of that name",
+    "1 for commands and with several ranks, else 0",
     None,
-    {"0": False, "1": True}.__getitem__,
+    {name: name for name in ("0", "1", *caching_allocators.FILES)}.__getitem__,
 )
 TRANSPORT = Variable[bool | None](
     "DISTCONV_TRANSPORT",
@@ -118,6 +120,3 @@ def _wrong(environment: Mapping[str, str]) -> str:
     except EnvironmentVariableError as error:
         return str(error)
     return ""
-
-
-check(MPI.COMM_WORLD if MPI.Is_initialized() and not MPI.Is_finalized() else None)

@@ -69,7 +69,7 @@ def describe(comm: MPI.Intracomm) -> list[tuple[str, str]]:
         ),
         ("CUDA devices", ", ".join(torch.cuda.get_device_name(i) for i in range(devices)) or "none"),
         ("transport", "device buffers (MPI is CUDA-aware)" if staging.cuda_aware() else "host memory"),
-        ("allocator", "keeps freed memory" if allocator.wanted(comm.size) else "as the C library has it"),
+        ("allocator", allocator.describe()),
         *((variable.name, _in_force(variable)) for variable in environment.VARIABLES),
     ]
 

@@ -1,7 +1,8 @@
 """``distconv bench step``: one training step split over ranks against plain torch, interleaved in one run.
 
 Variants take turns on an otherwise idle machine, a few steps each, so that a drift of its speed meets all of them.
-Plain torch runs in child processes that never load distconv, once with the same allocator settings and once as shipped.
+Plain torch runs in child processes that never load distconv: as shipped, with glibc told to keep what is freed, and
+with each allocator that is installed. The fastest of them is the reference.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import distconv as dc
 from distconv.jobs.bench import report, torch_step
 from distconv.jobs.planning.options import wait_asleep
 from distconv.jobs.training.options import grid_extents, positive
-from distconv.process import allocator
+from distconv.process import allocator, caching_allocators
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,16 +40,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=positive, default=2, help="steps per turn")
 
 
-_OURS = ("PMI", "OMPI_", "PMIX", "MPI", "HYDRA", "MALLOC_", "THP_")
+_OURS = ("PMI", "OMPI_", "PMIX", "MPI", "HYDRA", "MALLOC_", "MIMALLOC_", "THP_", "LD_PRELOAD")
 """Variables of the launcher, which would make the reference process an MPI rank, and of the allocator."""
 
 
 class _TorchChild:
     """Plain torch in a process of its own: runs steps when told to."""
 
-    def __init__(self, threads: int, same_allocator: bool, options: argparse.Namespace, size: int) -> None:
+    def __init__(self, threads: int, kind: str, options: argparse.Namespace, size: int) -> None:
         env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
-        env |= {"OMP_NUM_THREADS": str(threads)} | (allocator.environment() if same_allocator else {})
+        env |= {"OMP_NUM_THREADS": str(threads)} | allocator.environment(kind)
         numbers = (size, options.channels, options.layers, options.batch, threads)
         self._process = subprocess.Popen(
             [sys.executable, torch_step.__file__, *map(str, numbers)],
@@ -66,6 +67,12 @@ class _TorchChild:
     def close(self) -> None:
         """End the child."""
         self._process.communicate("0\n")
+
+
+def _kinds() -> list[tuple[str, str]]:
+    """How plain torch can have its memory here."""
+    libraries = filter(caching_allocators.installed, caching_allocators.FILES)
+    return [("as shipped", "system"), ("heap", "heap"), *((name, name) for name in libraries)]
 
 
 def _distributed(
@@ -98,11 +105,8 @@ def _measure(world: MPI.Intracomm, options: argparse.Namespace, size: int) -> di
     together = _distributed(world, axes, options, size)
     single = _distributed(MPI.COMM_SELF, {}, options, size) if alone else None
     children = (
-        {
-            f"torch, {total} threads, same allocator": _TorchChild(total, True, options, size),
-            f"torch, {total} threads, as shipped": _TorchChild(total, False, options, size),
-            f"torch, {threads} thread(s), same allocator": _TorchChild(threads, True, options, size),
-        }
+        {f"torch, {total} threads, {name}": _TorchChild(total, kind, options, size) for name, kind in _kinds()}
+        | {f"torch, {threads} thread(s), {allocator.kind}": _TorchChild(threads, allocator.kind, options, size)}
         if alone
         else {}
     )
@@ -144,12 +148,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print(size: int, times: dict[str, list[float]]) -> None:
-    (ranks, one, same, shipped, one_thread) = times
-    reference = statistics.median(times[same])
-    print(f"\n{size} x {size}\n{report.table_head(ratio='to ' + same)}")
+    (ranks, one, *torchs, one_thread) = times
+    fastest = min(torchs, key=lambda name: statistics.median(times[name]))
+    print(f"\n{size} x {size}\n{report.table_head(ratio='to ' + fastest)}")
     for name, values in times.items():
-        print(report.row(name, values, reference))
-    for a, b in ((ranks, same), (ranks, shipped), (one, one_thread)):
+        print(report.row(name, values, statistics.median(times[fastest])))
+    for a, b in ((ranks, fastest), (ranks, torchs[0]), (one, one_thread)):
         pairs = [x / y for x, y in zip(times[a], times[b], strict=True)]
         print(
             f"{a} / {b}: {statistics.median(pairs):.3f} (turn by turn {min(pairs):.3f} to {max(pairs):.3f})", flush=True

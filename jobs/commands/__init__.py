@@ -8,6 +8,7 @@
     plan              Choose each layer's distribution
     plan_pointcloud   Choose how ranks split the clouds and the space of a sparse network
     profile           ``distconv profile``: measure this machine for the planner
+    run_script        ``distconv run``: a script of the user's own, with memory that is kept
     simulate          ``distconv simulate``: when every pass of a pipeline schedule runs, what it keeps in memory
     train_classify    Train a network to classify images: MNIST, CIFAR-10, or HDF5 files of your own
     train_mesh        Train a network to find the cells of a mesh that are about to tangle

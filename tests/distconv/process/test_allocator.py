@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from types import SimpleNamespace
 
 import pytest
 
-from distconv.process import allocator
+from distconv.process import allocator, caching_allocators
 
 MEGABYTE, LARGEST = 1 << 20, 2**31 - 1
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
@@ -24,9 +25,12 @@ def told(monkeypatch):
         calls.append((name, value))
         return int((name, value) not in refused)
 
-    monkeypatch.setattr(allocator, "ctypes", SimpleNamespace(CDLL=lambda name: SimpleNamespace(mallopt=mallopt)))
+    library = SimpleNamespace(CDLL=lambda name: SimpleNamespace(mallopt=mallopt), memset=ctypes.memset)
+    monkeypatch.setattr(allocator, "ctypes", library)
     monkeypatch.setenv("DISTCONV_MALLOC", "1")
     monkeypatch.setattr(os, "environ", dict(os.environ))
+    monkeypatch.setattr(allocator, "kind", "system")
+    monkeypatch.setattr(caching_allocators, "loaded", lambda: None)
     os.environ.pop("THP_MEM_ALLOC_ENABLE", None)
     return SimpleNamespace(calls=calls, refused=refused)
 
@@ -60,57 +64,109 @@ def test_a_kernel_that_does_not_know_huge_pages_has_none(kernel):
 
 @pytest.mark.parametrize(
     ("asked", "ranks", "wanted"),
-    [("", 1, False), ("", 2, True), ("0", 2, False), ("1", 1, True)],
+    [("", 1, False), ("", 2, True), ("0", 2, False), ("1", 1, True), ("jemalloc", 1, True)],
 )
 def test_memory_is_kept_as_asked_for_else_with_more_than_one_rank(monkeypatch, asked, ranks, wanted):
     monkeypatch.setenv("DISTCONV_MALLOC", asked)
     assert allocator.wanted(ranks) is wanted
 
 
+@pytest.fixture
+def pages_cost(monkeypatch):
+    """``pages_cost(mapped, of_torch)``: how many times as long a fresh block takes as a kept one."""
+
+    def sets(mapped, of_torch=1.0):
+        costs = iter([mapped, of_torch])
+        monkeypatch.setattr(allocator, "fresh_over_kept", lambda block: next(costs))
+
+    return sets
+
+
 def test_one_rank_that_asked_for_nothing_tells_the_c_library_nothing(monkeypatch, told):
     monkeypatch.setattr(allocator, "wanted", lambda ranks: False)
-    assert not allocator.keep_memory(1)
+    assert allocator.keep_memory(1) == "system"
     assert told.calls == []
 
 
-def test_with_huge_pages_blocks_from_a_megabyte_on_are_mapped_by_themselves(kernel, told):
+def test_an_allocator_that_keeps_blocks_is_left_alone(monkeypatch, told):
+    monkeypatch.setattr(caching_allocators, "loaded", lambda: "tcmalloc")
+    assert allocator.keep_memory(2) == "tcmalloc"
+    assert told.calls == []
+    assert allocator.describe() == "tcmalloc: freed blocks are kept"
+
+
+PAGES = [(MMAP_THRESHOLD, MEGABYTE), (TRIM_THRESHOLD, LARGEST)]
+HEAP = [(MMAP_THRESHOLD, LARGEST), (TRIM_THRESHOLD, LARGEST)]
+
+
+def test_where_huge_pages_are_cheap_blocks_from_a_megabyte_on_are_mapped_by_themselves(kernel, told, pages_cost):
     kernel("always [madvise] never\n")
-    assert allocator.keep_memory(2)
-    assert told.calls == [(MMAP_THRESHOLD, MEGABYTE), (TRIM_THRESHOLD, LARGEST)]
+    pages_cost(2.0)
+    assert allocator.keep_memory(2) == "pages"
+    assert told.calls == PAGES
     assert os.environ["THP_MEM_ALLOC_ENABLE"] == "1"
 
 
-def test_a_users_own_word_to_torch_about_huge_pages_stays(kernel, told):
+def test_where_they_are_dear_everything_stays_in_the_heap(kernel, told, pages_cost):
     kernel("always [madvise] never\n")
+    pages_cost(9.0)
+    assert allocator.keep_memory(2) == "heap"
+    assert told.calls == HEAP
+    assert "THP_MEM_ALLOC_ENABLE" not in os.environ
+
+
+def test_torch_that_has_not_heard_of_huge_pages_in_time_has_the_heap(kernel, told, pages_cost):
+    kernel("always [madvise] never\n")
+    pages_cost(2.0, of_torch=9.0)
+    assert allocator.keep_memory(2) == "heap"
+    assert told.calls == PAGES + HEAP
+
+
+def test_a_fresh_block_takes_longer_than_a_kept_one():
+    assert allocator.fresh_over_kept(allocator._mapped) > 1.0
+
+
+def test_a_users_own_word_to_torch_about_huge_pages_stays(kernel, told, pages_cost):
+    kernel("always [madvise] never\n")
+    pages_cost(2.0)
     os.environ["THP_MEM_ALLOC_ENABLE"] = "0"
-    assert allocator.keep_memory(2)
+    assert allocator.keep_memory(2) == "pages"
     assert os.environ["THP_MEM_ALLOC_ENABLE"] == "0"
 
 
 def test_without_huge_pages_nothing_is_mapped_whatever_the_library_takes(kernel, told):
     kernel(None)
-    assert allocator.keep_memory(2)
-    assert told.calls == [(MMAP_THRESHOLD, LARGEST), (TRIM_THRESHOLD, LARGEST)]
+    assert allocator.keep_memory(2) == "heap"
+    assert told.calls == HEAP
     assert "THP_MEM_ALLOC_ENABLE" not in os.environ
     told.calls.clear()
     told.refused.add((MMAP_THRESHOLD, LARGEST))
-    assert allocator.keep_memory(2)
+    assert allocator.keep_memory(2) == "heap"
     assert told.calls == [(MMAP_THRESHOLD, LARGEST), (MMAP_MAX, 0), (TRIM_THRESHOLD, LARGEST)]
 
 
 def test_a_library_that_refuses_or_has_no_such_settings_is_no_error(kernel, told, monkeypatch):
-    kernel("always [madvise] never\n")
-    told.refused.add((MMAP_THRESHOLD, MEGABYTE))
-    assert not allocator.keep_memory(2)
+    kernel(None)
+    told.refused |= {(MMAP_THRESHOLD, LARGEST), (MMAP_MAX, 0)}
+    assert allocator.keep_memory(2) == "system"
     monkeypatch.setattr(allocator, "ctypes", SimpleNamespace(CDLL=lambda name: SimpleNamespace()))
-    assert not allocator.keep_memory(2)
+    assert allocator.keep_memory(2) == "system"
 
 
-@pytest.mark.parametrize("text", ["always [madvise] never\n", None])
-def test_a_process_to_come_gets_the_same_settings_as_variables(kernel, told, text):
-    kernel(text)
-    allocator.keep_memory(2)
-    names = {MMAP_THRESHOLD: "MALLOC_MMAP_THRESHOLD_", TRIM_THRESHOLD: "MALLOC_TRIM_THRESHOLD_"}
-    settings = {names[name]: str(value) for name, value in told.calls}
-    pages = {} if text is None else {"THP_MEM_ALLOC_ENABLE": "1"}
-    assert allocator.environment() == settings | pages
+def test_a_process_to_come_gets_the_same_settings_as_variables():
+    heap, pages = allocator.environment("heap"), allocator.environment("pages")
+    assert heap == {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(LARGEST)}
+    assert pages == {
+        "MALLOC_MMAP_THRESHOLD_": str(MEGABYTE),
+        "MALLOC_TRIM_THRESHOLD_": str(LARGEST),
+        "THP_MEM_ALLOC_ENABLE": "1",
+    }
+    assert allocator.environment("system") == {}
+
+
+def test_a_process_to_come_gets_an_allocator_that_is_installed(monkeypatch, tmp_path):
+    files = {"jemalloc": ("jemalloc", tmp_path / "libjemalloc.so.2")}
+    monkeypatch.setattr(caching_allocators, "installed", lambda name=None: files.get(name))
+    found = allocator.environment("jemalloc")
+    assert found["LD_PRELOAD"] == str(tmp_path / "libjemalloc.so.2") and "decay_ms:-1" in found["MALLOC_CONF"]
+    assert allocator.environment("tcmalloc") == {}

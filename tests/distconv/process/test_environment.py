@@ -10,7 +10,7 @@ import pytest
 
 import distconv as dc
 from distconv import cli
-from distconv.process import environment
+from distconv.process import allocator, environment
 from distconv.process.environment import CHECK, MALLOC, TIMEOUT_S, TRANSPORT, VARIABLES, check
 from tests.distconv.layouts import raises_everywhere
 
@@ -24,8 +24,9 @@ ROOT = Path(__file__).resolve().parents[3]
         (CHECK, "all", "all"),
         (TIMEOUT_S, "2.5", 2.5),
         (TIMEOUT_S, "0", 0.0),
-        (MALLOC, "0", False),
-        (MALLOC, "1", True),
+        (MALLOC, "0", "0"),
+        (MALLOC, "1", "1"),
+        (MALLOC, "mimalloc", "mimalloc"),
         (TRANSPORT, "host", False),
         (TRANSPORT, "cuda-aware", True),
     ],
@@ -45,7 +46,7 @@ BAD = [
     ("DISTCONV_TIMEOUT_S", "-1", "seconds from 0 on"),
     ("DISTCONV_TIMEOUT_S", "ten", "seconds from 0 on"),
     ("DISTCONV_CHECK", "sometimes", "off, plan or all"),
-    ("DISTCONV_MALLOC", "yes", "0 or 1"),
+    ("DISTCONV_MALLOC", "yes", "0, 1, tcmalloc, jemalloc, mimalloc"),
     ("DISTCONV_TRANSPORT", "pigeon", "host or cuda-aware"),
 ]
 
@@ -71,6 +72,15 @@ def test_a_bad_value_ends_every_rank_when_distconv_is_imported(mpiexec):
     assert ended.stderr.count("EnvironmentVariableError: DISTCONV_TIMEOUT_S='nan' must be seconds from 0 on") == 2
 
 
+def test_a_bad_value_ends_a_command_with_code_2_and_one_line(mpiexec, tmp_path):
+    bad = {"PYTHONPATH": str(ROOT), "DISTCONV_CHECK": "sometimes"}
+    command = tmp_path / "distconv"  # as pip writes it
+    command.write_text("import sys\nfrom distconv.cli import main\nsys.exit(main())\n")
+    ended = mpiexec(2, command, "info", timeout=60, env=bad)
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr.splitlines() == ["distconv: DISTCONV_CHECK='sometimes' must be off, plan or all; default: plan"]
+
+
 def test_readme_lists_the_variables_as_they_are():
     text = (ROOT / "README.md").read_text().split("## Environment variables")[1].split("\n## ")[0]
     rows = [line for line in text.splitlines() if line.startswith("| `")]
@@ -90,6 +100,6 @@ def test_info_shows_what_is_in_force(monkeypatch, capsys):
     monkeypatch.delenv("DISTCONV_CHECK", raising=False)
     assert cli.main(["info"]) == 0
     lines = {line.split("  ")[0]: line.split("  ", 1)[1].strip() for line in capsys.readouterr().out.splitlines()}
-    assert lines["DISTCONV_MALLOC"] == "1" and lines["allocator"] == "keeps freed memory"
+    assert lines["DISTCONV_MALLOC"] == "1" and lines["allocator"] == allocator.describe()
     assert lines["DISTCONV_CHECK"] == "not set: plan"
     assert {v.name for v in VARIABLES} <= set(lines) and "DISTCONV_MALLOC" in os.environ

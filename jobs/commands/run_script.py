@@ -1,0 +1,50 @@
+"""``distconv run``: a script of the user's own, with what commands have: memory that is kept from step to step.
+
+Python starts once more with an allocator that keeps freed blocks (``distconv info`` names it), which a script that
+imports distconv by itself cannot have. All else is as ``python train.py`` has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import runpy
+import sys
+from pathlib import Path
+
+from distconv.errors import DataError
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 4 distconv run train.py --epochs 10
+  srun -n 64 distconv run -m project.train
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv run``."""
+    parser.add_argument("-m", action="store_true", dest="module", help="SCRIPT is a module, as for python -m")
+    parser.add_argument("script", metavar="SCRIPT", help="a file")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="all that follows is its own")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the script in this process; what it raises ends as it would without us.
+
+    Raises
+    ------
+    DataError
+        If there is no such file.
+    """
+    if not options.module and not Path(options.script).is_file():
+        raise DataError(f"there is no file {options.script}; to run a module, put -m before it")
+    sys.argv = [options.script, *options.arguments]
+    sys.path.insert(0, "" if options.module else str(Path(options.script).resolve().parent))
+    try:
+        if options.module:
+            runpy.run_module(options.script, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(options.script, run_name="__main__")
+    except Exception:
+        sys.excepthook(*sys.exc_info())  # with its traceback, also of errors that end our own commands in a line
+        return 1
+    return 0
