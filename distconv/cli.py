@@ -55,7 +55,11 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "distconv.jobs.commands.explore", "choose stages, replicas, distributions and schedule, and write the choice"
     ),
     ("bench", "step"): Command("distconv.jobs.bench.step", "time a training step against plain torch"),
-    ("bench", "halo"): Command("distconv.jobs.bench.halo", "time halo exchanges"),
+    ("bench", "halo"): Command("distconv.jobs.bench.messages.halo", "time halo exchanges"),
+    ("bench", "redistribute"): Command(
+        "distconv.jobs.bench.messages.redistribute", "time a tensor's way from one grid to another"
+    ),
+    ("bench", "allreduce"): Command("distconv.jobs.bench.messages.allreduce", "time the sum of a network's gradients"),
     ("bench", "gpu"): Command("distconv.jobs.bench.gpu", "a step on a GPU against plain torch; what ranks hide"),
     ("bench", "layer"): Command(
         "distconv.jobs.bench.layers.layer", "memory, traffic and time of convolutions over a grid"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 import pytest
@@ -16,3 +17,13 @@ def outcome(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tup
     except SystemExit as end:
         code = int(end.code or 0)
     return code, capsys.readouterr().err
+
+
+def assert_ratios_are_printed(lines: list[str], names: list[str]) -> None:
+    """That medians of ``names``, in JSON in the last line, stand in the tables with their ratios to the first."""
+    found = json.loads(lines[-1])["median_s"]
+    for medians in [found] if names[0] in found else found.values():
+        assert list(medians) == names
+        for name, median in medians.items():
+            ratio = f"{median / medians[names[0]]:.3f}"
+            assert any(line.startswith(f"{name} ") and line.endswith(ratio) for line in lines)

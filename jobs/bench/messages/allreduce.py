@@ -1,0 +1,71 @@
+"""``distconv bench allreduce``: the sum of a network's gradients behind a backward pass, against one raw allreduce.
+
+The backward pass is one that only hands out each parameter's share, last layer first; what it takes beyond one in-place
+allreduce of all bytes is packing, latency of its messages and bookkeeping.
+
+Source: Dryden et al. 2019, III-A.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from distconv.jobs.bench import report
+from distconv.jobs.bench.messages.turns import in_turns, medians, table
+from distconv.jobs.training.options import positive
+from distconv.layers.models import resnet50
+from distconv.parameters import gradient_reduction
+
+RAW = "Allreduce"
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 2 distconv bench allreduce
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench allreduce``."""
+    parser.add_argument("--width", type=positive, default=64, help="of ResNet-50's first layer (default: %(default)s)")
+    parser.add_argument("--repeats", type=positive, default=20, help="sums per figure (default: %(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print. Collective over MPI.COMM_WORLD."""
+    world = MPI.COMM_WORLD
+    parameters = list(resnet50(width=options.width).parameters())
+    nbytes = sum(parameter.nbytes for parameter in parameters)
+    whole = torch.zeros(nbytes // 4)
+    shares = [torch.zeros_like(parameter) for parameter in parameters]
+    start = torch.zeros((), requires_grad=True)
+
+    def summed() -> None:
+        for parameter in parameters:
+            parameter.grad = None
+        _HandOut.apply(start, world, parameters, shares).backward()  # type: ignore[no-untyped-call]
+
+    actions = {RAW: lambda: world.Allreduce(MPI.IN_PLACE, whole.numpy()), "gradients": summed}
+    times = in_turns(world, actions, options.repeats)
+    if world.rank == 0:
+        print(report.heading(f"sum of {len(parameters)} gradients, {nbytes / 1e6:.1f} MB, float32, {world.size} ranks"))
+        print(f"{table(times, RAW)}\n{report.as_json({'median_s': medians(times)})}")
+    return 0
+
+
+class _HandOut(torch.autograd.Function):
+    """The identity, whose backward pass has each parameter's share of its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, comm: Any, parameters: Any, shares: Any) -> torch.Tensor:
+        ctx.comm, ctx.parameters, ctx.shares = comm, parameters, shares
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        for parameter, share in zip(reversed(ctx.parameters), reversed(ctx.shares), strict=True):
+            gradient_reduction.defer(parameter, share, ctx.comm)
+        return gradient, None, None, None

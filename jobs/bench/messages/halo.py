@@ -1,0 +1,83 @@
+"""``distconv bench halo``: a halo exchange and its adjoint, against raw MPI with the copies that it takes.
+
+"bare messages" are the same messages from and into ready buffers; "raw" packs them from the tensor first and unpacks
+them into the ghosts.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from mpi4py import MPI
+
+import distconv as dc
+from distconv.communication.transfer import TransferPlan, transfer_plan
+from distconv.distribution import Distribution, default_axes
+from distconv.errors import DistconvError
+from distconv.jobs.bench import report
+from distconv.jobs.bench.messages.raw_transfer import RawTransfer
+from distconv.jobs.bench.messages.turns import in_turns, medians, table
+from distconv.jobs.training.options import grid_extents, positive
+from distconv.kernels.convolution import Geometry
+from distconv.layers.plumbing.input_windows import window_needs
+
+RAW = "raw"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench halo``."""
+    parser.add_argument(
+        "--size", type=positive, nargs="+", default=[256, 512, 1024], help="height and width of the tensor"
+    )
+    parser.add_argument("--channels", type=positive, default=16, help="channels")
+    parser.add_argument("--batch", type=positive, default=1, help="samples")
+    parser.add_argument("--kernel", type=positive, default=3, help="odd kernel size; the halo is kernel // 2 wide")
+    parser.add_argument("--grid", type=grid_extents, metavar="h=2,w=2", help="process grid (default: h over all ranks)")
+    parser.add_argument("--repeats", type=positive, default=50, help="exchanges per figure")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print. Collective over MPI.COMM_WORLD.
+
+    Raises
+    ------
+    DistconvError
+        If the kernel's extent is even: its halo would be no exchange between equals.
+    """
+    world = MPI.COMM_WORLD
+    if options.kernel % 2 == 0:
+        raise DistconvError(f"--kernel {options.kernel}: the extent must be odd; use {options.kernel + 1}")
+    grid = dc.ProcessGrid(world, **(options.grid or {"h": world.size}))
+    if world.rank == 0:
+        print(report.heading(f"halo exchange over {grid.describe()}, float32, kernel {options.kernel}"))
+    found = {}
+    for size in options.size:
+        shape = (options.batch, options.channels, size, size)
+        plan = _halo_plan(grid, shape, options.kernel)
+        times = in_turns(world, _actions(plan), options.repeats)
+        sent = world.allreduce(sum(peer.numel for peer in plan.sends) * 4, MPI.MAX)
+        found[str(size)] = medians(times)
+        if world.rank == 0:
+            print(f"\nx {shape}, at most {sent} bytes sent per rank\n{table(times, RAW)}", flush=True)
+    if world.rank == 0:
+        print(report.as_json({"median_s": found}))
+    return 0
+
+
+def _halo_plan(grid: dc.ProcessGrid, shape: tuple[int, ...], kernel: int) -> TransferPlan:
+    dist = Distribution(grid, default_axes(None, len(shape)))
+    geometry = Geometry((kernel,) * 2, (1, 1), (kernel // 2,) * 2, (1, 1))
+    return transfer_plan(dist, window_needs(dist, shape, geometry), shape, ghosts=True)
+
+
+def _actions(plan: TransferPlan) -> dict[str, Callable[[], object]]:
+    local, ghosts = torch.randn(plan.local_shape), [torch.randn(s) for s in plan.part_shapes]
+    raw = RawTransfer(plan, local, ghosts)
+    return {
+        "bare messages": raw.messages,
+        RAW: raw.point_to_point,
+        "halo exchange": lambda: plan.start(local).finish(),
+        "halo accumulation": lambda: plan.start_accumulate(ghosts, local).finish(local),
+    }

@@ -1,0 +1,66 @@
+"""``distconv bench redistribute``: a tensor from one grid of the ranks to another, against raw MPI.
+
+"Alltoallv" packs what goes to each rank, exchanges all with one call and unpacks it; "messages" does the same with a
+message for each pair of ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+import torch
+from mpi4py import MPI
+
+import distconv as dc
+from distconv.communication.transfer import transfer_plan
+from distconv.distribution import Distribution, default_axes
+from distconv.jobs.bench import report
+from distconv.jobs.bench.messages.raw_transfer import RawTransfer
+from distconv.jobs.bench.messages.turns import in_turns, medians, table
+from distconv.jobs.training.options import grid_extents, positive
+
+RAW = "Alltoallv"
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 2 distconv bench redistribute
+  mpiexec -n 4 distconv bench redistribute --source n=4 --target h=2,w=2 --batch 8
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench redistribute``."""
+    parser.add_argument("--size", type=positive, nargs="+", default=[128, 512, 1024], help="height and width")
+    parser.add_argument("--channels", type=positive, default=16, help="channels")
+    parser.add_argument("--batch", type=positive, default=1, help="samples")
+    parser.add_argument("--source", type=grid_extents, metavar="h=2", help="process grid (default: h over all ranks)")
+    parser.add_argument("--target", type=grid_extents, metavar="w=2", help="process grid (default: w over all ranks)")
+    parser.add_argument("--repeats", type=positive, default=50, help="transfers per figure")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print. Collective over MPI.COMM_WORLD."""
+    world = MPI.COMM_WORLD
+    source = dc.ProcessGrid(world, **(options.source or {"h": world.size}))
+    target = dc.ProcessGrid(world, **(options.target or {"w": world.size}))
+    if world.rank == 0:
+        print(report.heading(f"redistribution from {source.describe()} to {target.describe()}, float32"))
+    found = {}
+    for size in options.size:
+        shape = (options.batch, options.channels, size, size)
+        times = in_turns(world, _actions(source, target, shape), options.repeats)
+        found[str(size)] = medians(times)
+        if world.rank == 0:
+            print(f"\nx {shape}\n{table(times, RAW)}", flush=True)
+    if world.rank == 0:
+        print(report.as_json({"median_s": found}))
+    return 0
+
+
+def _actions(source: dc.ProcessGrid, target: dc.ProcessGrid, shape: tuple[int, ...]) -> dict[str, Callable[[], object]]:
+    x = dc.scatter(torch.randn(shape), source)
+    to = Distribution(target, default_axes(None, len(shape)))
+    plan = transfer_plan(x.dist, to, shape)
+    raw = RawTransfer(plan, x.local, [torch.empty(s) for s in plan.part_shapes])
+    return {RAW: raw.all_to_all, "messages": raw.point_to_point, "redistribute": lambda: x.redistribute(to)}
