@@ -165,15 +165,32 @@ def _plus(
     """``beta * input + alpha * product(first, second)``; with ``beta`` 0 torch ignores ``input``, NaN and all."""
     result_shape(function, input, first, second, beta=beta, alpha=alpha)
     result: torch.Tensor = product(first, second)
+    if isinstance(input, DistTensor):
+        result = as_distributed(result, input.grid)
     if torch._C._is_any_autocast_enabled():
         input = input.to(result.dtype)
     result = result if alpha == 1 else result * alpha
-    return result if beta == 0 else result + (input if beta == 1 else input * beta)
+    if beta == 0:
+        # Nothing is left of it, not even its NaN; but it has a gradient.
+        return result + input.masked_fill(input.new_ones((), dtype=torch.bool), 0)
+    return result + (input if beta == 1 else input * beta)
 
 
-for _name, _product in (("addmm", matmul), ("addmv", matmul), ("baddbmm", matmul), ("addr", outer)):
+for _name, _product in (
+    ("addmm", torch.matmul),
+    ("addmv", torch.matmul),
+    ("baddbmm", torch.matmul),
+    ("addr", torch.outer),
+    ("addbmm", partial(torch.einsum, "bij,bjk->ik")),
+):
     for _function in (getattr(torch, _name), getattr(torch.Tensor, _name)):
         implements(_function)(partial(_plus, getattr(torch, _name), _product))
+
+
+@implements(torch.vdot, torch.Tensor.vdot)
+def vdot(input: torch.Tensor, other: torch.Tensor) -> DistTensor:
+    """``torch.vdot``."""
+    return matmul(input.conj(), other)
 
 
 @implements(torch.linalg.vecdot)

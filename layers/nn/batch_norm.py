@@ -11,20 +11,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
-from distconv.communication.collectives import apply
+from distconv.communication.collectives import apply, enter, sum_over
 from distconv.communication.transport import allreduce
-from distconv.derivatives import first_order
+from distconv.derivatives import gradients
 from distconv.dispatch import implements
 from distconv.distribution import Interval
 from distconv.errors import ShapeError, UnsupportedOperation
 from distconv.grid import ProcessGrid
-from distconv.kernels.normalization import BatchNormGradient, taken_near
+from distconv.kernels.normalization import BatchNormGradient, by_definition, taken_near
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
+from distconv.layers.plumbing.empty_blocks import like_other_ranks
 from distconv.layers.plumbing.sharded_weights import parameter_block
 from distconv.precision import widened
 from distconv.tensor import DistTensor
@@ -92,15 +94,32 @@ class _BatchNorm(torch.autograd.Function):
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps) if x.numel() else torch.empty_like(x)
 
     @staticmethod
-    @first_order("batch norm")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
         needed, reach = ctx.needs_input_grad, ctx.reach
+        if torch.is_grad_enabled():
+            bias = torch.zeros_like(mean, requires_grad=True) if needed[2] else None
+            found = gradients(partial(_by_definition, reach, ctx.eps), (x, weight, bias), needed[:3], grad)
+            return *found, None, None, None
         gradient = BatchNormGradient(grad, x, weight, (mean, var), ctx.eps)
         allreduce(reach.grid.comm(reach.axes), gradient.sums, "batch norm backward")
         dx = gradient.of_input(reach.count) if needed[0] else None
         dw = gradient.sums[0] if weight is not None and needed[1] else None
         return dx, dw, (gradient.sums[1] if needed[2] else None), *(None,) * 3
+
+
+def _by_definition(
+    reach: _Reach, eps: float, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    dims = [d for d in range(x.dim()) if d != 1]
+    shape = (-1, *(1,) * (x.dim() - 2))
+
+    def mean(values: torch.Tensor) -> torch.Tensor:
+        total = sum_over(values.sum(dims), reach.grid, reach.axes)
+        return enter(total / reach.count, reach.grid, reach.axes).view(shape)
+
+    weight, bias = (None if t is None else enter(t, reach.grid, reach.axes).view(shape) for t in (weight, bias))
+    return by_definition(x.to(widened(x.dtype)), mean, weight, bias, eps).to(x.dtype)
 
 
 def _moments(
@@ -183,11 +202,11 @@ def batch_norm(
     channels = slice(own.start, own.stop)
     if not training or not dist.split_axes:
         mean, var = (None if t is None else t[channels] for t in (running_mean, running_var))
+        function = partial(F.batch_norm, training=training, momentum=momentum, eps=eps)
         if own.extent:
-            y = F.batch_norm(local, mean, var, w, b, training, momentum, eps)
+            y = function(local, mean, var, w, b)
         else:
-            # torch refuses no channels; the graph must be that of the other ranks.
-            y = local * sum((t.sum() for t in (w, b) if t is not None), local.new_ones(()))
+            y = like_other_ranks(function, local.shape, local, mean, var, w, b)
         return DistTensor(y, dist, x.shape)
     axes = tuple(a for a in dist.split_axes if a not in rest)
     reach = _Reach(_count(x, axes), grid, axes, channels, x.shape[1], over)

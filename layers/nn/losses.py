@@ -15,6 +15,7 @@ from distconv.dispatch import implements
 from distconv.errors import LabelError, ShapeError, UnsupportedOperation
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, check_as_torch, result_shape
+from distconv.layers.plumbing.empty_blocks import like_other_ranks
 from distconv.layers.plumbing.index_check import outside
 from distconv.tensor import DistTensor
 
@@ -260,9 +261,8 @@ def _local_losses(
     weight: torch.Tensor | None,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    if logits.numel() == 0:
-        return logits.sum(1)
-    return function(logits, labels, weight, reduction="none", **options)
+    shape = (*logits.shape[:1], *logits.shape[2:])
+    return like_other_ranks(partial(function, weight=weight, reduction="none", **options), shape, logits, labels)
 
 
 def _divisor(

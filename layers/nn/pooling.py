@@ -17,6 +17,7 @@ from distconv.dispatch import implements
 from distconv.errors import ShapeError, UnsupportedOperation
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, balanced_input, result_shape
+from distconv.layers.plumbing.empty_blocks import like_other_ranks
 from distconv.layers.plumbing.index_check import outside
 from distconv.layers.plumbing.input_windows import needed_block, no_outputs, spatial_box, spread
 from distconv.tensor import DistTensor
@@ -189,11 +190,8 @@ def whole_space(function: Callable[..., Any], input: DistTensor, *args: Any, **k
     """``function`` by gathering the spatial dimensions, applying it redundantly and splitting the result again."""
     whole = input.replicated(range(2, input.dim()))
     out_shape = result_shape(function, input, *args, **kwargs)
-    local_shape = whole.dist.local_shape(out_shape)
-    if 0 in whole.local.shape:
-        y = no_outputs(whole.local, local_shape)
-    else:
-        y = function(whole.local, *args, **kwargs)
+    shape = whole.dist.local_shape(out_shape)
+    y = like_other_ranks(lambda block: function(block, *args, **kwargs), shape, whole.local)
     return DistTensor(y, whole.dist, out_shape).redistribute(input.dist.balanced())
 
 
