@@ -162,7 +162,7 @@ def _update_running(
         running_var.mul_(1 - momentum).add_((var * (count / (count - 1))).to(running_var.dtype), alpha=momentum)
 
 
-@implements(F.batch_norm, torch.batch_norm)
+@implements(F.batch_norm)
 def batch_norm(
     input: DistTensor,
     running_mean: torch.Tensor | None = None,
@@ -187,6 +187,10 @@ def batch_norm(
         raise UnsupportedOperation("batch norm of a plain tensor with a distributed weight: scatter the input first")
     if weight is not None and weight.dtype not in (input.dtype, widened(input.dtype)):
         raise ShapeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
+    if input.dim() < 2:  # torch takes it if it has no elements
+        whole = input.replicated()
+        y = F.batch_norm(whole.local, running_mean, running_var, weight, bias, training, momentum, eps)
+        return DistTensor(y, whole.dist, input.shape).redistribute(input.dist)
     over = input.dist.split[1]
     x = input if over is None else balanced_input(input)
     dist, grid = x.dist, x.grid
@@ -212,6 +216,22 @@ def batch_norm(
     reach = _Reach(_count(x, axes), grid, axes, channels, x.shape[1], over)
     running = (running_mean, running_var, momentum)
     return DistTensor(apply(_BatchNorm, local, w, b, running, eps, reach), dist, x.shape)
+
+
+@implements(torch.batch_norm)
+def torch_batch_norm(
+    input: DistTensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> DistTensor:
+    """``torch.batch_norm``, which takes the same in another order."""
+    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
 def _count(x: DistTensor, axes: tuple[str, ...]) -> int:

@@ -117,8 +117,8 @@ class _Normalize(torch.autograd.Function):
         flat = groups.flat(x)
         mean, var = groups.per_part(mean, flat.dtype), groups.per_part(var, flat.dtype)
         w, b = (None if t is None else t.to(flat.dtype).repeat(groups.shape[0]) for t in (weight, bias))
-        # With the statistics known this is torch's fused kernel for evaluation.
-        y = F.batch_norm(flat, mean, var, w, b, False, 0.0, eps)
+        # With the statistics known this is torch's fused kernel for evaluation. F.batch_norm refuses a negative eps.
+        y = torch.batch_norm(flat, w, b, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
         # No view may leave a Function: what follows could not change it in place.
         result: torch.Tensor = torch.ops.aten._unsafe_view(y, x.shape)
         return result.to(dtype)

@@ -166,6 +166,9 @@ def cosine_embedding_loss(
     """``F.cosine_embedding_loss`` of (N, D), or of (D) with a target of no dimension."""
     _check_old_options(F.cosine_embedding_loss, size_average, reduce)
     result_shape(F.cosine_embedding_loss, input1, input2, target, margin, reduction=reduction)
+    one = torch.zeros((1, 1), dtype=input1.dtype, device=input1.device)
+    dtype = F.cosine_embedding_loss(one, one, one[0]).dtype  # another one under torch.autocast
+    input1, input2 = input1.to(dtype), input2.to(dtype)
     first, second = ((t * t).sum(dim=-1) + 1e-12 for t in (input1, input2))
     cosine = (input1 * input2).sum(dim=-1) / (first * second).sqrt()
     zero = torch.zeros_like(cosine)
