@@ -23,8 +23,8 @@ def _register() -> None:
             implements(function)(partial(alias, function))
     for function in (torch.complex, torch.polar):
         implements(function)(partial(pointwise, function))
-    for function in (torch.Tensor.cfloat, torch.Tensor.cdouble):
-        implements(function)(partial(unary, function))
+    for name in ("cfloat", "cdouble"):
+        implements(getattr(torch.Tensor, name))(partial(unary, getattr(torch.Tensor, name)))
     for name in ("is_conj", "is_neg"):
         for function in {getattr(h, name) for h in (torch, torch.Tensor)}:
             implements(function)(partial(_of_block, function))

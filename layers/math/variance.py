@@ -38,7 +38,8 @@ def _var(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch
             return fold.wrap(like_other_ranks(function, fold.dist.local_shape(fold.shape), input.local))
         return fold.wrap(function(input.local))
     if input.is_complex():
-        return _var(input.real, dim, correction, keepdim) + _var(input.imag, dim, correction, keepdim)
+        real, imaginary = (torch.var(t, dim, correction=correction, keepdim=keepdim) for t in (input.real, input.imag))
+        return real + imaginary
     x: torch.Tensor = input.to(widened(input.dtype))
     if count:
         # From an element on, so that equal elements deviate by nothing at all.

@@ -216,12 +216,12 @@ def _convolution(
 
 def _of_complex(
     convolve: Callable[..., Any], x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Any
-) -> Any:
+) -> DistTensor:
     """Three products of real numbers, as torch has it."""
     real, imaginary = convolve(x.real, weight.real, None, *options), convolve(x.imag, weight.imag, None, *options)
     both = convolve(x.real + x.imag, weight.real + weight.imag, None, *options)
-    y = torch.complex(real - imaginary, both - real - imaginary)
-    return y if bias is None else y + bias.reshape(-1, *(1,) * (x.dim() - 2))
+    y: Any = torch.complex(real - imaginary, both - real - imaginary)
+    return y if bias is None else y + bias.reshape(-1, *(1,) * (weight.dim() - 2))
 
 
 def _front(padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:
