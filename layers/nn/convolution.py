@@ -28,6 +28,7 @@ from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
 from distconv.grid import cached_on_grid
 from distconv.kernels.convolution import CONVOLUTIONS, Convolution, Geometry, Piece, Range, cut, is_free, merged
+from distconv.layers.math.pointwise import pointwise
 from distconv.layers.plumbing.alignment import as_autocast, check_dtypes, result_shape, whole_over
 from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
 from distconv.layers.plumbing.input_windows import fitted, spatial_box, spread, window_needs
@@ -220,8 +221,8 @@ def _of_complex(
     """Three products of real numbers, as torch has it."""
     real, imaginary = convolve(x.real, weight.real, None, *options), convolve(x.imag, weight.imag, None, *options)
     both = convolve(x.real + x.imag, weight.real + weight.imag, None, *options)
-    y: Any = torch.complex(real - imaginary, both - real - imaginary)
-    return y if bias is None else y + bias.reshape(-1, *(1,) * (weight.dim() - 2))
+    y: DistTensor = pointwise(torch.complex, real - imaginary, both - real - imaginary)
+    return y if bias is None else pointwise(torch.add, y, bias.reshape(-1, *(1,) * (weight.dim() - 2)))
 
 
 def _front(padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:

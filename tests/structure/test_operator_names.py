@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import distconv.layers  # noqa: F401 - fills the registry
 from distconv import dispatch
+from distconv.layers.plumbing import one_rank
 
 WITHOUT = frozenset({"out", "out_dtype", "generator", "self", "input", "cudnn_enabled"})
 """Names that no operator need take: for results, of recent versions, and of what comes first."""
@@ -25,13 +26,14 @@ def parameters(function):
 def operator_of(function):
     """Its operator, behind the shortcut for grids of one rank."""
     operator = dispatch.operator_for(function)
-    closure = inspect.getclosurevars(operator).nonlocals if inspect.isfunction(operator) else {}
-    return closure.get("operator", operator)
+    if not getattr(operator, "__qualname__", "").startswith(one_rank.shortened.__name__):
+        return operator
+    return inspect.getclosurevars(operator).nonlocals["operator"]
 
 
 def named_by_torch(function):
     """Names that torch has, from the signature of a Python function or from the schema of another."""
-    if inspect.isfunction(function):
+    if inspect.isfunction(function) and not hasattr(function, "__wrapped__"):
         return parameters(function)[0]
     name = getattr(function, "__name__", "")
     packet = getattr(torch.ops.aten, name, None)
