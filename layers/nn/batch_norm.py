@@ -204,10 +204,10 @@ def batch_norm(
         local = local.contiguous()
     own = x.box()[1] if over else Interval(0, x.shape[1])
     channels = slice(own.start, own.stop)
-    if not training or not dist.split_axes:
+    if not training or not dist.split_axes or not input.numel():
         mean, var = (None if t is None else t[channels] for t in (running_mean, running_var))
         function = partial(F.batch_norm, training=training, momentum=momentum, eps=eps)
-        if own.extent:
+        if own.extent or not input.numel():
             y = function(local, mean, var, w, b)
         else:
             y = like_other_ranks(function, local.shape, local, mean, var, w, b)

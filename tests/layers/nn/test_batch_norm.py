@@ -64,6 +64,11 @@ def test_ranks_without_channels_or_values_go_the_same_way(comm, shape, training)
             same_as_one_process(grid, call, normal(*shape), plain=given, dims=[dims])
 
 
+def test_a_mini_batch_without_samples_leaves_running_statistics_alone(comm):
+    for grid in grids(comm, "nch"):
+        module_as_in_one_process(grid, norm(2), torch.zeros(0, 4, 7, 5, dtype=torch.float64))
+
+
 def test_no_values_at_all_are_no_error(comm):
     for training in (True, False):
         norm = partial(F.batch_norm, running_mean=torch.zeros(0), running_var=torch.ones(0), training=training)
