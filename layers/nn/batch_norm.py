@@ -7,7 +7,7 @@ Source: Dryden et al. 2019, III-B (local statistics, and those aggregated over t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -183,6 +183,9 @@ def batch_norm(
         For a plain tensor with a distributed weight.
     """
     result_shape(F.batch_norm, input, running_mean, running_var, weight, bias, training, momentum, eps)
+    if isinstance(running_mean, DistTensor) or isinstance(running_var, DistTensor):
+        function = partial(batch_norm, input, weight=weight, bias=bias, training=training, momentum=momentum, eps=eps)
+        return _with_whole_statistics((running_mean, running_var), function)
     if not isinstance(input, DistTensor):
         raise UnsupportedOperation("batch norm of a plain tensor with a distributed weight: scatter the input first")
     if weight is not None and weight.dtype not in (input.dtype, widened(input.dtype)):
@@ -206,16 +209,29 @@ def batch_norm(
     channels = slice(own.start, own.stop)
     if not training or not dist.split_axes or not input.numel():
         mean, var = (None if t is None else t[channels] for t in (running_mean, running_var))
-        function = partial(F.batch_norm, training=training, momentum=momentum, eps=eps)
+        local_norm = partial(F.batch_norm, training=training, momentum=momentum, eps=eps)
         if own.extent or not input.numel():
-            y = function(local, mean, var, w, b)
+            y = local_norm(local, mean, var, w, b)
         else:
-            y = like_other_ranks(function, local.shape, local, mean, var, w, b)
+            y = like_other_ranks(local_norm, local.shape, local, mean, var, w, b)
         return DistTensor(y, dist, x.shape)
     axes = tuple(a for a in dist.split_axes if a not in rest)
     reach = _Reach(_count(x, axes), grid, axes, channels, x.shape[1], over)
     running = (running_mean, running_var, momentum)
     return DistTensor(apply(_BatchNorm, local, w, b, running, eps, reach), dist, x.shape)
+
+
+def _with_whole_statistics(
+    statistics: Sequence[torch.Tensor | None], function: Callable[..., DistTensor]
+) -> DistTensor:
+    """``function`` of distributed running statistics, gathered meanwhile: their blocks need not be those of x."""
+    whole: list[Any] = [t.gather().detach() if isinstance(t, DistTensor) else t for t in statistics]
+    y = function(*whole)
+    with torch.no_grad():
+        for statistic, values in zip(statistics, whole, strict=True):
+            if isinstance(statistic, DistTensor):
+                statistic.copy_(values)
+    return y
 
 
 @implements(torch.batch_norm)

@@ -64,6 +64,20 @@ def test_ranks_without_channels_or_values_go_the_same_way(comm, shape, training)
             same_as_one_process(grid, call, normal(*shape), plain=given, dims=[dims])
 
 
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics_may_be_distributed(comm, training):
+    for axes in (("n", "c", None), (None, "c", None), ("n", None, None)):
+        grid = grid_over(comm, **{axes[1] or axes[0]: comm.size})
+        kept = [normal(4, seed=5), normal(4, seed=6) ** 2]
+        split = [dc.scatter(t.clone(), dc.Distribution(grid, axes[1:2])) for t in kept]
+        x = normal(3, 4, 5)
+        expected = F.batch_norm(x, *kept, training=training)
+        found = F.batch_norm(dc.scatter(x, dc.Distribution(grid, axes)), *split, training=training)
+        close(dc.gather(found), expected, "y")
+        for running, of_one in zip(split, kept, strict=True):
+            close(dc.gather(running), of_one, "running statistics")
+
+
 def test_a_mini_batch_without_samples_leaves_running_statistics_alone(comm):
     for grid in grids(comm, "nch"):
         module_as_in_one_process(grid, norm(2), torch.zeros(0, 4, 7, 5, dtype=torch.float64))
