@@ -1,8 +1,8 @@
-"""Backward passes that have no derivative of their own."""
+"""Derivatives of backward passes: through the same function made of differentiable steps, or refused."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -31,3 +31,23 @@ def first_order(what: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]
         return checked
 
     return mark
+
+
+def gradients(
+    function: Callable[..., torch.Tensor],
+    inputs: Sequence[torch.Tensor | None],
+    needed: Sequence[bool],
+    gradient: torch.Tensor,
+) -> list[torch.Tensor | None]:
+    """Gradients of ``function(*inputs)`` for the dL/dy ``gradient``, of those inputs that are ``needed``.
+
+    They depend on ``inputs`` and ``gradient`` as autograd records it, so that they can be differentiated. Where a fast
+    backward pass is asked for that, its function is computed again out of operators that have derivatives. All ranks
+    must record alike, those with an empty block as well: what is sent follows from the graph.
+    """
+    with torch.enable_grad():
+        # Views of their own: an input may have been computed from another one.
+        given = [t.view_as(t) if t is not None and n else t for t, n in zip(inputs, needed, strict=True)]
+        wanted = [t for t, n in zip(given, needed, strict=True) if t is not None and n]
+        found = iter(torch.autograd.grad(function(*given), wanted, gradient, create_graph=True))
+    return [next(found) if t is not None and n else None for t, n in zip(given, needed, strict=True)]

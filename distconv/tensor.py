@@ -276,6 +276,9 @@ class DistTensor(torch.Tensor):
     def __int__(self) -> int:
         return int(self.item())
 
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
     def __bool__(self) -> bool:
         return bool(self.item())
 

@@ -21,7 +21,8 @@ import torch.nn.functional as F
 Range = tuple[int, int]
 """Half-open range of global indices of a dimension."""
 
-_CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
+"""By their number of spatial dimensions."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ class Convolution:
         self, piece: Piece, touched: Sequence[Range], weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         fit, g = _fit(piece.box[1:], touched, self.geometry), self.geometry
-        convolve = _CONVOLUTIONS[len(g.kernel)]
+        convolve = CONVOLUTIONS[len(g.kernel)]
         y: torch.Tensor = convolve(
             fit.pad(piece.values), self._of(weight, piece), bias, g.stride, fit.padding, g.dilation, self.groups
         )

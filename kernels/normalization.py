@@ -41,6 +41,23 @@ def gradients(
     return dx, torch.stack([dw, db])
 
 
+def by_definition(
+    x: torch.Tensor,
+    mean: Callable[[torch.Tensor], torch.Tensor],
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+) -> torch.Tensor:
+    """(x - mean) / std, times a weight plus a bias, in steps that all have derivatives.
+
+    ``mean`` gives the means of a tensor like x, over all ranks that share them, to be subtracted from it.
+    """
+    deviation = x - mean(x)
+    y = deviation * (mean(deviation * deviation) + eps).rsqrt()
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
 class BatchNormGradient:
     """Gradients of batch norm where x (N, C, ...) also decides the moments, in two halves about a sum over blocks.
 

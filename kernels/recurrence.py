@@ -59,8 +59,8 @@ def _by_torch(
     carry: torch.Tensor, sources: torch.Tensor, factors: torch.Tensor, direct: torch.Tensor | None, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     found, v = torch.empty_like(sources), carry.clone()
-    gates = torch.empty_like(factors[0]) if len(factors) else factors.new_empty(0)
-    rows = gates.view(len(v), -1)
+    gates = factors.new_empty(factors.shape[1:])
+    rows = gates.flatten(1)
     past = [None] * len(sources) if direct is None else direct.unbind(0)
     steps = list(zip(sources.unbind(0), factors.unbind(0), past, found.unbind(0), strict=True))
     for source, factor, kept, g in reversed(steps):

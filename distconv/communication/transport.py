@@ -28,10 +28,17 @@ _MPI_TYPES = {
     torch.int64: MPI.INT64_T,
     torch.int32: MPI.INT32_T,
     torch.uint8: MPI.UINT8_T,
+    torch.complex64: MPI.C_FLOAT_COMPLEX,
+    torch.complex128: MPI.C_DOUBLE_COMPLEX,
 }
 
 Message = tuple[int, torch.Tensor]
 """Peer rank and a contiguous tensor."""
+
+
+def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """``tensor`` with its values in memory: torch has zeros that have none, and puts off conjugates and signs."""
+    return tensor.clone() if tensor._is_zerotensor() else tensor.resolve_conj().resolve_neg()
 
 
 def _buffers(tensor: torch.Tensor) -> list[MPI.buffer]:
@@ -82,12 +89,14 @@ class Exchange:
     """
 
     def __init__(self, comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
+        self._requests: list[MPI.Request] = []
         check_usable(comm, what)
+        _abandoned[:] = [exchange for exchange in _abandoned if not exchange.done()]
         self._comm, self._what = comm, what
+        sends = [(peer, _in_memory(tensor)) for peer, tensor in sends]
         for traffic in _counting:
             traffic.sent[what] += sum(tensor.nbytes for _, tensor in sends)
         self._staging = staging = Staging.of([tensor for _, tensor in (*sends, *receives)])
-        self._requests: list[MPI.Request] = []
         if staging is None:
             self._receives, self._sends = [(*each, each[1]) for each in receives], [(*each, each[1]) for each in sends]
         else:
@@ -137,6 +146,7 @@ class Exchange:
         self.post()
         with watchdog.waiting(self._describe):
             MPI.Request.Waitall(self._requests)
+        self._requests.clear()
         if self._staging is not None:
             for _, tensor, buffer in self._receives:
                 self._staging.deliver(tensor, buffer)
@@ -149,11 +159,20 @@ class Exchange:
         for request in self._requests:
             request.Cancel()
         MPI.Request.Waitall(self._requests)
+        self._requests.clear()
+
+    def __del__(self) -> None:
+        # An exception came between start and finish: MPI may still read and write this memory.
+        if self._requests:
+            _abandoned.append(self)
 
     def _describe(self) -> str:
         peers = sorted({peer for peer, *_ in (*self._receives, *self._sends)})
         return f"{self._what} with peers {', '.join(map(str, peers))}"
 
+
+_abandoned: list[Exchange] = []
+"""Those that nobody waits for any more; their messages arrive all the same, since their peers have posted them, too."""
 
 _unposted: list[Exchange] = []
 """In the order of their construction: two ranks' messages to each other are told apart by nothing else."""
@@ -165,7 +184,7 @@ class Reduction:
     def __init__(self, comm: MPI.Intracomm, tensor: torch.Tensor, what: str, op: MPI.Op = MPI.SUM) -> None:
         check_usable(comm, what)
         self._tensor, self._what, self._size = tensor, what, comm.size
-        self._wide = tensor.to(widened(tensor.dtype))
+        self._wide = _in_memory(tensor.to(widened(tensor.dtype)))
         self._buffer = self._wide
         self._staging = staging = Staging.of([tensor])
         if staging is not None:

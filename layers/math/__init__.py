@@ -2,6 +2,7 @@
 
 ::
 
+    complex     Complex numbers: their parts, and what makes them of these
     extremes    Largest and smallest elements and where they are, with torch's conventions for ties
     matmul      Matrix products and their like
     norms       Norms and similarities along dimensions, split ones included

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from distconv.communication.collectives import apply
+from distconv.communication.collectives import apply, enter
 from distconv.communication.transport import allreduce
-from distconv.derivatives import first_order
 from distconv.dispatch import implements
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.math.reductions import Dims, Fold, folding, numpy_names, summed
@@ -71,12 +70,12 @@ class _Extreme(torch.autograd.Function):
         return found
 
     @staticmethod
-    @first_order("a maximum or minimum")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         local, found = ctx.saved_tensors
         equal = ctx.same(local, found)
         count = equal.sum(ctx.fold.dims, keepdim=True).contiguous()
         allreduce(ctx.fold.grid.comm(ctx.fold.axes), count, "ties of extremes")
+        grad = enter(grad, ctx.fold.grid, ctx.fold.axes)
         return grad / count.to(grad.dtype) * equal, None, None, None
 
 

@@ -124,19 +124,36 @@ def batch_labels(tensor: torch.Tensor, own: int) -> list[str]:
     return [f"batch {i}" for i in range(tensor.dim() - own, 0, -1)]
 
 
-@implements(
-    torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.linalg.matmul,
-    torch.mm, torch.Tensor.mm, torch.bmm, torch.Tensor.bmm, torch.mv, torch.Tensor.mv, torch.dot, torch.Tensor.dot,
-)  # fmt: skip
+@implements(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.linalg.matmul)
 def matmul(input: torch.Tensor, other: torch.Tensor) -> DistTensor:
     """``torch.matmul``."""
-    check_dtypes(torch.matmul, input, other)
-    shape = result_shape(torch.matmul, input, other)
+    return _multiplied(torch.matmul, input, other)
+
+
+def _multiplied(function: Callable[..., torch.Tensor], input: torch.Tensor, other: torch.Tensor) -> DistTensor:
+    """``torch.matmul`` or one of its kin; under ``torch.autocast`` not all of them compute in half precision."""
+    check_dtypes(function, input, other)
+    shape = result_shape(function, input, other)
     left = [*batch_labels(input, 2), "m", "k"] if input.dim() > 1 else ["k"]
     right = [*batch_labels(other, 2), "k", "n"] if other.dim() > 1 else ["k"]
     batch = max(batch_labels(input, 2), batch_labels(other, 2), key=len)
     out = [*batch, *(["m"] if input.dim() > 1 else []), *(["n"] if other.dim() > 1 else [])]
-    return contract(torch.matmul, (input, other), (left, right), out, shape)
+    return contract(function, (input, other), (left, right), out, shape)
+
+
+def _by_name(operator: Callable[..., Any], *names: str) -> Callable[..., Any]:
+    """``operator``, whose tensors may also be given by torch's ``names`` for them."""
+
+    def call(*given: Any, **named: Any) -> Any:
+        tensors = [*given, *(named.pop(name) for name in names[len(given) :] if name in named)]
+        return operator(*tensors, **named)
+
+    return call
+
+
+for _name, _second in (("mm", "mat2"), ("bmm", "mat2"), ("mv", "vec"), ("dot", "tensor")):
+    for _function in {getattr(h, _name) for h in (torch, torch.Tensor)}:
+        implements(_function)(_by_name(partial(_multiplied, getattr(torch, _name)), "input", _second))
 
 
 @implements(torch.Tensor.__rmatmul__)
@@ -165,15 +182,32 @@ def _plus(
     """``beta * input + alpha * product(first, second)``; with ``beta`` 0 torch ignores ``input``, NaN and all."""
     result_shape(function, input, first, second, beta=beta, alpha=alpha)
     result: torch.Tensor = product(first, second)
+    if isinstance(input, DistTensor):
+        result = as_distributed(result, input.grid)
     if torch._C._is_any_autocast_enabled():
         input = input.to(result.dtype)
     result = result if alpha == 1 else result * alpha
-    return result if beta == 0 else result + (input if beta == 1 else input * beta)
+    if beta == 0:
+        # Nothing is left of it, not even its NaN; but it has a gradient.
+        return result + input.masked_fill(input.new_ones((), dtype=torch.bool), 0)
+    return result + (input if beta == 1 else input * beta)
 
 
-for _name, _product in (("addmm", matmul), ("addmv", matmul), ("baddbmm", matmul), ("addr", outer)):
+for _name, _product, _operands in (
+    ("addmm", torch.matmul, ("mat1", "mat2")),
+    ("addmv", torch.matmul, ("mat", "vec")),
+    ("baddbmm", torch.matmul, ("batch1", "batch2")),
+    ("addbmm", partial(torch.einsum, "bij,bjk->ik"), ("batch1", "batch2")),
+    ("addr", torch.outer, ("vec1", "vec2")),
+):
     for _function in (getattr(torch, _name), getattr(torch.Tensor, _name)):
-        implements(_function)(partial(_plus, getattr(torch, _name), _product))
+        implements(_function)(_by_name(partial(_plus, getattr(torch, _name), _product), "input", *_operands))
+
+
+@implements(torch.vdot, torch.Tensor.vdot)
+def vdot(input: torch.Tensor, other: torch.Tensor) -> DistTensor:
+    """``torch.vdot``."""
+    return matmul(input.conj(), other)
 
 
 @implements(torch.linalg.vecdot)
@@ -241,7 +275,11 @@ def bilinear(
     shape = result_shape(F.bilinear, input1, input2, weight, bias)
     batch = batch_labels(input1, 1)
     labels = ([*batch, "i"], [*batch, "j"], ["o", "i", "j"])
-    # Not by torch's bilinear, which refuses blocks without features.
-    product = partial(torch.einsum, "...i,...j,oij->...o")
+
+    def product(*blocks: torch.Tensor) -> torch.Tensor:
+        # Not by torch's bilinear, which refuses blocks without features, but in the precision that it has.
+        with torch.autocast(blocks[0].device.type, enabled=False):
+            return torch.einsum("...i,...j,oij->...o", *blocks)
+
     result = contract(product, (input1, input2, weight), labels, [*batch, "o"], shape)
     return result if bias is None else result + bias

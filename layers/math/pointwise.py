@@ -56,7 +56,7 @@ clone contiguous to float double half bfloat16 int long short bool char byte cpu
 zeros_like ones_like full_like empty_like
 """.split()
 
-_ALIASES = ["detach", "real", "conj"]
+_ALIASES = ["detach", "conj"]
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

@@ -97,8 +97,6 @@ def summed(local: torch.Tensor, fold: Fold) -> torch.Tensor:
     """Sum of the ranks' partial results; their dtype may be one that MPI cannot add."""
     if not fold.axes:
         return local
-    if local.is_complex():
-        return torch.view_as_complex(sum_over(torch.view_as_real(local), fold.grid, fold.axes))
     if local.dtype in _NARROW_INTEGERS:
         return sum_over(local.long(), fold.grid, fold.axes).to(local.dtype)
     return sum_over(local, fold.grid, fold.axes)

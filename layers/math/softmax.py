@@ -23,7 +23,7 @@ def logsumexp(input: DistTensor, dim: Dims, keepdim: bool = False) -> torch.Tens
     fold = folding(input, dim, keepdim)
     if not fold.axes or not numbers_in(input, fold):
         return fold.wrap(torch.logsumexp(input.local, fold.dims or -1, keepdim))
-    highest = input.detach().amax(fold.dims, keepdim=True)
+    highest = (input.real if input.is_complex() else input).detach().amax(fold.dims, keepdim=True)
     highest = highest.masked_fill(highest.isinf(), 0)
     total = (input - highest).exp().sum(fold.dims, keepdim=keepdim)
     return total.log() + highest.reshape(total.shape)

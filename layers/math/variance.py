@@ -11,6 +11,7 @@ import torch
 from distconv.dispatch import implements
 from distconv.layers.math.reductions import folding, mean, numbers_in, numpy_names
 from distconv.layers.plumbing.alignment import result_shape
+from distconv.layers.plumbing.empty_blocks import like_other_ranks
 from distconv.precision import widened
 from distconv.tensor import DistTensor
 
@@ -32,9 +33,13 @@ def _var(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch
     fold = folding(input, dim, keepdim)
     count = numbers_in(input, fold)
     if not fold.axes:
-        if count and not input.local.numel():  # torch would warn of too few elements, on this rank alone
-            return fold.wrap(input.local.sum(fold.dims, keepdim))
-        return fold.wrap(torch.var(input.local, fold.dims or None, correction=correction, keepdim=keepdim))
+        function = partial(torch.var, dim=fold.dims or None, correction=correction, keepdim=keepdim)
+        if count:
+            return fold.wrap(like_other_ranks(function, fold.dist.local_shape(fold.shape), input.local))
+        return fold.wrap(function(input.local))
+    if input.is_complex():
+        real, imaginary = (torch.var(t, dim, correction=correction, keepdim=keepdim) for t in (input.real, input.imag))
+        return real + imaginary
     x: torch.Tensor = input.to(widened(input.dtype))
     if count:
         # From an element on, so that equal elements deviate by nothing at all.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from distconv.dispatch import implements
 from distconv.errors import UnsupportedOperation
 from distconv.layers.math.matmul import batch_labels, contract
 from distconv.layers.plumbing.alignment import result_shape
+from distconv.layers.plumbing.empty_blocks import like_other_ranks
 from distconv.tensor import DistTensor
 
 
@@ -46,11 +48,7 @@ def scaled_dot_product_attention(
         labels.append([*batch_labels(attn_mask, 2), "l", "s"])
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        if q.numel() and v.numel():
-            return F.scaled_dot_product_attention(q, k, v, mask, 0.0, **options)
-        # torch leaves k and v out of the graph of an empty result; the other ranks have them in theirs.
-        ends = [t.reshape(-1)[:0] for t in (q, k, v, mask) if t is not None and t.is_floating_point()]
-        dtype = F.scaled_dot_product_attention(*(q.new_zeros(1, 1, 1),) * 3).dtype  # that of the other ranks
-        return torch.cat(ends).to(dtype).reshape(*q.shape[:-1], v.shape[-1])
+        function = partial(F.scaled_dot_product_attention, **options)
+        return like_other_ranks(function, (*q.shape[:-1], v.shape[-1]), q, k, v, mask)
 
     return contract(attend, operands, labels, [*batch_labels(query, 2), "l", "f"], shape, whole)

@@ -7,24 +7,26 @@ Source: Dryden et al. 2019, III-B (local statistics, and those aggregated over t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
-from distconv.communication.collectives import apply
+from distconv.communication.collectives import apply, enter, sum_over
 from distconv.communication.transport import allreduce
-from distconv.derivatives import first_order
+from distconv.derivatives import gradients
 from distconv.dispatch import implements
 from distconv.distribution import Interval
 from distconv.errors import ShapeError, UnsupportedOperation
 from distconv.grid import ProcessGrid
-from distconv.kernels.normalization import BatchNormGradient, taken_near
+from distconv.kernels.normalization import BatchNormGradient, by_definition, taken_near
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
+from distconv.layers.plumbing.empty_blocks import like_other_ranks
 from distconv.layers.plumbing.sharded_weights import parameter_block
 from distconv.precision import widened
 from distconv.tensor import DistTensor
@@ -92,15 +94,32 @@ class _BatchNorm(torch.autograd.Function):
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps) if x.numel() else torch.empty_like(x)
 
     @staticmethod
-    @first_order("batch norm")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
         needed, reach = ctx.needs_input_grad, ctx.reach
+        if torch.is_grad_enabled():
+            bias = torch.zeros_like(mean, requires_grad=True) if needed[2] else None
+            found = gradients(partial(_by_definition, reach, ctx.eps), (x, weight, bias), needed[:3], grad)
+            return *found, None, None, None
         gradient = BatchNormGradient(grad, x, weight, (mean, var), ctx.eps)
         allreduce(reach.grid.comm(reach.axes), gradient.sums, "batch norm backward")
         dx = gradient.of_input(reach.count) if needed[0] else None
         dw = gradient.sums[0] if weight is not None and needed[1] else None
         return dx, dw, (gradient.sums[1] if needed[2] else None), *(None,) * 3
+
+
+def _by_definition(
+    reach: _Reach, eps: float, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    dims = [d for d in range(x.dim()) if d != 1]
+    shape = (-1, *(1,) * (x.dim() - 2))
+
+    def mean(values: torch.Tensor) -> torch.Tensor:
+        total = sum_over(values.sum(dims), reach.grid, reach.axes)
+        return enter(total / reach.count, reach.grid, reach.axes).view(shape)
+
+    weight, bias = (None if t is None else enter(t, reach.grid, reach.axes).view(shape) for t in (weight, bias))
+    return by_definition(x.to(widened(x.dtype)), mean, weight, bias, eps).to(x.dtype)
 
 
 def _moments(
@@ -143,7 +162,7 @@ def _update_running(
         running_var.mul_(1 - momentum).add_((var * (count / (count - 1))).to(running_var.dtype), alpha=momentum)
 
 
-@implements(F.batch_norm, torch.batch_norm)
+@implements(F.batch_norm)
 def batch_norm(
     input: DistTensor,
     running_mean: torch.Tensor | None = None,
@@ -164,10 +183,17 @@ def batch_norm(
         For a plain tensor with a distributed weight.
     """
     result_shape(F.batch_norm, input, running_mean, running_var, weight, bias, training, momentum, eps)
+    if isinstance(running_mean, DistTensor) or isinstance(running_var, DistTensor):
+        function = partial(batch_norm, input, weight=weight, bias=bias, training=training, momentum=momentum, eps=eps)
+        return _with_whole_statistics((running_mean, running_var), function)
     if not isinstance(input, DistTensor):
         raise UnsupportedOperation("batch norm of a plain tensor with a distributed weight: scatter the input first")
     if weight is not None and weight.dtype not in (input.dtype, widened(input.dtype)):
         raise ShapeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
+    if input.dim() < 2:  # torch takes it if it has no elements
+        whole = input.replicated()
+        y = F.batch_norm(whole.local, running_mean, running_var, weight, bias, training, momentum, eps)
+        return DistTensor(y, whole.dist, input.shape).redistribute(input.dist)
     over = input.dist.split[1]
     x = input if over is None else balanced_input(input)
     dist, grid = x.dist, x.grid
@@ -181,18 +207,47 @@ def batch_norm(
         local = local.contiguous()
     own = x.box()[1] if over else Interval(0, x.shape[1])
     channels = slice(own.start, own.stop)
-    if not training or not dist.split_axes:
+    if not training or not dist.split_axes or not input.numel():
         mean, var = (None if t is None else t[channels] for t in (running_mean, running_var))
-        if own.extent:
-            y = F.batch_norm(local, mean, var, w, b, training, momentum, eps)
+        local_norm = partial(F.batch_norm, training=training, momentum=momentum, eps=eps)
+        if own.extent or not input.numel():
+            y = local_norm(local, mean, var, w, b)
         else:
-            # torch refuses no channels; the graph must be that of the other ranks.
-            y = local * sum((t.sum() for t in (w, b) if t is not None), local.new_ones(()))
+            y = like_other_ranks(local_norm, local.shape, local, mean, var, w, b)
         return DistTensor(y, dist, x.shape)
     axes = tuple(a for a in dist.split_axes if a not in rest)
     reach = _Reach(_count(x, axes), grid, axes, channels, x.shape[1], over)
     running = (running_mean, running_var, momentum)
     return DistTensor(apply(_BatchNorm, local, w, b, running, eps, reach), dist, x.shape)
+
+
+def _with_whole_statistics(
+    statistics: Sequence[torch.Tensor | None], function: Callable[..., DistTensor]
+) -> DistTensor:
+    """``function`` of distributed running statistics, gathered meanwhile: their blocks need not be those of x."""
+    whole: list[Any] = [t.gather().detach() if isinstance(t, DistTensor) else t for t in statistics]
+    y = function(*whole)
+    with torch.no_grad():
+        for statistic, values in zip(statistics, whole, strict=True):
+            if isinstance(statistic, DistTensor):
+                statistic.copy_(values)
+    return y
+
+
+@implements(torch.batch_norm)
+def torch_batch_norm(
+    input: DistTensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> DistTensor:
+    """``torch.batch_norm``, which takes the same in another order."""
+    return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
 def _count(x: DistTensor, axes: tuple[str, ...]) -> int:

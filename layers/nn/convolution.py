@@ -11,24 +11,27 @@ Source: Dryden et al. 2019, III-A (algorithms), III-D (channels and filters) and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 
-from distconv.communication.collectives import apply
+from distconv.communication.collectives import apply, assemble
+from distconv.communication.routes import Needs
 from distconv.communication.transfer import Accumulation, TransferPlan, transfer_plan
-from distconv.derivatives import first_order
+from distconv.derivatives import gradients
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
 from distconv.grid import cached_on_grid
-from distconv.kernels.convolution import Convolution, Geometry, Piece, Range, cut, is_free, merged
+from distconv.kernels.convolution import CONVOLUTIONS, Convolution, Geometry, Piece, Range, cut, is_free, merged
+from distconv.layers.math.pointwise import pointwise
 from distconv.layers.plumbing.alignment import as_autocast, check_dtypes, result_shape, whole_over
-from distconv.layers.plumbing.input_windows import spatial_box, spread, window_needs
+from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
+from distconv.layers.plumbing.input_windows import fitted, spatial_box, spread, window_needs
 from distconv.layers.plumbing.sharded_weights import (
     channel_needs,
     parameter_block,
@@ -107,10 +110,12 @@ class _Convolve(torch.autograd.Function):
         return y
 
     @staticmethod
-    @first_order("a convolution")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         layer: _Layer = ctx.layer
         x, weight, *slabs = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            bias = weight.new_zeros(weight.shape[0], requires_grad=True)
+            return (*gradients(partial(_assembled, layer), (x, weight, bias), ctx.needs_input_grad[:3], grad), None)
         grad = grad.contiguous()
         pieces = layer.pieces(x, slabs)
         dx = dw = db = sending = None
@@ -123,6 +128,23 @@ class _Convolve(torch.autograd.Function):
         if sending is not None and dx is not None:
             sending.finish(dx)
         return dx, dw, db, None
+
+
+def _assembled(layer: _Layer, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """``y`` by operators that have derivatives: of the needed box in one piece, padding included."""
+    plan, work = layer.plan, layer.work
+    needs = cast("Needs", plan.dst)
+    box = assemble(x, transfer_plan(needs.base, needs, plan.shape))
+    box = fitted(box, needs.box(plan.shape)[2:], layer.needed[1:])
+    shape = (x.shape[0], weight.shape[0], *(b - a for a, b in work.out))
+    geometry, groups = work.geometry, work.groups
+    empty = 0 in (*shape, *box.shape)
+    if empty:
+        box = at_least(box, (1, groups, *map(geometry.reach, range(len(work.out)))))
+        weight = at_least(weight, (groups, 1, *geometry.kernel))
+        bias = at_least(bias, (groups,))
+    y = CONVOLUTIONS[len(work.out)](box, weight, bias, geometry.stride, 0, geometry.dilation, groups)
+    return nothing_of(y, shape) if empty else y
 
 
 def _start_input_gradient(
@@ -166,6 +188,8 @@ def _convolution(
     if input.dim() == count + 1:
         one = _convolution(function, unsqueeze(input, 0), weight, bias, stride, padding, dilation, groups)
         return squeeze(one, 0)
+    if input.is_complex():
+        return _of_complex(partial(_convolution, function), input, weight, bias, stride, padding, dilation, groups)
     x = with_channels_split(input, 1, weight)
     kernel, dilations, strides = tuple(weight.shape[2:]), spread(dilation, count), spread(stride, count)
     geometry = Geometry(kernel, strides, _front(padding, kernel, dilations), dilations)
@@ -174,7 +198,8 @@ def _convolution(
         b = None if bias is None else whole_over(bias, x.dist)
         if not any(x.dist.split[2:]):
             # Whole samples: nothing is exchanged, and torch's own operator has its own backward.
-            y = function(*as_autocast(x.local, w, b), stride, padding, dilation, groups)
+            call = partial(function, stride=stride, padding=padding, dilation=dilation, groups=groups)
+            y = like_other_ranks(call, x.dist.local_shape(out_shape), *as_autocast(x.local, w, b))
             return DistTensor(y, x.dist, out_shape)
         layer = _layer(x.dist, x.shape, out_shape, geometry, groups, None)
         return DistTensor(apply(_Convolve, *as_autocast(x.local, w, b), layer), x.dist, out_shape)
@@ -188,6 +213,16 @@ def _convolution(
         y = summed_at_owners(y, x.dist, out_shape, 1, split)
         y = y if b is None else y + b.to(y.dtype).view(-1, *(1,) * count)
     return DistTensor(y, x.dist, out_shape)
+
+
+def _of_complex(
+    convolve: Callable[..., Any], x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *options: Any
+) -> DistTensor:
+    """Three products of real numbers, as torch has it."""
+    real, imaginary = convolve(x.real, weight.real, None, *options), convolve(x.imag, weight.imag, None, *options)
+    both = convolve(x.real + x.imag, weight.real + weight.imag, None, *options)
+    y: DistTensor = pointwise(torch.complex, real - imaginary, both - real - imaginary)
+    return y if bias is None else pointwise(torch.add, y, bias.reshape(-1, *(1,) * (weight.dim() - 2)))
 
 
 def _front(padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: Sequence[int]) -> tuple[int, ...]:

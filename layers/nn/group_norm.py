@@ -21,12 +21,13 @@ import torch.nn.functional as F
 
 from distconv.communication.collectives import apply, enter, sum_over
 from distconv.communication.transport import allreduce
-from distconv.derivatives import first_order
+from distconv.derivatives import gradients as recorded_gradients
 from distconv.dispatch import implements
 from distconv.errors import ShapeError, UnsupportedOperation
 from distconv.grid import ProcessGrid
-from distconv.kernels.normalization import gradients, subtract_line, taken_near
+from distconv.kernels.normalization import by_definition, gradients, subtract_line, taken_near
 from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
+from distconv.layers.plumbing.empty_blocks import like_other_ranks
 from distconv.layers.plumbing.sharded_weights import parameter_block
 from distconv.precision import widened
 from distconv.tensor import DistTensor
@@ -110,22 +111,28 @@ class _Normalize(torch.autograd.Function):
             observe(mean, var)
         ctx.save_for_backward(x, weight, mean, var)
         ctx.groups, ctx.eps = groups, eps
+        ctx.bias = None if bias is None else bias.dtype
         if not x.numel():
             return torch.empty_like(x, dtype=dtype)
         flat = groups.flat(x)
         mean, var = groups.per_part(mean, flat.dtype), groups.per_part(var, flat.dtype)
         w, b = (None if t is None else t.to(flat.dtype).repeat(groups.shape[0]) for t in (weight, bias))
-        # With the statistics known this is torch's fused kernel for evaluation.
-        y = F.batch_norm(flat, mean, var, w, b, False, 0.0, eps)
+        # With the statistics known this is torch's fused kernel for evaluation. F.batch_norm refuses a negative eps.
+        y = torch.batch_norm(flat, w, b, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
         # No view may leave a Function: what follows could not change it in place.
         result: torch.Tensor = torch.ops.aten._unsafe_view(y, x.shape)
         return result.to(dtype)
 
     @staticmethod
-    @first_order("group and instance norm")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, mean, var = ctx.saved_tensors
         groups: _Groups = ctx.groups
+        if torch.is_grad_enabled():
+            bias = None
+            if ctx.needs_input_grad[2]:
+                bias = x.new_zeros(groups.shape[1], dtype=ctx.bias, requires_grad=True)
+            again = partial(_by_definition, groups, ctx.eps, grad.dtype)
+            return *recorded_gradients(again, (x, weight, bias), ctx.needs_input_grad[:3], grad), *(None,) * 4
         flat, wide = groups.flat(x), groups.flat(grad)
         factor = torch.ones((), device=x.device) if weight is None else weight
         mean, var = groups.per_part(mean, flat.dtype), groups.per_part(var, flat.dtype)
@@ -143,6 +150,25 @@ class _Normalize(torch.autograd.Function):
         dx = wide.view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
         dw, db = (s.sum(0) if w else None for s, w in zip(sums, ctx.needs_input_grad[1:3], strict=True))
         return dx, dw, db, None, None, None, None
+
+
+def _by_definition(
+    groups: _Groups,
+    eps: float,
+    dtype: torch.dtype,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    parts = groups.of_parts(x.device)
+
+    def mean(values: torch.Tensor) -> torch.Tensor:
+        sums = values.new_zeros((groups.shape[0], groups.number)).index_add(1, parts, values.sum(2))
+        means = sum_over(sums, groups.grid, groups.axes) / groups.count
+        return enter(means, groups.grid, groups.axes)[:, parts].unsqueeze(2)
+
+    weight, bias = (None if t is None else t.unsqueeze(1) for t in (weight, bias))
+    return by_definition(_wide(x).reshape(groups.shape), mean, weight, bias, eps).reshape(x.shape).to(dtype)
 
 
 # -- preparation ------------------------------------------------------------------------------------------------------
@@ -333,5 +359,6 @@ def local_response_norm(
     """``F.local_response_norm`` across the channels of x (N, C, ...); split channels are gathered and split again."""
     result_shape(F.local_response_norm, input, size, alpha, beta, k)
     x = input.replicated([1])
-    y = F.local_response_norm(x.local, size, alpha, beta, k)
+    function = partial(F.local_response_norm, size=size, alpha=alpha, beta=beta, k=k)
+    y = like_other_ranks(function, x.local.shape, x.local)
     return DistTensor(y, x.dist, x.shape).redistribute(input.dist)

@@ -25,12 +25,21 @@ _AREA: dict[int, Callable[..., Any]] = {
 
 
 @lru_cache(maxsize=1024)
-def _nearest(mode: str, extent: int, out: int, scale: float | None) -> Resampling:
-    # torch computes these indices in float32; asking it is the way to get the same ones.
-    size = {"size": out} if scale is None else {"scale_factor": scale}
-    index = F.interpolate(torch.arange(extent, dtype=torch.float64)[None, None], mode=mode, **size)
-    low = tuple(int(i) for i in index.flatten())
-    return Resampling(low, low, ())
+def _nearest(mode: str, extent: int, out: int, scale: float | None, count: int, device: str) -> Resampling:
+    """One of ``count`` dimensions.
+
+    torch computes these indices in float32, and where an extent stays or doubles, though the scale is another one, in
+    a way of their own for each number of dimensions, and for gradients: asking it is the way to get the same ones.
+    """
+    rest = (1,) * (count - 1)
+    size = {"size": (out, *rest)} if scale is None else {"scale_factor": (scale, *map(float, rest))}
+    index = torch.arange(extent, dtype=torch.float64, device=device).view(1, 1, -1, *rest)
+    one_each = torch.zeros((out, 1, extent, *rest), dtype=torch.float64, device=device, requires_grad=True)
+    with torch.enable_grad():
+        y = F.interpolate(one_each, mode=mode, **size)
+    (reached,) = torch.autograd.grad(y, one_each, torch.eye(out, dtype=y.dtype, device=device).view(y.shape))
+    source, target = F.interpolate(index, mode=mode, **size).long(), reached.flatten(1).argmax(1)
+    return Resampling(tuple(source.flatten().tolist()), tuple(target.tolist()), ())
 
 
 @lru_cache(maxsize=1024)
@@ -38,7 +47,7 @@ def _linear(extent: int, out: int, scale: float | None, align_corners: bool) -> 
     position = torch.arange(out, dtype=torch.float64)
     if align_corners:
         position *= (extent - 1) / (out - 1) if out > 1 else 0.0
-    else:
+    elif out != extent:  # an extent that stays torch takes as it is, whatever the scale
         position = ((position + 0.5) * (extent / out if scale is None else 1 / scale) - 0.5).clamp_(min=0)
     low = position.floor().long().clamp_(max=extent - 1)
     high = (low + 1).clamp(max=extent - 1)
@@ -100,5 +109,6 @@ def interpolate(
     if mode in _LINEAR:
         dims = [_linear(n, out, s, bool(align_corners)) for n, out, s in zip(extents, outs, scales, strict=True)]
     else:
-        dims = [_nearest(mode, n, out, s) for n, out, s in zip(extents, outs, scales, strict=True)]
+        place = (len(extents), x.device.type)
+        dims = [_nearest(mode, n, out, s, *place) for n, out, s in zip(extents, outs, scales, strict=True)]
     return resampled(x, out_shape, Resamplings(tuple(dims)))

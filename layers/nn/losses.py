@@ -15,6 +15,7 @@ from distconv.dispatch import implements
 from distconv.errors import LabelError, ShapeError, UnsupportedOperation
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, check_as_torch, result_shape
+from distconv.layers.plumbing.empty_blocks import like_other_ranks
 from distconv.layers.plumbing.index_check import outside
 from distconv.tensor import DistTensor
 
@@ -165,6 +166,9 @@ def cosine_embedding_loss(
     """``F.cosine_embedding_loss`` of (N, D), or of (D) with a target of no dimension."""
     _check_old_options(F.cosine_embedding_loss, size_average, reduce)
     result_shape(F.cosine_embedding_loss, input1, input2, target, margin, reduction=reduction)
+    one = torch.zeros((1, 1), dtype=input1.dtype, device=input1.device)
+    dtype = F.cosine_embedding_loss(one, one, one[0]).dtype  # another one under torch.autocast
+    input1, input2 = input1.to(dtype), input2.to(dtype)
     first, second = ((t * t).sum(dim=-1) + 1e-12 for t in (input1, input2))
     cosine = (input1 * input2).sum(dim=-1) / (first * second).sqrt()
     zero = torch.zeros_like(cosine)
@@ -260,9 +264,8 @@ def _local_losses(
     weight: torch.Tensor | None,
     options: dict[str, Any],
 ) -> torch.Tensor:
-    if logits.numel() == 0:
-        return logits.sum(1)
-    return function(logits, labels, weight, reduction="none", **options)
+    shape = (*logits.shape[:1], *logits.shape[2:])
+    return like_other_ranks(partial(function, weight=weight, reduction="none", **options), shape, logits, labels)
 
 
 def _divisor(

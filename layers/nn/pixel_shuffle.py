@@ -27,8 +27,20 @@ def _in_units(dist: Distribution, shape: Sequence[int], units: Sequence[int]) ->
     return layout(dist.grid, dist.axes, edges)
 
 
-def _pixel_shuffle(function: Callable[..., torch.Tensor], input: DistTensor, factor: int) -> DistTensor:
-    """``F.pixel_shuffle`` or its inverse of x (..., C, H, W), block by block.
+@implements(torch.pixel_shuffle)
+def pixel_shuffle(input: DistTensor, upscale_factor: int) -> DistTensor:
+    """``F.pixel_shuffle`` of x (..., C, H, W)."""
+    return _shuffled(torch.pixel_shuffle, input, upscale_factor)
+
+
+@implements(torch.pixel_unshuffle)
+def pixel_unshuffle(input: DistTensor, downscale_factor: int) -> DistTensor:
+    """``F.pixel_unshuffle`` of x (..., C, H, W)."""
+    return _shuffled(torch.pixel_unshuffle, input, downscale_factor)
+
+
+def _shuffled(function: Callable[..., torch.Tensor], input: DistTensor, factor: int) -> DistTensor:
+    """Either of x (..., C, H, W), block by block.
 
     Every dimension grows or shrinks by a whole factor. Blocks are moved to where that factor divides them, shuffled,
     and moved to balanced blocks again; no dimension is gathered.
@@ -40,10 +52,6 @@ def _pixel_shuffle(function: Callable[..., torch.Tensor], input: DistTensor, fac
     # Of an empty block torch's shuffle has a gradient of the wrong shape.
     y = function(x.local, factor) if x.local.numel() else no_outputs(x.local, dist.local_shape(out_shape))
     return DistTensor(y, dist, out_shape).redistribute(input.dist.balanced())
-
-
-for _function in (torch.pixel_shuffle, torch.pixel_unshuffle):
-    implements(_function)(partial(_pixel_shuffle, _function))
 
 
 def _channel_shuffle(function: Callable[..., torch.Tensor], input: DistTensor, groups: int) -> DistTensor:

@@ -16,9 +16,10 @@ import torch.nn.functional as F
 from distconv.dispatch import implements
 from distconv.errors import ShapeError, UnsupportedOperation
 from distconv.kernels.convolution import Geometry, Range
-from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, balanced_input, result_shape
+from distconv.layers.plumbing.alignment import as_distributed, balanced_input, result_shape
+from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
 from distconv.layers.plumbing.index_check import outside
-from distconv.layers.plumbing.input_windows import needed_block, no_outputs, spatial_box, spread
+from distconv.layers.plumbing.input_windows import needed_block, spatial_box, spread
 from distconv.tensor import DistTensor
 
 Size = int | Sequence[int]
@@ -50,7 +51,7 @@ def unbatched(rule: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Pooling(NamedTuple):
-    """A max pooling of which this rank computes its block."""
+    """A pooling of which this rank computes its block."""
 
     block: torch.Tensor
     geometry: Geometry
@@ -60,6 +61,16 @@ class _Pooling(NamedTuple):
     @property
     def local_shape(self) -> tuple[int, ...]:
         return self.x.dist.local_shape(self.out_shape)
+
+    def windows(self) -> torch.Tensor:
+        """What is pooled: the block, with one window where it has none."""
+        if 0 not in self.local_shape:
+            return self.block
+        return at_least(self.block, (1, 1, *map(self.geometry.reach, range(len(self.geometry.kernel)))))
+
+    def of(self, y: torch.Tensor) -> torch.Tensor:
+        """What is kept of the pooled windows."""
+        return nothing_of(y, self.local_shape) if 0 in self.local_shape else y
 
     def result(self, y: torch.Tensor) -> DistTensor:
         return DistTensor(y, self.x.dist, self.out_shape)
@@ -81,7 +92,7 @@ def _prepared(
 ) -> _Pooling:
     stride = stride or kernel_size
     out_shape = result_shape(_MAX[count], input, kernel_size, stride, padding, dilation, ceil_mode)
-    x = as_cast_for(balanced_input(input), lambda block: _MAX[count](block, 1), *(1,) * (count + 2))
+    x = balanced_input(input)
     geometry = Geometry(
         spread(kernel_size, count), spread(stride, count), spread(padding, count), spread(dilation, count)
     )
@@ -94,9 +105,8 @@ def max_pool(count: int, input: DistTensor, *args: Any, return_indices: bool = F
     if return_indices:
         return max_pool_with_indices(count, input, *args, **kwargs)
     work = _prepared(count, input, *args, **kwargs)
-    if 0 in work.local_shape:
-        return work.result(no_outputs(work.block, work.local_shape))
-    return work.result(_MAX[count](work.block, work.geometry.kernel, work.geometry.stride, 0, work.geometry.dilation))
+    geometry = work.geometry
+    return work.result(work.of(_MAX[count](work.windows(), geometry.kernel, geometry.stride, 0, geometry.dilation)))
 
 
 @unbatched
@@ -105,12 +115,9 @@ def max_pool_with_indices(
 ) -> Indexed:
     """The same with the indices of the largest values."""
     work = _prepared(count, input, *args, **kwargs)
-    if 0 in work.local_shape:
-        nowhere = torch.empty(work.local_shape, dtype=torch.int64, device=work.block.device)
-        return work.result(no_outputs(work.block, work.local_shape)), work.result(nowhere)
     geometry = work.geometry
-    y, at = _WITH_INDICES[count](work.block, geometry.kernel, geometry.stride, 0, geometry.dilation)
-    return work.result(y), work.result(_globally(at, work))
+    y, at = _WITH_INDICES[count](work.windows(), geometry.kernel, geometry.stride, 0, geometry.dilation)
+    return work.result(work.of(y)), work.result(_globally(work.of(at), work))
 
 
 def _globally(at: torch.Tensor, work: _Pooling) -> torch.Tensor:
@@ -118,7 +125,7 @@ def _globally(at: torch.Tensor, work: _Pooling) -> torch.Tensor:
     found = torch.zeros_like(at)
     volume = 1
     for dim in reversed(range(len(work.geometry.kernel))):
-        extent, out = work.block.shape[dim + 2], spatial_box(work.x.dist, work.out_shape)[dim]
+        extent, out = max(1, work.block.shape[dim + 2]), spatial_box(work.x.dist, work.out_shape)[dim]
         index = at % extent + work.geometry.needed(dim, out)[0]
         # Where nothing is larger than -inf torch names the first element of the window that is no padding.
         index = torch.where(index < 0, index % work.geometry.dilation[dim], index)
@@ -144,13 +151,12 @@ def avg_pool(
     pool = _AVERAGE[count]
     options = {} if divisor_override is None else {"divisor_override": divisor_override}
     out_shape = result_shape(pool, input, kernel_size, stride, padding, ceil_mode, count_include_pad, **options)
-    x = as_cast_for(balanced_input(input), lambda block: pool(block, 1), *(1,) * (count + 2))
+    if not input.is_floating_point():  # torch divides whole numbers by whole numbers
+        return whole_space(pool, input, kernel_size, stride, padding, ceil_mode, count_include_pad, **options)
+    x = balanced_input(input)
     geometry = Geometry(spread(kernel_size, count), spread(stride, count), spread(padding, count), (1,) * count)
-    block = needed_block(x, out_shape, geometry)
-    local_shape = x.dist.local_shape(out_shape)
-    if 0 in local_shape:
-        return DistTensor(no_outputs(block, local_shape), x.dist, out_shape)
-    y = pool(block, geometry.kernel, geometry.stride, 0)
+    work = _Pooling(needed_block(x, out_shape, geometry), geometry, x, out_shape)
+    y = work.of(pool(work.windows(), geometry.kernel, geometry.stride, 0))
     if divisor_override is not None:
         y = y * (math.prod(geometry.kernel) / divisor_override)
     elif ceil_mode or any(geometry.padding):
@@ -189,11 +195,8 @@ def whole_space(function: Callable[..., Any], input: DistTensor, *args: Any, **k
     """``function`` by gathering the spatial dimensions, applying it redundantly and splitting the result again."""
     whole = input.replicated(range(2, input.dim()))
     out_shape = result_shape(function, input, *args, **kwargs)
-    local_shape = whole.dist.local_shape(out_shape)
-    if 0 in whole.local.shape:
-        y = no_outputs(whole.local, local_shape)
-    else:
-        y = function(whole.local, *args, **kwargs)
+    shape = whole.dist.local_shape(out_shape)
+    y = like_other_ranks(lambda block: function(block, *args, **kwargs), shape, whole.local)
     return DistTensor(y, whole.dist, out_shape).redistribute(input.dist.balanced())
 
 
@@ -212,18 +215,15 @@ def _max_unpool(
     out_shape = result_shape(unpool, input, indices, kernel_size, stride, padding, size)
     if input.dim() == count + 1:
         return unpool(input.unsqueeze(0), indices.unsqueeze(0), kernel_size, stride, padding, size).squeeze(0)
-    x = as_cast_for(input, lambda block: unpool(block, torch.zeros_like(block).long(), 1), *(1,) * (count + 2))
     target = input.dist.balanced()
     gathered = target.replicate(range(2, count + 2))
-    values, at = (as_distributed(t, x.grid).redistribute(gathered) for t in (x, indices))
+    values, at = (as_distributed(t, input.grid).redistribute(gathered) for t in (input, indices))
     volume = math.prod(out_shape[2:])
     wrong = outside(at.local, volume, at.grid)
     if wrong is not None:
         raise ShapeError(f"max unpooling: found an invalid max index: {wrong} (output volumes are of {volume})")
-    if 0 in values.local.shape:
-        y = no_outputs(values.local, gathered.local_shape(out_shape))
-    else:
-        y = unpool(values.local, at.local, kernel_size, stride, padding, size)
+    unpooled = partial(unpool, kernel_size=kernel_size, stride=stride, padding=padding, output_size=size)
+    y = like_other_ranks(unpooled, gathered.local_shape(out_shape), values.local, at.local)
     return DistTensor(y, gathered, out_shape).redistribute(target)
 
 

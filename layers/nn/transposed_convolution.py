@@ -17,6 +17,7 @@ from distconv.dispatch import implements
 from distconv.errors import UnsupportedOperation
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.plumbing.alignment import check_as_torch, check_dtypes, result_shape, whole_over
+from distconv.layers.plumbing.empty_blocks import at_least, nothing_of
 from distconv.layers.plumbing.input_windows import needed_block, spatial_box, spread
 from distconv.layers.plumbing.sharded_weights import (
     channel_needs,
@@ -76,13 +77,15 @@ def _transposed(
     block = needed_block(x, out_shape, reaching, channels=needs)
     filters = out_shape[1] if split is None else split.computed(x.dist.coordinate(1)).extent
     local_shape = (x.local.shape[0], filters, *x.dist.local_shape(out_shape)[2:])
-    if 0 in local_shape or not block.numel():
-        # Sums of nothing, so that the graph is that of the other ranks.
-        y = block.reshape(-1)[:0].sum() + w.reshape(-1)[:0].sum() + block.new_zeros(local_shape)
+    local_groups = groups if split is None else split.local_groups
+    empty = 0 in local_shape or not block.numel()
+    if empty:
+        block, w = at_least(block, (1, local_groups, *(1,) * count)), at_least(w, (local_groups, 1, *geometry.kernel))
+    y = function(block, w, None, geometry.stride, 0, 0, local_groups, geometry.dilation)
+    if empty:
+        y = nothing_of(y, local_shape)
     else:
         out = spatial_box(x.dist, out_shape)
-        local_groups = groups if split is None else split.local_groups
-        y = function(block, w, None, geometry.stride, 0, 0, local_groups, geometry.dilation)
         around = [n for d in reversed(range(count)) for n in _surplus(geometry, d, reaching.needed(d, out[d]), out[d])]
         y = F.pad(y, around) if any(around) else y
     if split is not None:

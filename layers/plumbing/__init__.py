@@ -4,6 +4,7 @@
 
     alignment        Bring operands to one layout, and ask torch itself what shape a result has
     block_edges      Where the blocks of a split dimension begin and end, and layouts made from that
+    empty_blocks     What a rank without elements computes: the same on a few zeros, of which it keeps nothing
     index_check      Indices that must lie in a range
     inplace_views    Results that are views in torch but had to be gathered here
     input_windows    Operators that compute each output from a window of the input

@@ -19,6 +19,10 @@ _REFUSALS = (RuntimeError, ValueError, ZeroDivisionError)
 """What torch's functions and its meta implementations raise on shapes that they do not take."""
 
 
+_FEW = 1 << 16
+"""Elements of a tensor with which torch's function is tried out."""
+
+
 def as_distributed(tensor: torch.Tensor, grid: ProcessGrid) -> DistTensor:
     """``tensor`` itself, or a plain one as a replicated DistTensor."""
     if isinstance(tensor, DistTensor):
@@ -137,7 +141,26 @@ def result_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tor
         With torch's own text, where torch refuses them.
     """
     with torch._C.DisableTorchFunctionSubclass():
-        return _meta_result(function, _frozen(args), tuple((k, _frozen(v)) for k, v in kwargs.items()))
+        given = function, _frozen(args), tuple((k, _frozen(v)) for k, v in kwargs.items())
+        first = next((a for a in args if isinstance(a, torch.Tensor)), None)
+        if first is not None and _doubtful(first):
+            _tried(*given)
+        return _meta_result(*given)
+
+
+def _doubtful(input: torch.Tensor) -> bool:
+    """Whether torch may have no kernel for this dtype though its meta tensors pass, and asking it costs little."""
+    known = input.dtype in (torch.float32, torch.float64) or input.device.type != "cpu"
+    return not known and input.numel() <= _FEW and not torch._C._is_any_autocast_enabled()
+
+
+@lru_cache(maxsize=4096)
+def _tried(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
+    """Raise ShapeError where torch refuses operands like these, as it would where a block is not empty."""
+    try:
+        _called(function, args, kwargs, _without_memory)
+    except _REFUSALS as error:
+        raise ShapeError(str(error)) from None
 
 
 def check_dtypes(function: Callable[..., Any], input: torch.Tensor, *operands: Any) -> None:
@@ -158,10 +181,7 @@ def check_as_torch(function: Callable[..., Any], *args: Any) -> None:
         With torch's text, where torch refuses the operands.
     """
     with torch._C.DisableTorchFunctionSubclass():
-        try:
-            _called(function, _frozen(args), (), _without_memory)
-        except _REFUSALS as error:
-            raise ShapeError(str(error)) from None
+        _tried(function, _frozen(args), ())
 
 
 @lru_cache(maxsize=4096)

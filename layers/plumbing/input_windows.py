@@ -70,11 +70,16 @@ def needed_block(
     """
     needs = _needs(x.dist, out_shape, windows, channels)
     local = assemble(x.local, transfer_plan(x.dist, needs, tuple(x.shape))) if needs.needed else x.local
-    have = needs.box(x.shape)[2:]
+    wanted = [windows.needed(dim, out) for dim, out in enumerate(spatial_box(x.dist, out_shape))]
+    return fitted(local, needs.box(x.shape)[2:], wanted, fill)
+
+
+def fitted(block: torch.Tensor, have: Sequence[Interval], wanted: Sequence[Range], fill: float = 0.0) -> torch.Tensor:
+    """``block``, whose spatial dimensions cover ``have``, cut or padded to the ranges ``wanted``."""
     around: list[int] = []
-    for dim, (interval, out) in enumerate(zip(have, spatial_box(x.dist, out_shape), strict=True)):
-        around[:0] = _around(interval, windows.needed(dim, out))
-    return F.pad(local, around, value=fill) if any(around) else local
+    for interval, needed in zip(have, wanted, strict=True):
+        around[:0] = _around(interval, needed)
+    return F.pad(block, around, value=fill) if any(around) else block
 
 
 def _around(have: Interval, needed: Range) -> list[int]:

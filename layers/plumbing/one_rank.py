@@ -16,7 +16,7 @@ from distconv.tensor import DistTensor
 STOREYS = ("distconv.layers.nn.", "distconv.layers.math.", "distconv.layers.tensor.joining.")
 """Whose operators compute new values. Those of the others look at tensors, make them, or view them."""
 
-NEVER = frozenset({"detach", "real", "conj", "data"})
+NEVER = frozenset({"detach", "real", "imag", "conj", "data", "view_as_real", "view_as_complex"})
 """Views of their argument, which the operators keep track of."""
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from distconv.communication.collectives import apply
 from distconv.kernels.convolution import Range
 from distconv.layers.plumbing.input_windows import needed_block, no_outputs, spatial_box
 from distconv.precision import widened
@@ -16,8 +18,8 @@ from distconv.tensor import DistTensor
 class Resampling:
     """How one dimension is sampled: output ``o`` blends input ``low[o]`` and ``high[o]``, the latter by ``weight[o]``.
 
-    No ``high[o]`` lies before ``low[o]``; without weights output ``o`` is input ``low[o]``. Equal by identity,
-    since those that make it cache it.
+    No ``high[o]`` lies before ``low[o]``; without weights output ``o`` is input ``low[o]``, and its gradient goes to
+    ``high[o]``. Equal by identity, since those that make it cache it.
     """
 
     low: tuple[int, ...]
@@ -37,13 +39,25 @@ class Resampling:
             return block.index_select(dim, torch.tensor(index[out[0] : out[1]], device=block.device) - start)
 
         if not self.weight:
-            return taken(self.low)
+            return taken(self.high) if self.low == self.high else apply(_Instead, taken(self.low), taken(self.high))
         shape = [1] * block.dim()
         shape[dim] = -1
         dtype = widened(block.dtype)
         weight = torch.tensor(self.weight[out[0] : out[1]], dtype=dtype, device=block.device).view(shape)
         # Not torch.lerp, which makes NaN of a neighbour's infinity.
         return taken(self.low) * (1 - weight) + taken(self.high) * weight
+
+
+class _Instead(torch.autograd.Function):
+    """``values``, whose gradient is that of ``other``."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, grad
 
 
 @dataclass(frozen=True)

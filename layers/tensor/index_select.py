@@ -71,6 +71,10 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: b
     if sparse_grad:
         raise UnsupportedOperation("torch.gather with sparse_grad=True: leave it out")
     dim %= max(1, input.dim())
+    if not shape.numel():  # then torch takes an index of any number of dimensions
+        grid = next(t.grid for t in (input, index) if isinstance(t, DistTensor))
+        x, chosen = (as_distributed(t, grid).replicated() for t in (input, index))
+        return DistTensor(torch.gather(x.local, dim, chosen.local), chosen.dist, shape)
     kept = [d != dim and m == n for d, (m, n) in enumerate(zip(input.shape, shape, strict=True))]
     operands = [t for t in (index, input) if isinstance(t, DistTensor)]
     dist = common_distribution([t.replicated([d for d, k in enumerate(kept) if not k]) for t in operands], shape)
@@ -89,7 +93,7 @@ def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None =
     dim %= input.dim()
     extents = torch.broadcast_shapes(*((*t.shape[:dim], 1, *t.shape[dim + 1 :]) for t in (input, indices)))
     x, index = (t.expand(*extents[:dim], t.shape[dim], *extents[dim + 1 :]) for t in (input, indices))
-    return gather(x, dim, index)
+    return gather(x, dim, torch.where(index < 0, index + input.shape[dim], index))
 
 
 @implements(F.one_hot)

@@ -88,7 +88,7 @@ def type_(input: DistTensor, dtype: Any = None, non_blocking: bool = False) -> A
 
 
 @implements(torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.storage, torch.as_strided)
-def memory(input: DistTensor, *_: Any) -> Any:
+def memory(input: DistTensor, *_: Any, **__: Any) -> Any:
     """The memory of the global tensor, which is nowhere in one piece.
 
     Raises

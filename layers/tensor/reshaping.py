@@ -250,16 +250,24 @@ def _reordered(function: Callable[..., torch.Tensor], input: DistTensor, *args: 
     return permuted(input, result_shape(function, extents, *(list(a) if _many(a) else a for a in args), **named))
 
 
+def _conjugated(function: Callable[..., torch.Tensor], input: DistTensor) -> torch.Tensor:
+    """A function that also takes conjugates."""
+    return _reordered(function, input).conj()
+
+
 def _many(argument: Any) -> bool:
     return isinstance(argument, (list, tuple))
 
 
 def _register_orders() -> None:
-    names = "permute transpose movedim moveaxis swapaxes swapdims t adjoint".split()
+    names = "permute transpose movedim moveaxis swapaxes swapdims t".split()
     functions = [getattr(h, n) for n in names for h in (torch, torch.Tensor) if hasattr(h, n)]
-    functions += [vars(torch._C.TensorBase)[n].__get__ for n in ("T", "mT", "H", "mH")]
+    functions += [vars(torch._C.TensorBase)[n].__get__ for n in ("T", "mT")]
     for function in functions:
         implements(function)(partial(_reordered, function))
+    conjugates = [torch.adjoint, torch.Tensor.adjoint, *(vars(torch._C.TensorBase)[n].__get__ for n in ("H", "mH"))]
+    for function in conjugates:
+        implements(function)(partial(_conjugated, function))
 
 
 _register_orders()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -105,16 +105,21 @@ def _first_of_unbind(tensor: torch.Tensor, dim: int) -> torch.Tensor:
 # -- in pieces --------------------------------------------------------------------------------------------------------
 
 
-def _pieces(function: Any, input: DistTensor, *args: Any, **named: Any) -> tuple[DistTensor, ...]:
-    """A function that cuts one dimension into pieces; torch shows their extents."""
+def _pieces(function: Any, input: torch.Tensor, *args: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    """A function that cuts one dimension into pieces; torch shows where they begin, and their extents."""
+    args = tuple(a.gather() if isinstance(a, DistTensor) else a for a in args)
+    named = {name: a.gather() if isinstance(a, DistTensor) else a for name, a in named.items()}
+    if not isinstance(input, DistTensor):
+        found: tuple[torch.Tensor, ...] = function(input, *args, **named)
+        return found
     with torch._C.DisableTorchFunctionSubclass():
         parts = function(torch.empty(input.shape, device="meta"), *args, **named)
     dims = [d for d, n in enumerate(input.shape) if any(p.shape[d] != n for p in parts)]
     if not dims:
         return tuple(_one_of(cut(input, [ALL] * input.dim()), function) for _ in parts)
     (dim,) = dims
-    stops = list(accumulate(p.shape[dim] for p in parts))
-    pieces = (part(input, dim, stop - p.shape[dim], stop) for p, stop in zip(parts, stops, strict=True))
+    starts = [p.storage_offset() // p.stride(dim) for p in parts]
+    pieces = (part(input, dim, start, start + p.shape[dim]) for p, start in zip(parts, starts, strict=True))
     return tuple(_one_of(piece, function) for piece in pieces)
 
 
@@ -140,6 +145,8 @@ def diff(
     result_shape(torch.diff, input, n, dim, prepend, append)
     x: torch.Tensor = input
     ends = [t for t in (prepend, input, append) if t is not None]
+    if n == 0:  # then torch looks at no ends either
+        return input.clone()
     if len(ends) > 1:
         x = cat(ends, dim)
     for _ in range(min(n, x.shape[dim])):

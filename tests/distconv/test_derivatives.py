@@ -1,52 +1,93 @@
-"""Derivatives of derivatives: exact through all communication, refused where a backward pass has none."""
+"""Derivatives of derivatives are those of one process: penalties on gradients, products with Hessians, inner steps."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.func import functional_call
 
 import distconv as dc
-from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
+from distconv.derivatives import first_order
+from tests.distconv.layouts import grid_over, grids, normal
+
+FEW_RANKS = pytest.mark.ranks(2, 3, 4)
 
 
-def penalised(model, x, whole):
-    """A loss with a penalty on the gradient of the input, as WGAN-GP has it."""
-    y = model(x)
-    (slope,) = torch.autograd.grad(whole(y.square().mean()), [x], create_graph=True)
-    return whole(y.sum()) + whole((slope.square().sum() - 1) ** 2)
+def whole(y):
+    return y.replicated() if isinstance(y, dc.DistTensor) else y
 
 
 def leaf(grid, axes, *shape):
-    x = dc.scatter(normal(*shape), dc.Distribution(grid, axes)) if axes else normal(*shape)
+    x = dc.scatter(normal(*shape), dc.Distribution(grid, axes)) if grid else normal(*shape)
     return x.detach().requires_grad_()
 
 
-class Network(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
-        self.scale = nn.Parameter(torch.ones(1, 6))
-
-    def forward(self, x):
-        x = F.softplus(self.first(x)) * self.scale
-        x = x - x.mean(0, keepdim=True)
-        return torch.tanh(self.second(x)) + x.sum(1, keepdim=True) ** 2
+def layouts(comm):
+    """Axes by themselves, or pairs of them."""
+    found = [{axis: comm.size} for axis in "nch"]
+    if comm.size == 4:
+        found = [{"c": 2, "h": 2}, {"n": 2, "w": 2}, {"h": 4}]
+    return [grid_over(comm, **each) for each in found]
 
 
-@pytest.mark.parametrize("axis", ["n", "c"])
-def test_a_penalty_on_gradients_is_that_of_one_process(comm, axis):
-    torch.manual_seed(0)
-    model = Network().double()
-    twin = Network().double()
-    twin.load_state_dict(model.state_dict())
-    penalised(model, normal(7, 4).requires_grad_(), lambda y: y).backward()
-    grid = grid_over(comm, **{axis: comm.size})
-    x = leaf(grid, ("n", "c"), 7, 4)
-    penalised(dc.parallelize(twin, grid), x, lambda y: y.replicated() if hasattr(y, "replicated") else y).backward()
-    for (name, expected), found in zip(model.named_parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(dc.gather(found.grad), expected.grad, rtol=1e-10, atol=1e-12, msg=name)
+def near(found, expected, what):
+    torch.testing.assert_close(dc.gather(found).detach(), expected.detach(), rtol=1e-9, atol=1e-11, msg=what)
+
+
+# -- one layer --------------------------------------------------------------------------------------------------------
+
+LAYERS: dict[str, tuple[Any, tuple[int, ...], list[tuple[int, ...]]]] = {
+    "conv1d": (lambda x, w, b: F.conv1d(x.mean(2), w, b, padding=1), (2, 3, 2, 7), [(4, 3, 3), (4,)]),
+    "conv2d": (lambda x, w, b: F.conv2d(x, w, b, padding=1), (2, 3, 7, 6), [(4, 3, 3, 3), (4,)]),
+    "conv2d, stride and dilation": (
+        lambda x, w: F.conv2d(x, w, stride=2, padding=(0, 2), dilation=(1, 2)), (2, 3, 7, 6), [(4, 3, 2, 3)]
+    ),
+    "conv2d, groups": (lambda x, w: F.conv2d(x, w, padding=1, groups=12), (2, 12, 5, 6), [(12, 1, 3, 3)]),
+    "conv2d, ranks without outputs": (lambda x, w: F.conv2d(x, w, stride=3), (1, 3, 3, 3), [(1, 3, 3, 3)]),
+    "conv3d": (lambda x, w: F.conv3d(x.unsqueeze(2), w, padding=1), (2, 2, 4, 3), [(2, 2, 3, 3, 3)]),
+    "conv_transpose2d": (
+        lambda x, w, b: F.conv_transpose2d(x, w, b, stride=2, padding=1), (2, 3, 4, 5), [(3, 4, 3, 3), (4,)]
+    ),
+    "conv_transpose2d, ranks without inputs": (
+        lambda x, w: F.conv_transpose2d(x, w), (1, 1, 1, 1), [(1, 1, 1, 1)]
+    ),
+    "batch norm": (lambda x, w, b: F.batch_norm(x, None, None, w, b, True), (3, 4, 5, 6), [(4,), (4,)]),
+    "batch norm, no channels somewhere": (
+        lambda x, w: F.batch_norm(x, torch.zeros(1).double(), torch.ones(1).double(), w), (2, 1, 3, 2), [(1,)]
+    ),
+    "group norm": (lambda x, w, b: F.group_norm(x, 2, w, b), (3, 4, 5, 6), [(4,), (4,)]),
+    "instance norm": (lambda x, w, b: F.instance_norm(x, None, None, w, b), (3, 4, 5, 6), [(4,), (4,)]),
+    "layer norm": (lambda x, w, b: F.layer_norm(x, (5, 6), w, b), (3, 4, 5, 6), [(5, 6), (5, 6)]),
+    "amax": (lambda x: x.amax((0, 2)), (3, 4, 5, 6), []),
+    "max of everything": (lambda x: x.max() * x, (3, 4, 5, 6), []),
+    "std": (lambda x: x.std(3), (1, 4, 2, 6), []),
+    "max pooling": (lambda x: F.max_pool2d(x, 3, 2, 1), (3, 4, 5, 6), []),
+    "average pooling": (lambda x: F.avg_pool2d(x, 3, 2, 1), (3, 4, 2, 6), []),
+    "cross entropy": (lambda x: F.cross_entropy(x, torch.zeros(1, 2, 3).long()), (1, 4, 2, 3), []),
+    "bilinear interpolation": (lambda x: F.interpolate(x, scale_factor=1.7, mode="bilinear"), (1, 4, 2, 6), []),
+}  # fmt: skip
+
+
+def derivatives(layer, grid, shape, weights):
+    """First derivatives of a loss by all that goes in, and those of the sum of their squares."""
+    given = [leaf(grid, ("n", "c", "h", "w"), *shape)]
+    given += [(normal(*each, seed=i + 1) / 2).requires_grad_() for i, each in enumerate(weights)]
+    first = torch.autograd.grad(whole((layer(*given) ** 3).sum()), given, create_graph=True)
+    return [*first, *torch.autograd.grad(sum(whole((g**2).sum()) for g in first), given)]
+
+
+@FEW_RANKS
+@pytest.mark.parametrize("name", LAYERS)
+def test_second_derivatives_of_a_layer_are_those_of_one_process(comm, name):
+    expected = derivatives(LAYERS[name][0], None, *LAYERS[name][1:])
+    for grid in layouts(comm):
+        found = derivatives(LAYERS[name][0], grid, *LAYERS[name][1:])
+        for number, pair in enumerate(zip(found, expected, strict=True)):
+            near(*pair, f"derivative {number} on {grid}")
 
 
 def test_redistribution_and_halos_have_derivatives_of_any_order(comm):
@@ -58,23 +99,123 @@ def test_redistribution_and_halos_have_derivatives_of_any_order(comm):
         torch.testing.assert_close(dc.gather(second), 36 * normal(3, 2, 7, 4) ** 3, rtol=1e-12, atol=1e-12)
 
 
-LAYERS = {
-    "a convolution": lambda x, w: F.conv2d(x, w, padding=1),
-    "batch norm": lambda x, w: F.batch_norm(x, None, None, training=True),
-    "group and instance norm": lambda x, w: F.group_norm(x, 1),
-    "a maximum or minimum": lambda x, w: x.amax((0, 2, 3)),
+@FEW_RANKS
+def test_third_derivatives_of_a_convolution_are_those_of_one_process(comm):
+    def third(grid):
+        x, w = leaf(grid, ("n", "c", "h", "w"), 2, 2, 5, 4), normal(2, 2, 3, 3).requires_grad_()
+        y = whole((F.conv2d(x, w, padding=1) ** 4).sum())
+        for _ in range(3):
+            derivative = torch.autograd.grad(y, [x, w], create_graph=True)
+            y = sum(whole((g**2).sum()) for g in derivative)
+        return derivative
+
+    expected = third(None)
+    for grid in layouts(comm):
+        for found, of_one in zip(third(grid), expected, strict=True):
+            scale = of_one.abs().max()
+            near(found / scale, of_one / scale, f"{grid}")
+
+
+# -- what people do with them -----------------------------------------------------------------------------------------
+
+
+class Critic(nn.Module):
+    """A critic as of a GAN; its last layer is linear in what it is given."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(2, 4, 3, padding=1), nn.Conv2d(4, 4, 3, stride=2, padding=1)
+        self.norm = norm
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, x):
+        x = torch.tanh(self.first(x))
+        x = F.avg_pool2d(F.softplus(self.norm(self.second(x))), 2, ceil_mode=True)
+        return self.last(F.adaptive_avg_pool2d(x, 1).flatten(1))
+
+
+NORMS = {
+    "batch norm": lambda: nn.BatchNorm2d(4),
+    "group norm": lambda: nn.GroupNorm(2, 4),
+    "instance norm": lambda: nn.InstanceNorm2d(4, affine=True),
+    "nothing": nn.Identity,
 }
 
 
-@pytest.mark.ranks(at_least=2, at_most=4)
-@pytest.mark.parametrize("what", LAYERS)
-def test_what_has_no_second_derivative_refuses_one_on_all_ranks(comm, what):
-    grid = grid_over(comm, h=comm.size)
-    x, w = leaf(grid, ("n", "c", "h", "w"), 2, 2, 8, 5), normal(2, 2, 3, 3).requires_grad_()
-    y = (LAYERS[what](x, w) ** 2).sum().replicated()
-    raises_everywhere(
-        comm,
-        dc.UnsupportedOperation,
-        rf"a second derivative \(create_graph=True\) of {what} has no rule",
-        lambda: torch.autograd.grad(y, [x], create_graph=True),
-    )
+def built(norm="nothing"):
+    torch.manual_seed(3)
+    return Critic(NORMS[norm]()).double()
+
+
+def wgan_gp(model, grid):
+    """Two steps with a penalty on the slope between real and generated samples, and then the parameters."""
+    optimizer = torch.optim.SGD(model.parameters(), 1e-2)
+    for step in range(2):
+        real, generated = (
+            dc.scatter(t, grid) if grid else t for t in (normal(5, 2, 7, 6, seed=step), normal(5, 2, 7, 6))
+        )
+        mixed = (0.3 * real + 0.7 * generated).detach().requires_grad_()
+        (slope,) = torch.autograd.grad(model(mixed).sum(), mixed, create_graph=True)
+        penalty = ((slope.flatten(1).norm(2, dim=1) - 1) ** 2).mean()
+        optimizer.zero_grad()
+        (model(generated).mean() - model(real).mean() + 10 * penalty).backward()
+        optimizer.step()
+    return list(model.parameters())
+
+
+def r1(model, grid):
+    """Gradients of a penalty on the slope at real samples."""
+    real = leaf(grid, ("n", "c", "h", "w"), 5, 2, 7, 6)
+    (slope,) = torch.autograd.grad(model(real).sum(), real, create_graph=True)
+    (F.softplus(-model(real)).mean() + 5 * (slope**2).sum((1, 2, 3)).mean()).backward()
+    return [real.grad, *(p.grad for p in model.parameters())]
+
+
+def hessian_vector(model, grid):
+    """The Hessian of a loss times a vector."""
+    x = leaf(grid, ("n", "c", "h", "w"), 5, 2, 7, 6)
+    parameters = list(model.parameters())
+    first = torch.autograd.grad((model(x) ** 2).mean(), parameters, create_graph=True)
+    product = sum((g * torch.linspace(-1, 1, g.numel()).double().view(g.shape)).sum() for g in first)
+    return list(torch.autograd.grad(whole(product), parameters, allow_unused=True, materialize_grads=True))
+
+
+def maml(model, grid):
+    """Gradients through an inner step of gradient descent."""
+    support, query = leaf(grid, ("n", "c", "h", "w"), 5, 2, 7, 6), leaf(grid, ("n", "c", "h", "w"), 3, 2, 7, 6)
+    slow = dict(model.named_parameters())
+    inner = (functional_call(model, slow, (support,)) ** 2).mean()
+    steps = torch.autograd.grad(inner, list(slow.values()), create_graph=True)
+    fast = {name: p - 0.1 * step for (name, p), step in zip(slow.items(), steps, strict=True)}
+    ((functional_call(model, fast, (query,)) - 1) ** 2).mean().backward()
+    return [p.grad for p in slow.values()]
+
+
+@FEW_RANKS
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("idiom", [wgan_gp, r1, hessian_vector, maml])
+def test_idioms_of_second_derivatives_are_those_of_one_process(comm, idiom, norm):
+    expected = idiom(built(norm), None)
+    for grid in layouts(comm):
+        found = idiom(dc.parallelize(built(norm), grid), grid)
+        for number, pair in enumerate(zip(found, expected, strict=True)):
+            near(*pair, f"{number} on {grid}")
+
+
+class Cube(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    @first_order("a cube")
+    def backward(ctx, grad):
+        return grad * 3 * ctx.saved_tensors[0] ** 2
+
+
+def test_a_backward_pass_that_is_marked_refuses_to_be_differentiated():
+    x = normal(3).requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(Cube.apply(x).sum(), x)[0], 3 * x.detach() ** 2)
+    with pytest.raises(dc.UnsupportedOperation, match=r"a second derivative .* of a cube has no rule"):
+        torch.autograd.grad(Cube.apply(x).sum(), x, create_graph=True)

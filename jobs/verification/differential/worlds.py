@@ -18,6 +18,10 @@ from distconv.tensor import DistTensor, gather, scatter
 Dims = str | Sequence[str | None] | None
 
 
+def _inexact(value: torch.Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
+
+
 class World:
     """One process: plain torch. Programs leave what is to be compared in ``results``."""
 
@@ -26,11 +30,11 @@ class World:
 
     def put(self, value: torch.Tensor, dims: Dims = None, grad: bool = True) -> torch.Tensor:
         """``value`` as an input that is split where the world has ranks."""
-        return value.clone().requires_grad_(grad and value.is_floating_point())
+        return value.clone().requires_grad_(grad and _inexact(value))
 
     def plain(self, value: torch.Tensor, grad: bool = True) -> torch.Tensor:
         """``value`` as every rank has it, like a parameter."""
-        return value.clone().requires_grad_(grad and value.is_floating_point())
+        return value.clone().requires_grad_(grad and _inexact(value))
 
     def model(self, module: torch.nn.Module, parallel: bool = True) -> torch.nn.Module:
         """A copy of ``module`` for this world."""
@@ -89,7 +93,7 @@ class RanksWorld(World):
     def put(self, value: torch.Tensor, dims: Dims = None, grad: bool = True) -> torch.Tensor:
         """``value`` as an input in a distribution of the given or of drawn dimensions."""
         dist = self._distribution(value.shape, dims)
-        grad = grad and value.is_floating_point()
+        grad = grad and _inexact(value)
         leaf: torch.Tensor | None = self._strided(value)
         style = self._choices.choices(["own", "whole", "root"], [6, 3, 1])[0]
         root = self._choices.randrange(self._grid.size) if style == "root" else None

@@ -38,13 +38,53 @@ def test_messages_that_nothing_was_sent_for_can_be_given_up(comm):
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8]
+    "dtype",
+    [
+        *(torch.float64, torch.float32, torch.bfloat16, torch.float16),
+        *(torch.int64, torch.int32, torch.uint8, torch.complex64, torch.complex128),
+    ],
 )
 def test_sums_over_ranks_are_those_of_torch(comm, dtype):
     parts = [(torch.arange(7) % 5 + rank).to(dtype) for rank in range(comm.size)]
     found = parts[comm.rank].clone()
     assert allreduce(comm, found, "a sum") is found
-    assert torch.equal(found, torch.stack(parts).to(torch.float64).sum(0).to(dtype))
+    wide = dtype if dtype.is_complex else torch.float64
+    assert torch.equal(found, torch.stack(parts).to(wide).sum(0).to(dtype))
+
+
+NOT_IN_MEMORY = {
+    "a zero without storage": lambda: torch._efficientzerotensor((3, 2), dtype=torch.complex128),
+    "a conjugate": lambda: torch.complex(normal(3, 2), normal(3, 2, seed=1)).conj(),
+    "a negative": lambda: torch.complex(normal(3, 2), normal(3, 2, seed=1)).conj().imag,
+}
+
+
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize("kind", NOT_IN_MEMORY)
+def test_what_torch_has_put_off_is_sent_and_summed_as_it_is(comm, kind):
+    given = NOT_IN_MEMORY[kind]()
+    received = torch.ones(3, 2, dtype=given.dtype)
+    ring(comm, given, received)
+    assert torch.equal(received, given.clone())
+    total = given.clone() if given._is_zerotensor() else given
+    assert torch.equal(allreduce(comm, total, "a sum"), NOT_IN_MEMORY[kind]().clone() * comm.size)
+
+
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize("numel", [3, 100_000])
+def test_an_exchange_that_an_exception_cuts_off_leaves_nothing_for_the_next(comm, numel):
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for _ in range(3):
+        with pytest.raises(ArithmeticError):
+            _fails_under_way(comm, after, before, numel)
+        received = torch.zeros(numel)
+        ring(comm, torch.full((numel,), 1.0 + comm.rank), received)
+        assert torch.equal(received, torch.full((numel,), 1.0 + before))
+
+
+def _fails_under_way(comm, after, before, numel):
+    exchange = Exchange(comm, [(after, torch.full((numel,), -1.0))], [(before, torch.zeros(numel))], "cut off")
+    raise ArithmeticError(f"{exchange}")
 
 
 def test_bytes_are_counted_by_purpose_and_only_inside(comm):

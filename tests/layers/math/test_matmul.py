@@ -26,6 +26,10 @@ ONE = {
     ),
     "baddbmm": lambda x: torch.baddbmm(x[0].sum(), x[0], x[1].mT),
     "addmv": lambda x: torch.addmv(x[0, 0, :, 0], x[0, 0], x[0, 0, 1]),
+    "by torch's names": lambda x: (
+        torch.addmm(x[0, :, 0], mat1=x[0, :, :, 0], mat2=x[0, 0]) + x[0, :, :, 1].mm(mat2=x[0, 0])
+    ),
+    "addbmm": lambda x: torch.addbmm(x[0, 0].mT @ x[0, 0], batch1=x[0].mT, batch2=x[1], beta=2),
     "einsum over space": lambda x: torch.einsum("nchw,ndhw->ncd", x, x),
     "einsum to a number": lambda x: torch.einsum("nchw,nchw", x, x),
     "einsum with dots": lambda x: torch.einsum("b...,b...->...", x, x),
@@ -69,6 +73,34 @@ def test_factors_may_have_blocks_without_elements(comm):
     same_as_one_process(
         grid, lambda x, y: x @ y.T + torch.einsum("ni,mi->nm", x, y), normal(5, 1), normal(4, 1, seed=1)
     )
+
+
+PLUS = {
+    "addmm": (torch.addmm, (4, 6), (4, 5), (5, 6)),
+    "addmv": (torch.addmv, (4,), (4, 5), (5,)),
+    "addr": (torch.addr, (4, 6), (4,), (6,)),
+    "baddbmm": (torch.baddbmm, (2, 4, 6), (2, 4, 5), (2, 5, 6)),
+    "addbmm": (torch.addbmm, (4, 6), (2, 4, 5), (2, 5, 6)),
+}
+
+
+@pytest.mark.parametrize("name", PLUS)
+@pytest.mark.parametrize("beta", [1, 0, 0.5])
+@TABLE
+def test_any_one_of_the_operands_of_a_sum_with_a_product_may_be_distributed(comm, name, beta):
+    function, *shapes = PLUS[name]
+    operands = [normal(*shape, seed=i) for i, shape in enumerate(shapes)]
+    for place, one in enumerate(operands):
+        others = [t for t in operands if t is not one]
+
+        def call(split, *plain, place=place):
+            given = [*plain[:place], split, *plain[place:]]
+            return function(*given, beta=beta, alpha=2)
+
+        for axes in {("n", None), (None, "c")}:
+            dims = (None, *axes)[3 - one.dim() :] if one.dim() > 1 else ("n",)
+            grid = grid_over(comm, **{next(a for a in dims if a): comm.size})
+            same_as_one_process(grid, call, one, plain=others, dims=[dims])
 
 
 @pytest.mark.ranks(at_least=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -43,6 +45,56 @@ def test_in_evaluation_it_equals_one_process(comm, affine):
     module.eval()
     for grid in grids(comm, "nhw"):
         module_as_in_one_process(grid, module, normal(3, 4, 7, 5))
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", [(2, 1), (2, 1, 4), (0, 3), (2, 3, 0)], ids=str)
+def test_ranks_without_channels_or_values_go_the_same_way(comm, shape, training):
+    channels = shape[1]
+
+    def call(x, w=None, b=None):
+        mean, var = torch.zeros(channels, dtype=x.dtype), torch.ones(channels, dtype=x.dtype)
+        return F.batch_norm(x, mean, var, w, b, training)
+
+    for axis in "ncw":
+        dims = ("n", "c", "w")[: len(shape)]
+        plain = (normal(channels), normal(channels, seed=1))
+        for given in ((), plain):
+            grid = grid_over(comm, **{axis: comm.size})
+            same_as_one_process(grid, call, normal(*shape), plain=given, dims=[dims])
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_running_statistics_may_be_distributed(comm, training):
+    for axes in (("n", "c", None), (None, "c", None), ("n", None, None)):
+        grid = grid_over(comm, **{axes[1] or axes[0]: comm.size})
+        kept = [normal(4, seed=5), normal(4, seed=6) ** 2]
+        split = [dc.scatter(t.clone(), dc.Distribution(grid, axes[1:2])) for t in kept]
+        x = normal(3, 4, 5)
+        expected = F.batch_norm(x, *kept, training=training)
+        found = F.batch_norm(dc.scatter(x, dc.Distribution(grid, axes)), *split, training=training)
+        close(dc.gather(found), expected, "y")
+        for running, of_one in zip(split, kept, strict=True):
+            close(dc.gather(running), of_one, "running statistics")
+
+
+def test_a_mini_batch_without_samples_leaves_running_statistics_alone(comm):
+    for grid in grids(comm, "nch"):
+        module_as_in_one_process(grid, norm(2), torch.zeros(0, 4, 7, 5, dtype=torch.float64))
+
+
+def test_no_values_at_all_are_no_error(comm):
+    for training in (True, False):
+        norm = partial(F.batch_norm, running_mean=torch.zeros(0), running_var=torch.ones(0), training=training)
+        same_as_one_process(grid_over(comm, n=comm.size), norm, normal(0))
+
+
+def test_the_function_of_torch_takes_the_same_in_another_order(comm):
+    def call(x, w, b):
+        return torch.batch_norm(x, w, b, torch.zeros(4).double(), torch.ones(4).double(), True, 0.1, 1e-5, True)
+
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(grid, call, normal(3, 4, 5, 6), plain=(normal(4), normal(4, seed=1)))
 
 
 def test_samples_of_features_without_space(comm):

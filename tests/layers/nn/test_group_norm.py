@@ -143,6 +143,16 @@ def test_rms_norm_equals_one_process(comm, shape, eps):
         module_as_in_one_process(grid, module, 3 * normal(*SHAPES[2]) + 1)
 
 
+def test_a_negative_eps_is_taken_as_in_one_process(comm):
+    for grid in grids(comm, "nch"):
+        for norm in (
+            lambda x: F.group_norm(x, 2, eps=-1e-3),
+            lambda x: F.layer_norm(x, (6, 5), eps=-1e-3),
+            lambda x: F.layer_norm(x, (6, 5), eps=-10.0),
+        ):
+            same_as_one_process(grid, norm, normal(2, 4, 6, 5))
+
+
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_local_response_norm_equals_one_process(comm, size):
     for shape in ((2, 6, 9), (2, 6, 7, 3), (1, 6, 3, 2, 4)):

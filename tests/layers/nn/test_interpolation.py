@@ -60,6 +60,27 @@ def test_interpolation_in_one_and_three_dimensions(comm, corners, factor):
             same_as_one_process(grid, resize, normal(2, 2, *(4, 3, 7)[3 - count :]))
 
 
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("mode", ["nearest", "nearest-exact", "linear", "area"])
+@UP_TO_SIX_RANKS
+def test_an_extent_that_stays_or_doubles_under_another_scale_is_as_in_one_process(comm, mode, count):
+    # torch takes it in ways of its own: for each number of dimensions, and for gradients.
+    linear = {1: "linear", 2: "bilinear", 3: "trilinear"}[count]
+    for scale in (1.3, 2.1, (1.0, 1.3, 2.0)[:count]):
+        resize = torch.nn.Upsample(scale_factor=scale, mode=linear if mode == "linear" else mode)
+        for grid in grids(comm, ("w", "hw", "dw")[count - 1]):
+            same_as_one_process(grid, resize, normal(2, 2, *(3,) * count))
+
+
+@pytest.mark.parametrize("options", [{}, {"align_corners": True}, {"antialias": True}], ids=str)
+def test_an_extent_that_stays_in_other_modes(comm, options):
+    for mode in ("bilinear", "bicubic"):
+        for again in (None, True):
+            resize = partial(F.interpolate, scale_factor=(1.3, 1.7), recompute_scale_factor=again, mode=mode, **options)
+            for grid in grids(comm, "hw"):
+                same_as_one_process(grid, resize, normal(2, 2, 3, 3))
+
+
 def test_ranks_without_rows_take_part_in_interpolation(comm):
     for grid in grids(comm, "nhw"):
         for options in ({"size": (9, 1)}, {"scale_factor": 2, "mode": "bilinear"}, {"size": (2, 2)}):

@@ -22,6 +22,12 @@ def test_pixel_shuffle_and_its_inverse_equal_one_process(comm, shape):
         same_as_one_process(grid, lambda x: F.pixel_unshuffle(F.pixel_shuffle(x, 2), 2), normal(*shape), dims=[dims])
 
 
+def test_arguments_have_torchs_names(comm):
+    for grid in grids(comm, "ch"):
+        y = same_as_one_process(grid, lambda x: F.pixel_shuffle(x, upscale_factor=2), normal(2, 8, 3, 5))
+        same_as_one_process(grid, lambda x: F.pixel_unshuffle(x, downscale_factor=2), normal(*y.shape))
+
+
 def test_any_layout_of_the_input_will_do(comm):
     for dist in twenty_layouts(comm, (4, 6, 5))[::2]:
         same_as_one_process(dist, lambda x: F.pixel_shuffle(x, 2), normal(4, 6, 5))

@@ -21,6 +21,8 @@ PICKED = {
     "gather by a distributed index": lambda x: x.gather(2, (x.detach().abs() * 2).long().clamp(max=6)),
     "take_along_dim": lambda x: torch.take_along_dim(x, x.argsort(1), 1),
     "take_along_dim by broadcasting": lambda x: torch.take_along_dim(x, torch.tensor([1, 0]).view(1, 2, 1, 1), 1),
+    "take_along_dim from behind": lambda x: torch.take_along_dim(x, torch.tensor([-1, 0]).view(1, 1, 2, 1), 2),
+    "gather of nothing": lambda x: x.gather(0, torch.zeros(2, 0, dtype=torch.int64)).sum() + x,
     "take_along_dim of all": lambda x: torch.take_along_dim(x, torch.tensor([5, 3])),
     "one_hot": lambda x: F.one_hot((x > 0).long(), 3).double() * x[..., None],
     "one_hot of as many classes as there are": lambda x: F.one_hot((x.detach().abs() * 2).long()),

@@ -20,6 +20,8 @@ PIECES = {
     "chunk of rows": lambda x: torch.cat(x.chunk(3, 2)[1:], 2),
     "split": lambda x: torch.cat([part * (i + 1) for i, part in enumerate(x.split([3, 3, 1], 2))], 2),
     "split into one": lambda x: torch.split(x, 7, 2)[0] * 2,
+    "tensor_split at a tensor": lambda x: torch.cat(x.tensor_split(torch.tensor([1, 4]), 2)[::-1], 2),
+    "tensor_split that overlaps": lambda x: torch.cat(x.tensor_split((5, 2), 2)[::-1], 2),
     "tensor_split": lambda x: torch.cat(x.tensor_split(3, 2)[::-1], 2),
     "hsplit": lambda x: torch.hsplit(x, 2)[1],
     "vsplit": lambda x: x.vsplit(3)[1],
@@ -30,6 +32,9 @@ PIECES = {
     "diff": lambda x: x.diff(dim=2),
     "diff twice": lambda x: torch.diff(x, 2, 1),
     "diff with an end": lambda x: torch.diff(x, dim=-1, prepend=x[..., :1]),
+    "diff with both ends": lambda x: torch.diff(x, 2, 0, prepend=x[:1], append=x[:2] * 2),
+    "diff of order 0 with an end": lambda x: torch.diff(x, 0, 1, append=x[:, :2]),
+    "diff of more than there is": lambda x: torch.diff(x, 9, 2, prepend=x[:, :, :1]),
     "flip": lambda x: x.flip(2),
     "flip of several": lambda x: torch.flip(x, dims=(0, -1, 1)),
     "fliplr": lambda x: x.fliplr() + torch.flipud(x),
@@ -67,3 +72,13 @@ def test_pieces_that_do_not_fit_are_refused_in_torchs_words(comm):
     raises_everywhere(comm, RuntimeError, "split_sizes", lambda: x.split([3, 3], 2))
     raises_everywhere(comm, dc.ShapeError, "exceeds dimension size", lambda: x.narrow(2, 5, 3))
     raises_everywhere(comm, dc.ShapeError, "maximum size for tensor at dimension 2 is 7", lambda: x.unfold(2, 8, 1))
+
+
+def test_places_to_split_at_may_be_distributed(comm):
+    grid = grid_over(comm, h=comm.size)
+    places = dc.scatter(torch.tensor([2, 5]), grid, dims="h")
+    for tensor in (normal(*SHAPE), dc.scatter(normal(*SHAPE), grid)):
+        for found, expected in zip(
+            torch.tensor_split(tensor, places, 2), normal(*SHAPE).tensor_split((2, 5), 2), strict=True
+        ):
+            assert torch.equal(dc.gather(found), expected)

@@ -2,6 +2,8 @@
 
 ::
 
+    complex        Draws operators of complex numbers
+    derivatives    Draws second derivatives: the gradient of a penalty on gradients, through one layer
     elementwise    Draws operators that act element by element
     losses         Draws losses
     normalization  Draws normalizations and dropout
@@ -18,6 +20,8 @@ from collections.abc import Callable
 
 from distconv.jobs.verification.differential.draw import Draw, Program
 from distconv.jobs.verification.differential.operators import (
+    complex,
+    derivatives,
     elementwise,
     losses,
     normalization,
@@ -56,6 +60,8 @@ OPERATORS: dict[Callable[[Draw], Program], float] = {
     losses.cross_entropy: 4,
     losses.binary_cross_entropy: 2,
     losses.other_loss: 2,
+    complex.function: 1,
+    derivatives.penalty: 3,
 }
 """Operators and how often they are drawn."""
 

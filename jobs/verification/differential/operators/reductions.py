@@ -92,6 +92,7 @@ def further(draw: Draw) -> Program:
     """What models also call; an operator without a rule must say so."""
     count = draw.number(1, 2)
     x = image(draw, 4, draw.extents(count))
+    order = draw.number(0, 3)
     options: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "cumsum": lambda t: t.cumsum(-1),
         "sort": lambda t: t.sort(-1)[0],
@@ -100,6 +101,8 @@ def further(draw: Draw) -> Program:
         "prod": lambda t: t.prod(1),
         "unfold": lambda t: t.unfold(-1, 1, 1),
         "diff": lambda t: t.diff(),
+        "diff with ends": lambda t: t.diff(order, 1, t[:, :1], t[:, 1:]),
+        "addmm": lambda t: torch.addmm(t[0, 0].reshape(-1)[:1], torch.ones(3, 2).double(), torch.ones(2, 1).double()),
         "glu": lambda t: F.glu(t, 1),
         "local_response_norm": lambda t: F.local_response_norm(t, 2),
         "rms_norm": lambda t: F.rms_norm(t, t.shape[-1:]),

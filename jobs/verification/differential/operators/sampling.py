@@ -23,26 +23,16 @@ def interpolation(draw: Draw) -> Program:
     if draw.chance(0.5):
         options["size"] = draw.numbers(count, 1, 20 if count < 3 else 8)
     elif draw.chance(0.5):
-        options["scale_factor"] = draw.pick(2, 3, 2.0, 0.5)
+        options["scale_factor"] = draw.pick(2, 3, 2.0, 0.5, 1.2)
     else:
         options["scale_factor"] = tuple(draw.pick(0.5, 1.0, 1.3, 1.5, 2.0, 2.6, 3.0) for _ in range(count))
         if draw.chance(0.3):
             options["recompute_scale_factor"] = draw.chance(0.5)
     sizes = draw.numbers(count, 1, 12 if count < 3 else 6)
-    if mode == "nearest" and _torch_errs(sizes, options.get("scale_factor")):
-        options["recompute_scale_factor"] = True
+    if mode in ("bilinear", "bicubic") and draw.chance(0.1):
+        options["antialias"] = True
     x = image(draw, draw.number(1, 3), sizes)
     return on_function("interpolation", f"{options}", lambda given: F.interpolate(given, **options), x, count)
-
-
-def _torch_errs(sizes: tuple[int, ...], scales: Any) -> bool:
-    """Whether torch's gradient of nearest interpolation is not the adjoint of its forward.
-
-    Its backward takes an output of the input's extent, or twice that, for a scale of just 1 or 2.
-    """
-    if not isinstance(scales, tuple):
-        return False
-    return any(int(n * s) in (n, 2 * n) and s not in (1.0, 2.0) for n, s in zip(sizes, scales, strict=True))
 
 
 def padding(draw: Draw) -> Program:

@@ -1,0 +1,56 @@
+"""Complex numbers: their parts, and what makes them of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from distconv.dispatch import implements
+from distconv.layers.math.pointwise import alias, pointwise, unary
+from distconv.layers.plumbing.alignment import result_shape
+from distconv.layers.plumbing.inplace_views import moved, viewed
+from distconv.tensor import DistTensor
+
+
+def _register() -> None:
+    for name in ("real", "imag"):
+        implements(getattr(torch, name), getattr(torch.Tensor, name).__get__)(partial(alias, getattr(torch, name)))
+    for name in ("resolve_conj", "resolve_neg"):
+        for function in {getattr(h, name) for h in (torch, torch.Tensor)}:
+            implements(function)(partial(alias, function))
+    for function in (torch.complex, torch.polar):
+        implements(function)(partial(pointwise, function))
+    for name in ("cfloat", "cdouble"):
+        implements(getattr(torch.Tensor, name))(partial(unary, getattr(torch.Tensor, name)))
+    for name in ("is_conj", "is_neg"):
+        for function in {getattr(h, name) for h in (torch, torch.Tensor)}:
+            implements(function)(partial(_of_block, function))
+
+
+def _of_block(function: Callable[..., Any], input: DistTensor) -> Any:
+    """What is the same of all blocks."""
+    return function(input.local)
+
+
+_register()
+
+
+@implements(torch.view_as_real)
+def view_as_real(input: DistTensor) -> DistTensor:
+    """``torch.view_as_real``: real and imaginary parts in a last dimension, which is not split."""
+    shape = result_shape(torch.view_as_real, input)
+    return viewed(
+        DistTensor(torch.view_as_real(input.local), input.dist.with_axes((*input.dist.axes, None)), shape), input
+    )
+
+
+@implements(torch.view_as_complex)
+def view_as_complex(input: DistTensor) -> DistTensor:
+    """``torch.view_as_complex``; the last dimension, of two parts, is gathered if it is split."""
+    shape = result_shape(torch.view_as_complex, input)
+    x = input.replicated([input.dim() - 1])
+    result = DistTensor(torch.view_as_complex(x.local), x.dist.with_axes(x.dist.axes[:-1]), shape)
+    return viewed(result, input) if x is input else moved(result, lambda r: input.copy_(view_as_real(r)))

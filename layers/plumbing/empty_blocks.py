@@ -1,0 +1,37 @@
+"""What a rank without elements computes: the same on a few zeros, of which it keeps nothing.
+
+So its results have the dtype of other ranks', it raises what they raise, and its graph is theirs in derivatives of any
+order: which messages backward passes send follows from the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+
+
+def like_other_ranks(
+    function: Callable[..., torch.Tensor], shape: Sequence[int], *blocks: torch.Tensor | None
+) -> torch.Tensor:
+    """``function(*blocks)``, of ``shape``; where a block has no elements, of blocks with some."""
+    if 0 not in shape and all(block is None or block.numel() for block in blocks):
+        return function(*blocks)
+    filled = (None if block is None else at_least(block, (1,) * block.dim()) for block in blocks)
+    return nothing_of(function(*filled), shape)
+
+
+def at_least(block: torch.Tensor, extents: Sequence[int]) -> torch.Tensor:
+    """``block``, filled up with zeros to ``extents`` where it has less."""
+    return _resized(block, [max(n, least) for n, least in zip(block.shape, extents, strict=True)])
+
+
+def nothing_of(y: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """Zeros of ``shape``, if that has any, in the graph of ``y``."""
+    return _resized(y[:0], shape)
+
+
+def _resized(block: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    around = [n for have, wanted in zip(block.shape, shape, strict=True) for n in (wanted - have, 0)][::-1]
+    return F.pad(block, around) if any(around) else block
