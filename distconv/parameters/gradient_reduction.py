@@ -9,6 +9,7 @@ Source: Dryden et al. 2019, III-A (allreduce of dL/dw) and V-A (hidden behind th
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ BUCKET_BYTES = 4 << 20
 _MARK = "_distconv_deferred"
 
 
+_OURS = 3
+"""References to an AccumulateGrad node that :func:`defers` sees where nobody but its caller has one."""
+
+
 def mark(parameter: torch.Tensor) -> None:
     """Let the gradient of ``parameter`` be summed behind backward."""
     setattr(parameter, _MARK, True)
@@ -35,8 +40,12 @@ def mark(parameter: torch.Tensor) -> None:
 def defers(leaf: torch.Tensor, accumulator: Node) -> bool:
     """Whether a contribution to ``leaf`` may arrive late; ``accumulator`` is its AccumulateGrad node.
 
-    Not when somebody would see it missing: hooks on the tensor, or a caller of ``torch.autograd.grad``.
+    Not when somebody would see it missing: hooks on the tensor or on that node, or a caller of
+    ``torch.autograd.grad``. torch does not tell whether a node has hooks, but who has put some there holds the node,
+    which would be gone otherwise.
     """
+    if sys.getrefcount(accumulator) > _OURS:
+        return False
     if not getattr(leaf, _MARK, False) or leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None):
         return False
     try:

@@ -151,7 +151,7 @@ def unary(function: Callable[..., Any], input: torch.Tensor, *args: Any, **kwarg
 def alias(function: Callable[..., Any], input: DistTensor) -> DistTensor:
     """The same of one whose result shares the memory of ``input``."""
     result: DistTensor = unary(function, input)
-    return viewed(result, input)
+    return viewed(result, input, lambda: unary(function, input))
 
 
 def _register() -> None:
@@ -221,7 +221,12 @@ implements(torch.rrelu_)(partial(_rrelu, True))
 @implements(vars(torch._C.TensorBase)["data"].__get__)
 def data(tensor: DistTensor) -> DistTensor:
     """The tensor outside autograd, on the same memory."""
-    return viewed(DistTensor(tensor.local.data, tensor.dist, tensor.shape), tensor)
+
+
+    def again() -> DistTensor:
+        return DistTensor(tensor.local.data, tensor.dist, tensor.shape)
+
+    return viewed(again(), tensor, again)
 
 
 @implements(F.prelu, torch.prelu, torch.Tensor.prelu)
