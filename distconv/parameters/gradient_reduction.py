@@ -28,10 +28,6 @@ BUCKET_BYTES = 4 << 20
 _MARK = "_distconv_deferred"
 
 
-_OURS = 3
-"""References to an AccumulateGrad node that :func:`defers` sees where nobody but its caller has one."""
-
-
 def mark(parameter: torch.Tensor) -> None:
     """Let the gradient of ``parameter`` be summed behind backward."""
     setattr(parameter, _MARK, True)
@@ -44,7 +40,7 @@ def defers(leaf: torch.Tensor, accumulator: Node) -> bool:
     ``torch.autograd.grad``. torch does not tell whether a node has hooks, but who has put some there holds the node,
     which would be gone otherwise.
     """
-    if sys.getrefcount(accumulator) > _OURS:
+    if sys.getrefcount(accumulator) > _UNHELD:
         return False
     if not getattr(leaf, _MARK, False) or leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None):
         return False
@@ -52,6 +48,16 @@ def defers(leaf: torch.Tensor, accumulator: Node) -> bool:
         return torch._C._will_engine_execute_node(accumulator)
     except RuntimeError:  # torch says so for leaves under torch.autograd.grad
         return False
+
+
+def _references(node: Node) -> int:
+    return sys.getrefcount(node)
+
+
+_PROBE = torch.zeros((), requires_grad=True).view(())
+
+_UNHELD = _references(_PROBE.grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+"""What Python counts for a node that is an argument, and that only the graph holds."""
 
 
 @dataclass(eq=False)

@@ -16,6 +16,7 @@ from distconv.dispatch import implements, name_of
 from distconv.errors import ShapeError, UnsupportedOperation
 from distconv.layers.plumbing.alignment import (
     aligned,
+    as_distributed,
     balanced_input,
     broadcast_shape,
     common_distribution,
@@ -24,6 +25,8 @@ from distconv.layers.plumbing.alignment import (
 )
 from distconv.layers.plumbing.inplace_views import changed, viewed
 from distconv.layers.plumbing.sharded_weights import parameter_block
+from distconv.layers.tensor.creation import agree_on_generator
+from distconv.memory_order import unfilled
 from distconv.tensor import DistTensor
 
 _POINTWISE = """
@@ -204,14 +207,14 @@ def _rrelu(
     training: bool = False,
     inplace: bool = False,
 ) -> DistTensor:
-    """``F.rrelu`` outside training: the mean slope for all."""
-    if training:
-        raise UnsupportedOperation(
-            "rrelu in training draws a number for each negative element in turn, so that no rank knows its own; call "
-            "model.eval(), use a leaky ReLU, or apply it to the gathered tensor and scatter the result"
-        )
-    result: DistTensor = pointwise(F.leaky_relu, input, (lower + upper) / 2, inplace=inplace or always)
-    return result
+    """``F.rrelu``: in training of the whole on every rank, since a number is drawn for each negative element in turn."""
+    if not training:
+        result: DistTensor = pointwise(F.leaky_relu, input, (lower + upper) / 2, inplace=inplace or always)
+        return result
+    agree_on_generator(input)
+    whole = F.rrelu(torch.empty_like(unfilled(input)).copy_(input.replicated().local), lower, upper, True)
+    drawn = as_distributed(whole, input.grid).redistribute(input.dist)
+    return in_place(torch.Tensor.copy_, input, drawn) if inplace or always else drawn
 
 
 implements(F.rrelu, torch.rrelu)(partial(_rrelu, False))

@@ -40,6 +40,8 @@ class _View:
     put_back: Callable[[DistTensor], object]
     recording: bool
     """Whether autograd was, when the view was taken."""
+    shape: torch.Size
+    """The source's then."""
     seen: tuple[torch.Tensor, int] | None = None
     """The source's block and its changes that the view shows; of one that shares the block's memory, the block."""
 
@@ -52,18 +54,19 @@ class _View:
         assert self.seen is not None
         if shown[0] is self.seen[0] and shown[1] == self.seen[1]:
             return
+        if self.source.shape != self.shape:
+            raise UnsupportedOperation(
+                f"a view of shape {tuple(view.shape)} whose source has got another shape in place and was changed "
+                f"since, from {tuple(self.shape)} to {tuple(self.source.shape)}: take the view after squeeze_ or "
+                "unsqueeze_"
+            )
         with torch.set_grad_enabled(self.recording):
             fresh = self.again()
-        if fresh.shape != view.shape or fresh.dist != view.dist:
-            raise UnsupportedOperation(
-                f"a view of shape {tuple(view.shape)} whose source has got another shape in place since: take the view "
-                "after squeeze_ or unsqueeze_"
-            )
         view._local, self.seen = fresh._local, shown
 
 
 def _follow(view: DistTensor, source: DistTensor, again: Again, put_back: Callable[[DistTensor], object]) -> DistTensor:
-    view._view = _View(source, again, put_back, torch.is_grad_enabled())
+    view._view = _View(source, again, put_back, torch.is_grad_enabled(), source.shape)
     view._view.seen = view._view.shown(view._memory is not source._memory)
     return view
 

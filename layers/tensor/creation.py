@@ -90,7 +90,7 @@ def bernoulli(input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """``torch.bernoulli``: drawn as one process does."""
     result_shape(torch.bernoulli, input)
     agree_on_generator(input, named.get("generator"))
-    whole = torch.bernoulli(unfilled(input).copy_(input.gather().detach()), *args, **named)
+    whole = torch.bernoulli(torch.empty_like(unfilled(input)).copy_(input.gather().detach()), *args, **named)
     return as_distributed(whole, input.grid).redistribute(input.dist)
 
 
