@@ -65,10 +65,9 @@ from distconv.tensor import DistTensor, from_local, gather, scatter
 
 _process.set_up()
 
-from distconv import user_functions as _user_functions  # noqa: E402, F401  (checks what is applied from now on)
-
 # Fills the operator registry.
 from distconv import layers as layers  # noqa: E402
+from distconv import user_functions as _user_functions  # noqa: E402, F401  (checks what is applied from now on)
 
 __version__ = "0.1.0"
 

@@ -117,7 +117,7 @@ def _worked_out(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcom
     given, named = _thawed(args, twins), {name: _thawed(value, twins) for name, value in kwargs}
     try:
         made = function(*given, **named)
-    except Exception:  # noqa: BLE001  (values decide, or a device: then as for a function element by element)
+    except Exception:  # values decide, or a device: then as for a function element by element
         made = torch.empty_like(twins[0])
     if function in _LIKE_INPUT:
         made = torch.empty_like(made, memory_format=_format(function, twins))

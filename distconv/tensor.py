@@ -324,7 +324,9 @@ class DistTensor(torch.Tensor):
         )
 
 
-LAYOUTS = Layouts(lambda block, layout: DistTensor(block, *layout), lambda whole, layout: scatter(whole, layout[0]).local)
+LAYOUTS = Layouts(
+    lambda block, layout: DistTensor(block, *layout), lambda whole, layout: scatter(whole, layout[0]).local
+)
 """For hooks on autograd's nodes: gradients as DistTensors, and their blocks."""
 
 

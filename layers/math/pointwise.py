@@ -207,7 +207,7 @@ def _rrelu(
     training: bool = False,
     inplace: bool = False,
 ) -> DistTensor:
-    """``F.rrelu``: in training of the whole on every rank, since a number is drawn for each negative element in turn."""
+    """``F.rrelu``: in training of the whole on every rank, as numbers are drawn for the negative elements in turn."""
     if not training:
         result: DistTensor = pointwise(F.leaky_relu, input, (lower + upper) / 2, inplace=inplace or always)
         return result
@@ -224,7 +224,6 @@ implements(torch.rrelu_)(partial(_rrelu, True))
 @implements(vars(torch._C.TensorBase)["data"].__get__)
 def data(tensor: DistTensor) -> DistTensor:
     """The tensor outside autograd, on the same memory."""
-
 
     def again() -> DistTensor:
         return DistTensor(tensor.local.data, tensor.dist, tensor.shape)

@@ -77,9 +77,7 @@ def viewed(view: DistTensor, source: DistTensor, again: Again) -> DistTensor:
     return view if source._view is None else _follow(view, source, again, lambda _: changed(source))
 
 
-def moved(
-    view: DistTensor, source: DistTensor, again: Again, put_back: Callable[[DistTensor], object]
-) -> DistTensor:
+def moved(view: DistTensor, source: DistTensor, again: Again, put_back: Callable[[DistTensor], object]) -> DistTensor:
     """``view``, a copy; ``put_back`` writes its values to where torch would have written them."""
     _memory(view), _memory(source)
     return _follow(view, source, again, put_back)

@@ -94,7 +94,6 @@ def _basic_item(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
     local = x.local[tuple(e if e is None else 0 if isinstance(e, int) else ALL for e in entries)]
     result = DistTensor(local, x.dist.with_axes([a for e, a in named if not isinstance(e, int)]), out_shape)
 
-
     def again() -> DistTensor:
         return _basic_item(input, entries)
 

@@ -176,7 +176,6 @@ def squeeze(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistTe
     dist, shape = _without(x, gone)
     result = DistTensor(x.local.reshape(dist.local_shape(shape)), dist, shape)
 
-
     def again() -> DistTensor:
         return squeeze(input, gone)
 

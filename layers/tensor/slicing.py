@@ -36,7 +36,6 @@ def cut(input: DistTensor, slices: Sequence[slice]) -> DistTensor:
     mine, dist = _cutting(x.dist, x.dist.axes, x.shape, ranges)
     result = DistTensor(x.local[mine], dist, torch.Size(len(r) for r in ranges))
 
-
     def again() -> DistTensor:
         return cut(input, slices)
 
@@ -109,7 +108,7 @@ def unbind(input: DistTensor, dim: int = 0) -> tuple[DistTensor, ...]:
 def _one_of_unbind(result: DistTensor, input: DistTensor, dim: int, i: int) -> DistTensor:
     """``result``, a copy of index ``i`` of ``dim``."""
     again = partial(select, input, dim, i)
-    at = ((ALL,) * dim + (i,))
+    at = (ALL,) * dim + (i,)
     view = moved(result, input, again, lambda r: input.__setitem__(at, r))
     return one_of_several(view, input, again, "unbind")
 
@@ -251,7 +250,6 @@ def unfold(input: DistTensor, dimension: int, size: int, step: int) -> DistTenso
     local_shape = dist.local_shape(shape)
     windows = local.unfold(dim, size, step) if local_shape[dim] else no_outputs(local, local_shape)
     result = DistTensor(windows, dist, shape)
-
 
     def again() -> DistTensor:
         return unfold(input, dimension, size, step)

@@ -150,7 +150,7 @@ def test_outside_autograd_one_of_several_views_and_its_source_change_in_turns(co
 def test_one_of_several_views_is_not_changed_in_place_while_autograd_records(comm, view):
     for grid in grids(comm, "hw"):
         y = dc.scatter(normal(*SHAPE), grid).requires_grad_() * 1
-        with pytest.raises(RuntimeError, match="(do|does) not (allow|let)"):
+        with pytest.raises(RuntimeError, match=r"(do|does) not (allow|let)"):
             OF_SEVERAL[view](y).mul_(2)
 
 
