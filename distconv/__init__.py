@@ -17,6 +17,7 @@
     dispatch          The operator registry: which distributed operator serves which torch function
     distribution      Distributions: which rank owns which indices of a tensor. Pure arithmetic
     errors            The errors distconv raises
+    graph_nodes       Nodes of autograd's graph as users of ``grad_fn`` meet them
     grid              Process grids: a Cartesian view of the ranks with named axes
     parallel          ``parallelize``: make an ordinary module train on distributed tensors with exact gradients
     parameters        Parameters on a grid: their blocks, and when their gradients are summed
@@ -25,6 +26,7 @@
     process           What a process does beside computing: its start, its memory, its waits
     tensor            DistTensor: a torch.Tensor whose elements are split over the ranks of a process grid
     text_files        Reading of the small text files that others write: plans, machines, layer profiles
+    user_functions    ``torch.autograd.Function.apply``: nothing distributed gets lost in it
 """
 
 from distconv.process import command_start as _command_start  # noqa: F401  (may start this process once more)
@@ -69,6 +71,7 @@ _process.set_up()
 
 # Fills the operator registry.
 from distconv import layers as layers  # noqa: E402
+from distconv import user_functions as _user_functions  # noqa: E402, F401  (checks what is applied from now on)
 
 __version__ = "0.1.0"
 

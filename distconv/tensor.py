@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 
-from distconv import dispatch
+from distconv import dispatch, memory_order
 from distconv.communication import agreement, collectives
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError, DistributionError, UnsupportedOperation
+from distconv.graph_nodes import GradFn, Layouts, mark_leaf
 from distconv.grid import ProcessGrid
 from distconv.process import profiling, watchdog
 
@@ -43,9 +43,15 @@ class DistTensor(torch.Tensor):
     global tensor. It has no storage of its own: autograd lives on ``local``.
     """
 
-    local: torch.Tensor
     dist: Distribution  # type: ignore[assignment]
+    _local: torch.Tensor
     _shape: torch.Size
+    _strides: tuple[int, ...] | None = None
+    """Those that it has in one process, if they are not those of a contiguous tensor: see distconv.memory_order."""
+    _memory: Any = None
+    """What the tensors that share its memory have in common, and ..."""
+    _view: Any = None
+    """... where it comes from, if it is a view of another: see distconv.layers.plumbing.inplace_views."""
 
     @staticmethod
     def __new__(cls, local: torch.Tensor, dist: Distribution, shape: Sequence[int]) -> DistTensor:
@@ -53,7 +59,7 @@ class DistTensor(torch.Tensor):
         self: DistTensor = torch.Tensor._make_wrapper_subclass(
             cls, tuple(shape), dtype=local.dtype, device=local.device
         )
-        self.local, self.dist, self._shape = local, dist, torch.Size(shape)
+        self._local, self.dist, self._shape = local, dist, torch.Size(shape)
         return self
 
     def __init__(self, *_: Any) -> None:
@@ -76,8 +82,10 @@ class DistTensor(torch.Tensor):
                 _agree_on_call(func, args)
             if profiling.enabled():
                 with profiling.section(dispatch.short_name(func)):
-                    return operator(*args, **(kwargs or {}))
-            return operator(*args, **(kwargs or {}))
+                    result = operator(*args, **(kwargs or {}))
+            else:
+                result = operator(*args, **(kwargs or {}))
+            return memory_order.follow(func, args, kwargs or {}, result)  # type: ignore[arg-type]
         except DistconvError as error:
             dispatch.name_layer(error)
             raise
@@ -87,6 +95,17 @@ class DistTensor(torch.Tensor):
         raise UnsupportedOperation(f"{func} reached a DistTensor below torch's function interface; gather it first")
 
     # -- what it is ---------------------------------------------------------------------------------------------------
+
+    @property
+    def local(self) -> torch.Tensor:
+        """The block that this rank holds. Collective for a moved view whose source has been changed in place."""
+        if self._view is not None:
+            self._view.refresh(self)
+        return self._local
+
+    @local.setter
+    def local(self, value: torch.Tensor) -> None:
+        self._local = value
 
     @property
     def grid(self) -> ProcessGrid:
@@ -103,12 +122,12 @@ class DistTensor(torch.Tensor):
     @property
     def dtype(self) -> torch.dtype:  # type: ignore[override]
         """The dtype of ``local``."""
-        return self.local.dtype
+        return self._local.dtype
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
         """The device of ``local``."""
-        return self.local.device
+        return self._local.device
 
     @property
     def ndim(self) -> int:  # type: ignore[override]
@@ -135,7 +154,7 @@ class DistTensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return (
-            f"DistTensor(shape={tuple(self.shape)}, dtype={self.dtype}, {self.dist}, local={tuple(self.local.shape)})"
+            f"DistTensor(shape={tuple(self.shape)}, dtype={self.dtype}, {self.dist}, local={tuple(self._local.shape)})"
         )
 
     def __len__(self) -> int:
@@ -148,7 +167,9 @@ class DistTensor(torch.Tensor):
         # What it is besides a tensor (a parameter) and how its gradient is summed stay with the copy.
         vars(local).update({key: value for key, value in vars(self.local).items() if key not in vars(local)})
         twin = DistTensor(local, self.dist, self.shape)
-        vars(twin).update({key: value for key, value in vars(self).items() if key not in vars(twin)})
+        # Where a view comes from stays with the view.
+        own = (*vars(twin), "_memory", "_view")
+        vars(twin).update({key: value for key, value in vars(self).items() if key not in own})
         return twin
 
     def __reduce_ex__(self, protocol: object) -> Any:
@@ -161,7 +182,9 @@ class DistTensor(torch.Tensor):
         dist = Distribution(target, self.dist.axes) if isinstance(target, ProcessGrid) else target
         if dist == self.dist:
             return self
-        return DistTensor(collectives.redistribute(self.local, self.dist, dist, self.shape), dist, self.shape)
+        moved = DistTensor(collectives.redistribute(self.local, self.dist, dist, self.shape), dist, self.shape)
+        moved._strides = self._strides
+        return moved
 
     def replicated(self, dims: Sequence[int] | None = None) -> DistTensor:
         """The same tensor with ``dims`` (default: all) whole on every rank."""
@@ -205,10 +228,12 @@ class DistTensor(torch.Tensor):
     @requires_grad.setter
     def requires_grad(self, value: bool) -> None:
         self.local.requires_grad = value
+        mark_leaf(self.local, (self.dist, self.shape))
 
     def requires_grad_(self, requires_grad: bool = True) -> DistTensor:
         """Itself, from now on with gradients or without."""
         self.local.requires_grad_(requires_grad)
+        mark_leaf(self.local, (self.dist, self.shape))
         return self
 
     @property  # type: ignore[override]
@@ -223,8 +248,9 @@ class DistTensor(torch.Tensor):
 
     @property
     def grad_fn(self) -> Any:  # type: ignore[override]
-        """The autograd node that made ``local``."""
-        return self.local.grad_fn
+        """The autograd node that made ``local``; hooks on it see whole gradients."""
+        node = self.local.grad_fn
+        return node if node is None or hasattr(node, "layouts") else GradFn(node, (self.dist, self.shape), LAYOUTS)
 
     @property
     def is_leaf(self) -> bool:  # type: ignore[override]
@@ -237,10 +263,13 @@ class DistTensor(torch.Tensor):
 
     def register_hook(self, hook: Callable[[DistTensor], DistTensor | None]) -> Any:
         """Call ``hook`` with the gradient, a DistTensor; what it returns, if anything, replaces the gradient."""
-        return self.local.register_hook(lambda grad: self._answer(hook(DistTensor(grad, self.dist, self.shape))))
+        layout = (self.dist, self.shape)
 
-    def _answer(self, changed: DistTensor | None) -> torch.Tensor | None:
-        return None if changed is None else scatter(changed, self.dist).local
+        def call(grad: torch.Tensor) -> torch.Tensor | None:
+            changed = hook(DistTensor(grad, *layout))
+            return None if changed is None else LAYOUTS.block(changed, layout)
+
+        return self.local.register_hook(call)
 
     def register_post_accumulate_grad_hook(self, hook: Callable[[DistTensor], None]) -> Any:
         """Call ``hook`` with this leaf once its gradient has been added."""
@@ -298,23 +327,10 @@ class DistTensor(torch.Tensor):
         )
 
 
-def _refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """``torch.autograd.Function.apply``, which torch does not dispatch: its gradient would be lost without a word."""
-    if any(isinstance(a, DistTensor) for a in args) and cls is not _KEEPS_INPUTS:
-        error = UnsupportedOperation(
-            f"{cls.__name__}.apply (a torch.autograd.Function) with a DistTensor: write it with torch's operators, or "
-            "pass use_reentrant=False if it comes from torch.utils.checkpoint"
-        )
-        dispatch.name_layer(error)
-        raise error
-    return _apply(cls, *args, **kwargs)
-
-
-_KEEPS_INPUTS = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
-"""How torch before 2.13 keeps the arguments of a checkpoint; it computes nothing."""
-
-_apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
-torch.autograd.Function.apply = classmethod(_refuse_function)  # type: ignore[assignment]
+LAYOUTS = Layouts(
+    lambda block, layout: DistTensor(block, *layout), lambda whole, layout: scatter(whole, layout[0]).local
+)
+"""For hooks on autograd's nodes: gradients as DistTensors, and their blocks."""
 
 
 def _agree_on_call(func: Any, args: tuple[Any, ...]) -> None:
@@ -361,7 +377,9 @@ def scatter(
     agreement.agree(dist.grid.world, "scatter", _described(tensor, dist))
     local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
     # The block is never the caller's memory, whatever the grid: changing one must not change the other.
-    return DistTensor(local.clone() if local.data_ptr() == tensor.data_ptr() else local, dist, tensor.shape)
+    made = DistTensor(local.clone() if local.data_ptr() == tensor.data_ptr() else local, dist, tensor.shape)
+    made._strides = None if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
+    return made
 
 
 def _described(tensor: torch.Tensor, dist: Distribution) -> str:

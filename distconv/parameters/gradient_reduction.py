@@ -9,6 +9,7 @@ Source: Dryden et al. 2019, III-A (allreduce of dL/dw) and V-A (hidden behind th
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,14 +36,28 @@ def mark(parameter: torch.Tensor) -> None:
 def defers(leaf: torch.Tensor, accumulator: Node) -> bool:
     """Whether a contribution to ``leaf`` may arrive late; ``accumulator`` is its AccumulateGrad node.
 
-    Not when somebody would see it missing: hooks on the tensor, or a caller of ``torch.autograd.grad``.
+    Not when somebody would see it missing: hooks on the tensor or on that node, or a caller of
+    ``torch.autograd.grad``. torch does not tell whether a node has hooks, but who has put some there holds the node,
+    which would be gone otherwise.
     """
+    if sys.getrefcount(accumulator) > _UNHELD:
+        return False
     if not getattr(leaf, _MARK, False) or leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None):
         return False
     try:
         return torch._C._will_engine_execute_node(accumulator)
     except RuntimeError:  # torch says so for leaves under torch.autograd.grad
         return False
+
+
+def _references(node: Node) -> int:
+    return sys.getrefcount(node)
+
+
+_PROBE = torch.zeros((), requires_grad=True).view(())
+
+_UNHELD = _references(_PROBE.grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+"""What Python counts for a node that is an argument, and that only the graph holds."""
 
 
 @dataclass(eq=False)

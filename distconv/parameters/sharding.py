@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from distconv.distribution import Distribution
 from distconv.errors import ShapeError
+from distconv.graph_nodes import mark_leaf
 from distconv.grid import ProcessGrid
 from distconv.parameters import gradient_reduction
 from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split
@@ -91,6 +92,7 @@ def _replace(parameter: torch.Tensor, layout: Distribution) -> None:
     if parameter.requires_grad:
         gradient_reduction.mark(local)
     sharded = DistTensor(local, layout, parameter.shape)
+    mark_leaf(local, (layout, parameter.shape))
     sharded._is_param = True  # what isinstance(..., torch.nn.Parameter) looks at
     with torch._C.DisableTorchFunctionSubclass():
         torch.utils.swap_tensors(parameter, sharded)

@@ -42,9 +42,8 @@ _register()
 def view_as_real(input: DistTensor) -> DistTensor:
     """``torch.view_as_real``: real and imaginary parts in a last dimension, which is not split."""
     shape = result_shape(torch.view_as_real, input)
-    return viewed(
-        DistTensor(torch.view_as_real(input.local), input.dist.with_axes((*input.dist.axes, None)), shape), input
-    )
+    result = DistTensor(torch.view_as_real(input.local), input.dist.with_axes((*input.dist.axes, None)), shape)
+    return viewed(result, input, lambda: view_as_real(input))
 
 
 @implements(torch.view_as_complex)
@@ -53,4 +52,12 @@ def view_as_complex(input: DistTensor) -> DistTensor:
     shape = result_shape(torch.view_as_complex, input)
     x = input.replicated([input.dim() - 1])
     result = DistTensor(torch.view_as_complex(x.local), x.dist.with_axes(x.dist.axes[:-1]), shape)
-    return viewed(result, input) if x is input else moved(result, lambda r: input.copy_(view_as_real(r)))
+
+    def again() -> DistTensor:
+        return view_as_complex(input)
+
+    return (
+        viewed(result, input, again)
+        if x is input
+        else moved(result, input, again, lambda r: input.copy_(view_as_real(r)))
+    )

@@ -16,6 +16,7 @@ from distconv.dispatch import implements, name_of
 from distconv.errors import ShapeError, UnsupportedOperation
 from distconv.layers.plumbing.alignment import (
     aligned,
+    as_distributed,
     balanced_input,
     broadcast_shape,
     common_distribution,
@@ -24,6 +25,8 @@ from distconv.layers.plumbing.alignment import (
 )
 from distconv.layers.plumbing.inplace_views import changed, viewed
 from distconv.layers.plumbing.sharded_weights import parameter_block
+from distconv.layers.tensor.creation import agree_on_generator
+from distconv.memory_order import unfilled
 from distconv.tensor import DistTensor
 
 _POINTWISE = """
@@ -151,7 +154,7 @@ def unary(function: Callable[..., Any], input: torch.Tensor, *args: Any, **kwarg
 def alias(function: Callable[..., Any], input: DistTensor) -> DistTensor:
     """The same of one whose result shares the memory of ``input``."""
     result: DistTensor = unary(function, input)
-    return viewed(result, input)
+    return viewed(result, input, lambda: unary(function, input))
 
 
 def _register() -> None:
@@ -204,14 +207,14 @@ def _rrelu(
     training: bool = False,
     inplace: bool = False,
 ) -> DistTensor:
-    """``F.rrelu`` outside training: the mean slope for all."""
-    if training:
-        raise UnsupportedOperation(
-            "rrelu in training draws a number for each negative element in turn, so that no rank knows its own; call "
-            "model.eval(), use a leaky ReLU, or apply it to the gathered tensor and scatter the result"
-        )
-    result: DistTensor = pointwise(F.leaky_relu, input, (lower + upper) / 2, inplace=inplace or always)
-    return result
+    """``F.rrelu``: in training of the whole on every rank, as numbers are drawn for the negative elements in turn."""
+    if not training:
+        result: DistTensor = pointwise(F.leaky_relu, input, (lower + upper) / 2, inplace=inplace or always)
+        return result
+    agree_on_generator(input)
+    whole = F.rrelu(torch.empty_like(unfilled(input)).copy_(input.replicated().local), lower, upper, True)
+    drawn = as_distributed(whole, input.grid).redistribute(input.dist)
+    return in_place(torch.Tensor.copy_, input, drawn) if inplace or always else drawn
 
 
 implements(F.rrelu, torch.rrelu)(partial(_rrelu, False))
@@ -221,7 +224,11 @@ implements(torch.rrelu_)(partial(_rrelu, True))
 @implements(vars(torch._C.TensorBase)["data"].__get__)
 def data(tensor: DistTensor) -> DistTensor:
     """The tensor outside autograd, on the same memory."""
-    return viewed(DistTensor(tensor.local.data, tensor.dist, tensor.shape), tensor)
+
+    def again() -> DistTensor:
+        return DistTensor(tensor.local.data, tensor.dist, tensor.shape)
+
+    return viewed(again(), tensor, again)
 
 
 @implements(F.prelu, torch.prelu, torch.Tensor.prelu)

@@ -4,8 +4,7 @@ Every rank draws the mask of the whole tensor from torch's generator and keeps i
 agree before (seed all ranks alike) and agree afterwards. A mask costs one byte per element of the *global* tensor for
 as long as its block is being cut out, and dropout of whole channels one byte per sample and channel.
 
-The decisions are those of ``F.dropout`` for a contiguous tensor on the same device. Another order of the elements in
-memory (channels_last) gives other masks in one process; ours do not change with it.
+The decisions are those of ``F.dropout`` for a tensor with the same order of its elements in memory on the same device.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from distconv.dispatch import implements
 from distconv.layers.plumbing.alignment import aligned, result_shape
 from distconv.layers.plumbing.inplace_views import changed
 from distconv.layers.tensor.creation import agree_on_generator
+from distconv.memory_order import unfilled
 from distconv.tensor import DistTensor
 
 _SATURATION = 1.7580993408473766
@@ -31,16 +31,19 @@ _SATURATION = 1.7580993408473766
 def _mask(x: DistTensor, decided: int, keep: float) -> torch.Tensor:
     """True where this rank keeps an element; one decision per index of the first ``decided`` dimensions."""
     agree_on_generator(x)
-    shape = [*x.shape[:decided], *(1,) * (x.dim() - decided)]
     # On a GPU what is drawn depends on the dtype.
-    whole = torch.empty(shape, dtype=x.dtype if x.is_cuda else torch.bool, device=x.device).bernoulli_(keep)
-    return aligned(whole, x.dist, x.shape)
+    dtype = x.dtype if x.is_cuda else torch.bool
+    if decided == x.dim():
+        whole = torch.empty_like(unfilled(x, dtype))
+    else:
+        whole = torch.empty([*x.shape[:decided], *(1,) * (x.dim() - decided)], dtype=dtype, device=x.device)
+    return aligned(whole.bernoulli_(keep), x.dist, x.shape)
 
 
 def _fused(x: DistTensor, p: float) -> torch.Tensor:
     """This rank's block after torch's fused kernel for a GPU, which draws other numbers than the steps below."""
     agree_on_generator(x)
-    _, whole = torch.native_dropout(torch.empty(x.shape, dtype=x.dtype, device=x.device), p, True)
+    _, whole = torch.native_dropout(unfilled(x), p, True)
     y: torch.Tensor = torch.ops.aten.native_dropout_backward(x.local, aligned(whole, x.dist, x.shape), 1 / (1 - p))
     return y
 

@@ -1,30 +1,86 @@
-"""Results that are views in torch but had to be gathered here: changing them in place must reach their source.
+"""Views share memory with their source, also where they had to be gathered: changes in place pass both ways.
 
-A view that shares its block's memory with its source needs nothing. One that was moved carries a function that puts
-its values back, and views of it carry on; whoever changes a tensor in place calls :func:`changed` afterwards.
+A view that shares its block's memory with its source needs nothing. One that was moved is a copy: whoever changes a
+tensor in place calls :func:`changed` afterwards, which writes a copy's values back to its source, and counts; a copy
+whose source has been counted on is taken again the next time that anybody asks for its block.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
 
 from distconv.errors import UnsupportedOperation
 from distconv.tensor import DistTensor
 
-_PUT_BACK = "_distconv_put_back"
+Again = Callable[[], DistTensor]
 
 
-def viewed(view: DistTensor, source: DistTensor) -> DistTensor:
-    """``view``, whose block shares the memory of the block of ``source``."""
-    if hasattr(source, _PUT_BACK):
-        setattr(view, _PUT_BACK, lambda _: changed(source))
+class _Memory:
+    """What tensors that share a block's memory have in common: how often it has been changed in place."""
+
+    changes = 0
+
+
+def _memory(tensor: DistTensor) -> _Memory:
+    if tensor._memory is None:
+        tensor._memory = _Memory()
+    return tensor._memory
+
+
+@dataclass(eq=False)
+class _View:
+    """Where a view comes from."""
+
+    source: DistTensor
+    again: Again
+    """Takes the view once more, of what the source is then."""
+    put_back: Callable[[DistTensor], object]
+    recording: bool
+    """Whether autograd was, when the view was taken."""
+    shape: torch.Size
+    """The source's then."""
+    seen: tuple[torch.Tensor, int] | None = None
+    """The source's block and its changes that the view shows; of one that shares the block's memory, the block."""
+
+    def shown(self, copied: bool) -> tuple[torch.Tensor, int]:
+        return self.source.local, _memory(self.source).changes if copied else 0
+
+    def refresh(self, view: DistTensor) -> None:
+        """Take ``view`` again if its source is not what it was. Collective where it has to be moved."""
+        shown = self.shown(view._memory is not self.source._memory)
+        assert self.seen is not None
+        if shown[0] is self.seen[0] and shown[1] == self.seen[1]:
+            return
+        if self.source.shape != self.shape:
+            raise UnsupportedOperation(
+                f"a view of shape {tuple(view.shape)} whose source has got another shape in place and was changed "
+                f"since, from {tuple(self.shape)} to {tuple(self.source.shape)}: take the view after squeeze_ or "
+                "unsqueeze_"
+            )
+        with torch.set_grad_enabled(self.recording):
+            fresh = self.again()
+        view._local, self.seen = fresh._local, shown
+
+
+def _follow(view: DistTensor, source: DistTensor, again: Again, put_back: Callable[[DistTensor], object]) -> DistTensor:
+    view._view = _View(source, again, put_back, torch.is_grad_enabled(), source.shape)
+    view._view.seen = view._view.shown(view._memory is not source._memory)
     return view
 
 
-def moved(view: DistTensor, put_back: Callable[[DistTensor], object]) -> DistTensor:
+def viewed(view: DistTensor, source: DistTensor, again: Again) -> DistTensor:
+    """``view``, whose block shares the memory of the block of ``source``; ``again`` takes it once more."""
+    view._memory = _memory(source)
+    return view if source._view is None else _follow(view, source, again, lambda _: changed(source))
+
+
+def moved(view: DistTensor, source: DistTensor, again: Again, put_back: Callable[[DistTensor], object]) -> DistTensor:
     """``view``, a copy; ``put_back`` writes its values to where torch would have written them."""
-    setattr(view, _PUT_BACK, put_back)
-    return view
+    _memory(view), _memory(source)
+    return _follow(view, source, again, put_back)
 
 
 def no_way_back(name: str) -> Callable[[DistTensor], object]:
@@ -32,23 +88,23 @@ def no_way_back(name: str) -> Callable[[DistTensor], object]:
 
     def refuse(view: DistTensor) -> None:
         raise UnsupportedOperation(
-            f"in-place change of a result of {name} that had to be gathered: it is a copy, while in torch it may share "
+            f"in-place change of a result of {name} that had to be gathered: it is a copy, while in torch it shares "
             "memory with its source; clone() it first, or assign to the source (x[...] = value)"
         )
 
     return refuse
 
 
-def one_of_several(name: str) -> Callable[[DistTensor], object]:
-    """For one of several views that a function returns, which autograd cannot follow when it is changed in place."""
+def one_of_several(view: DistTensor, source: DistTensor, again: Again, name: str) -> DistTensor:
+    """``view``, one of several that a function returns: while autograd records, nobody may change those in place."""
 
-    def refuse(view: DistTensor) -> None:
+    def refuse(_: DistTensor) -> None:
         raise UnsupportedOperation(
             f"in-place change of one of the results of {name}: in torch they are several views of one tensor, which "
             "autograd does not let be changed in place; use the out-of-place operator"
         )
 
-    return refuse
+    return _follow(view, source, again, refuse) if view.requires_grad else view
 
 
 def changed(tensor: DistTensor) -> None:
@@ -59,6 +115,8 @@ def changed(tensor: DistTensor) -> None:
     UnsupportedOperation
         If it is a copy that stands for a view, and its values cannot be put back.
     """
-    put_back = getattr(tensor, _PUT_BACK, None)
-    if put_back is not None:
-        put_back(tensor)
+    _memory(tensor).changes += 1
+    view = tensor._view
+    if view is not None:
+        view.put_back(tensor)
+        view.seen = view.shown(tensor._memory is not view.source._memory)

@@ -16,6 +16,7 @@ from distconv.errors import MismatchError
 from distconv.layers.plumbing.alignment import as_distributed, result_shape
 from distconv.layers.plumbing.inplace_views import changed
 from distconv.layers.tensor.reshaping import sizes
+from distconv.memory_order import unfilled
 from distconv.tensor import DistTensor
 
 
@@ -76,7 +77,7 @@ def agree_on_generator(input: DistTensor, generator: torch.Generator | None = No
 def _drawn(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """``torch.rand_like`` and its kind: every rank draws the whole, as one process does, and keeps its block."""
     agree_on_generator(input, named.get("generator"))
-    whole = function(torch.empty(input.shape, dtype=input.dtype, device=input.device), *args, **named)
+    whole = function(unfilled(input), *args, **named)
     return as_distributed(whole, input.grid).redistribute(input.dist)
 
 
@@ -89,7 +90,7 @@ def bernoulli(input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """``torch.bernoulli``: drawn as one process does."""
     result_shape(torch.bernoulli, input)
     agree_on_generator(input, named.get("generator"))
-    whole = torch.bernoulli(input.gather().detach(), *args, **named)
+    whole = torch.bernoulli(torch.empty_like(unfilled(input)).copy_(input.gather().detach()), *args, **named)
     return as_distributed(whole, input.grid).redistribute(input.dist)
 
 

@@ -148,7 +148,11 @@ def expand(input: DistTensor, *size: Any, implicit: bool = False, **named: Any) 
     x = input.replicated([d for d, n in enumerate(input.shape) if n != shape[new + d]])
     dist = x.dist.with_axes((*(None,) * new, *x.dist.axes))
     result = DistTensor(x.local.expand(dist.local_shape(shape)), dist, shape)
-    return viewed(result, input) if x is input else moved(result, no_way_back("expand"))
+
+    def again() -> DistTensor:
+        return expand(input, shape)
+
+    return viewed(result, input, again) if x is input else moved(result, input, again, no_way_back("expand"))
 
 
 @implements(torch.Tensor.expand_as)

@@ -93,7 +93,13 @@ def _basic_item(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
     named = [(e, None if e is None else next(axes)) for e in entries]
     local = x.local[tuple(e if e is None else 0 if isinstance(e, int) else ALL for e in entries)]
     result = DistTensor(local, x.dist.with_axes([a for e, a in named if not isinstance(e, int)]), out_shape)
-    return viewed(result, part) if x is part else moved(result, lambda r: setitem(input, tuple(entries), r))
+
+    def again() -> DistTensor:
+        return _basic_item(input, entries)
+
+    if x is part:
+        return viewed(result, part, again)
+    return moved(result, input, again, lambda r: setitem(input, tuple(entries), r))
 
 
 def _as_slices(per_dim: Sequence[Any], shape: Sequence[int]) -> list[slice]:

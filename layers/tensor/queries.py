@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-from operator import mul
 from typing import Any
 
 import torch
 
 from distconv.dispatch import implements
 from distconv.errors import UnsupportedOperation
+from distconv.memory_order import contiguous
 from distconv.tensor import DistTensor
 
 
@@ -68,9 +67,8 @@ def is_same_size(input: torch.Tensor, other: torch.Tensor) -> bool:
 
 @implements(torch.Tensor.stride)
 def stride(input: DistTensor, dim: int | None = None) -> Any:
-    """``Tensor.stride`` of the global tensor, which is always contiguous."""
-    strides = tuple(reversed(list(accumulate((max(n, 1) for n in reversed(input.shape[1:])), mul, initial=1))))
-    strides = strides if input.dim() else ()
+    """``Tensor.stride`` of the global tensor, as one process would have it."""
+    strides = input._strides or contiguous(tuple(input.shape))
     return strides if dim is None else strides[dim]
 
 

@@ -15,7 +15,8 @@ from distconv.errors import UnsupportedOperation
 from distconv.grid import cached_on_grid
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.block_edges import Edges, balanced_edges, edges_of, irregular, is_cyclic, layout
-from distconv.layers.plumbing.inplace_views import moved, no_way_back, viewed
+from distconv.layers.plumbing.inplace_views import moved, viewed
+from distconv.memory_order import as_view
 from distconv.tensor import DistTensor
 
 
@@ -31,7 +32,7 @@ def sizes(given: Sequence[Any]) -> tuple[int, ...]:
 def reshape(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
     """``torch.reshape``: a split dimension that leads those it is merged with or parted into stays split."""
     out_shape = result_shape(torch.reshape, input, sizes(shape or (named["shape"],)))
-    return _reshaped(input, out_shape, no_way_back("reshape"))
+    return _reshaped(input, out_shape)
 
 
 @implements(torch.Tensor.view)
@@ -47,14 +48,20 @@ def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
     if isinstance(shape[0], torch.dtype):
         raise UnsupportedOperation("view(dtype) of a DistTensor: convert with .to(dtype) instead")
     out_shape = result_shape(torch.reshape, input, sizes(shape))
-    return _reshaped(input, out_shape, lambda result: input.copy_(reshape(result, input.shape)))
+    return _reshaped(input, out_shape)
 
 
-def _reshaped(input: DistTensor, out_shape: torch.Size, put_back: Callable[[DistTensor], object]) -> DistTensor:
+def _reshaped(input: DistTensor, out_shape: torch.Size) -> DistTensor:
+    """A view where one process has one, else a copy."""
     source, target = _reshaping(input.dist, input.dist.axes, input.shape, out_shape)
-    local = input.redistribute(source).local
-    result = DistTensor(local.reshape(target.local_shape(out_shape)), target, out_shape)
-    return viewed(result, input) if source == input.dist else moved(result, put_back)
+    local = input.redistribute(source).local.reshape(target.local_shape(out_shape))
+    shares = local.untyped_storage().data_ptr() == input.local.untyped_storage().data_ptr()
+    if not as_view(input, out_shape):
+        return DistTensor(local.clone() if shares else local, target, out_shape)
+    result = DistTensor(local, target, out_shape)
+    if source == input.dist and shares:
+        return viewed(result, input, lambda: _reshaped(input, out_shape))
+    return moved(result, input, lambda: _reshaped(input, out_shape), lambda r: input.copy_(reshape(r, input.shape)))
 
 
 @cached_on_grid
@@ -131,7 +138,7 @@ def _cut(edges: Edges, step: int, new_step: int) -> Edges | None:
 @implements(torch.flatten, torch.Tensor.flatten)
 def flatten(input: DistTensor, start_dim: int = 0, end_dim: int = -1) -> DistTensor:
     """``torch.flatten``."""
-    return _reshaped(input, result_shape(torch.flatten, input, start_dim, end_dim), no_way_back("flatten"))
+    return _reshaped(input, result_shape(torch.flatten, input, start_dim, end_dim))
 
 
 @implements(torch.unflatten, torch.Tensor.unflatten)
@@ -168,7 +175,13 @@ def squeeze(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistTe
     x = input.replicated(gone)
     dist, shape = _without(x, gone)
     result = DistTensor(x.local.reshape(dist.local_shape(shape)), dist, shape)
-    return viewed(result, input) if x is input else moved(result, lambda r: input.copy_(reshape(r, input.shape)))
+
+    def again() -> DistTensor:
+        return squeeze(input, gone)
+
+    if x is input:
+        return viewed(result, input, again)
+    return moved(result, input, again, lambda r: input.copy_(reshape(r, input.shape)))
 
 
 def _of_extent_one(input: DistTensor, dim: int | Sequence[int] | None) -> list[int]:
@@ -188,7 +201,8 @@ def unsqueeze(input: DistTensor, dim: int) -> DistTensor:
     shape = result_shape(torch.unsqueeze, input, dim)
     dim %= len(shape)
     axes = (*input.dist.axes[:dim], None, *input.dist.axes[dim:])
-    return viewed(DistTensor(input.local.unsqueeze(dim), input.dist.with_axes(axes), shape), input)
+    result = DistTensor(input.local.unsqueeze(dim), input.dist.with_axes(axes), shape)
+    return viewed(result, input, lambda: unsqueeze(input, dim))
 
 
 @implements(torch.Tensor.squeeze_)
@@ -241,7 +255,7 @@ def permuted(input: DistTensor, order: Sequence[int]) -> DistTensor:
     """``input`` with its dimensions in this order; the axes move with their dimensions."""
     dist = input.dist.with_axes([input.dist.axes[d] for d in order])
     shape = torch.Size(input.shape[d] for d in order)
-    return viewed(DistTensor(input.local.permute(*order), dist, shape), input)
+    return viewed(DistTensor(input.local.permute(*order), dist, shape), input, lambda: permuted(input, order))
 
 
 def _reordered(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:

@@ -35,7 +35,13 @@ def cut(input: DistTensor, slices: Sequence[slice]) -> DistTensor:
     x = in_blocks(input, [d for d, (r, n) in enumerate(zip(ranges, input.shape, strict=True)) if len(r) != n])
     mine, dist = _cutting(x.dist, x.dist.axes, x.shape, ranges)
     result = DistTensor(x.local[mine], dist, torch.Size(len(r) for r in ranges))
-    return viewed(result, input) if x is input else moved(result, lambda r: input.__setitem__(tuple(slices), r))
+
+    def again() -> DistTensor:
+        return cut(input, slices)
+
+    if x is input:
+        return viewed(result, input, again)
+    return moved(result, input, again, lambda r: input.__setitem__(tuple(slices), r))
 
 
 @cached_on_grid
@@ -94,7 +100,17 @@ def unbind(input: DistTensor, dim: int = 0) -> tuple[DistTensor, ...]:
     x = input.replicated([dim])
     dist = x.dist.with_axes([*x.dist.axes[:dim], *x.dist.axes[dim + 1 :]])
     results = [DistTensor(local, dist, shape) for local in x.local.unbind(dim)]
-    return tuple(viewed(r, input) if x is input else moved(r, no_way_back("unbind")) for r in results)
+    if x is input:
+        return tuple(viewed(r, input, partial(select, input, dim, i)) for i, r in enumerate(results))
+    return tuple(_one_of_unbind(r, input, dim, i) for i, r in enumerate(results))
+
+
+def _one_of_unbind(result: DistTensor, input: DistTensor, dim: int, i: int) -> DistTensor:
+    """``result``, a copy of index ``i`` of ``dim``."""
+    again = partial(select, input, dim, i)
+    at = (ALL,) * dim + (i,)
+    view = moved(result, input, again, lambda r: input.__setitem__(at, r))
+    return one_of_several(view, input, again, "unbind")
 
 
 def _first_of_unbind(tensor: torch.Tensor, dim: int) -> torch.Tensor:
@@ -116,16 +132,12 @@ def _pieces(function: Any, input: torch.Tensor, *args: Any, **named: Any) -> tup
         parts = function(torch.empty(input.shape, device="meta"), *args, **named)
     dims = [d for d, n in enumerate(input.shape) if any(p.shape[d] != n for p in parts)]
     if not dims:
-        return tuple(_one_of(cut(input, [ALL] * input.dim()), function) for _ in parts)
-    (dim,) = dims
-    starts = [p.storage_offset() // p.stride(dim) for p in parts]
-    pieces = (part(input, dim, start, start + p.shape[dim]) for p, start in zip(parts, starts, strict=True))
-    return tuple(_one_of(piece, function) for piece in pieces)
-
-
-def _one_of(piece: DistTensor, function: Any) -> DistTensor:
-    """``piece``, one of several views of a tensor: torch lets nobody change those in place while autograd records."""
-    return moved(piece, one_of_several(function.__name__)) if piece.requires_grad else piece
+        takes = [partial(cut, input, [ALL] * input.dim())] * len(parts)
+    else:
+        (dim,) = dims
+        starts = [p.storage_offset() // p.stride(dim) for p in parts]
+        takes = [partial(part, input, dim, start, start + p.shape[dim]) for p, start in zip(parts, starts, strict=True)]
+    return tuple(one_of_several(take(), input, take, function.__name__) for take in takes)
 
 
 for _name in ("split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"):
@@ -245,7 +257,11 @@ def unfold(input: DistTensor, dimension: int, size: int, step: int) -> DistTenso
     local_shape = dist.local_shape(shape)
     windows = local.unfold(dim, size, step) if local_shape[dim] else no_outputs(local, local_shape)
     result = DistTensor(windows, dist, shape)
-    return viewed(result, input) if axis is None else moved(result, no_way_back("unfold"))
+
+    def again() -> DistTensor:
+        return unfold(input, dimension, size, step)
+
+    return viewed(result, input, again) if axis is None else moved(result, input, again, no_way_back("unfold"))
 
 
 def _triangle(function: Any, input: DistTensor, diagonal: int = 0) -> DistTensor:

@@ -184,7 +184,6 @@ def test_a_plain_tensor_converted_like_a_distributed_one_stays_plain(comm):
 @pytest.mark.parametrize(
     ("call", "match"),
     [
-        (lambda x: F.rrelu(x, training=True), "rrelu in training"),
         (lambda x: torch.where(x > 0), "condition alone"),
     ],
 )

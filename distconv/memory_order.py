@@ -1,0 +1,173 @@
+"""Strides that a tensor would have in one process: random numbers are drawn in that order, and views depend on it.
+
+A DistTensor carries them where they are not those of a contiguous tensor. They follow from torch itself: what has been
+called is called again with tensors that have shapes and strides, but no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+
+_ORDERS = """
+permute transpose movedim moveaxis swapaxes swapdims t adjoint
+__getitem__ narrow select split chunk tensor_split hsplit vsplit dsplit split_with_sizes unbind unfold diagonal
+expand expand_as broadcast_to broadcast_tensors einsum tensordot matmul bmm __matmul__ __rmatmul__ contiguous
+lstm gru rnn_tanh rnn_relu
+""".split()
+
+_HOLDERS = (torch, torch.Tensor, torch.nn.functional, torch._VF)
+
+_REORDERS = frozenset(getattr(h, n) for n in _ORDERS for h in _HOLDERS if hasattr(h, n)) | frozenset(
+    vars(torch._C.TensorBase)[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag")
+)
+"""What makes other orders out of contiguous tensors."""
+
+_CONVOLUTIONS = frozenset(getattr(torch, f"conv{t}{d}d") for t in ("", "_transpose") for d in (1, 2, 3))
+
+_LIKE_INPUT = _CONVOLUTIONS | {torch.nn.functional.group_norm, torch.group_norm, torch.roll, torch.Tensor.roll}
+"""Whose results without memory are contiguous in any case, unlike those with."""
+
+
+class _Frozen(NamedTuple):
+    """A tensor, as far as strides depend on it."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+
+    def twin(self) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
+
+
+class _Outcome(NamedTuple):
+    """What a call gives: the strides of each tensor, None for contiguous ones; whether it is the first argument."""
+
+    strides: tuple[tuple[int, ...] | None, ...]
+    is_first: bool
+
+
+def follow(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    """``result`` of a call, with the strides that it has in one process."""
+    if not (function in _REORDERS or _unusual(args) or (kwargs and _unusual(kwargs.values()))):
+        return result
+    found = _outcome(function, args, kwargs)
+    first = args[0] if args else None
+    if found.is_first != (result is first) and isinstance(result, torch.Tensor) and hasattr(result, "_strides"):
+        if found.is_first and type(first) is type(result) and first.shape == result.shape:
+            return first
+        if result is first:
+            result = type(result)(result.local.clone(), result.dist, result.shape)
+    for tensor, strides in zip(_tensors(result), found.strides, strict=False):
+        if hasattr(tensor, "_strides"):
+            tensor._strides = strides
+    return result
+
+
+def _unusual(values: Iterable[Any]) -> bool:
+    """Whether any value says that a result may not be contiguous."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if _strides_of(value) is not None:
+                return True
+        elif isinstance(value, torch.memory_format) or (isinstance(value, (list, tuple)) and _unusual(value)):
+            return True
+    return False
+
+
+def _strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    if hasattr(tensor, "_strides"):
+        return tensor._strides  # type: ignore[no-any-return]
+    return None if tensor.layout != torch.strided or tensor.is_contiguous() else tensor.stride()
+
+
+def _outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcome:
+    key = (function, _frozen(args), tuple((name, _frozen(value)) for name, value in kwargs.items()))
+    with torch._C.DisableTorchFunctionSubclass(), torch.no_grad():
+        try:
+            return _cached(*key)
+        except TypeError:  # something that cannot be hashed
+            return _worked_out(*key)
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        shape = tuple(value.shape)
+        dtype = torch.float32 if value.is_floating_point() else value.dtype
+        return _Frozen(shape, _strides_of(value) or contiguous(shape), dtype)
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_frozen, value))
+    return ("slice", value.start, value.stop, value.step) if isinstance(value, slice) else value
+
+
+def _thawed(value: Any, twins: list[torch.Tensor]) -> Any:
+    if isinstance(value, _Frozen):
+        twins.append(value.twin())
+        return twins[-1]
+    if isinstance(value, tuple):
+        return slice(*value[1:]) if value[:1] == ("slice",) else tuple(_thawed(v, twins) for v in value)
+    return value
+
+
+def _worked_out(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcome:
+    twins: list[torch.Tensor] = []
+    given, named = _thawed(args, twins), {name: _thawed(value, twins) for name, value in kwargs}
+    try:
+        made = function(*given, **named)
+    except Exception:  # values decide, or a device: then as for a function element by element
+        made = torch.empty_like(twins[0])
+    if function in _LIKE_INPUT:
+        made = torch.empty_like(made, memory_format=_format(function, twins))
+    strides = tuple(None if t.is_contiguous() else t.stride() for t in _tensors(made))
+    return _Outcome(strides, bool(given) and made is given[0])
+
+
+_cached = lru_cache(maxsize=4096)(_worked_out)
+
+
+def _format(function: Callable[..., Any], twins: list[torch.Tensor]) -> torch.memory_format:
+    """The memory format that ``function`` keeps of its input, and a convolution of its weight, too."""
+    asked = twins[:2] if function in _CONVOLUTIONS else twins[:1]
+    formats = {torch._prims_common.suggest_memory_format(t) for t in asked if t.dim() in (4, 5)}
+    return (formats - {torch.contiguous_format} or {torch.contiguous_format}).pop()
+
+
+def _tensors(result: Any) -> Iterator[torch.Tensor]:
+    if isinstance(result, torch.Tensor):
+        yield result
+    elif isinstance(result, (tuple, list)):
+        for each in result:
+            yield from _tensors(each)
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor of ``shape``."""
+    return torch.empty(shape, device="meta").stride()
+
+
+def as_view(tensor: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor of ``shape`` with the same elements can share the memory of a DistTensor in one process."""
+    if tensor._strides is None:
+        return True
+    with torch._C.DisableTorchFunctionSubclass():
+        return _fits(_frozen(tensor), tuple(shape))
+
+
+@lru_cache(maxsize=4096)
+def _fits(tensor: _Frozen, shape: tuple[int, ...]) -> bool:
+    try:
+        tensor.twin().view(shape)
+    except RuntimeError:
+        return False
+    return True
+
+
+def unfilled(tensor: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """A plain tensor of unknown values, of the shape and with the strides of the whole ``tensor``."""
+    options: dict[str, Any] = {"dtype": dtype or tensor.dtype, "device": tensor.device}
+    if tensor._strides is None:
+        return torch.empty(tensor.shape, **options)
+    return torch.empty_strided(tensor.shape, tensor._strides, **options)

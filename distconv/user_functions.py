@@ -1,0 +1,81 @@
+"""``torch.autograd.Function.apply``, which torch does not dispatch: nothing distributed gets lost in it.
+
+Importing this module puts the check in place; layers' full backward hooks, which torch makes of such a function, work.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils.checkpoint
+from torch.autograd import graph
+from torch.nn.modules._functions import BackwardHookFunction
+
+from distconv import dispatch
+from distconv.errors import UnsupportedOperation
+from distconv.tensor import LAYOUTS, DistTensor
+
+_KEEPS_INPUTS = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
+"""How torch before 2.13 keeps the arguments of a checkpoint; it computes nothing."""
+
+_apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+
+
+def _checked(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """``cls.apply``, unless a DistTensor goes in or comes out: its gradient would be lost without a word."""
+    if cls is BackwardHookFunction:
+        return _hooked(args)
+    if _distributed((args, kwargs)) and cls is not _KEEPS_INPUTS:
+        raise _refusal(cls, "with a DistTensor")
+    made = _apply(cls, *args, **kwargs)
+    if _distributed(made) and cls is not _KEEPS_INPUTS:
+        raise _refusal(cls, "that returns a DistTensor, reached by closure or as an attribute")
+    return made
+
+
+def _distributed(value: Any) -> bool:
+    """Whether there is a DistTensor in ``value``."""
+    if isinstance(value, (tuple, list)):
+        return any(map(_distributed, value))
+    if isinstance(value, dict):
+        return any(map(_distributed, value.values()))
+    return isinstance(value, DistTensor)
+
+
+def _refusal(cls: Any, how: str) -> UnsupportedOperation:
+    error = UnsupportedOperation(
+        f"{cls.__name__}.apply (a torch.autograd.Function) {how}: write it with torch's operators, or "
+        "pass use_reentrant=False if it comes from torch.utils.checkpoint"
+    )
+    dispatch.name_layer(error)
+    return error
+
+
+def _hooked(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """``tensors`` behind a node that takes a layer's full backward hooks."""
+    layouts = [(t.dist, t.shape) if isinstance(t, DistTensor) else None for t in tensors]
+    made = _apply(BackwardHookFunction, *(t.local if isinstance(t, DistTensor) else t for t in tensors))
+    for node in {m.grad_fn for m in made if m.grad_fn is not None}:
+        if isinstance(node, BackwardHookFunction._backward_cls):
+            node.layouts = layouts
+    return tuple(m if layout is None else DistTensor(m, *layout) for m, layout in zip(made, layouts, strict=True))
+
+
+def _register_hook(node: Any, hook: Any) -> Any:
+    """``node.register_hook``: gradients of the layer's tensors, in and out, are whole ones."""
+    layouts = node.layouts
+
+    def call(*blocks: Any) -> Any:
+        return LAYOUTS.blocks(hook(*(LAYOUTS.wholes(b, layouts) for b in blocks)), layouts)
+
+    return _register_on_node(node, call)
+
+
+_register_on_node = BackwardHookFunction._backward_cls.register_hook
+BackwardHookFunction._backward_cls.register_hook = _register_hook
+
+torch.autograd.Function.apply = classmethod(_checked)  # type: ignore[assignment]
+
+_node_of = graph._get_grad_fn_or_grad_acc
+graph._get_grad_fn_or_grad_acc = lambda t: _node_of(t.local if isinstance(t, DistTensor) else t)

@@ -1,0 +1,123 @@
+"""Random numbers of permuted, sliced and channels_last tensors are those of one process, and so are strides."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, grids, normal
+from tests.layers.compare import built, same_as_one_process
+
+SHAPE = (4, 4, 6, 5)
+
+RANKS = pytest.mark.ranks(2, 3)
+
+LAST = torch.channels_last
+
+
+def tokens(x):
+    return x.flatten(2).transpose(1, 2)
+
+
+def attended(x):
+    t = tokens(x)
+    return ((t @ t.mT).softmax(-1) @ t).transpose(1, 2).unflatten(2, x.shape[2:])
+
+
+CONVOLUTION = built(lambda: nn.Conv2d(4, 4, 3, padding=1))
+LINEAR = built(lambda: nn.Linear(4, 4))
+
+MADE = {
+    "as it is": lambda x: x,
+    "tokens": tokens,
+    "activated tokens": lambda x: F.gelu(tokens(x)),
+    "linear of tokens": lambda x: LINEAR(tokens(x)),
+    "softmax of tokens": lambda x: tokens(x).softmax(-1),
+    "tokens back to rows": lambda x: LINEAR(tokens(x)).mT.reshape(x.shape),
+    "convolution after attention": lambda x: CONVOLUTION(attended(x)),
+    "channels last": lambda x: x.to(memory_format=LAST) * 2,
+    "convolution of channels last": lambda x: CONVOLUTION(x.contiguous(memory_format=LAST)).relu(),
+    "pooled channels last": lambda x: F.max_pool2d(x.to(memory_format=LAST), 2),
+    "normed channels last": lambda x: F.group_norm(
+        F.batch_norm(x.to(memory_format=LAST), None, None, None, None, True), 2
+    ),
+    "made contiguous": lambda x: x.permute(0, 2, 3, 1).contiguous(),
+    "copied": lambda x: x.permute(0, 2, 3, 1).clone(),
+    "joined": lambda x: torch.cat([x.to(memory_format=LAST)] * 2, 1),
+    "rolled windows": lambda x: x.permute(0, 2, 3, 1).roll((1, 1), (1, 2)),
+    "some channels": lambda x: x[:, 1:3],
+    "every second column": lambda x: x[..., ::2],
+    "repeated": lambda x: x[:, :1].expand(SHAPE),
+    "einsum": lambda x: torch.einsum("nchw,dc->ndhw", x, LINEAR.weight),
+    "summed": lambda x: x.permute(0, 2, 3, 1).sum(1),
+    "mixed": lambda x: x + x.to(memory_format=LAST),
+}
+
+DRAWN = [
+    lambda x: F.dropout(x, 0.4),
+    lambda x: F.dropout(x * 1, 0.4, inplace=True),
+    lambda x: F.alpha_dropout(x, 0.4, True),
+    lambda x: torch.randn_like(x) + x,
+    lambda x: torch.bernoulli(x.detach().sigmoid()) * x,
+    lambda x: x.clone().detach().uniform_() * x,
+    lambda x: F.rrelu(x, training=True),
+]
+
+
+@pytest.mark.parametrize("make", MADE)
+@RANKS
+def test_draws_follow_the_order_of_memory_of_one_process(comm, make):
+    def run(draw, x):
+        torch.manual_seed(3)
+        return draw(MADE[make](x)) + torch.rand((), dtype=torch.float64)
+
+    for axis, draw in zip("nhwchwn", DRAWN, strict=True):
+        same_as_one_process(grid_over(comm, **{axis: comm.size}), lambda x, draw=draw: run(draw, x), normal(*SHAPE))
+
+
+@pytest.mark.parametrize("make", MADE)
+@RANKS
+def test_strides_are_those_of_one_process(comm, make):
+    expected = MADE[make](normal(*SHAPE))
+    for grid in grids(comm, "nhc"):
+        found = MADE[make](dc.scatter(normal(*SHAPE), grid))
+        assert found.stride() == expected.stride()
+
+
+@RANKS
+def test_a_scattered_tensor_keeps_the_order_of_the_whole(comm):
+    whole = normal(*SHAPE).contiguous(memory_format=LAST)
+    torch.manual_seed(3)
+    expected = F.dropout(CONVOLUTION(whole), 0.5).detach()
+    for grid in grids(comm, "nhc"):
+        torch.manual_seed(3)
+        found = F.dropout(CONVOLUTION(dc.scatter(whole, grid)), 0.5)
+        torch.testing.assert_close(dc.gather(found).detach(), expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_a_slice_of_blocks_of_one_row_is_drawn_as_in_one_process(comm):
+    expected = normal(2, 3, comm.size, 4)
+    torch.manual_seed(3)
+    expected.permute(0, 2, 3, 1)[:, :, 1:].normal_()
+    x = dc.scatter(normal(2, 3, comm.size, 4), grid_over(comm, h=comm.size))
+    torch.manual_seed(3)
+    x.permute(0, 2, 3, 1)[:, :, 1:].normal_()
+    assert torch.equal(dc.gather(x), expected)
+
+
+@RANKS
+def test_contiguous_copies_where_one_process_copies_and_only_there(comm):
+    for grid in grids(comm, "nhc"):
+        x = dc.scatter(normal(comm.size, 1, comm.size, 1), grid)
+        turned = x.transpose(0, 2)
+        assert x.contiguous() is x
+        copy = turned.contiguous()
+        copy.zero_()
+        assert torch.equal(dc.gather(x), normal(comm.size, 1, comm.size, 1))
+        copy = turned.reshape(-1)
+        copy.zero_()
+        assert torch.equal(dc.gather(x), normal(comm.size, 1, comm.size, 1))
