@@ -51,6 +51,7 @@ from distconv.errors import (
     MachineError,
     MismatchError,
     PlanError,
+    ReplicationWarning,
     ShapeError,
     UnsupportedOperation,
 )
@@ -86,6 +87,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "ProcessGrid",
+    "ReplicationWarning",
     "ShapeError",
     "TransferPlan",
     "UnsupportedOperation",

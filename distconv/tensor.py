@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
 import torch.utils.checkpoint
+from torch.nn.modules._functions import BackwardHookFunction
 
 from distconv import dispatch
 from distconv.communication import agreement, collectives
 from distconv.distribution import Distribution, default_axes
-from distconv.errors import DistconvError, DistributionError, UnsupportedOperation
+from distconv.errors import DistconvError, DistributionError, NoRule, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.process import profiling, watchdog
 
@@ -71,13 +73,12 @@ class DistTensor(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         try:
-            operator = dispatch.operator_for(func)
             if agreement.level == "all":
                 _agree_on_call(func, args)
             if profiling.enabled():
                 with profiling.section(dispatch.short_name(func)):
-                    return operator(*args, **(kwargs or {}))
-            return operator(*args, **(kwargs or {}))
+                    return dispatch.called(func, args, kwargs or {})
+            return dispatch.called(func, args, kwargs or {})
         except DistconvError as error:
             dispatch.name_layer(error)
             raise
@@ -295,23 +296,32 @@ class DistTensor(torch.Tensor):
         )
 
 
-def _refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """``torch.autograd.Function.apply``, which torch does not dispatch: its gradient would be lost without a word."""
-    if any(isinstance(a, DistTensor) for a in args) and cls is not _KEEPS_INPUTS:
-        error = UnsupportedOperation(
-            f"{cls.__name__}.apply (a torch.autograd.Function) with a DistTensor: write it with torch's operators, or "
-            "pass use_reentrant=False if it comes from torch.utils.checkpoint"
-        )
-        dispatch.name_layer(error)
-        raise error
-    return _apply(cls, *args, **kwargs)
-
+_apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
 _KEEPS_INPUTS = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 """How torch before 2.13 keeps the arguments of a checkpoint; it computes nothing."""
 
-_apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
-torch.autograd.Function.apply = classmethod(_refuse_function)  # type: ignore[assignment]
+
+@wraps(_apply)
+def _apply_whole(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """``torch.autograd.Function.apply``, which torch does not dispatch."""
+    if not any(isinstance(a, DistTensor) for a in args) or cls is _KEEPS_INPUTS:
+        return _apply(cls, *args, **kwargs)
+    name = f"{cls.__name__}.apply (a torch.autograd.Function)"
+    try:
+        if cls is BackwardHookFunction:
+            raise UnsupportedOperation(f"{name} would hand a hook what is no gradient; use hooks of tensors")
+        reason = NoRule(
+            f"{name} has no distributed rule; write it with torch's operators, or pass use_reentrant=False if it comes "
+            "from torch.utils.checkpoint"
+        )
+        return dispatch.fallback(reason, cls.apply, args, kwargs)
+    except DistconvError as error:
+        dispatch.name_layer(error)
+        raise
+
+
+torch.autograd.Function.apply = classmethod(_apply_whole)  # type: ignore[assignment]
 
 
 def _agree_on_call(func: Any, args: tuple[Any, ...]) -> None:

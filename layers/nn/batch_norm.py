@@ -21,7 +21,7 @@ from distconv.communication.transport import allreduce
 from distconv.derivatives import first_order
 from distconv.dispatch import implements
 from distconv.distribution import Interval
-from distconv.errors import ShapeError, UnsupportedOperation
+from distconv.errors import NoRule, ShapeError
 from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import BatchNormGradient, taken_near
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
@@ -165,7 +165,7 @@ def batch_norm(
     """
     result_shape(F.batch_norm, input, running_mean, running_var, weight, bias, training, momentum, eps)
     if not isinstance(input, DistTensor):
-        raise UnsupportedOperation("batch norm of a plain tensor with a distributed weight: scatter the input first")
+        raise NoRule("batch norm of a plain tensor with a distributed weight: scatter the input first")
     if weight is not None and weight.dtype not in (input.dtype, widened(input.dtype)):
         raise ShapeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
     over = input.dist.split[1]

@@ -24,7 +24,7 @@ from distconv.communication.transfer import Accumulation, TransferPlan, transfer
 from distconv.derivatives import first_order
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
-from distconv.errors import UnsupportedOperation
+from distconv.errors import NoRule
 from distconv.grid import cached_on_grid
 from distconv.kernels.convolution import Convolution, Geometry, Piece, Range, cut, is_free, merged
 from distconv.layers.plumbing.alignment import as_autocast, check_dtypes, result_shape, whole_over
@@ -161,7 +161,7 @@ def _convolution(
     check_dtypes(function, input, weight, bias, stride, padding, dilation, groups)
     out_shape = result_shape(function, input, weight, bias, stride, padding, dilation, groups)
     if not isinstance(input, DistTensor):
-        raise UnsupportedOperation("convolution of a plain tensor with a distributed weight: scatter the input first")
+        raise NoRule("convolution of a plain tensor with a distributed weight: scatter the input first")
     count = weight.dim() - 2
     if input.dim() == count + 1:
         one = _convolution(function, unsqueeze(input, 0), weight, bias, stride, padding, dilation, groups)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.dispatch import implements
-from distconv.errors import UnsupportedOperation
+from distconv.errors import NoRule
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.plumbing.alignment import check_as_torch, check_dtypes, result_shape, whole_over
 from distconv.layers.plumbing.input_windows import needed_block, spatial_box, spread
@@ -60,7 +60,7 @@ def _transposed(
     if any(e >= max(s, d) for e, (s, d) in zip(extra, steps, strict=True)):
         check_as_torch(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
     if not isinstance(input, DistTensor):
-        raise UnsupportedOperation("transposed convolution of a plain tensor: scatter the input first")
+        raise NoRule("transposed convolution of a plain tensor: scatter the input first")
     if input.dim() == count + 1:
         given = (weight, bias, stride, padding, output_padding, groups, dilation)
         return squeeze(_transposed(function, unsqueeze(input, 0), *given), 0)

@@ -13,7 +13,7 @@ from distconv.communication.collectives import enter
 from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
-from distconv.errors import UnsupportedOperation
+from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import as_distributed, common_distribution, result_shape
 from distconv.layers.plumbing.index_check import outside
 from distconv.layers.plumbing.inplace_views import moved, no_way_back, viewed
@@ -69,7 +69,7 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: b
     """
     shape = result_shape(torch.gather, input, dim, index)
     if sparse_grad:
-        raise UnsupportedOperation("torch.gather with sparse_grad=True: leave it out")
+        raise NoRule("torch.gather with sparse_grad=True: leave it out")
     dim %= max(1, input.dim())
     kept = [d != dim and m == n for d, (m, n) in enumerate(zip(input.shape, shape, strict=True))]
     operands = [t for t in (index, input) if isinstance(t, DistTensor)]
