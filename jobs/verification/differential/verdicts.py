@@ -81,6 +81,8 @@ def _deviation(expected: torch.Tensor, found: torch.Tensor, condition: float) ->
             return f"is a block of {tuple(found.local.shape)} where it should be {found.dist.local_shape(found.shape)}"
         expected, found = _block(expected, found.dist), found.local
     found = found.detach()
+    if expected.is_complex():
+        whole, expected, found = (torch.view_as_real(t.resolve_conj()) for t in (whole, expected, found))
     if torch.equal(expected, found):
         return ""
     if not expected.is_floating_point():
