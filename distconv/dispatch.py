@@ -6,6 +6,7 @@ rank, or raises: nothing ever runs on the blocks alone by default.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
@@ -77,10 +78,32 @@ def is_fallback(operator: F) -> F:
 def called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What the operator for ``function`` returns, or the exact fallback where it has no rule for these arguments."""
     try:
-        return operator_for(function)(*args, **kwargs)
+        operator = operator_for(function)
+        if kwargs.get("out") is not None and "out" not in _parameters(operator):
+            raise NoRule(f"{name_of(function)} with out= has no distributed rule; assign the result instead")
+        return operator(*args, **kwargs)
     except NoRule as error:
         reason = error
+    except TypeError:
+        # torch may know ways to call it that the rule does not.
+        if _takes(operator, args, kwargs):
+            raise
+        named = ", ".join(f"{name}=" for name in kwargs)
+        reason = NoRule(f"{name_of(function)} has no distributed rule with these arguments ({named}); leave some out")
     return fallback(reason, function, args, kwargs)
+
+
+@lru_cache(maxsize=1024)
+def _parameters(operator: Operator) -> frozenset[str]:
+    return frozenset(inspect.signature(operator).parameters)
+
+
+def _takes(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        inspect.signature(operator).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def fallback(error: NoRule, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

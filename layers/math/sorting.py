@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from distconv.dispatch import implements
-from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.gathered_call import gathered_along
 from distconv.tensor import DistTensor
@@ -33,8 +32,6 @@ _DIM = {
 
 def _ordered(function: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
     """``function`` of the whole dimension on every rank that has a part of it; without ``dim`` of the whole tensor."""
-    if named.get("out") is not None:
-        raise NoRule(f"torch.{function.__name__} with out=: assign the result instead")
     result_shape(_first, function, input, *args, **named)
     place, dim = _DIM[function.__name__]
     dim = named.get("dim", named.get("axis", args[place] if len(args) > place else dim))

@@ -166,6 +166,8 @@ def batch_norm(
     result_shape(F.batch_norm, input, running_mean, running_var, weight, bias, training, momentum, eps)
     if not isinstance(input, DistTensor):
         raise NoRule("batch norm of a plain tensor with a distributed weight: scatter the input first")
+    if isinstance(running_mean, DistTensor) or isinstance(running_var, DistTensor):
+        raise NoRule("batch norm with distributed running statistics: leave them plain")
     if weight is not None and weight.dtype not in (input.dtype, widened(input.dtype)):
         raise ShapeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
     over = input.dist.split[1]

@@ -31,13 +31,14 @@ from distconv.layers.plumbing.alignment import as_autocast, check_dtypes, result
 from distconv.layers.plumbing.input_windows import spatial_box, spread, window_needs
 from distconv.layers.plumbing.sharded_weights import (
     channel_needs,
+    over_whole_channels,
     parameter_block,
     summed_at_owners,
     weight_block,
     with_channels_split,
 )
 from distconv.layers.tensor.reshaping import squeeze, unsqueeze
-from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split
+from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split, groups_divide
 from distconv.tensor import DistTensor
 
 
@@ -156,7 +157,7 @@ def _convolution(
     Raises
     ------
     ShapeError
-        As torch does, or if groups do not divide over the ranks that split the channels.
+        As torch does.
     """
     check_dtypes(function, input, weight, bias, stride, padding, dilation, groups)
     out_shape = result_shape(function, input, weight, bias, stride, padding, dilation, groups)
@@ -179,6 +180,9 @@ def _convolution(
         layer = _layer(x.dist, x.shape, out_shape, geometry, groups, None)
         return DistTensor(apply(_Convolve, *as_autocast(x.local, w, b), layer), x.dist, out_shape)
     parts = x.grid.shape[AXIS]
+    if not groups_divide(groups, weight.shape[0], parts):
+        again = partial(_convolution, function, stride=stride, padding=padding, dilation=dilation, groups=groups)
+        return over_whole_channels(again, x, weight, bias)
     split = channel_split(x.shape[1], weight.shape[0], groups, parts, strides)
     w = weight_block(weight, x.dist, split)
     b = None if bias is None else parameter_block(bias, x.dist, [1])

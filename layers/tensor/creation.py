@@ -66,7 +66,7 @@ def bernoulli(input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """``torch.bernoulli``: drawn as one process does."""
     result_shape(torch.bernoulli, input)
     agree_on_generator(input, named.get("generator"))
-    whole = torch.bernoulli(input.gather().detach(), *args, **named)
+    whole = torch.bernoulli(input.gather(), *args, **named)
     return as_distributed(whole, input.grid).redistribute(input.dist)
 
 

@@ -77,7 +77,7 @@ if anything is wrong.
 |---|---|
 | `=` | exact, and nothing was redistributed |
 | `~` | exact, after redistributions of so many bytes (forward and backward, all ranks; the most of any rank count) |
-| `r` | exact, but without a rule of its own: every rank computes the whole, with a `ReplicationWarning`; bytes as above |
+| `r` | exact, but by no rule: every rank computes the whole, with a `ReplicationWarning`; bytes as above |
 | `!` | raises `UnsupportedOperation`, with a way out |
 | `t` | torch itself refuses these extents, and distconv with the same words |
 | `inf` | an input has infinities, and NaN is in other places than torch's: zero padding of a block times infinity |

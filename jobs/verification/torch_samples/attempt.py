@@ -83,8 +83,8 @@ def _computed(
         elsewhere = together(failed)
     if elsewhere:
         raise OthersRaise
-    outputs = [y for y in tree_leaves(result) if isinstance(y, (torch.Tensor, bool, int, float))]
-    outputs = [y if isinstance(y, torch.Tensor) else torch.tensor(y) for y in outputs]
+    answers = [y for y in tree_leaves(result) if isinstance(y, (torch.Tensor, bool, int, float))]
+    outputs = [y if isinstance(y, torch.Tensor) else torch.tensor(y) for y in answers]
     _backward([y for y in outputs if y.requires_grad])
     values = {f"y{number}": _strided(y) for number, y in enumerate(outputs)}
     inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]

@@ -101,7 +101,9 @@ def _of_operator(operator: Any, most: int | None) -> Iterator[Sample]:
         return
     seed()
     grad = dtype is torch.float64 and operator.supports_autograd
-    for number, found in enumerate(islice(operator.sample_inputs("cpu", dtype, requires_grad=grad), most)):
+    # All at once: what runs in between draws numbers, too.
+    drawn = list(islice(operator.sample_inputs("cpu", dtype, requires_grad=grad), most))
+    for number, found in enumerate(drawn):
         args = (found.input, *found.args)
         finish = partial(_finished, found.output_process_fn_grad)
         yield Sample(_operator_name(operator), str(number), partial(finish, operator.op), args, found.kwargs)
@@ -133,7 +135,7 @@ def _of_module(info: Any, most: int | None) -> Iterator[Sample]:
     for training in (True, False):
         seed()
         given = info.module_inputs_func(info, device="cpu", dtype=torch.float64, requires_grad=True, training=training)
-        for number, found in enumerate(islice(given, most)):
+        for number, found in enumerate(list(islice(given, most))):
             option = f"{number}{'' if training else ' eval'}"
             module = partial(_built, info.module_cls, found.constructor_input, training)
             forward = found.forward_input
