@@ -78,19 +78,24 @@ def is_fallback(operator: F) -> F:
 def called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What the operator for ``function`` returns, or the exact fallback where it has no rule for these arguments."""
     try:
-        operator = operator_for(function)
-        if kwargs.get("out") is not None and "out" not in _parameters(operator):
-            raise NoRule(f"{name_of(function)} with out= has no distributed rule; assign the result instead")
-        return operator(*args, **kwargs)
+        return _by_rule(function, args, kwargs)
     except NoRule as error:
         reason = error
+    return fallback(reason, function, args, kwargs)
+
+
+def _by_rule(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    operator = operator_for(function)
+    if kwargs.get("out") is not None and "out" not in _parameters(operator):
+        raise NoRule(f"{name_of(function)} with out= has no distributed rule; assign the result instead")
+    try:
+        return operator(*args, **kwargs)
     except TypeError:
         # torch may know ways to call it that the rule does not.
         if _takes(operator, args, kwargs):
             raise
-        named = ", ".join(f"{name}=" for name in kwargs)
-        reason = NoRule(f"{name_of(function)} has no distributed rule with these arguments ({named}); leave some out")
-    return fallback(reason, function, args, kwargs)
+    named = ", ".join(f"{name}=" for name in kwargs)
+    raise NoRule(f"{name_of(function)} has no distributed rule with these arguments ({named}); leave some out")
 
 
 @lru_cache(maxsize=1024)

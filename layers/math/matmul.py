@@ -215,7 +215,7 @@ def tensordot(a: torch.Tensor, b: torch.Tensor, dims: Any = 2, out: None = None)
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         With ``out=``, or a tensor as ``dims``.
     """
     if out is not None or isinstance(dims, torch.Tensor):

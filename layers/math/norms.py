@@ -63,7 +63,7 @@ def norm(
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For the nuclear norm.
     """
     _no_out(out)
@@ -88,7 +88,7 @@ def linalg_norm(
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For other norms of matrices.
     """
     _no_out(out)

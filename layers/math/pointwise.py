@@ -114,7 +114,7 @@ def in_place(function: Callable[..., Any], target: Any, *args: Any, **kwargs: An
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         If a distributed operand would be written into a plain target.
     ShapeError
         With torch's text, if the operands are larger than the target.
@@ -173,7 +173,7 @@ def where(condition: torch.Tensor, *branches: Any, **named: Any) -> DistTensor:
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For a condition alone.
     """
     if not branches and not named:
@@ -228,7 +228,7 @@ def prelu(input: torch.Tensor, weight: torch.Tensor) -> DistTensor:
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For a plain tensor with a distributed slope.
     """
     result_shape(F.prelu, input, weight)

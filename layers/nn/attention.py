@@ -29,7 +29,7 @@ def scaled_dot_product_attention(
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         With dropout.
     """
     if dropout_p:

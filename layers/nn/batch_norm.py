@@ -160,7 +160,7 @@ def batch_norm(
     ------
     ShapeError
         With torch's text, if there is one value per channel in training.
-    UnsupportedOperation
+    NoRule
         For a plain tensor with a distributed weight.
     """
     result_shape(F.batch_norm, input, running_mean, running_var, weight, bias, training, momentum, eps)

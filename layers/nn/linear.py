@@ -31,7 +31,7 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For a plain tensor with a distributed weight, or a weight of one dimension.
     """
     check_dtypes(F.linear, input, weight, bias)

@@ -64,7 +64,7 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: b
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         With ``sparse_grad=True``.
     """
     shape = result_shape(torch.gather, input, dim, index)

@@ -64,7 +64,7 @@ def getitem(input: torch.Tensor, index: Any) -> DistTensor:
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For a mask, and for a plain tensor with several indices of which some are distributed.
     """
     entries = _entries(index, input.dim())
@@ -107,7 +107,7 @@ def setitem(input: torch.Tensor, index: Any, value: Any) -> None:
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For other indices, and for a plain tensor that would take a distributed value.
     """
     if not isinstance(input, DistTensor):

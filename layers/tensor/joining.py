@@ -39,7 +39,7 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0, *, axis: int | None = Non
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         With ``out=``.
     """
     if out is not None:
@@ -85,7 +85,7 @@ def stack(tensors: Sequence[torch.Tensor], dim: int = 0, *, out: None = None) ->
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         With ``out=``.
     """
     if out is not None:

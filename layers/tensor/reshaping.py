@@ -40,7 +40,7 @@ def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For a view as another dtype.
     """
     shape = shape or tuple(named.values())
