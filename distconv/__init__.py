@@ -57,6 +57,7 @@ from distconv.errors import (
     MachineError,
     MismatchError,
     PlanError,
+    ReplicationWarning,
     ShapeError,
     UnsupportedOperation,
 )
@@ -93,6 +94,7 @@ __all__ = [
     "Plan",
     "PlanError",
     "ProcessGrid",
+    "ReplicationWarning",
     "ShapeError",
     "TransferPlan",
     "UnsupportedOperation",

@@ -1,12 +1,14 @@
 """The operator registry: which distributed operator serves which torch function, and the names of calls in messages.
 
-``distconv.layers`` fills it. A function that is not in it raises: nothing ever runs on the blocks alone by default.
+``distconv.layers`` fills it. A function that is not in it goes to the exact fallback, which computes the whole on every
+rank, or raises: nothing ever runs on the blocks alone by default.
 """
 
 from __future__ import annotations
 
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from types import FrameType
@@ -14,12 +16,13 @@ from typing import Any, TypeVar
 
 import torch
 
-from distconv.errors import DistconvError, UnsupportedOperation
+from distconv.errors import DistconvError, NoRule
 
 Operator = Callable[..., Any]
 F = TypeVar("F", bound=Operator)
 
 _OPERATORS: dict[object, Operator] = {}
+_FALLBACK: list[Operator] = []
 
 
 def implements(*functions: object) -> Callable[[F], F]:
@@ -54,16 +57,63 @@ def operator_for(function: object) -> Operator:
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         If there is none.
     """
     found = _OPERATORS.get(function)
     if found is None:
-        raise UnsupportedOperation(
-            f"{name_of(function)} has no distributed rule; "
-            "gather the tensor first (dc.gather(x)) and apply it to the whole"
+        raise NoRule(
+            f"{name_of(function)} has no distributed rule; write it with operators that have one, or gather the tensor "
+            "once (dc.gather(x)) where several such calls follow each other"
         )
     return found
+
+
+def is_fallback(operator: F) -> F:
+    """Let the decorated operator serve the calls that have no rule: it gets the error, the function, its arguments."""
+    _FALLBACK[:] = [operator]
+    return operator
+
+
+def called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What the operator for ``function`` returns, or the exact fallback where it has no rule for these arguments."""
+    try:
+        return _by_rule(function, args, kwargs)
+    except NoRule as error:
+        reason = error
+    return fallback(reason, function, args, kwargs)
+
+
+def _by_rule(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    operator = operator_for(function)
+    if kwargs.get("out") is not None and "out" not in _parameters(operator):
+        raise NoRule(f"{name_of(function)} with out= has no distributed rule; assign the result instead")
+    try:
+        return operator(*args, **kwargs)
+    except TypeError:
+        # torch may know ways to call it that the rule does not.
+        if _takes(operator, args, kwargs):
+            raise
+    named = ", ".join(f"{name}=" for name in kwargs)
+    raise NoRule(f"{name_of(function)} has no distributed rule with these arguments ({named}); leave some out")
+
+
+@lru_cache(maxsize=1024)
+def _parameters(operator: Operator) -> frozenset[str]:
+    return frozenset(inspect.signature(operator).parameters)
+
+
+def _takes(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        inspect.signature(operator).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def fallback(error: NoRule, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What the exact fallback makes of a call that has no rule, as ``error`` says."""
+    return _FALLBACK[0](error, function, args, kwargs)
 
 
 def name_of(function: object) -> str:
@@ -83,22 +133,27 @@ def short_name(function: object) -> str:
 
 
 def name_layer(error: DistconvError) -> None:
-    """Put the layer that is being called in front of the message: people look for layers, not for functions.
+    """Put the layer that is being called in front of the message: people look for layers, not for functions."""
+    if error.args:
+        error.args = (with_layer(str(error.args[0])), *error.args[1:])
+
+
+def with_layer(text: str) -> str:
+    """``text`` behind the name of the layer that is being called.
 
     It is found on the call stack, so that calls that succeed pay nothing, and named as in ``named_modules()`` of the
     outermost module. Outside of all modules the message stays as it is.
     """
-    modules = _modules_called()
-    if not modules or not error.args:
-        return
+    modules = modules_called()
+    if not modules:
+        return text
     name, kind = _path(modules), type(modules[-1]).__name__
     prefix = f"{name!r} ({kind}): " if name else f"{kind}: "
     # An operator may have called others, through each of which the error passes.
-    if not str(error.args[0]).startswith(prefix):
-        error.args = (prefix + str(error.args[0]), *error.args[1:])
+    return text if text.startswith(prefix) else prefix + text
 
 
-def _modules_called() -> list[torch.nn.Module]:
+def modules_called() -> list[torch.nn.Module]:
     """Modules in whose methods the caller is, the outermost first."""
     found: list[torch.nn.Module] = []
     frame: FrameType | None = sys._getframe(1)

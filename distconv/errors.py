@@ -45,6 +45,14 @@ class UnsupportedOperation(DistconvError, NotImplementedError):
     """A function, or an option of it, without a distributed rule; the text names the way out."""
 
 
+class NoRule(UnsupportedOperation):
+    """One of those that the whole tensors can serve: dispatch catches it and asks the exact fallback."""
+
+
+class ReplicationWarning(UserWarning):
+    """A call without a distributed rule: every rank gathered its tensors and computed the whole of it."""
+
+
 class CommunicatorError(DistconvError, RuntimeError):
     """The communicator is null, freed, or MPI has been finalized. Raised on the rank that finds out."""
 

@@ -77,14 +77,13 @@ class DistTensor(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         try:
-            operator = dispatch.operator_for(func)
             if agreement.level == "all":
                 _agree_on_call(func, args)
             if profiling.enabled():
                 with profiling.section(dispatch.short_name(func)):
-                    result = operator(*args, **(kwargs or {}))
+                    result = dispatch.called(func, args, kwargs or {})
             else:
-                result = operator(*args, **(kwargs or {}))
+                result = dispatch.called(func, args, kwargs or {})
             return memory_order.follow(func, args, kwargs or {}, result)  # type: ignore[arg-type]
         except DistconvError as error:
             dispatch.name_layer(error)

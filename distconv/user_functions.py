@@ -1,4 +1,4 @@
-"""``torch.autograd.Function.apply``, which torch does not dispatch: nothing distributed gets lost in it.
+"""``torch.autograd.Function.apply``, which torch does not dispatch: with DistTensors it goes to the exact fallback.
 
 Importing this module puts the check in place; layers' full backward hooks, which torch makes of such a function, work.
 """
@@ -13,7 +13,7 @@ from torch.autograd import graph
 from torch.nn.modules._functions import BackwardHookFunction
 
 from distconv import dispatch
-from distconv.errors import UnsupportedOperation
+from distconv.errors import DistconvError, NoRule, UnsupportedOperation
 from distconv.tensor import LAYOUTS, DistTensor
 
 _KEEPS_INPUTS = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
@@ -23,15 +23,25 @@ _apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
 
 def _checked(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """``cls.apply``, unless a DistTensor goes in or comes out: its gradient would be lost without a word."""
+    """``cls.apply`` of whole tensors; what comes out as a DistTensor, its gradient would be lost without a word."""
     if cls is BackwardHookFunction:
         return _hooked(args)
-    if _distributed((args, kwargs)) and cls is not _KEEPS_INPUTS:
-        raise _refusal(cls, "with a DistTensor")
-    made = _apply(cls, *args, **kwargs)
-    if _distributed(made) and cls is not _KEEPS_INPUTS:
-        raise _refusal(cls, "that returns a DistTensor, reached by closure or as an attribute")
-    return made
+    if cls is _KEEPS_INPUTS:
+        return _apply(cls, *args, **kwargs)
+    name = f"{cls.__name__}.apply (a torch.autograd.Function)"
+    way_out = "write it with torch's operators, or pass use_reentrant=False if it comes from torch.utils.checkpoint"
+    try:
+        if _distributed((args, kwargs)):
+            return dispatch.fallback(NoRule(f"{name} has no distributed rule; {way_out}"), cls.apply, args, kwargs)
+        made = _apply(cls, *args, **kwargs)
+        if _distributed(made):
+            raise UnsupportedOperation(
+                f"{name} that returns a DistTensor, reached by closure or as an attribute: {way_out}"
+            )
+        return made
+    except DistconvError as error:
+        dispatch.name_layer(error)
+        raise
 
 
 def _distributed(value: Any) -> bool:
@@ -41,15 +51,6 @@ def _distributed(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_distributed, value.values()))
     return isinstance(value, DistTensor)
-
-
-def _refusal(cls: Any, how: str) -> UnsupportedOperation:
-    error = UnsupportedOperation(
-        f"{cls.__name__}.apply (a torch.autograd.Function) {how}: write it with torch's operators, or "
-        "pass use_reentrant=False if it comes from torch.utils.checkpoint"
-    )
-    dispatch.name_layer(error)
-    return error
 
 
 def _hooked(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

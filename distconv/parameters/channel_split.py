@@ -56,12 +56,7 @@ class ChannelSplit:
     blocks: int
 
     def __post_init__(self) -> None:
-        if self.groups == 1:
-            return
-        whole = self.groups % self.parts == 0 or (
-            self.parts % self.groups == 0 and self.filters % self.parts == 0 and self.blocks == 1
-        )
-        if not whole:
+        if not groups_divide(self.groups, self.filters, self.parts) or (self.groups > 1 and self.blocks > 1):
             raise ShapeError(
                 f"convolution with groups={self.groups}: C={self.channels} channels and F={self.filters} filters do "
                 f"not divide over the {self.parts} ranks of axis {AXIS!r}: the groups must be a multiple of the ranks, "
@@ -98,6 +93,15 @@ class ChannelSplit:
             first, second = self.parts, 1
         dims = ("c", "w") if transposed and self.groups == 1 else ("w", "c")
         return Distribution(grid.factored(first, second), (*dims, *(None,) * (len(shape) - 2)))
+
+
+def groups_divide(groups: int, filters: int, parts: int) -> bool:
+    """Whether F filters in ``groups`` groups can be split over ``parts`` indices, each with its groups' channels.
+
+    >>> groups_divide(4, 8, 2), groups_divide(2, 8, 4), groups_divide(3, 6, 2)
+    (True, True, False)
+    """
+    return groups == 1 or groups % parts == 0 or (parts % groups == 0 and filters % parts == 0)
 
 
 def _block(extent: int, parts: int, index: int) -> Interval:

@@ -19,11 +19,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from distconv.distribution import Distribution
-from distconv.errors import ShapeError
 from distconv.graph_nodes import mark_leaf
 from distconv.grid import ProcessGrid
 from distconv.parameters import gradient_reduction
-from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split
+from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split, groups_divide
 from distconv.tensor import DistTensor
 
 
@@ -32,12 +31,9 @@ def shard(layers: Mapping[str, tuple[torch.nn.Module, ProcessGrid]]) -> None:
 
     They stay the same objects, so an optimizer made before still has them.
 
-    Raises
-    ------
-    ShapeError
-        If groups do not divide over the ranks along ``c``; the text names the layer. Nothing has changed then.
+    Convolutions whose groups do not divide over the ranks along ``c`` keep whole weights.
     """
-    layouts = {name: _checked_layouts(name, module, grid) for name, (module, grid) in layers.items()}
+    layouts = {name: _layouts(module, grid) for name, (module, grid) in layers.items()}
     for name, (module, _) in layers.items():
         for key, layout in layouts[name].items():
             parameter = module._parameters.get(key)
@@ -46,13 +42,6 @@ def shard(layers: Mapping[str, tuple[torch.nn.Module, ProcessGrid]]) -> None:
         if layouts[name]:
             module.register_state_dict_post_hook(_whole_in_place)
             _watch_optimizers()
-
-
-def _checked_layouts(name: str, module: torch.nn.Module, grid: ProcessGrid) -> dict[str, Distribution]:
-    try:
-        return _layouts(module, grid)
-    except ShapeError as error:
-        raise ShapeError(f"{name!r}: {error}") from None
 
 
 def _layouts(module: torch.nn.Module, grid: ProcessGrid) -> dict[str, Distribution]:
@@ -68,7 +57,7 @@ def _layouts(module: torch.nn.Module, grid: ProcessGrid) -> dict[str, Distributi
     if isinstance(module, torch.nn.Linear):
         split = channel_split(module.in_features, module.out_features, 1, parts)
         return {"weight": split.weight_layout(grid, weight.shape), "bias": vector}
-    if isinstance(module, _ConvNd):
+    if isinstance(module, _ConvNd) and groups_divide(module.groups, module.out_channels, parts):
         transposed = isinstance(module, _ConvTransposeNd)
         layout = convolution_split(module, parts).weight_layout(grid, weight.shape, transposed=transposed)
         return {"weight": layout, "bias": vector}

@@ -54,7 +54,7 @@ class Variable(Generic[T]):
             ) from None
 
 
-def _seconds(text: str) -> float:
+def _at_least_0(text: str) -> float:
     found = float(text)
     if not (math.isfinite(found) and found >= 0):
         raise ValueError
@@ -76,7 +76,7 @@ TIMEOUT_S = Variable(
     "end the job, with all stacks and exit code 75, when a rank has waited this long; 0: never",
     "600",
     600.0,
-    _seconds,
+    _at_least_0,
 )
 MALLOC = Variable[str | None](
     "DISTCONV_MALLOC",
@@ -94,8 +94,25 @@ TRANSPORT = Variable[bool | None](
     None,
     {"host": False, "cuda-aware": True}.__getitem__,
 )
+FALLBACK = Variable(
+    "DISTCONV_FALLBACK",
+    "warn or error",
+    "where a call has no distributed rule: gather its tensors and compute the whole on every rank, with a warning for "
+    "each call site, or raise UnsupportedOperation",
+    "warn",
+    "warn",
+    {level: level for level in ("warn", "error")}.__getitem__,
+)
+FALLBACK_LIMIT = Variable(
+    "DISTCONV_FALLBACK_LIMIT",
+    "bytes from 0 on",
+    "raise UnsupportedOperation where such a call would gather more than this",
+    "1e9",
+    1e9,
+    _at_least_0,
+)
 
-VARIABLES: tuple[Variable[Any], ...] = (CHECK, TIMEOUT_S, MALLOC, TRANSPORT)
+VARIABLES: tuple[Variable[Any], ...] = (CHECK, TIMEOUT_S, MALLOC, TRANSPORT, FALLBACK, FALLBACK_LIMIT)
 
 
 def check(comm: MPI.Intracomm | None, environment: Mapping[str, str] = os.environ) -> None:

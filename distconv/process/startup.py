@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 
 import torch
 from mpi4py import MPI
 
+from distconv.errors import ReplicationWarning
 from distconv.process import allocator, watchdog
 
 
@@ -43,5 +45,8 @@ def set_up() -> None:
         node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
         torch.set_num_threads(threads_for(_cores(), node.allgather(_cores())))
         node.Free()
+    if MPI.COMM_WORLD.rank:
+        # All ranks warn alike. Behind the user's own filters, which may make errors of warnings.
+        warnings.simplefilter("ignore", ReplicationWarning, append=True)
     watchdog.install_excepthooks()
     watchdog.install_exit_hook()

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from distconv.communication.collectives import enter
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
-from distconv.errors import UnsupportedOperation
+from distconv.errors import NoRule
 from distconv.grid import ProcessGrid, cached_on_grid
 from distconv.layers.math.reductions import Fold, summed
 from distconv.layers.plumbing.alignment import as_distributed, check_dtypes, result_shape
@@ -249,13 +249,11 @@ def tensordot(a: torch.Tensor, b: torch.Tensor, dims: Any = 2, out: None = None)
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         With ``out=``, or a tensor as ``dims``.
     """
     if out is not None or isinstance(dims, torch.Tensor):
-        raise UnsupportedOperation(
-            "torch.tensordot with out= or with a tensor as dims=: use numbers, assign the result"
-        )
+        raise NoRule("torch.tensordot with out= or with a tensor as dims=: use numbers, assign the result")
     shape = result_shape(torch.tensordot, a, b, dims)
     pairs = (range(a.dim() - dims, a.dim()), range(dims)) if isinstance(dims, int) else dims
     pairs = [[d] if isinstance(d, int) else list(d) for d in pairs]

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.dispatch import implements
-from distconv.errors import UnsupportedOperation
+from distconv.errors import NoRule
 from distconv.layers.math.reductions import Dims, dtype_of, folding, of_all_ranks, summed
 from distconv.layers.plumbing.alignment import broadcast_shape, result_shape
 from distconv.precision import widened
@@ -47,7 +47,7 @@ def vector_norm(
 
 def _no_out(out: Any) -> None:
     if out is not None:
-        raise UnsupportedOperation("a norm with out=: assign the result instead")
+        raise NoRule("a norm with out=: assign the result instead")
 
 
 @implements(torch.norm, torch.Tensor.norm)
@@ -63,13 +63,13 @@ def norm(
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For the nuclear norm.
     """
     _no_out(out)
     result_shape(torch.norm, input, p, dim, keepdim, dtype=dtype)
     if p == "nuc":
-        raise UnsupportedOperation("torch.norm with p='nuc' of a DistTensor: gather it first (dc.gather(x))")
+        raise NoRule("torch.norm with p='nuc' of a DistTensor: gather it first (dc.gather(x))")
     order = 2.0 if p in ("fro", None) else float(p)
     return vector_norm(input, order, dim, keepdim, dtype=dtype)
 
@@ -88,14 +88,14 @@ def linalg_norm(
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For other norms of matrices.
     """
     _no_out(out)
     result_shape(torch.linalg.norm, A, ord, dim, keepdim, dtype=dtype)
     matrices = (A.dim() if dim is None else 1 if isinstance(dim, int) else len(dim)) == 2
     if ord is not None and matrices and ord != "fro":
-        raise UnsupportedOperation(f"torch.linalg.norm of matrices with ord={ord!r}: gather the tensor first")
+        raise NoRule(f"torch.linalg.norm of matrices with ord={ord!r}: gather the tensor first")
     return vector_norm(A, 2.0 if ord in (None, "fro") else float(ord), dim, keepdim, dtype=dtype)
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.dispatch import implements, name_of
-from distconv.errors import ShapeError, UnsupportedOperation
+from distconv.errors import NoRule, ShapeError
 from distconv.layers.plumbing.alignment import (
     aligned,
     as_distributed,
@@ -103,7 +103,7 @@ def _into(function: Callable[..., Any], out: torch.Tensor, operands: list[torch.
     """``out`` with the values of ``result``, as optimizers ask for it."""
     recording = torch.is_grad_enabled() and any(t.requires_grad for t in (out, *operands))
     if not isinstance(out, DistTensor) or out.shape != result.shape or recording:
-        raise UnsupportedOperation(
+        raise NoRule(
             f"{name_of(function)} with out= that is no distributed tensor of the result's shape, or under autograd: "
             "assign the result instead"
         )
@@ -117,7 +117,7 @@ def in_place(function: Callable[..., Any], target: Any, *args: Any, **kwargs: An
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         If a distributed operand would be written into a plain target.
     ShapeError
         With torch's text, if the operands are larger than the target.
@@ -126,9 +126,7 @@ def in_place(function: Callable[..., Any], target: Any, *args: Any, **kwargs: An
     if not isinstance(target, DistTensor):
         recording = torch.is_grad_enabled() and any(t.requires_grad for t in (target, *others))
         if recording or any(t.dist.split_axes for t in others if isinstance(t, DistTensor)):
-            raise UnsupportedOperation(
-                f"{name_of(function)} would write a DistTensor into a plain tensor; scatter that first"
-            )
+            raise NoRule(f"{name_of(function)} would write a DistTensor into a plain tensor; scatter that first")
         return function(target, *map(_local, args), **{k: _local(v) for k, v in kwargs.items()})
     shape = broadcast_shape((target.shape, *(t.shape for t in others)))
     if shape != target.shape:
@@ -178,11 +176,11 @@ def where(condition: torch.Tensor, *branches: Any, **named: Any) -> DistTensor:
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For a condition alone.
     """
     if not branches and not named:
-        raise UnsupportedOperation("torch.where of a condition alone: gather it first (dc.gather(condition))")
+        raise NoRule("torch.where of a condition alone: gather it first (dc.gather(condition))")
     result: DistTensor = pointwise(torch.where, condition, *branches, **named)
     return result
 
@@ -237,12 +235,12 @@ def prelu(input: torch.Tensor, weight: torch.Tensor) -> DistTensor:
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For a plain tensor with a distributed slope.
     """
     result_shape(F.prelu, input, weight)
     if not isinstance(input, DistTensor):
-        raise UnsupportedOperation("prelu of a plain tensor with a distributed weight: scatter the input first")
+        raise NoRule("prelu of a plain tensor with a distributed weight: scatter the input first")
     if weight.numel() == 1:
         return DistTensor(F.prelu(input.local, whole_over(weight, input.dist)), input.dist, input.shape)
     x = balanced_input(input) if input.dist.cyclic else input

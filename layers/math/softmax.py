@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.dispatch import implements
-from distconv.errors import UnsupportedOperation
+from distconv.errors import NoRule
 from distconv.layers.math.reductions import Dims, dtype_of, folding, numbers_in
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.precision import widened
@@ -32,7 +32,7 @@ def logsumexp(input: DistTensor, dim: Dims, keepdim: bool = False) -> torch.Tens
 def _soft(function: Any, input: DistTensor, dim: int | None, dtype: torch.dtype | None) -> torch.Tensor:
     """``torch.softmax`` or ``log_softmax``; along a split dimension ranks exchange maxima and sums alone."""
     if dim is None:
-        raise UnsupportedOperation(f"{function.__name__} of a DistTensor without dim=: say which dimension")
+        raise NoRule(f"{function.__name__} of a DistTensor without dim=: say which dimension")
     result_shape(function, input, dim, dtype=dtype)
     fold = folding(input, dim, True)
     if not fold.axes or not input.numel():

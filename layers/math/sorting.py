@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from distconv.dispatch import implements
-from distconv.errors import UnsupportedOperation
 from distconv.layers.plumbing.alignment import result_shape
+from distconv.layers.plumbing.gathered_call import gathered_along
 from distconv.tensor import DistTensor
 
 _DIM = {
@@ -32,33 +32,17 @@ _DIM = {
 
 def _ordered(function: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
     """``function`` of the whole dimension on every rank that has a part of it; without ``dim`` of the whole tensor."""
-    if named.get("out") is not None:
-        raise UnsupportedOperation(f"torch.{function.__name__} with out=: assign the result instead")
     result_shape(_first, function, input, *args, **named)
     place, dim = _DIM[function.__name__]
     dim = named.get("dim", named.get("axis", args[place] if len(args) > place else dim))
     dims = range(input.dim()) if dim is None else [dim % max(1, input.dim())][: input.dim()]
-    x = input.replicated(dims)
-    found = function(x.local, *args, **named)
-    if isinstance(found, torch.Tensor):
-        return _laid_out(found, x, input, dims)
-    return type(found)([_laid_out(f, x, input, dims) for f in found])
+    return gathered_along(function, input, dims, *args, **named)
 
 
 def _first(function: Any, *args: Any, **named: Any) -> torch.Tensor:
     found = function(*args, **named)
     result: torch.Tensor = found if isinstance(found, torch.Tensor) else found[0]
     return result
-
-
-def _laid_out(local: torch.Tensor, x: DistTensor, input: DistTensor, dims: Any) -> DistTensor:
-    """A block of a result: laid out as ``input`` if its extents are the same."""
-    if local.dim() == x.dim():
-        shape = torch.Size(local.shape[d] if d in dims else n for d, n in enumerate(x.shape))
-        found = DistTensor(local, x.dist, shape)
-        return found.redistribute(input.dist) if shape == input.shape else found
-    left = [d for d in range(x.dim()) if d not in dims]
-    return DistTensor(local, x.dist.with_axes([x.dist.axes[d] for d in left]), torch.Size(x.shape[d] for d in left))
 
 
 for _name in _DIM:

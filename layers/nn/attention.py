@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.dispatch import implements
-from distconv.errors import UnsupportedOperation
+from distconv.errors import NoRule
 from distconv.layers.math.matmul import batch_labels, contract
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.empty_blocks import like_other_ranks
@@ -31,11 +31,11 @@ def scaled_dot_product_attention(
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         With dropout.
     """
     if dropout_p:
-        raise UnsupportedOperation("attention with dropout: its mask would depend on the grid; set dropout_p=0")
+        raise NoRule("attention with dropout: its mask would depend on the grid; set dropout_p=0")
     options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     shape = result_shape(F.scaled_dot_product_attention, query, key, value, attn_mask, 0.0, **options)
     operands, labels = (

@@ -22,7 +22,7 @@ from distconv.communication.transport import allreduce
 from distconv.derivatives import gradients
 from distconv.dispatch import implements
 from distconv.distribution import Interval
-from distconv.errors import ShapeError, UnsupportedOperation
+from distconv.errors import NoRule, ShapeError
 from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import BatchNormGradient, by_definition, taken_near
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
@@ -179,7 +179,7 @@ def batch_norm(
     ------
     ShapeError
         With torch's text, if there is one value per channel in training.
-    UnsupportedOperation
+    NoRule
         For a plain tensor with a distributed weight.
     """
     result_shape(F.batch_norm, input, running_mean, running_var, weight, bias, training, momentum, eps)
@@ -187,7 +187,9 @@ def batch_norm(
         function = partial(batch_norm, input, weight=weight, bias=bias, training=training, momentum=momentum, eps=eps)
         return _with_whole_statistics((running_mean, running_var), function)
     if not isinstance(input, DistTensor):
-        raise UnsupportedOperation("batch norm of a plain tensor with a distributed weight: scatter the input first")
+        raise NoRule("batch norm of a plain tensor with a distributed weight: scatter the input first")
+    if isinstance(running_mean, DistTensor) or isinstance(running_var, DistTensor):
+        raise NoRule("batch norm with distributed running statistics: leave them plain")
     if weight is not None and weight.dtype not in (input.dtype, widened(input.dtype)):
         raise ShapeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
     if input.dim() < 2:  # torch takes it if it has no elements

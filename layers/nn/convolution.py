@@ -25,7 +25,7 @@ from distconv.communication.transfer import Accumulation, TransferPlan, transfer
 from distconv.derivatives import gradients
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
-from distconv.errors import UnsupportedOperation
+from distconv.errors import NoRule
 from distconv.grid import cached_on_grid
 from distconv.kernels.convolution import CONVOLUTIONS, Convolution, Geometry, Piece, Range, cut, is_free, merged
 from distconv.layers.math.pointwise import pointwise
@@ -34,13 +34,14 @@ from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, no
 from distconv.layers.plumbing.input_windows import fitted, spatial_box, spread, window_needs
 from distconv.layers.plumbing.sharded_weights import (
     channel_needs,
+    over_whole_channels,
     parameter_block,
     summed_at_owners,
     weight_block,
     with_channels_split,
 )
 from distconv.layers.tensor.reshaping import squeeze, unsqueeze
-from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split
+from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split, groups_divide
 from distconv.tensor import DistTensor
 
 
@@ -178,12 +179,12 @@ def _convolution(
     Raises
     ------
     ShapeError
-        As torch does, or if groups do not divide over the ranks that split the channels.
+        As torch does.
     """
     check_dtypes(function, input, weight, bias, stride, padding, dilation, groups)
     out_shape = result_shape(function, input, weight, bias, stride, padding, dilation, groups)
     if not isinstance(input, DistTensor):
-        raise UnsupportedOperation("convolution of a plain tensor with a distributed weight: scatter the input first")
+        raise NoRule("convolution of a plain tensor with a distributed weight: scatter the input first")
     count = weight.dim() - 2
     if input.dim() == count + 1:
         one = _convolution(function, unsqueeze(input, 0), weight, bias, stride, padding, dilation, groups)
@@ -204,6 +205,9 @@ def _convolution(
         layer = _layer(x.dist, x.shape, out_shape, geometry, groups, None)
         return DistTensor(apply(_Convolve, *as_autocast(x.local, w, b), layer), x.dist, out_shape)
     parts = x.grid.shape[AXIS]
+    if not groups_divide(groups, weight.shape[0], parts):
+        again = partial(_convolution, function, stride=stride, padding=padding, dilation=dilation, groups=groups)
+        return over_whole_channels(again, x, weight, bias)
     split = channel_split(x.shape[1], weight.shape[0], groups, parts, strides)
     w = weight_block(weight, x.dist, split)
     b = None if bias is None else parameter_block(bias, x.dist, [1])

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from distconv.dispatch import implements
 from distconv.layers.plumbing.alignment import aligned, result_shape
 from distconv.layers.plumbing.inplace_views import changed
-from distconv.layers.tensor.creation import agree_on_generator
+from distconv.layers.plumbing.random_state import agree_on_generator
 from distconv.memory_order import unfilled
 from distconv.tensor import DistTensor
 

@@ -23,7 +23,7 @@ from distconv.communication.collectives import apply, enter, sum_over
 from distconv.communication.transport import allreduce
 from distconv.derivatives import gradients as recorded_gradients
 from distconv.dispatch import implements
-from distconv.errors import ShapeError, UnsupportedOperation
+from distconv.errors import NoRule, ShapeError
 from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import by_definition, gradients, subtract_line, taken_near
 from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
@@ -191,7 +191,7 @@ def _prepared(
         If the parameters' dtype does not go with the input's.
     """
     if not isinstance(input, DistTensor):
-        raise UnsupportedOperation(f"{name} of a plain tensor with distributed parameters: scatter the input first")
+        raise NoRule(f"{name} of a plain tensor with distributed parameters: scatter the input first")
     x = balanced_input(input) if input.dist.cyclic else input
     x = as_cast_for(x, probe, 1, 1, 2)
     dtypes = {p.dtype for p in (weight, bias) if p is not None}

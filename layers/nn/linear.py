@@ -12,7 +12,7 @@ from distconv.communication.collectives import assemble
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.dispatch import implements
-from distconv.errors import UnsupportedOperation
+from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import check_dtypes, result_shape, whole_over
 from distconv.layers.plumbing.sharded_weights import (
     channel_needs,
@@ -31,15 +31,15 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For a plain tensor with a distributed weight, or a weight of one dimension.
     """
     check_dtypes(F.linear, input, weight, bias)
     out_shape = result_shape(F.linear, input, weight, bias)
     if not isinstance(input, DistTensor):
-        raise UnsupportedOperation("F.linear of a plain tensor with a distributed weight: scatter the input first")
+        raise NoRule("F.linear of a plain tensor with a distributed weight: scatter the input first")
     if weight.dim() == 1:
-        raise UnsupportedOperation("F.linear with a weight of one dimension: unsqueeze(0) it, and squeeze the result")
+        raise NoRule("F.linear with a weight of one dimension: unsqueeze(0) it, and squeeze the result")
     last = input.dim() - 1
     sharded = isinstance(weight, DistTensor) and bool(weight.dist.split_axes)
     # Rows by themselves: blocks of any length stay where they are.

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from distconv.communication.collectives import sum_over
 from distconv.dispatch import implements
-from distconv.errors import LabelError, ShapeError, UnsupportedOperation
+from distconv.errors import LabelError, NoRule, ShapeError
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, check_as_torch, result_shape
 from distconv.layers.plumbing.empty_blocks import like_other_ranks
@@ -28,7 +28,7 @@ def _reduced(losses: torch.Tensor, reduction: str) -> torch.Tensor:
 
 def _check_old_options(function: Callable[..., torch.Tensor], size_average: Any, reduce: Any) -> None:
     if size_average is not None or reduce is not None:
-        raise UnsupportedOperation(f"{function.__name__} with size_average= or reduce=: use reduction=")
+        raise NoRule(f"{function.__name__} with size_average= or reduce=: use reduction=")
 
 
 def _elementwise_loss(function: Callable[..., torch.Tensor], *operands: Any, **options: Any) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.dispatch import implements
-from distconv.errors import ShapeError, UnsupportedOperation
+from distconv.errors import NoRule, ShapeError
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.plumbing.alignment import as_distributed, balanced_input, result_shape
 from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
@@ -229,7 +229,7 @@ def _max_unpool(
 
 def _fractional(*args: Any, **kwargs: Any) -> None:
     """Fractional max pooling, which is refused."""
-    raise UnsupportedOperation(
+    raise NoRule(
         "fractional max pooling draws its windows at random for each sample and channel; apply it to the gathered "
         "tensor and scatter the result (dc.scatter(F.fractional_max_pool2d(dc.gather(x), ...), x.dist)), or use "
         "adaptive max pooling"

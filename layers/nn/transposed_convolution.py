@@ -14,20 +14,21 @@ import torch
 import torch.nn.functional as F
 
 from distconv.dispatch import implements
-from distconv.errors import UnsupportedOperation
+from distconv.errors import NoRule
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.plumbing.alignment import check_as_torch, check_dtypes, result_shape, whole_over
 from distconv.layers.plumbing.empty_blocks import at_least, nothing_of
 from distconv.layers.plumbing.input_windows import needed_block, spatial_box, spread
 from distconv.layers.plumbing.sharded_weights import (
     channel_needs,
+    over_whole_channels,
     parameter_block,
     summed_at_owners,
     weight_block,
     with_channels_split,
 )
 from distconv.layers.tensor.reshaping import squeeze, unsqueeze
-from distconv.parameters.channel_split import AXIS, channel_split
+from distconv.parameters.channel_split import AXIS, channel_split, groups_divide
 from distconv.tensor import DistTensor
 
 
@@ -61,11 +62,14 @@ def _transposed(
     if any(e >= max(s, d) for e, (s, d) in zip(extra, steps, strict=True)):
         check_as_torch(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
     if not isinstance(input, DistTensor):
-        raise UnsupportedOperation("transposed convolution of a plain tensor: scatter the input first")
+        raise NoRule("transposed convolution of a plain tensor: scatter the input first")
     if input.dim() == count + 1:
         given = (weight, bias, stride, padding, output_padding, groups, dilation)
         return squeeze(_transposed(function, unsqueeze(input, 0), *given), 0)
     x = with_channels_split(input, 1, weight)
+    if x.dist.split[1] is not None and not groups_divide(groups, out_shape[1], x.grid.shape[AXIS]):
+        again = partial(_transposed, function, stride=stride, padding=padding, groups=groups, dilation=dilation)
+        return over_whole_channels(partial(again, output_padding=output_padding), x, weight, bias)
     geometry = Geometry(tuple(weight.shape[2:]), spread(stride, count), spread(padding, count), spread(dilation, count))
     if x.dist.split[1] is None:
         split, w, needs = None, whole_over(weight, x.dist), None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 def shortened(function: Callable[..., Any], operator: dispatch.Operator) -> dispatch.Operator:
     """``operator``, or on grids of one rank ``function`` itself; what torch refuses gets the operator's error."""
 
+    @wraps(operator, assigned=(), updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
         given: list[DistTensor] = []
         # Without a distributed first argument it is for the operator to say what the result is.

@@ -8,7 +8,7 @@ Source: Dryden et al. 2019, III-D.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -67,6 +67,17 @@ def summed_at_owners(
         return y
     computed = tuple(split.computed(index) for index in range(dist.grid.shape[AXIS]))
     return share_out(y, transfer_plan(dist, Needs(dist, ((dim, computed),)), tuple(shape)))
+
+
+def over_whole_channels(
+    convolve: Callable[..., DistTensor], x: DistTensor, *weights: torch.Tensor | None
+) -> DistTensor:
+    """``convolve`` where groups do not divide over ``c``: every rank along it computes all filters, and keeps its own.
+
+    ``convolve`` gets ``x`` with whole channels and the weights whole.
+    """
+    whole = (w.replicated() if isinstance(w, DistTensor) else w for w in weights)
+    return convolve(x.replicated([1]), *whole).redistribute(x.dist.balanced())
 
 
 def with_channels_split(x: DistTensor, dim: int, weight: torch.Tensor) -> DistTensor:

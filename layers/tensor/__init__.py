@@ -9,6 +9,7 @@
     indexing      ``x[index]`` and ``x[index] = value``
     joining       cat, stack and what is made of them: each rank puts together its block of the result
     queries       Questions about tensors whose answer is no tensor; it is the same on all ranks
+    refused       What stays refused: functions that reach below values
     reshaping     Views: dimensions that are merged, parted, reordered
     scatter       Writing to positions given by a tensor of indices: scatter and scatter_add, as for one-hot labels
     slicing       Parts of a tensor along its dimensions. A slice is a view

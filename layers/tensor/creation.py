@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
 
-from distconv.communication import agreement
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
-from distconv.errors import MismatchError
 from distconv.layers.plumbing.alignment import as_distributed, result_shape
 from distconv.layers.plumbing.inplace_views import changed
+from distconv.layers.plumbing.random_state import agree_on_generator
 from distconv.layers.tensor.reshaping import sizes
 from distconv.memory_order import unfilled
 from distconv.tensor import DistTensor
@@ -51,27 +49,6 @@ def new_tensor(input: DistTensor, data: Any, **named: Any) -> DistTensor:
 
 
 # -- random numbers ---------------------------------------------------------------------------------------------------
-
-
-def agree_on_generator(input: DistTensor, generator: torch.Generator | None = None) -> None:
-    """Raise MismatchError on all ranks if their next random numbers would differ.
-
-    Raises
-    ------
-    MismatchError
-        On all ranks, if the generators differ.
-    """
-    if input.grid.size == 1 or agreement.level == "off":
-        return
-    if generator is not None:
-        state = generator.get_state()
-    else:
-        state = torch.cuda.get_rng_state(input.device) if input.is_cuda else torch.get_rng_state()
-    digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=6).hexdigest()
-    try:
-        agreement.agree(input.grid.world, "random generator", f"state {digest}")
-    except MismatchError as error:
-        raise MismatchError(f"{error}: seed all ranks alike (torch.manual_seed)") from None
 
 
 def _drawn(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:

@@ -13,7 +13,7 @@ from distconv.communication.collectives import enter
 from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
-from distconv.errors import UnsupportedOperation
+from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import as_distributed, common_distribution, result_shape
 from distconv.layers.plumbing.index_check import outside
 from distconv.layers.plumbing.inplace_views import moved, no_way_back, viewed
@@ -64,12 +64,12 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: b
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         With ``sparse_grad=True``.
     """
     shape = result_shape(torch.gather, input, dim, index)
     if sparse_grad:
-        raise UnsupportedOperation("torch.gather with sparse_grad=True: leave it out")
+        raise NoRule("torch.gather with sparse_grad=True: leave it out")
     dim %= max(1, input.dim())
     if not shape.numel():  # then torch takes an index of any number of dimensions
         grid = next(t.grid for t in (input, index) if isinstance(t, DistTensor))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from distconv.dispatch import implements
-from distconv.errors import UnsupportedOperation
+from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import aligned, as_distributed, result_shape
 from distconv.layers.plumbing.block_edges import is_cyclic
 from distconv.layers.plumbing.inplace_views import changed, moved, viewed
@@ -64,16 +64,16 @@ def getitem(input: torch.Tensor, index: Any) -> DistTensor:
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For a mask, and for a plain tensor with several indices of which some are distributed.
     """
     entries = _entries(index, input.dim())
     if any(map(_is_mask, entries)):
-        raise UnsupportedOperation(f"indexing a DistTensor with a mask: {_MASK}")
+        raise NoRule(f"indexing a DistTensor with a mask: {_MASK}")
     if not isinstance(input, DistTensor):
         if isinstance(index, DistTensor):
             return looked_up(input, index)
-        raise UnsupportedOperation("indexing a plain tensor with several indices of which some are distributed")
+        raise NoRule("indexing a plain tensor with several indices of which some are distributed")
     if _basic(entries):
         return _basic_item(input, entries)
     # As in torch, and unlike NumPy, numbers are taken before the tensors' places are looked at.
@@ -113,17 +113,17 @@ def setitem(input: torch.Tensor, index: Any, value: Any) -> None:
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For other indices, and for a plain tensor that would take a distributed value.
     """
     if not isinstance(input, DistTensor):
-        raise UnsupportedOperation("assigning a DistTensor to a part of a plain tensor: gather it first (dc.gather(x))")
+        raise NoRule("assigning a DistTensor to a part of a plain tensor: gather it first (dc.gather(x))")
     entries = _entries(index, input.dim())
     if len(entries) and _is_mask(entries[0]) and all(e == ALL for e in entries[1:]):
         _fill(input, entries[0], value)
         return
     if not _basic(entries):
-        raise UnsupportedOperation(
+        raise NoRule(
             "x[index] = value of a DistTensor with tensors or lists as index: use torch.where, or slices and numbers"
         )
     shape = result_shape(torch.Tensor.__getitem__, input, tuple(entries))
@@ -158,9 +158,7 @@ def _fitted(value: torch.Tensor, entries: Sequence[Any], shape: torch.Size, inpu
 
 def _fill(input: DistTensor, mask: Any, value: Any) -> None:
     if isinstance(mask, bool) or (isinstance(value, torch.Tensor) and value.numel() != 1):
-        raise UnsupportedOperation(
-            "x[mask] = value of a DistTensor with more than one value: use x = torch.where(mask, values, x)"
-        )
+        raise NoRule("x[mask] = value of a DistTensor with more than one value: use x = torch.where(mask, values, x)")
     if mask.shape != input.shape[: mask.dim()]:
         raise IndexError(f"the mask {tuple(mask.shape)} does not fit the indexed tensor {tuple(input.shape)}")
     value = value.reshape(()) if isinstance(value, torch.Tensor) else value

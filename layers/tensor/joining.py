@@ -14,7 +14,7 @@ import torch
 
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
-from distconv.errors import UnsupportedOperation
+from distconv.errors import NoRule
 from distconv.grid import cached_on_grid
 from distconv.layers.plumbing.alignment import as_distributed, common_distribution, result_shape
 from distconv.layers.plumbing.block_edges import balanced_edges, irregular, layout
@@ -39,11 +39,11 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0, *, axis: int | None = Non
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         With ``out=``.
     """
     if out is not None:
-        raise UnsupportedOperation("torch.cat with out=: assign the result instead")
+        raise NoRule("torch.cat with out=: assign the result instead")
     dim = dim if axis is None else axis
     out_shape = result_shape(torch.cat, tuple(tensors), dim)
     grid = next(t.grid for t in tensors if isinstance(t, DistTensor))
@@ -85,11 +85,11 @@ def stack(tensors: Sequence[torch.Tensor], dim: int = 0, *, out: None = None) ->
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         With ``out=``.
     """
     if out is not None:
-        raise UnsupportedOperation("torch.stack with out=: assign the result instead")
+        raise NoRule("torch.stack with out=: assign the result instead")
     out_shape = result_shape(torch.stack, tuple(tensors), dim)
     dist = _common(tensors)
     dim %= len(out_shape)

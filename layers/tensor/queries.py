@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
 from distconv.dispatch import implements
-from distconv.errors import UnsupportedOperation
 from distconv.memory_order import contiguous
 from distconv.tensor import DistTensor
 
@@ -85,13 +85,17 @@ def type_(input: DistTensor, dtype: Any = None, non_blocking: bool = False) -> A
     return found if isinstance(found, str) else DistTensor(found, input.dist, input.shape)
 
 
-@implements(torch.Tensor.data_ptr, torch.Tensor.untyped_storage, torch.Tensor.storage, torch.as_strided)
-def memory(input: DistTensor, *_: Any, **__: Any) -> Any:
-    """The memory of the global tensor, which is nowhere in one piece.
+@implements(vars(torch._C.TensorBase)["_version"].__get__)
+def version(input: DistTensor) -> int:
+    """``Tensor._version`` of the block: it grows with every change in place."""
+    return int(input.local._version)
 
-    Raises
-    ------
-    UnsupportedOperation
-        Always.
-    """
-    raise UnsupportedOperation("the memory of a DistTensor lies on many ranks: use .local for this rank's block")
+
+def _of_block(function: Any, input: DistTensor) -> Any:
+    """An answer that every block gives alike."""
+    return function(input.local)
+
+
+for _name in ("is_inference", "is_coalesced", "is_distributed"):
+    for _function in {getattr(h, _name) for h in (torch, torch.Tensor) if hasattr(h, _name)}:
+        implements(_function)(partial(_of_block, _function))

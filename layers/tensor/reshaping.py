@@ -11,7 +11,7 @@ import torch
 
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
-from distconv.errors import UnsupportedOperation
+from distconv.errors import NoRule, UnsupportedOperation
 from distconv.grid import cached_on_grid
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.block_edges import Edges, balanced_edges, edges_of, irregular, is_cyclic, layout
@@ -41,12 +41,12 @@ def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
 
     Raises
     ------
-    UnsupportedOperation
+    NoRule
         For a view as another dtype.
     """
     shape = shape or tuple(named.values())
     if isinstance(shape[0], torch.dtype):
-        raise UnsupportedOperation("view(dtype) of a DistTensor: convert with .to(dtype) instead")
+        raise NoRule("view(dtype) of a DistTensor: convert with .to(dtype) instead")
     out_shape = result_shape(torch.reshape, input, sizes(shape))
     return _reshaped(input, out_shape)
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from distconv.dispatch import implements, name_of
-from distconv.errors import UnsupportedOperation
+from distconv.errors import NoRule
 from distconv.layers.math.pointwise import in_place
 from distconv.layers.plumbing.alignment import as_distributed, result_shape
 from distconv.layers.plumbing.index_check import outside
@@ -56,7 +56,7 @@ def _scatter_in_place(
         return in_place(torch.Tensor.copy_, input, _scatter(function, input, dim, index, *src, **named))
     values = _written(src, named)
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in (input, values)):
-        raise UnsupportedOperation(
+        raise NoRule(
             f"{name_of(function)}_ would write a DistTensor into a plain tensor; scatter that first (dc.scatter)"
         )
     return input.copy_(function(input, dim, whole_index(index), whole_index(values), **named))

@@ -64,6 +64,23 @@ def comm() -> Any:
     return world().comm
 
 
+@pytest.fixture(autouse=True)
+def rules_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call without a distributed rule raises: what a test takes for a rule must not be the fallback."""
+    gathered_call = sys.modules.get("distconv.layers.plumbing.gathered_call")
+    if gathered_call is not None:
+        monkeypatch.setattr(gathered_call, "level", "error")
+
+
+@pytest.fixture
+def fallback(rules_only: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call without a rule computes the whole and warns, as users have it; each test is warned anew."""
+    from distconv.layers.plumbing import call_site, gathered_call
+
+    monkeypatch.setattr(gathered_call, "level", "warn")
+    call_site.forget()
+
+
 @pytest.fixture
 def shared_tmp_path(tmp_path: Path, comm: Any) -> Path:
     """One empty folder, the same on all ranks; ``tmp_path`` is another on each."""

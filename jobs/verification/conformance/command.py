@@ -3,7 +3,9 @@
 Results, the gradients of all inputs and parameters, and buffers are compared. A line says exact, redistributes (bytes
 that redistributions moved, forward and backward, all ranks), raises (with the way out), refused as torch does, or
 WRONG: a difference, an error that is none of distconv's, that differs between ranks, or that names no way out.
-The exit code is 1 if any line is WRONG.
+``replicates`` is exact, but every rank computed the whole. The exit code is 1 if any line is WRONG.
+
+``--family torch-samples`` runs the samples that torch tests its own operators and modules with instead.
 """
 
 from __future__ import annotations
@@ -20,43 +22,60 @@ from distconv.jobs.planning.options import check_writable, on_rank_0
 from distconv.jobs.verification.conformance import page, report
 from distconv.jobs.verification.conformance.case import Case
 from distconv.jobs.verification.conformance.families import TABLE
-from distconv.jobs.verification.conformance.runner import Line, Run, Verdict
+from distconv.jobs.verification.conformance.runner import BAD, Line, Run
 from distconv.jobs.verification.differential import launch
+from distconv.jobs.verification.torch_samples import command as torch_samples
+from distconv.jobs.verification.torch_samples.runner import FAMILY
 
 EXAMPLES = """\
 examples:
   mpiexec -n 4 distconv verify conformance
   mpiexec -n 4 distconv verify conformance --family convolution pooling --json found.json
   mpiexec -n 3 distconv verify conformance --operator max_pool2d
+  distconv verify conformance --family torch-samples --ranks 2,3,4 --json found.json
   distconv verify conformance --page docs/conformance.md --ranks 2,3,4,6,8
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv verify conformance``."""
-    parser.add_argument("--family", nargs="+", choices=list(TABLE), metavar="NAME", help=", ".join(TABLE))
+    parser.add_argument(
+        "--family", nargs="+", choices=[*TABLE, FAMILY], metavar="NAME", help=", ".join([*TABLE, FAMILY])
+    )
     parser.add_argument("--operator", nargs="+", metavar="NAME", help="only operators of these names")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as a page in Markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every line as an object")
+    parser.add_argument("--samples", type=int, metavar="N", help="of torch-samples: the first N of each operator")
+    parser.add_argument(
+        "--journal", type=Path, metavar="FILE", help="of torch-samples: note lines as they come, and go on behind them"
+    )
     launch.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the cases that were asked for, here or in jobs of their own. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
-    cases = list(chosen(options.family, options.operator))
     on_rank_0(comm, lambda: _check_files(options))
-    lines = _run(comm, cases) if options.ranks is None else _started(options)
+    lines = _found(comm, options)
     if comm.rank == 0:
         if options.json:
             report.write_json(options.json, lines)
         if options.page:
             options.page.write_text(page.page(lines))
-    return 1 if any(line.verdict is Verdict.WRONG for line in lines) else 0
+    return 1 if any(line.verdict in BAD for line in lines) else 0
+
+
+def _found(comm: MPI.Intracomm, options: argparse.Namespace) -> list[Line]:
+    if options.family and FAMILY in options.family:
+        if options.family != [FAMILY] or options.page:
+            raise DataError(f"--family {FAMILY} runs alone, and fills no --page: write it with --json")
+        return torch_samples.lines(comm, options)
+    cases = list(chosen(options.family, options.operator))
+    return _run(comm, cases) if options.ranks is None else _started(options)
 
 
 def _check_files(options: argparse.Namespace) -> None:
-    for option, path in ("--json", options.json), ("--page", options.page):
+    for option, path in ("--json", options.json), ("--page", options.page), ("--journal", options.journal):
         if path is not None:
             check_writable(option, path)
 

@@ -41,6 +41,7 @@ SHORT = {
 _SIGNS = {
     Verdict.EXACT: "=",
     Verdict.REDISTRIBUTES: "~",
+    Verdict.REPLICATES: "r",
     Verdict.RAISES: "!",
     Verdict.REFUSED: "t",
     Verdict.INFINITE: "inf",
@@ -50,7 +51,15 @@ _SIGNS = {
 BAR = "¦"
 """What stands for a vertical bar in a table."""
 
-_WORST = [Verdict.WRONG, Verdict.INFINITE, Verdict.RAISES, Verdict.REDISTRIBUTES, Verdict.REFUSED, Verdict.EXACT]
+_WORST = [
+    Verdict.WRONG,
+    Verdict.INFINITE,
+    Verdict.RAISES,
+    Verdict.REPLICATES,
+    Verdict.REDISTRIBUTES,
+    Verdict.REFUSED,
+    Verdict.EXACT,
+]
 
 _PREFACE = """\
 # Conformance
@@ -68,6 +77,7 @@ if anything is wrong.
 |---|---|
 | `=` | exact, and nothing was redistributed |
 | `~` | exact, after redistributions of so many bytes (forward and backward, all ranks; the most of any rank count) |
+| `r` | exact, but by no rule: every rank computes the whole, with a `ReplicationWarning`; bytes as above |
 | `!` | raises `UnsupportedOperation`, with a way out |
 | `t` | torch itself refuses these extents, and distconv with the same words |
 | `inf` | an input has infinities, and NaN is in other places than torch's: zero padding of a block times infinity |
@@ -120,8 +130,8 @@ def _totals(lines: Sequence[Line], counts: Sequence[int]) -> str:
         verdicts = Counter(line.verdict for line in own)
         operators = len({line.operator for line in own})
         moved = size(sum(line.moved_bytes for line in own))
-        rows.append([str(ranks), str(operators), str(len(own)), *(str(verdicts[v]) for v in Verdict), moved])
-    heads = ["ranks", "operators", "cases", *(verdict.value for verdict in Verdict), "redistributed"]
+        rows.append([str(ranks), str(operators), str(len(own)), *(str(verdicts[v]) for v in _WORST[::-1]), moved])
+    heads = ["ranks", "operators", "cases", *(verdict.value for verdict in _WORST[::-1]), "redistributed"]
     return "## Totals\n\n" + _table(heads, rows)
 
 
@@ -152,7 +162,7 @@ def _cell(alike: Sequence[Line]) -> str:
     worst = min((line.verdict for line in alike), key=_WORST.index)
     having = [line for line in alike if line.verdict is worst]
     sign = _SIGNS[worst]
-    if worst is Verdict.REDISTRIBUTES:
+    if worst in (Verdict.REDISTRIBUTES, Verdict.REPLICATES):
         sign = f"{sign} {size(max(line.moved_bytes for line in having))}"
     return sign if len(having) == len(alike) else f"{sign} ({', '.join(str(line.ranks) for line in having)})"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def _layouts(alike: Sequence[Line], everywhere: bool) -> str:
         names = f"all {len(alike)} layouts" if everywhere else ", ".join(line.layout for line in alike)
         halo = max(line.halo_bytes for line in alike)
         return names + (f" (halo up to {size(halo)})" if halo else "")
-    if verdict is Verdict.REDISTRIBUTES:
+    if verdict in (Verdict.REDISTRIBUTES, Verdict.REPLICATES):
         return ", ".join(f"{line.layout} ({size(line.moved_bytes)})" for line in alike)
     texts = {line.text.splitlines()[0] if line.text else "": line for line in reversed(alike)}
     shown = f"{', '.join(line.layout for line in alike)}: {alike[0].text}"
@@ -58,13 +58,19 @@ def totals(lines: Sequence[Line]) -> str:
 
 def write_json(path: str | Path, lines: Sequence[Line]) -> None:
     """Every line as an object."""
-    Path(path).write_text(json.dumps([_plain(line) for line in lines], indent=0) + "\n")
+    Path(path).write_text(json.dumps([plain(line) for line in lines], indent=0) + "\n")
 
 
 def read_json(path: str | Path) -> list[Line]:
     """The lines that :func:`write_json` wrote."""
-    return [Line(**{**entry, "verdict": Verdict(entry["verdict"])}) for entry in json.loads(Path(path).read_text())]
+    return [line(entry) for entry in json.loads(Path(path).read_text())]
 
 
-def _plain(line: Line) -> dict[str, Any]:
+def line(entry: Mapping[str, Any]) -> Line:
+    """What :func:`plain` made an object of."""
+    return Line(**{**entry, "verdict": Verdict(entry["verdict"])})
+
+
+def plain(line: Line) -> dict[str, Any]:
+    """The line as JSON takes it."""
     return {**asdict(line), "verdict": line.verdict.value}

@@ -13,12 +13,14 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication.transport import Traffic, counted
+from distconv.errors import ReplicationWarning
 from distconv.grid import ProcessGrid
 from distconv.jobs.verification.conformance.case import VALUES, Case, Input, Sizes
 from distconv.jobs.verification.conformance.layouts import Layout, layouts
 from distconv.jobs.verification.differential import verdicts
 from distconv.jobs.verification.differential.verdicts import NOT_FINITE, Outcome, Refusal, difference, judge, refusal
 from distconv.jobs.verification.differential.watch import Watch
+from distconv.layers.plumbing import call_site
 from distconv.parallel import parallelize
 from distconv.tensor import DistTensor, scatter
 
@@ -41,10 +43,20 @@ class Verdict(Enum):
 
     EXACT = "exact"
     REDISTRIBUTES = "redistributes"
+    REPLICATES = "replicates"
     RAISES = "raises"
     REFUSED = "refused as torch does"
     INFINITE = "differs at infinities"
     WRONG = "WRONG"
+    UNCLEAR = "UNCLEAR"
+    HANGS = "HANGS"
+
+
+EXACT = frozenset({Verdict.EXACT, Verdict.REDISTRIBUTES, Verdict.REPLICATES})
+"""Those that agree with torch."""
+
+BAD = frozenset({Verdict.WRONG, Verdict.UNCLEAR, Verdict.HANGS})
+"""For which a run fails."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +87,7 @@ class _Part:
     outcome: Outcome
     sent: Counter[str] = field(default_factory=Counter)
     reduced: int = 0
+    replicates: bool = False
 
 
 class OthersRaise(Exception):
@@ -181,7 +194,8 @@ class Run:
         with self._watch.running():
             for layout in layouts(case, self.comm.size):
                 if layout.sizes not in known:
-                    known[layout.sizes] = self._attempt(case, layout, _Place())[:2]
+                    with warnings.catch_warnings():
+                        known[layout.sizes] = self._attempt(case, layout, _Place())[:2]
                 yield self._line(family, case, layout, *known[layout.sizes])
 
     def _line(
@@ -189,16 +203,21 @@ class Run:
     ) -> Line:
         grid = self._grid(layout.extents)
         self._watch.begin(f"{case.operator} {case.option}, {layout.kind} ({grid.describe()})")
-        refused, found, traffic = self._attempt(case, layout, _Ranks(grid, layout))
+        call_site.forget()
+        with warnings.catch_warnings(record=True) as told:
+            refused, found, traffic = self._attempt(case, layout, _Ranks(grid, layout))
         compared = "" if refused or reference else difference(expected, found, case.condition)
-        part = _Part(Outcome(refused, compared), traffic.sent, sum(traffic.reduced.values()))
+        replicates = any(issubclass(warning.category, ReplicationWarning) for warning in told)
+        part = _Part(Outcome(refused, compared), traffic.sent, sum(traffic.reduced.values()), replicates)
         parts = self._private.allgather(part)
         verdict, text = _judged(case, reference, parts)
         moved, halo = _bytes(parts)
-        if verdict is Verdict.EXACT and moved:
+        if verdict is Verdict.EXACT and replicates:
+            verdict = Verdict.REPLICATES
+        elif verdict is Verdict.EXACT and moved:
             verdict = Verdict.REDISTRIBUTES
         reduced = sum(part.reduced for part in parts)
-        numbers = (moved, halo, reduced) if verdict in (Verdict.EXACT, Verdict.REDISTRIBUTES) else (0, 0, 0)
+        numbers = (moved, halo, reduced) if verdict in EXACT else (0, 0, 0)
         place = (family, case.operator, case.option, layout.kind, grid.describe(), self.comm.size)
         return Line(*place, verdict, text, *numbers)
 
@@ -207,8 +226,8 @@ class Run:
     ) -> tuple[Refusal | None, dict[str, torch.Tensor], Traffic]:
         refused, found, traffic = None, dict[str, torch.Tensor](), Traffic()
         try:
-            with warnings.catch_warnings(), counted() as traffic:
-                warnings.simplefilter("ignore")
+            with counted() as traffic:
+                warnings.simplefilter("always")
                 forward = place.together(lambda: _forward(case, dict(layout.sizes), place))
                 _backward(forward.outputs)
                 found = dict(forward.named())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch.nn.functional as F
 from torch import nn
@@ -12,8 +14,8 @@ from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import block_range
 from distconv.parameters.channel_split import channel_split
-from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
-from tests.layers.compare import UP_TO_SIX_RANKS, built, module_as_in_one_process, same_as_one_process
+from tests.distconv.layouts import grid_over, grids, normal
+from tests.layers.compare import UP_TO_SIX_RANKS, built, close, module_as_in_one_process, same_as_one_process
 
 SIZES = [(4, 4), (12, 12), (13, 5), (2, 12), (12, 2), (1, 3), (3, 1)]
 """C and F: gather-x where F is large, reduce-y where C is, the 2-D combination between, uneven and empty blocks."""
@@ -50,16 +52,21 @@ def test_groups_equal_one_process(comm, module, groups, per_group):
         module_as_in_one_process(grid, layer, normal(2, groups * 2, 5, 4))
 
 
-@pytest.mark.ranks(at_least=2)
-def test_groups_that_do_not_divide_are_refused_with_the_channels_and_the_ranks(comm):
-    grid = grid_over(comm, c=comm.size)
-    channels = comm.size + 1
-    x, w = dc.scatter(normal(1, channels, 5, 5), grid), normal(channels, 1, 3, 3)
-    text = raises_everywhere(comm, dc.ShapeError, "groups", lambda: F.conv2d(x, w, groups=channels))
-    assert f"C={channels}" in text
-    assert f"{comm.size} ranks" in text
-    model = nn.Sequential(nn.Conv2d(channels, channels, 3, groups=channels))
-    assert "'0'" in raises_everywhere(comm, dc.ShapeError, "groups", lambda: dc.parallelize(model, grid))
+@pytest.mark.parametrize("module", [nn.Conv2d, nn.ConvTranspose2d])
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.ranks(2, 3, 4)
+def test_groups_that_do_not_divide_are_computed_by_all_ranks_along_the_channels(comm, module, parallel):
+    groups = comm.size + 1
+    for grid in [grid_over(comm, c=comm.size), *grids(comm, "ch")]:
+        layer = built(lambda: module(groups * 2, groups * 3, 3, padding=1, groups=groups))
+        if not parallel:
+            module_as_in_one_process(grid, layer, normal(2, groups * 2, 5, 4))
+            continue
+        model = dc.parallelize(copy.deepcopy(layer), grid)
+        assert not isinstance(model.weight, dc.DistTensor) or grid.shape["c"] == 1
+        of = {True: model, False: layer}
+        same_as_one_process(grid, lambda x, of=of: of[isinstance(x, dc.DistTensor)](x), normal(2, groups * 2, 5, 4))
+        close(model.weight.grad, layer.weight.grad, "weight")
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(8, 8), (13, 5), (2, 12), (12, 2), (1, 3), (3, 1)])

@@ -38,10 +38,12 @@ def test_answers_are_those_of_one_process(comm, name):
         assert QUESTIONS[name](dc.scatter(x, dist), x) == expected
 
 
-def test_memory_is_in_no_one_place(comm):
+def test_a_version_grows_with_changes_in_place(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
-    for call in (x.data_ptr, x.untyped_storage, lambda: torch.as_strided(x, (2,), (1,))):
-        raises_everywhere(comm, dc.UnsupportedOperation, "use .local for this rank's block", call)
+    before = x._version
+    assert not x.is_conj()
+    x.add_(1)
+    assert x._version > before
 
 
 def test_a_fraction_is_no_index(comm):

@@ -1,0 +1,45 @@
+"""Warnings that come once for each call site: a user's line, in one layer, calling one function."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from types import FrameType
+from weakref import WeakKeyDictionary
+
+import torch
+
+from distconv.dispatch import modules_called, with_layer
+
+_OURS = ("torch.", "distconv.", "importlib.")
+
+Site = tuple[str, int, object]
+
+_warned: set[Site] = set()
+_warned_in: WeakKeyDictionary[torch.nn.Module, set[Site]] = WeakKeyDictionary()
+
+
+def warn_once(text: str, category: type[Warning], function: object) -> None:
+    """Warn that the line of the user's that called ``function`` does ``text``, unless this layer has there before."""
+    frame = _caller()
+    site = (frame.f_code.co_filename, frame.f_lineno, function)
+    modules = modules_called()
+    known = _warned_in.setdefault(modules[-1], set()) if modules else _warned
+    if site not in known:
+        warnings.warn_explicit(with_layer(text), category, *site[:2])
+        # Later: where warnings are errors every call raises.
+        known.add(site)
+
+
+def forget() -> None:
+    """Warn anew of every call site."""
+    _warned.clear()
+    _warned_in.clear()
+
+
+def _caller() -> FrameType:
+    """The innermost frame that is neither torch's nor ours, or else the outermost."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_OURS):
+        frame = frame.f_back
+    return frame

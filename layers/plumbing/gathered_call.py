@@ -1,0 +1,163 @@
+"""The exact fallback: a call without a distributed rule gets whole tensors and runs on every rank alike.
+
+Its results count as replicated, and are split again where one has the shape of an argument. Gathered arguments get
+their slices of the whole gradients, plain ones the whole, which is theirs already: nothing is summed. What the call
+changes in place, an ``out=`` included, is written back. Plain tensors count as replicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from distconv.dispatch import is_fallback, short_name
+from distconv.errors import NoRule, ReplicationWarning, UnsupportedOperation
+from distconv.layers.plumbing.alignment import as_distributed
+from distconv.layers.plumbing.call_site import warn_once
+from distconv.layers.plumbing.inplace_views import changed, moved, no_way_back, viewed
+from distconv.layers.plumbing.random_state import agree_on_generator, random_states
+from distconv.process.environment import FALLBACK, FALLBACK_LIMIT
+from distconv.tensor import DistTensor
+
+level = FALLBACK.value()
+limit_bytes = FALLBACK_LIMIT.value()
+
+
+class _Gathered:
+    """An argument, whole, and how to know whether a call has changed it."""
+
+    def __init__(self, given: DistTensor, dims: Sequence[int] | None = None) -> None:
+        self.given, self.part = given, given.replicated(dims)
+        self.whole = self.part.local
+        self._before = self._state()
+
+    def _state(self) -> Any:
+        return self.whole.clone() if self.whole.is_inference() else self.whole._version
+
+    def changed(self) -> bool:
+        """Whether its values are others now."""
+        now = self._state()
+        return not torch.equal(now, self._before) if isinstance(now, torch.Tensor) else bool(now != self._before)
+
+    def write_back(self) -> None:
+        """Let the argument have the values that the call has left."""
+        x, whole = self.given, self.whole
+        if whole is not x.local and whole.shape != x.shape:
+            raise UnsupportedOperation(
+                f"a DistTensor of shape {tuple(x.shape)} cannot become one of {tuple(whole.shape)} in place: assign "
+                "the result instead"
+            )
+        if whole is not x.local:
+            x.local.copy_(as_distributed(whole, x.grid).redistribute(x.dist).local)
+        elif whole.shape != x.shape:
+            x.dist, x._shape = as_distributed(whole, x.grid).dist, whole.shape
+        changed(x)
+
+    def shares(self, result: torch.Tensor) -> bool:
+        """Whether ``result`` lies in the memory of the whole."""
+        memory = self.whole.untyped_storage().data_ptr()
+        return memory != 0 and result.untyped_storage().data_ptr() == memory
+
+
+@is_fallback
+def gathered_call(error: NoRule, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """``function`` of whole tensors on every rank; ``error`` says why it has no rule for these.
+
+    Raises
+    ------
+    UnsupportedOperation
+        If ``DISTCONV_FALLBACK=error``, or if more would be gathered than ``DISTCONV_FALLBACK_LIMIT``.
+    """
+    leaves = tree_leaves((args, kwargs))
+    distributed = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, DistTensor)}.values())
+    _permit(error, function, distributed)
+    gathered = {id(x): _Gathered(x) for x in distributed}
+
+    def whole(leaf: Any) -> Any:
+        return gathered[id(leaf)].whole if isinstance(leaf, DistTensor) else leaf
+
+    generators = [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
+    before = random_states(distributed[0].device, generators)
+    found = function(*tree_map(whole, tuple(args)), **tree_map(whole, dict(kwargs)))
+    if random_states(distributed[0].device, generators) != before:
+        agree_on_generator(distributed[0], *generators)
+    for argument in gathered.values():
+        if argument.changed():
+            argument.write_back()
+    plain = {id(leaf) for leaf in leaves}
+    name = short_name(function)
+    return tree_map(lambda y: y if id(y) in plain else _laid_out(name, y, list(gathered.values())), found)
+
+
+def gathered_along(
+    function: Callable[..., Any], input: DistTensor, dims: Sequence[int], *args: Any, **named: Any
+) -> Any:
+    """``function`` of ``input`` with only ``dims`` whole, for functions that look along these alone."""
+    argument = _Gathered(input, dims)
+    found = function(argument.whole, *args, **named)
+    return tree_map(lambda y: _laid_out(function.__name__, y, [argument], dims), found)
+
+
+def _permit(error: NoRule, function: object, distributed: Iterable[DistTensor]) -> None:
+    """Warn of what will be gathered, or raise if it must not be."""
+    sizes = [x.numel() * x.element_size() for x in distributed if x.dist.split_axes]
+    if level == "error" or not distributed:
+        raise UnsupportedOperation(*error.args)
+    if sum(sizes) > limit_bytes:
+        raise UnsupportedOperation(
+            f"{error}; otherwise every rank would gather {sum(sizes):,} bytes, and DISTCONV_FALLBACK_LIMIT is "
+            f"{limit_bytes:,.0f}"
+        )
+    if sizes:
+        text = f"{error}; as it is, every rank gathers {sum(sizes):,} bytes and computes the whole"
+        warn_once(text, ReplicationWarning, function)
+
+
+def _laid_out(name: str, result: Any, arguments: Sequence[_Gathered], dims: Sequence[int] | None = None) -> Any:
+    """A result of a call of whole ``arguments`` as others see it."""
+    if isinstance(result, DistTensor):
+        raise UnsupportedOperation(
+            f"{name} reaches a DistTensor other than by its arguments (a closure, a module's weight), whose gradient "
+            "would be lost: pass it as an argument"
+        )
+    if not isinstance(result, torch.Tensor) or result.layout is not torch.strided:
+        return result  # What is sparse stays plain: torch's own functions take it, and it is replicated.
+    for argument in arguments:
+        if result is argument.whole:
+            return argument.given
+    y = _distributed(result, arguments, dims)
+    for argument in arguments:
+        if argument.shares(result):
+            seen = argument.whole is argument.given.local and y.local is result
+            again = _refuse_again(name)
+            return viewed(y, argument.given, again) if seen else moved(y, argument.given, again, no_way_back(name))
+    return y
+
+
+def _refuse_again(name: str) -> Callable[[], DistTensor]:
+    def refuse() -> DistTensor:
+        raise UnsupportedOperation(
+            f"a result of {name}, which shares memory with its argument in torch, after a change of that in place: "
+            f"it is a copy; call {name} after the change"
+        )
+
+    return refuse
+
+
+def _distributed(result: torch.Tensor, arguments: Sequence[_Gathered], dims: Sequence[int] | None) -> DistTensor:
+    """``result`` split as an argument of its shape is; if only ``dims`` were whole, split like what was gathered."""
+    first = arguments[0].part
+    if dims is None or not first.dist.split_axes:
+        y = as_distributed(result, first.grid)
+    elif result.dim() == first.dim():
+        shape = torch.Size(result.shape[d] if d in dims else n for d, n in enumerate(first.shape))
+        y = DistTensor(result, first.dist, shape)
+    else:
+        left = [d for d in range(first.dim()) if d not in dims]
+        axes = [first.dist.axes[d] for d in left]
+        y = DistTensor(result, first.dist.with_axes(axes), torch.Size(first.shape[d] for d in left))
+    alike = (argument.given.dist for argument in arguments if argument.given.shape == y.shape)
+    return y.redistribute(next(alike, y.dist))

@@ -1,0 +1,273 @@
+"""The exact fallback: what has no rule, against one process, with its warning and its limits."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import distconv as dc
+from distconv.layers.plumbing import gathered_call
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
+from tests.layers.compare import close, module_as_in_one_process, same_as_one_process, whole
+from tests.layers.spread import TABLE, spread
+
+SHAPE = (3, 4, 7, 5)
+
+pytestmark = pytest.mark.usefixtures("fallback")
+
+
+class Rounded(torch.autograd.Function):
+    """A straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(scale)
+        return (x * scale).round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (scale,) = ctx.saved_tensors
+        return grad * scale, grad.sum()
+
+
+def _written(x):
+    y = x * 2
+    y[torch.tensor([0, 2]), 1] = x.mean()
+    y[y > 1] = x[x > 0.5][: int((y > 1).sum())].mean()
+    y.index_add_(2, torch.tensor([1, 3]), x[:, :, :2])
+    y.masked_scatter_(x > 1, x.flatten())
+    return y * x
+
+
+IDIOMS = {
+    "a function": lambda x: torch.linalg.svdvals(x),
+    "a method": lambda x: x.renorm(2, 1, 0.5),
+    "an operator of two": lambda x: torch.cdist(x, x * 2 + 1),
+    "an autograd function": lambda x: Rounded.apply(x, torch.tensor(3.0, dtype=torch.float64)),
+    "an autograd function of a distributed scalar": lambda x: Rounded.apply(x, x.mean()),
+    "a mask": lambda x: x[x > 0] ** 2,
+    "masked_select": lambda x: x.masked_select(x > 0.2),
+    "a mask of samples": lambda x: x[x.mean((1, 2, 3)) > -1],
+    "unique": lambda x: x.detach().round().unique(),
+    "nonzero": lambda x: (x > 0).nonzero(),
+    "where of a condition": lambda x: torch.where(x > 0)[2],
+    "several results": lambda x: torch.linalg.qr(x)[1].abs(),
+    "a list of tensors": lambda x: torch.block_diag(x[0, 0], x[1, 1]),
+    "an index by name": lambda x: torch.index_add(x, dim=2, index=torch.tensor([1, 3]), source=x[:, :, :2] * 3),
+    "in place": _written,
+    "a triangle in place": lambda x: (x * 2).triu_() * x,
+    "a plain argument": lambda x: torch.kron(x, torch.full((1, 2, 1, 1), 2.0, dtype=torch.float64)),
+    "reentrant checkpointing": lambda x: checkpoint(lambda y: F.avg_pool2d(y.sin(), 2), x, use_reentrant=True),
+    "a norm of matrices": lambda x: torch.linalg.norm(x, "nuc", dim=(2, 3)),
+    "another dtype seen": lambda x: x.detach().view(torch.int64),
+}
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.parametrize("name", IDIOMS)
+@TABLE
+def test_what_has_no_rule_equals_one_process(comm, name):
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, IDIOMS[name], normal(*SHAPE))
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.ranks(2, 4)
+def test_a_result_of_the_same_shape_is_split_again_and_others_are_replicated(comm):
+    x = dc.scatter(normal(4, 4, 4), grid_over(comm, w=comm.size))
+    assert torch.linalg.inv(x).dist == x.dist
+    assert not x[x > 0].dist.split_axes
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+def test_random_functions_draw_as_one_process_does(comm):
+    def drawn(x):
+        torch.manual_seed(3)
+        return F.rrelu(x, training=True) + torch.poisson(x.detach().abs()) + torch.rand(3, 1, 1, 1)
+
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, drawn, normal(*SHAPE))
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.ranks(at_least=2)
+def test_ranks_that_would_draw_other_numbers_raise(comm):
+    x = dc.scatter(normal(*SHAPE).abs(), grid_over(comm, h=comm.size))
+    torch.manual_seed(comm.rank)
+    raises_everywhere(comm, dc.MismatchError, "seed all ranks alike", lambda: torch.poisson(x))
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@TABLE
+def test_a_plain_parameter_has_the_whole_gradient_once(comm):
+    torch.manual_seed(2)
+    for grid in grids(comm, "ncw"):
+        same_as_one_process(grid, F.bilinear, normal(6, 4, 5), normal(6, 4, 3), plain=[normal(2, 5, 3, seed=4)])
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.parametrize("parallel", [False, True])
+@TABLE
+def test_a_network_with_an_autograd_function_trains_as_in_one_process(comm, parallel):
+    class Estimator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.scale = nn.Conv2d(4, 6, 3, padding=1), nn.Parameter(torch.tensor(2.0))
+            self.norm = nn.BatchNorm2d(6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(Rounded.apply(self.conv(x).tanh() * 5, self.scale)).sum((2, 3))
+
+    for grid in grids(comm, "nh"):
+        torch.manual_seed(1)
+        model = Estimator().double()
+        twin = dc.parallelize(Estimator().double(), grid) if parallel else None
+        if twin is None:
+            module_as_in_one_process(grid, model, normal(*SHAPE))
+            continue
+        twin.load_state_dict(model.state_dict())
+        same_as_one_process(
+            grid, lambda x, m=model, t=twin: (t if isinstance(x, dc.DistTensor) else m)(x), normal(*SHAPE)
+        )
+        for (name, p), q in zip(twin.named_parameters(), model.parameters(), strict=True):
+            close(p.grad, q.grad, name)
+
+
+# -- plain tensors that are written ---------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@TABLE
+def test_a_plain_buffer_takes_distributed_values(comm):
+    def statistics(x):
+        buffer, queue = torch.zeros(5, dtype=torch.float64), torch.zeros(4, 5, dtype=torch.float64)
+        row = x.detach().mean((0, 1, 2))
+        buffer.copy_(row).lerp_(x.detach()[0, 0, 0], 0.3).add_(row, alpha=2)
+        queue[1:3] = x.detach()[0, :2, 0]
+        queue[0] += row
+        queue.index_copy_(0, torch.tensor([3]), row[None])
+        return x * buffer + queue.sum(0)
+
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, statistics, normal(*SHAPE))
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@TABLE
+def test_a_plain_result_takes_gradients(comm):
+    def assembled(x):
+        y = torch.zeros(3, 5, dtype=torch.float64)
+        y[1] = x[0, 0, 0]
+        y += x.mean((0, 1, 2))
+        return y * 2
+
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, assembled, normal(*SHAPE))
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@TABLE
+def test_an_output_given_by_the_caller_is_written(comm):
+    x, plain = normal(3, 4, 4), torch.zeros(3, 4, 4, dtype=torch.float64)
+    for grid in grids(comm, "nw"):
+        split = dc.scatter(x, grid)
+        out = torch.zeros_like(split)
+        assert torch.linalg.inv(split, out=out) is out
+        close(whole(out), x.inverse(), "out")
+        assert torch.linalg.inv(split, out=plain) is plain
+        close(plain, x.inverse(), "plain out")
+        values, places = torch.sort(split, 1, out=(torch.zeros_like(split), torch.zeros_like(split).long()))
+        close(whole(values), x.sort(1)[0], "values")
+        close(whole(places), x.sort(1)[1], "places")
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.ranks(at_least=2)
+def test_an_output_of_another_shape_is_refused(comm):
+    x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
+    out = torch.zeros_like(x[:, :, 2:])
+    with pytest.warns(UserWarning, match="resized"):
+        raises_everywhere(comm, dc.UnsupportedOperation, "cannot become one of", lambda: torch.linalg.inv(x, out=out))
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.ranks(at_least=2)
+def test_a_view_that_had_to_be_gathered_is_not_changed_in_place(comm):
+    x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
+    raises_everywhere(comm, dc.UnsupportedOperation, "it is a copy", lambda: x.diagonal(dim1=1, dim2=2).zero_())
+
+
+# -- warnings, and what stays refused -------------------------------------------------------------------------------
+
+
+class Layer(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(x)
+
+
+@pytest.mark.ranks(at_least=2)
+def test_a_call_site_warns_once_and_names_the_layer_the_function_and_the_bytes(comm):
+    x, model = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size)), nn.Sequential(Layer(), Layer())
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            model(x)
+    first, second = (str(warning.message) for warning in told)
+    assert first.startswith("'0' (Layer): torch.linalg.inv has no distributed rule;") and "384 bytes" in first
+    assert second.startswith("'1' (Layer): ") and {warning.category for warning in told} == {dc.ReplicationWarning}
+    assert {warning.filename for warning in told} == {__file__}
+
+
+def test_nothing_is_told_where_nothing_is_gathered(comm):
+    x = dc.scatter(normal(3, 4, 4), grid_over(comm, r=comm.size))
+    close(whole(torch.linalg.inv(x)), normal(3, 4, 4).inverse(), "inverse")
+
+
+@pytest.mark.ranks(at_least=2)
+def test_more_than_the_limit_is_refused(comm, monkeypatch):
+    monkeypatch.setattr(gathered_call, "limit_bytes", 383)
+    x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
+    text = raises_everywhere(comm, dc.UnsupportedOperation, "384 bytes.*is 383", lambda: torch.linalg.inv(x))
+    assert "DISTCONV_FALLBACK_LIMIT" in text
+
+
+def test_as_errors_all_such_calls_are_refused(comm, monkeypatch):
+    monkeypatch.setattr(gathered_call, "level", "error")
+    x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
+    raises_everywhere(comm, dc.UnsupportedOperation, "no distributed rule", lambda: torch.linalg.inv(x))
+    raises_everywhere(comm, dc.UnsupportedOperation, "with a mask", lambda: x[x > 0])
+
+
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+def test_an_autograd_function_that_reaches_a_distributed_tensor_in_another_way_is_refused(comm):
+    x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
+    y = x * 2
+
+    class Hidden(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * y
+
+    raises_everywhere(comm, dc.UnsupportedOperation, "other than by its arguments", lambda: Hidden.apply(x))
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+def test_what_torch_refuses_is_refused_in_its_words(comm):
+    x = dc.scatter(normal(3, 4, 5), grid_over(comm, w=comm.size))
+    with pytest.raises(RuntimeError, match="must be batches of square matrices"):
+        torch.linalg.inv(x)
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+def test_a_way_to_call_that_a_rule_does_not_know_is_torchs(comm):
+    x, y = normal(4, 6), normal(6, 5)
+    for grid in grids(comm, "nc"):
+        out = torch.zeros(4, 5, dtype=torch.float64)
+        torch.mm(dc.scatter(x, grid), dc.scatter(y, grid), out=out)
+        close(out, x @ y, "product")
