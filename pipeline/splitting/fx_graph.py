@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from distconv.errors import DistconvError
 from distconv.layers.sparse import SparseConv
 from distconv.plan import decides
 
 COMPUTATIONS = ("call_module", "call_function", "call_method")
+EXAMPLE = "pass an example of its input"
 PLAIN_METHODS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "item", "tolist", "stride"})
 SEVERAL = frozenset({"chunk", "split", "tensor_split", "unbind"})
 PLAIN_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "layout", "itemsize", "nbytes", "requires_grad"})
@@ -36,12 +38,16 @@ class Call(NamedTuple):
     begin: int
 
 
+Locate = Callable[[list[Call], list[int]], list[int]]
+"""Where to cut, from all calls and the positions that compute."""
+
+
 class Steps(NamedTuple):
-    """What a model does: all calls, the positions that compute, and how to cut at given positions."""
+    """What a model does: all calls, the positions that compute, and how to make stages of it."""
 
     calls: list[Call]
     computing: list[int]
-    build: Callable[[list[int]], list[nn.Module]]
+    build: Callable[[Locate], list[nn.Module]]
 
 
 class _OneInput(nn.Module):
@@ -55,6 +61,14 @@ class _OneInput(nn.Module):
         return self.model(x)
 
 
+class _TensorProxy(fx.Proxy):
+    """A stand-in that is a tensor to ``isinstance``, where its value is one."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        return torch.Tensor if _is_tensor(self.node) else _TensorProxy
+
+
 class _Tracer(fx.Tracer):
     """Notes where each module's call begins, and refuses what would be lost."""
 
@@ -63,15 +77,16 @@ class _Tracer(fx.Tracer):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self.modes = _modes()
+        self.modes = modes()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        # Sites depend on numbers, which torch.fx has not got.
-        return (
-            is_layer(m)
-            or m.__module__.startswith("distconv.layers.sparse.")
-            or super().is_leaf_module(m, module_qualified_name)
-        )
+        return is_whole(m)
+
+    def proxy(self, node: fx.Node) -> fx.Proxy:
+        return _TensorProxy(node, self)
+
+    def create_arg(self, a: Any) -> Any:
+        return a.node if type(a) is _TensorProxy else super().create_arg(a)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -84,7 +99,7 @@ class _Tracer(fx.Tracer):
         return super().call_module(m, forward, args, kwargs)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        if _modes() != self.modes:
+        if modes() != self.modes:
             raise SplitError("it switches autograd or autocast on or off, and torch.fx does not write that down")
         return super().create_node(*args, **kwargs)
 
@@ -94,32 +109,60 @@ def is_layer(module: nn.Module) -> bool:
     return decides(module) or isinstance(module, SparseConv)
 
 
+def is_whole(module: nn.Module) -> bool:
+    """Whether a stage calls ``module`` as it is: a layer, or one of torch's own."""
+    # Sites depend on numbers, which torch.fx has not got. Running statistics are taken out of modules.
+    return (
+        is_layer(module)
+        or isinstance(module, _BatchNorm)
+        or module.__module__.startswith("distconv.layers.sparse.")
+        or (module.__module__.startswith(("torch.nn.", "torch.ao.nn.")) and not isinstance(module, nn.Sequential))
+    )
+
+
 def is_hooked(module: nn.Module) -> bool:
     """Whether ``module`` has hooks, which a traced graph would lose."""
     hooks = (module._forward_pre_hooks, module._forward_hooks, module._backward_pre_hooks, module._backward_hooks)
     return any(hooks)
 
 
-def _modes() -> tuple[bool, ...]:
+def modes() -> tuple[bool, ...]:
+    """Whether autograd, and autocast of each device, is on."""
     return torch.is_grad_enabled(), *(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
 
 
 def traced_steps(model: nn.Module) -> Steps:
     """What ``model`` does, in steps that can be cut; by ``torch.fx``."""
     tracer, root, graph = _trace(model)
-    nodes = list(graph.nodes)
-    computing = [index for index, node in enumerate(nodes) if node.op in COMPUTATIONS]
+    computing = computing_positions(graph)
 
-    def build(positions: list[int]) -> list[nn.Module]:
-        stage_of = {nodes[index]: bisect_right(positions, index) for index in computing}
-        stage_of |= {node: 0 for node in nodes if node.op == "placeholder"}
-        stage_of |= {node: len(positions) for node in nodes if node.op == "output"}
-        boundaries = [_alive(nodes, stage_of, cut) for cut in range(len(positions))]
-        pieces = [[node for node in nodes if stage_of.get(node) == index] for index in range(len(positions) + 1)]
-        given_to = [[node for node in nodes if node.op == "placeholder"], *boundaries]
-        return [_stage(model, root, *piece) for piece in zip(pieces, given_to, [*boundaries, None], strict=True)]
+    def build(locate: Locate) -> list[nn.Module]:
+        return [_module(model, root, piece) for piece in cut_graph(graph, locate(tracer.calls, computing))]
 
     return Steps(tracer.calls, computing, build)
+
+
+def computing_positions(graph: fx.Graph) -> list[int]:
+    """The positions of the nodes that compute."""
+    return [index for index, node in enumerate(graph.nodes) if node.op in COMPUTATIONS]
+
+
+def cut_graph(graph: fx.Graph, positions: list[int]) -> list[fx.Graph]:
+    """The graphs of stages that begin at ``positions``, but the first; each takes what the one before returns.
+
+    Raises
+    ------
+    SplitError
+        If a value that is no tensor lives across a cut, or two that share memory do and one changes behind it.
+    """
+    nodes = list(graph.nodes)
+    stage_of = {nodes[index]: bisect_right(positions, index) for index in computing_positions(graph)}
+    stage_of |= {node: 0 for node in nodes if node.op == "placeholder"}
+    stage_of |= {node: len(positions) for node in nodes if node.op == "output"}
+    boundaries = [_alive(nodes, stage_of, cut) for cut in range(len(positions))]
+    pieces = [[node for node in nodes if stage_of.get(node) == index] for index in range(len(positions) + 1)]
+    given_to = [[node for node in nodes if node.op == "placeholder"], *boundaries]
+    return [_piece(*piece) for piece in zip(pieces, given_to, [*boundaries, None], strict=True)]
 
 
 def _trace(model: nn.Module) -> tuple[_Tracer, nn.Module, fx.Graph]:
@@ -132,13 +175,14 @@ def _trace(model: nn.Module) -> tuple[_Tracer, nn.Module, fx.Graph]:
             try:
                 found.append((tracer, root, tracer.trace(root)))
             except Exception as error:
-                raise SplitError(_refusal(model, error)) from error
+                raise SplitError(refusal(model, error, "torch.fx", __file__, EXAMPLE)) from error
     (_, root, graph), (_, other_root, other) = found
     for a, b in zip_longest(graph.nodes, other.nodes):
         if a is None or b is None or a.format_node() != b.format_node() or not _same_constant(a, root, other_root):
             raise SplitError(
                 f"{type(model).__name__}: forward does not always do the same (in train() and eval(), each time), from "
-                f"'{a or b}' on ({(a or b).format_node()}); use modules (nn.Dropout, not F.dropout) that know the mode"
+                f"'{a or b}' on ({(a or b).format_node()}); {EXAMPLE}, or use modules (nn.Dropout, not F.dropout) that "
+                "know the mode"
             )
     return found[-1]
 
@@ -161,16 +205,14 @@ def _modes_of_modules_kept(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _refusal(model: nn.Module, error: Exception) -> str:
-    """What in the model stops torch.fx: the last line of a traceback that is neither torch's nor ours."""
-    ours = (str(Path(torch.__file__).parent), __file__)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(ours)]
+def refusal(model: nn.Module, error: Exception, reader: str, file: str, *ways: str) -> str:
+    """What in the model stops its ``reader``, and ``ways`` out: the last line of the traceback outside ``file``, torch."""
+    others = (str(Path(torch.__file__).parent), file)
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     line = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else "its forward"
     reason = (str(error) or type(error).__name__).split(". ")[0]
-    return (
-        f"{type(model).__name__}: torch.fx cannot follow {line} ({reason}); "
-        "make it an nn.Sequential, or write the list of stages by hand"
-    )
+    advice = ", ".join([*ways, "make it an nn.Sequential, or write the list of stages by hand"])
+    return f"{type(model).__name__}: {reader} cannot follow {line} ({reason}); {advice}"
 
 
 def _alive(nodes: list[fx.Node], stage_of: dict[fx.Node, int], cut: int) -> list[fx.Node]:
@@ -184,12 +226,27 @@ def _alive(nodes: list[fx.Node], stage_of: dict[fx.Node, int], cut: int) -> list
         if not _is_tensor(node):
             raise SplitError(
                 f"'{node}' ({node.format_node()}) is no tensor, but would have to go from stage {cut} to {cut + 1}; "
-                "cut elsewhere, or compute it from a tensor where it is used"
+                f"{EXAMPLE}, cut elsewhere, or compute it from a tensor where it is used"
             )
+    _check_memory(alive, [node for node in nodes if stage_of.get(node, cut) > cut], cut)
     return alive[::-1]
 
 
+def _check_memory(alive: list[fx.Node], behind: list[fx.Node], cut: int) -> None:
+    """What shares memory before a cut does not behind it; where that is known, see that nobody relies on it."""
+    first: dict[int, fx.Node] = {}
+    for node in (node for node in alive if "memory" in node.meta):
+        other = first.setdefault(node.meta["memory"], node)
+        if other is not node and any(node.meta["memory"] in later.meta.get("written", ()) for later in behind):
+            raise SplitError(
+                f"'{other}' and '{node}' share memory that is written behind the cut from stage {cut} to {cut + 1}; "
+                "cut elsewhere"
+            )
+
+
 def _is_tensor(node: fx.Node) -> bool:
+    if "like" in node.meta:
+        return True
     if node.op in ("placeholder", "call_module", "get_attr"):
         return True
     if _is_several(node) or node.target is len or (node.op == "call_method" and node.target in PLAIN_METHODS):
@@ -206,34 +263,36 @@ def _is_several(node: fx.Node) -> bool:
     return getattr(node.target, "__name__", node.target) in SEVERAL
 
 
-def _stage(
-    model: nn.Module, root: nn.Module, nodes: list[fx.Node], given: list[fx.Node], returned: list[fx.Node] | None
-) -> nn.Module:
-    """The module that takes ``given`` and returns ``returned`` (None: what the model returns)."""
+def _piece(nodes: list[fx.Node], given: list[fx.Node], returned: list[fx.Node] | None) -> fx.Graph:
+    """The graph that takes ``given`` and returns ``returned`` (None: what the model returns)."""
     graph = fx.Graph()
-    here = {node: graph.placeholder(node.name) for node in given}
-    attributes: dict[str, Any] = {}
+    here: dict[fx.Node, fx.Node] = {}
+    for node in given:
+        here[node] = graph.placeholder(node.name)
+        here[node].meta = node.meta
 
     def value(node: fx.Node) -> fx.Node:
         if node not in here:  # a parameter, a buffer or a constant: of whichever stage uses it
-            attributes[_name(node)] = _attribute(root, str(node.target))
-            here[node] = graph.get_attr(_name(node))
+            here[node] = graph.create_node("get_attr", node.target)
         return here[node]
 
     for node in (node for node in nodes if node.op in COMPUTATIONS):
         here[node] = graph.node_copy(node, value)
-        if node.op == "call_module":
-            here[node].target = _name(node)
-            attributes[_name(node)] = _attribute(root, str(node.target))
     if returned is None:
-        graph.output(fx.node.map_arg(nodes[-1].args[0], value))
+        graph.output(fx.node.map_arg(nodes[-1].args[0], value)).meta = nodes[-1].meta
     else:
         values = tuple(value(node) for node in returned)
         graph.output(values[0] if len(values) == 1 else values)
-    return _module(model, graph, attributes)
+    return graph
 
 
-def _module(model: nn.Module, graph: fx.Graph, attributes: dict[str, Any]) -> nn.Module:
+def _module(model: nn.Module, root: nn.Module, graph: fx.Graph) -> nn.Module:
+    attributes: dict[str, Any] = {}
+    for node in graph.nodes:
+        if node.op in ("get_attr", "call_module"):
+            name = str(node.target).removeprefix("model.")
+            attributes[name] = _attribute(root, str(node.target))
+            node.target = name
     stage = fx.GraphModule(attributes, graph, f"{type(model).__name__}Stage")
     stage.training = model.training
     saved = model.state_dict(keep_vars=True)
@@ -242,10 +301,6 @@ def _module(model: nn.Module, graph: fx.Graph, attributes: dict[str, Any]) -> nn
             owner, _, last = name.rpartition(".")
             stage.get_submodule(owner).register_buffer(last, attribute, persistent=False)
     return stage
-
-
-def _name(node: fx.Node) -> str:
-    return str(node.target).removeprefix("model.")
 
 
 def _attribute(root: nn.Module, target: str) -> Any:

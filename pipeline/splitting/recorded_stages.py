@@ -1,0 +1,201 @@
+"""Stages of a model whose forward was recorded, anew for each number of samples and mode that come up.
+
+A recording has plain numbers where the model asked for a shape, so it holds for one shape of the input and one mode of
+each module; another is made where another is needed. Nothing that the model decides by them is taken over unseen.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_unflatten
+
+from .fx_graph import Locate, SplitError, Steps, computing_positions, cut_graph, modes
+from .recording import Blueprint, Like, Recording, containers
+
+
+def recorded_steps(model: nn.Module, example: torch.Tensor) -> Steps:
+    """What ``model`` does with an input like ``example`` (N, ...), in steps that can be cut.
+
+    Raises
+    ------
+    SplitError
+        If its forward cannot be recorded, or does not do the same each time.
+    """
+    blueprint, like = Blueprint(model), Like.of(example)
+    count = len(containers(model))
+    now, again, other = (blueprint.record(like, [mode] * count) for mode in (True, True, False))
+    _check_same(model, now.graph, again.graph)
+
+    def build(locate: Locate) -> list[nn.Module]:
+        programs = Programs(blueprint, like, locate)
+        return programs.stages(model, [programs.cut(now), programs.cut(other)])
+
+    return Steps(now.calls, computing_positions(now.graph), build)
+
+
+class Programs:
+    """What each stage does, for all shapes and modes that came up."""
+
+    def __init__(self, blueprint: Blueprint, example: Like, locate: Locate) -> None:
+        self._blueprint, self._example, self._locate = blueprint, example, locate
+        self._known: dict[Any, list[Program]] = {}
+
+    def __deepcopy__(self, memo: object) -> Programs:
+        return self
+
+    def cut(self, recording: Recording) -> list[Program]:
+        """The programs of the stages, from what the whole model does."""
+        graph, calls = recording
+        return [Program(piece) for piece in cut_graph(graph, self._locate(calls, computing_positions(graph)))]
+
+    def stages(self, model: nn.Module, examples: Sequence[Sequence[Program]]) -> list[nn.Module]:
+        """A stage for each program of each of ``examples``, with all that any of these uses."""
+        return [RecordedStage(model, self, index, pieces) for index, pieces in enumerate(zip(*examples, strict=True))]
+
+    def find(self, index: int, given: Sequence[torch.Tensor], training: tuple[bool, ...]) -> Program:
+        """The program of stage ``index`` for what it is ``given``.
+
+        Raises
+        ------
+        SplitError
+            If no number of samples like the example leads to it.
+        """
+        likes = [Like.of(tensor) for tensor in given]
+        for samples in self._numbers_of_samples(index, likes, training):
+            program = self._of(samples, training)[index]
+            if program.given == likes:
+                return program
+        raise SplitError(
+            f"stage {index} was given {_listed(likes)}; with samples like the example's {_listed([self._example])} it "
+            f"gets {_listed(self._of(self._example.shape[0], training)[index].given)}, or another number of samples; "
+            "split the model with an example of the shape, type and device that it is trained with"
+        )
+
+    def _of(self, samples: int, training: tuple[bool, ...]) -> list[Program]:
+        key = samples, training, modes()
+        if key not in self._known:
+            like = self._example._replace(shape=(samples, *self._example.shape[1:]))
+            self._known[key] = self.cut(self._blueprint.record(like, training))
+        return self._known[key]
+
+    def _numbers_of_samples(self, index: int, likes: list[Like], training: tuple[bool, ...]) -> Iterator[int]:
+        """How many samples there may be: as often as an extent of the example's has its samples."""
+        samples, found = self._example.shape[0], dict[int, None]()
+        for known, like in zip(self._of(samples, training)[index].given, likes, strict=False):
+            for example, extent in zip(known.shape, like.shape, strict=False):
+                if example and example % samples == 0 and extent % (example // samples) == 0:
+                    found.setdefault(extent // (example // samples))
+        yield from found
+
+
+class Program:
+    """The steps of one stage, for given shapes."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.nodes = list(graph.nodes)
+        self.given: list[Like] = [node.meta["like"] for node in self.nodes if node.op == "placeholder"]
+        self.inside: set[str] = {node.meta["inside"] for node in self.nodes if "inside" in node.meta}
+        last = {used: node for node in self.nodes for used in (node, *node.all_input_nodes)}
+        self._done: dict[fx.Node, list[fx.Node]] = {}
+        for node, user in last.items():
+            self._done.setdefault(user, []).append(node)
+
+    def names(self) -> list[str]:
+        """The modules, parameters and buffers that it uses, in the order of their use."""
+        return [str(node.target) for node in self.nodes if node.op in ("call_module", "get_attr")]
+
+    def run(self, stage: nn.Module, given: Sequence[torch.Tensor]) -> Any:
+        """What ``stage`` makes of what it is ``given``."""
+        values: dict[fx.Node, Any] = {}
+        inputs = iter(given)
+        for node in self.nodes:
+            if node.op == "placeholder":
+                values[node] = next(inputs)
+            elif node.op == "get_attr":
+                values[node] = _attribute(stage, node)
+            else:
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                if node.op == "output":
+                    return tree_unflatten(args[0], node.meta["form"]) if "form" in node.meta else args[0]
+                with torch.set_grad_enabled(node.meta["grad"]):
+                    function: Callable[..., Any] = (
+                        _attribute(stage, node) if node.op == "call_module" else node.target  # type: ignore[assignment]
+                    )
+                    values[node] = function(*args, **kwargs)
+            for done in self._done.get(node, ()):
+                del values[done]
+        raise AssertionError("a graph ends with its output")
+
+
+class RecordedStage(nn.Module):
+    """A stage of ``model``, which does what ``programs`` say; with the modules and weights that ``examples`` use."""
+
+    def __init__(self, model: nn.Module, programs: Programs, index: int, examples: Sequence[Program]) -> None:
+        super().__init__()
+        self.training = model.training
+        self._programs, self._index = programs, index
+        self._containers = containers(model)  # in a list: their weights are not all this stage's
+        names = dict(model.named_modules())
+        self._own = [names[name] for name in dict.fromkeys(name for program in examples for name in program.inside)]
+        saved = model.state_dict(keep_vars=True)
+        for name in dict.fromkeys(name for program in examples for name in program.names()):
+            _place(self, name, operator.attrgetter(name)(model), name in saved)
+
+    def forward(self, *given: torch.Tensor) -> Any:
+        """What the model does between two cuts."""
+        training = tuple(module.training for module in self._containers)
+        return self._programs.find(self._index, given, training).run(self, given)
+
+    def train(self, mode: bool = True) -> RecordedStage:
+        """Switch the stage's modules, and what the model's own forward asks for its mode there."""
+        super().train(mode)
+        for module in self._own:
+            module.training = mode
+        return self
+
+
+def _place(stage: nn.Module, name: str, value: Any, saved: bool) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        if part not in stage._modules:
+            stage.add_module(part, nn.Module())
+        stage = stage.get_submodule(part)
+    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and not hasattr(stage, last):
+        stage.register_buffer(last, value, persistent=saved)
+    elif getattr(stage, last, None) is not value:
+        setattr(stage, last, value)
+
+
+def _attribute(stage: nn.Module, node: fx.Node) -> Any:
+    return operator.attrgetter(str(node.target))(stage)
+
+
+def _check_same(model: nn.Module, graph: fx.Graph, again: fx.Graph) -> None:
+    for a, b in zip_longest(graph.nodes, again.nodes):
+        if a is None or b is None or not _same((a.op, a.target, a.args, a.kwargs), (b.op, b.target, b.args, b.kwargs)):
+            raise SplitError(
+                f"{type(model).__name__}: forward does not always do the same, from '{a or b}' on; draw random numbers "
+                "with torch, and keep nothing from one call to the next but in buffers"
+            )
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    if callable(a) and callable(b):
+        return getattr(a, "__name__", type(a)) == getattr(b, "__name__", type(b))
+    return repr(a) == repr(b)  # nodes have names, and a number that is none equals itself
+
+
+def _listed(likes: Sequence[Like]) -> str:
+    return ", ".join(f"{like.shape} {like.dtype} on {like.device}" for like in likes)
