@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 from torch import fx, nn
@@ -173,7 +174,8 @@ def _trace(model: nn.Module) -> tuple[_Tracer, nn.Module, fx.Graph]:
             model.train(training)
             tracer, root = _Tracer(), _OneInput(model)
             try:
-                found.append((tracer, root, tracer.trace(root)))
+                with mock.patch.object(torch.autograd.Function, "apply", classmethod(_refuse_function)):
+                    found.append((tracer, root, tracer.trace(root)))
             except Exception as error:
                 raise SplitError(refusal(model, error, "torch.fx", __file__, EXAMPLE)) from error
     (_, root, graph), (_, other_root, other) = found
@@ -185,6 +187,10 @@ def _trace(model: nn.Module) -> tuple[_Tracer, nn.Module, fx.Graph]:
                 "know the mode"
             )
     return found[-1]
+
+
+def _refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    raise SplitError(f"{cls.__name__}.apply is an autograd Function, whose backward would be lost")
 
 
 def _same_constant(node: fx.Node, root: nn.Module, other: nn.Module) -> bool:
@@ -206,7 +212,7 @@ def _modes_of_modules_kept(model: nn.Module) -> Iterator[None]:
 
 
 def refusal(model: nn.Module, error: Exception, reader: str, file: str, *ways: str) -> str:
-    """What in the model stops its ``reader``, and ``ways`` out: the last line of the traceback outside ``file``, torch."""
+    """What in the model stops its ``reader``, and ``ways`` out: the last line of a traceback outside ``file``."""
     others = (str(Path(torch.__file__).parent), file)
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
     line = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else "its forward"

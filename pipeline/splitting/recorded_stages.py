@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
 
@@ -28,13 +29,20 @@ def recorded_steps(model: nn.Module, example: torch.Tensor) -> Steps:
         If its forward cannot be recorded, or does not do the same each time.
     """
     blueprint, like = Blueprint(model), Like.of(example)
-    count = len(containers(model))
-    now, again, other = (blueprint.record(like, [mode] * count) for mode in (True, True, False))
+    training, evaluation = ((mode,) * len(containers(model)) for mode in (True, False))
+    now, again = blueprint.record(like, training), blueprint.record(like, training)
     _check_same(model, now.graph, again.graph)
+    found = [(training, now)]
+    with suppress(SplitError):  # then stages can be trained, which is what they are for
+        found.append((evaluation, blueprint.record(like, evaluation)))
 
     def build(locate: Locate) -> list[nn.Module]:
         programs = Programs(blueprint, like, locate)
-        return programs.stages(model, [programs.cut(now), programs.cut(other)])
+        examples = [programs.add(*found[0])]
+        with suppress(SplitError):
+            examples += [programs.add(*each) for each in found[1:]]
+        pieces = zip(*examples, strict=True)
+        return [RecordedStage(model, programs, index, of_stage) for index, of_stage in enumerate(pieces)]
 
     return Steps(now.calls, computing_positions(now.graph), build)
 
@@ -49,14 +57,13 @@ class Programs:
     def __deepcopy__(self, memo: object) -> Programs:
         return self
 
-    def cut(self, recording: Recording) -> list[Program]:
-        """The programs of the stages, from what the whole model does."""
+    def add(self, training: tuple[bool, ...], recording: Recording, samples: int | None = None) -> list[Program]:
+        """The programs of the stages, from what the whole model does with as many ``samples`` (None: the example's)."""
         graph, calls = recording
-        return [Program(piece) for piece in cut_graph(graph, self._locate(calls, computing_positions(graph)))]
-
-    def stages(self, model: nn.Module, examples: Sequence[Sequence[Program]]) -> list[nn.Module]:
-        """A stage for each program of each of ``examples``, with all that any of these uses."""
-        return [RecordedStage(model, self, index, pieces) for index, pieces in enumerate(zip(*examples, strict=True))]
+        pieces = cut_graph(graph, self._locate(calls, computing_positions(graph)))
+        key = samples or self._example.shape[0], training, modes()
+        self._known[key] = [Program(piece) for piece in pieces]
+        return self._known[key]
 
     def find(self, index: int, given: Sequence[torch.Tensor], training: tuple[bool, ...]) -> Program:
         """The program of stage ``index`` for what it is ``given``.
@@ -78,11 +85,11 @@ class Programs:
         )
 
     def _of(self, samples: int, training: tuple[bool, ...]) -> list[Program]:
-        key = samples, training, modes()
-        if key not in self._known:
-            like = self._example._replace(shape=(samples, *self._example.shape[1:]))
-            self._known[key] = self.cut(self._blueprint.record(like, training))
-        return self._known[key]
+        known = self._known.get((samples, training, modes()))
+        if known is not None:
+            return known
+        like = self._example._replace(shape=(samples, *self._example.shape[1:]))
+        return self.add(training, self._blueprint.record(like, training), samples)
 
     def _numbers_of_samples(self, index: int, likes: list[Like], training: tuple[bool, ...]) -> Iterator[int]:
         """How many samples there may be: as often as an extent of the example's has its samples."""
@@ -124,9 +131,7 @@ class Program:
                 if node.op == "output":
                     return tree_unflatten(args[0], node.meta["form"]) if "form" in node.meta else args[0]
                 with torch.set_grad_enabled(node.meta["grad"]):
-                    function: Callable[..., Any] = (
-                        _attribute(stage, node) if node.op == "call_module" else node.target  # type: ignore[assignment]
-                    )
+                    function: Callable[..., Any] = _attribute(stage, node) if node.op == "call_module" else node.target
                     values[node] = function(*args, **kwargs)
             for done in self._done.get(node, ()):
                 del values[done]
