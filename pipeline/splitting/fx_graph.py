@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import operator
+import sys
 import traceback
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -62,12 +64,25 @@ class _OneInput(nn.Module):
         return self.model(x)
 
 
-class _TensorProxy(fx.Proxy):
-    """A stand-in that is a tensor to ``isinstance``, where its value is one."""
+class _StandIn(fx.Proxy):
+    """A value that is not there yet. Asked whether it is a tensor it would say no, so it refuses to answer."""
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        return torch.Tensor if _is_tensor(self.node) else _TensorProxy
+        if _is_tensor(self.node) and _asks_for_tensors(sys._getframe(1)):
+            raise SplitError("it asks whether a value is a tensor, and a stand-in is none")
+        return _StandIn
+
+
+def _asks_for_tensors(frame: FrameType | None) -> bool:
+    """Whether code outside torch that looks for the class of a value may be asking whether it is a tensor."""
+    folder = str(Path(torch.__file__).parent)
+    if frame is not None and frame.f_code.co_filename.startswith(str(Path(folder, "fx"))):
+        return False
+    while frame is not None and frame.f_code.co_filename.startswith(folder):
+        frame = frame.f_back
+    names = () if frame is None else frame.f_code.co_names
+    return "is_tensor" in names or ("isinstance" in names and "Tensor" in names)
 
 
 class _Tracer(fx.Tracer):
@@ -84,10 +99,10 @@ class _Tracer(fx.Tracer):
         return is_whole(m)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _TensorProxy(node, self)
+        return _StandIn(node, self)
 
     def create_arg(self, a: Any) -> Any:
-        return a.node if type(a) is _TensorProxy else super().create_arg(a)
+        return a.node if type(a) is _StandIn else super().create_arg(a)
 
     def call_module(
         self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -87,7 +87,9 @@ class Blueprint:
         for module, mode in zip(containers(self.model), training, strict=True):
             module.training = mode
         try:
-            with self.fake, torch.random.fork_rng(devices=[]):
+            # A pipeline keeps the weights that its passes save: not these.
+            unpacked = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
+            with self.fake, torch.random.fork_rng(devices=[]), unpacked:
                 x = torch.empty(example.shape, dtype=example.dtype, device=example.device)
                 recorder = _Recorder(self, x)
                 recorder.run(x)
