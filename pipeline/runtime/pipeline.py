@@ -21,7 +21,7 @@ from distconv.pipeline.schedules.memory import peak_memory
 from distconv.pipeline.schedules.registry import per_stage_replicas
 from distconv.pipeline.simulation.span import Span
 from distconv.pipeline.simulation.timeline import Timeline
-from distconv.pipeline.splitting.fx_graph import SplitError
+from distconv.pipeline.splitting.graph_cuts import SplitError
 from distconv.pipeline.splitting.split import split
 from distconv.pipeline.stage.passes import Feed, Loss, Passes
 from distconv.pipeline.stage.stage_state import check_separate, described, spread, state_of

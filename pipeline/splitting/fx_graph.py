@@ -5,52 +5,32 @@ from __future__ import annotations
 import operator
 import sys
 import traceback
-from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from distconv.errors import DistconvError
 from distconv.layers.sparse import SparseConv
 from distconv.plan import decides
 
-COMPUTATIONS = ("call_module", "call_function", "call_method")
-EXAMPLE = "pass an example of its input"
-PLAIN_METHODS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "item", "tolist", "stride"})
-SEVERAL = frozenset({"chunk", "split", "tensor_split", "unbind"})
-PLAIN_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "layout", "itemsize", "nbytes", "requires_grad"})
-
-
-class SplitError(DistconvError, ValueError):
-    """A model that cannot be cut, or not there."""
-
-
-class Call(NamedTuple):
-    """A module's call: its name, whether it is a layer, and where it begins in the list of steps."""
-
-    name: str
-    layer: bool
-    begin: int
-
-
-Locate = Callable[[list[Call], list[int]], list[int]]
-"""Where to cut, from all calls and the positions that compute."""
-
-
-class Steps(NamedTuple):
-    """What a model does: all calls, the positions that compute, and how to make stages of it."""
-
-    calls: list[Call]
-    computing: list[int]
-    build: Callable[[Locate], list[nn.Module]]
+from .graph_cuts import (
+    EXAMPLE,
+    Call,
+    Locate,
+    SplitError,
+    Steps,
+    computing_positions,
+    cut_graph,
+    is_tensor,
+    possible_cut,
+)
 
 
 class _OneInput(nn.Module):
@@ -69,7 +49,7 @@ class _StandIn(fx.Proxy):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        if _is_tensor(self.node) and _asks_for_tensors(sys._getframe(1)):
+        if is_tensor(self.node) and _asks_for_tensors(sys._getframe(1)):
             raise SplitError("it asks whether a value is a tensor, and a stand-in is none")
         return _StandIn
 
@@ -155,30 +135,7 @@ def traced_steps(model: nn.Module) -> Steps:
     def build(locate: Locate) -> list[nn.Module]:
         return [_module(model, root, piece) for piece in cut_graph(graph, locate(tracer.calls, computing))]
 
-    return Steps(tracer.calls, computing, build)
-
-
-def computing_positions(graph: fx.Graph) -> list[int]:
-    """The positions of the nodes that compute."""
-    return [index for index, node in enumerate(graph.nodes) if node.op in COMPUTATIONS]
-
-
-def cut_graph(graph: fx.Graph, positions: list[int]) -> list[fx.Graph]:
-    """The graphs of stages that begin at ``positions``, but the first; each takes what the one before returns.
-
-    Raises
-    ------
-    SplitError
-        If a value that is no tensor lives across a cut, or two that share memory do and one changes behind it.
-    """
-    nodes = list(graph.nodes)
-    stage_of = {nodes[index]: bisect_right(positions, index) for index in computing_positions(graph)}
-    stage_of |= {node: 0 for node in nodes if node.op == "placeholder"}
-    stage_of |= {node: len(positions) for node in nodes if node.op == "output"}
-    boundaries = [_alive(nodes, stage_of, cut) for cut in range(len(positions))]
-    pieces = [[node for node in nodes if stage_of.get(node) == index] for index in range(len(positions) + 1)]
-    given_to = [[node for node in nodes if node.op == "placeholder"], *boundaries]
-    return [_piece(*piece) for piece in zip(pieces, given_to, [*boundaries, None], strict=True)]
+    return Steps(tracer.calls, computing, build, possible_cut(graph, root))
 
 
 def _trace(model: nn.Module) -> tuple[_Tracer, nn.Module, fx.Graph]:
@@ -234,77 +191,6 @@ def refusal(model: nn.Module, error: Exception, reader: str, file: str, *ways: s
     reason = (str(error) or type(error).__name__).split(". ")[0]
     advice = ", ".join([*ways, "make it an nn.Sequential, or write the list of stages by hand"])
     return f"{type(model).__name__}: {reader} cannot follow {line} ({reason}); {advice}"
-
-
-def _alive(nodes: list[fx.Node], stage_of: dict[fx.Node, int], cut: int) -> list[fx.Node]:
-    """The values made before a cut and needed behind it, the latest first."""
-    alive = [
-        node
-        for node in nodes
-        if stage_of.get(node, cut + 1) <= cut and any(stage_of[user] > cut for user in node.users)
-    ]
-    for node in alive:
-        if not _is_tensor(node):
-            raise SplitError(
-                f"'{node}' ({node.format_node()}) is no tensor, but would have to go from stage {cut} to {cut + 1}; "
-                f"{EXAMPLE}, cut elsewhere, or compute it from a tensor where it is used"
-            )
-    _check_memory(alive, [node for node in nodes if stage_of.get(node, cut) > cut], cut)
-    return alive[::-1]
-
-
-def _check_memory(alive: list[fx.Node], behind: list[fx.Node], cut: int) -> None:
-    """What shares memory before a cut does not behind it; where that is known, see that nobody relies on it."""
-    first: dict[int, fx.Node] = {}
-    for node in (node for node in alive if "memory" in node.meta):
-        other = first.setdefault(node.meta["memory"], node)
-        if other is not node and any(node.meta["memory"] in later.meta.get("written", ()) for later in behind):
-            raise SplitError(
-                f"'{other}' and '{node}' share memory that is written behind the cut from stage {cut} to {cut + 1}; "
-                "cut elsewhere"
-            )
-
-
-def _is_tensor(node: fx.Node) -> bool:
-    if "like" in node.meta:
-        return True
-    if node.op in ("placeholder", "call_module", "get_attr"):
-        return True
-    if _is_several(node) or node.target is len or (node.op == "call_method" and node.target in PLAIN_METHODS):
-        return False
-    if node.target is getattr:
-        return node.args[1] not in PLAIN_ATTRIBUTES
-    if node.op == "call_function" and getattr(node.target, "__module__", None) in ("_operator", "builtins", "math"):
-        return any(_is_tensor(argument) or _is_several(argument) for argument in node.all_input_nodes)
-    return True
-
-
-def _is_several(node: fx.Node) -> bool:
-    """Whether a value is a tuple of tensors."""
-    return getattr(node.target, "__name__", node.target) in SEVERAL
-
-
-def _piece(nodes: list[fx.Node], given: list[fx.Node], returned: list[fx.Node] | None) -> fx.Graph:
-    """The graph that takes ``given`` and returns ``returned`` (None: what the model returns)."""
-    graph = fx.Graph()
-    here: dict[fx.Node, fx.Node] = {}
-    for node in given:
-        here[node] = graph.placeholder(node.name)
-        here[node].meta = node.meta
-
-    def value(node: fx.Node) -> fx.Node:
-        if node not in here:  # a parameter, a buffer or a constant: of whichever stage uses it
-            here[node] = graph.create_node("get_attr", node.target)
-        return here[node]
-
-    for node in (node for node in nodes if node.op in COMPUTATIONS):
-        here[node] = graph.node_copy(node, value)
-    if returned is None:
-        graph.output(fx.node.map_arg(nodes[-1].args[0], value)).meta = nodes[-1].meta
-    else:
-        values = tuple(value(node) for node in returned)
-        graph.output(values[0] if len(values) == 1 else values)
-    return graph
 
 
 def _module(model: nn.Module, root: nn.Module, graph: fx.Graph) -> nn.Module:

@@ -7,7 +7,7 @@ each module; another is made where another is needed. Nothing that the model dec
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import zip_longest
 from typing import Any
@@ -16,7 +16,8 @@ import torch
 from torch import fx, nn
 from torch.utils._pytree import tree_unflatten
 
-from .fx_graph import Locate, SplitError, Steps, computing_positions, cut_graph, modes
+from .fx_graph import modes
+from .graph_cuts import Locate, SplitError, Steps, computing_positions, cut_graph, possible_cut
 from .recording import Blueprint, Like, Recording, containers
 
 
@@ -29,7 +30,8 @@ def recorded_steps(model: nn.Module, example: torch.Tensor) -> Steps:
         If its forward cannot be recorded, or does not do the same each time.
     """
     blueprint, like = Blueprint(model), Like.of(example)
-    training, evaluation = ((mode,) * len(containers(model)) for mode in (True, False))
+    whole = _Whole(model)
+    training, evaluation = ((mode,) * len(whole.containers) for mode in (True, False))
     now, again = blueprint.record(like, training), blueprint.record(like, training)
     _check_same(model, now.graph, again.graph)
     found = [(training, now)]
@@ -42,9 +44,9 @@ def recorded_steps(model: nn.Module, example: torch.Tensor) -> Steps:
         with suppress(SplitError):
             examples += [programs.add(*each) for each in found[1:]]
         pieces = zip(*examples, strict=True)
-        return [RecordedStage(model, programs, index, of_stage) for index, of_stage in enumerate(pieces)]
+        return [RecordedStage(whole, programs, index, of_stage) for index, of_stage in enumerate(pieces)]
 
-    return Steps(now.calls, computing_positions(now.graph), build)
+    return Steps(now.calls, computing_positions(now.graph), build, possible_cut(now.graph, model))
 
 
 class Programs:
@@ -121,36 +123,43 @@ class Program:
         """What ``stage`` makes of what it is ``given``."""
         values: dict[fx.Node, Any] = {}
         inputs = iter(given)
-        for node in self.nodes:
+        *steps, output = self.nodes
+        for node in steps:
             if node.op == "placeholder":
                 values[node] = next(inputs)
             elif node.op == "get_attr":
                 values[node] = _attribute(stage, node)
             else:
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-                if node.op == "output":
-                    return tree_unflatten(args[0], node.meta["form"]) if "form" in node.meta else args[0]
+                function: Any = _attribute(stage, node) if node.op == "call_module" else node.target
                 with torch.set_grad_enabled(node.meta["grad"]):
-                    function: Callable[..., Any] = _attribute(stage, node) if node.op == "call_module" else node.target
                     values[node] = function(*args, **kwargs)
             for done in self._done.get(node, ()):
                 del values[done]
-        raise AssertionError("a graph ends with its output")
+        result = fx.node.map_arg(output.args[0], values.__getitem__)
+        return tree_unflatten(result, output.meta["form"]) if "form" in output.meta else result
+
+
+class _Whole:
+    """What stages are made of: a model, its modules, and the names of what it saves."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.modules, self.containers = model, dict(model.named_modules()), containers(model)
+        self.saved = model.state_dict(keep_vars=True).keys()
 
 
 class RecordedStage(nn.Module):
-    """A stage of ``model``, which does what ``programs`` say; with the modules and weights that ``examples`` use."""
+    """A stage of a ``whole`` that does what ``programs`` say; with the modules and weights that ``examples`` use."""
 
-    def __init__(self, model: nn.Module, programs: Programs, index: int, examples: Sequence[Program]) -> None:
+    def __init__(self, whole: _Whole, programs: Programs, index: int, examples: Sequence[Program]) -> None:
         super().__init__()
-        self.training = model.training
+        self.training = whole.model.training
         self._programs, self._index = programs, index
-        self._containers = containers(model)  # in a list: their weights are not all this stage's
-        names = dict(model.named_modules())
-        self._own = [names[name] for name in dict.fromkeys(name for program in examples for name in program.inside)]
-        saved = model.state_dict(keep_vars=True)
+        self._containers = whole.containers  # in a list: their weights are not all this stage's
+        inside = dict.fromkeys(name for program in examples for name in program.inside)
+        self._own = [whole.modules[name] for name in inside]
         for name in dict.fromkeys(name for program in examples for name in program.names()):
-            _place(self, name, operator.attrgetter(name)(model), name in saved)
+            _place(self, name, operator.attrgetter(name)(whole.model), name in whole.saved)
 
     def forward(self, *given: torch.Tensor) -> Any:
         """What the model does between two cuts."""

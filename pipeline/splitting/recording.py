@@ -21,7 +21,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import CheckpointFunction
 
-from .fx_graph import Call, SplitError, is_hooked, is_layer, is_whole, modes, refusal
+from .fx_graph import is_hooked, is_layer, is_whole, modes, refusal
+from .graph_cuts import Call, SplitError
 
 
 class Like(NamedTuple):

@@ -16,7 +16,8 @@ from itertools import pairwise
 import torch
 from torch import nn
 
-from .fx_graph import Call, Locate, SplitError, Steps, is_hooked, is_layer, traced_steps
+from .fx_graph import is_hooked, is_layer, traced_steps
+from .graph_cuts import Call, Locate, SplitError, Steps
 from .recorded_stages import recorded_steps
 
 
@@ -91,15 +92,7 @@ def possible_cuts(model: nn.Module, example: torch.Tensor | None = None) -> list
         first = bisect_left(steps.computing, call.begin)
         if call.name and times[call.name] == 1 and 0 < first < len(steps.computing):
             found[first] = call.name
-    return [name for _, name in sorted(found.items()) if _can_cut(model, steps, name)]
-
-
-def _can_cut(model: nn.Module, steps: Steps, name: str) -> bool:
-    try:
-        _stages(model, [name], steps)
-    except SplitError:
-        return False
-    return True
+    return [name for first, name in sorted(found.items()) if steps.possible(steps.computing[first])]
 
 
 def _stages(model: nn.Module, cuts: Sequence[str] | Sequence[int], steps: Steps) -> list[nn.Module]:
@@ -137,7 +130,7 @@ def _children(model: nn.Module) -> Steps:
             stage.training = model.training
         return stages
 
-    return Steps(calls, list(range(len(children))), build)
+    return Steps(calls, list(range(len(children))), build, lambda position: True)
 
 
 def _position(cut: str | int, calls: list[Call]) -> int:

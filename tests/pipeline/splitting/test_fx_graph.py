@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from distconv.layers.models import MODELS
-from distconv.pipeline.splitting.fx_graph import COMPUTATIONS, SplitError, traced_steps
+from distconv.pipeline.splitting.fx_graph import traced_steps
+from distconv.pipeline.splitting.graph_cuts import COMPUTATIONS, SplitError
 from distconv.pipeline.splitting.split import split
 from tests.pipeline.splitting.modules import linears, model_of
 

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from distconv.layers.models import MODELS
 from distconv.pipeline.splitting import split as split_module
-from distconv.pipeline.splitting.fx_graph import SplitError
+from distconv.pipeline.splitting.graph_cuts import SplitError
 from distconv.pipeline.splitting.recorded_stages import RecordedStage
 from distconv.pipeline.splitting.split import possible_cuts, split
 from tests.pipeline.splitting.idioms import CUTS, IDIOMS, SHAPE, convolutions

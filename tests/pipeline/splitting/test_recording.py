@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from distconv.pipeline.splitting.fx_graph import SplitError
+from distconv.pipeline.splitting.graph_cuts import SplitError
 from distconv.pipeline.splitting.recording import Blueprint, Like, containers
 from distconv.pipeline.splitting.split import split
 from tests.pipeline.splitting.modules import linears, model_of
