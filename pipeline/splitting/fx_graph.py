@@ -32,6 +32,8 @@ from .graph_cuts import (
     possible_cut,
 )
 
+REPLACED = "it replaces a buffer; write into it, with copy_() or add_()"
+
 
 class _OneInput(nn.Module):
     """``model`` of one argument; others keep their defaults. What tracing adds to the root does not reach the model."""
@@ -141,13 +143,16 @@ def traced_steps(model: nn.Module) -> Steps:
 def _trace(model: nn.Module) -> tuple[_Tracer, nn.Module, fx.Graph]:
     """The steps of ``forward`` in training, which must be those in evaluation too: a stage has one list of them."""
     found = []
-    with _modes_of_modules_kept(model):
-        for training in (False, True):
+    buffers = buffer_ids(model)
+    for training in (False, True):
+        with _kept_as_it_is(model):
             model.train(training)
             tracer, root = _Tracer(), _OneInput(model)
             try:
                 with mock.patch.object(torch.autograd.Function, "apply", classmethod(_refuse_function)):
                     found.append((tracer, root, tracer.trace(root)))
+                if buffer_ids(model) != buffers:
+                    raise SplitError(REPLACED)
             except Exception as error:
                 raise SplitError(refusal(model, error, "torch.fx", __file__, EXAMPLE)) from error
     (_, root, graph), (_, other_root, other) = found
@@ -173,14 +178,24 @@ def _same_constant(node: fx.Node, root: nn.Module, other: nn.Module) -> bool:
     return not isinstance(one, torch.Tensor) or torch.equal(one, two)
 
 
+def buffer_ids(model: nn.Module) -> dict[str, int]:
+    """Which tensors the buffers are."""
+    return {name: id(buffer) for name, buffer in model.named_buffers()}
+
+
 @contextmanager
-def _modes_of_modules_kept(model: nn.Module) -> Iterator[None]:
-    kept = [(module, module.training) for module in model.modules()]
+def _kept_as_it_is(model: nn.Module) -> Iterator[None]:
+    """Modes, buffers and attributes of ``model`` are afterwards what they were: no stand-ins stay there."""
+    modules = (module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule))
+    kept = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
     try:
         yield
     finally:
-        for module, training in kept:
-            module.training = training
+        for module, attributes, buffers in kept:
+            vars(module).clear()
+            vars(module).update(attributes)
+            module._buffers.clear()
+            module._buffers.update(buffers)
 
 
 def refusal(model: nn.Module, error: Exception, reader: str, file: str, *ways: str) -> str:

@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.checkpoint import CheckpointFunction
 
-from .fx_graph import is_hooked, is_layer, is_whole, modes, refusal
+from .fx_graph import REPLACED, buffer_ids, is_hooked, is_layer, is_whole, modes, refusal
 from .graph_cuts import Call, SplitError
 
 
@@ -72,7 +72,7 @@ class Blueprint:
         except Exception as error:
             raise SplitError(f"{type(model).__name__} cannot be copied, to try it out: {error}") from error
         self.modules |= {id(module): name for name, module in self.model.named_modules()}
-        self._buffers = self._ids()
+        self._buffers = buffer_ids(self.model)
 
     def __deepcopy__(self, memo: object) -> Blueprint:
         return self
@@ -94,14 +94,11 @@ class Blueprint:
                 x = torch.empty(example.shape, dtype=example.dtype, device=example.device)
                 recorder = _Recorder(self, x)
                 recorder.run(x)
-            if self._ids() != self._buffers:
-                raise SplitError("it replaces a buffer; write into it, with copy_() or add_()")
+            if buffer_ids(self.model) != self._buffers:
+                raise SplitError(REPLACED)
         except Exception as error:
             raise SplitError(refusal(self.model, error, "its run with the example", __file__)) from error
         return Recording(recorder.graph, recorder.calls)
-
-    def _ids(self) -> dict[str, int]:
-        return {name: id(buffer) for name, buffer in self.model.named_buffers()}
 
 
 def containers(model: nn.Module) -> list[nn.Module]:

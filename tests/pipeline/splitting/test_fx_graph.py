@@ -36,6 +36,21 @@ def _autograd_off(self, x):
     return self.b(x)
 
 
+class _Same(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: x * 1)
+    backward = staticmethod(lambda ctx, gradient: gradient)
+
+
+def _buffer_replaced(self, x):
+    self.count = self.count + 1
+    return self.b(self.a(x))
+
+
+def _asks_for_its_class(self, x):
+    x = self.a(x)
+    return self.b(x) if isinstance(x, torch.Tensor) else x
+
+
 @pytest.mark.parametrize(
     ("model", "cuts", "message"),
     [
@@ -68,6 +83,18 @@ def _autograd_off(self, x):
             r"cannot follow test_fx_graph.py:\d+: .*self.a\(x\).sum\(\) > 0.* list of stages by hand",
             **linears("a", "b"),
         ),
+        refused(
+            "buffer_replaced",
+            _buffer_replaced,
+            ["b"],
+            "it replaces a buffer",
+            count=torch.ones(()),
+            **linears("a", "b"),
+        ),
+        refused("class", _asks_for_its_class, ["b"], "asks whether a value is a tensor", **linears("a", "b")),
+        refused(
+            "function", lambda self, x: self.b(_Same.apply(self.a(x))), ["b"], "_Same.apply is", **linears("a", "b")
+        ),
         refused("autograd_off", _autograd_off, ["b"], "switches autograd or autocast", **linears("a", "b")),
         refused(
             "mode",
@@ -86,8 +113,10 @@ def _autograd_off(self, x):
     ],
 )
 def test_a_model_that_stages_would_not_equal_is_refused(model, cuts, message):
+    buffers = dict(model.named_buffers())
     with pytest.raises(SplitError, match=message):
         split(model, cuts)
+    assert dict(model.named_buffers()) == buffers
 
 
 def test_a_model_that_torch_fx_cannot_follow_is_refused_with_the_line():
