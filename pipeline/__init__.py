@@ -25,7 +25,7 @@ from distconv.pipeline.schedules.validation import validate
 from distconv.pipeline.simulation.events import simulate
 from distconv.pipeline.simulation.span import Span
 from distconv.pipeline.simulation.timeline import Timeline
-from distconv.pipeline.splitting.fx_graph import SplitError
+from distconv.pipeline.splitting.graph_cuts import SplitError
 from distconv.pipeline.splitting.split import possible_cuts, split
 
 __all__ = [

@@ -181,14 +181,14 @@ def explored(options: argparse.Namespace, known: Known, cuts: list[str]) -> Expl
 
 
 def _explore(options: argparse.Namespace, known: Known) -> None:
-    model = built(options)
+    model, example = built(options), torch.empty(2, *options.input)
     try:
-        cuts = possible_cuts(model)
+        cuts = possible_cuts(model, example)
     except SplitError as error:
         print(f"no stages: {error}")
         cuts = []
     found = explored(options, known, cuts)
-    plan = chosen_pipeline.pipeline_plan(found.best, model, options.model, options.batch)
+    plan = chosen_pipeline.pipeline_plan(found.best, model, options.model, options.batch, example)
     print(f"{options.model}, samples of {' x '.join(map(str, options.input))}, cut at some of {len(cuts)} places")
     print(f"counted {known.overheads}")
     print(found.explain())

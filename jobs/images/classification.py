@@ -123,6 +123,7 @@ class PipelineTrainer(Classifier, AnyPipelineTrainer):
             pipelining,
             samples.comm,
             device=device,
+            example=torch.empty(2, *samples.extents, dtype=training.dtype_of(settings), device=device),
         )
         self._take_samples(samples)
 

@@ -21,8 +21,12 @@ def cuts_of(choice: Choice) -> list[str]:
     return [stage[0] for stage in choice.stages.stages[1:]]
 
 
-def pipeline_plan(choice: Choice, model: torch.nn.Module, name: str, batch: int) -> PipelinePlan:
+def pipeline_plan(
+    choice: Choice, model: torch.nn.Module, name: str, batch: int, example: torch.Tensor | None = None
+) -> PipelinePlan:
     """``choice`` for ``model``, called ``name``, as a file has it; data parallelism is one stage.
+
+    ``example``: an input of the model, as ``distconv.pipeline.split`` may need one.
 
     Raises
     ------
@@ -37,7 +41,7 @@ def pipeline_plan(choice: Choice, model: torch.nn.Module, name: str, batch: int)
         ranks=stages * choice.replicas * choice.width,
         cuts=tuple(cuts),
         replicas=(choice.replicas,) * stages,
-        plans=tuple(_plans(choice, model, split(model, cuts))),
+        plans=tuple(_plans(choice, model, split(model, cuts, example))),
         schedule=runnable(choice.schedule),
         microbatches=choice.microbatches,
     )

@@ -35,7 +35,8 @@ class PipelineTrainer(training.Training):
 
     The model is on ``device`` and computes with the settings' type. Unless the pipelining says where it is cut ``cut``
     does, from the samples of a micro-batch and the replicas of each part. ``staged`` makes stages of the parts. Every
-    rank gets whole mini-batches, of which its stage reads what it needs.
+    rank gets whole mini-batches, of which its stage reads what it needs. ``example`` is an input of the model, as
+    ``distconv.pipeline.split`` may need one.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class PipelineTrainer(training.Training):
         *,
         device: str,
         staged: Callable[[list[torch.nn.Module]], list[torch.nn.Module]] = list,
+        example: torch.Tensor | None = None,
     ) -> None:
         super().__init__(settings, model, ProcessGrid(comm, r=comm.size), comm, device)
         self.pipelining = pipelining
@@ -61,7 +63,7 @@ class PipelineTrainer(training.Training):
         else:
             self.cuts = together(comm, lambda: cut(micro_batch, pipelining.part_replicas), SplitError)
         trained = model if pipelining.plans is None else copy.deepcopy(model)
-        self.stages = together(comm, lambda: split(trained, self.cuts), SplitError)
+        self.stages = together(comm, lambda: split(trained, self.cuts, example), SplitError)
         self.pipe = Pipeline(
             staged(self.stages),
             comm,

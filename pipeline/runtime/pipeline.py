@@ -21,7 +21,7 @@ from distconv.pipeline.schedules.memory import peak_memory
 from distconv.pipeline.schedules.registry import per_stage_replicas
 from distconv.pipeline.simulation.span import Span
 from distconv.pipeline.simulation.timeline import Timeline
-from distconv.pipeline.splitting.fx_graph import SplitError
+from distconv.pipeline.splitting.graph_cuts import SplitError
 from distconv.pipeline.splitting.split import split
 from distconv.pipeline.stage.passes import Feed, Loss, Passes
 from distconv.pipeline.stage.stage_state import check_separate, described, spread, state_of
@@ -128,8 +128,11 @@ class Pipeline:
         optimizer: MakeOptimizer | None = None,
         *,
         batch_norm: str = "micro",
+        example: torch.Tensor | None = None,
     ) -> Pipeline:
         """The pipeline that ``plan``, or the file of this name, describes, for a model that it cuts or its stages.
+
+        ``example``: an input of the model, as :func:`split` may need one.
 
         Raises
         ------
@@ -142,7 +145,7 @@ class Pipeline:
         found.check_for(ranks=comm.size)
         if isinstance(model, nn.Module):
             whole, cuts = model, list(found.cuts)
-            model = together(comm, lambda: split(whole, cuts), SplitError)
+            model = together(comm, lambda: split(whole, cuts, example), SplitError)
         if len(model) != len(found.cuts) + 1:
             raise PlanError(f"pipeline plan: made for {len(found.cuts) + 1} stages, but there are {len(model)}")
         return cls(

@@ -1,7 +1,8 @@
 """Cuts an unmodified model into the stages of a pipeline.
 
-``torch.fx`` writes down what ``forward`` does with one input; the list is cut, and each piece becomes a stage that
-talks to its neighbours only: a value that a later stage needs is passed on by all stages between.
+``torch.fx`` writes down what ``forward`` does with one input, or a run with an example shows it. The list is cut, and
+each piece becomes a stage that talks to its neighbours only: a value that a later stage needs is passed on by all
+stages between.
 """
 
 from __future__ import annotations
@@ -9,14 +10,20 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
+import torch
 from torch import nn
 
-from .fx_graph import Call, SplitError, Steps, is_hooked, is_layer, traced_steps
+from .fx_graph import is_hooked, is_layer, traced_steps
+from .graph_cuts import Call, Locate, SplitError, Steps
+from .recorded_stages import recorded_steps
 
 
-def split(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> list[nn.Module]:
+def split(
+    model: nn.Module, cuts: Sequence[str] | Sequence[int], example: torch.Tensor | None = None
+) -> list[nn.Module]:
     """Stages that compute what ``model`` does: len(cuts) + 1 of them.
 
     A cut is the full dotted name of the submodule that begins the next stage, or a number k, a register behind layer k
@@ -33,27 +40,34 @@ def split(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> list[nn.Modu
     several ``nn.Sequential``. Any other ``forward`` is read here, with a stand-in for the tensor: what it does besides
     computing (printing, counting in Python) happens now and never again.
 
+    ``example`` (N, ...): a tensor like those that the model is to be trained with, whose elements do not matter. Where
+    ``torch.fx`` does not get by without one, ``forward`` of a copy is recorded while it runs with an input of that
+    shape, and again whenever a stage meets another number of samples or mode: decisions by shapes and modes are those
+    of the model. Recomputation (``torch.utils.checkpoint``) gives the same numbers, but saves nothing then.
+
     Raises
     ------
     SplitError
         If a cut names no submodule, or one that is called more than once, if cuts are out of order or leave a stage
-        empty; if ``torch.fx`` cannot follow ``forward``; if two stages would share a parameter or a buffer, or if a
-        value that is no tensor lives across a cut.
+        empty; if ``torch.fx`` cannot follow ``forward`` and there is no ``example``, or its run cannot be recorded
+        either; if two stages would share a parameter or a buffer, or if a value that is no tensor lives across a cut.
 
     >>> [list(dict(stage.named_children())) for stage in split(nn.Sequential(nn.Linear(2, 3), nn.ReLU()), ["1"])]
     [['0'], ['1']]
     """
     if not cuts:
         return [model]
-    steps = _children(model) if _sliceable(model, cuts) else traced_steps(model)
-    positions = [_position(cut, steps.calls) for cut in cuts]
-    _check_order(cuts, [0, *positions], steps)
-    stages = steps.build(positions)
-    _check_disjoint(model, stages)
-    return stages
+    if _sliceable(model, cuts):
+        return _stages(model, cuts, _children(model))
+    try:
+        return _stages(model, cuts, traced_steps(model))
+    except SplitError:
+        if example is None:
+            raise
+    return _stages(model, cuts, recorded_steps(model, example))
 
 
-def possible_cuts(model: nn.Module) -> list[str]:
+def possible_cuts(model: nn.Module, example: torch.Tensor | None = None) -> list[str]:
     """Names of the submodules at which :func:`split` can cut ``model``, alone or together, in the order of their calls.
 
     Of several that begin with the same computation it is the innermost.
@@ -61,27 +75,37 @@ def possible_cuts(model: nn.Module) -> list[str]:
     Raises
     ------
     SplitError
-        If ``torch.fx`` cannot follow ``forward``.
+        If ``torch.fx`` cannot follow ``forward``, nor can it be recorded with an ``example``.
 
     >>> possible_cuts(nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.ReLU(), nn.Linear(3, 2))))
     ['1.0', '1.1']
     """
-    steps = traced_steps(model)
+    try:
+        steps = traced_steps(model)
+    except SplitError:
+        if example is None:
+            raise
+        steps = recorded_steps(model, example)
     times = Counter(call.name for call in steps.calls)
     found: dict[int, str] = {}
     for call in steps.calls:
         first = bisect_left(steps.computing, call.begin)
         if call.name and times[call.name] == 1 and 0 < first < len(steps.computing):
             found[first] = call.name
-    return [name for first, name in sorted(found.items()) if _can_cut(model, steps, steps.computing[first])]
+    return [name for first, name in sorted(found.items()) if steps.possible(steps.computing[first])]
 
 
-def _can_cut(model: nn.Module, steps: Steps, position: int) -> bool:
-    try:
-        _check_disjoint(model, steps.build([position]))
-    except SplitError:
-        return False
-    return True
+def _stages(model: nn.Module, cuts: Sequence[str] | Sequence[int], steps: Steps) -> list[nn.Module]:
+    stages = steps.build(partial(_positions, cuts))
+    _check_disjoint(model, stages)
+    return stages
+
+
+def _positions(cuts: Sequence[str] | Sequence[int], calls: list[Call], computing: list[int]) -> list[int]:
+    """Where the stages behind all cuts begin."""
+    positions = [_position(cut, calls) for cut in cuts]
+    _check_order(cuts, [0, *positions], computing)
+    return positions
 
 
 def _sliceable(model: nn.Module, cuts: Sequence[str] | Sequence[int]) -> bool:
@@ -98,14 +122,15 @@ def _children(model: nn.Module) -> Steps:
     children = [(name, child) for name, child in model._modules.items() if child is not None]
     calls = [Call(name, is_layer(child), index) for index, (name, child) in enumerate(children)]
 
-    def build(positions: list[int]) -> list[nn.Module]:
-        pieces = [children[begin:end] for begin, end in pairwise([0, *positions, len(children)])]
+    def build(locate: Locate) -> list[nn.Module]:
+        cuts = locate(calls, list(range(len(children))))
+        pieces = [children[begin:end] for begin, end in pairwise([0, *cuts, len(children)])]
         stages: list[nn.Module] = [nn.Sequential(OrderedDict(piece)) for piece in pieces]
         for stage in stages:
             stage.training = model.training
         return stages
 
-    return Steps(calls, list(range(len(children))), build)
+    return Steps(calls, list(range(len(children))), build, lambda position: True)
 
 
 def _position(cut: str | int, calls: list[Call]) -> int:
@@ -137,12 +162,12 @@ def _shortened(names: list[str]) -> str:
     return ", ".join(names if len(names) <= 12 else [*names[:9], "...", *names[-2:]])
 
 
-def _check_order(cuts: Sequence[str] | Sequence[int], begins: list[int], steps: Steps) -> None:
+def _check_order(cuts: Sequence[str] | Sequence[int], begins: list[int], computing: list[int]) -> None:
     """``begins``: where each stage begins."""
-    for index, (begin, end) in enumerate(pairwise([*begins, steps.computing[-1] + 1])):
+    for index, (begin, end) in enumerate(pairwise([*begins, computing[-1] + 1])):
         if begin > end:
             raise SplitError(f"cuts {list(cuts)}: {cuts[index]!r} comes before {cuts[index - 1]!r} in the model")
-        if not any(begin <= position < end for position in steps.computing):
+        if not any(begin <= position < end for position in computing):
             raise SplitError(f"cuts {list(cuts)} leave stage {index} of {len(begins)} empty")
 
 

@@ -18,7 +18,6 @@ OTHER_SIZES = {
     "distconv.layers.nn": "a module for each family of layers of torch.nn",
     "distconv.perfmodel.graph": "the graph, and the tracing that makes it",
     "distconv.pipeline.reference": "a pipeline in one process, and one stage of it",
-    "distconv.pipeline.splitting": "cuts by name and by number, and the torch.fx graph below them",
 }
 """Packages with fewer or more entries, and why."""
 

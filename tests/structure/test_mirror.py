@@ -31,6 +31,7 @@ OF_NO_MODULE = {
     "tests/pipeline/runtime/test_sparse_stages.py": "stages of sparse networks",
     "tests/pipeline/runtime/test_grids.py": "stages that are grids of ranks",
     "tests/pipeline/runtime/test_models.py": "real models and odd stages",
+    "tests/pipeline/runtime/test_recorded_models.py": "models that only a run with an example can cut",
     "tests/pipeline/runtime/test_plans.py": "stages whose layers have different grids",
     "tests/pipeline/runtime/test_synchronous.py": "schedules that update after all micro-batches, run",
     "tests/pipeline/simulation/test_bapipe_closed_forms.py": "the simulator against BaPipe's printed formulas",

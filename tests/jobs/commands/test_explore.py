@@ -16,10 +16,11 @@ from distconv.jobs.training.model_factory import build_model
 from distconv.pipeline import Pipeline, PipelinePlan, SerialPipeline, split
 from distconv.pipeline.reference.serial import IN_FLIGHT
 from distconv.tensor import gather
+from tests.jobs.training.pipelines import BY_SHAPES
 from tests.pipeline.training import train_plainly
 
 BATCH = 4
-SHAPES = {"resnet20": (3, 8, 8), "vgg16_bn": (3, 32, 32), "unet": (3, 16, 16)}
+SHAPES = {"resnet20": (3, 8, 8), "vgg16_bn": (3, 32, 32), "unet": (3, 16, 16), BY_SHAPES: (3, 8, 8)}
 CLASSES = 3
 
 
@@ -54,13 +55,14 @@ def assert_trains_as_one_process(comm: Any, plan: PipelinePlan | Path, name: str
     """As the serial pipeline, and where nothing is stale or dropped as a plain loop does too."""
     found = plan if isinstance(plan, PipelinePlan) else PipelinePlan.load(plan, comm)
     torch.manual_seed(0)
-    data, alone = mini_batches(name, 5), split(built(name), list(found.cuts))
+    data, example = mini_batches(name, 5), torch.empty(2, *SHAPES[name], dtype=torch.float64)
+    alone = split(built(name), list(found.cuts), example)
     serial = SerialPipeline(alone, F.cross_entropy, sgd, found.schedule, found.microbatches)
     for batch in data:
         serial.step(*batch)
     serial.drain()
     torch.manual_seed(0)
-    stages = split(built(name), list(found.cuts))
+    stages = split(built(name), list(found.cuts), example)
     pipe = Pipeline.from_plan(plan, stages, comm, F.cross_entropy, sgd)
     for batch in data:
         pipe.step(*batch)
@@ -89,6 +91,7 @@ def assert_trains_as_one_process(comm: Any, plan: PipelinePlan | Path, name: str
         ("unet", "dp"),
         ("unet", "1f1b-sno"),
         ("unet", "pipedream,stale"),
+        (BY_SHAPES, "1f1b-sno"),
     ],
 )
 def test_what_is_chosen_trains_as_one_process_does(comm: Any, shared_tmp_path: Path, name: str, schedules: str) -> None:

@@ -24,7 +24,7 @@ from distconv.pipeline import PipelinePlan, SerialPipeline, split
 from distconv.plan import Plan
 from tests.jobs.commands.test_train_classify import lines_of, outcome, written
 from tests.jobs.images import image_files
-from tests.jobs.training.pipelines import parsed, pipelining
+from tests.jobs.training.pipelines import BY_SHAPES, parsed, pipelining
 
 LENET = Settings("lenet5", batch=16, steps=7, lr=0.1, augment="crop")
 VGG = Settings("vgg11_bn", 2, batch=9, steps=6, optimizer="adam", lr=0.01)
@@ -56,7 +56,7 @@ def by_hand(
         settings.model, alone.comm, seed=settings.seed, in_channels=alone.extents[0], classes=10, width=settings.width
     ).to(getattr(torch, settings.dtype))
     serial = SerialPipeline(
-        split(model, cuts),
+        split(model, cuts, torch.empty(2, *alone.extents, dtype=getattr(torch, settings.dtype))),
         F.cross_entropy,
         lambda parameters: make_optimizer(settings, parameters),
         of.schedule,
@@ -87,6 +87,7 @@ def by_hand(
         (LENET, "spectrain", []),
         (VGG, "pipedream", ["--vertical-sync"]),
         (LENET, "stale", ["--switch-after", "4"]),
+        (Settings(BY_SHAPES, 2, batch=5, steps=4, optimizer="sgd", lr=0.01), "1f1b-so", []),
     ],
     ids=lambda value: value.model if isinstance(value, Settings) else "".join(value),
 )

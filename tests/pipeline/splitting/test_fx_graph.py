@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from distconv.layers.models import MODELS
-from distconv.pipeline.splitting.fx_graph import COMPUTATIONS, SplitError, traced_steps
+from distconv.pipeline.splitting.fx_graph import traced_steps
+from distconv.pipeline.splitting.graph_cuts import COMPUTATIONS, SplitError
 from distconv.pipeline.splitting.split import split
 from tests.pipeline.splitting.modules import linears, model_of
 
@@ -33,6 +34,21 @@ def _autograd_off(self, x):
     with torch.no_grad():
         x = self.a(x)
     return self.b(x)
+
+
+class _Same(torch.autograd.Function):
+    forward = staticmethod(lambda ctx, x: x * 1)
+    backward = staticmethod(lambda ctx, gradient: gradient)
+
+
+def _buffer_replaced(self, x):
+    self.count = self.count + 1
+    return self.b(self.a(x))
+
+
+def _asks_for_its_class(self, x):
+    x = self.a(x)
+    return self.b(x) if isinstance(x, torch.Tensor) else x
 
 
 @pytest.mark.parametrize(
@@ -67,6 +83,18 @@ def _autograd_off(self, x):
             r"cannot follow test_fx_graph.py:\d+: .*self.a\(x\).sum\(\) > 0.* list of stages by hand",
             **linears("a", "b"),
         ),
+        refused(
+            "buffer_replaced",
+            _buffer_replaced,
+            ["b"],
+            "it replaces a buffer",
+            count=torch.ones(()),
+            **linears("a", "b"),
+        ),
+        refused("class", _asks_for_its_class, ["b"], "asks whether a value is a tensor", **linears("a", "b")),
+        refused(
+            "function", lambda self, x: self.b(_Same.apply(self.a(x))), ["b"], "_Same.apply is", **linears("a", "b")
+        ),
         refused("autograd_off", _autograd_off, ["b"], "switches autograd or autocast", **linears("a", "b")),
         refused(
             "mode",
@@ -85,8 +113,10 @@ def _autograd_off(self, x):
     ],
 )
 def test_a_model_that_stages_would_not_equal_is_refused(model, cuts, message):
+    buffers = dict(model.named_buffers())
     with pytest.raises(SplitError, match=message):
         split(model, cuts)
+    assert dict(model.named_buffers()) == buffers
 
 
 def test_a_model_that_torch_fx_cannot_follow_is_refused_with_the_line():
@@ -108,6 +138,6 @@ def test_calls_say_what_is_a_layer_and_where_they_begin():
     begins = [call.begin for call in steps.calls if call.name in ("0", "1.0", "1.1", "2")]
     assert begins == steps.computing  # one step each
     x = torch.randn(4, 3)
-    first, second, third = steps.build([steps.computing[1], steps.computing[3]])
+    first, second, third = steps.build(lambda calls, computing: [computing[1], computing[3]])
     assert torch.equal(third(second(first(x))), model(x))
     assert [sum(node.op in COMPUTATIONS for node in stage.graph.nodes) for stage in (first, second, third)] == [1, 2, 1]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from distconv.layers.models import MODELS
-from distconv.pipeline.splitting.fx_graph import SplitError
+from distconv.pipeline.splitting.graph_cuts import SplitError
 from distconv.pipeline.splitting.split import possible_cuts, split
 from distconv.plan import decides
 from tests.pipeline.splitting.modules import linears, model_of

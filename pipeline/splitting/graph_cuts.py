@@ -1,0 +1,167 @@
+"""A graph of steps cut into those of stages, each of which takes what the one before returns."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import fx, nn
+
+from distconv.errors import DistconvError
+
+COMPUTATIONS = ("call_module", "call_function", "call_method")
+EXAMPLE = "pass an example of its input"
+PLAIN_METHODS = frozenset({"size", "dim", "ndimension", "numel", "nelement", "item", "tolist", "stride"})
+SEVERAL = frozenset({"chunk", "split", "tensor_split", "unbind"})
+PLAIN_ATTRIBUTES = frozenset({"shape", "ndim", "dtype", "device", "layout", "itemsize", "nbytes", "requires_grad"})
+
+
+class SplitError(DistconvError, ValueError):
+    """A model that cannot be cut, or not there."""
+
+
+class Call(NamedTuple):
+    """A module's call: its name, whether it is a layer, and where it begins in the list of steps."""
+
+    name: str
+    layer: bool
+    begin: int
+
+
+Locate = Callable[[list[Call], list[int]], list[int]]
+"""Where to cut, from all calls and the positions that compute."""
+
+
+class Steps(NamedTuple):
+    """What a model does: all calls, the positions that compute, how to make stages of it, and where it can be cut."""
+
+    calls: list[Call]
+    computing: list[int]
+    build: Callable[[Locate], list[nn.Module]]
+    possible: Callable[[int], bool]
+
+
+def computing_positions(graph: fx.Graph) -> list[int]:
+    """The positions of the nodes that compute."""
+    return [index for index, node in enumerate(graph.nodes) if node.op in COMPUTATIONS]
+
+
+def cut_graph(graph: fx.Graph, positions: list[int]) -> list[fx.Graph]:
+    """The graphs of stages that begin at ``positions``, but the first; each takes what the one before returns.
+
+    Raises
+    ------
+    SplitError
+        If a value that is no tensor lives across a cut, or two that share memory do and one changes behind it.
+    """
+    nodes = list(graph.nodes)
+    stage_of = _stages(nodes, positions)
+    boundaries = [_alive(nodes, stage_of, cut) for cut in range(len(positions))]
+    pieces = [[node for node in nodes if stage_of.get(node) == index] for index in range(len(positions) + 1)]
+    given_to = [[node for node in nodes if node.op == "placeholder"], *boundaries]
+    return [_piece(*piece) for piece in zip(pieces, given_to, [*boundaries, None], strict=True)]
+
+
+def _stages(nodes: list[fx.Node], positions: list[int]) -> dict[fx.Node, int]:
+    """The stage of each node but of parameters and the like, which belong to whoever uses them."""
+    found = {node: bisect_right(positions, index) for index, node in enumerate(nodes) if node.op in COMPUTATIONS}
+    found |= {node: 0 for node in nodes if node.op == "placeholder"}
+    return found | {node: len(positions) for node in nodes if node.op == "output"}
+
+
+def possible_cut(graph: fx.Graph, root: nn.Module) -> Callable[[int], bool]:
+    """Whether ``graph``, whose modules and weights ``root`` has, can be cut at a position."""
+    nodes = list(graph.nodes)
+    index = {node: number for number, node in enumerate(nodes)}
+    uses: dict[int, list[int]] = {id(tensor): [] for tensor in (*root.parameters(), *root.buffers())}
+    for node in nodes:
+        if node.op in ("call_module", "get_attr"):
+            found = operator.attrgetter(str(node.target))(root)
+            tensors = [*found.parameters(), *found.buffers()] if isinstance(found, nn.Module) else [found]
+            users = [node] if node.op == "call_module" else node.users
+            for tensor in (tensor for tensor in tensors if id(tensor) in uses):
+                uses[id(tensor)] += [index[user] for user in users]
+    ranges = [(min(each), max(each)) for each in uses.values() if each]
+
+    def possible(position: int) -> bool:
+        try:
+            _alive(nodes, _stages(nodes, [position]), 0)
+        except SplitError:
+            return False
+        return not any(first < position <= last for first, last in ranges)
+
+    return possible
+
+
+def _alive(nodes: list[fx.Node], stage_of: dict[fx.Node, int], cut: int) -> list[fx.Node]:
+    """The values made before a cut and needed behind it, the latest first."""
+    alive = [
+        node
+        for node in nodes
+        if stage_of.get(node, cut + 1) <= cut and any(stage_of[user] > cut for user in node.users)
+    ]
+    for node in alive:
+        if not is_tensor(node):
+            raise SplitError(
+                f"'{node}' ({node.format_node()}) is no tensor, but would have to go from stage {cut} to {cut + 1}; "
+                f"{EXAMPLE}, cut elsewhere, or compute it from a tensor where it is used"
+            )
+    _check_memory(alive, [node for node in nodes if stage_of.get(node, cut) > cut], cut)
+    return alive[::-1]
+
+
+def _check_memory(alive: list[fx.Node], behind: list[fx.Node], cut: int) -> None:
+    """What shares memory before a cut does not behind it; where that is known, see that nobody relies on it."""
+    first: dict[int, fx.Node] = {}
+    for node in (node for node in alive if "memory" in node.meta):
+        other = first.setdefault(node.meta["memory"], node)
+        if other is not node and any(node.meta["memory"] in later.meta.get("written", ()) for later in behind):
+            raise SplitError(
+                f"'{other}' and '{node}' share memory that is written behind the cut from stage {cut} to {cut + 1}; "
+                "cut elsewhere"
+            )
+
+
+def is_tensor(node: fx.Node) -> bool:
+    """Whether the value of ``node`` is a tensor, as far as that can be told without one."""
+    if "like" in node.meta:
+        return True
+    if node.op in ("placeholder", "call_module", "get_attr"):
+        return True
+    if _is_several(node) or node.target is len or (node.op == "call_method" and node.target in PLAIN_METHODS):
+        return False
+    if node.target is getattr:
+        return node.args[1] not in PLAIN_ATTRIBUTES
+    if node.op == "call_function" and getattr(node.target, "__module__", None) in ("_operator", "builtins", "math"):
+        return any(is_tensor(argument) or _is_several(argument) for argument in node.all_input_nodes)
+    return True
+
+
+def _is_several(node: fx.Node) -> bool:
+    """Whether a value is a tuple of tensors."""
+    return getattr(node.target, "__name__", node.target) in SEVERAL
+
+
+def _piece(nodes: list[fx.Node], given: list[fx.Node], returned: list[fx.Node] | None) -> fx.Graph:
+    """The graph that takes ``given`` and returns ``returned`` (None: what the model returns)."""
+    graph = fx.Graph()
+    here: dict[fx.Node, fx.Node] = {}
+    for node in given:
+        here[node] = graph.placeholder(node.name)
+        here[node].meta = node.meta
+
+    def value(node: fx.Node) -> fx.Node:
+        if node not in here:  # a parameter, a buffer or a constant: of whichever stage uses it
+            here[node] = graph.create_node("get_attr", node.target)
+        return here[node]
+
+    for node in (node for node in nodes if node.op in COMPUTATIONS):
+        here[node] = graph.node_copy(node, value)
+    if returned is None:
+        graph.output(fx.node.map_arg(nodes[-1].args[0], value)).meta = nodes[-1].meta
+    else:
+        values = tuple(value(node) for node in returned)
+        graph.output(values[0] if len(values) == 1 else values)
+    return graph

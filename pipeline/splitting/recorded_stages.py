@@ -1,0 +1,215 @@
+"""Stages of a model whose forward was recorded, anew for each number of samples and mode that come up.
+
+A recording has plain numbers where the model asked for a shape, so it holds for one shape of the input and one mode of
+each module; another is made where another is needed. Nothing that the model decides by them is taken over unseen.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import zip_longest
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_unflatten
+
+from .fx_graph import modes
+from .graph_cuts import Locate, SplitError, Steps, computing_positions, cut_graph, possible_cut
+from .recording import Blueprint, Like, Recording, containers
+
+
+def recorded_steps(model: nn.Module, example: torch.Tensor) -> Steps:
+    """What ``model`` does with an input like ``example`` (N, ...), in steps that can be cut.
+
+    Raises
+    ------
+    SplitError
+        If its forward cannot be recorded, or does not do the same each time.
+    """
+    blueprint, like = Blueprint(model), Like.of(example)
+    whole = _Whole(model)
+    training, evaluation = ((mode,) * len(whole.containers) for mode in (True, False))
+    now, again = blueprint.record(like, training), blueprint.record(like, training)
+    _check_same(model, now.graph, again.graph)
+    found = [(training, now)]
+    with suppress(SplitError):  # then stages can be trained, which is what they are for
+        found.append((evaluation, blueprint.record(like, evaluation)))
+
+    def build(locate: Locate) -> list[nn.Module]:
+        programs = Programs(blueprint, like, locate)
+        examples = [programs.add(*found[0])]
+        with suppress(SplitError):
+            examples += [programs.add(*each) for each in found[1:]]
+        pieces = zip(*examples, strict=True)
+        return [RecordedStage(whole, programs, index, of_stage) for index, of_stage in enumerate(pieces)]
+
+    return Steps(now.calls, computing_positions(now.graph), build, possible_cut(now.graph, model))
+
+
+class Programs:
+    """What each stage does, for all shapes and modes that came up."""
+
+    def __init__(self, blueprint: Blueprint, example: Like, locate: Locate) -> None:
+        self._blueprint, self._example, self._locate = blueprint, example, locate
+        self._known: dict[Any, list[Program]] = {}
+
+    def __deepcopy__(self, memo: object) -> Programs:
+        return self
+
+    def add(self, training: tuple[bool, ...], recording: Recording, samples: int | None = None) -> list[Program]:
+        """The programs of the stages, from what the whole model does with as many ``samples`` (None: the example's)."""
+        graph, calls = recording
+        pieces = cut_graph(graph, self._locate(calls, computing_positions(graph)))
+        key = samples or self._example.shape[0], training, modes()
+        self._known[key] = [Program(piece) for piece in pieces]
+        return self._known[key]
+
+    def find(self, index: int, given: Sequence[torch.Tensor], training: tuple[bool, ...]) -> Program:
+        """The program of stage ``index`` for what it is ``given``.
+
+        Raises
+        ------
+        SplitError
+            If no number of samples like the example leads to it.
+        """
+        likes = [Like.of(tensor) for tensor in given]
+        for samples in self._numbers_of_samples(index, likes, training):
+            program = self._of(samples, training)[index]
+            if program.given == likes:
+                return program
+        raise SplitError(
+            f"stage {index} was given {_listed(likes)}; with samples like the example's {_listed([self._example])} it "
+            f"gets {_listed(self._of(self._example.shape[0], training)[index].given)}, or another number of samples; "
+            "split the model with an example of the shape, type and device that it is trained with"
+        )
+
+    def _of(self, samples: int, training: tuple[bool, ...]) -> list[Program]:
+        known = self._known.get((samples, training, modes()))
+        if known is not None:
+            return known
+        like = self._example._replace(shape=(samples, *self._example.shape[1:]))
+        return self.add(training, self._blueprint.record(like, training), samples)
+
+    def _numbers_of_samples(self, index: int, likes: list[Like], training: tuple[bool, ...]) -> Iterator[int]:
+        """How many samples there may be: as often as an extent of the example's has its samples."""
+        samples, found = self._example.shape[0], dict[int, None]()
+        for known, like in zip(self._of(samples, training)[index].given, likes, strict=False):
+            for example, extent in zip(known.shape, like.shape, strict=False):
+                if example and example % samples == 0 and extent % (example // samples) == 0:
+                    found.setdefault(extent // (example // samples))
+        yield from found
+
+
+class Program:
+    """The steps of one stage, for given shapes."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.nodes = list(graph.nodes)
+        self.given: list[Like] = [node.meta["like"] for node in self.nodes if node.op == "placeholder"]
+        self.inside: set[str] = {node.meta["inside"] for node in self.nodes if "inside" in node.meta}
+        last = {used: node for node in self.nodes for used in (node, *node.all_input_nodes)}
+        self._done: dict[fx.Node, list[fx.Node]] = {}
+        for node, user in last.items():
+            self._done.setdefault(user, []).append(node)
+
+    def names(self) -> list[str]:
+        """The modules, parameters and buffers that it uses, in the order of their use."""
+        return [str(node.target) for node in self.nodes if node.op in ("call_module", "get_attr")]
+
+    def run(self, stage: nn.Module, given: Sequence[torch.Tensor]) -> Any:
+        """What ``stage`` makes of what it is ``given``."""
+        values: dict[fx.Node, Any] = {}
+        inputs = iter(given)
+        *steps, output = self.nodes
+        for node in steps:
+            if node.op == "placeholder":
+                values[node] = next(inputs)
+            elif node.op == "get_attr":
+                values[node] = _attribute(stage, node)
+            else:
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                function: Any = _attribute(stage, node) if node.op == "call_module" else node.target
+                with torch.set_grad_enabled(node.meta["grad"]):
+                    values[node] = function(*args, **kwargs)
+            for done in self._done.get(node, ()):
+                del values[done]
+        result = fx.node.map_arg(output.args[0], values.__getitem__)
+        return tree_unflatten(result, output.meta["form"]) if "form" in output.meta else result
+
+
+class _Whole:
+    """What stages are made of: a model, its modules, and the names of what it saves."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.modules, self.containers = model, dict(model.named_modules()), containers(model)
+        self.saved = model.state_dict(keep_vars=True).keys()
+
+
+class RecordedStage(nn.Module):
+    """A stage of a ``whole`` that does what ``programs`` say; with the modules and weights that ``examples`` use."""
+
+    def __init__(self, whole: _Whole, programs: Programs, index: int, examples: Sequence[Program]) -> None:
+        super().__init__()
+        self.training = whole.model.training
+        self._programs, self._index = programs, index
+        self._containers = whole.containers  # in a list: their weights are not all this stage's
+        inside = dict.fromkeys(name for program in examples for name in program.inside)
+        self._own = [whole.modules[name] for name in inside]
+        for name in dict.fromkeys(name for program in examples for name in program.names()):
+            _place(self, name, operator.attrgetter(name)(whole.model), name in whole.saved)
+
+    def forward(self, *given: torch.Tensor) -> Any:
+        """What the model does between two cuts."""
+        training = tuple(module.training for module in self._containers)
+        return self._programs.find(self._index, given, training).run(self, given)
+
+    def train(self, mode: bool = True) -> RecordedStage:
+        """Switch the stage's modules, and what the model's own forward asks for its mode there."""
+        super().train(mode)
+        for module in self._own:
+            module.training = mode
+        return self
+
+
+def _place(stage: nn.Module, name: str, value: Any, saved: bool) -> None:
+    *path, last = name.split(".")
+    for part in path:
+        if part not in stage._modules:
+            stage.add_module(part, nn.Module())
+        stage = stage.get_submodule(part)
+    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter) and not hasattr(stage, last):
+        stage.register_buffer(last, value, persistent=saved)
+    elif getattr(stage, last, None) is not value:
+        setattr(stage, last, value)
+
+
+def _attribute(stage: nn.Module, node: fx.Node) -> Any:
+    return operator.attrgetter(str(node.target))(stage)
+
+
+def _check_same(model: nn.Module, graph: fx.Graph, again: fx.Graph) -> None:
+    for a, b in zip_longest(graph.nodes, again.nodes):
+        if a is None or b is None or not _same((a.op, a.target, a.args, a.kwargs), (b.op, b.target, b.args, b.kwargs)):
+            raise SplitError(
+                f"{type(model).__name__}: forward does not always do the same, from '{a or b}' on; draw random numbers "
+                "with torch, and keep nothing from one call to the next but in buffers"
+            )
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, (tuple, list)) and isinstance(b, (tuple, list)):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return torch.equal(a, b)
+    if callable(a) and callable(b):
+        return getattr(a, "__name__", type(a)) == getattr(b, "__name__", type(b))
+    return repr(a) == repr(b)  # nodes have names, and a number that is none equals itself
+
+
+def _listed(likes: Sequence[Like]) -> str:
+    return ", ".join(f"{like.shape} {like.dtype} on {like.device}" for like in likes)

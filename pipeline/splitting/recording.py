@@ -1,0 +1,250 @@
+"""What a model does with an example, as a list of steps that can be cut: recorded while its own forward runs.
+
+The forward of a copy runs on fake tensors, which have a shape, a type and a device, but no elements. Python that
+depends on those is no hindrance, nor are modules that it makes on the way; what reads elements is.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import fx, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten
+from torch.utils.checkpoint import CheckpointFunction
+
+from .fx_graph import REPLACED, buffer_ids, is_hooked, is_layer, is_whole, modes, refusal
+from .graph_cuts import Call, SplitError
+
+
+class Like(NamedTuple):
+    """What is known of a tensor before it is there."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Like:
+        """That of ``tensor``."""
+        return cls(tuple(tensor.shape), tensor.dtype, tensor.device.type)
+
+
+class Recording(NamedTuple):
+    """The steps of a forward pass, and the calls of modules in it."""
+
+    graph: fx.Graph
+    calls: list[Call]
+
+
+class Blueprint:
+    """A copy of ``model`` with fake tensors for its parameters and buffers, of which ``forward`` is recorded.
+
+    What becomes of the model's own later on (blocks of them on other ranks, other values) does not reach it.
+
+    Raises
+    ------
+    SplitError
+        If the model cannot be copied.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self.names: dict[int, str] = {}
+        self.modules: dict[int, str] = {id(module): name for name, module in model.named_modules()}
+        made: dict[int, Any] = {}
+        for name, tensor in _tensors(model):
+            if id(tensor) not in made:
+                made[id(tensor)] = self.fake.from_tensor(tensor if tensor.is_leaf else tensor.detach())
+                # A function that is no method may go on using the model's own.
+                self.names[id(tensor)] = self.names[id(made[id(tensor)])] = name
+        self._kept = [model, *made.values()]  # so that no id is used twice
+        try:
+            self.model: nn.Module = copy.deepcopy(model, made)
+        except Exception as error:
+            raise SplitError(f"{type(model).__name__} cannot be copied, to try it out: {error}") from error
+        self.modules |= {id(module): name for name, module in self.model.named_modules()}
+        self._buffers = buffer_ids(self.model)
+
+    def __deepcopy__(self, memo: object) -> Blueprint:
+        return self
+
+    def record(self, example: Like, training: Sequence[bool]) -> Recording:
+        """What ``forward`` does with an input like ``example``, where ``training`` has the mode of each container.
+
+        Raises
+        ------
+        SplitError
+            If it reads elements of tensors, or does what a list of steps would not repeat.
+        """
+        for module, mode in zip(containers(self.model), training, strict=True):
+            module.training = mode
+        try:
+            # A pipeline keeps the weights that its passes save: not these.
+            unpacked = torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved)
+            with self.fake, torch.random.fork_rng(devices=[]), unpacked:
+                x = torch.empty(example.shape, dtype=example.dtype, device=example.device)
+                recorder = _Recorder(self, x)
+                recorder.run(x)
+            if buffer_ids(self.model) != self._buffers:
+                raise SplitError(REPLACED)
+        except Exception as error:
+            raise SplitError(refusal(self.model, error, "its run with the example", __file__)) from error
+        return Recording(recorder.graph, recorder.calls)
+
+
+def containers(model: nn.Module) -> list[nn.Module]:
+    """The modules that are not called by stages: their forward is recorded, in the mode that they have."""
+    return [module for module in model.modules() if module is model or not is_whole(module)]
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Parameters, buffers, and what is kept as a plain attribute, by name."""
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+    for prefix, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{prefix}.{name}".removeprefix("."), value
+
+
+class _Recorder(TorchFunctionMode):
+    """Writes down each call of a torch function, of a module that stages call, and of an autograd Function."""
+
+    def __init__(self, blueprint: Blueprint, x: torch.Tensor) -> None:
+        super().__init__()
+        self.blueprint = blueprint
+        self.graph = fx.Graph()
+        self.calls: list[Call] = []
+        self._inside = [""]
+        self._paused = False
+        self._modes = modes()
+        self._kept: list[Any] = [x]  # so that no id is used twice
+        self._nodes: dict[int, fx.Node] = {}
+        self._note(self.graph.placeholder("x"), x)
+
+    def run(self, x: torch.Tensor) -> None:
+        """Record what the model does with ``x``."""
+        call, apply = nn.Module.__call__, torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+        called = lambda module, *args, **kwargs: self._call(call, module, args, kwargs)  # noqa: E731
+        applied = classmethod(lambda cls, *args, **kwargs: self._apply(apply, cls, args, kwargs))
+        patched = mock.patch.object(nn.Module, "__call__", called)
+        with patched, mock.patch.object(torch.autograd.Function, "apply", applied), self:
+            result = self.blueprint.model(x)
+        leaves, form = tree_flatten(result)
+        self.graph.output([self._argument(leaf) for leaf in leaves]).meta["form"] = form
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.__iter__:  # gives its rows one by one, after we have looked
+            with self:
+                return iter(args[0].unbind(0))
+        return self._record("call_function", func, func, args, kwargs or {})
+
+    def _call(self, call: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        name = self.blueprint.modules.get(id(module))
+        if self._paused or name is None:
+            return call(module, *args, **kwargs)
+        self.calls.append(Call(name, is_layer(module), len(self.graph.nodes)))
+        if name and is_whole(module):
+            return self._record("call_module", name, lambda *a, **k: call(module, *a, **k), args, kwargs)
+        if is_hooked(module):
+            raise SplitError("it has hooks, which would be called now and then never again")
+        with self._entered(name):
+            return call(module, *args, **kwargs)
+
+    @contextmanager
+    def _entered(self, name: str) -> Iterator[None]:
+        self._inside.append(name)
+        yield
+        self._inside.pop()
+
+    def _apply(self, apply: Callable[..., Any], cls: Any, args: Any, kwargs: Any) -> Any:
+        if cls is CheckpointFunction and not self._paused:
+            function, _, *given = args
+            return function(*given)
+        return self._record("call_function", _application(cls), lambda *a, **k: apply(cls, *a, **k), args, kwargs)
+
+    def _record(self, op: str, target: Any, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self._paused:
+            return function(*args, **kwargs)
+        self._paused = True
+        try:
+            given = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, torch.Tensor)]
+            versions = [tensor._version for tensor in given]
+            result = function(*args, **kwargs)
+            if _computes(target, result, given):
+                written = {_memory(t) for t, version in zip(given, versions, strict=True) if t._version != version}
+                self._note(self._write_down(op, target, (tuple(args), dict(kwargs)), written), result)
+            return result
+        finally:
+            self._paused = False
+
+    def _write_down(self, op: str, target: Any, arguments: Any, written: set[int]) -> fx.Node:
+        found = modes()
+        if found[1:] != self._modes[1:]:
+            raise SplitError("it switches autocast on or off, and the stages would not")
+        args, kwargs = fx.node.map_aggregate(arguments, self._argument)
+        node = self.graph.create_node(op, target, args, kwargs)
+        node.meta |= {"grad": found[0], "inside": self._inside[-1], "written": written}
+        return node
+
+    def _note(self, node: fx.Node, result: Any) -> None:
+        """``node`` is where ``result`` comes from, or what is in it."""
+        self._kept.append(result)
+        if isinstance(result, torch.Tensor):
+            self._nodes[id(result)] = node
+            node.meta |= {"like": Like.of(result), "memory": _memory(result)}
+            return
+        if not isinstance(result, (dict, list, tuple)):
+            return
+        for key, item in result.items() if isinstance(result, dict) else enumerate(result):
+            if _has_tensors(item):
+                part = self.graph.create_node("call_function", operator.getitem, (node, key))
+                part.meta |= {"grad": True, "inside": self._inside[-1]}
+                self._note(part, item)
+
+    def _argument(self, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if id(value) not in self._nodes:
+            if id(value) in self.blueprint.names:
+                self._note(self.graph.create_node("get_attr", self.blueprint.names[id(value)]), value)
+            elif isinstance(value, FakeTensor):
+                raise SplitError("it uses a tensor of an earlier call, or one that torch does not say the origin of")
+            else:
+                return value
+        return self._nodes[id(value)]
+
+
+@cache
+def _application(cls: Any) -> Callable[..., Any]:
+    """``cls.apply`` as it is when it is called."""
+
+    def apply(*args: Any, **kwargs: Any) -> Any:
+        return cls.apply(*args, **kwargs)
+
+    apply.__name__ = cls.__name__
+    return apply
+
+
+def _computes(function: Any, result: Any, given: list[torch.Tensor]) -> bool:
+    """Whether a call does something that a stage has to do: it makes tensors, or changes some."""
+    if _has_tensors(result) or function is torch.Tensor.register_hook:
+        return True
+    return result is None and bool(given) and getattr(function, "__name__", "") != "__get__"
+
+
+def _has_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) for leaf in tree_flatten(value)[0])
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
