@@ -29,10 +29,12 @@ class Layouts:
         self.wrap, self.block = wrap, block
 
     def wholes(self, blocks: Sequence[torch.Tensor | None], layouts: Sequence[Layout]) -> tuple[Any, ...]:
+        """The global gradients, as hooks see them."""
         pairs = zip(blocks, layouts, strict=True)
         return tuple(b if b is None or layout is None else self.wrap(b, layout) for b, layout in pairs)
 
     def blocks(self, answer: Any, layouts: Sequence[Layout]) -> Any:
+        """This rank's blocks of what a hook returned."""
         if answer is None:
             return None
         answer = answer if isinstance(answer, tuple) else (answer,)
@@ -51,8 +53,8 @@ class _Unknown(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         raise UnsupportedOperation(
-            "grad_input in a hook on a distributed tensor's grad_fn (register_hook, Module.register_backward_hook): its "
-            "steps are not those of one process; use register_full_backward_hook, or x.register_hook on the operand"
+            "grad_input in a hook on a distributed tensor's grad_fn (register_hook, Module.register_backward_hook): "
+            "its steps are not those of one process; use register_full_backward_hook, or x.register_hook on the operand"
         )
 
 
