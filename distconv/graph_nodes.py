@@ -29,12 +29,12 @@ class Layouts:
         self.wrap, self.block = wrap, block
 
     def wholes(self, blocks: Sequence[torch.Tensor | None], layouts: Sequence[Layout]) -> tuple[Any, ...]:
-        """The global gradients, as hooks see them."""
+        """The gradients of which these are blocks."""
         pairs = zip(blocks, layouts, strict=True)
         return tuple(b if b is None or layout is None else self.wrap(b, layout) for b, layout in pairs)
 
     def blocks(self, answer: Any, layouts: Sequence[Layout]) -> Any:
-        """This rank's blocks of what a hook returned."""
+        """The blocks of what a hook returned, or None if that was nothing."""
         if answer is None:
             return None
         answer = answer if isinstance(answer, tuple) else (answer,)
@@ -104,7 +104,7 @@ class GradFn:
 
         def call(grad_inputs: Sequence[Any], grad_outputs: Sequence[Any]) -> None:
             unknown = _Unknown(len(grad_inputs)) if grad_inputs else ()
-            if hook(unknown, self._layouts.wholes(grad_outputs, only)) is not None:  # type: ignore[arg-type]
+            if hook(unknown, self._layouts.wholes(grad_outputs, only)) is not None:
                 raise UnsupportedOperation(
                     "a hook on a distributed tensor's grad_fn (register_hook, Module.register_backward_hook) that "
                     "returns other gradients: use register_full_backward_hook, or x.register_hook on the operand"

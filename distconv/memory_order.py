@@ -55,7 +55,7 @@ def follow(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if not (function in _REORDERS or _unusual(args) or (kwargs and _unusual(kwargs.values()))):
         return result
     found = _outcome(function, args, kwargs)
-    first = args[0] if args else None
+    first: Any = args[0] if args else None
     if found.is_first != (result is first) and isinstance(result, torch.Tensor) and hasattr(result, "_strides"):
         if found.is_first and type(first) is type(result) and first.shape == result.shape:
             return first

@@ -19,6 +19,9 @@ from distconv.tensor import LAYOUTS, DistTensor
 _KEEPS_INPUTS = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
 """How torch before 2.13 keeps the arguments of a checkpoint; it computes nothing."""
 
+_NODE: Any = BackwardHookFunction._backward_cls
+"""The node that it makes."""
+
 _apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
 
@@ -57,8 +60,8 @@ def _hooked(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """``tensors`` behind a node that takes a layer's full backward hooks."""
     layouts = [(t.dist, t.shape) if isinstance(t, DistTensor) else None for t in tensors]
     made = _apply(BackwardHookFunction, *(t.local if isinstance(t, DistTensor) else t for t in tensors))
-    for node in {m.grad_fn for m in made if m.grad_fn is not None}:
-        if isinstance(node, BackwardHookFunction._backward_cls):
+    for node in [m.grad_fn for m in made]:
+        if isinstance(node, _NODE):
             node.layouts = layouts
     return tuple(m if layout is None else DistTensor(m, *layout) for m, layout in zip(made, layouts, strict=True))
 
@@ -73,8 +76,8 @@ def _register_hook(node: Any, hook: Any) -> Any:
     return _register_on_node(node, call)
 
 
-_register_on_node = BackwardHookFunction._backward_cls.register_hook
-BackwardHookFunction._backward_cls.register_hook = _register_hook
+_register_on_node = _NODE.register_hook
+_NODE.register_hook = _register_hook
 
 torch.autograd.Function.apply = classmethod(_checked)  # type: ignore[assignment]
 

@@ -56,7 +56,7 @@ def _references(node: Node) -> int:
 
 _PROBE = torch.zeros((), requires_grad=True).view(())
 
-_UNHELD = _references(_PROBE.grad_fn.next_functions[0][0])  # type: ignore[union-attr]
+_UNHELD = _references(_PROBE.grad_fn.next_functions[0][0])  # type: ignore[union-attr, arg-type]
 """What Python counts for a node that is an argument, and that only the graph holds."""
 
 

@@ -27,7 +27,8 @@ class _Memory:
 def _memory(tensor: DistTensor) -> _Memory:
     if tensor._memory is None:
         tensor._memory = _Memory()
-    return tensor._memory
+    found: _Memory = tensor._memory
+    return found
 
 
 @dataclass(eq=False)

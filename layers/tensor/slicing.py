@@ -86,10 +86,11 @@ def narrow(input: DistTensor, dim: int, start: int, length: int) -> DistTensor:
 
 
 @implements(torch.select, torch.Tensor.select)
-def select(input: DistTensor, dim: int, index: int) -> torch.Tensor:
+def select(input: DistTensor, dim: int, index: int) -> DistTensor:
     """``torch.select``: one index of ``dim``, replicated over the axis that splits it."""
     result_shape(torch.select, input, dim, index)
-    return input[(ALL,) * (dim % input.dim()) + (index,)]
+    selected: DistTensor = input[(ALL,) * (dim % input.dim()) + (index,)]  # type: ignore[assignment]
+    return selected
 
 
 @implements(torch.unbind, torch.Tensor.unbind)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -43,7 +44,7 @@ class Habits:
     gradients: str
     """``backward``, or ``grad`` for torch.autograd.grad."""
     hooks: str
-    """``none``, ``tensor``, ``accumulated``: hooks on parameters, which must see whole gradients."""
+    """``none``, ``tensor``, ``accumulated``, ``node``, ``layer``: hooks, which must see whole gradients."""
     gathered: bool
     """The head runs on a gathered, plain tensor."""
     frozen: bool
@@ -63,7 +64,7 @@ def _habits(draw: Draw) -> Habits:
         l2=draw.chance(0.3),
         accumulate=draw.pick(1, 1, 2),
         gradients=draw.weighted(["backward", "grad"], [6, 1]),
-        hooks=draw.weighted(["none", "tensor", "accumulated"], [6, 1, 1]),
+        hooks=draw.weighted(["none", "tensor", "accumulated", "node", "layer"], [6, 1, 1, 1, 1]),
         gathered=draw.chance(0.15),
         frozen=draw.chance(0.15),
         clipped=draw.chance(0.15),
@@ -126,6 +127,8 @@ def _train(
             parameter.requires_grad_(False)
     trained = [p for p in model.parameters() if p.requires_grad]
     _hook(world, trained, habits.hooks)
+    if habits.hooks == "layer":
+        _hook_layer(next(m for m in model.modules() if isinstance(m, nn.Conv2d)))
     optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9)
     for number, (image, target) in enumerate(data):
         if number % habits.accumulate == 0:
@@ -167,3 +170,17 @@ def _hook(world: World, parameters: list[nn.Parameter], kind: str) -> None:
             parameter.register_post_accumulate_grad_hook(
                 lambda p, number=number: world.record(f"seen by hook {number}", p.grad)
             )
+        elif kind == "node":
+            view: Any = parameter.view_as(parameter)
+            node = view.grad_fn.next_functions[0][0]
+            node.register_prehook(lambda out: (out[0].clamp(-0.01, 0.01) + out[0] ** 2,))
+            vars(parameter)["node"] = node  # as in torch, the hook lives as long as somebody holds the node
+
+
+def _hook_layer(layer: nn.Module) -> None:
+    """Full backward hooks that change what comes in, and nothing where no input wants a gradient."""
+
+    def changed(_: nn.Module, out: Any) -> Any:
+        return (out[0].clamp(-0.01, 0.01) + out[0] ** 2,)
+
+    layer.register_full_backward_pre_hook(changed)

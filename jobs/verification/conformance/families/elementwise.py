@@ -86,6 +86,8 @@ _IN_PLACE: dict[tuple[str, str], Callable[[torch.Tensor, torch.Tensor], Any]] = 
     ("in place", "of a chunk"): lambda a, b: _changed(a * 1, lambda y: y.chunk(2, 3)[0].zero_()) + b,
     ("in place", "of detached data"): lambda a, b: _changed(a * 1, lambda y: y.detach().clamp_(max=0.5)) + b,
     ("in place", "through .data"): lambda a, b: _changed(a * 1, lambda y: y.data.mul_(2.0)) + b,
+    ("in place", "seen by a flattened view"): lambda a, b: _seen(a * 1, lambda y: y.flatten(1)) + b,
+    ("in place", "seen by one row"): lambda a, b: _seen(a * 1, lambda y: y[:, :, -1:].squeeze(2)[:, :, None]) + b,
     ("setitem", "[:, 0] = 1"): lambda a, b: _assigned(a * b),
 }
 
@@ -93,6 +95,13 @@ _IN_PLACE: dict[tuple[str, str], Callable[[torch.Tensor, torch.Tensor], Any]] = 
 def _changed(a: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> torch.Tensor:
     change(a)
     return a
+
+
+def _seen(a: torch.Tensor, view: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """What a view taken before ``a`` is changed shows afterwards."""
+    before = view(a)
+    F.relu(a, inplace=True)
+    return before.sum() * a
 
 
 def _assigned(a: torch.Tensor) -> torch.Tensor:
