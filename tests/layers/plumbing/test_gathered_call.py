@@ -271,3 +271,18 @@ def test_a_way_to_call_that_a_rule_does_not_know_is_torchs(comm):
         out = torch.zeros(4, 5, dtype=torch.float64)
         torch.mm(dc.scatter(x, grid), dc.scatter(y, grid), out=out)
         close(out, x @ y, "product")
+
+
+def test_one_rank_prints_the_warning(mpiexec):
+    code = """
+import torch
+from mpi4py import MPI
+import distconv as dc
+
+x = dc.scatter(torch.eye(4, dtype=torch.float64), dc.ProcessGrid(MPI.COMM_WORLD, w=2), dims="-w")
+for _ in range(2):
+    torch.linalg.inv(x)
+"""
+    ended = mpiexec(2, code, timeout=60)
+    assert ended.returncode == 0
+    assert ended.stderr.count("ReplicationWarning") == 1
