@@ -24,8 +24,8 @@ from distconv.layers.plumbing.alignment import (
     whole_over,
 )
 from distconv.layers.plumbing.inplace_views import changed, viewed
+from distconv.layers.plumbing.random_state import agree_on_generator
 from distconv.layers.plumbing.sharded_weights import parameter_block
-from distconv.layers.tensor.creation import agree_on_generator
 from distconv.memory_order import unfilled
 from distconv.tensor import DistTensor
 
