@@ -95,7 +95,7 @@ def _by_rule(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
         if _takes(operator, args, kwargs):
             raise
     named = ", ".join(f"{name}=" for name in kwargs)
-    raise NoRule(f"{name_of(function)} has no distributed rule with these arguments ({named}); leave some out")
+    raise NoRule(f"{name_of(function)} has no distributed rule with these arguments ({named}); call it without some")
 
 
 @lru_cache(maxsize=1024)

@@ -189,7 +189,7 @@ def batch_norm(
     if not isinstance(input, DistTensor):
         raise NoRule("batch norm of a plain tensor with a distributed weight: scatter the input first")
     if isinstance(running_mean, DistTensor) or isinstance(running_var, DistTensor):
-        raise NoRule("batch norm with distributed running statistics: leave them plain")
+        raise NoRule("batch norm with distributed running statistics: make them plain tensors")
     if weight is not None and weight.dtype not in (input.dtype, widened(input.dtype)):
         raise ShapeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
     if input.dim() < 2:  # torch takes it if it has no elements

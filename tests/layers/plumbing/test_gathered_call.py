@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 
 import pytest
@@ -136,6 +137,30 @@ def test_a_network_with_an_autograd_function_trains_as_in_one_process(comm, para
         )
         for (name, p), q in zip(twin.named_parameters(), model.parameters(), strict=True):
             close(p.grad, q.grad, name)
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@TABLE
+def test_plain_tensors_that_meet_sharded_weights_count_as_replicated(comm):
+    class Embedded(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.time, self.table = nn.Linear(3, 6), nn.Conv1d(2, 6, 1)
+            self.conv = nn.Conv2d(4, 6, 3, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            times = torch.linspace(0, 1, 9, dtype=torch.float64).reshape(3, 3)
+            positions = self.table(torch.ones(1, 2, 5, dtype=torch.float64))
+            return self.conv(x) * self.time(times)[:, :, None, None] + positions[:, :, None]
+
+    for grid in grids(comm, "cn"):
+        torch.manual_seed(1)
+        model = Embedded().double()
+        twin = dc.parallelize(copy.deepcopy(model), grid)
+        of = {True: twin, False: model}
+        same_as_one_process(grid, lambda x, of=of: of[isinstance(x, dc.DistTensor)](x), normal(*SHAPE))
+        for (name, p), q in zip(twin.named_parameters(), model.parameters(), strict=True):
+            close(whole(p.grad), q.grad, name)
 
 
 # -- plain tensors that are written ---------------------------------------------------------------------------------
