@@ -19,7 +19,7 @@
     errors            The errors distconv raises
     graph_nodes       Nodes of autograd's graph as users of ``grad_fn`` meet them
     grid              Process grids: a Cartesian view of the ranks with named axes
-    memory_order      In which order one process would have a tensor's elements in memory: random draws follow it
+    memory_order      Strides that a tensor would have in one process
     parallel          ``parallelize``: make an ordinary module train on distributed tensors with exact gradients
     parameters        Parameters on a grid: their blocks, and when their gradients are summed
     plan              Plans: which layer of a model runs on which process grid

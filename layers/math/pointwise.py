@@ -16,7 +16,6 @@ from distconv.dispatch import implements, name_of
 from distconv.errors import NoRule, ShapeError
 from distconv.layers.plumbing.alignment import (
     aligned,
-    as_distributed,
     balanced_input,
     broadcast_shape,
     common_distribution,
@@ -24,9 +23,7 @@ from distconv.layers.plumbing.alignment import (
     whole_over,
 )
 from distconv.layers.plumbing.inplace_views import changed, viewed
-from distconv.layers.plumbing.random_state import agree_on_generator
 from distconv.layers.plumbing.sharded_weights import parameter_block
-from distconv.memory_order import unfilled
 from distconv.tensor import DistTensor
 
 _POINTWISE = """
@@ -195,28 +192,6 @@ def glu(input: DistTensor, dim: int = -1) -> DistTensor:
     target = input.dist.balanced() if input.dist.split[dim] is not None else input.dist
     x = input.replicated([dim % input.dim()])
     return DistTensor(F.glu(x.local, dim), x.dist, out_shape).redistribute(target)
-
-
-def _rrelu(
-    always: bool,
-    input: DistTensor,
-    lower: float = 1.0 / 8,
-    upper: float = 1.0 / 3,
-    training: bool = False,
-    inplace: bool = False,
-) -> DistTensor:
-    """``F.rrelu``: in training of the whole on every rank, as numbers are drawn for the negative elements in turn."""
-    if not training:
-        result: DistTensor = pointwise(F.leaky_relu, input, (lower + upper) / 2, inplace=inplace or always)
-        return result
-    agree_on_generator(input)
-    whole = F.rrelu(torch.empty_like(unfilled(input)).copy_(input.replicated().local), lower, upper, True)
-    drawn = as_distributed(whole, input.grid).redistribute(input.dist)
-    return in_place(torch.Tensor.copy_, input, drawn) if inplace or always else drawn
-
-
-implements(F.rrelu, torch.rrelu)(partial(_rrelu, False))
-implements(torch.rrelu_)(partial(_rrelu, True))
 
 
 @implements(vars(torch._C.TensorBase)["data"].__get__)

@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 
 from distconv.dispatch import implements
-from distconv.layers.plumbing.alignment import aligned, result_shape
+from distconv.layers.math.pointwise import in_place, pointwise
+from distconv.layers.plumbing.alignment import aligned, as_distributed, result_shape
 from distconv.layers.plumbing.inplace_views import changed
 from distconv.layers.plumbing.random_state import agree_on_generator
 from distconv.memory_order import unfilled
@@ -117,3 +118,25 @@ for _name, _features, _alpha in (
     _kind = _Kind(getattr(torch, _name), _features, _alpha)
     implements(getattr(torch, _name))(partial(_aten, _kind, False))
     implements(getattr(torch, f"{_name}_"))(partial(_aten, _kind, True))
+
+
+def _rrelu(
+    always: bool,
+    input: DistTensor,
+    lower: float = 1.0 / 8,
+    upper: float = 1.0 / 3,
+    training: bool = False,
+    inplace: bool = False,
+) -> DistTensor:
+    """``F.rrelu``: in training of the whole on every rank, as numbers are drawn for the negative elements in turn."""
+    if not training:
+        result: DistTensor = pointwise(F.leaky_relu, input, (lower + upper) / 2, inplace=inplace or always)
+        return result
+    agree_on_generator(input)
+    whole = F.rrelu(torch.empty_like(unfilled(input)).copy_(input.replicated().local), lower, upper, True)
+    drawn = as_distributed(whole, input.grid).redistribute(input.dist)
+    return in_place(torch.Tensor.copy_, input, drawn) if inplace or always else drawn
+
+
+implements(F.rrelu, torch.rrelu)(partial(_rrelu, False))
+implements(torch.rrelu_)(partial(_rrelu, True))
