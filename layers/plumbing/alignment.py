@@ -158,7 +158,8 @@ def _doubtful(input: torch.Tensor) -> bool:
 def _tried(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
     """Raise ShapeError where torch refuses operands like these, as it would where a block is not empty."""
     try:
-        _called(function, args, kwargs, _without_memory)
+        with torch.random.fork_rng(devices=()):  # the function may draw numbers
+            _called(function, args, kwargs, _without_memory)
     except _REFUSALS as error:
         raise ShapeError(str(error)) from None
 
