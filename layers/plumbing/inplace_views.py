@@ -75,7 +75,7 @@ def _follow(view: DistTensor, source: DistTensor, again: Again, put_back: Callab
 def viewed(view: DistTensor, source: DistTensor, again: Again) -> DistTensor:
     """``view``, whose block shares the memory of the block of ``source``; ``again`` takes it once more."""
     view._memory = _memory(source)
-    return view if source._view is None else _follow(view, source, again, lambda _: changed(source))
+    return view if source._view is None or view is source else _follow(view, source, again, lambda _: changed(source))
 
 
 def moved(view: DistTensor, source: DistTensor, again: Again, put_back: Callable[[DistTensor], object]) -> DistTensor:

@@ -279,7 +279,7 @@ def test_an_autograd_function_that_reaches_a_distributed_tensor_in_another_way_i
         def forward(ctx, x):
             return x * y
 
-    raises_everywhere(comm, dc.UnsupportedOperation, "other than by its arguments", lambda: Hidden.apply(x))
+    raises_everywhere(comm, dc.UnsupportedOperation, "reached by closure or as an attribute", lambda: Hidden.apply(x))
 
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
