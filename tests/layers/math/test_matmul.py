@@ -97,7 +97,7 @@ def test_any_one_of_the_operands_of_a_sum_with_a_product_may_be_distributed(comm
             given = [*plain[:place], split, *plain[place:]]
             return function(*given, beta=beta, alpha=2)
 
-        for axes in {("n", None), (None, "c")}:
+        for axes in (("n", None), (None, "c")):
             dims = (None, *axes)[3 - one.dim() :] if one.dim() > 1 else ("n",)
             grid = grid_over(comm, **{next(a for a in dims if a): comm.size})
             same_as_one_process(grid, call, one, plain=others, dims=[dims])
