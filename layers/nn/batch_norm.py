@@ -26,7 +26,7 @@ from distconv.errors import NoRule, ShapeError
 from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import BatchNormGradient, by_definition, taken_near
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
-from distconv.layers.plumbing.empty_blocks import like_other_ranks
+from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks
 from distconv.layers.plumbing.sharded_weights import parameter_block
 from distconv.precision import widened
 from distconv.tensor import DistTensor
@@ -188,8 +188,6 @@ def batch_norm(
         return _with_whole_statistics((running_mean, running_var), function)
     if not isinstance(input, DistTensor):
         raise NoRule("batch norm of a plain tensor with a distributed weight: scatter the input first")
-    if isinstance(running_mean, DistTensor) or isinstance(running_var, DistTensor):
-        raise NoRule("batch norm with distributed running statistics: make them plain tensors")
     if weight is not None and weight.dtype not in (input.dtype, widened(input.dtype)):
         raise ShapeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
     if input.dim() < 2:  # torch takes it if it has no elements
@@ -212,10 +210,12 @@ def batch_norm(
     if not training or not dist.split_axes or not input.numel():
         mean, var = (None if t is None else t[channels] for t in (running_mean, running_var))
         local_norm = partial(F.batch_norm, training=training, momentum=momentum, eps=eps)
-        if own.extent or not input.numel():
+        # Where there are no channels: of one that has the two values that torch wants in training.
+        if own.extent:
             y = local_norm(local, mean, var, w, b)
         else:
-            y = like_other_ranks(local_norm, local.shape, local, mean, var, w, b)
+            values = at_least(local, (2, *(1,) * (local.dim() - 1)))
+            y = like_other_ranks(local_norm, local.shape, values, mean, var, w, b)
         return DistTensor(y, dist, x.shape)
     axes = tuple(a for a in dist.split_axes if a not in rest)
     reach = _Reach(_count(x, axes), grid, axes, channels, x.shape[1], over)
