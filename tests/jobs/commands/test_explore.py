@@ -79,7 +79,7 @@ def assert_trains_as_one_process(comm: Any, plan: PipelinePlan | Path, name: str
     pipe.close()
 
 
-@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.ranks(at_least=2, at_most=4)
 @pytest.mark.time_limit(300)
 @pytest.mark.parametrize(
     ("name", "schedules"),

@@ -21,7 +21,7 @@ CUTS = {
 """Behind layers; those of the ResNet lie inside of residual blocks, so that a shortcut crosses beside the trunk."""
 
 
-@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.ranks(at_least=2, at_most=4)
 @pytest.mark.parametrize("name", CUTS)
 @pytest.mark.parametrize("schedule", ["1f1b-sno", "zero-bubble", "stale"])
 def test_a_model_that_is_cut_trains_as_one_process_does(comm, name, schedule):

@@ -147,7 +147,7 @@ def trained(trainer: PipelineTrainer) -> tuple[list[tuple[int, ...]], dict[str, 
     return order, trainer.model.state_dict()
 
 
-@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.ranks(at_least=2, at_most=4)
 @pytest.mark.parametrize(
     ("model", "schedule", "more"),
     [
