@@ -8,16 +8,15 @@
 ::
 
     arrangement       Arrangements: where ranks are along named axes. Pure arithmetic
+    autograd          Autograd's graph with distributed tensors in it: derivatives, nodes, users' own functions
     checkpoint        Checkpoints: named global tensors in HDF5 and everything else in JSON; no pickle
     checkpoint_state  A module, its optimizer and the random number generators as named tensors and plain values
     cli               The command ``distconv``: finds the job that was asked for, loads that module alone
     communication     Everything that crosses ranks
     data              Samples on their way from files to ranks
-    derivatives       Backward passes that have no derivative of their own
     dispatch          The operator registry: which distributed operator serves which torch function
     distribution      Distributions: which rank owns which indices of a tensor. Pure arithmetic
     errors            The errors distconv raises
-    graph_nodes       Nodes of autograd's graph as users of ``grad_fn`` meet them
     grid              Process grids: a Cartesian view of the ranks with named axes
     memory_order      Strides that a tensor would have in one process
     parallel          ``parallelize``: make an ordinary module train on distributed tensors with exact gradients
@@ -27,7 +26,6 @@
     process           What a process does beside computing: its start, its memory, its waits
     tensor            DistTensor: a torch.Tensor whose elements are split over the ranks of a process grid
     text_files        Reading of the small text files that others write: plans, machines, layer profiles
-    user_functions    ``torch.autograd.Function.apply``: nothing distributed gets lost in it
 """
 
 from distconv.process import command_start as _command_start  # noqa: F401  (may start this process once more)
@@ -73,7 +71,7 @@ _process.set_up()
 
 # Fills the operator registry.
 from distconv import layers as layers  # noqa: E402
-from distconv import user_functions as _user_functions  # noqa: E402, F401  (checks what is applied from now on)
+from distconv.autograd import user_functions as _user_functions  # noqa: E402, F401  (checks what is applied now)
 
 __version__ = "0.1.0"
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from distconv import dispatch, memory_order
+from distconv.autograd.graph_nodes import GradFn, Layouts, mark_leaf
 from distconv.communication import agreement, collectives
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError, DistributionError, UnsupportedOperation
-from distconv.graph_nodes import GradFn, Layouts, mark_leaf
 from distconv.grid import ProcessGrid
 from distconv.process import profiling, watchdog
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.grad import conv2d_weight
 
-from distconv.derivatives import first_order
+from distconv.autograd.derivatives import first_order
 from distconv.errors import UnsupportedOperation
 from distconv.kernels import jacobian
 from distconv.kernels.scan import Identity, backpropagate

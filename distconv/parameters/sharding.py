@@ -18,8 +18,8 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from distconv.autograd.graph_nodes import mark_leaf
 from distconv.distribution import Distribution
-from distconv.graph_nodes import mark_leaf
 from distconv.grid import ProcessGrid
 from distconv.parameters import gradient_reduction
 from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split, groups_divide

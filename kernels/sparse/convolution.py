@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from distconv.derivatives import first_order
+from distconv.autograd.derivatives import first_order
 
 from .kernel_map import KernelMap
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from distconv.derivatives import first_order
+from distconv.autograd.derivatives import first_order
 
 from .kernel_map import KernelMap
 

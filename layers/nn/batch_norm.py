@@ -17,9 +17,9 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
+from distconv.autograd.derivatives import gradients
 from distconv.communication.collectives import apply, enter, sum_over
 from distconv.communication.transport import allreduce
-from distconv.derivatives import gradients
 from distconv.dispatch import implements
 from distconv.distribution import Interval
 from distconv.errors import NoRule, ShapeError

@@ -19,10 +19,10 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 
+from distconv.autograd.derivatives import gradients
 from distconv.communication.collectives import apply, assemble
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import Accumulation, TransferPlan, transfer_plan
-from distconv.derivatives import gradients
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from distconv.autograd.derivatives import gradients as recorded_gradients
 from distconv.communication.collectives import apply, enter, sum_over
 from distconv.communication.transport import allreduce
-from distconv.derivatives import gradients as recorded_gradients
 from distconv.dispatch import implements
 from distconv.errors import NoRule, ShapeError
 from distconv.grid import ProcessGrid

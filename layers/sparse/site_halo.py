@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
+from distconv.autograd.derivatives import first_order
 from distconv.communication.collectives import apply
 from distconv.communication.transport import Exchange
-from distconv.derivatives import first_order
 from distconv.kernels.sparse.coordinates import distinct
 from distconv.layers.sparse.partition import Partition, grown, within
 

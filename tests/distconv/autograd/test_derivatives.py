@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 import distconv as dc
-from distconv.derivatives import first_order
+from distconv.autograd.derivatives import first_order
 from tests.distconv.layouts import grid_over, grids, normal
 
 FEW_RANKS = pytest.mark.ranks(2, 3, 4)

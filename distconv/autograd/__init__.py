@@ -1,0 +1,8 @@
+"""Autograd's graph with distributed tensors in it: derivatives of any order, nodes, users' own functions.
+
+::
+
+    derivatives     Backward passes that have no derivative of their own
+    graph_nodes     Nodes of autograd's graph as users of ``grad_fn`` meet them
+    user_functions  ``torch.autograd.Function.apply``: nothing distributed gets lost in it
+"""
