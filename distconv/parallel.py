@@ -68,7 +68,7 @@ def parallelize(
         for layer, grid in layers.values():
             layer.register_forward_pre_hook(_Move(grid), with_kwargs=True)
     for parameter in model.parameters():
-        if not isinstance(parameter, DistTensor):
+        if torch.nn.Parameter in type(parameter).__mro__:
             gradient_reduction.mark(parameter)
     return model
 

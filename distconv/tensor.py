@@ -13,6 +13,7 @@ from distconv.communication import agreement, collectives
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError, DistributionError, UnsupportedOperation
 from distconv.grid import ProcessGrid
+from distconv.parameters import gradient_reduction
 from distconv.process import profiling, watchdog
 
 _METADATA = frozenset(
@@ -235,15 +236,23 @@ class DistTensor(torch.Tensor):
         mark_leaf(self.local, (self.dist, self.shape))
         return self
 
-    @property  # type: ignore[override]
+    @property
     def grad(self) -> DistTensor | None:
-        """The gradient, distributed as the tensor is, or None."""
+        """The gradient, distributed as the tensor is, or None. Collective after a backward pass under ``no_sync``."""
+        gradient_reduction.settle(self.local)
         grad = self.local.grad
         return None if grad is None else DistTensor(grad, self.dist, self.shape)
 
     @grad.setter
-    def grad(self, value: DistTensor | None) -> None:
-        self.local.grad = None if value is None else value.redistribute(self.dist).local
+    def grad(self, value: torch.Tensor | None) -> None:
+        if value is not None and value.shape != self.shape:
+            raise RuntimeError(f"assigned grad has shape {tuple(value.shape)}, but the tensor {tuple(self.shape)}")
+        gradient_reduction.forget(self.local)
+        self.local.grad = None if value is None else scatter(value, self.dist).local
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
 
     @property
     def grad_fn(self) -> Any:  # type: ignore[override]

@@ -2,7 +2,8 @@
 
 A contribution to the gradient of a leaf parameter that :func:`mark` has marked goes to a side buffer; buffers are
 summed in buckets while backward goes on, and added to ``.grad`` before ``backward()`` returns. ``.grad`` itself is
-never reduced. Everything else (plain tensors, ``torch.autograd.grad``, parameters with hooks) is summed at once.
+never reduced. Under :func:`no_sync` the buffers are kept until the next pass outside of it, or until somebody asks for
+``.grad``. Everything else (plain tensors, ``torch.autograd.grad``, parameters with hooks) is summed at once.
 
 Source: Dryden et al. 2019, III-A (allreduce of dL/dw) and V-A (hidden behind the layers that follow).
 """
@@ -14,6 +15,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from mpi4py import MPI
@@ -131,7 +133,7 @@ _orphans: list[_Bucket] = []
 def defer(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
     """Add the sum of ``share`` over ``comm`` to ``leaf.grad`` by the time the running backward returns.
 
-    Under :func:`no_sync`, by the time the next backward outside of it returns.
+    Under :func:`no_sync`, by the time that anybody looks at it.
     """
     if _keeping:
         _keep(leaf, share, comm)
@@ -149,30 +151,30 @@ def defer(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
 _keeping = False
 """Whether shares stay on this rank. A plain global: on a GPU autograd runs backward in threads of its own."""
 
-_keepers: list[torch.Tensor] = []
-"""Leaves whose gradients have kept shares, in the order in which they came: the same on all ranks.
-
-Held until the next sum, though nobody else may want them any more: when Python frees a model is not the same on all
-ranks, and they would not agree on what there is to sum.
-"""
-
-_KEPT = "_distconv_kept"
-
 
 @dataclass(eq=False)
 class _Kept:
-    """Shares of a gradient that are still to be summed. They belong to the ``.grad`` tensor and go when it goes."""
+    """Shares of the gradient of ``leaf`` that are still to be summed, for each communicator."""
 
-    version: int
+    leaf: torch.Tensor
     shares: dict[int, tuple[torch.Tensor, MPI.Intracomm]] = field(default_factory=dict)
+
+
+_kept: dict[int, _Kept] = {}
+"""By the leaf's id, in the order in which they came, which is the same on all ranks.
+
+They hold their leaves, though nobody else may want them any more: when Python frees a model is not the same on all
+ranks, and they would not agree on what there is to sum.
+"""
 
 
 @contextmanager
 def no_sync() -> Iterator[None]:
     """Backward passes inside sum no gradients of parameters over the ranks: the next one outside does it for all.
 
-    For gradient accumulation over micro-batches, as ``DistributedDataParallel.no_sync``. ``.grad`` is complete once
-    that next backward has returned; ``zero_grad`` before it forgets what was accumulated.
+    For gradient accumulation over micro-batches, as ``DistributedDataParallel.no_sync``. Whoever looks at a ``.grad``
+    earlier (an optimizer, clipping, ``zero_grad``, a print) finds it whole, as in one process: it is summed then, which
+    is collective.
     """
     global _keeping
     before, _keeping = _keeping, True
@@ -182,35 +184,51 @@ def no_sync() -> Iterator[None]:
         _keeping = before
 
 
-def _kept(leaf: torch.Tensor) -> _Kept | None:
-    grad = leaf.grad
-    found: _Kept | None = getattr(grad, _KEPT, None)
-    if grad is None or found is None:
-        return None
-    # zero_grad(set_to_none=False) leaves the same tensor.
-    return None if grad._version != found.version and not grad.any() else found
-
-
 def _keep(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
+    if not _kept:
+        torch.nn.Parameter.grad = property(_whole_grad, _set_grad, _delete_grad)  # type: ignore[assignment]
+    shares = _kept.setdefault(id(leaf), _Kept(leaf)).shares
     with torch.no_grad():
-        kept = _kept(leaf)
-        if kept is None:
-            if leaf.grad is None:
-                leaf.grad = torch.zeros_like(leaf)
-            kept = _Kept(leaf.grad._version)
-            setattr(leaf.grad, _KEPT, kept)
-            _keepers.append(leaf)
-        before, _ = kept.shares.get(comm.handle, (None, comm))
-        kept.shares[comm.handle] = (share.clone() if before is None else before + share, comm)
+        before = shares.get(comm.handle)
+        shares[comm.handle] = (share.clone() if before is None else before[0] + share, comm)
 
 
 def _take_kept() -> list[tuple[torch.Tensor, torch.Tensor, MPI.Intracomm]]:
     """All shares that are kept, which are kept no longer."""
-    taken = []
-    for leaf in _keepers:
-        kept = _kept(leaf)
-        if kept is not None:
-            taken += [(leaf, share, comm) for share, comm in kept.shares.values()]
-            delattr(leaf.grad, _KEPT)
-    _keepers.clear()
+    taken = [(kept.leaf, share, comm) for kept in _kept.values() for share, comm in kept.shares.values()]
+    if _kept:
+        del torch.nn.Parameter.grad
+    _kept.clear()
     return taken
+
+
+def settle(leaf: torch.Tensor) -> None:
+    """Make ``leaf.grad`` whole if shares of it are kept, and with it all others. Collective."""
+    if id(leaf) in _kept:
+        _Backward().finish()
+
+
+def forget(leaf: torch.Tensor) -> None:
+    """Give up what is kept for ``leaf``: its gradient gets another value."""
+    kept = _kept.get(id(leaf))
+    if kept is not None:
+        kept.shares.clear()
+
+
+_GRAD: Any = torch.Tensor.grad
+"""What ``Parameter.grad`` is while nothing is kept."""
+
+
+def _whole_grad(parameter: torch.nn.Parameter) -> torch.Tensor | None:
+    settle(parameter)
+    grad: torch.Tensor | None = _GRAD.__get__(parameter)
+    return grad
+
+
+def _set_grad(parameter: torch.nn.Parameter, grad: torch.Tensor | None) -> None:
+    forget(parameter)
+    _GRAD.__set__(parameter, grad)
+
+
+def _delete_grad(parameter: torch.nn.Parameter) -> None:
+    _set_grad(parameter, None)

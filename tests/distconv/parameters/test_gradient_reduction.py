@@ -147,14 +147,70 @@ def test_parameters_that_the_last_pass_does_not_use_keep_what_was_accumulated(co
     as_in_one_process(comm, scenario)
 
 
+def scale(bench):
+    for parameter in bench.model.parameters():
+        parameter.grad.mul_(0.5)
+
+
+def replace(bench):
+    for parameter in bench.model.parameters():
+        parameter.grad = parameter.grad * 0.5
+
+
+def assign_plain(bench):
+    for parameter in bench.model.parameters():
+        parameter.grad = torch.full(parameter.shape, 0.1, dtype=parameter.dtype)
+
+
+def clip(bench):
+    bench.seen.append(dc.gather(torch.nn.utils.clip_grad_norm_(bench.model.parameters(), 0.1)))
+
+
+def read(bench):
+    bench.seen += [dc.gather(parameter.grad).clone() for parameter in bench.model.parameters()]
+
+
+def step(bench):
+    bench.optimizer.step()
+
+
+def differentiate(bench):
+    torch.autograd.grad(bench.loss(5), list(bench.model.parameters()))
+
+
+def clear(bench):
+    for parameter in bench.model.parameters():
+        del parameter.grad
+
+
+@pytest.mark.parametrize("between", [scale, replace, assign_plain, clip, read, step, differentiate, clear])
+@pytest.mark.ranks(at_most=4)
+def test_whoever_looks_between_passes_without_sums_finds_what_one_process_has(comm, between):
+    def scenario(bench):
+        bench.seen = []
+        for number in range(3):
+            with bench.no_sync():
+                bench.loss(number).backward()
+            between(bench)
+        bench.optimizer.step()
+        state = {name: dc.gather(value) for name, value in bench.model.state_dict().items()}
+        return state | {f"seen {number}": value.detach() for number, value in enumerate(bench.seen)}
+
+    as_in_one_process(comm, scenario)
+
+
 @pytest.mark.ranks(at_least=2, at_most=6)
 def test_no_gradient_is_summed_within_no_sync(comm, monkeypatch):
     bench = Bench(grid_over(comm, n=comm.size))
-    started = []
-    monkeypatch.setattr("distconv.parameters.gradient_reduction._Bucket.launch", lambda bucket: started.append(bucket))
+    started, launch = [], gradient_reduction._Bucket.launch
+    monkeypatch.setattr(gradient_reduction._Bucket, "launch", lambda bucket: started.append(bucket) or launch(bucket))
     with dc.no_sync():
         bench.loss(1).backward()
+        bench.loss(2).backward()
     assert not started
+    assert all(parameter.grad is not None for parameter in bench.model.parameters())
+    assert started
+    assert "grad" not in vars(torch.nn.Parameter)  # nothing is kept any more
 
 
 @pytest.mark.ranks(at_least=2, at_most=6)
