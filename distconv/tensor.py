@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -16,7 +16,7 @@ from distconv.grid import ProcessGrid
 from distconv.parameters import gradient_reduction
 from distconv.process import profiling, watchdog
 
-_METADATA = frozenset(
+METADATA = frozenset(
     getattr(torch.Tensor, name)
     for name in (
         "dim", "ndimension", "size", "numel", "nelement", "is_floating_point", "is_complex", "is_signed",
@@ -43,6 +43,9 @@ class DistTensor(torch.Tensor):
     Functions of torch called with it go to distributed operators; ``shape``, ``dtype`` and ``device`` are those of the
     global tensor. It has no storage of its own: autograd lives on ``local``.
     """
+
+    gives_way_to: ClassVar[set[type]] = set()
+    """Kinds of tensors that handle calls with DistTensors themselves."""
 
     dist: Distribution  # type: ignore[assignment]
     _local: torch.Tensor
@@ -74,10 +77,12 @@ class DistTensor(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in _METADATA:
+        if func in METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         try:
+            if len(types) > 1 and not cls.gives_way_to.isdisjoint(types):
+                return NotImplemented
             if agreement.level == "all":
                 _agree_on_call(func, args)
             if profiling.enabled():

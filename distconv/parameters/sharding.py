@@ -23,6 +23,7 @@ from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.parameters import gradient_reduction
 from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split, groups_divide
+from distconv.parameters.state_tensor import whole_of
 from distconv.tensor import DistTensor
 
 
@@ -92,7 +93,7 @@ def _whole_in_place(module: torch.nn.Module, state: dict[str, Any], prefix: str,
         value = state.get(prefix + key)
         # With keep_vars=True the caller wants the parameters themselves.
         if isinstance(value, DistTensor) and id(value) != id(module._parameters[key]):
-            state[prefix + key] = value.gather()
+            state[prefix + key] = whole_of(value)
 
 
 # -- optimizers -------------------------------------------------------------------------------------------------------
@@ -122,7 +123,7 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
 
 def _whole_state(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     state = {
-        number: {k: v.gather() if isinstance(v, DistTensor) else v for k, v in entries.items()}
+        number: {key: whole_of(value) for key, value in entries.items()}
         for number, entries in state_dict["state"].items()
     }
     return {**state_dict, "state": state}
