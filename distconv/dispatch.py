@@ -15,6 +15,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._pytree import tree_map
 
 from distconv.errors import DistconvError, NoRule
 
@@ -114,6 +115,14 @@ def _takes(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 def fallback(error: NoRule, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """What the exact fallback makes of a call that has no rule, as ``error`` says."""
     return _FALLBACK[0](error, function, args, kwargs)
+
+
+def map_leaves(change: Callable[[Any], Any], values: Any) -> Any:
+    """``values``, in whatever tuples, lists and dictionaries, each replaced by what ``change`` makes of it.
+
+    A ``torch.Size`` is one value: as a plain tuple it would be taken for data.
+    """
+    return tree_map(change, values, is_leaf=lambda value: isinstance(value, torch.Size))
 
 
 def name_of(function: object) -> str:

@@ -32,6 +32,12 @@ _LIKE_INPUT = _CONVOLUTIONS | {torch.nn.functional.group_norm, torch.group_norm,
 """Whose results without memory are contiguous in any case, unlike those with."""
 
 
+_IN_PLACE = frozenset(
+    getattr(torch.Tensor, f"{name}_") for name in ("squeeze", "unsqueeze", "transpose", "t", "swapaxes", "swapdims")
+)
+"""What gives its argument other dimensions, and strides with them."""
+
+
 class _Frozen(NamedTuple):
     """A tensor, as far as strides depend on it."""
 
@@ -52,7 +58,7 @@ class _Outcome(NamedTuple):
 
 def follow(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
     """``result`` of a call, with the strides that it has in one process."""
-    if not (function in _REORDERS or _unusual(args) or (kwargs and _unusual(kwargs.values()))):
+    if not (function in _REORDERS or _unusual(args) or (kwargs and _unusual(kwargs.values()))) or function in _IN_PLACE:
         return result
     found = _outcome(function, args, kwargs)
     first: Any = args[0] if args else None

@@ -97,6 +97,9 @@ class DistTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func is torch.ops.aten.set_.source_Tensor:  # torch asks no __torch_function__ about it
+            args[0].data = args[1]
+            return args[0]
         raise UnsupportedOperation(f"{func} reached a DistTensor below torch's function interface; gather it first")
 
     # -- what it is ---------------------------------------------------------------------------------------------------
@@ -211,17 +214,18 @@ class DistTensor(torch.Tensor):
         Raises
         ------
         UnsupportedOperation
-            If it is set to a tensor of another dtype or on another device.
+            If it is set to a tensor of another shape or dtype, or on another device.
         """
         found: DistTensor = dispatch.operator_for(_DATA.__get__)(self)
         return found
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        if value.dtype != self.dtype or value.device != self.device:
+        if (value.shape, value.dtype, value.device) != (self.shape, self.dtype, self.device):
             raise UnsupportedOperation(
-                f"a DistTensor of {self.dtype} on {self.device} cannot become {value.dtype} on {value.device} in "
-                "place: convert the model before parallelize, or the tensor with .to()"
+                f"a DistTensor of {tuple(self.shape)}, {self.dtype} on {self.device} cannot become "
+                f"{tuple(value.shape)}, {value.dtype} on {value.device} in place: convert the model before "
+                "parallelize, or the tensor with .to() or reshape()"
             )
         self.local.data = scatter(value, self.dist).local
 

@@ -89,11 +89,11 @@ def _replace(parameter: torch.Tensor, layout: Distribution) -> None:
 
 
 def _whole_in_place(module: torch.nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    for key in module._parameters:
-        value = state.get(prefix + key)
-        # With keep_vars=True the caller wants the parameters themselves.
-        if isinstance(value, DistTensor) and id(value) != id(module._parameters[key]):
-            state[prefix + key] = whole_of(value)
+    # With keep_vars=True the caller wants the parameters themselves.
+    own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}
+    for name, value in state.items():
+        if name.startswith(prefix) and id(value) not in own:
+            state[name] = whole_of(value)
 
 
 # -- optimizers -------------------------------------------------------------------------------------------------------

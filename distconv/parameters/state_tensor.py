@@ -1,8 +1,8 @@
 """What state dicts hold of sharded parameters: whole plain tensors on which changes in place pass both ways.
 
-In one process the tensors of ``state_dict()`` are the parameters' memory: moving averages, surgery on weights and resets
-of an optimizer write into them. Here they are copies that know whose. What a call changes in one is written back to the
-block, and one whose parameter has been changed since is gathered again when anybody looks at its values.
+In one process the tensors of ``state_dict()`` are the parameters' memory: moving averages, surgery on weights and
+resets of an optimizer write into them. Here they are copies that know whose. What a call changes in one is written back
+to the block, and one whose parameter has been changed since is gathered again when anybody looks at its values.
 """
 
 from __future__ import annotations
@@ -12,11 +12,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
+from distconv.dispatch import map_leaves
 from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
 from distconv.tensor import METADATA, DistTensor
+
+_WITHOUT_VALUES = METADATA | {
+    *(
+        vars(torch._C.TensorBase)[name].__get__
+        for name in "shape dtype device ndim requires_grad is_leaf grad_fn".split()
+    ),
+    torch.Tensor.__len__,
+    torch.Tensor.stride,
+}
+"""What may be asked of a tensor on one rank alone."""
 
 
 class _Memory:
@@ -47,7 +58,7 @@ class _Memory:
         """Let the source have the values of the whole."""
         x = self.source
         with torch.no_grad():
-            x.copy_(DistTensor(self.whole, Distribution(x.grid, (None,) * x.dim()), x.shape))
+            x.copy_(_replicated(self.whole, x))
         self._seen = self._changes()
 
     def tensor(self, values: torch.Tensor) -> StateTensor:
@@ -61,10 +72,12 @@ class _Memory:
         if isinstance(result, np.ndarray):
             # Nobody would see what is written into it.
             result.flags.writeable = False
-        elif type(result) is torch.Tensor and result.layout is torch.strided and result.numel():
-            if result.untyped_storage().data_ptr() == self.whole.untyped_storage().data_ptr():
-                return self.tensor(result)
-        return result
+        return self.tensor(result) if type(result) is torch.Tensor and self._holds(result) else result
+
+    def _holds(self, tensor: torch.Tensor) -> bool:
+        if tensor.layout is not torch.strided or not tensor.numel():
+            return False
+        return bool(tensor.untyped_storage().data_ptr() == self.whole.untyped_storage().data_ptr())
 
 
 class StateTensor(torch.Tensor):
@@ -81,7 +94,7 @@ class StateTensor(torch.Tensor):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """``func`` of plain tensors; what it has changed is written back."""
-        if func in METADATA:
+        if func in _WITHOUT_VALUES:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         leaves = tree_leaves((args, kwargs))
@@ -91,15 +104,16 @@ class StateTensor(torch.Tensor):
             memory.refresh()
         before = [_version(x) for x in given]
         if any(isinstance(x, DistTensor) for x in leaves):
-            plain = {id(x): _plain(x) for x in given}
-            args, kwargs = tree_map(lambda x: plain.get(id(x), x), (tuple(args), kwargs))
-            found = func(*args, **(kwargs or {}))
+            twins = {id(x): _replicated(_plain(x), x.memory.source) for x in given}
+            args, kwargs = map_leaves(lambda x: twins.get(id(x), x), (tuple(args), kwargs))
+            own = {id(twins[id(x)]): x for x in given}
+            found = map_leaves(lambda y: own.get(id(y), y), func(*args, **(kwargs or {})))
         else:
             with torch._C.DisableTorchFunctionSubclass():
                 found = func(*args, **(kwargs or {}))
         for memory in {x.memory for x, version in zip(given, before, strict=True) if _version(x) != version}:
             memory.write_back()
-        return found if found is None else tree_map(lambda y: _handed_out(y, memories), found)
+        return found if found is None else map_leaves(lambda y: _handed_out(y, memories), found)
 
     def __deepcopy__(self, memo: object) -> torch.Tensor:
         return self.clone()
@@ -114,6 +128,10 @@ class StateTensor(torch.Tensor):
 
 
 DistTensor.gives_way_to.add(StateTensor)
+
+
+def _replicated(values: torch.Tensor, like: DistTensor) -> DistTensor:
+    return DistTensor(values, Distribution(like.grid, (None,) * values.dim()), values.shape)
 
 
 def _plain(tensor: StateTensor) -> torch.Tensor:
@@ -136,5 +154,6 @@ def whole_of(value: Any) -> Any:
     """What a state dict holds of ``value``: of a DistTensor the whole. Collective."""
     if not isinstance(value, DistTensor):
         return value
-    memory = _Memory(value.detach())
+    detached: Any = value.detach()
+    memory = _Memory(detached)
     return memory.tensor(memory.whole)

@@ -8,16 +8,17 @@ changes in place, an ``out=`` included, is written back. Plain tensors count as 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
-from distconv.dispatch import is_fallback, short_name
+from distconv.dispatch import is_fallback, map_leaves, short_name
 from distconv.errors import NoRule, ReplicationWarning, UnsupportedOperation
 from distconv.layers.plumbing.alignment import as_distributed
 from distconv.layers.plumbing.call_site import warn_once
-from distconv.layers.plumbing.inplace_views import changed, moved, no_way_back, viewed
+from distconv.layers.plumbing.inplace_views import changed, moved, viewed
 from distconv.layers.plumbing.random_state import agree_on_generator, random_states
 from distconv.process.environment import FALLBACK, FALLBACK_LIMIT
 from distconv.tensor import DistTensor
@@ -56,6 +57,13 @@ class _Gathered:
             x.dist, x._shape = as_distributed(whole, x.grid).dist, whole.shape
         changed(x)
 
+    def put_back(self, result: torch.Tensor, view: DistTensor) -> None:
+        """Let the argument have the values of ``view``, which is ``result``, a view of the whole."""
+        values = view.replicated().local
+        if values is not result:
+            result.copy_(values)
+        self.write_back()
+
     def shares(self, result: torch.Tensor) -> bool:
         """Whether ``result`` lies in the memory of the whole."""
         memory = self.whole.untyped_storage().data_ptr()
@@ -81,7 +89,7 @@ def gathered_call(error: NoRule, function: Callable[..., Any], args: Sequence[An
 
     generators = [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
     before = random_states(distributed[0].device, generators)
-    found = function(*tree_map(whole, tuple(args)), **tree_map(whole, dict(kwargs)))
+    found = function(*map_leaves(whole, tuple(args)), **map_leaves(whole, dict(kwargs)))
     if random_states(distributed[0].device, generators) != before:
         agree_on_generator(distributed[0], *generators)
     for argument in gathered.values():
@@ -89,7 +97,7 @@ def gathered_call(error: NoRule, function: Callable[..., Any], args: Sequence[An
             argument.write_back()
     plain = {id(leaf) for leaf in leaves}
     name = short_name(function)
-    return tree_map(lambda y: y if id(y) in plain else _laid_out(name, y, list(gathered.values())), found)
+    return map_leaves(lambda y: y if id(y) in plain else _laid_out(name, y, list(gathered.values())), found)
 
 
 def gathered_along(
@@ -98,7 +106,7 @@ def gathered_along(
     """``function`` of ``input`` with only ``dims`` whole, for functions that look along these alone."""
     argument = _Gathered(input, dims)
     found = function(argument.whole, *args, **named)
-    return tree_map(lambda y: _laid_out(function.__name__, y, [argument], dims), found)
+    return map_leaves(lambda y: _laid_out(function.__name__, y, [argument], dims), found)
 
 
 def _permit(error: NoRule, function: object, distributed: Iterable[DistTensor]) -> None:
@@ -133,7 +141,8 @@ def _laid_out(name: str, result: Any, arguments: Sequence[_Gathered], dims: Sequ
         if argument.shares(result):
             seen = argument.whole is argument.given.local and y.local is result
             again = _refuse_again(name)
-            return viewed(y, argument.given, again) if seen else moved(y, argument.given, again, no_way_back(name))
+            way_back = partial(argument.put_back, result)
+            return viewed(y, argument.given, again) if seen else moved(y, argument.given, again, way_back)
     return y
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from distconv.dispatch import implements
+from distconv.dispatch import implements, short_name
 from distconv.distribution import Distribution
 from distconv.errors import NoRule, UnsupportedOperation
 from distconv.grid import cached_on_grid
@@ -217,18 +217,21 @@ def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistT
     gone = _of_extent_one(input, dim)
     if any(input.dist.split[d] for d in gone):
         raise UnsupportedOperation(f"squeeze_ of a split dimension of {input.dist}: write x = x.squeeze(...)")
-    dist, shape = _without(input, gone)
+    narrower = input.squeeze(gone)
     input.local.squeeze_(gone)
-    input.dist, input._shape = dist, shape
-    return input
+    return _laid_out_as(input, narrower)
 
 
 @implements(torch.Tensor.unsqueeze_)
 def unsqueeze_(input: DistTensor, dim: int) -> DistTensor:
     """``Tensor.unsqueeze_``."""
-    grown = unsqueeze(input, dim)
+    grown = input.unsqueeze(dim)
     input.local.unsqueeze_(dim % grown.dim())
-    input.dist, input._shape = grown.dist, grown.shape
+    return _laid_out_as(input, grown)
+
+
+def _laid_out_as(input: DistTensor, other: Any) -> DistTensor:
+    input.dist, input._shape, input._strides = other.dist, other.shape, other._strides
     return input
 
 
@@ -287,13 +290,22 @@ def _register_orders() -> None:
 _register_orders()
 
 
-@implements(torch.Tensor.transpose_, torch.Tensor.t_, torch.Tensor.swapaxes_, torch.Tensor.swapdims_)
-def reorder_(input: DistTensor, *dims: int) -> DistTensor:
-    """In-place reordering, which a DistTensor does not have.
+def _reordered_(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
+    """``input``, from now on as ``function`` would return it.
 
     Raises
     ------
     UnsupportedOperation
-        Always.
+        If it is a copy that stands for a view, which would be taken again in its old order.
     """
-    raise UnsupportedOperation("transposing a DistTensor in place: write x = x.transpose(...)")
+    if input._view is not None:
+        raise UnsupportedOperation(
+            f"reordering a view of a DistTensor in place: write x = x.{short_name(function)}(...)"
+        )
+    turned: Any = function(input, *args, **named)
+    input._local = turned.local
+    return _laid_out_as(input, turned)
+
+
+for _name in ("transpose", "t", "swapaxes", "swapdims"):
+    implements(getattr(torch.Tensor, f"{_name}_"))(partial(_reordered_, getattr(torch.Tensor, _name)))

@@ -219,3 +219,49 @@ def test_computed_weights_stay_whole_and_are_not_computed_once_more(comm):
         return whole_gradients(model) | model.state_dict()
 
     as_in_one_process(comm, scenario)
+
+
+def halved(layer):
+    return nn.utils.parametrize.register_parametrization(layer, "weight", Half())
+
+
+class Half(nn.Module):
+    def forward(self, weight):
+        return weight * 0.5 + weight.norm()
+
+
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.ranks(at_most=4)
+@pytest.mark.parametrize(
+    "change", [halved, nn.utils.parametrizations.spectral_norm, nn.utils.parametrizations.orthogonal]
+)
+def test_weights_that_are_sharded_may_be_computed_from_then_on(comm, change):
+    def scenario(bench):
+        torch.manual_seed(6)
+        for layer in (bench.model.second, bench.model.hidden):
+            change(layer)
+        bench.optimizer = bench.made(bench.model)
+        for step in range(2):
+            bench.optimizer.zero_grad()
+            bench.loss(step).backward()
+            bench.optimizer.step()
+        return whole_gradients(bench.model) | bench.model.state_dict()
+
+    as_in_one_process(comm, scenario)
+
+
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.ranks(at_most=4)
+def test_sharded_weights_are_initialised_as_whole_ones(comm):
+    def scenario(bench):
+        torch.manual_seed(1)
+        nn.init.orthogonal_(bench.model.second.weight)
+        nn.init.orthogonal_(bench.model.hidden.weight)
+        nn.init.kaiming_normal_(bench.model.up.weight)
+        nn.init.dirac_(bench.model.first.weight)
+        bench.model.head.reset_parameters()
+        return bench.model.state_dict()
+
+    as_in_one_process(comm, scenario)

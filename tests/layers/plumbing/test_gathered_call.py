@@ -45,6 +45,14 @@ def _written(x):
     return y * x
 
 
+def _diagonal(x):
+    y = x * 2
+    y.diagonal(dim1=2, dim2=3).mul_(3)
+    y.diagonal(dim1=2, dim2=3)[y.diagonal(dim1=2, dim2=3) < 0] *= -1
+    torch.diagonal(y, dim1=0, dim2=1).copy_(x.mean() * torch.arange(3.0, dtype=x.dtype))
+    return y * x
+
+
 IDIOMS = {
     "a function": lambda x: torch.linalg.svdvals(x),
     "a method": lambda x: x.renorm(2, 1, 0.5),
@@ -61,6 +69,8 @@ IDIOMS = {
     "a list of tensors": lambda x: torch.block_diag(x[0, 0], x[1, 1]),
     "an index by name": lambda x: torch.index_add(x, dim=2, index=torch.tensor([1, 3]), source=x[:, :, :2] * 3),
     "in place": _written,
+    "views in place": _diagonal,
+    "a shape among the arguments": lambda x: x.new(x.shape).zero_() + x.detach().new(torch.Size([5])).fill_(2) * x,
     "a triangle in place": lambda x: (x * 2).triu_() * x,
     "a plain argument": lambda x: torch.kron(x, torch.full((1, 2, 1, 1), 2.0, dtype=torch.float64)),
     "reentrant checkpointing": lambda x: checkpoint(lambda y: F.avg_pool2d(y.sin(), 2), x, use_reentrant=True),
@@ -218,13 +228,6 @@ def test_an_output_of_another_shape_is_refused(comm):
     out = torch.zeros_like(x[:, :, 2:])
     with pytest.warns(UserWarning, match="resized"):
         raises_everywhere(comm, dc.UnsupportedOperation, "cannot become one of", lambda: torch.linalg.inv(x, out=out))
-
-
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
-@pytest.mark.ranks(at_least=2)
-def test_a_view_that_had_to_be_gathered_is_not_changed_in_place(comm):
-    x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
-    raises_everywhere(comm, dc.UnsupportedOperation, "it is a copy", lambda: x.diagonal(dim1=1, dim2=2).zero_())
 
 
 # -- warnings, and what stays refused -------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ CALLS = {
     "storage": (torch.Tensor.untyped_storage, "use .local"),
     "dlpack": (lambda x: x.__dlpack__(), "use .local"),
     "sharing": (torch.Tensor.share_memory_, "use .local"),
-    "set_": (lambda x: x.set_(torch.zeros(3, dtype=torch.float64)), "gather it first"),
+    "set_": (lambda x: x.set_(torch.zeros(3, dtype=torch.float64)), "cannot become"),
     "strides": (lambda x: x.as_strided((2,), (1,), storage_offset=1), "use reshape"),
     "shape": (lambda x: x.resize_(2, 2), "use a new one"),
     "array": (np.asarray, "use gather"),

@@ -39,6 +39,8 @@ SHAPES = {
     "T": lambda x: x[0, 0].T + x[0, 1].t().mT.mT,
     "mT": lambda x: x.mT,
     "H": lambda x: x[0, :, 1].H,
+    "transposition in place": lambda x: (x * 2).transpose_(1, 3).add_(1) + (x * 1).swapaxes_(1, -1),
+    "t in place": lambda x: (x[0, 0] * 2).t_().mul_(x[1, 1].t()),
     "atleast": lambda x: torch.atleast_3d(x[0, 0]) * torch.atleast_2d(x[0, 0, 0])[0, 0],
     "expand": lambda x: x[:, :1].expand(-1, 6, -1, -1),
     "expand by a dimension": lambda x: x.expand(2, 3, 4, 7, 5),
@@ -115,12 +117,21 @@ def test_dimensions_are_added_and_dropped_in_place(comm):
     assert torch.equal(dc.gather(x), normal(*SHAPE) + 1)
 
 
+def test_draws_like_a_tensor_that_was_transposed_in_place_are_those_of_one_process(comm):
+    def drawn(x):
+        torch.manual_seed(3)
+        return torch.rand_like((x * 1).transpose_(1, 3).unsqueeze_(2)).squeeze(2)
+
+    found = drawn(dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size)))
+    assert torch.equal(dc.gather(found), drawn(normal(*SHAPE)))
+
+
 @pytest.mark.ranks(at_least=2)
 @pytest.mark.parametrize(
     ("call", "way_out"),
     [
         (lambda x: x[:, :, :1].squeeze_(2), r"x = x.squeeze\(...\)"),
-        (lambda x: x.transpose_(1, 2), r"x = x.transpose\(...\)"),
+        (lambda x: x.flatten(1).transpose_(0, 1), r"x = x.transpose\(...\)"),
         (lambda x: x.view(torch.int64), r"\.to\(dtype\)"),
     ],
 )
