@@ -247,7 +247,13 @@ class DistTensor(torch.Tensor):
 
     @property
     def grad(self) -> DistTensor | None:
-        """The gradient, distributed as the tensor is, or None. Collective after a backward pass under ``no_sync``."""
+        """The gradient, distributed as the tensor is, or None. Collective after a backward pass under ``no_sync``.
+
+        Raises
+        ------
+        RuntimeError
+            If it is set to a tensor of another shape.
+        """
         gradient_reduction.settle(self.local)
         grad = self.local.grad
         return None if grad is None else DistTensor(grad, self.dist, self.shape)

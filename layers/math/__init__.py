@@ -4,6 +4,7 @@
 
     complex     Complex numbers: their parts, and what makes them of these
     extremes    Largest and smallest elements and where they are, with torch's conventions for ties
+    fourier     Fourier transforms: one dimension after another is made whole
     matmul      Matrix products and their like
     norms       Norms and similarities along dimensions, split ones included
     pointwise   Elementwise operators: they act on the blocks as they are once the operands are aligned

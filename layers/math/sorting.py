@@ -1,4 +1,4 @@
-"""Operators that see a whole dimension in its order: sorting, ranking, running sums. A split dimension is gathered."""
+"""Operators that see a whole dimension in its order: sorting, ranking, running sums. A split one is transposed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from distconv.dispatch import implements
 from distconv.layers.plumbing.alignment import result_shape
-from distconv.layers.plumbing.gathered_call import gathered_along
+from distconv.layers.plumbing.gathered_call import called_along
 from distconv.tensor import DistTensor
 
 _DIM = {
@@ -31,12 +31,12 @@ _DIM = {
 
 
 def _ordered(function: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
-    """``function`` of the whole dimension on every rank that has a part of it; without ``dim`` of the whole tensor."""
+    """``function`` of whole dimensions, each rank having some of the lines; without ``dim`` of the whole tensor."""
     result_shape(_first, function, input, *args, **named)
     place, dim = _DIM[function.__name__]
     dim = named.get("dim", named.get("axis", args[place] if len(args) > place else dim))
     dims = range(input.dim()) if dim is None else [dim % max(1, input.dim())][: input.dim()]
-    return gathered_along(function, input, dims, *args, **named)
+    return called_along(function, input, dims, *args, **named)
 
 
 def _first(function: Any, *args: Any, **named: Any) -> torch.Tensor:

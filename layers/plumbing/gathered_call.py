@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from distconv.dispatch import is_fallback, map_leaves, short_name
 from distconv.errors import NoRule, ReplicationWarning, UnsupportedOperation
-from distconv.layers.plumbing.alignment import as_distributed
+from distconv.layers.plumbing.alignment import as_distributed, transposed
 from distconv.layers.plumbing.call_site import warn_once
 from distconv.layers.plumbing.inplace_views import changed, moved, viewed
 from distconv.layers.plumbing.random_state import agree_on_generator, random_states
@@ -31,7 +31,8 @@ class _Gathered:
     """An argument, whole, and how to know whether a call has changed it."""
 
     def __init__(self, given: DistTensor, dims: Sequence[int] | None = None) -> None:
-        self.given, self.part = given, given.replicated(dims)
+        self.given = given
+        self.part = given.replicated() if dims is None else transposed(given, dims)
         self.whole = self.part.local
         self._before = self._state()
 
@@ -100,10 +101,11 @@ def gathered_call(error: NoRule, function: Callable[..., Any], args: Sequence[An
     return map_leaves(lambda y: y if id(y) in plain else _laid_out(name, y, list(gathered.values())), found)
 
 
-def gathered_along(
-    function: Callable[..., Any], input: DistTensor, dims: Sequence[int], *args: Any, **named: Any
-) -> Any:
-    """``function`` of ``input`` with only ``dims`` whole, for functions that look along these alone."""
+def called_along(function: Callable[..., Any], input: DistTensor, dims: Sequence[int], *args: Any, **named: Any) -> Any:
+    """``function`` of ``input`` with only ``dims`` whole, for functions that look along these alone.
+
+    Results that still have these dimensions are split as ``input`` is.
+    """
     argument = _Gathered(input, dims)
     found = function(argument.whole, *args, **named)
     return map_leaves(lambda y: _laid_out(function.__name__, y, [argument], dims), found)
@@ -164,6 +166,8 @@ def _distributed(result: torch.Tensor, arguments: Sequence[_Gathered], dims: Seq
     elif result.dim() == first.dim():
         shape = torch.Size(result.shape[d] if d in dims else n for d, n in enumerate(first.shape))
         y = DistTensor(result, first.dist, shape)
+        if shape != arguments[0].given.shape:
+            return y.redistribute(arguments[0].given.dist.with_axes(arguments[0].given.dist.axes, keep_irregular=False))
     else:
         left = [d for d in range(first.dim()) if d not in dims]
         axes = [first.dist.axes[d] for d in left]

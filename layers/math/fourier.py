@@ -1,0 +1,115 @@
+"""``torch.fft``: dimensions are transformed where they are whole, all at once if they can be, else one after the other.
+
+An axis that splits a dimension moves to another one while that is transformed (``alignment.transposed``), so that each
+rank transforms its share of the lines. The result is split as the input was.
+
+Source: the pencils of distributed Fourier transforms, e.g. Dalcin, Mortensen, Keyes 2019, section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from distconv.dispatch import implements
+from distconv.layers.plumbing.alignment import result_shape, transposed
+from distconv.layers.plumbing.empty_blocks import like_other_ranks
+from distconv.tensor import DistTensor
+
+Transform = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A transform of several dimensions, and what it is of each: complex but in the last one, which may be real."""
+
+    whole: Transform
+    each: Transform
+    last: Transform
+    last_comes_first: bool = False
+
+    def steps(self, x: DistTensor, dims: Sequence[int]) -> list[tuple[Transform, list[int]]]:
+        """Which places in ``dims`` are transformed together, and by what."""
+        places = list(range(len(dims)))
+        if len(dims) == 1 or _at_once(x, dims):
+            return [(self.whole, places)]
+        here = [i for i in places[:-1] if x.dist.split[dims[i]] is None]
+        moved = [i for i in places[:-1] if i not in here]
+        rest = [(self.each, group) for group in (here, *([i] for i in moved)) if group]
+        last = [(self.last, places[-1:])]
+        return last + rest if self.last_comes_first else rest + last
+
+
+_FFT = torch.fft
+_KINDS = {
+    "fft": _Kind(_FFT.fftn, _FFT.fftn, _FFT.fftn),
+    "ifft": _Kind(_FFT.ifftn, _FFT.ifftn, _FFT.ifftn),
+    "rfft": _Kind(_FFT.rfftn, _FFT.fftn, _FFT.rfftn, last_comes_first=True),
+    "irfft": _Kind(_FFT.irfftn, _FFT.ifftn, _FFT.irfftn),
+    "hfft": _Kind(_FFT.hfftn, _FFT.fftn, _FFT.hfftn),
+    "ihfft": _Kind(_FFT.ihfftn, _FFT.ifftn, _FFT.ihfftn, last_comes_first=True),
+}
+
+
+def _at_once(x: DistTensor, dims: Sequence[int]) -> bool:
+    """Whether all ``dims`` can be made whole with no two ranks transforming the same lines."""
+    return len(transposed(x, dims).dist.split_axes) == len(x.dist.split_axes)
+
+
+def _along(function: Transform, x: DistTensor, dims: list[int], sizes: list[int], norm: str | None) -> DistTensor:
+    x = transposed(x, dims)
+    options = (tuple(sizes), tuple(dims), norm)
+    shape = result_shape(function, x, *options)
+    local = like_other_ranks(lambda block: function(block, *options), x.dist.local_shape(shape), x.local)
+    return DistTensor(local, x.dist, shape)
+
+
+def _transformed(kind: _Kind, x: DistTensor, dims: Sequence[int], sizes: Sequence[int], norm: Any) -> DistTensor:
+    """The transform of ``dims`` to ``sizes`` elements; -1 leaves the extent as it is."""
+    home, shape = x.dist, x.shape
+    dims = [d % x.dim() for d in dims]
+    for function, places in kind.steps(x, dims):
+        x = _along(function, x, [dims[i] for i in places], [sizes[i] for i in places], norm)
+    return x.redistribute(home if x.shape == shape else home.balanced())
+
+
+def _one(kind: _Kind, function: Transform, input: Any, n: int | None = None, dim: int = -1, norm: Any = None) -> Any:
+    """Along one dimension."""
+    result_shape(function, input, n, dim, norm)
+    return _transformed(kind, input, [dim], [-1 if n is None else n], norm)
+
+
+def _many(
+    kind: _Kind, function: Transform, default: Any, input: Any, s: Any = None, dim: Any = (), norm: Any = None
+) -> Any:
+    """Along several."""
+    dim = default if dim == () else dim
+    result_shape(function, input, s, dim, norm)
+    if dim is None:
+        dim = range(-(input.dim() if s is None else len(s)), 0)
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    sizes = [-1] * len(dims) if s is None else [s] if isinstance(s, int) else list(s)
+    return _transformed(kind, input, dims, sizes, norm)
+
+
+for _name, _kind in _KINDS.items():
+    for _rule, _function, _rest in (
+        (_one, getattr(_FFT, _name), ()),
+        (_many, getattr(_FFT, f"{_name}2"), ((-2, -1),)),
+        (_many, getattr(_FFT, f"{_name}n"), (None,)),
+    ):
+        implements(_function)(partial(_rule, _kind, _function, *_rest))
+
+
+def _shifted(sign: int, input: DistTensor, dim: int | Sequence[int] | None = None) -> torch.Tensor:
+    """``fftshift`` or its inverse: a roll by half of each extent."""
+    dims = range(input.dim()) if dim is None else [dim] if isinstance(dim, int) else dim
+    return torch.roll(input, [sign * (input.shape[d] // 2) for d in dims], list(dims))
+
+
+implements(_FFT.fftshift)(partial(_shifted, 1))
+implements(_FFT.ifftshift)(partial(_shifted, -1))

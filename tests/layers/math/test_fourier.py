@@ -1,0 +1,86 @@
+"""Fourier transforms of split dimensions, against one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal
+from tests.layers.compare import same_as_one_process
+from tests.layers.spread import TABLE, spread
+
+SHAPE = (3, 4, 7, 5)
+FFT = torch.fft
+
+
+def real(y):
+    """Real and imaginary parts of complex numbers."""
+    return torch.stack([y.real, y.imag])
+
+
+TRANSFORMS = {
+    "fft": lambda x: real(FFT.fft(x)),
+    "fft of split rows": lambda x: real(FFT.fft(x, dim=2)),
+    "fft of samples": lambda x: real(FFT.fft(x, dim=0, norm="ortho")),
+    "ifft of more elements": lambda x: real(FFT.ifft(x, 9, 2, norm="forward")),
+    "rfft of fewer elements": lambda x: real(FFT.rfft(x, 3, dim=-2)),
+    "irfft": lambda x: FFT.irfft(FFT.rfft(x, dim=2), n=7, dim=2),
+    "hfft and ihfft": lambda x: FFT.hfft(FFT.ihfft(x, dim=1), dim=1),
+    "fft2": lambda x: real(FFT.fft2(x)),
+    "rfft2 and irfft2": lambda x: FFT.irfft2(FFT.rfft2(x) * 2, s=x.shape[-2:]),
+    "rfft2 of other sizes": lambda x: real(FFT.rfft2(x, s=(8, 4), norm="ortho")),
+    "ifft2 of channels and rows": lambda x: real(FFT.ifft2(x, dim=(1, 2))),
+    "fftn": lambda x: real(FFT.fftn(x)),
+    "fftn of some": lambda x: real(FFT.fftn(x, dim=(0, 2, 3))),
+    "fftn to sizes": lambda x: real(FFT.fftn(x, s=(3, 8, 6))),
+    "rfftn and irfftn": lambda x: FFT.irfftn(FFT.rfftn(x), s=x.shape),
+    "ifftn": lambda x: real(FFT.ifftn(x, norm="ortho")),
+    "hfft2 and ihfft2": lambda x: FFT.hfft2(FFT.ihfft2(x), s=x.shape[-2:]),
+    "hfftn and ihfftn": lambda x: FFT.hfftn(FFT.ihfftn(x, dim=(1, 2)), dim=(1, 2)),
+    "shifts": lambda x: FFT.fftshift(x) + FFT.ifftshift(x, dim=2) + FFT.fftshift(x, dim=(2, 3)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@TABLE
+def test_a_transform_equals_one_process(comm, name):
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, TRANSFORMS[name], normal(*SHAPE))
+
+
+@pytest.mark.parametrize("name", ["fft2", "rfft2 and irfft2", "rfftn and irfftn", "hfft2 and ihfft2"])
+@pytest.mark.ranks(4)
+def test_one_sample_of_one_channel_is_transformed_line_by_line(comm, name):
+    same_as_one_process(grid_over(comm, h=2, w=2), TRANSFORMS[name], normal(1, 1, 7, 5))
+
+
+@pytest.mark.ranks(at_least=2, at_most=4)
+def test_each_rank_transforms_its_share_of_the_lines(comm, monkeypatch):
+    x = dc.scatter(normal(2, 6, 8, 4), grid_over(comm, h=comm.size))
+    sizes = []
+    FFT.rfft2(x)  # asks torch for the shape of the result, once
+    with torch.profiler.profile(record_shapes=True) as seen:
+        found = FFT.rfft2(x)
+    for event in seen.events():
+        if event.name == "aten::_fft_r2c":
+            sizes.append(torch.Size(event.input_shapes[0]).numel())
+    assert comm.allreduce(sum(sizes)) == x.numel()
+    assert found.dist == x.dist
+
+
+@pytest.mark.ranks(at_most=4)
+def test_a_spectral_convolution_equals_one_process(comm):
+    weight = torch.complex(normal(4, 6, 3, 2, seed=1), normal(4, 6, 3, 2, seed=2))
+
+    def convolved(x):
+        spectrum = FFT.rfft2(x)
+        low = torch.einsum("ncxy,coxy->noxy", spectrum[:, :, :3, :2], weight)
+        out = torch.zeros(3, 6, 7, 3, dtype=weight.dtype)
+        if isinstance(x, dc.DistTensor):
+            out = dc.scatter(out, x.grid)
+        out[:, :, :3, :2] = low
+        return FFT.irfft2(out, s=(7, 5))
+
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, convolved, normal(*SHAPE))
