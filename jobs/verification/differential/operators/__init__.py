@@ -2,7 +2,7 @@
 
 ::
 
-    complex        Draws operators of complex numbers
+    complex        Draws operators of complex numbers, and Fourier transforms
     derivatives    Draws second derivatives: the gradient of a penalty on gradients, through one layer
     elementwise    Draws operators that act element by element
     losses         Draws losses
@@ -61,6 +61,7 @@ OPERATORS: dict[Callable[[Draw], Program], float] = {
     losses.binary_cross_entropy: 2,
     losses.other_loss: 2,
     complex.function: 1,
+    complex.fourier: 1,
     derivatives.penalty: 3,
 }
 """Operators and how often they are drawn."""

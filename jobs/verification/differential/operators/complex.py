@@ -1,4 +1,4 @@
-"""Draws operators of complex numbers."""
+"""Draws operators of complex numbers, and Fourier transforms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.jobs.verification.differential.draw import Draw, Program
-from distconv.jobs.verification.differential.operators.programs import on_function
+from distconv.jobs.verification.differential.operators.programs import image, on_function
 
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda z: z.sum((0, -1)),
@@ -35,3 +35,20 @@ def function(draw: Draw) -> Program:
     shape = (draw.number(1, 4), draw.number(1, 3), *draw.numbers(2, 1, 9))
     z = torch.complex(draw.tensor(*shape), draw.tensor(*shape))
     return on_function("complex", name, _FUNCTIONS[name], z, 2)
+
+
+def fourier(draw: Draw) -> Program:
+    """A transform of an image, its sizes, dimensions and norm drawn; of real and complex numbers as it takes them."""
+    x = image(draw, draw.number(1, 3), draw.numbers(2, 1, 9))
+    name = draw.pick("fft", "ifft", "rfft", "ihfft", "fft2", "ifft2", "rfft2", "fftn", "ifftn", "rfftn", "ihfftn")
+    transform = getattr(torch.fft, name)
+    several = draw.some(range(x.dim()), 4) or [2]
+    dims = several if name[-1] in "2n" else several[0]
+    sizes = draw.pick(None, [draw.number(1, 9) for _ in several] if name[-1] in "2n" else draw.number(1, 9))
+    norm = draw.pick(None, "forward", "ortho")
+
+    def both(t: torch.Tensor) -> torch.Tensor:
+        y = transform(t, sizes, dims, norm)
+        return torch.cat([y.real, y.imag], 1)
+
+    return on_function("fourier", f"{name} {sizes} {dims} {norm}", both, x, 2)
