@@ -38,6 +38,10 @@ _IN_PLACE = frozenset(
 """What gives its argument other dimensions, and strides with them."""
 
 
+_PLAIN = frozenset((int, float, bool, str, type(None)))
+"""What most other arguments are."""
+
+
 class _Frozen(NamedTuple):
     """A tensor, as far as strides depend on it."""
 
@@ -76,6 +80,8 @@ def follow(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def _unusual(values: Iterable[Any]) -> bool:
     """Whether any value says that a result may not be contiguous."""
     for value in values:
+        if type(value) in _PLAIN:
+            continue
         if isinstance(value, torch.Tensor):
             if _strides_of(value) is not None:
                 return True

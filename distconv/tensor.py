@@ -67,7 +67,7 @@ class DistTensor(torch.Tensor):
         return self
 
     def __init__(self, *_: Any) -> None:
-        super().__init__()
+        """Nothing is left to do; torch's own would take no arguments."""
 
     @classmethod
     def __torch_function__(

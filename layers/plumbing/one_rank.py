@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -31,15 +31,16 @@ def shortened(function: Callable[..., Any], operator: dispatch.Operator) -> disp
     @wraps(operator, assigned=(), updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
         given: list[DistTensor] = []
+        first = None if "out" in kwargs else _taken_apart(args[:1], given)
         # Without a distributed first argument it is for the operator to say what the result is.
-        if "out" in kwargs or not _collected(args[:1], given) or not given:
-            return operator(*args, **kwargs)
-        if not (_collected(args[1:], given) and _collected(kwargs.values(), given)):
+        rest = None if first is None or not given else _taken_apart(args[1:], given)
+        named = None if rest is None else _taken_apart(kwargs.values(), given)
+        if first is None or rest is None or named is None:
             return operator(*args, **kwargs)
         local = given[0].local
         before = -1 if local.is_inference() else local._version
         try:
-            y = function(*(_whole(a) for a in args), **{name: _whole(a) for name, a in kwargs.items()})
+            y = function(*first, *rest, **dict(zip(kwargs, named, strict=True)))
         except REFUSALS:
             return operator(*args, **kwargs)
         if y is local and (before < 0 or local._version != before):
@@ -49,24 +50,24 @@ def shortened(function: Callable[..., Any], operator: dispatch.Operator) -> disp
     return call
 
 
-def _collected(values: Any, into: list[DistTensor]) -> bool:
-    """Whether all distributed tensors among ``values``, which are added to ``into``, are on grids of one rank."""
+def _taken_apart(values: Iterable[Any], given: list[DistTensor]) -> list[Any] | None:
+    """``values`` with blocks for DistTensors, which go to ``given``; None if one is on a grid of several ranks."""
+    found: list[Any] = []
     for value in values:
-        if isinstance(value, DistTensor):
+        kind = type(value)
+        if kind is DistTensor:
             if value.dist.grid.size > 1:
-                return False
-            into.append(value)
-        elif isinstance(value, (list, tuple)) and not _collected(value, into):
-            return False
-    return True
-
-
-def _whole(value: Any) -> Any:
-    if isinstance(value, DistTensor):
-        return value.local
-    if type(value) in (list, tuple):
-        return type(value)(_whole(each) for each in value)
-    return value
+                return None
+            given.append(value)
+            found.append(value.local)
+        elif kind is list or kind is tuple:
+            inner = _taken_apart(value, given)
+            if inner is None:
+                return None
+            found.append(kind(inner))
+        else:
+            found.append(value)
+    return found
 
 
 def _wrapped(y: Any, given: Sequence[DistTensor]) -> Any:
