@@ -187,6 +187,16 @@ class Convolution:
             db = grad.sum([d for d in range(grad.dim()) if d != 1])
         return torch.zeros_like(weight) if dw is None else dw, db
 
+    def gradients(
+        self, grad: torch.Tensor, piece: Piece, weight: torch.Tensor, wanted: tuple[bool, bool, bool]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """dL/dx on the box of ``piece``, and shares of dL/dw and dL/db, of a piece that is all of the needed input."""
+        if not volume(self.out) or not piece.values.numel() or not weight.numel():
+            nothing = (torch.zeros_like(t) for t in (piece.values, weight, weight[:, 0].flatten(1).sum(1)))
+            return tuple(zero if needed else None for zero, needed in zip(nothing, wanted, strict=True))
+        found = self._backward(grad, piece, _fit(piece.box[1:], self.out, self.geometry), weight, wanted)
+        return tuple(value if needed else None for value, needed in zip(found, wanted, strict=True))
+
     def _backward(
         self, grad: torch.Tensor, piece: Piece, fit: _Fit, weight: torch.Tensor, wanted: tuple[bool, bool, bool]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -4,7 +4,8 @@
                4 add the share of what came   5 where channels are split: sum y at its owners (plumbing.sharded_weights)
     backward   1 dL/dx of what came   2 start sending it to its owners   3 dL/dx and dL/dw of what is owned   4 finish
 
-x is never copied where the geometry permits; elsewhere the needed box is assembled (kernels.convolution.merged).
+x is never copied where the geometry permits; elsewhere, and where there is too little work to hide anything behind it,
+the needed box is assembled (kernels.convolution.merged) and convolved at once.
 
 Source: Dryden et al. 2019, III-A (algorithms), III-D (channels and filters) and IV-A (overlap).
 """
@@ -44,6 +45,9 @@ from distconv.layers.tensor.reshaping import squeeze, unsqueeze
 from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split, groups_divide
 from distconv.tensor import DistTensor
 
+SMALL = 1 << 20
+"""Multiplications up to which calling torch once more costs more than a message that nothing hides."""
+
 
 @dataclass(frozen=True)
 class _Layer:
@@ -57,6 +61,7 @@ class _Layer:
     """The part of it that is convolved here: without the channels that only others need."""
     slabs: tuple[tuple[Range, ...], ...]
     free: bool
+    small: bool
 
     @property
     def needed(self) -> tuple[Range, ...]:
@@ -79,6 +84,7 @@ def _layer(
     geometry: Geometry,
     groups: int,
     split: ChannelSplit | None,
+    small: bool,
 ) -> _Layer:
     channels = None if split is None else channel_needs(dist, 1, split)
     needs = window_needs(dist, out_shape, geometry, channels)
@@ -90,7 +96,13 @@ def _layer(
     out = spatial_box(dist, out_shape)
     slabs = tuple(tuple((i.start, i.stop) for i in box[1:]) for box in plan.parts)
     work = Convolution(geometry, groups if split is None else split.local_groups, out, (wanted[0], wanted[1]))
-    return _Layer(plan, work, block, own, slabs, own[0][1] > own[0][0] and is_free(block[1:], out, geometry))
+    free = not small and own[0][1] > own[0][0] and is_free(block[1:], out, geometry)
+    return _Layer(plan, work, block, own, slabs, free, small)
+
+
+def _is_small(x: DistTensor, weight: torch.Tensor) -> bool:
+    """Whether this rank's part of a convolution of stride 1 is little work; ranks need not be of one mind."""
+    return x.local.numel() * (weight.numel() // max(1, x.shape[1])) <= SMALL
 
 
 class _Convolve(torch.autograd.Function):
@@ -105,7 +117,9 @@ class _Convolve(torch.autograd.Function):
             layer.work.add(y, layer.pieces(x, slabs)[1:], weight)
         else:
             slabs = transfer.finish()
-            y = layer.work.forward(layer.pieces(x, slabs)[0], weight, bias)
+            (box,) = layer.pieces(x, slabs)
+            y = layer.work.forward(box, weight, bias)
+            slabs = [box.values] if layer.small else slabs
         ctx.layer = layer
         ctx.save_for_backward(x, weight, *slabs)
         return y
@@ -118,6 +132,8 @@ class _Convolve(torch.autograd.Function):
             bias = weight.new_zeros(weight.shape[0], requires_grad=True)
             return (*gradients(partial(_assembled, layer), (x, weight, bias), ctx.needs_input_grad[:3], grad), None)
         grad = grad.contiguous()
+        if layer.small:
+            return (*_all_gradients(layer, grad, slabs[0], weight, ctx.needs_input_grad[:3]), None)
         pieces = layer.pieces(x, slabs)
         dx = dw = db = sending = None
         if ctx.needs_input_grad[0]:
@@ -129,6 +145,19 @@ class _Convolve(torch.autograd.Function):
         if sending is not None and dx is not None:
             sending.finish(dx)
         return dx, dw, db, None
+
+
+def _all_gradients(
+    layer: _Layer, grad: torch.Tensor, box: torch.Tensor, weight: torch.Tensor, wanted: tuple[bool, bool, bool]
+) -> tuple[torch.Tensor | None, ...]:
+    dx, dw, db = layer.work.gradients(grad, Piece(box, layer.needed), weight, wanted)
+    if dx is None:
+        return None, dw, db
+    whole = Piece(dx, layer.needed)
+    sending = layer.plan.start_accumulate(
+        [cut(whole, slab) for slab in layer.slabs], grad, "convolution halo accumulation"
+    )
+    return sending.finish(cut(whole, layer.block)), dw, db
 
 
 def _assembled(layer: _Layer, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -202,7 +231,7 @@ def _convolution(
             call = partial(function, stride=stride, padding=padding, dilation=dilation, groups=groups)
             y = like_other_ranks(call, x.dist.local_shape(out_shape), *as_autocast(x.local, w, b))
             return DistTensor(y, x.dist, out_shape)
-        layer = _layer(x.dist, x.shape, out_shape, geometry, groups, None)
+        layer = _layer(x.dist, x.shape, out_shape, geometry, groups, None, _is_small(x, w))
         return DistTensor(apply(_Convolve, *as_autocast(x.local, w, b), layer), x.dist, out_shape)
     parts = x.grid.shape[AXIS]
     if not groups_divide(groups, weight.shape[0], parts):
@@ -211,7 +240,7 @@ def _convolution(
     split = channel_split(x.shape[1], weight.shape[0], groups, parts, strides)
     w = weight_block(weight, x.dist, split)
     b = None if bias is None else parameter_block(bias, x.dist, [1])
-    layer = _layer(x.dist, x.shape, out_shape, geometry, groups, split)
+    layer = _layer(x.dist, x.shape, out_shape, geometry, groups, split, _is_small(x, w))
     y = apply(_Convolve, *as_autocast(x.local, w, b if split.blocks == 1 else None), layer)
     if split.blocks > 1:
         y = summed_at_owners(y, x.dist, out_shape, 1, split)

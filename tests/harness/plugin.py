@@ -72,6 +72,14 @@ def rules_only(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(gathered_call, "level", "error")
 
 
+@pytest.fixture(autouse=True)
+def in_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 3 ranks convolutions take every block in pieces, as they do large ones; on other counts as users have it."""
+    convolution = sys.modules.get("distconv.layers.nn.convolution")
+    if convolution is not None and "comm" in request.fixturenames and request.getfixturevalue("comm").size == 3:
+        monkeypatch.setattr(convolution, "SMALL", -1)
+
+
 @pytest.fixture
 def fallback(rules_only: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A call without a rule computes the whole and warns, as users have it; each test is warned anew."""

@@ -230,3 +230,14 @@ def test_an_input_may_be_one_sample(comm):
 def test_a_plain_input_with_a_distributed_weight_is_refused(comm):
     w = dc.scatter(normal(2, 2, 3, 3), grid_over(comm, n=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "scatter the input first", lambda: F.conv2d(normal(1, 2, 7, 8), w))
+
+
+@pytest.mark.ranks(2, 4)
+def test_little_work_is_convolved_at_once(comm):
+    module = built(lambda: nn.Conv2d(2, 3, 3, padding=1))
+    x = dc.scatter(normal(2, 2, 8, 9), grid_over(comm, h=comm.size)).requires_grad_()
+    module(x).sum().backward()
+    with torch.profiler.profile() as seen:
+        module(x).sum().backward()
+    names = [event.name for event in seen.events()]
+    assert (names.count("aten::conv2d"), names.count("aten::convolution_backward")) == (1, 1)
