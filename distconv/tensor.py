@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from distconv import dispatch, memory_order
+from distconv.autograd import recomputation
 from distconv.autograd.graph_nodes import GradFn, Layouts, mark_leaf
 from distconv.communication import agreement, collectives
 from distconv.distribution import Distribution, default_axes
@@ -60,6 +61,8 @@ class DistTensor(torch.Tensor):
             cls, tuple(shape), dtype=local.dtype, device=local.device
         )
         self._local, self.dist, self._shape = local, dist, torch.Size(shape)
+        if recomputation.active:
+            recomputation.made(local, dist.grid.world)
         return self
 
     def __init__(self, *_: Any) -> None:
@@ -77,6 +80,8 @@ class DistTensor(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         try:
+            if recomputation.active:
+                recomputation.step()
             if agreement.level == "all":
                 _agree_on_call(func, args)
             if profiling.enabled():
@@ -84,6 +89,8 @@ class DistTensor(torch.Tensor):
                     result = dispatch.called(func, args, kwargs or {})
             else:
                 result = dispatch.called(func, args, kwargs or {})
+            if recomputation.active:
+                recomputation.step(result)
             return memory_order.follow(func, args, kwargs or {}, result)  # type: ignore[arg-type]
         except DistconvError as error:
             dispatch.name_layer(error)
