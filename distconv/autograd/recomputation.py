@@ -15,7 +15,7 @@ Importing this module puts that in place.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -75,16 +75,37 @@ def _unstepped(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 @dataclass
+class _Mark:
+    """An empty tensor that all ranks save behind the same step of a block, counted from its first one."""
+
+    step: int
+    kept: Any
+    """What torch gave for it."""
+    agreed: bool = False
+
+
+@dataclass
 class _Record:
     """What is known of a block from its first computation. Torch's frame of the block keeps it, never the reverse."""
 
     world: Any = None
     """The ranks that compute it together, if there are several."""
+    running: bool = True
     first_step: int = 0
     last_saved: int = -1
-    """Steps from the first one to that in which this rank saved a tensor last."""
-    nothing: Any = None
-    """What torch gave for the tensor that all ranks saved last."""
+    """The step in which this rank saved a tensor last."""
+    marks: list[_Mark] = field(default_factory=list)
+
+    def mark(self, save: Callable[[torch.Tensor], Any]) -> None:
+        """``save`` one more tensor, which all ranks do."""
+        if self.world is not None:
+            self.marks.append(_Mark(self.last_saved, save(_NOTHING)))
+
+    def agree(self) -> None:
+        """Let the marks stand where the last of the ranks had saved what it needs."""
+        for mark in self.marks:
+            if not mark.agreed:
+                mark.step, mark.agreed = agreement.largest(self.world, mark.step, "recomputation"), True
 
 
 class _Block(checkpoint._checkpoint_hook):
@@ -94,7 +115,7 @@ class _Block(checkpoint._checkpoint_hook):
         super().__init__(frame)
         self.frame = frame
         self.record = record = frame.record = _Record()
-        self._save = save = _unstepped(self.pack_hook)
+        self.save = save = _unstepped(self.pack_hook)
         self._first_node = 0
 
         def noted(x: torch.Tensor) -> Any:
@@ -111,34 +132,39 @@ class _Block(checkpoint._checkpoint_hook):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         active.remove(self)
-        if self.record.world is not None:
-            self.record.nothing = self._save(_NOTHING)
+        self.record.running = False
+        self.record.mark(self.save)
 
     def made(self, node: Any, world: Any) -> None:
         """Note ``node``, which made a distributed result."""
         if self.record.world is None and world is not None and world.size > 1:
             self.record.world = world
         if node is not None and node._sequence_nr() >= self._first_node:
-            node.register_prehook(_Before(self.frame, self.unpack_hook))
+            node.register_prehook(_Before(self))
 
 
 class _Before:
     """Hook of a node: recomputes its block before it runs. Lets go of it when the node's own tensors are freed."""
 
-    def __init__(self, frame: Any, ask: Callable[[Any], Any]) -> None:
-        self._frame: Any = frame
-        self._ask: Any = ask
+    def __init__(self, block: _Block) -> None:
+        self._block: _Block | None = block
 
     def __call__(self, gradients: Any) -> None:
-        if self._frame is None:
-            return
+        if self._block is not None:
+            self._recompute(self._block)
+        if not _keeps_graph():
+            self._block = None
+
+    @staticmethod
+    def _recompute(block: _Block) -> None:
         group = getattr(torch._C, "_get_graph_exec_group", lambda: None)()
         task = torch._C._current_graph_task_id() if group is None else group
-        nothing = self._frame.record.nothing
-        if nothing is not None and not self._frame.is_recomputed[task]:
-            self._ask(nothing)
-        if not _keeps_graph():
-            self._frame = self._ask = None
+        if not block.frame.is_recomputed[task]:
+            if block.record.running:
+                # A gradient that is taken within the block needs what has been saved so far.
+                block.record.mark(block.save)
+            if block.record.marks:
+                block.unpack_hook(block.record.marks[-1].kept)
 
 
 class _Again(checkpoint._recomputation_hook):
@@ -148,32 +174,30 @@ class _Again(checkpoint._recomputation_hook):
         super().__init__(frame, task)
         self.pack_hook = _unstepped(self.pack_hook)
         self.record: _Record = frame().record
-        self._stops = frame().early_stop
-        self._ends = self.record.world is not None
-        self._first_step = self._last_saved = 0
+        self._first_step = 0
+        self._marks: list[_Mark] = []
 
     def __enter__(self) -> None:
-        if self._ends:
-            self._last_saved = agreement.largest(self.record.world, self.record.last_saved, "recomputation")
-        self._first_step = _Steps.count
+        self.record.agree()
+        self._first_step, self._marks = _Steps.count, [*self.record.marks]
         active.append(self)
         super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         active.remove(self)
+        # The block's own steps go on where they were, if a gradient is being taken within it.
+        reached, _Steps.count = _Steps.count - self._first_step, self._first_step
         if error[0] is None:
-            self._end()
+            self._save_marks(reached, everything=True)
 
     def stepped(self) -> None:
-        """End here if all ranks have what they saved."""
-        if self._stops and _Steps.count - self._first_step > self._last_saved:
-            self._end()
+        """Save the marks that have been passed; at the last one torch stops, with an exception, if it stops early."""
+        self._save_marks(_Steps.count - self._first_step)
 
-    def _end(self) -> None:
-        # Where torch stops early it stops at the last tensor, with an exception.
-        if self._ends:
-            self._ends = False
+    def _save_marks(self, reached: int, everything: bool = False) -> None:
+        while self._marks and (everything or reached > self._marks[0].step):
+            del self._marks[0]
             self.pack_hook(_NOTHING)
 
 
