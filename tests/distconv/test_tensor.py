@@ -231,13 +231,6 @@ def test_autograd_functions_of_plain_tensors_still_work(comm):
     assert torch.autograd.gradcheck(Swish.apply, (plain,))
 
 
-def test_reentrant_checkpointing_is_refused(comm):
-    x = scattered(comm, 3, 2, 7, 4).requires_grad_()
-    raises_everywhere(
-        comm, dc.UnsupportedOperation, "use_reentrant=False", lambda: checkpoint(torch.tanh, x, use_reentrant=True)
-    )
-
-
 def test_checkpointing_without_reentry_gives_the_same_gradients(comm):
     w = normal(2, 2, 3, 3, seed=2)
     for grid in grids(comm, "nhw"):

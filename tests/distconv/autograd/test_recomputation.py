@@ -180,6 +180,18 @@ def packed_otherwise(first, second, x):
     return again(lambda y: y[:, :, :1].exp(), y)
 
 
+def reentrant(first, second, x):
+    y = checkpoint(lambda x, factor: second[:2](first(x) * factor), x, 2.0, use_reentrant=True)
+    return checkpoint(lambda y: (F.max_pool2d(y, 7), y[:, :, :1, :1] * 2), y, use_reentrant=True)[0]
+
+
+def reentrant_without_gradients(first, second, x):
+    with pytest.warns(UserWarning, match="None of the inputs have requires_grad=True"):
+        y = checkpoint(first, x.detach(), use_reentrant=True)
+    assert not y.requires_grad
+    return second(y + x.mean())
+
+
 def last_statistics_stay(first, second, x):
     return again(second[:2], first(x))
 
@@ -190,7 +202,8 @@ def last_statistics_move_again(first, second, x):
 
 WAYS = (nested, nested_thrice, to_the_end, in_pieces, each_layer, several_results, one_of_two_results, by_closure)
 WAYS += (changed_in_place, with_a_plain_tensor, unchecked, twice, two_losses, penalized, selective, selective_by_list)
-WAYS += (on_the_host, packed_otherwise, last_statistics_stay, last_statistics_move_again)
+WAYS += (on_the_host, packed_otherwise, reentrant, reentrant_without_gradients)
+WAYS += (last_statistics_stay, last_statistics_move_again)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
