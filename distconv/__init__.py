@@ -26,6 +26,7 @@
     process           What a process does beside computing: its start, its memory, its waits
     tensor            DistTensor: a torch.Tensor whose elements are split over the ranks of a process grid
     text_files        Reading of the small text files that others write: plans, machines, layer profiles
+    transformations   Programs that torch transforms: compiled ones run eagerly, others are refused
 """
 
 from distconv.process import command_start as _command_start  # noqa: F401  (may start this process once more)
@@ -71,6 +72,7 @@ _process.set_up()
 
 # Fills the operator registry.
 from distconv import layers as layers  # noqa: E402
+from distconv import transformations as _transformations  # noqa: E402, F401  (checks what is called now)
 from distconv.autograd import user_functions as _user_functions  # noqa: E402, F401  (checks what is applied now)
 
 __version__ = "0.1.0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,13 @@ _METADATA = frozenset(
     torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed, torch._has_compatible_shallow_copy_type,
 ))  # fmt: skip
 """What torch reads off the wrapper itself."""
+
+
+_BELOW = (
+    "below torch's function interface, where it has only its block: torch.func (grad, vmap, jvp, jacrev) and "
+    "TorchScript work there; use torch.autograd.grad or torch.autograd.functional, call the Python function, or gather "
+    "it first"
+)
 
 
 _DATA = vars(torch._C.TensorBase)["data"]
@@ -80,6 +88,8 @@ class DistTensor(torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         try:
+            if torch._C._are_functorch_transforms_active():
+                raise UnsupportedOperation(f"{dispatch.name_of(func)} reached a DistTensor {_BELOW}")
             if recomputation.active:
                 recomputation.step()
             if agreement.level == "all":
@@ -98,7 +108,7 @@ class DistTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise UnsupportedOperation(f"{func} reached a DistTensor below torch's function interface; gather it first")
+        raise UnsupportedOperation(f"{func} reached a DistTensor {_BELOW}")
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -169,17 +179,29 @@ class DistTensor(torch.Tensor):
     def __deepcopy__(self, memo: object) -> DistTensor:
         if not self.is_leaf:
             raise RuntimeError("deepcopy of a DistTensor that is no leaf of autograd's graph: detach() it first")
-        local = self.local.detach().clone().requires_grad_(self.requires_grad)
-        # What it is besides a tensor (a parameter) and how its gradient is summed stay with the copy.
+        twin = self._twin(DistTensor(self.local.detach().clone(), self.dist, self.shape))
+        if self.grad is not None and not isinstance(self, torch.nn.Parameter):
+            twin.grad = copy.deepcopy(self.grad)
+        return twin
+
+    def __copy__(self) -> DistTensor:
+        # As torch's: another tensor on the same memory, and a leaf.
+        return self._twin(self.detach())  # type: ignore[arg-type]
+
+    def _twin(self, twin: DistTensor) -> DistTensor:
+        """``twin``, a leaf, as all that this is besides a tensor: a parameter whose gradient is summed somehow."""
+        local = twin.local.requires_grad_(self.requires_grad)
         vars(local).update({key: value for key, value in vars(self.local).items() if key not in vars(local)})
-        twin = DistTensor(local, self.dist, self.shape)
         # Where a view comes from stays with the view.
         own = (*vars(twin), "_memory", "_view")
         vars(twin).update({key: value for key, value in vars(self).items() if key not in own})
         return twin
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise UnsupportedOperation("a DistTensor cannot be pickled: its ranks each hold a block; save gather() of it")
+        raise UnsupportedOperation(
+            "a DistTensor cannot be pickled: its ranks each hold a block; save gather() of it, or a model's "
+            "state_dict(), whose tensors are whole"
+        )
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
