@@ -21,11 +21,13 @@
     memory_order      Strides that a tensor would have in one process
     parallel          ``parallelize``: make an ordinary module train on distributed tensors with exact gradients
     parameters        Parameters on a grid: their blocks, and when their gradients are summed
+    placement         Tensors on their way onto a grid and off it: scatter, gather, and blocks that ranks have already
     plan              Plans: which layer of a model runs on which process grid
     precision         Half precision: which dtypes it is, and what sums of them are taken in
     process           What a process does beside computing: its start, its memory, its waits
     tensor            DistTensor: a torch.Tensor whose elements are split over the ranks of a process grid
     text_files        Reading of the small text files that others write: plans, machines, layer profiles
+    transformations   Programs that torch transforms: compiled ones run eagerly, others are refused
 """
 
 from distconv.process import command_start as _command_start  # noqa: F401  (may start this process once more)
@@ -63,14 +65,16 @@ from distconv.errors import (
 from distconv.grid import ProcessGrid
 from distconv.parallel import parallelize
 from distconv.parameters.gradient_reduction import no_sync
+from distconv.placement import from_local, gather, scatter
 from distconv.plan import Plan
 from distconv.process import startup as _process
-from distconv.tensor import DistTensor, from_local, gather, scatter
+from distconv.tensor import DistTensor
 
 _process.set_up()
 
 # Fills the operator registry.
 from distconv import layers as layers  # noqa: E402
+from distconv import transformations as _transformations  # noqa: E402, F401  (checks what is called now)
 from distconv.autograd import user_functions as _user_functions  # noqa: E402, F401  (checks what is applied now)
 
 __version__ = "0.1.0"

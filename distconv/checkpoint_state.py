@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from distconv.checkpoint import Checkpoint, compare
 from distconv.errors import CheckpointError
-from distconv.tensor import gather
+from distconv.placement import gather
 
 Tensors = dict[str, torch.Tensor]
 

@@ -22,6 +22,23 @@ from distconv.errors import DistconvError, NoRule
 Operator = Callable[..., Any]
 F = TypeVar("F", bound=Operator)
 
+METADATA = frozenset(
+    getattr(torch.Tensor, name)
+    for name in (
+        "dim", "ndimension", "size", "numel", "nelement", "is_floating_point", "is_complex", "is_signed",
+        "element_size", "is_contiguous", "get_device", "__dir__",
+    )
+) | frozenset(
+    getattr(torch.Tensor, name).__get__
+    for name in (
+        "layout", "is_cuda", "is_sparse", "is_sparse_csr", "is_quantized", "is_meta", "is_nested", "is_mkldnn",
+        "is_xla", "is_mps", "is_cpu", "itemsize", "nbytes", "output_nr",
+    )
+) | frozenset((
+    torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed, torch._has_compatible_shallow_copy_type,
+))  # fmt: skip
+"""What torch reads off the wrapper itself."""
+
 _OPERATORS: dict[object, Operator] = {}
 _FALLBACK: list[Operator] = []
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from mpi4py import MPI
+from torch.nn.parameter import is_lazy
 
 from distconv.communication.agreement import agree
 from distconv.dispatch import name_layer
@@ -44,11 +45,12 @@ def parallelize(
     ShapeError
         On all ranks, if a layer's groups do not divide over the ranks that split its channels.
     UnsupportedOperation
-        If ``target`` is neither a grid nor a plan.
+        If ``target`` is neither a grid nor a plan, or a lazy layer has not been called yet.
     """
     if not isinstance(target, (ProcessGrid, Plan)):
         raise UnsupportedOperation(f"parallelize needs a ProcessGrid or a Plan, not {type(target).__name__}")
     world = target.world if isinstance(target, ProcessGrid) else (comm or MPI.COMM_WORLD)
+    _check_shapes_known(model)
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     described = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items())
     agree(world, "parallelize", f"{type(model).__name__}: {described}")
@@ -71,6 +73,16 @@ def parallelize(
         if torch.nn.Parameter in type(parameter).__mro__:
             gradient_reduction.mark(parameter)
     return model
+
+
+def _check_shapes_known(model: torch.nn.Module) -> None:
+    for name, layer in model.named_modules():
+        own = (*layer.parameters(recurse=False), *layer.buffers(recurse=False))
+        if any(map(is_lazy, own)):
+            raise UnsupportedOperation(
+                f"parallelize: {name!r} ({type(layer).__name__}) does not know the shapes of its parameters yet: call "
+                "the model once with plain tensors, on every rank with the same seed, and then parallelize it"
+            )
 
 
 class _Move:

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from distconv import dispatch, memory_order
+from distconv.autograd import recomputation
 from distconv.autograd.graph_nodes import GradFn, Layouts, mark_leaf
 from distconv.communication import agreement, collectives
-from distconv.distribution import Distribution, default_axes
-from distconv.errors import DistconvError, DistributionError, UnsupportedOperation
+from distconv.distribution import Distribution
+from distconv.errors import DistconvError, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.parameters import gradient_reduction
-from distconv.process import profiling, watchdog
+from distconv.process import profiling
 
-METADATA = frozenset(
-    getattr(torch.Tensor, name)
-    for name in (
-        "dim", "ndimension", "size", "numel", "nelement", "is_floating_point", "is_complex", "is_signed",
-        "element_size", "is_contiguous", "get_device", "__dir__",
-    )
-) | frozenset(
-    getattr(torch.Tensor, name).__get__
-    for name in (
-        "layout", "is_cuda", "is_sparse", "is_sparse_csr", "is_quantized", "is_meta", "is_nested", "is_mkldnn",
-        "is_xla", "is_mps", "is_cpu", "itemsize", "nbytes", "output_nr",
-    )
-) | frozenset((
-    torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed, torch._has_compatible_shallow_copy_type,
-))  # fmt: skip
-"""What torch reads off the wrapper itself."""
+_BELOW = (
+    "below torch's function interface, where it has only its block: torch.func (grad, vmap, jvp, jacrev) and "
+    "TorchScript work there; use torch.autograd.grad or torch.autograd.functional, call the Python function, or gather "
+    "it first"
+)
 
 
 _DATA = vars(torch._C.TensorBase)["data"]
@@ -64,6 +55,8 @@ class DistTensor(torch.Tensor):
             cls, tuple(shape), dtype=local.dtype, device=local.device
         )
         self._local, self.dist, self._shape = local, dist, torch.Size(shape)
+        if recomputation.active:
+            recomputation.made(local, dist.grid.world)
         return self
 
     def __init__(self, *_: Any) -> None:
@@ -77,12 +70,16 @@ class DistTensor(torch.Tensor):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        if func in METADATA:
+        if func in dispatch.METADATA:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         try:
             if len(types) > 1 and not cls.gives_way_to.isdisjoint(types):
                 return NotImplemented
+            if torch._C._are_functorch_transforms_active():
+                raise UnsupportedOperation(f"{dispatch.name_of(func)} reached a DistTensor {_BELOW}")
+            if recomputation.active:
+                recomputation.step()
             if agreement.level == "all":
                 _agree_on_call(func, args)
             if profiling.enabled():
@@ -90,6 +87,8 @@ class DistTensor(torch.Tensor):
                     result = dispatch.called(func, args, kwargs or {})
             else:
                 result = dispatch.called(func, args, kwargs or {})
+            if recomputation.active:
+                recomputation.step(result)
             return memory_order.follow(func, args, kwargs or {}, result)  # type: ignore[arg-type]
         except DistconvError as error:
             dispatch.name_layer(error)
@@ -97,10 +96,7 @@ class DistTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        if func is torch.ops.aten.set_.source_Tensor:  # torch asks no __torch_function__ about it
-            args[0].data = args[1]
-            return args[0]
-        raise UnsupportedOperation(f"{func} reached a DistTensor below torch's function interface; gather it first")
+        raise UnsupportedOperation(f"{func} reached a DistTensor {_BELOW}")
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -171,17 +167,29 @@ class DistTensor(torch.Tensor):
     def __deepcopy__(self, memo: object) -> DistTensor:
         if not self.is_leaf:
             raise RuntimeError("deepcopy of a DistTensor that is no leaf of autograd's graph: detach() it first")
-        local = self.local.detach().clone().requires_grad_(self.requires_grad)
-        # What it is besides a tensor (a parameter) and how its gradient is summed stay with the copy.
+        twin = self._twin(DistTensor(self.local.detach().clone(), self.dist, self.shape))
+        if self.grad is not None and not isinstance(self, torch.nn.Parameter):
+            twin.grad = copy.deepcopy(self.grad)
+        return twin
+
+    def __copy__(self) -> DistTensor:
+        # As torch's: another tensor on the same memory, and a leaf.
+        return self._twin(self.detach())  # type: ignore[arg-type]
+
+    def _twin(self, twin: DistTensor) -> DistTensor:
+        """``twin``, a leaf, as all that this is besides a tensor: a parameter whose gradient is summed somehow."""
+        local = twin.local.requires_grad_(self.requires_grad)
         vars(local).update({key: value for key, value in vars(self.local).items() if key not in vars(local)})
-        twin = DistTensor(local, self.dist, self.shape)
         # Where a view comes from stays with the view.
         own = (*vars(twin), "_memory", "_view")
         vars(twin).update({key: value for key, value in vars(self).items() if key not in own})
         return twin
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        raise UnsupportedOperation("a DistTensor cannot be pickled: its ranks each hold a block; save gather() of it")
+        raise UnsupportedOperation(
+            "a DistTensor cannot be pickled: its ranks each hold a block; save gather() of it, or a model's "
+            "state_dict(), whose tensors are whole"
+        )
 
     # -- moving -------------------------------------------------------------------------------------------------------
 
@@ -227,7 +235,22 @@ class DistTensor(torch.Tensor):
                 f"{tuple(value.shape)}, {value.dtype} on {value.device} in place: convert the model before "
                 "parallelize, or the tensor with .to() or reshape()"
             )
-        self.local.data = scatter(value, self.dist).local
+        self.local.data = laid_out(value, self.dist).local
+
+    def set_(self, source: Any = None, *place: Any) -> DistTensor:
+        """Itself, from now on on the memory of ``source``, a tensor of this shape.
+
+        Raises
+        ------
+        UnsupportedOperation
+            Without one, or for a place in its storage.
+        """
+        if place or source is None:
+            raise UnsupportedOperation(
+                "set_ of a DistTensor takes a tensor of its shape: its memory lies on many ranks"
+            )
+        self.data = source
+        return self
 
     @property
     def requires_grad(self) -> bool:
@@ -263,7 +286,7 @@ class DistTensor(torch.Tensor):
         if value is not None and value.shape != self.shape:
             raise RuntimeError(f"assigned grad has shape {tuple(value.shape)}, but the tensor {tuple(self.shape)}")
         gradient_reduction.forget(self.local)
-        self.local.grad = None if value is None else scatter(value, self.dist).local
+        self.local.grad = None if value is None else laid_out(value, self.dist).local
 
     @grad.deleter
     def grad(self) -> None:
@@ -305,7 +328,7 @@ class DistTensor(torch.Tensor):
         if gradient is None and self.numel() == 1 and self.dist.split_axes:
             return self.replicated().backward(None, retain_graph, create_graph, inputs)
         if gradient is not None:
-            gradient = scatter(gradient, self.dist).local
+            gradient = laid_out(gradient, self.dist).local
         if isinstance(inputs, torch.Tensor):
             inputs = [inputs]
         if inputs is not None:
@@ -350,8 +373,14 @@ class DistTensor(torch.Tensor):
         )
 
 
+def laid_out(tensor: torch.Tensor, dist: Distribution) -> DistTensor:
+    """``tensor`` under ``dist``: a DistTensor moved, of a plain one, equal on all ranks, the block."""
+    found = tensor if isinstance(tensor, DistTensor) else DistTensor(tensor, dist.replicate(), tensor.shape)
+    return found.redistribute(dist)
+
+
 LAYOUTS = Layouts(
-    lambda block, layout: DistTensor(block, *layout), lambda whole, layout: scatter(whole, layout[0]).local
+    lambda block, layout: DistTensor(block, *layout), lambda whole, layout: laid_out(whole, layout[0]).local
 )
 """For hooks on autograd's nodes: gradients as DistTensors, and their blocks."""
 
@@ -361,105 +390,3 @@ def _agree_on_call(func: Any, args: tuple[Any, ...]) -> None:
     if tensors:
         listed = ", ".join(f"{tuple(t.shape)} {t.dtype} {t.dist}" for t in tensors)
         agreement.agree(tensors[0].grid.world, dispatch.name_of(func), listed)
-
-
-def _distribution(target: ProcessGrid | Distribution, dims: Any, ndim: int) -> Distribution:
-    if isinstance(target, Distribution):
-        return target
-    if not isinstance(target, ProcessGrid):
-        raise DistributionError(f"scatter needs a ProcessGrid or a Distribution, not {type(target).__name__}")
-    return Distribution(target, default_axes(dims, ndim))
-
-
-def scatter(
-    tensor: torch.Tensor | None,
-    target: ProcessGrid | Distribution,
-    dims: str | Sequence[str | None] | None = None,
-    root: int | None = None,
-) -> DistTensor:
-    """The global ``tensor`` split over ``target``. Collective and differentiable (the adjoint gathers).
-
-    Every rank passes the same whole tensor, or with ``root`` only that rank does. ``dims`` names each dimension's grid
-    axis (``"nhw"`` for label maps); by default N, NC, NCW, NCHW or NCDHW. Grid axes it lacks hold replicas.
-
-    Raises
-    ------
-    MismatchError
-        If shape, dtype, device or requires_grad differ between ranks.
-    DistributionError
-        If ``dims`` does not fit the tensor.
-    """
-    grid = target.grid if isinstance(target, Distribution) else target
-    if root is not None and isinstance(grid, ProcessGrid):
-        return _scatter_from(root, tensor, target, dims)
-    if isinstance(tensor, DistTensor):
-        return tensor.redistribute(_distribution(target, dims, tensor.dim()))
-    if not isinstance(tensor, torch.Tensor):
-        raise DistributionError(f"scatter needs a torch.Tensor on every rank, or root=; got {type(tensor).__name__}")
-    dist = _distribution(target, dims, tensor.dim())
-    agreement.agree(dist.grid.world, "scatter", _described(tensor, dist))
-    local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
-    # The block is never the caller's memory, whatever the grid: changing one must not change the other.
-    made = DistTensor(local.clone() if local.data_ptr() == tensor.data_ptr() else local, dist, tensor.shape)
-    made._strides = None if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
-    return made
-
-
-def _described(tensor: torch.Tensor, dist: Distribution) -> str:
-    grad = ", requires_grad" if tensor.requires_grad else ""
-    return f"shape {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device.type}{grad}, {dist}"
-
-
-def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dims: Any) -> DistTensor:
-    grid = target.grid if isinstance(target, Distribution) else target
-    agreement.agree(grid.world, "scatter", f"root={root}")
-    if not 0 <= root < grid.size:
-        raise DistributionError(f"scatter: root={root} is not one of the {grid.size} ranks")
-    mine = None if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, tensor.device.type)
-    with watchdog.waiting(lambda: f"scatter from rank {root}"):
-        described = grid.world.bcast(mine, root=root)
-    if described is None:
-        raise DistributionError(f"scatter: rank {root} is the root and must pass a tensor")
-    shape, dtype, requires_grad, device = described
-    dist = _distribution(target, dims, len(shape))
-    rows = shape or (1,)
-    if grid.rank != root or tensor is None:
-        tensor = torch.empty((0, *rows[1:]), dtype=dtype, device=device, requires_grad=requires_grad)
-    elif not shape:
-        tensor = tensor.reshape(1)
-    # All rows on the root: an uneven distribution like any other.
-    at_root = (0,) * (root + 1) + (rows[0],) * (grid.size - root)
-    source = Distribution(grid.flat, ("n",) + (None,) * (len(rows) - 1), boundaries={"n": at_root})
-    local = collectives.redistribute(tensor, source, dist if shape else Distribution(grid, (None,)), rows)
-    return DistTensor(local.reshape(dist.local_shape(shape)).contiguous(), dist, shape)
-
-
-def gather(tensor: DistTensor | torch.Tensor) -> torch.Tensor:
-    """The whole tensor on every rank. Collective and differentiable (the adjoint slices)."""
-    return tensor.gather() if isinstance(tensor, DistTensor) else tensor
-
-
-def from_local(local: torch.Tensor, dist: Distribution, shape: Sequence[int]) -> DistTensor:
-    """A global tensor of ``shape`` of which ``local`` is this rank's block under ``dist``. Collective.
-
-    Raises
-    ------
-    MismatchError
-        If shape, dtype, device or distribution differ between ranks.
-    DistributionError
-        On every rank, if a rank's block has the wrong shape.
-    """
-    grad = ", requires_grad" if local.requires_grad else ""
-    agreement.agree(
-        dist.grid.world, "from_local", f"shape {tuple(shape)}, {local.dtype} on {local.device.type}{grad}, {dist}"
-    )
-
-    def check() -> None:
-        if tuple(local.shape) != dist.local_shape(shape):
-            raise DistributionError(
-                f"from_local: the block is {tuple(local.shape)} but {dist} gives {dist.local_shape(shape)} of "
-                f"{tuple(shape)}"
-            )
-
-    agreement.together(dist.grid.world, check, DistributionError)
-    return DistTensor(local.contiguous(), dist, shape)

@@ -8,15 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.utils.checkpoint
 from torch.autograd import graph
 from torch.nn.modules._functions import BackwardHookFunction
+from torch.utils import checkpoint
 
 from distconv import dispatch
 from distconv.errors import DistconvError, NoRule, UnsupportedOperation
 from distconv.tensor import LAYOUTS, DistTensor
 
-_KEEPS_INPUTS = getattr(torch.utils.checkpoint, "_NoopSaveInputs", None)
+_KEEPS_INPUTS = getattr(checkpoint, "_NoopSaveInputs", None)
 """How torch before 2.13 keeps the arguments of a checkpoint; it computes nothing."""
 
 _NODE: Any = BackwardHookFunction._backward_cls
@@ -31,8 +31,12 @@ def _checked(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return _hooked(args)
     if cls is _KEEPS_INPUTS:
         return _apply(cls, *args, **kwargs)
+    if cls is checkpoint.CheckpointFunction and _distributed(args):
+        return _recomputed(*args)
     name = f"{cls.__name__}.apply (a torch.autograd.Function)"
-    way_out = "write it with torch's operators, or pass use_reentrant=False if it comes from torch.utils.checkpoint"
+    way_out = "write it with torch's operators"
+    if cls is checkpoint.CheckpointFunction:
+        way_out = "pass use_reentrant=False to torch.utils.checkpoint, or the tensor as an argument of the function"
     try:
         if _distributed((args, kwargs)):
             return dispatch.fallback(NoRule(f"{name} has no distributed rule; {way_out}"), cls.apply, args, kwargs)
@@ -45,6 +49,19 @@ def _checked(cls: Any, *args: Any, **kwargs: Any) -> Any:
     except DistconvError as error:
         dispatch.name_layer(error)
         raise
+
+
+def _recomputed(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
+    """What a reentrant checkpoint of ``function`` returns, as the other kind computes it.
+
+    As there nothing gets a gradient if no argument needs one, and all of it is computed again.
+    """
+    checkpoint.check_backward_validity(args)
+    if not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
+        with torch.no_grad():
+            return function(*args)
+    with checkpoint.set_checkpoint_early_stop(False):
+        return checkpoint.checkpoint(function, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state)
 
 
 def _distributed(value: Any) -> bool:

@@ -103,6 +103,15 @@ def _ranks(ranks: list[int]) -> str:
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
+def largest(comm: MPI.Intracomm, value: int, what: str) -> int:
+    """The largest of the ranks' ``value``. Collective."""
+    check_usable(comm, what)
+    values = np.array([value], dtype=np.int64)
+    with watchdog.waiting(lambda: what):
+        comm.Allreduce(MPI.IN_PLACE, values, MPI.MAX)
+    return int(values[0])
+
+
 def together(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvError]) -> T:
     """Run ``attempt`` on every rank; if it fails on any of them raise ``error`` with that rank's reason on all.
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves
 
-from distconv.dispatch import map_leaves
+from distconv.dispatch import METADATA, map_leaves
 from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
-from distconv.tensor import METADATA, DistTensor
+from distconv.tensor import DistTensor
 
 _WITHOUT_VALUES = METADATA | {
     *(

@@ -25,7 +25,7 @@ from distconv.jobs.training.options import add_training_arguments, device_for, p
 from distconv.jobs.training.report import Metrics, announcement, conclude, picture, times
 from distconv.jobs.training.run import prepare, take_steps
 from distconv.layers.models import MESH_MODELS
-from distconv.tensor import gather
+from distconv.placement import gather
 
 EXAMPLES = """\
 examples:

@@ -18,8 +18,8 @@ from distconv.jobs.training.pipeline_options import Pipelining
 from distconv.jobs.training.pipeline_stages import balanced_cuts
 from distconv.jobs.training.pipeline_training import PipelineTrainer as AnyPipelineTrainer
 from distconv.jobs.training.score import Score, score
+from distconv.placement import gather
 from distconv.plan import Plan
-from distconv.tensor import gather
 
 from .samples import ImageSamples
 

@@ -20,7 +20,7 @@ from distconv.communication.agreement import agree, together
 from distconv.data.loader import Batch
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
-from distconv.tensor import scatter
+from distconv.placement import scatter
 
 from .audio import Sounds, recordings
 from .bitstreams import CLASSES, TEST, TRAIN, Bitstreams

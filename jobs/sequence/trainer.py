@@ -15,7 +15,7 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.training import training
 from distconv.jobs.training.score import Score, score
 from distconv.layers.recurrent import ScanGRU, ScanRNN
-from distconv.tensor import gather
+from distconv.placement import gather
 
 from .samples import SequenceLoader, SequenceSamples
 

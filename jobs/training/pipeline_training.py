@@ -18,8 +18,9 @@ from distconv.data.loader import Batch
 from distconv.grid import ProcessGrid
 from distconv.pipeline import Pipeline, SplitError, split
 from distconv.pipeline.runtime.pipeline_plan import entry_of
+from distconv.placement import gather
 from distconv.process import watchdog
-from distconv.tensor import DistTensor, gather
+from distconv.tensor import DistTensor
 
 from . import training
 from .model_factory import ModelError

@@ -28,8 +28,8 @@ from distconv.jobs.training import training
 from distconv.jobs.training.options import grid_extents, positive, positive_float
 from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.parallel import parallelize
+from distconv.placement import scatter
 from distconv.plan import written
-from distconv.tensor import scatter
 
 EXAMPLES = """\
 examples:

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from distconv.autograd import recomputation
 from distconv.autograd.derivatives import gradients as recorded_gradients
 from distconv.communication.collectives import apply, enter, sum_over
 from distconv.communication.transport import allreduce
@@ -264,10 +265,14 @@ def instance_norm(
     if not use_input_stats:
         assert running_mean is not None and running_var is not None  # else torch refuses above
         return _with_known_statistics(x, running_mean, running_var, weight, bias, eps)
-    observe = None
-    if running_mean is not None or running_var is not None:
-        observe = partial(_update_running, x, running_mean, running_var, momentum)
-    return _by_channel(x, x.shape[1], (weight, bias), eps, observe)
+    if running_mean is None and running_var is None:
+        return _by_channel(x, x.shape[1], (weight, bias), eps)
+    found: list[torch.Tensor] = []
+    y = _by_channel(x, x.shape[1], (weight, bias), eps, lambda *moments: found.extend(moments))
+    # As in torch a recomputation that needs no more than what has been saved ends before they move once more.
+    recomputation.between()
+    _update_running(x, running_mean, running_var, momentum, *found)
+    return y
 
 
 def _with_known_statistics(

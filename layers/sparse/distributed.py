@@ -26,8 +26,8 @@ from distconv.grid import ProcessGrid
 from distconv.kernels.sparse import KernelMap, kernel_map, sorted_rows
 from distconv.kernels.sparse.coordinates import Offsets
 from distconv.layers.plumbing.alignment import whole_over
+from distconv.placement import scatter as scatter_dense
 from distconv.tensor import DistTensor
-from distconv.tensor import scatter as scatter_dense
 
 from .coordinate_manager import CoordinateManager, Sites, reach
 from .partition import Partition

@@ -16,7 +16,8 @@ from distconv.grid import ProcessGrid
 from distconv.pipeline.runtime.message_header import Minibatch
 from distconv.pipeline.runtime.resharding import local, to_boundary
 from distconv.pipeline.schedules.actions import Action, Schedule, Weights
-from distconv.tensor import DistTensor, scatter
+from distconv.placement import scatter
+from distconv.tensor import DistTensor
 
 from .buffers import Buffers, unchanged
 from .rng import seeded

@@ -11,8 +11,9 @@ from torch import nn
 
 from distconv.parallel import broadcast_tensor
 from distconv.pipeline.schedules.actions import ScheduleError
+from distconv.placement import gather
 from distconv.process import watchdog
-from distconv.tensor import DistTensor, gather
+from distconv.tensor import DistTensor
 
 
 def state_of(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:

@@ -157,6 +157,15 @@ def test_different_models_are_a_mismatch(comm):
     raises_everywhere(comm, dc.MismatchError, "Pooled", lambda: dc.parallelize(model, grid_over(comm, h=comm.size)))
 
 
+def test_a_lazy_layer_is_called_before(comm):
+    model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.LazyConv2d(4, 3))
+    match = r"'1' \(LazyConv2d\) does not know the shapes .* call the model once with plain tensors"
+    raises_everywhere(comm, dc.UnsupportedOperation, match, lambda: dc.parallelize(model, grid_over(comm, h=comm.size)))
+    torch.manual_seed(0)
+    model(torch.zeros(1, 2, 5, 5))
+    assert dc.parallelize(model, grid_over(comm, h=comm.size)) is model
+
+
 def test_a_model_needs_a_grid(comm):
     raises_everywhere(
         comm, dc.UnsupportedOperation, "needs a ProcessGrid", lambda: dc.parallelize(build(Pooled), "h=2")

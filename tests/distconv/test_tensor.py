@@ -94,6 +94,29 @@ def test_a_deep_copy_has_memory_of_its_own(comm):
     assert twin.dist == x.dist
 
 
+def test_a_shallow_copy_shares_the_memory(comm):
+    x = scattered(comm, 3, 2, 7, 4).requires_grad_()
+    for given in (x, x * 1):
+        twin = copy.copy(given)
+        assert twin is not given
+        assert twin.is_leaf
+        assert twin.requires_grad
+        with torch.no_grad():
+            twin.add_(1)
+        assert torch.equal(dc.gather(given), normal(3, 2, 7, 4) + 1)
+        with torch.no_grad():
+            twin.sub_(1)
+
+
+def test_a_deep_copy_of_a_tensor_has_a_gradient_of_its_own(comm):
+    x = scattered(comm, 3, 2, 7, 4).requires_grad_()
+    (x * 2).sum().backward()
+    both = copy.deepcopy({"a": x, "b": [x]})
+    assert both["b"][0] is both["a"]
+    x.grad.zero_()
+    assert torch.equal(dc.gather(both["a"].grad), torch.full_like(normal(3, 2, 7, 4), 2))
+
+
 def test_a_deep_copy_of_a_leaf_still_wants_a_gradient(comm):
     x = scattered(comm, 3, 2, 7, 4).requires_grad_()
     assert copy.deepcopy(x).requires_grad
@@ -229,13 +252,6 @@ def test_a_users_autograd_function_has_no_rule(comm):
 def test_autograd_functions_of_plain_tensors_still_work(comm):
     plain = normal(4).requires_grad_()
     assert torch.autograd.gradcheck(Swish.apply, (plain,))
-
-
-def test_reentrant_checkpointing_is_refused(comm):
-    x = scattered(comm, 3, 2, 7, 4).requires_grad_()
-    raises_everywhere(
-        comm, dc.UnsupportedOperation, "use_reentrant=False", lambda: checkpoint(torch.tanh, x, use_reentrant=True)
-    )
 
 
 def test_checkpointing_without_reentry_gives_the_same_gradients(comm):

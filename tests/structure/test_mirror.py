@@ -19,7 +19,6 @@ TESTED_ELSEWHERE = {
 """Modules, or folders with all that is below them, and why they have no test file of their name."""
 
 OF_NO_MODULE = {
-    "tests/distconv/test_scatter.py": "the way into and out of a tensor, which is more than tensor.py should hold",
     "tests/jobs/planning/test_plan_files.py": "the plans that ship as files",
     "tests/jobs/planning/test_planned_training.py": "training by plans from the planner, the two together",
     "tests/layers/models/test_models.py": "all reference models: their structure",

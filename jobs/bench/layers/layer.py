@@ -29,7 +29,8 @@ from distconv.parallel import parallelize
 from distconv.parameters.channel_split import AXIS
 from distconv.parameters.sharding import convolution_split
 from distconv.perfmodel.machine.machine import Machine
-from distconv.tensor import DistTensor, scatter
+from distconv.placement import scatter
+from distconv.tensor import DistTensor
 
 from . import paper_layers
 

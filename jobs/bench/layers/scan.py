@@ -25,7 +25,7 @@ from distconv.kernels.recurrence import compiled
 from distconv.layers.recurrent import Method, ScanGRU, ScanRNN
 from distconv.layers.recurrent.methods import Problem, fastest
 from distconv.parallel import parallelize
-from distconv.tensor import scatter
+from distconv.placement import scatter
 
 EXAMPLES = """\
 examples:

@@ -22,7 +22,7 @@ from distconv.jobs.training.score import Score, score
 from distconv.layers.models.sparse import sparse_resnet, sparse_vgg16_bn
 from distconv.layers.sparse import SparseTensor, scatter
 from distconv.layers.sparse.stages import as_stages, packed
-from distconv.tensor import gather
+from distconv.placement import gather
 
 from .samples import CloudSamples, VoxelLoader
 from .stage_cuts import balanced_cuts

@@ -22,7 +22,8 @@ from distconv.jobs.verification.differential.verdicts import NOT_FINITE, Outcome
 from distconv.jobs.verification.differential.watch import Watch
 from distconv.layers.plumbing import call_site
 from distconv.parallel import parallelize
-from distconv.tensor import DistTensor, scatter
+from distconv.placement import scatter
+from distconv.tensor import DistTensor
 
 TIME_LIMIT_S = 30.0
 _SEED = 5

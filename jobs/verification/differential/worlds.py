@@ -13,7 +13,8 @@ from distconv.arrangement import AXES
 from distconv.distribution import Distribution, default_axes
 from distconv.grid import ProcessGrid
 from distconv.parallel import parallelize
-from distconv.tensor import DistTensor, gather, scatter
+from distconv.placement import gather, scatter
+from distconv.tensor import DistTensor
 
 Dims = str | Sequence[str | None] | None
 

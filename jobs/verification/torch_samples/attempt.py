@@ -17,7 +17,8 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.verification.differential.verdicts import Refusal, refusal
 from distconv.jobs.verification.torch_samples.database import Sample, can_be_split, seed
 from distconv.layers.plumbing import call_site
-from distconv.tensor import DistTensor, scatter
+from distconv.placement import scatter
+from distconv.tensor import DistTensor
 
 
 @dataclass(frozen=True)

@@ -82,3 +82,8 @@ def test_an_exception_without_a_text_is_named(comm):
         raise MemoryError
 
     raises_everywhere(comm, dc.DataError, "MemoryError", lambda: agreement.together(comm, attempt, dc.DataError))
+
+
+def test_the_largest_value_is_known_on_all_ranks(comm):
+    assert agreement.largest(comm, -abs(comm.rank - 1), "test") == (0 if comm.size > 1 else -1)
+    assert agreement.largest(comm, 2**40 + comm.rank, "test") == 2**40 + comm.size - 1

@@ -15,7 +15,7 @@ from distconv import cli
 from distconv.jobs.training.model_factory import build_model
 from distconv.pipeline import Pipeline, PipelinePlan, SerialPipeline, split
 from distconv.pipeline.reference.serial import IN_FLIGHT
-from distconv.tensor import gather
+from distconv.placement import gather
 from tests.jobs.training.pipelines import BY_SHAPES
 from tests.pipeline.training import train_plainly
 

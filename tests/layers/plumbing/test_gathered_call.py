@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import distconv as dc
 from distconv.layers.plumbing import gathered_call
@@ -73,7 +72,6 @@ IDIOMS = {
     "a shape among the arguments": lambda x: x.new(x.shape).zero_() + x.detach().new(torch.Size([5])).fill_(2) * x,
     "a triangle in place": lambda x: (x * 2).triu_() * x,
     "a plain argument": lambda x: torch.kron(x, torch.full((1, 2, 1, 1), 2.0, dtype=torch.float64)),
-    "reentrant checkpointing": lambda x: checkpoint(lambda y: F.avg_pool2d(y.sin(), 2), x, use_reentrant=True),
     "a norm of matrices": lambda x: torch.linalg.norm(x, "nuc", dim=(2, 3)),
     "another dtype seen": lambda x: x.detach().view(torch.int64),
 }

@@ -1,0 +1,117 @@
+"""Tensors on their way onto a grid and off it: scatter, gather, and blocks that ranks have already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from distconv.communication import agreement, collectives
+from distconv.distribution import Distribution, default_axes
+from distconv.errors import DistributionError
+from distconv.grid import ProcessGrid
+from distconv.process import watchdog
+from distconv.tensor import DistTensor
+
+
+def _distribution(target: ProcessGrid | Distribution, dims: Any, ndim: int) -> Distribution:
+    if isinstance(target, Distribution):
+        return target
+    if not isinstance(target, ProcessGrid):
+        raise DistributionError(f"scatter needs a ProcessGrid or a Distribution, not {type(target).__name__}")
+    return Distribution(target, default_axes(dims, ndim))
+
+
+def scatter(
+    tensor: torch.Tensor | None,
+    target: ProcessGrid | Distribution,
+    dims: str | Sequence[str | None] | None = None,
+    root: int | None = None,
+) -> DistTensor:
+    """The global ``tensor`` split over ``target``. Collective and differentiable (the adjoint gathers).
+
+    Every rank passes the same whole tensor, or with ``root`` only that rank does. ``dims`` names each dimension's grid
+    axis (``"nhw"`` for label maps); by default N, NC, NCW, NCHW or NCDHW. Grid axes it lacks hold replicas.
+
+    Raises
+    ------
+    MismatchError
+        If shape, dtype, device or requires_grad differ between ranks.
+    DistributionError
+        If ``dims`` does not fit the tensor.
+    """
+    grid = target.grid if isinstance(target, Distribution) else target
+    if root is not None and isinstance(grid, ProcessGrid):
+        return _scatter_from(root, tensor, target, dims)
+    if isinstance(tensor, DistTensor):
+        return tensor.redistribute(_distribution(target, dims, tensor.dim()))
+    if not isinstance(tensor, torch.Tensor):
+        raise DistributionError(f"scatter needs a torch.Tensor on every rank, or root=; got {type(tensor).__name__}")
+    dist = _distribution(target, dims, tensor.dim())
+    agreement.agree(dist.grid.world, "scatter", _described(tensor, dist))
+    local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
+    # The block is never the caller's memory, whatever the grid: changing one must not change the other.
+    made = DistTensor(local.clone() if local.data_ptr() == tensor.data_ptr() else local, dist, tensor.shape)
+    made._strides = None if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
+    return made
+
+
+def _described(tensor: torch.Tensor, dist: Distribution) -> str:
+    grad = ", requires_grad" if tensor.requires_grad else ""
+    return f"shape {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device.type}{grad}, {dist}"
+
+
+def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dims: Any) -> DistTensor:
+    grid = target.grid if isinstance(target, Distribution) else target
+    agreement.agree(grid.world, "scatter", f"root={root}")
+    if not 0 <= root < grid.size:
+        raise DistributionError(f"scatter: root={root} is not one of the {grid.size} ranks")
+    mine = None if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, tensor.device.type)
+    with watchdog.waiting(lambda: f"scatter from rank {root}"):
+        described = grid.world.bcast(mine, root=root)
+    if described is None:
+        raise DistributionError(f"scatter: rank {root} is the root and must pass a tensor")
+    shape, dtype, requires_grad, device = described
+    dist = _distribution(target, dims, len(shape))
+    rows = shape or (1,)
+    if grid.rank != root or tensor is None:
+        tensor = torch.empty((0, *rows[1:]), dtype=dtype, device=device, requires_grad=requires_grad)
+    elif not shape:
+        tensor = tensor.reshape(1)
+    # All rows on the root: an uneven distribution like any other.
+    at_root = (0,) * (root + 1) + (rows[0],) * (grid.size - root)
+    source = Distribution(grid.flat, ("n",) + (None,) * (len(rows) - 1), boundaries={"n": at_root})
+    local = collectives.redistribute(tensor, source, dist if shape else Distribution(grid, (None,)), rows)
+    return DistTensor(local.reshape(dist.local_shape(shape)).contiguous(), dist, shape)
+
+
+def gather(tensor: DistTensor | torch.Tensor) -> torch.Tensor:
+    """The whole tensor on every rank. Collective and differentiable (the adjoint slices)."""
+    return tensor.gather() if isinstance(tensor, DistTensor) else tensor
+
+
+def from_local(local: torch.Tensor, dist: Distribution, shape: Sequence[int]) -> DistTensor:
+    """A global tensor of ``shape`` of which ``local`` is this rank's block under ``dist``. Collective.
+
+    Raises
+    ------
+    MismatchError
+        If shape, dtype, device or distribution differ between ranks.
+    DistributionError
+        On every rank, if a rank's block has the wrong shape.
+    """
+    grad = ", requires_grad" if local.requires_grad else ""
+    agreement.agree(
+        dist.grid.world, "from_local", f"shape {tuple(shape)}, {local.dtype} on {local.device.type}{grad}, {dist}"
+    )
+
+    def check() -> None:
+        if tuple(local.shape) != dist.local_shape(shape):
+            raise DistributionError(
+                f"from_local: the block is {tuple(local.shape)} but {dist} gives {dist.local_shape(shape)} of "
+                f"{tuple(shape)}"
+            )
+
+    agreement.together(dist.grid.world, check, DistributionError)
+    return DistTensor(local.contiguous(), dist, shape)

@@ -1,0 +1,114 @@
+"""Programs that torch transforms, with distributed tensors in them: compiled ones run eagerly, others are refused.
+
+Scripts, traces, exports and ``torch.func`` work on tensors below torch's function interface, where a DistTensor has
+nothing but this rank's block. ``torch.compile`` leaves every call with distributed tensors alone, and compiles others.
+
+Importing this module puts that in place.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.export
+
+from distconv.dispatch import implements, name_layer
+from distconv.errors import UnsupportedOperation
+from distconv.tensor import DistTensor
+
+_TRACE = "trace the model with a plain example before it is parallelized"
+_WAYS_OUT = {
+    "torch.jit.trace": _TRACE,
+    "torch.jit.trace_module": _TRACE,
+    "torch.export.export": "export the model with a plain example before it is parallelized",
+    "TorchScript": "call the Python function or module that it was made from",
+}
+
+
+def distributed(value: Any) -> bool:
+    """Whether ``value`` is a DistTensor, or has one: in a list, tuple or dict, or as a module's parameter or buffer."""
+    if isinstance(value, torch.nn.Module):
+        return any(isinstance(t, DistTensor) for state in (value.parameters(), value.buffers()) for t in state)
+    if isinstance(value, dict):
+        value = [*value.values()]
+    return isinstance(value, DistTensor) or (isinstance(value, (list, tuple)) and any(map(distributed, value)))
+
+
+def _refusing(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """``function``, or a refusal of distributed tensors."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if distributed((args, kwargs)):
+            error = UnsupportedOperation(
+                f"{name} works below torch's function interface, where a DistTensor has only its block: "
+                f"{_WAYS_OUT[name]}, or pass gathered tensors (dc.gather(x))"
+            )
+            name_layer(error)
+            raise error
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _forward_mode(*_: Any, **named: Any) -> None:
+    raise UnsupportedOperation(
+        "forward-mode differentiation (torch.autograd.forward_ad, torch.func.jvp) of a DistTensor: use "
+        "torch.autograd.functional.jvp, which takes two backward passes"
+    )
+
+
+implements(torch._make_dual)(_forward_mode)
+torch.jit.trace = _refusing(torch.jit.trace, "torch.jit.trace")
+torch.jit.trace_module = _refusing(torch.jit.trace_module, "torch.jit.trace_module")
+torch.export.export = _refusing(torch.export.export, "torch.export.export")
+for _script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
+    _script.__call__ = _refusing(_script.__call__, "TorchScript")  # type: ignore[method-assign]
+
+
+# -- compilation ------------------------------------------------------------------------------------------------------
+
+
+def _let_alone(convert: Callable[..., Any], types: Any) -> Callable[..., Any]:
+    """The compiler's ``convert`` of a frame, which leaves alone one with distributed tensors and all that it calls."""
+
+    @wraps(convert)
+    def call(self: Any, frame: Any, *state: Any) -> Any:
+        if not distributed(frame.f_locals):
+            return convert(self, frame, *state)
+        if getattr(self._torchdynamo_orig_backend, "_one_graph", False):
+            raise UnsupportedOperation(
+                "torch.compile(fullgraph=True) of a function that is called with a DistTensor: without fullgraph=True "
+                "it is not compiled for such calls, and runs"
+            )
+        skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
+        return types.ConvertFrameReturn(frame_exec_strategy=skip, apply_to_code=False)
+
+    return call
+
+
+def _watch_compiler() -> None:
+    from torch._dynamo import convert_frame, types
+
+    wrapper = convert_frame.CatchErrorsWrapper
+    if not hasattr(wrapper.__call__, "__wrapped__"):
+        wrapper.__call__ = _let_alone(wrapper.__call__, types)  # type: ignore[method-assign]
+
+
+_compile = torch.compile
+
+
+@wraps(_compile)
+def _watched_compile(*args: Any, **kwargs: Any) -> Any:
+    # Not before it is needed: importing the compiler takes seconds.
+    _watch_compiler()
+    return _compile(*args, **kwargs)
+
+
+torch.compile = _watched_compile
+if "torch._dynamo.convert_frame" in sys.modules:
+    _watch_compiler()
