@@ -1,0 +1,26 @@
+"""What people write in training scripts, as small functions: on grids each gives what it gives in one process.
+
+They mirror no module but the promise that any idiom of PyTorch works: exact, exact with a ``ReplicationWarning``, or
+refused with one clear sentence on all ranks.
+
+::
+
+    bench          A model with its optimizer and data, in one process or on a grid
+    table          The list of all idioms, and how one of them ends on a grid
+    accumulation   Gradients of several batches
+    averages       Moving averages of weights, and weights for evaluation
+    distributions  torch.distributions
+    functions      autograd Functions, closures, straight-through estimators, torch.func
+    gradients      Clipping, penalties, hooks, second derivatives
+    images         Augmentation, mixing of samples, metrics
+    layers         Attention, windows, Fourier transforms, sampling, normalizations
+    losses         Losses of segmentation, detection, restoration and contrast
+    objectives     Adversarial, self-supervised, distilled and diffusion training
+    optimizers     torch's optimizers and people's own
+    parameters     Weights read, written, tied, computed, saved and loaded
+    random         Random numbers
+    recomputation  torch.utils.checkpoint
+    shapes         Masks, sorting, einsum, indexing
+    training       Loops: schedules, autocast, early stopping, freezing
+    views          Views, slices, changes in place
+"""
