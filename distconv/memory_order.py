@@ -62,7 +62,8 @@ def follow(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         if result is first:
             result = type(result)(result.local.clone(), result.dist, result.shape)
     for tensor, strides in zip(_tensors(result), found.strides, strict=False):
-        if hasattr(tensor, "_strides"):
+        # Where values decide the shape (x[mask]) it may have other dimensions than was taken for granted.
+        if hasattr(tensor, "_strides") and (strides is None or len(strides) == tensor.dim()):
             tensor._strides = strides
     return result
 

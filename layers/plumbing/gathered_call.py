@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from distconv.dispatch import is_fallback, short_name
+from distconv.distribution import Distribution
 from distconv.errors import NoRule, ReplicationWarning, UnsupportedOperation
 from distconv.layers.plumbing.alignment import as_distributed
 from distconv.layers.plumbing.call_site import warn_once
@@ -132,9 +133,31 @@ def _laid_out(name: str, result: Any, arguments: Sequence[_Gathered], dims: Sequ
     for argument in arguments:
         if argument.shares(result):
             seen = argument.whole is argument.given.local and y.local is result
-            again = _refuse_again(name)
-            return viewed(y, argument.given, again) if seen else moved(y, argument.given, again, no_way_back(name))
+            again, put_back = _both_ways(name, result, argument, y.dist)
+            return viewed(y, argument.given, again) if seen else moved(y, argument.given, again, put_back)
     return y
+
+
+def _both_ways(
+    name: str, result: torch.Tensor, argument: _Gathered, dist: Distribution
+) -> tuple[Callable[[], DistTensor], Callable[[DistTensor], object]]:
+    """How ``result``, a view of a whole argument, is taken again, and how its values get back into the argument."""
+    source, whole = argument.given, argument.whole
+    same_elements = result.dtype == whole.dtype and result.is_conj() == whole.is_conj()
+    if not same_elements or not whole.is_contiguous() or whole.shape != source.shape:
+        return _refuse_again(name), no_way_back(name)
+    place = (result.shape, result.stride(), result.storage_offset() - whole.storage_offset())
+
+    def again() -> DistTensor:
+        taken = source.replicated().local.contiguous().as_strided(*place)
+        return as_distributed(taken, source.grid).redistribute(dist)
+
+    def put_back(view: DistTensor) -> None:
+        fresh = source.replicated().local.clone(memory_format=torch.contiguous_format)
+        fresh.as_strided(*place).copy_(view.replicated().local)
+        source.copy_(as_distributed(fresh, source.grid))
+
+    return again, put_back
 
 
 def _refuse_again(name: str) -> Callable[[], DistTensor]:

@@ -121,3 +121,15 @@ def test_contiguous_copies_where_one_process_copies_and_only_there(comm):
         copy = turned.reshape(-1)
         copy.zero_()
         assert torch.equal(dc.gather(x), normal(comm.size, 1, comm.size, 1))
+
+
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@RANKS
+def test_what_a_mask_picks_of_a_permuted_tensor_has_the_strides_of_one_process(comm):
+    whole, mask = normal(*SHAPE), normal(SHAPE[0], *SHAPE[2:], seed=1) > 0
+    expected = whole.permute(0, 2, 3, 1)[mask]
+    for grid in grids(comm, "nhc"):
+        found = dc.scatter(whole, grid).permute(0, 2, 3, 1)[dc.scatter(mask, grid, dims="nhw")]
+        assert found.stride() == expected.stride()
+        assert torch.equal(dc.gather(found.abs()), expected.abs())

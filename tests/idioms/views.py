@@ -199,12 +199,14 @@ def narrow_views_are_filled(b: Bench) -> Found:
     return through(b, change)
 
 
-@idiom("diagonal")
+@idiom()
 def a_diagonal_is_changed(b: Bench) -> Found:
     def change(x: torch.Tensor) -> torch.Tensor:
         y = x.clone()
-        y.diagonal(dim1=2, dim2=3).add_(1)
-        return y
+        diagonal = y.diagonal(dim1=2, dim2=3)
+        diagonal.mul_(x.mean()).add_(1)
+        y *= 2
+        return y * diagonal.sum()
 
     return through(b, change)
 
