@@ -56,6 +56,8 @@ def follow(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         return result
     found = _outcome(function, args, kwargs)
     first: Any = args[0] if args else None
+    if found.is_first and result is first:
+        return result  # What changes a tensor's dimensions in place sees to its strides.
     if found.is_first != (result is first) and isinstance(result, torch.Tensor) and hasattr(result, "_strides"):
         if found.is_first and type(first) is type(result) and first.shape == result.shape:
             return first

@@ -219,6 +219,22 @@ class DistTensor(torch.Tensor):
             )
         self.local.data = scatter(value, self.dist).local
 
+    def set_(self, source: Any = None, *place: Any) -> DistTensor:  # type: ignore[override]
+        """Itself, on the memory of ``source`` from now on.
+
+        Raises
+        ------
+        UnsupportedOperation
+            If that is no DistTensor of this shape.
+        """
+        if place or not isinstance(source, DistTensor) or source.shape != self.shape:
+            raise UnsupportedOperation(
+                f"set_ of a DistTensor takes another of shape {tuple(self.shape)}: its memory lies on many ranks; "
+                "gather it first"
+            )
+        self.data = source
+        return self
+
     @property
     def requires_grad(self) -> bool:
         """Whether autograd records what is done with it."""

@@ -217,18 +217,18 @@ def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistT
     gone = _of_extent_one(input, dim)
     if any(input.dist.split[d] for d in gone):
         raise UnsupportedOperation(f"squeeze_ of a split dimension of {input.dist}: write x = x.squeeze(...)")
-    dist, shape = _without(input, gone)
+    smaller = input.squeeze(gone)
     input.local.squeeze_(gone)
-    input.dist, input._shape = dist, shape
+    input.dist, input._shape, input._strides = smaller.dist, smaller.shape, smaller._strides
     return input
 
 
 @implements(torch.Tensor.unsqueeze_)
 def unsqueeze_(input: DistTensor, dim: int) -> DistTensor:
     """``Tensor.unsqueeze_``."""
-    grown = unsqueeze(input, dim)
+    grown = input.unsqueeze(dim)
     input.local.unsqueeze_(dim % grown.dim())
-    input.dist, input._shape = grown.dist, grown.shape
+    input.dist, input._shape, input._strides = grown.dist, grown.shape, grown._strides
     return input
 
 
@@ -287,13 +287,21 @@ def _register_orders() -> None:
 _register_orders()
 
 
-@implements(torch.Tensor.transpose_, torch.Tensor.t_, torch.Tensor.swapaxes_, torch.Tensor.swapdims_)
-def reorder_(input: DistTensor, *dims: int) -> DistTensor:
-    """In-place reordering, which a DistTensor does not have.
+def _reordered_in_place(name: str, input: DistTensor, *args: Any, **named: Any) -> DistTensor:
+    """``Tensor.transpose_`` and its kind.
 
     Raises
     ------
     UnsupportedOperation
-        Always.
+        For a view, which would have to be taken again in the old order.
     """
-    raise UnsupportedOperation("transposing a DistTensor in place: write x = x.transpose(...)")
+    if input._view is not None:
+        raise UnsupportedOperation(f"{name} of a view of a DistTensor: write x = x.{name[:-1]}(...)")
+    turned = getattr(torch.Tensor, name[:-1])(input, *args, **named)
+    getattr(input.local, name)(*args, **named)
+    input.dist, input._shape, input._strides = turned.dist, turned.shape, turned._strides
+    return input
+
+
+for _name in ("transpose_", "t_", "swapaxes_", "swapdims_"):
+    implements(getattr(torch.Tensor, _name))(partial(_reordered_in_place, _name))

@@ -72,7 +72,10 @@ def the_data_of_gradients_is_scaled_between(b: Bench) -> Found:
 
 @idiom()
 def many_gradients_are_scaled_at_once_between(b: Bench) -> Found:
-    return accumulated(b, lambda b: torch._foreach_mul_([p.grad for p in b.model.parameters()], 0.5))
+    def scale(b: Bench) -> None:
+        torch._foreach_mul_([p.grad for p in b.model.parameters()], 0.5)
+
+    return accumulated(b, scale)
 
 
 @idiom()
@@ -82,7 +85,7 @@ def norms_are_clipped_between(b: Bench) -> Found:
 
 @idiom()
 def values_are_clipped_between(b: Bench) -> Found:
-    return accumulated(b, lambda b: nn.utils.clip_grad_value_(b.model.parameters(), 0.01))
+    return accumulated(b, lambda b: nn.utils.clip_grad_value_(b.model.parameters(), 0.01))  # which returns None
 
 
 @idiom()

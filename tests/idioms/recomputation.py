@@ -151,7 +151,7 @@ def saved_tensors_wait_on_the_host(b: Bench) -> Found:
 
 @idiom()
 def saved_tensors_are_packed(b: Bench) -> Found:
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: (x * 2,), lambda packed: packed[0] / 2):
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (x.clone(),), lambda packed: packed[0]):
         loss = b.loss()
     loss.backward()
     return b.gradients()
