@@ -57,7 +57,9 @@ def pixels_are_bernoulli(b: Bench) -> Found:
     pixels = td.Bernoulli(logits=x)
     torch.manual_seed(3)
     drawn = pixels.sample()
-    (-pixels.log_prob(drawn).mean() + td.RelaxedBernoulli(torch.tensor(0.5).double(), logits=x).rsample().mean()).backward()
+    (
+        -pixels.log_prob(drawn).mean() + td.RelaxedBernoulli(torch.tensor(0.5).double(), logits=x).rsample().mean()
+    ).backward()
     return b.gradients() | {"drawn": drawn, "mean": pixels.mean}
 
 

@@ -266,7 +266,9 @@ def the_hessian_is_multiplied_by_a_vector(b: Bench) -> Found:
 @idiom()
 def a_vector_is_multiplied_by_the_jacobian(b: Bench) -> Found:
     x = b.images()
-    y, product = torch.autograd.functional.vjp(lambda t: F.avg_pool2d(t**2, 2), x, b.place(torch.ones(5, 3, 3, 4).double()))
+    y, product = torch.autograd.functional.vjp(
+        lambda t: F.avg_pool2d(t**2, 2), x, b.place(torch.ones(5, 3, 3, 4).double())
+    )
     return {"y": y, "product": product}
 
 

@@ -83,7 +83,11 @@ def colours_are_jittered(b: Bench) -> Found:
     grey = (x * torch.tensor([0.299, 0.587, 0.114]).double().view(3, 1, 1)).sum(1, keepdim=True)
     contrast = torch.lerp(x.mean((1, 2, 3), keepdim=True), x, 1.3)
     shade = torch.linspace(0.5, 1.5, 5).double().view(-1, 1, 1, 1)
-    return {"x": ((grey * 0.3 + x * 0.7) * shade + contrast).clamp_(0, 1), "low": (x * 255).to(torch.uint8), "inverted": 1 - x}
+    return {
+        "x": ((grey * 0.3 + x * 0.7) * shade + contrast).clamp_(0, 1),
+        "low": (x * 255).to(torch.uint8),
+        "inverted": 1 - x,
+    }
 
 
 @idiom()
@@ -179,7 +183,11 @@ def overlaps_of_classes_are_measured(b: Bench) -> Found:
 def noise_is_measured_in_decibels(b: Bench) -> Found:
     x, y = b.images(0).sigmoid(), b.images(1).sigmoid()
     mse = F.mse_loss(x, y, reduction="none").mean((1, 2, 3))
-    return {"psnr": (10 * torch.log10(1.0 / mse)).mean(), "one": -10 * math.log10(mse[0].item()), "max": (x - y).abs().max()}
+    return {
+        "psnr": (10 * torch.log10(1.0 / mse)).mean(),
+        "one": -10 * math.log10(mse[0].item()),
+        "max": (x - y).abs().max(),
+    }
 
 
 @idiom()

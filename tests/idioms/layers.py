@@ -165,7 +165,10 @@ def queries_read_the_features(b: Bench) -> Found:
         return torch.einsum("bqc,bchw->bqhw", read, x)
 
     return trained(
-        b, lambda: Layer(decode, queries=normal(4, 8), decoder=nn.TransformerDecoderLayer(8, 2, 12, 0.0, batch_first=True))
+        b,
+        lambda: Layer(
+            decode, queries=normal(4, 8), decoder=nn.TransformerDecoderLayer(8, 2, 12, 0.0, batch_first=True)
+        ),
     )
 
 
@@ -218,7 +221,9 @@ def tokens_are_mixed_by_transforms(b: Bench) -> Found:
     """FNet and GFNet: real parts, and a learned filter."""
 
     def mix(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        filtered = torch.fft.irfft2(torch.fft.rfft2(x, norm="ortho") * torch.view_as_complex(m.filter), s=(7, 9), norm="ortho")
+        filtered = torch.fft.irfft2(
+            torch.fft.rfft2(x, norm="ortho") * torch.view_as_complex(m.filter), s=(7, 9), norm="ortho"
+        )
         return filtered + torch.fft.fft2(x.double()).real * 0.01
 
     return trained(b, lambda: Layer(mix, filter=normal(8, 7, 5, 2)))
@@ -242,7 +247,9 @@ def rows_are_read_by_a_recurrence(b: Bench) -> Found:
         y, (_, cell) = m.lstm(x.mean(2).transpose(1, 2))
         return x + m.out(y).transpose(1, 2).unsqueeze(2) + cell[-1, :, :8, None, None]
 
-    return trained(b, lambda: Layer(read, lstm=nn.LSTM(8, 9, batch_first=True, bidirectional=True), out=nn.Linear(18, 8)))
+    return trained(
+        b, lambda: Layer(read, lstm=nn.LSTM(8, 9, batch_first=True, bidirectional=True), out=nn.Linear(18, 8))
+    )
 
 
 @idiom()
@@ -258,7 +265,9 @@ def a_convolutional_gru_updates_its_state(b: Bench) -> Found:
             state = (1 - keep) * state + keep * fresh
         return state
 
-    return trained(b, lambda: Layer(update, gates=nn.Conv2d(16, 16, 3, padding=1), fresh=nn.Conv2d(16, 8, 3, padding=1)))
+    return trained(
+        b, lambda: Layer(update, gates=nn.Conv2d(16, 16, 3, padding=1), fresh=nn.Conv2d(16, 8, 3, padding=1))
+    )
 
 
 # -- sampling and sizes -----------------------------------------------------------------------------------------------
@@ -318,7 +327,9 @@ def a_pyramid_is_pooled_and_joined(b: Bench) -> Found:
 
     def pool(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
         size = x.shape[2:]
-        levels = [F.interpolate(F.adaptive_avg_pool2d(x, s), size, mode="bilinear", align_corners=True) for s in (1, 2, 3)]
+        levels = [
+            F.interpolate(F.adaptive_avg_pool2d(x, s), size, mode="bilinear", align_corners=True) for s in (1, 2, 3)
+        ]
         once = F.max_pool2d(x, 5, 1, 2)
         return m.out(torch.cat([x, *levels, once, F.max_pool2d(once, 5, 1, 2)], 1))
 

@@ -394,7 +394,11 @@ def anchors_are_matched_to_boxes(b: Bench) -> Found:
     centre = matched[:, :2].sigmoid() * 2 - 0.5
     quality = (1 - (centre - 0.4).abs().sum(1)).detach().clamp(0)
     objects[i, a, r, c] = quality
-    loss = F.binary_cross_entropy_with_logits(y[..., 4], objects) + (centre - 0.4).abs().mean() + matched[:, 5].pow(2).mean()
+    loss = (
+        F.binary_cross_entropy_with_logits(y[..., 4], objects)
+        + (centre - 0.4).abs().mean()
+        + matched[:, 5].pow(2).mean()
+    )
     loss.backward()
     return b.gradients(head) | {"objects": objects}
 
@@ -488,6 +492,10 @@ def samples_of_a_class_attract_each_other(b: Bench) -> Found:
         apart = torch.cdist(z, z)
         farthest = (apart * same).max(1)[0]
         nearest = (apart + 10 * same).min(1)[0]
-        return -mean.mean() + F.relu(farthest - nearest + 0.3).mean() + F.triplet_margin_loss(z, z.roll(5, 0), z.roll(1, 0))
+        return (
+            -mean.mean()
+            + F.relu(farthest - nearest + 0.3).mean()
+            + F.triplet_margin_loss(z, z.roll(5, 0), z.roll(1, 0))
+        )
 
     return embedded(b, loss)

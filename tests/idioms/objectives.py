@@ -17,12 +17,18 @@ from tests.idioms.table import idiom
 
 def painter(channels: int = 3) -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(channels, 6, 3, padding=1, bias=False), nn.InstanceNorm2d(6), nn.ReLU(), nn.Conv2d(6, 3, 3, padding=1), nn.Tanh()
+        nn.Conv2d(channels, 6, 3, padding=1, bias=False),
+        nn.InstanceNorm2d(6),
+        nn.ReLU(),
+        nn.Conv2d(6, 3, 3, padding=1),
+        nn.Tanh(),
     )
 
 
 def judge(channels: int = 3) -> nn.Module:
-    return nn.Sequential(nn.Conv2d(channels, 6, 3, 2, 1, bias=False), nn.BatchNorm2d(6), nn.LeakyReLU(0.2), nn.Conv2d(6, 1, 3, 1, 1))
+    return nn.Sequential(
+        nn.Conv2d(channels, 6, 3, 2, 1, bias=False), nn.BatchNorm2d(6), nn.LeakyReLU(0.2), nn.Conv2d(6, 1, 3, 1, 1)
+    )
 
 
 def adam(module: nn.Module) -> torch.optim.Optimizer:
@@ -60,7 +66,9 @@ def two_networks_play_against_each_other(b: Bench) -> Found:
 @idiom()
 def a_generator_grows_images_from_vectors(b: Bench) -> Found:
     make = b.made(
-        lambda: nn.Sequential(nn.ConvTranspose2d(4, 6, (3, 4), bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.ConvTranspose2d(6, 3, 3, 2))
+        lambda: nn.Sequential(
+            nn.ConvTranspose2d(4, 6, (3, 4), bias=False), nn.BatchNorm2d(6), nn.ReLU(), nn.ConvTranspose2d(6, 3, 3, 2)
+        )
     )
     critic = b.made(judge, 6)
     optimizer = adam(make)
@@ -271,7 +279,11 @@ def pixels_that_were_hidden_are_painted(b: Bench) -> Found:
 
 @idiom()
 def a_student_learns_from_a_teachers_answers(b: Bench) -> Found:
-    teacher = b.made(lambda: nn.Sequential(nn.Conv2d(3, 10, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 5)))
+    teacher = b.made(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 10, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(10, 5)
+        )
+    )
     teacher.eval()
     x = b.images()
     y = b.model(x)
@@ -331,7 +343,9 @@ def several_tasks_weigh_themselves(b: Bench) -> Found:
     """Learned uncertainties of tasks, in the same optimizer as the network."""
     logs = nn.ParameterList([nn.Parameter(torch.zeros(1, dtype=torch.float64)) for _ in range(2)])
     maps = b.made(lambda: nn.Conv2d(7, 5, 1))
-    optimizer = torch.optim.Adam([{"params": b.model.parameters()}, {"params": maps.parameters()}, {"params": logs, "lr": 0.1}], 1e-2)
+    optimizer = torch.optim.Adam(
+        [{"params": b.model.parameters()}, {"params": maps.parameters()}, {"params": logs, "lr": 0.1}], 1e-2
+    )
     for seed in range(2):
         losses = [b.loss(seed), F.cross_entropy(maps(b.model.begin(b.images(seed))), b.masks())]
         total = sum(torch.exp(-s) * loss + s for s, loss in zip(logs, losses, strict=True))

@@ -265,7 +265,6 @@ def weights_are_projected_after_a_step(b: Bench) -> Found:
     return own(b, rule)
 
 
-
 @idiom()
 def the_largest_gradients_alone_are_applied(b: Bench) -> Found:
     def rule(p: Any, state: dict[str, Any]) -> None:

@@ -27,7 +27,12 @@ class Around(nn.Module):
 
     def __init__(self, block: nn.Module, options: dict[str, Any]) -> None:
         super().__init__()
-        self.before, self.block, self.head, self.options = nn.Conv2d(3, 4, 3, padding=1), block, nn.Linear(4, 5), options
+        self.before, self.block, self.head, self.options = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            block,
+            nn.Linear(4, 5),
+            options,
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = checkpoint(self.block, self.before(x), **{"use_reentrant": False, **self.options})
@@ -54,7 +59,9 @@ def a_block_with_a_cumulative_batch_norm(b: Bench) -> Found:
 
 @idiom()
 def a_block_with_running_instance_norm(b: Bench) -> Found:
-    return again(b, lambda: nn.Sequential(conv(), nn.InstanceNorm2d(4, affine=True, track_running_stats=True), nn.ReLU()))
+    return again(
+        b, lambda: nn.Sequential(conv(), nn.InstanceNorm2d(4, affine=True, track_running_stats=True), nn.ReLU())
+    )
 
 
 @idiom()
@@ -105,7 +112,11 @@ def convolutions_alone_are_kept(b: Bench) -> Found:
 
 @idiom()
 def a_sequence_is_recomputed_in_parts(b: Bench) -> Found:
-    net = b.made(lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), conv(), nn.ReLU(), nn.AdaptiveAvgPool2d(1)))
+    net = b.made(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), conv(), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
+        )
+    )
     for seed in range(2):
         y = recomputed.checkpoint_sequential(net, 3, b.images(seed), use_reentrant=False)
         F.cross_entropy(y.flatten(1), b.labels() % 4).backward()

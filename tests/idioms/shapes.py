@@ -216,7 +216,9 @@ def peaks_survive_their_neighbours(b: Bench) -> Found:
 @idiom(quick=True)
 def einsum_mixes_channels(b: Bench) -> Found:
     weight = normal(4, 7, seed=3)
-    return through(b, lambda x: torch.einsum("nchw,oc->nohw", x, weight) + torch.einsum("nchw,nchw->nh", x, x)[:, None, :, None])
+    return through(
+        b, lambda x: torch.einsum("nchw,oc->nohw", x, weight) + torch.einsum("nchw,nchw->nh", x, x)[:, None, :, None]
+    )
 
 
 @idiom()
@@ -326,6 +328,7 @@ def one_hot_labels_by_scatter(b: Bench) -> Found:
 @idiom()
 def sums_are_scattered_by_class(b: Bench) -> Found:
     """Prototypes: the mean vector of each class."""
+
     def change(x: torch.Tensor) -> Found:
         vectors, labels = x.permute(0, 2, 3, 1).reshape(-1, 7), b.masks().reshape(-1)
         sums = torch.zeros(5, 7, dtype=x.dtype).index_add(0, labels, vectors)
@@ -342,7 +345,10 @@ def sums_are_scattered_by_class(b: Bench) -> Found:
 def sequences_are_padded_and_stacked(b: Bench) -> Found:
     def change(x: torch.Tensor) -> Found:
         rows = [x[i, :, : i + 1].flatten(1).t() for i in range(5)]
-        return {"padded": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), "blocks": torch.block_diag(*rows[:2])}
+        return {
+            "padded": torch.nn.utils.rnn.pad_sequence(rows, batch_first=True),
+            "blocks": torch.block_diag(*rows[:2]),
+        }
 
     return through(b, change)
 

@@ -59,8 +59,12 @@ def groups_have_rates_of_their_own(b: Bench) -> Found:
     """No decay for norms and biases, smaller rates for early layers, warm-up by hand."""
     groups: dict[tuple[float, float], list[torch.Tensor]] = defaultdict(list)
     for name, p in b.model.named_parameters():
-        groups[0.0 if p.ndim <= 1 or name.endswith(".bias") else 0.1, 0.5 if name.startswith("first") else 1.0].append(p)
-    b.optimizer = torch.optim.AdamW([{"params": ps, "weight_decay": d, "scale": s} for (d, s), ps in groups.items()], 1e-2)
+        groups[0.0 if p.ndim <= 1 or name.endswith(".bias") else 0.1, 0.5 if name.startswith("first") else 1.0].append(
+            p
+        )
+    b.optimizer = torch.optim.AdamW(
+        [{"params": ps, "weight_decay": d, "scale": s} for (d, s), ps in groups.items()], 1e-2
+    )
     for seed in range(3):
         for group in b.optimizer.param_groups:
             group["lr"] = 1e-2 * group["scale"] * min(1.0, (seed + 1) / 2)
@@ -367,7 +371,10 @@ def batches_come_from_a_loader(b: Bench) -> Found:
 @idiom()
 def labels_and_masks_stay_plain(b: Bench) -> Found:
     net = b.made(lambda: nn.Conv2d(3, 5, 3, padding=1))
-    (F.cross_entropy(net(b.images()), torch.arange(315).view(5, 7, 9) % 5) + b.model(b.images())[:, 0].dot(torch.ones(5).double())).backward()
+    (
+        F.cross_entropy(net(b.images()), torch.arange(315).view(5, 7, 9) % 5)
+        + b.model(b.images())[:, 0].dot(torch.ones(5).double())
+    ).backward()
     return b.gradients(net) | b.gradients()
 
 

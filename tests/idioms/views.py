@@ -287,7 +287,9 @@ def a_loss_map_gets_a_border_of_zeros(b: Bench) -> Found:
 @idiom()
 def an_index_tensor_picks_channels(b: Bench) -> Found:
     order = torch.tensor([6, 0, 0, 3])
-    return through(b, lambda x: x[:, order] + x.index_select(1, order) * torch.take_along_dim(x, order.view(1, 4, 1, 1), 1))
+    return through(
+        b, lambda x: x[:, order] + x.index_select(1, order) * torch.take_along_dim(x, order.view(1, 4, 1, 1), 1)
+    )
 
 
 @idiom()

@@ -20,6 +20,7 @@ TESTED_ELSEWHERE = {
 
 OF_NO_MODULE = {
     "tests/distconv/test_scatter.py": "the way into and out of a tensor, which is more than tensor.py should hold",
+    "tests/idioms/test_idioms.py": "what people write in training scripts, which is everything at once",
     "tests/jobs/planning/test_plan_files.py": "the plans that ship as files",
     "tests/jobs/planning/test_planned_training.py": "training by plans from the planner, the two together",
     "tests/layers/models/test_models.py": "all reference models: their structure",

@@ -16,7 +16,7 @@ from tests.layers.models.third_party_networks import LARGE, NETWORKS, Network, b
 
 GRIDS = {2: ["c=2", "w=2"], 3: ["h=3"], 4: ["h=2,w=2", "n=2,w=2", "c=2,h=2"]}
 
-RELATIVE, ABSOLUTE = 1e-9, 1e-13
+RELATIVE = {torch.float64: (1e-9, 1e-13), torch.float32: (1e-4, 1e-6)}
 """Per tensor relative to its largest number, plus a share of the largest number of its kind: a gradient that is zero
 but for round-off (of a bias in front of a batch norm) has no digits of its own.
 """
@@ -29,7 +29,7 @@ def step(model: nn.Module, x: torch.Tensor) -> Values:
     torch.manual_seed(7)  # for dropout and stochastic depth
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     outputs = tensors(model.train()(x))
-    loss = torch.stack([(y * normal(*y.shape, seed=i)).mean() for i, y in enumerate(outputs)]).sum()
+    loss = torch.stack([(y * normal(*y.shape, seed=i).to(y.dtype)).mean() for i, y in enumerate(outputs)]).sum()
     loss.backward()
     gradients = {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     optimizer.step()
@@ -41,22 +41,23 @@ def step(model: nn.Module, x: torch.Tensor) -> Values:
         "gradients": gradients,
         "gradient of the input": {"x": whole(x.grad)},
         "weights": {name: t for name, t in state.items() if name in gradients},
-        "buffers": {name: t.double() for name, t in state.items() if name not in gradients},
+        "buffers": {name: t.double() for name, t in state.items() if name not in gradients and not t.is_complex()},
         "evaluation": {str(i): whole(y) for i, y in enumerate(evaluated)},
     }
 
 
 def check(found: Values, expected: Values, where: str) -> None:
+    relative, absolute = RELATIVE[expected["outputs"]["0"].dtype]
     for kind, values in expected.items():
         assert found[kind].keys() == values.keys(), (where, kind)
         largest = max((float(v.abs().max()) for v in values.values()), default=0.0)
         for name, value in values.items():
             apart = float((found[kind][name] - value).abs().max())
-            assert apart <= RELATIVE * float(value.abs().max()) + ABSOLUTE * largest, (where, kind, name, apart)
+            assert apart <= relative * float(value.abs().max()) + absolute * largest, (where, kind, name, apart)
 
 
 def compare(comm: Any, network: Network) -> None:
-    x = normal(*network.shape, seed=8)
+    x = normal(*network.shape, seed=8).to(network.dtype)
     expected = step(built(network), x.clone().requires_grad_())
     for text in GRIDS[comm.size]:
         grid = dc.ProcessGrid(comm, **dc.parse_grid(text))
