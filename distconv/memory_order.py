@@ -99,8 +99,7 @@ def _outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcome:
 def _frozen(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         shape = tuple(value.shape)
-        dtype = torch.float32 if value.is_floating_point() else value.dtype
-        return _Frozen(shape, _strides_of(value) or contiguous(shape), dtype)
+        return _Frozen(shape, _strides_of(value) or contiguous(shape), value.dtype)
     if isinstance(value, (list, tuple)):
         return tuple(map(_frozen, value))
     return ("slice", value.start, value.stop, value.step) if isinstance(value, slice) else value
