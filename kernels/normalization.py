@@ -45,7 +45,16 @@ def gradients(
     mean, var = moments
     # The GPU's kernel takes the moments from one pair of arguments or the other, depending on the memory format.
     dx, dw, db = torch.ops.aten.native_batch_norm_backward(
-        as_kernels_read(grad), as_kernels_read(x), weight, mean, var, mean, (var + eps).rsqrt(), False, eps, [True, True, True]
+        as_kernels_read(grad),
+        as_kernels_read(x),
+        weight,
+        mean,
+        var,
+        mean,
+        (var + eps).rsqrt(),
+        False,
+        eps,
+        [True, True, True],
     )
     return dx, torch.stack([dw, db])
 

@@ -69,7 +69,8 @@ def densities_of_several_kinds(b: Bench) -> Found:
     positive = F.softplus(x) + 0.5
     loss = (
         td.Laplace(x, positive).log_prob(x * 0.3).mean() + td.Gamma(positive, positive).log_prob(positive * 2).mean()
-        + td.Beta(positive, positive).log_prob(torch.sigmoid(x)).mean() + td.StudentT(3.0, x, positive).log_prob(x + 1).mean()
+        + td.Beta(positive, positive).log_prob(torch.sigmoid(x)).mean() + td.StudentT(3.0, x,
+            positive).log_prob(x + 1).mean()
         + td.LogNormal(x, positive).log_prob(positive).mean() + td.Uniform(x - 1, x + 1).log_prob(x).mean()
         + td.Cauchy(x, positive).log_prob(x * 2).mean() + td.Poisson(positive).log_prob(torch.ones_like(x)).mean()
     )  # fmt: skip

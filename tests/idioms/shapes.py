@@ -272,7 +272,8 @@ def tensors_are_contracted_and_multiplied(b: Bench) -> Found:
         return {
             "dot": torch.tensordot(x, w, dims=([2, 3], [0, 1])), "batch": torch.matmul(x, w[0]),
             "outer": torch.outer(x[0, 0, 0], x[1, 1, 1]), "kron": torch.kron(x[0, 0], torch.eye(2).double()),
-            "norms": torch.linalg.vector_norm(x, 3, dim=(2, 3)), "det": torch.linalg.det(x[:, 0, :7, :7] + torch.eye(7)),
+            "norms": torch.linalg.vector_norm(x, 3, dim=(2, 3)), "det": torch.linalg.det(x[:, 0, :7, :7]
+            + torch.eye(7)),
         }  # fmt: skip
 
     return through(b, change)
@@ -358,7 +359,8 @@ def repeated_interleaved_and_tiled(b: Bench) -> Found:
     return through(
         b,
         lambda x: {
-            "interleaved": x.repeat_interleave(2, dim=0), "repeated": x.repeat(1, 2, 1, 1), "tiled": x.tile((1, 1, 2, 1)),
+            "interleaved": x.repeat_interleave(2, dim=0), "repeated": x.repeat(1, 2, 1, 1), "tiled": x.tile((1,
+                1, 2, 1)),
             "meshed": torch.cat(torch.meshgrid(x[0, 0, 0], x[0, 0, 1], indexing="ij")),
         },
     )  # fmt: skip
@@ -393,7 +395,8 @@ def shapes_are_asked_and_computed_with(b: Bench) -> Found:
 def differences_of_neighbours(b: Bench) -> Found:
     def change(x: torch.Tensor) -> Found:
         return {
-            "diff": x.diff(dim=2), "slices": (x[..., 1:] - x[..., :-1]).abs(), "gradient": torch.gradient(x, dim=(2, 3))[1],
+            "diff": x.diff(dim=2), "slices": (x[..., 1:] - x[..., :-1]).abs(), "gradient": torch.gradient(x,
+                dim=(2, 3))[1],
             "cumulated": x.logcumsumexp(3), "product": (x * 0.1 + 1).cumprod(2), "trapezoid": torch.trapezoid(x, dim=3),
         }  # fmt: skip
 

@@ -9,6 +9,8 @@ import pytest
 from tests.distconv.layouts import grid_over
 from tests.idioms import (
     accumulation,
+    adversarial,
+    attention,
     averages,
     distributions,
     functions,
@@ -21,15 +23,17 @@ from tests.idioms import (
     parameters,
     random,
     recomputation,
+    segmentation,
     shapes,
+    steps,
     training,
     views,
 )
 from tests.idioms.table import IDIOMS, Idiom, alone, ending
 
 MODULES = [
-    accumulation, averages, distributions, functions, gradients, images, layers, losses, objectives, optimizers,
-    parameters, random, recomputation, shapes, training, views,
+    accumulation, adversarial, attention, averages, distributions, functions, gradients, images, layers, losses,
+    objectives, optimizers, parameters, random, recomputation, segmentation, shapes, steps, training, views,
 ]  # fmt: skip
 
 GRIDS: dict[int, list[dict[str, int]]] = {

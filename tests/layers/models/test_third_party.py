@@ -13,8 +13,9 @@ import distconv as dc
 from tests.distconv.layouts import normal
 from tests.layers.compare import whole
 from tests.layers.models.third_party_networks import LARGE, NETWORKS, Network, built, tensors
+from tests.layers.models.third_party_modern import MODERN
 
-GRIDS = {2: ["c=2", "w=2"], 3: ["h=3"], 4: ["h=2,w=2", "n=2,w=2", "c=2,h=2"]}
+GRIDS = {2: ["c=2", "w=2"], 3: ["h=3"], 4: ["h=2,w=2", "n=2,c=2", "n=2,w=2", "c=2,h=2"]}
 
 RELATIVE = {torch.float64: (1e-9, 1e-13), torch.float32: (1e-4, 1e-6)}
 """Per tensor relative to its largest number, plus a share of the largest number of its kind: a gradient that is zero
@@ -83,3 +84,13 @@ def test_a_network_of_another_package_takes_that_step_on_other_numbers_of_ranks(
 @pytest.mark.parametrize("name", LARGE)
 def test_a_large_network_of_another_package_takes_the_step_of_one_process(comm: Any, name: str) -> None:
     compare(comm, LARGE[name])
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(4)
+@pytest.mark.time_limit(600)
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", MODERN)
+def test_a_network_that_mixes_space_otherwise_takes_the_step_of_one_process(comm: Any, name: str) -> None:
+    compare(comm, MODERN[name])

@@ -1,4 +1,4 @@
-"""Networks of other packages that mix space by more than convolution: attention, windows, transforms, gates, recurrences.
+"""Networks of other packages that mix space by attention, windows, transforms, gates or recurrences.
 
 Unmodified, with few classes, on small inputs, and where their options allow it with few layers.
 """
@@ -64,7 +64,8 @@ MODERN = {
         "swin_tiny_patch4_window7_224", 2, 3, 56, 112, img_size=(56, 112), depths=(2, 2), embed_dim=12, num_heads=(2, 4)
     ),
     "Swin v2": _timm("swinv2_tiny_window8_256", **SIZE, depths=(2, 2), embed_dim=12, num_heads=(2, 4)),
-    "Twins SVT": _timm("twins_svt_small", **SIZE, depths=(1, 1, 2, 1), embed_dims=(8, 16, 24, 32), num_heads=(1, 2, 2, 2)),
+    "Twins SVT": _timm("twins_svt_small", **SIZE, depths=(1, 1, 2, 1), embed_dims=(8, 16, 24, 32),
+        num_heads=(1, 2, 2, 2)),
     "PVT v2": _timm("pvt_v2_b0", depths=(1, 1, 1, 1)),
     "CoaT-lite": _timm("coat_lite_tiny", **SIZE),
     "MobileViT": _timm("mobilevit_xxs"),
@@ -96,16 +97,19 @@ MODERN = {
         lambda m: m.MaxVit((64, 64), 8, 4, [8, 16], [1, 1], 4, stochastic_depth_prob=0.1, num_classes=5), 2, 3, 64, 64
     ),
     "Swin of torchvision": _shallow(
-        lambda m: m.SwinTransformer([4, 4], 12, [2, 2], [2, 4], [4, 4], stochastic_depth_prob=0.1, num_classes=5), *IMAGES
+        lambda m: m.SwinTransformer([4, 4], 12, [2, 2], [2, 4], [4, 4], stochastic_depth_prob=0.1,
+            num_classes=5), *IMAGES
     ),
     "SegFormer": _hugging(
         "SegformerForSemanticSegmentation", depths=[1, 1, 1, 1], hidden_sizes=[8, 16, 24, 32], decoder_hidden_size=16
     ),
     "Dinov2": _hugging(
-        "Dinov2ForImageClassification", 2, 3, 56, 84, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, image_size=56
+        "Dinov2ForImageClassification", 2, 3, 56, 84, hidden_size=24, num_hidden_layers=2,
+            num_attention_heads=2, image_size=56
     ),
     "DPT": _hugging(
-        "DPTForSemanticSegmentation", 2, 3, 64, 64, hidden_size=24, num_hidden_layers=4, num_attention_heads=2, image_size=64,
+        "DPTForSemanticSegmentation", 2, 3, 64, 64, hidden_size=24, num_hidden_layers=4, num_attention_heads=2,
+            image_size=64,
         backbone_out_indices=[0, 1, 2, 3], neck_hidden_sizes=[8, 8, 8, 8], fusion_hidden_size=8, intermediate_size=32,
     ),
     "MONAI SwinUNETR": _monai("SwinUNETR", 1, 1, 64, 96, feature_size=12, depths=(1, 1, 1, 1), num_heads=(1, 2, 2, 2)),
@@ -114,10 +118,12 @@ MODERN = {
     ),
     "MONAI AttentionUnet": _monai("AttentionUnet", 2, 1, 16, 24, 16, channels=(4, 8, 16), strides=(2, 2)),
     "MONAI AutoencoderKL": _monai(
-        "AutoencoderKL", 2, 1, 16, 24, channels=(8, 8), num_res_blocks=1, attention_levels=(False, True), norm_num_groups=4,
+        "AutoencoderKL", 2, 1, 16, 24, channels=(8, 8), num_res_blocks=1, attention_levels=(False, True),
+            norm_num_groups=4,
         latent_channels=3,
     ),
-    "SMP MAnet": _segmentation("MAnet", "resnet18", *IMAGES, decoder_channels=(32, 16, 16, 16, 16), decoder_pab_channels=8),
+    "SMP MAnet": _segmentation("MAnet", "resnet18", *IMAGES, decoder_channels=(32, 16, 16, 16, 16),
+        decoder_pab_channels=8),
     "SMP Segformer": _segmentation("Segformer", "tu-mobilenetv3_small_050", *IMAGES, decoder_segmentation_channels=16),
     "SMP UPerNet": _segmentation("UPerNet", "tu-mobilenetv3_small_050", *IMAGES, decoder_channels=16),
     "SMP U-Net with scSE": _segmentation("Unet", "tu-mobilenetv3_small_050", *IMAGES, decoder_attention_type="scse"),
