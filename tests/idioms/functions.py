@@ -138,7 +138,7 @@ def a_function_reaches_a_tensor_by_closure(b: Bench) -> Found:
     return {"dL/dscale": scale.grad}
 
 
-@idiom(quick=True)
+@idiom()
 def a_straight_through_estimator_detaches_the_difference(b: Bench) -> Found:
     return classified(b, lambda x: x + ((x > 0.3).double() - x).detach())
 

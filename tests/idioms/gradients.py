@@ -69,7 +69,7 @@ def gradients_are_clipped_by_the_units_weights(b: Bench) -> Found:
 # -- reading and changing ---------------------------------------------------------------------------------------------
 
 
-@idiom(quick=True)
+@idiom()
 def norms_of_layers_are_logged(b: Bench) -> Found:
     b.loss().backward()
     norms = {n: p.grad.data.norm(2).item() for n, p in b.model.named_parameters()}
@@ -183,7 +183,7 @@ def class_activation_maps_weigh_the_features(b: Bench) -> Found:
     return {"map": F.interpolate((cam - low) / (high - low + 1e-6), size=(14, 18), mode="bilinear")}
 
 
-@idiom(quick=True)
+@idiom()
 def an_image_is_changed_along_the_sign_of_its_gradient(b: Bench) -> Found:
     """The fast gradient sign method."""
     x = b.images().requires_grad_()

@@ -25,7 +25,7 @@ def images_and_labels_are_mixed(b: Bench) -> Found:
     return b.gradients() | {"mixed": mixed}
 
 
-@idiom(quick=True)
+@idiom()
 def boxes_are_cut_and_pasted(b: Bench) -> Found:
     """CutMix in place, with soft labels."""
     x, labels = b.images().clone(), F.one_hot(b.labels(), 5).double()

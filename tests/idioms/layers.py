@@ -150,7 +150,7 @@ def features_are_correlated_over_displacements(b: Bench) -> Found:
     return trained(b, lambda: Layer(correlate))
 
 
-@idiom(quick=True)
+@idiom()
 def a_pyramid_is_added_from_the_top_down(b: Bench) -> Found:
     """FPN: nearest interpolation to the size of the level below."""
 
@@ -216,7 +216,7 @@ def low_pass_filters_come_before_strides(b: Bench) -> Found:
 # -- gates, experts and norms -----------------------------------------------------------------------------------------
 
 
-@idiom(quick=True)
+@idiom()
 def channels_are_squeezed_and_excited(b: Bench) -> Found:
     def excite(m: nn.Module, x: torch.Tensor) -> torch.Tensor:
         n, c, _, _ = x.size()

@@ -17,7 +17,7 @@ from tests.idioms.table import idiom
 # -- self-supervised --------------------------------------------------------------------------------------------------
 
 
-@idiom(quick=True)
+@idiom()
 def a_teacher_follows_its_student(b: Bench) -> Found:
     """BYOL: a predictor, a stopped gradient, a momentum encoder."""
     student = b.model

@@ -53,7 +53,7 @@ def sgd_with_nesterovs_momentum(b: Bench) -> Found:
     return stepped(b, torch.optim.SGD(b.model.parameters(), 0.05, momentum=0.9, nesterov=True, foreach=False))
 
 
-@idiom(quick=True)
+@idiom()
 def adam_with_decoupled_decay(b: Bench) -> Found:
     return stepped(b, torch.optim.AdamW(b.model.parameters(), 1e-2, weight_decay=0.1))
 

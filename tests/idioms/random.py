@@ -38,7 +38,7 @@ def noise_of_a_plain_shape_is_added(b: Bench) -> Found:
     return through(b, lambda x: x + 0.1 * torch.randn(x.shape, dtype=x.dtype) + torch.rand(x.size(0), 1, 1, 1).double())
 
 
-@idiom(quick=True)
+@idiom()
 def a_latent_is_drawn_by_its_mean_and_variance(b: Bench) -> Found:
     """The reparameterization trick."""
 

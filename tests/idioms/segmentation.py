@@ -20,7 +20,7 @@ def segmented(b: Bench, loss: Callable[[torch.Tensor, torch.Tensor], torch.Tenso
     return b.gradients(net) | {"loss": value}
 
 
-@idiom(quick=True)
+@idiom()
 def overlaps_of_segments_are_a_loss(b: Bench) -> Found:
     """The soft Dice loss."""
 

@@ -120,7 +120,7 @@ def a_mask_is_padded_batches(b: Bench) -> Found:
 # -- order ------------------------------------------------------------------------------------------------------------
 
 
-@idiom(quick=True)
+@idiom()
 def the_largest_values_of_rows(b: Bench) -> Found:
     def change(x: torch.Tensor) -> Found:
         values, places = x.flatten(2).topk(4, dim=-1)

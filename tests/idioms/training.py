@@ -27,7 +27,7 @@ def scheduled(b: Bench, make: Any, metric: bool = False) -> Found:
     return b.state() | {"rates": torch.tensor(rates)}
 
 
-@idiom(quick=True)
+@idiom()
 def the_rate_falls_along_a_cosine(b: Bench) -> Found:
     return scheduled(b, lambda o: schedulers.CosineAnnealingLR(o, 4))
 

@@ -100,7 +100,7 @@ def channels_are_unbound_and_joined(b: Bench) -> Found:
     return through(b, lambda x: torch.stack(torch.unbind(x, 1)[::-1], 1) * 2)
 
 
-@idiom(quick=True)
+@idiom()
 def channels_are_chunked_and_gated(b: Bench) -> Found:
     def change(x: torch.Tensor) -> torch.Tensor:
         first, second = x[:, :6].chunk(2, dim=1)

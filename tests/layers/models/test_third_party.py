@@ -12,8 +12,8 @@ from torch import nn
 import distconv as dc
 from tests.distconv.layouts import normal
 from tests.layers.compare import whole
-from tests.layers.models.third_party_networks import LARGE, NETWORKS, Network, built, tensors
 from tests.layers.models.third_party_modern import MODERN
+from tests.layers.models.third_party_networks import LARGE, NETWORKS, Network, built, tensors
 
 GRIDS = {2: ["c=2", "w=2"], 3: ["h=3"], 4: ["h=2,w=2", "n=2,c=2", "n=2,w=2", "c=2,h=2"]}
 
