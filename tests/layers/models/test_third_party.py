@@ -34,7 +34,8 @@ def step(model: nn.Module, x: torch.Tensor) -> Values:
     loss.backward()
     gradients = {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     optimizer.step()
-    state = {name: whole(tensor).clone() for name, tensor in model.state_dict().items()}
+    tensors_of = {name: t for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
+    state = {name: whole(tensor).clone() for name, tensor in tensors_of.items()}
     with torch.no_grad():
         evaluated = tensors(model.eval()(x))
     return {
