@@ -219,7 +219,7 @@ class DistTensor(torch.Tensor):
             )
         self.local.data = scatter(value, self.dist).local
 
-    def set_(self, source: Any = None, *place: Any) -> DistTensor:  # type: ignore[override]
+    def set_(self, source: Any = None, *place: Any) -> DistTensor:
         """Itself, on the memory of ``source`` from now on.
 
         Raises

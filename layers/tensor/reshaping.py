@@ -217,7 +217,7 @@ def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistT
     gone = _of_extent_one(input, dim)
     if any(input.dist.split[d] for d in gone):
         raise UnsupportedOperation(f"squeeze_ of a split dimension of {input.dist}: write x = x.squeeze(...)")
-    smaller = input.squeeze(gone)
+    smaller: Any = input.squeeze(gone)
     input.local.squeeze_(gone)
     input.dist, input._shape, input._strides = smaller.dist, smaller.shape, smaller._strides
     return input
@@ -226,7 +226,7 @@ def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistT
 @implements(torch.Tensor.unsqueeze_)
 def unsqueeze_(input: DistTensor, dim: int) -> DistTensor:
     """``Tensor.unsqueeze_``."""
-    grown = input.unsqueeze(dim)
+    grown: Any = input.unsqueeze(dim)
     input.local.unsqueeze_(dim % grown.dim())
     input.dist, input._shape, input._strides = grown.dist, grown.shape, grown._strides
     return input

