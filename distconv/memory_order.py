@@ -32,12 +32,6 @@ _LIKE_INPUT = _CONVOLUTIONS | {torch.nn.functional.group_norm, torch.group_norm,
 """Whose results without memory are contiguous in any case, unlike those with."""
 
 
-_IN_PLACE = frozenset(
-    getattr(torch.Tensor, f"{name}_") for name in ("squeeze", "unsqueeze", "transpose", "t", "swapaxes", "swapdims")
-)
-"""What gives its argument other dimensions, and strides with them."""
-
-
 _PLAIN = frozenset((int, float, bool, str, type(None)))
 """What most other arguments are."""
 
@@ -62,17 +56,20 @@ class _Outcome(NamedTuple):
 
 def follow(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
     """``result`` of a call, with the strides that it has in one process."""
-    if not (function in _REORDERS or _unusual(args) or (kwargs and _unusual(kwargs.values()))) or function in _IN_PLACE:
+    if not (function in _REORDERS or _unusual(args) or (kwargs and _unusual(kwargs.values()))):
         return result
     found = _outcome(function, args, kwargs)
     first: Any = args[0] if args else None
+    if found.is_first and result is first:
+        return result  # What changes a tensor's dimensions in place sees to its strides.
     if found.is_first != (result is first) and isinstance(result, torch.Tensor) and hasattr(result, "_strides"):
         if found.is_first and type(first) is type(result) and first.shape == result.shape:
             return first
         if result is first:
             result = type(result)(result.local.clone(), result.dist, result.shape)
     for tensor, strides in zip(_tensors(result), found.strides, strict=False):
-        if hasattr(tensor, "_strides"):
+        # Where values decide the shape (x[mask]) it may have other dimensions than was taken for granted.
+        if hasattr(tensor, "_strides") and (strides is None or len(strides) == tensor.dim()):
             tensor._strides = strides
     return result
 
@@ -108,8 +105,7 @@ def _outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcome:
 def _frozen(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         shape = tuple(value.shape)
-        dtype = torch.float32 if value.is_floating_point() else value.dtype
-        return _Frozen(shape, _strides_of(value) or contiguous(shape), dtype)
+        return _Frozen(shape, _strides_of(value) or contiguous(shape), value.dtype)
     if isinstance(value, (list, tuple)):
         return tuple(map(_frozen, value))
     return ("slice", value.start, value.stop, value.step) if isinstance(value, slice) else value

@@ -192,9 +192,10 @@ class Convolution:
     ) -> tuple[torch.Tensor | None, ...]:
         """dL/dx on the box of ``piece``, and shares of dL/dw and dL/db, of a piece that is all of the needed input."""
         if not volume(self.out) or not piece.values.numel() or not weight.numel():
-            nothing = (torch.zeros_like(t) for t in (piece.values, weight, weight[:, 0].flatten(1).sum(1)))
-            return tuple(zero if needed else None for zero, needed in zip(nothing, wanted, strict=True))
-        found = self._backward(grad, piece, _fit(piece.box[1:], self.out, self.geometry), weight, wanted)
+            sums = grad.sum([d for d in range(grad.dim()) if d != 1])
+            found = torch.zeros_like(piece.values), torch.zeros_like(weight), sums
+        else:
+            found = self._backward(grad, piece, _fit(piece.box[1:], self.out, self.geometry), weight, wanted)
         return tuple(value if needed else None for value, needed in zip(found, wanted, strict=True))
 
     def _backward(

@@ -29,6 +29,15 @@ def taken_near(about: Callable[[torch.Tensor], Moments], origin: torch.Tensor) -
     return mean, var
 
 
+def as_kernels_read(t: torch.Tensor) -> torch.Tensor:
+    """``t`` (N, C, ...), copied where torch's kernels take its strides for those of channels_last, and then err.
+
+    That is where an extent is 1, and its stride may be anything.
+    """
+    odd = 1 in t.shape[2:] or (t.shape[0] == 1 and t.stride(0) != t.numel())
+    return t.contiguous() if odd else t
+
+
 def gradients(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, moments: Moments, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,7 +45,16 @@ def gradients(
     mean, var = moments
     # The GPU's kernel takes the moments from one pair of arguments or the other, depending on the memory format.
     dx, dw, db = torch.ops.aten.native_batch_norm_backward(
-        grad, x, weight, mean, var, mean, (var + eps).rsqrt(), False, eps, [True, True, True]
+        as_kernels_read(grad),
+        as_kernels_read(x),
+        weight,
+        mean,
+        var,
+        mean,
+        (var + eps).rsqrt(),
+        False,
+        eps,
+        [True, True, True],
     )
     return dx, torch.stack([dw, db])
 
@@ -76,7 +94,7 @@ class BatchNormGradient:
         # The GPU's kernels take the moments of half precision in float32.
         self._mean, var = (moment.to(widened(moment.dtype)) if x.is_cuda else moment for moment in moments)
         self._x, self._weight, self._inverse = x, weight, (var + eps).rsqrt()
-        self._partial = grad
+        grad = self._partial = as_kernels_read(grad)
         if not x.numel():
             self.sums = self._mean.new_zeros((2, self._mean.numel()))
         elif x.is_cuda:

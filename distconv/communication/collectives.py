@@ -21,7 +21,6 @@ from distconv.grid import ProcessGrid
 from distconv.parameters import gradient_reduction
 from distconv.process.profiling import section
 
-
 _apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
 

@@ -24,7 +24,7 @@ from distconv.dispatch import implements
 from distconv.distribution import Interval
 from distconv.errors import NoRule, ShapeError
 from distconv.grid import ProcessGrid
-from distconv.kernels.normalization import BatchNormGradient, by_definition, taken_near
+from distconv.kernels.normalization import BatchNormGradient, as_kernels_read, by_definition, taken_near
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
 from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks
 from distconv.layers.plumbing.sharded_weights import parameter_block
@@ -201,10 +201,7 @@ def batch_norm(
     rest = tuple(a for a in dist.split_axes if a not in reached)
     w = None if weight is None else parameter_block(weight, dist, [1], rest)
     b = None if bias is None else parameter_block(bias, dist, [1], rest)
-    local = x.local
-    if 1 in local.shape[2:]:
-        # Where an extent is 1 torch's kernel may take other strides for those of channels_last, and then errs.
-        local = local.contiguous()
+    local = as_kernels_read(x.local)
     own = x.box()[1] if over else Interval(0, x.shape[1])
     channels = slice(own.start, own.stop)
     if not training or not dist.split_axes or not input.numel():
@@ -213,6 +210,8 @@ def batch_norm(
         # Where there are no channels: of one that has the two values that torch wants in training.
         if own.extent:
             y = local_norm(local, mean, var, w, b)
+            if y.requires_grad:
+                y.register_hook(as_kernels_read)
         else:
             values = at_least(local, (2, *(1,) * (local.dim() - 1)))
             y = like_other_ranks(local_norm, local.shape, values, mean, var, w, b)

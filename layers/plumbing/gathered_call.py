@@ -8,17 +8,17 @@ changes in place, an ``out=`` included, is written back. Plain tensors count as 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from distconv.dispatch import is_fallback, map_leaves, short_name
+from distconv.distribution import Distribution
 from distconv.errors import NoRule, ReplicationWarning, UnsupportedOperation
 from distconv.layers.plumbing.alignment import as_distributed, transposed
 from distconv.layers.plumbing.call_site import warn_once
-from distconv.layers.plumbing.inplace_views import changed, moved, viewed
+from distconv.layers.plumbing.inplace_views import changed, moved, no_way_back, viewed
 from distconv.layers.plumbing.random_state import agree_on_generator, random_states
 from distconv.process.environment import FALLBACK, FALLBACK_LIMIT
 from distconv.tensor import DistTensor
@@ -57,13 +57,6 @@ class _Gathered:
         elif whole.shape != x.shape:
             x.dist, x._shape = as_distributed(whole, x.grid).dist, whole.shape
         changed(x)
-
-    def put_back(self, result: torch.Tensor, view: DistTensor) -> None:
-        """Let the argument have the values of ``view``, which is ``result``, a view of the whole."""
-        values = view.replicated().local
-        if values is not result:
-            result.copy_(values)
-        self.write_back()
 
     def shares(self, result: torch.Tensor) -> bool:
         """Whether ``result`` lies in the memory of the whole."""
@@ -142,10 +135,31 @@ def _laid_out(name: str, result: Any, arguments: Sequence[_Gathered], dims: Sequ
     for argument in arguments:
         if argument.shares(result):
             seen = argument.whole is argument.given.local and y.local is result
-            again = _refuse_again(name)
-            way_back = partial(argument.put_back, result)
-            return viewed(y, argument.given, again) if seen else moved(y, argument.given, again, way_back)
+            again, put_back = _both_ways(name, result, argument, y.dist)
+            return viewed(y, argument.given, again) if seen else moved(y, argument.given, again, put_back)
     return y
+
+
+def _both_ways(
+    name: str, result: torch.Tensor, argument: _Gathered, dist: Distribution
+) -> tuple[Callable[[], DistTensor], Callable[[DistTensor], object]]:
+    """How ``result``, a view of a whole argument, is taken again, and how its values get back into the argument."""
+    source, whole = argument.given, argument.whole
+    same_elements = result.dtype == whole.dtype and result.is_conj() == whole.is_conj()
+    if not same_elements or not whole.is_contiguous() or whole.shape != source.shape:
+        return _refuse_again(name), no_way_back(name)
+    place = (result.shape, result.stride(), result.storage_offset() - whole.storage_offset())
+
+    def again() -> DistTensor:
+        taken = source.replicated().local.contiguous().as_strided(*place)
+        return as_distributed(taken, source.grid).redistribute(dist)
+
+    def put_back(view: DistTensor) -> None:
+        fresh = source.replicated().local.clone(memory_format=torch.contiguous_format)
+        fresh.as_strided(*place).copy_(view.replicated().local)
+        source.copy_(as_distributed(fresh, source.grid))
+
+    return again, put_back
 
 
 def _refuse_again(name: str) -> Callable[[], DistTensor]:

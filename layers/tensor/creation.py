@@ -10,6 +10,7 @@ import torch
 
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
+from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import as_distributed, result_shape
 from distconv.layers.plumbing.inplace_views import changed
 from distconv.layers.plumbing.random_state import agree_on_generator
@@ -34,6 +35,20 @@ def _filled(
 for _name in ("new_zeros", "new_ones", "new_empty"):
     _function = getattr(torch.Tensor, _name)
     implements(_function)(partial(_new, _function))
+
+
+@implements(torch.Tensor.new)
+def new(input: DistTensor, *size: Any, **named: Any) -> DistTensor:
+    """``Tensor.new`` of a size; a tuple that is no ``torch.Size`` is values in torch.
+
+    Raises
+    ------
+    NoRule
+        For values.
+    """
+    if not size or not (isinstance(size[0], torch.Size) or all(isinstance(n, int) for n in size)):
+        raise NoRule("Tensor.new of values has no distributed rule; use new_tensor")
+    return _new(torch.Tensor.new_empty, input, *size, **named)
 
 
 @implements(torch.Tensor.new_full)

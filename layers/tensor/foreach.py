@@ -15,6 +15,7 @@ from mpi4py import MPI
 from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
 from distconv.errors import UnsupportedOperation
+from distconv.layers.plumbing.alignment import as_distributed
 from distconv.tensor import DistTensor
 
 _NAMES = """
@@ -95,3 +96,15 @@ def fused(*_: Any, **__: Any) -> None:
         Always.
     """
     raise UnsupportedOperation("a fused optimizer with distributed parameters: make it with fused=False")
+
+
+def _orthogonalized(whole: Any, grad: torch.Tensor, *options: Any) -> torch.Tensor:
+    """Muon's iteration, which rounds to bfloat16 again and again: of whole matrices, as in one process."""
+    if not isinstance(grad, DistTensor):
+        return whole(grad, *options)  # type: ignore[no-any-return]
+    return as_distributed(whole(grad.replicated().local, *options), grad.grid).redistribute(grad.dist)
+
+
+_muon: Any = getattr(torch.optim, "_muon", None)
+if _muon is not None:  # since torch 2.9
+    _muon._zeropower_via_newtonschulz = partial(_orthogonalized, _muon._zeropower_via_newtonschulz)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from distconv.dispatch import implements, short_name
+from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule, UnsupportedOperation
 from distconv.grid import cached_on_grid
@@ -290,22 +290,20 @@ def _register_orders() -> None:
 _register_orders()
 
 
-def _reordered_(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
-    """``input``, from now on as ``function`` would return it.
+def _reordered_in_place(name: str, input: DistTensor, *args: Any, **named: Any) -> DistTensor:
+    """``Tensor.transpose_`` and its kind.
 
     Raises
     ------
     UnsupportedOperation
-        If it is a copy that stands for a view, which would be taken again in its old order.
+        For a view, which would have to be taken again in the old order.
     """
     if input._view is not None:
-        raise UnsupportedOperation(
-            f"reordering a view of a DistTensor in place: write x = x.{short_name(function)}(...)"
-        )
-    turned: Any = function(input, *args, **named)
-    input._local = turned.local
+        raise UnsupportedOperation(f"{name} of a view of a DistTensor: write x = x.{name[:-1]}(...)")
+    turned = getattr(torch.Tensor, name[:-1])(input, *args, **named)
+    getattr(input.local, name)(*args, **named)
     return _laid_out_as(input, turned)
 
 
-for _name in ("transpose", "t", "swapaxes", "swapdims"):
-    implements(getattr(torch.Tensor, f"{_name}_"))(partial(_reordered_, getattr(torch.Tensor, _name)))
+for _name in ("transpose_", "t_", "swapaxes_", "swapdims_"):
+    implements(getattr(torch.Tensor, _name))(partial(_reordered_in_place, _name))

@@ -110,6 +110,18 @@ def test_a_slice_of_blocks_of_one_row_is_drawn_as_in_one_process(comm):
 
 
 @RANKS
+def test_a_permuted_tensor_takes_other_precisions(comm):
+    for grid in grids(comm, "nhc"):
+        x = dc.scatter(normal(*SHAPE), grid).permute(0, 2, 3, 1)
+        for convert in (torch.Tensor.float, torch.Tensor.half, lambda x: x.to(torch.float32), torch.Tensor.int):
+            found, expected = convert(x), convert(normal(*SHAPE).permute(0, 2, 3, 1))
+            assert found.dtype == expected.dtype
+            assert found.stride() == expected.stride()
+            assert torch.equal(dc.gather(found), expected)
+        assert x.double() is x
+
+
+@RANKS
 def test_contiguous_copies_where_one_process_copies_and_only_there(comm):
     for grid in grids(comm, "nhc"):
         x = dc.scatter(normal(comm.size, 1, comm.size, 1), grid)
@@ -121,3 +133,15 @@ def test_contiguous_copies_where_one_process_copies_and_only_there(comm):
         copy = turned.reshape(-1)
         copy.zero_()
         assert torch.equal(dc.gather(x), normal(comm.size, 1, comm.size, 1))
+
+
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@RANKS
+def test_what_a_mask_picks_of_a_permuted_tensor_has_the_strides_of_one_process(comm):
+    whole, mask = normal(*SHAPE), normal(SHAPE[0], *SHAPE[2:], seed=1) > 0
+    expected = whole.permute(0, 2, 3, 1)[mask]
+    for grid in grids(comm, "nhc"):
+        found = dc.scatter(whole, grid).permute(0, 2, 3, 1)[dc.scatter(mask, grid, dims="nhw")]
+        assert found.stride() == expected.stride()
+        assert torch.equal(dc.gather(found.abs()), expected.abs())

@@ -206,6 +206,14 @@ def test_requires_grad_and_the_graph_are_those_of_the_block(comm):
         assert not (x * 2).requires_grad
 
 
+def test_it_can_be_put_on_the_memory_of_another_of_its_shape(comm):
+    x, other = scattered(comm, 3, 2, 7, 4), scattered(comm, 3, 2, 7, 4) * 2
+    assert x.set_(other) is x
+    other.add_(1)
+    assert torch.equal(dc.gather(x), normal(3, 2, 7, 4) * 2 + 1)
+    raises_everywhere(comm, dc.UnsupportedOperation, "cannot become", lambda: x.set_(other[1:]))
+
+
 def test_a_retained_gradient_is_there(comm):
     x = scattered(comm, 3, 2, 7, 4).requires_grad_()
     y = x * 2

@@ -19,6 +19,7 @@ TESTED_ELSEWHERE = {
 """Modules, or folders with all that is below them, and why they have no test file of their name."""
 
 OF_NO_MODULE = {
+    "tests/idioms/test_idioms.py": "what people write in training scripts, which is everything at once",
     "tests/jobs/planning/test_plan_files.py": "the plans that ship as files",
     "tests/jobs/planning/test_planned_training.py": "training by plans from the planner, the two together",
     "tests/layers/models/test_models.py": "all reference models: their structure",

@@ -12,11 +12,12 @@ from torch import nn
 import distconv as dc
 from tests.distconv.layouts import normal
 from tests.layers.compare import whole
+from tests.layers.models.third_party_modern import MODERN
 from tests.layers.models.third_party_networks import LARGE, NETWORKS, Network, built, tensors
 
-GRIDS = {2: ["c=2", "w=2"], 3: ["h=3"], 4: ["h=2,w=2", "n=2,w=2", "c=2,h=2"]}
+GRIDS = {2: ["c=2", "w=2"], 3: ["h=3"], 4: ["h=2,w=2", "n=2,c=2", "n=2,w=2", "c=2,h=2"]}
 
-RELATIVE, ABSOLUTE = 1e-9, 1e-13
+RELATIVE = {torch.float64: (1e-9, 1e-13), torch.float32: (1e-4, 1e-6)}
 """Per tensor relative to its largest number, plus a share of the largest number of its kind: a gradient that is zero
 but for round-off (of a bias in front of a batch norm) has no digits of its own.
 """
@@ -29,11 +30,12 @@ def step(model: nn.Module, x: torch.Tensor) -> Values:
     torch.manual_seed(7)  # for dropout and stochastic depth
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
     outputs = tensors(model.train()(x))
-    loss = torch.stack([(y * normal(*y.shape, seed=i)).mean() for i, y in enumerate(outputs)]).sum()
+    loss = torch.stack([(y * normal(*y.shape, seed=i).to(y.dtype)).mean() for i, y in enumerate(outputs)]).sum()
     loss.backward()
     gradients = {name: whole(p.grad) for name, p in model.named_parameters() if p.grad is not None}
     optimizer.step()
-    state = {name: whole(tensor).clone() for name, tensor in model.state_dict().items()}
+    tensors_of = {name: t for name, t in model.state_dict().items() if isinstance(t, torch.Tensor)}
+    state = {name: whole(tensor).clone() for name, tensor in tensors_of.items()}
     with torch.no_grad():
         evaluated = tensors(model.eval()(x))
     return {
@@ -41,22 +43,23 @@ def step(model: nn.Module, x: torch.Tensor) -> Values:
         "gradients": gradients,
         "gradient of the input": {"x": whole(x.grad)},
         "weights": {name: t for name, t in state.items() if name in gradients},
-        "buffers": {name: t.double() for name, t in state.items() if name not in gradients},
+        "buffers": {name: t.double() for name, t in state.items() if name not in gradients and not t.is_complex()},
         "evaluation": {str(i): whole(y) for i, y in enumerate(evaluated)},
     }
 
 
 def check(found: Values, expected: Values, where: str) -> None:
+    relative, absolute = RELATIVE[expected["outputs"]["0"].dtype]
     for kind, values in expected.items():
         assert found[kind].keys() == values.keys(), (where, kind)
         largest = max((float(v.abs().max()) for v in values.values()), default=0.0)
         for name, value in values.items():
             apart = float((found[kind][name] - value).abs().max())
-            assert apart <= RELATIVE * float(value.abs().max()) + ABSOLUTE * largest, (where, kind, name, apart)
+            assert apart <= relative * float(value.abs().max()) + absolute * largest, (where, kind, name, apart)
 
 
 def compare(comm: Any, network: Network) -> None:
-    x = normal(*network.shape, seed=8)
+    x = normal(*network.shape, seed=8).to(network.dtype)
     expected = step(built(network), x.clone().requires_grad_())
     for text in GRIDS[comm.size]:
         grid = dc.ProcessGrid(comm, **dc.parse_grid(text))
@@ -82,3 +85,13 @@ def test_a_network_of_another_package_takes_that_step_on_other_numbers_of_ranks(
 @pytest.mark.parametrize("name", LARGE)
 def test_a_large_network_of_another_package_takes_the_step_of_one_process(comm: Any, name: str) -> None:
     compare(comm, LARGE[name])
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(4)
+@pytest.mark.time_limit(600)
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", MODERN)
+def test_a_network_that_mixes_space_otherwise_takes_the_step_of_one_process(comm: Any, name: str) -> None:
+    compare(comm, MODERN[name])

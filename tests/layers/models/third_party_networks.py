@@ -15,11 +15,12 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Network:
-    """How to build one, from which package, and the shape of its input."""
+    """How to build one, from which package, the shape of its input, and the precision that it computes in."""
 
     package: str
     build: Callable[[], nn.Module]
     shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float64
 
 
 _declared: list[torch.library.Library] = []
@@ -124,14 +125,15 @@ LARGE = {
 
 
 def built(network: Network) -> nn.Module:
-    """The network in float64, alike on all ranks, in which no scale is zero: it would hide what lies behind it."""
+    """The network in its precision, alike on all ranks, in which no scale is zero: that would hide what lies behind."""
     if find_spec(network.package) is None:
         pytest.skip(f"needs the package {network.package} (extra third-party)")
     torch.manual_seed(5)
-    model = network.build().double()
+    model = network.build()
+    model.double() if network.dtype is torch.float64 else model.float()
     random = torch.Generator().manual_seed(6)
     for parameter in model.parameters():
-        if parameter.abs().max() < 1e-3:
+        if parameter.abs().max() < 1e-3 and not parameter.is_complex():
             parameter.data += 0.1 + 0.3 * torch.rand(parameter.shape, generator=random, dtype=parameter.dtype)
     return model
 

@@ -240,3 +240,18 @@ def test_strides_that_torch_takes_for_channels_last_do_no_harm(comm):
         found = torch.autograd.grad(F.batch_norm(turned, None, None, w, b, True), (turned, w, b), gradient)
         for one, other in zip(found, expected, strict=True):
             close(dc.gather(one), other, f"gradient on {grid}")
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.ranks(at_least=2)
+def test_gradients_of_tokens_of_one_sample_have_odd_strides_that_do_no_harm(comm, training):
+    mean, var = normal(6, seed=1), normal(6, seed=2).exp()
+    weight, tokens = normal(6, seed=3), normal(8, 6, seed=4)
+
+    def tokenized(x, weight):
+        y = F.batch_norm(x * 2, mean.clone(), var.clone(), weight, training=training)
+        return y.flatten(2).transpose(1, 2) * tokens
+
+    for odd in (False, True):
+        x = normal(comm.size, 8, 6).transpose(1, 2).reshape(comm.size, 6, 2, 4) if odd else normal(comm.size, 6, 2, 4)
+        same_as_one_process(grid_over(comm, n=comm.size), tokenized, x, plain=[weight])

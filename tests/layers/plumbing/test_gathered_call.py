@@ -228,6 +228,27 @@ def test_an_output_of_another_shape_is_refused(comm):
         raises_everywhere(comm, dc.UnsupportedOperation, "cannot become one of", lambda: torch.linalg.inv(x, out=out))
 
 
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.ranks(at_least=2)
+def test_a_view_that_had_to_be_gathered_and_its_source_follow_each_other(comm):
+    def changed(x):
+        x = x * 2
+        y = x.diagonal(dim1=1, dim2=2)
+        y.mul_(3).sub_(y.mean())
+        x.add_(y.sum())
+        return x * y.abs().amax(1)[:, None, None]
+
+    for grid in grids(comm, "nw"):
+        same_as_one_process(grid, changed, normal(3, 4, 4))
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.ranks(at_least=2)
+def test_a_view_of_other_elements_that_had_to_be_gathered_is_not_changed_in_place(comm):
+    x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
+    raises_everywhere(comm, dc.UnsupportedOperation, "it is a copy", lambda: x.view(torch.int64).zero_())
+
+
 # -- warnings, and what stays refused -------------------------------------------------------------------------------
 
 

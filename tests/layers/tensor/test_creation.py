@@ -24,6 +24,15 @@ def test_new_tensors_equal_one_process(comm):
         x = dc.scatter(normal(*SHAPE), dist)
         assert x.new_zeros(SHAPE).dist == dist
         assert x.new_ones(2, 2, dtype=torch.int64).dtype == torch.int64
+        assert x.new(x.shape).dist == x.new(*SHAPE).dist == dist
+        assert x.new(torch.Size([2, 5])).shape == x.new(2, 5).shape == (2, 5)
+
+
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+def test_new_tensors_of_values_equal_one_process(comm):
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, lambda x: x * x.new([1.0, 2, 3, 4, 5]) + x.new((7, 5)).sum(), normal(*SHAPE))
 
 
 DRAWN = {

@@ -75,6 +75,15 @@ def test_an_optimizer_steps_as_in_one_process(comm, name, foreach):
     same_weights(trained(grid_over(comm, c=comm.size), make), trained(None, make))
 
 
+@pytest.mark.skipif(not hasattr(optim, "Muon"), reason="torch before 2.9 has no Muon")
+@TABLE
+def test_an_optimizer_that_rounds_to_half_precision_steps_as_in_one_process(comm):
+    def make(found):
+        return optim.Muon([p for p in found if p.dim() == 2], lr=0.1)
+
+    same_weights(trained(grid_over(comm, c=comm.size), make), trained(None, make))
+
+
 @pytest.mark.parametrize("foreach", [None, False, True])
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, float("inf")])
 @TABLE

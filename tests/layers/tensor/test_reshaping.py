@@ -126,6 +126,19 @@ def test_draws_like_a_tensor_that_was_transposed_in_place_are_those_of_one_proce
     assert torch.equal(dc.gather(found), drawn(normal(*SHAPE)))
 
 
+@pytest.mark.parametrize("axis", ["h", "w", "c"])
+def test_dimensions_change_places_in_place(comm, axis):
+    def turned(x):
+        y = x * 2
+        y.transpose_(1, 2)
+        strides = y.stride()
+        y.swapaxes_(0, 3).unsqueeze_(1).squeeze_(1).swapdims_(1, 2)
+        assert strides == (140, 5, 35, 1) and y.stride() == (1, 35, 5, 140)
+        return y * x.permute(3, 2, 1, 0).transpose(1, 2) + y[:, :2, 1:3, 0].select(0, 2).clone().t_().sum()
+
+    same_as_one_process(grid_over(comm, **{axis: comm.size}), turned, normal(*SHAPE))
+
+
 @pytest.mark.ranks(at_least=2)
 @pytest.mark.parametrize(
     ("call", "way_out"),

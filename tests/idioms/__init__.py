@@ -1,0 +1,30 @@
+"""What people write in training scripts, as small functions: on grids each gives what it gives in one process.
+
+They mirror no module but the promise that any idiom of PyTorch works: exact, exact with a ``ReplicationWarning``, or
+refused with one clear sentence on all ranks.
+
+::
+
+    bench          A model with its optimizer and data, in one process or on a grid
+    table          The list of all idioms, and how one of them ends on a grid
+    accumulation   Gradients of several batches
+    adversarial    Two networks that play against each other
+    attention      Attention over places, windows and channels
+    averages       Moving averages of weights, and weights for evaluation
+    distributions  torch.distributions
+    functions      autograd Functions, closures, straight-through estimators, torch.func
+    gradients      Clipping, penalties, hooks, second derivatives
+    images         Augmentation, mixing of samples, metrics
+    layers         Fourier transforms, sampling, normalizations
+    losses         Losses of classification, detection, restoration and contrast
+    objectives     Self-supervised, distilled and diffusion training
+    optimizers     torch's optimizers and people's own
+    parameters     Weights read, written, tied, computed, saved and loaded
+    random         Random numbers
+    recomputation  torch.utils.checkpoint
+    segmentation   Losses of segmentation
+    shapes         Masks, sorting, einsum, indexing
+    steps          Steps that are more than one gradient
+    training       Loops: schedules, autocast, early stopping, freezing
+    views          Views, slices, changes in place
+"""
