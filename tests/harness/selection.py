@@ -15,8 +15,8 @@ LONG = frozenset((Path(__file__).parent / "long_tests.txt").read_text().split())
 ALWAYS = 3
 """Every case is run on so many ranks, which divide least."""
 
-TURNS = (2, None, None, 4, None, 2, None, None, 6, None, None, 2, None, None, 1, None, None, 8, None)
-"""Other rank counts that a case is run on, in turn: 7 of 19 cases, a number that no parameter has values."""
+TURNS = (2, None, None, 4, None, None, None, None, 6, None, None, 2, None, None, 1, None, None, 8, None)
+"""Other rank counts that a case is run on, in turn: 6 of 19 cases, a number that no parameter has values."""
 
 
 def quick(items: Iterable[pytest.Item]) -> list[pytest.Item]:
@@ -31,7 +31,7 @@ def quick(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 def thin(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:
     """Of tests that name no rank counts, the cases that it is the turn of ``ranks``.
 
-    Each case is run on 3 ranks, and 7 of 19 on another number too (of those that its marker allows).
+    Each case is run on 3 ranks, and 6 of 19 on another number too (of those that its marker allows).
     """
     return (
         items if ranks not in TURNS else [item for number, item in enumerate(items) if _has_turn(item, number, ranks)]
