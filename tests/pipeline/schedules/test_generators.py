@@ -23,7 +23,7 @@ def drawn(name, stages, microbatches, **options):
 
 
 @pytest.mark.parametrize(("name", "options"), CASES)
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(stages=st.integers(1, 7), microbatches=st.integers(1, 20))
 def test_a_schedule_of_any_size_is_valid_runs_and_holds_what_its_list_says(name, options, stages, microbatches):
     found = schedule(name, stages, microbatches, **options)

@@ -84,7 +84,7 @@ class Residual(nn.Module):
 def test_a_reference_model_cut_anywhere_computes_the_same(name):
     model = MODELS[name](width=4)
     last = layers(model) - 1
-    cuts = range(1, last + 1) if last < 20 else [1, 2, 3, 4, 5, 13, 26, last]
+    cuts = range(1, last + 1) if last < 20 else [1, 2, 5, 13, last]
     x = torch.randn(2, *SAMPLES[name])
     for cut in cuts:
         assert_stages_equal_model(model, [cut], x)
