@@ -65,6 +65,8 @@ class ProcessGrid(Arrangement):
         self._cached: dict[object, Callable[..., Any]] = {}
         self._comms: dict[tuple[str, ...], MPI.Intracomm] = {}
         self._factored: dict[tuple[int, int], ProcessGrid] = {}
+        self.scattered = 0
+        """How many tensors have been scattered over it."""
 
     def comm(self, axes: Iterable[str] | str) -> MPI.Intracomm:
         """Communicator of the ranks that differ from this one only along ``axes``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,17 @@ from distconv.errors import DistributionError
 from distconv.grid import ProcessGrid
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
+
+_FIRST, _EVERY = 4, 16
+"""Values are compared of the first tensors that are scattered over a grid, and of every so many."""
+
+_SAMPLED = 1 << 16
+"""Values of a tensor that are compared."""
+
+_WAY_OUT = (
+    "pass the same whole tensor on every rank (seed all ranks alike, the sampler and its shuffle, too), or let one "
+    "rank give it, scatter(x, grid, root=0), or make it of blocks that ranks have, from_local(block, dist, shape)"
+)
 
 
 def _distribution(target: ProcessGrid | Distribution, dims: Any, ndim: int) -> Distribution:
@@ -34,10 +46,13 @@ def scatter(
     Every rank passes the same whole tensor, or with ``root`` only that rank does. ``dims`` names each dimension's grid
     axis (``"nhw"`` for label maps); by default N, NC, NCW, NCHW or NCDHW. Grid axes it lacks hold replicas.
 
+    The first few tensors on a grid, and then some, are compared: a digest of some of their values goes with that of
+    their shapes. ``DISTCONV_CHECK`` chooses all, or none.
+
     Raises
     ------
     MismatchError
-        If shape, dtype, device or requires_grad differ between ranks.
+        If shape, dtype, device, requires_grad or values differ between ranks.
     DistributionError
         If ``dims`` does not fit the tensor.
     """
@@ -49,12 +64,29 @@ def scatter(
     if not isinstance(tensor, torch.Tensor):
         raise DistributionError(f"scatter needs a torch.Tensor on every rank, or root=; got {type(tensor).__name__}")
     dist = _distribution(target, dims, tensor.dim())
-    agreement.agree(dist.grid.world, "scatter", _described(tensor, dist))
+    values = f", values {_digest(tensor)}" if _compares_values(dist.grid) else ""
+    agreement.agree(dist.grid.world, "scatter", _described(tensor, dist) + values, _WAY_OUT)
     local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
     # The block is never the caller's memory, whatever the grid: changing one must not change the other.
     made = DistTensor(local.clone() if local.data_ptr() == tensor.data_ptr() else local, dist, tensor.shape)
     made._strides = None if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
     return made
+
+
+def _compares_values(grid: ProcessGrid) -> bool:
+    """Whether it is the turn of a tensor that is scattered over ``grid``: one of the first, or every so many."""
+    number = grid.scattered
+    grid.scattered += 1
+    if agreement.level == "off" or grid.size == 1:
+        return False
+    return agreement.level == "all" or number < _FIRST or number % _EVERY == 0
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    """Of up to ``_SAMPLED`` values, evenly spaced; an odd step goes through all columns."""
+    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
+    some = flat[:: flat.numel() // _SAMPLED | 1].cpu().contiguous()
+    return hashlib.blake2b(some.view(torch.uint8).numpy().tobytes(), digest_size=4).hexdigest()
 
 
 def _described(tensor: torch.Tensor, dist: Distribution) -> str:

@@ -50,10 +50,10 @@ def check_usable(comm: MPI.Comm, what: str) -> None:
         raise CommunicatorError(f"{what}: its communicator was freed, perhaps with its process grid; make a new one")
 
 
-def agree(comm: MPI.Intracomm, what: str, value: str) -> None:
+def agree(comm: MPI.Intracomm, what: str, value: str, way_out: str = "pass the same on every rank") -> None:
     """Raise MismatchError on every rank unless all ranks of ``comm`` pass the same ``what`` and ``value``.
 
-    One allreduce of 16 bytes when they agree; the texts travel only when they do not.
+    One allreduce of 16 bytes when they agree; the texts travel only when they do not. ``way_out`` ends the error.
 
     Raises
     ------
@@ -69,10 +69,10 @@ def agree(comm: MPI.Intracomm, what: str, value: str) -> None:
     with watchdog.waiting(lambda: f"agreement on {what}"):
         comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
     if extremes[0] != -extremes[1]:
-        raise MismatchError(_disagreement(comm.allgather((what, value))))
+        raise MismatchError(_disagreement(comm.allgather((what, value)), way_out))
 
 
-def _disagreement(values: list[tuple[str, str]]) -> str:
+def _disagreement(values: list[tuple[str, str]], way_out: str) -> str:
     if len({what for what, _ in values}) > 1:
         listed = "; ".join(f"{text} on {_ranks(ranks)}" for text, ranks in _grouped(f"{w} {v}" for w, v in values))
         return f"ranks are at different operations: {listed}; every rank must call the same ones in the same order"
@@ -81,7 +81,7 @@ def _disagreement(values: list[tuple[str, str]]) -> str:
     alike = (len(set(letters)) == 1 for letters in zip(*texts, strict=False))
     place = sum(itertools.takewhile(bool, alike))
     listed = "; ".join(f"{_from(text, place)} on {_ranks(ranks)}" for text, ranks in groups)
-    return f"{values[0][0]}: ranks disagree: {listed}; pass the same on every rank"
+    return f"{values[0][0]}: ranks disagree: {listed}; {way_out}"
 
 
 def _from(text: str, place: int) -> str:

@@ -64,8 +64,8 @@ def _at_least_0(text: str) -> float:
 CHECK = Variable(
     "DISTCONV_CHECK",
     "off, plan or all",
-    "compare a digest of shapes, dtypes and grids over the ranks: never, when a plan is built, a tensor scattered or a "
-    "model parallelized, or at every operator as well",
+    "compare a digest of shapes, dtypes, grids and scattered values over the ranks: never, when a plan is built, a "
+    "tensor scattered or a model parallelized, or at every operator as well",
     "plan",
     "plan",
     {level: level for level in ("off", "plan", "all")}.__getitem__,

@@ -6,6 +6,8 @@ import pytest
 import torch
 
 import distconv as dc
+from distconv import placement
+from distconv.communication import agreement
 from tests.distconv.layouts import counting, cut, grid_over, grids, normal, raises_everywhere, twenty_layouts
 
 SHAPES = [(7, 3), (5, 2, 9), (3, 2, 8, 7), (2, 1, 3, 4, 9)]
@@ -232,3 +234,45 @@ def test_changing_what_was_redistributed_changes_the_source_nowhere(comm):
     y = x.redistribute(dc.Distribution(grid, (None, None)))
     y.local.add_(1)
     assert torch.equal(dc.gather(x), normal(1, 3))
+
+
+DIFFERENT = {
+    "images": lambda rank: normal(3, 2, 8, 8, seed=rank),
+    "labels": lambda rank: torch.arange(12).roll(rank),
+    "truth values": lambda rank: torch.arange(12) % (2 + rank) == 0,
+    "complex numbers": lambda rank: torch.complex(normal(4, 3), normal(4, 3, seed=rank)).conj(),
+    "one value of a permuted tensor": lambda rank: (normal(4, 3, 5) + (normal(4, 3, 5) > 1) * rank).permute(2, 0, 1),
+}
+
+
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize("kind", DIFFERENT)
+def test_a_batch_of_its_own_on_each_rank_is_refused(comm, kind):
+    tensor = DIFFERENT[kind](comm.rank)
+    with dc.ProcessGrid(comm, n=comm.size) as grid:
+        raises_everywhere(
+            comm, dc.MismatchError, r"values .*seed all ranks alike.*root=0", lambda: dc.scatter(tensor, grid)
+        )
+
+
+@pytest.mark.ranks(at_least=2)
+def test_values_are_compared_at_first_and_every_so_often(comm):
+    same, different = torch.full((4, 3), torch.nan), normal(4, 3, seed=comm.rank)
+    with dc.ProcessGrid(comm, n=comm.size) as grid:
+        for _ in range(5):
+            dc.scatter(same, grid)
+        for _ in range(11):
+            dc.scatter(different, grid)
+        raises_everywhere(comm, dc.MismatchError, "values", lambda: dc.scatter(different, grid))
+
+
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize(("level", "compared"), [("off", 0), ("plan", 6), ("all", 40)])
+def test_how_often_values_are_compared_is_the_users_choice(comm, monkeypatch, level, compared):
+    monkeypatch.setattr(agreement, "level", level)
+    digests, digest = [], placement._digest
+    monkeypatch.setattr(placement, "_digest", lambda tensor: digests.append(tensor) or digest(tensor))
+    with dc.ProcessGrid(comm, n=comm.size) as grid:
+        for _ in range(40):
+            dc.scatter(normal(4, 3), grid)
+    assert len(digests) == compared
