@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class ProcessGrid(Arrangement):
-    """The ranks of ``comm`` arranged along named axes; axes left out have one part.
+    """The ranks of ``comm`` (default: all of the job) arranged along named axes; axes left out have one part.
 
     Ranks vary fastest along ``c``, then ``w``, ``h``, ``d``, and slowest along ``n`` (``r`` outside it).
     Creating a grid is collective over ``comm``; the grid works on a duplicate of it.
@@ -47,8 +47,9 @@ class ProcessGrid(Arrangement):
         If ``comm`` is null or freed, or MPI is not running.
     """
 
-    def __init__(self, comm: MPI.Intracomm, **axes: int) -> None:
+    def __init__(self, comm: MPI.Intracomm | None = None, **axes: int) -> None:
         check_running()
+        comm = MPI.COMM_WORLD if comm is None else comm
         if comm == MPI.COMM_NULL:
             raise CommunicatorError(
                 "ProcessGrid was given MPI.COMM_NULL (a freed communicator, or one this rank is not in)"

@@ -157,9 +157,13 @@ class DistTensor(torch.Tensor):
         return self.dist.box(None, self.shape)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return (
-            f"DistTensor(shape={tuple(self.shape)}, dtype={self.dtype}, {self.dist}, local={tuple(self._local.shape)})"
-        )
+        # Nothing is sent for it: one rank alone may print. The value is known where there is but one, on every rank.
+        known = self.numel() == 1 and not self.dist.split_axes and self._view is None
+        value = f"{self._local.item()}, " if known else ""
+        box = () if self.dist.cyclic else self.box()
+        mine = ", ".join(f"{i.start}:{i.stop}" for i in box) or f"{tuple(self._local.shape)}"
+        described = f"shape={tuple(self.shape)}, dtype={self.dtype}, {self.dist}"
+        return f"DistTensor({value}{described})" if known else f"DistTensor({described}, of which here [{mine}])"
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -358,7 +362,7 @@ class DistTensor(torch.Tensor):
         return bool(self.item())
 
     def __format__(self, spec: str) -> str:
-        return format(self.item(), spec) if self.numel() == 1 and spec else repr(self)
+        return format(self.item(), spec) if self.dim() == 0 or (self.numel() == 1 and spec) else repr(self)
 
     def numpy(self, *, force: bool = False) -> Any:
         """Nothing: the elements lie on many ranks.

@@ -143,3 +143,9 @@ def test_a_reversed_communicator_has_the_ranks_the_other_way_round(comm):
         found = grid.reversed_comm("w")
         assert found.rank == comm.size - 1 - comm.rank
         assert grid.reversed_comm("w") is found
+
+
+def test_without_a_communicator_it_takes_all_ranks(comm):
+    with dc.ProcessGrid(h=comm.size) as grid:
+        assert (grid.size, grid.rank) == (comm.size, comm.rank)
+        assert dc.gather(dc.scatter(torch.arange(5), grid, dims="h")).tolist() == [0, 1, 2, 3, 4]

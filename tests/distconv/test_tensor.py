@@ -47,7 +47,19 @@ def test_its_block_is_one_stable_object(comm):
 
 def test_it_prints_its_shape_and_its_distribution(comm):
     x = scattered(comm, 3, 2, 7, 4)
+    first = x.box()[0]
     assert repr(x).startswith("DistTensor(shape=(3, 2, 7, 4), dtype=torch.float64, Distribution((n, c, h, w) over")
+    assert f"of which here [{first.start}:{first.stop}, " in repr(x)
+
+
+def test_a_loss_prints_its_value_on_one_rank_alone(comm):
+    x = scattered(comm, 3, 2, 7, 4)
+    loss = x.square().mean()
+    value = dc.gather(x).square().mean().item()
+    if comm.rank == comm.size - 1:
+        assert repr(loss).startswith(f"DistTensor({loss.local.item()}, shape=(), dtype=torch.float64")
+        assert float(f"{loss}") == pytest.approx(value)
+        assert f"{loss:.3f}" == f"{value:.3f}"
 
 
 @pytest.mark.parametrize(
