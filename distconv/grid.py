@@ -27,6 +27,10 @@ class HasGrid(Protocol):
 
 
 OnGrid = TypeVar("OnGrid", bound=HasGrid)
+
+REMEMBERED = 4096
+"""Results of a function that a grid keeps, until it forgets all of them."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -128,10 +132,10 @@ class ProcessGrid(Arrangement):
     # -- lifetime -----------------------------------------------------------------------------------------------------
 
     def cached(self, function: Callable[..., T]) -> Callable[..., T]:
-        """``function`` with a memory of its last results, kept as long as this grid is."""
+        """``function`` with a memory of its last results, kept at most as long as this grid is."""
         found = self._cached.get(function)
         if found is None:
-            found = self._cached[function] = lru_cache(maxsize=4096)(function)
+            found = self._cached[function] = _remembering(function)
         return found
 
     def free(self) -> None:
@@ -157,8 +161,24 @@ class ProcessGrid(Arrangement):
             self.free()
 
 
+def _remembering(function: Callable[..., T]) -> Callable[..., T]:
+    """``function`` with a memory of its results that depends on nothing but the order of those it had not.
+
+    ``function`` may ask all ranks, so they must remember alike; and one may look up what it has more often than others,
+    which changes what ``lru_cache`` drops.
+    """
+
+    def work_out(*args: Any, **named: Any) -> T:
+        if found.cache_info().currsize >= REMEMBERED:
+            found.cache_clear()
+        return function(*args, **named)
+
+    found = lru_cache(maxsize=None)(work_out)
+    return found
+
+
 def cached_on_grid(function: Callable[Concatenate[OnGrid, P], T]) -> Callable[Concatenate[OnGrid, P], T]:
-    """Like ``lru_cache``, kept with the grid of the first argument: all of a grid's ranks forget alike.
+    """``function`` with a memory that is kept with the grid of the first argument: all of a grid's ranks forget alike.
 
     A cache of the process would keep every grid alive, and which entry it drops would depend on what a rank does on
     other grids, in which its peers here may have no part.
