@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from distconv.arrangement import AXES, Arrangement
 from distconv.communication.agreement import agree, check_running
+from distconv.communication.derived import Derived
 from distconv.errors import CommunicatorError, GridError
 from distconv.process import watchdog
 
@@ -64,7 +65,9 @@ class ProcessGrid(Arrangement):
                 f"process grid {self.describe()} has {self.size} parts but the communicator has {comm.size} ranks; "
                 f"start {self.size} ranks or choose extents whose product is {comm.size}"
             )
-        self.world = comm.Dup()
+        self._derived = Derived.of(comm)
+        self._derived.give_back(comm)
+        self.world = self._derived.duplicate(comm)
         self.rank: int = comm.rank
         self._cached: dict[object, Callable[..., Any]] = {}
         self._comms: dict[tuple[str, ...], MPI.Intracomm] = {}
@@ -89,7 +92,7 @@ class ProcessGrid(Arrangement):
                 raise CommunicatorError(f"{self!r} was freed: make a new grid")
             rest = {name: index for name, index in self.coords.items() if name not in key}
             with watchdog.waiting(lambda: f"making the communicator over {','.join(key)}"):
-                found = self._comms[key] = MPI.Intracomm(self.world.Split(self.rank_of(rest), self.rank))
+                found = self._comms[key] = self._derived.split(self.world, self.rank_of(rest), self.rank)
         return found
 
     def reversed_comm(self, axis: str) -> MPI.Intracomm:
@@ -99,7 +102,7 @@ class ProcessGrid(Arrangement):
         if found is None:
             comm = self.comm((axis,))
             with watchdog.waiting(lambda: f"making the reversed communicator over {axis}"):
-                found = self._comms[key] = MPI.Intracomm(comm.Split(0, -comm.rank))
+                found = self._comms[key] = self._derived.split(comm, 0, -comm.rank)
         return found
 
     @cached_property
@@ -141,7 +144,8 @@ class ProcessGrid(Arrangement):
     def free(self) -> None:
         """Free the grid's communicators; tensors and models on it can communicate no more. Collective.
 
-        MPI has a few thousand communicators: what makes many grids frees them, or uses each as a context manager.
+        What all ranks have dropped is freed when they next make a grid over the same ``comm``. What makes many grids
+        over other communicators frees them, or uses each as a context manager: MPI has a few thousand.
         """
         self._cached.clear()
         for grid in (*self._factored.values(), self.__dict__.get("flat")):
@@ -149,8 +153,7 @@ class ProcessGrid(Arrangement):
                 grid.free()
         self._factored.clear()
         for comm in (*self._comms.values(), self.world):
-            if comm:
-                comm.Free()
+            self._derived.free(comm)
 
     def __enter__(self) -> Self:
         return self
