@@ -99,6 +99,9 @@ class Training(ABC):
     loader: Batches
     """Of the training samples; a job sets it up."""
 
+    ahead = 0
+    """Steps that a rank may be ahead of another."""
+
     def __init__(
         self, settings: Settings, model: torch.nn.Module, grid: ProcessGrid, comm: MPI.Intracomm, device: str
     ) -> None:
