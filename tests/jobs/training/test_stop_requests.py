@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from distconv.jobs.training.stop_requests import EXIT_CODE, StopRequests
 from tests.jobs.commands.test_train_classify import command, lines_of
 from tests.jobs.images.image_files import written
 from tests.jobs.training.stand_in import StandIn
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1])
@@ -97,6 +100,8 @@ def test_the_job_ends_with_the_documented_code(mpiexec: Any, tmp_path: Path) -> 
         from distconv.jobs.training.report import Metrics
         from distconv.jobs.training.run import prepare, take_steps
         from tests.jobs.training.stand_in import StandIn
+
+ROOT = Path(__file__).parents[3]
         trainer, given = StandIn(MPI.COMM_WORLD), argparse.Namespace(out=sys.argv[1], resume=False, checkpoint_every=0)
         prepare(given, trainer)
         step = trainer.step
@@ -108,3 +113,30 @@ def test_the_job_ends_with_the_documented_code(mpiexec: Any, tmp_path: Path) -> 
     assert ended.returncode == EXIT_CODE, ended.stderr
     assert "stopped by a signal after step 1 of 6" in ended.stdout
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("script", ["train_classify", "train_mesh"])
+def test_a_job_that_is_stopped_goes_back_into_the_queue_and_resumes(tmp_path: Path, script: str) -> None:
+    _slurm(tmp_path)
+    arguments = ["bash", str(ROOT / "jobs" / f"{script}.sbatch"), "data", "model", str(tmp_path / "out")]
+    if script == "train_mesh":
+        arguments.remove("model")
+    for restarts, code, ended, resumes in ((0, 143, 0, False), (1, 143, 0, False), (1, 0, 0, True), (1, 2, 2, True)):
+        if resumes:
+            (tmp_path / "out" / "checkpoints" / "step-000004").mkdir(parents=True, exist_ok=True)
+        environment = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_RESTART_COUNT": str(restarts),
+            "SLURM_JOB_ID": "7",
+            "CODE": str(code),
+        }
+        found = subprocess.run(arguments, env=environment, capture_output=True, text=True)
+        assert found.returncode == ended, found.stderr
+        assert ("--resume" in found.stdout) == resumes
+        assert ("scontrol requeue 7" in found.stdout) == (code == 143)
+
+
+def _slurm(folder: Path) -> None:
+    for name, status in (("srun", "$CODE"), ("scontrol", "0")):
+        (folder / name).write_text(f'#!/bin/sh\necho {name} "$@"\nexit {status}\n')
+        (folder / name).chmod(0o755)
