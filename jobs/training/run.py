@@ -60,6 +60,8 @@ def take_steps(
 
     Raises
     ------
+    MismatchError
+        On all ranks, if they are asked to compare replicas, and find a difference.
     SystemExit
         On all ranks, with ``stop_requests.EXIT_CODE``, if a signal has asked any of them to stop. There is a checkpoint
         then, and nothing is under way.
@@ -95,6 +97,8 @@ def _take_steps(
             saves = stops or (every and (last or trainer.step_count % every == 0))
             if last or ended or saves:
                 trainer.settle()
+            if options.check_replicas_every and trainer.step_count % options.check_replicas_every == 0:
+                trainer.check_replicas()
             lines.add(epoch, len(batch.samples), time.perf_counter() - began)
             bar.set_postfix_str(f"epoch {epoch}, loss {lines.newest}", refresh=False)
             bar.update()

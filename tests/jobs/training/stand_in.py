@@ -41,6 +41,9 @@ class StandIn:
     def save(self, directory: str) -> None:
         self.asked.append(f"save {self.step_count}")
 
+    def check_replicas(self) -> None:
+        self.asked.append(f"check {self.step_count}")
+
     def close(self) -> None:
         self.asked.append("close")
 

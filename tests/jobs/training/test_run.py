@@ -16,8 +16,8 @@ from tests.jobs.training.stand_in import StandIn
 pytestmark = pytest.mark.ranks(1, 2)
 
 
-def options(folder: Path, resume: bool = False, every: int = 0) -> argparse.Namespace:
-    return argparse.Namespace(out=folder / "out", resume=resume, checkpoint_every=every)
+def options(folder: Path, resume: bool = False, every: int = 0, check: int | None = None) -> argparse.Namespace:
+    return argparse.Namespace(out=folder / "out", resume=resume, checkpoint_every=every, check_replicas_every=check)
 
 
 def test_a_new_run_puts_the_checkpoints_of_earlier_ones_aside(
@@ -65,3 +65,12 @@ def test_it_evaluates_behind_each_epoch_but_the_last_and_saves_when_asked(
         (step, (step - 1) // 3, 1.0 / step) for step in range(1, 7)
     ]
     assert all(line["lr"] == 0.5 and line["samples_per_s"] > 0 for line in lines)
+
+
+def test_replicas_are_compared_as_often_as_asked(comm: Any, shared_tmp_path: Path) -> None:
+    trainer: Any = StandIn(comm)
+    given = options(shared_tmp_path, check=2)
+    prepare(given, trainer)
+    with Metrics(given.out, trainer) as metrics:
+        take_steps(given, trainer, metrics)
+    assert trainer.asked == ["check 2", "check 4", "check 6"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from distconv.jobs.training.stop_requests import EXIT_CODE, StopRequests
 from tests.jobs.commands.test_train_classify import command, lines_of
 from tests.jobs.images.image_files import written
 from tests.jobs.training.stand_in import StandIn
+from tests.jobs.training.test_run import options
 
 ROOT = Path(__file__).parents[3]
 
@@ -43,7 +43,7 @@ def test_a_stopped_run_has_a_checkpoint_and_all_its_losses(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], every: int, delay: int
 ) -> None:
     trainer: Any = StandIn(comm, delay=delay)
-    given = argparse.Namespace(out=shared_tmp_path / "out", resume=False, checkpoint_every=every)
+    given = options(shared_tmp_path, every=every)
     prepare(given, trainer)
     last = 3 + delay
 
@@ -93,23 +93,25 @@ def test_what_goes_on_after_a_signal_takes_the_steps_of_an_undisturbed_run(
 
 def test_the_job_ends_with_the_documented_code(mpiexec: Any, tmp_path: Path) -> None:
     code = """
-        import argparse, os, signal, sys
+        import os, signal, sys
         from pathlib import Path
         from mpi4py import MPI
         import distconv
         from distconv.jobs.training.report import Metrics
         from distconv.jobs.training.run import prepare, take_steps
         from tests.jobs.training.stand_in import StandIn
+from tests.jobs.training.test_run import options
 
 ROOT = Path(__file__).parents[3]
-        trainer, given = StandIn(MPI.COMM_WORLD), argparse.Namespace(out=sys.argv[1], resume=False, checkpoint_every=0)
+        from tests.jobs.training.test_run import options
+        trainer, given = StandIn(MPI.COMM_WORLD), options(Path(sys.argv[1]))
         prepare(given, trainer)
         step = trainer.step
         trainer.step = lambda *x: (os.kill(os.getpid(), signal.SIGTERM) if trainer.comm.rank else None, step(*x))
         with Metrics(Path(given.out), trainer) as metrics:
             take_steps(given, trainer, metrics)
     """
-    ended = mpiexec(2, code, str(tmp_path / "out"), timeout=60)
+    ended = mpiexec(2, code, str(tmp_path), timeout=60)
     assert ended.returncode == EXIT_CODE, ended.stderr
     assert "stopped by a signal after step 1 of 6" in ended.stdout
     assert "Traceback" not in ended.stderr
