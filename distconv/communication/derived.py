@@ -36,8 +36,8 @@ class Derived:
     @staticmethod
     def of(comm: MPI.Intracomm) -> Derived:
         """Those of ``comm``; what is derived from one of its duplicates made here is among them."""
-        found: Derived | None = comm.Get_attr(_key())
-        if found is None:
+        found = comm.Get_attr(_key())
+        if not isinstance(found, Derived):
             found = Derived()
             comm.Set_attr(_key(), found)
         return found
