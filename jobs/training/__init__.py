@@ -13,6 +13,5 @@
     report             What a training run leaves behind besides its checkpoints
     run                The run of a training job: its folder, where it starts, and the loop with progress
     score              How a classifier does on labelled samples
-    stop_requests      Signals that ask a training to stop
     training           Training of any model over ranks
 """

@@ -13,9 +13,9 @@ from tqdm import tqdm
 
 from distconv.communication.agreement import together
 from distconv.errors import DataError
+from distconv.process.stop_requests import EXIT_CODE, StopRequests
 
 from .report import Metrics
-from .stop_requests import EXIT_CODE, StopRequests
 from .training import Training
 
 CHECKPOINTS = "checkpoints"
