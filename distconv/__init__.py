@@ -65,6 +65,7 @@ from distconv.errors import (
 from distconv.grid import ProcessGrid
 from distconv.parallel import parallelize
 from distconv.parameters.gradient_reduction import no_sync
+from distconv.parameters.replicas import check_replicas
 from distconv.placement import from_local, gather, scatter
 from distconv.plan import Plan
 from distconv.process import startup as _process
@@ -102,6 +103,7 @@ __all__ = [
     "TransferPlan",
     "UnsupportedOperation",
     "block_range",
+    "check_replicas",
     "from_local",
     "gather",
     "no_sync",

@@ -173,8 +173,7 @@ def with_layer(text: str) -> str:
     modules = modules_called()
     if not modules:
         return text
-    name, kind = _path(modules), type(modules[-1]).__name__
-    prefix = f"{name!r} ({kind}): " if name else f"{kind}: "
+    prefix = f"{layer_of(modules)}: "
     # An operator may have called others, through each of which the error passes.
     return text if text.startswith(prefix) else prefix + text
 
@@ -191,10 +190,14 @@ def modules_called() -> list[torch.nn.Module]:
     return found[::-1]
 
 
-def _path(modules: list[torch.nn.Module]) -> str:
-    """Names of ``modules``, each in the one before it; the class of one that is no part of it."""
+def layer_of(modules: list[torch.nn.Module]) -> str:
+    """The last of ``modules``, as users know it: by its name in the first one, each being in the one before it.
+
+    One that is no part of the one before goes by its class.
+    """
     names = []
     for outer, inner in pairwise(modules):
         known = (name for name, module in outer.named_modules() if module is inner)
         names.append(next(known, type(inner).__name__))
-    return ".".join(names)
+    kind = type(modules[-1]).__name__
+    return f"{'.'.join(names)!r} ({kind})" if names else kind

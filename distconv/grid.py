@@ -11,6 +11,7 @@ from mpi4py import MPI
 
 from distconv.arrangement import AXES, Arrangement
 from distconv.communication.agreement import agree, check_running
+from distconv.communication.derived import Derived
 from distconv.errors import CommunicatorError, GridError
 from distconv.process import watchdog
 
@@ -27,6 +28,10 @@ class HasGrid(Protocol):
 
 
 OnGrid = TypeVar("OnGrid", bound=HasGrid)
+
+REMEMBERED = 4096
+"""Results of a function that a grid keeps, until it forgets all of them."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -61,7 +66,9 @@ class ProcessGrid(Arrangement):
                 f"process grid {self.describe()} has {self.size} parts but the communicator has {comm.size} ranks; "
                 f"start {self.size} ranks or choose extents whose product is {comm.size}"
             )
-        self.world = comm.Dup()
+        self._derived = Derived.of(comm)
+        self._derived.give_back(comm)
+        self.world = self._derived.duplicate(comm)
         self.rank: int = comm.rank
         self._cached: dict[object, Callable[..., Any]] = {}
         self._comms: dict[tuple[str, ...], MPI.Intracomm] = {}
@@ -88,7 +95,7 @@ class ProcessGrid(Arrangement):
                 raise CommunicatorError(f"{self!r} was freed: make a new grid")
             rest = {name: index for name, index in self.coords.items() if name not in key}
             with watchdog.waiting(lambda: f"making the communicator over {','.join(key)}"):
-                found = self._comms[key] = MPI.Intracomm(self.world.Split(self.rank_of(rest), self.rank))
+                found = self._comms[key] = self._derived.split(self.world, self.rank_of(rest), self.rank)
         return found
 
     def reversed_comm(self, axis: str) -> MPI.Intracomm:
@@ -98,7 +105,7 @@ class ProcessGrid(Arrangement):
         if found is None:
             comm = self.comm((axis,))
             with watchdog.waiting(lambda: f"making the reversed communicator over {axis}"):
-                found = self._comms[key] = MPI.Intracomm(comm.Split(0, -comm.rank))
+                found = self._comms[key] = self._derived.split(comm, 0, -comm.rank)
         return found
 
     @cached_property
@@ -131,16 +138,17 @@ class ProcessGrid(Arrangement):
     # -- lifetime -----------------------------------------------------------------------------------------------------
 
     def cached(self, function: Callable[..., T]) -> Callable[..., T]:
-        """``function`` with a memory of its last results, kept as long as this grid is."""
+        """``function`` with a memory of its last results, kept at most as long as this grid is."""
         found = self._cached.get(function)
         if found is None:
-            found = self._cached[function] = lru_cache(maxsize=4096)(function)
+            found = self._cached[function] = _remembering(function)
         return found
 
     def free(self) -> None:
         """Free the grid's communicators; tensors and models on it can communicate no more. Collective.
 
-        MPI has a few thousand communicators: what makes many grids frees them, or uses each as a context manager.
+        What all ranks have dropped is freed when they next make a grid over the same ``comm``. What makes many grids
+        over other communicators frees them, or uses each as a context manager: MPI has a few thousand.
         """
         self._cached.clear()
         for grid in (*self._factored.values(), self.__dict__.get("flat")):
@@ -148,8 +156,7 @@ class ProcessGrid(Arrangement):
                 grid.free()
         self._factored.clear()
         for comm in (*self._comms.values(), self.world):
-            if comm:
-                comm.Free()
+            self._derived.free(comm)
 
     def __enter__(self) -> Self:
         return self
@@ -160,8 +167,24 @@ class ProcessGrid(Arrangement):
             self.free()
 
 
+def _remembering(function: Callable[..., T]) -> Callable[..., T]:
+    """``function`` with a memory of its results that depends on nothing but the order of those it had not.
+
+    ``function`` may ask all ranks, so they must remember alike; and one may look up what it has more often than others,
+    which changes what ``lru_cache`` drops.
+    """
+
+    def work_out(*args: Any, **named: Any) -> T:
+        if found.cache_info().currsize >= REMEMBERED:
+            found.cache_clear()
+        return function(*args, **named)
+
+    found = lru_cache(maxsize=None)(work_out)
+    return found
+
+
 def cached_on_grid(function: Callable[Concatenate[OnGrid, P], T]) -> Callable[Concatenate[OnGrid, P], T]:
-    """Like ``lru_cache``, kept with the grid of the first argument: all of a grid's ranks forget alike.
+    """``function`` with a memory that is kept with the grid of the first argument: all of a grid's ranks forget alike.
 
     A cache of the process would keep every grid alive, and which entry it drops would depend on what a rank does on
     other grids, in which its peers here may have no part.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from distconv.errors import DistconvError, MismatchError, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.parameters import gradient_reduction
 from distconv.parameters.channel_split import linear_axes
+from distconv.parameters.replicas import bytes_of, digest
 from distconv.parameters.sharding import shard
 from distconv.plan import Plan
 from distconv.process import watchdog
@@ -109,13 +109,9 @@ class _Move:
         return self
 
 
-def _bytes(tensor: torch.Tensor) -> np.ndarray:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-
-
 def broadcast_tensor(world: MPI.Intracomm, tensor: torch.Tensor, root: int = 0) -> None:
     """Make a plain ``tensor`` what it is on rank ``root``. Collective."""
-    values = _bytes(tensor).copy()
+    values = bytes_of(tensor).copy()
     world.Bcast([values, MPI.BYTE], root=root)
     if world.rank != root:
         with torch.no_grad():
@@ -130,7 +126,7 @@ def check_equal(world: MPI.Intracomm, state: dict[str, torch.Tensor], what: str,
     MismatchError
         On all ranks, naming the first that differs.
     """
-    digests = np.array([_digest(tensor) for tensor in state.values()], dtype=np.int64)
+    digests = np.array([digest(tensor) for tensor in state.values()], dtype=np.int64)
     extremes = np.concatenate([digests, -digests])
     world.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
     low, high = extremes[: len(digests)], -extremes[len(digests) :]
@@ -140,7 +136,3 @@ def check_equal(world: MPI.Intracomm, state: dict[str, torch.Tensor], what: str,
             f"{what}: {len(different)} of {len(state)} parameters and buffers differ between ranks, the first is "
             f"{different[0]!r}; seed all ranks alike before building the model{or_else}"
         )
-
-
-def _digest(tensor: torch.Tensor) -> int:
-    return int.from_bytes(hashlib.blake2b(_bytes(tensor).tobytes(), digest_size=7).digest(), "little")

@@ -8,6 +8,13 @@ venv=${DISTCONV_VENV:-$root/.venv}
 constraints=${DISTCONV_CONSTRAINTS:-$root/constraints.txt}
 export MPLBACKEND=Agg
 
+# What mpiexec needs for more ranks than cores, and as root: Open MPI's refuses both.
+launcher=()
+if [ "${DISTCONV_MPI:-mpich}" = openmpi ]; then
+    launcher+=(--oversubscribe --bind-to none)
+    [ "$EUID" != 0 ] || launcher+=(--allow-run-as-root)
+fi
+
 # stage TITLE COMMAND...: runs the command, says how long it took, and ends with its status.
 stage() {
     local title=$1 begin=$SECONDS status=0

@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$root"
 
 out=runs/quickstart
-ranks() { "$venv/bin/mpiexec" -n "$1" "$venv/bin/distconv" "${@:2}"; }
+ranks() { "$venv/bin/mpiexec" "${launcher[@]}" -n "$1" "$venv/bin/distconv" "${@:2}"; }
 
 data=(data mesh --size 128 --samples 48 --out "$out/mesh.h5")
 train=(train mesh --data "$out/mesh.h5" --model unet --grid n=2,h=2 --out "$out" --baselines)

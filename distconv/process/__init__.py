@@ -8,7 +8,9 @@
     environment         The environment variables that distconv reads: all of them are here
     environment_check   Ends all ranks at the import of distconv if a variable of any of them is bad
     information         Print what distconv runs on
+    out_of_memory       What to say when a rank has run out of memory
     profiling           Named ranges in the traces of ``torch.profiler``: ``distconv::conv2d``, ``distconv::wait``, ...
     startup             What a process does when distconv is imported under MPI
+    stop_requests       Signals that ask a training to stop
     watchdog            Ends a wait that blocks for too long, and failures on one rank that leave the others waiting
 """

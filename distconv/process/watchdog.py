@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from mpi4py import MPI
 
+from distconv.process import out_of_memory
 from distconv.process.environment import TIMEOUT_S
 from distconv.process.profiling import section
 
@@ -150,6 +151,6 @@ def _report(kind: type[BaseException], value: BaseException | None, trace: Trace
     if MPI.Is_finalized():
         traceback.print_exception(kind, value, trace)
         return
-    text = "".join(traceback.format_exception(kind, value, trace))
+    text = "".join(traceback.format_exception(kind, value, trace)) + out_of_memory.explanation(value, trace)
     print(f"distconv: rank {MPI.COMM_WORLD.rank} failed\n{text}", file=sys.stderr, end="", flush=True)
     _abort(1)

@@ -55,6 +55,12 @@ def add_training_arguments(
     parser.add_argument(
         "--checkpoint-every", type=int, default=200, metavar="STEPS", help="0: never (default: %(default)s)"
     )
+    parser.add_argument(
+        "--check-replicas-every",
+        type=positive,
+        metavar="STEPS",
+        help="end the job when ranks no longer have the same weights (default: never look)",
+    )
     return place
 
 

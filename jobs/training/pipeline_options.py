@@ -121,6 +121,8 @@ def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
     GridError
         If the stages need another number of ranks.
     """
+    if options.check_replicas_every and (options.pipeline or options.pipeline_plan):
+        raise ScheduleError("--check-replicas-every is for grids and plans: stages have weights of their own")
     if options.pipeline is None:
         given = [name for name in REFINEMENTS if getattr(options, name) is not None]
         if given:

@@ -53,7 +53,7 @@ class PipelineTrainer(training.Training):
         example: torch.Tensor | None = None,
     ) -> None:
         super().__init__(settings, model, ProcessGrid(comm, r=comm.size), comm, device)
-        self.pipelining = pipelining
+        self.pipelining, self.ahead = pipelining, pipelining.stages
         micro_batch = max(1, settings.batch // pipelining.microbatches)
         self.cuts: list[int] | list[str]
         """Numbers of layers behind which the model is cut, or names of those before which it is."""

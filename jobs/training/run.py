@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from tqdm import tqdm
 
 from distconv.communication.agreement import together
 from distconv.errors import DataError
+from distconv.process.stop_requests import EXIT_CODE, StopRequests
 
 from .report import Metrics
 from .training import Training
@@ -55,7 +57,32 @@ def take_steps(
     """All steps still to be taken; ``evaluate`` is called behind each epoch but the last. Collective.
 
     At the end of an epoch, and for a checkpoint, all that is under way is finished first.
+
+    Raises
+    ------
+    MismatchError
+        On all ranks, if they are asked to compare replicas, and find a difference.
+    SystemExit
+        On all ranks, with ``stop_requests.EXIT_CODE``, if a signal has asked any of them to stop. There is a checkpoint
+        then, and nothing is under way.
     """
+    with StopRequests(trainer.comm, trainer.ahead) as requests:
+        stopped = _take_steps(options, trainer, metrics, requests, evaluate)
+    if stopped:
+        if trainer.comm.rank == 0:
+            print(f"stopped by a signal after step {trainer.step_count} of {trainer.steps}; go on with --resume")
+        trainer.close()
+        sys.exit(EXIT_CODE)
+
+
+def _take_steps(
+    options: argparse.Namespace,
+    trainer: Training,
+    metrics: Metrics,
+    requests: StopRequests,
+    evaluate: Callable[[], None] | None,
+) -> bool:
+    """Take the steps; whether they were stopped."""
     directory, every = str(Path(options.out) / CHECKPOINTS), options.checkpoint_every
     lines = _Lines(trainer, metrics)
     with tqdm(
@@ -66,17 +93,23 @@ def take_steps(
             epoch = trainer.epoch
             trainer.step(*batch.tensors)
             last, ended = trainer.step_count == trainer.steps, trainer.epoch > epoch
-            saves = every and (last or trainer.step_count % every == 0)
+            stops = requests.heard() and not last
+            saves = stops or (every and (last or trainer.step_count % every == 0))
             if last or ended or saves:
                 trainer.settle()
+            if options.check_replicas_every and trainer.step_count % options.check_replicas_every == 0:
+                trainer.check_replicas()
             lines.add(epoch, len(batch.samples), time.perf_counter() - began)
             bar.set_postfix_str(f"epoch {epoch}, loss {lines.newest}", refresh=False)
             bar.update()
-            if evaluate is not None and ended and not last:
-                evaluate()
             if saves:
                 trainer.save(directory)
+            if evaluate is not None and ended and not last:
+                evaluate()
+            if stops:
+                return True
             began = time.perf_counter()
+    return False
 
 
 class _Lines:

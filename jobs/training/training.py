@@ -16,10 +16,12 @@ import torch
 from mpi4py import MPI
 
 from distconv import checkpoint, checkpoint_state
+from distconv.communication.agreement import together
 from distconv.data.loader import Batch
 from distconv.errors import CheckpointError, DistconvError
 from distconv.grid import ProcessGrid
 from distconv.parallel import parallelize
+from distconv.parameters.replicas import check_replicas
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
 
@@ -98,6 +100,9 @@ class Training(ABC):
 
     loader: Batches
     """Of the training samples; a job sets it up."""
+
+    ahead = 0
+    """Steps that a rank may be ahead of another."""
 
     def __init__(
         self, settings: Settings, model: torch.nn.Module, grid: ProcessGrid, comm: MPI.Intracomm, device: str
@@ -183,14 +188,34 @@ class Training(ABC):
             raise DistconvError(f"step {step}: the loss is {loss}; lower --lr or look at the data")
         self.losses.append((step, loss))
 
+    def check_replicas(self) -> None:
+        """Raise MismatchError on all ranks if copies of a parameter or buffer are no longer the same. Collective."""
+        check_replicas(self.model, self.comm)
+
     # -- checkpoints --------------------------------------------------------------------------------------------------
 
     def save(self, directory: str) -> None:
-        """Write a checkpoint of everything that the following steps depend on. Collective."""
+        """Write a checkpoint of everything that the following steps depend on. Collective.
+
+        Raises
+        ------
+        DistconvError
+            On all ranks, if a parameter is not finite: older checkpoints stay the newest then.
+        """
+        together(self.comm, self._check_finite, DistconvError)
         tensors, values = checkpoint_state.capture(self.model, self.optimizer, self.comm)
         position = {"epoch": self.epoch, "batch": self.step_count % self.loader.steps, "samples": self.loader.samples}
         values |= {"settings": asdict(self.settings), "position": position, "placement": self.placement}
         checkpoint.save(directory, self.step_count, tensors, values, self.comm)
+
+    def _check_finite(self) -> None:
+        for name, parameter in self.model.named_parameters():
+            block = parameter.local if isinstance(parameter, DistTensor) else parameter
+            if not torch.isfinite(block.detach()).all():
+                raise DistconvError(
+                    f"step {self.step_count}: {name!r} is not finite any more, and no checkpoint is written; "
+                    "lower --lr or look at the data"
+                )
 
     def resume(self, directory: str) -> bool:
         """Go on from the newest finished checkpoint below ``directory``; False if there is none. Collective.
@@ -256,7 +281,8 @@ class Trainer(Training):
         outputs = self.model(inputs)
         loss = self.loss(outputs, beside(labels, outputs))
         value = float(loss.detach())
-        self.note_loss(self.step_count + 1, value)
+        # One decision: ranks that have come apart may not have the same loss.
+        together(self.comm, lambda: self.note_loss(self.step_count + 1, value), DistconvError)
         loss.backward()
         self.optimizer.step()
         self.step_count += 1

@@ -6,8 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from mpi4py import MPI
 
 import distconv as dc
+import distconv.grid
 from distconv.arrangement import Arrangement
 from distconv.communication import collectives
 from distconv.communication.routes import Needs
@@ -111,6 +113,36 @@ def test_ranks_that_plan_different_transfers_all_hear_of_it(comm):
     dst = dc.Distribution(grid_over(comm, n=comm.size), (None,))
     shape = (13,) if comm.rank else (14,)
     raises_everywhere(comm, dc.MismatchError, "ranks disagree", lambda: transfer_plan(src, dst, shape))
+
+
+def _moved(grid: dc.ProcessGrid, rows: int) -> None:
+    dist, whole = dc.Distribution(grid, ("n", None)), counting(rows, 2)
+    plan = transfer_plan(dist, dist.replicate(), (rows, 2))
+    assert torch.equal(plan.move(cut(whole, dist)), whole)
+
+
+@pytest.mark.ranks(3)
+def test_ranks_of_several_grids_forget_the_plans_of_each_as_their_peers_do(comm, monkeypatch):
+    """Rank 1 is in both grids and has twice as much to remember."""
+    monkeypatch.setattr(distconv.grid, "REMEMBERED", 5)
+    groups = [comm.Split(0 if comm.rank in members else MPI.UNDEFINED) for members in ((0, 1), (1, 2))]
+    grids = [dc.ProcessGrid(group, n=2) for group in groups if group != MPI.COMM_NULL]
+    for rows in (*range(1, 8), 3, 1, 5, *range(9, 1, -1)):
+        for grid in grids:
+            _moved(grid, rows)
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_rank_that_looks_a_plan_up_once_more_forgets_as_the_others_do(comm, monkeypatch):
+    monkeypatch.setattr(distconv.grid, "REMEMBERED", 4)
+    with dc.ProcessGrid(comm, n=comm.size) as grid:
+        dist = dc.Distribution(grid, ("n", None))
+        for rows in (1, 2, 3, 4):
+            _moved(grid, rows)
+        if comm.rank == 1:
+            transfer_plan(dist, dist.replicate(), (1, 2))
+        for rows in (5, 2, 1, 3):
+            _moved(grid, rows)
 
 
 def test_grids_of_other_rank_counts_are_refused(comm):

@@ -13,6 +13,7 @@ import distconv as dc
 from distconv.errors import DistconvError
 from distconv.jobs.mesh.samples import MeshSamples
 from distconv.jobs.mesh.segmentation import Settings, Trainer
+from tests.distconv.layouts import raises_everywhere
 from tests.jobs.mesh.mesh_files import GRIDS, SMALL, on_ranks, written
 
 
@@ -70,3 +71,35 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(comm: Any, sh
         trainer.step(*next(trainer.batches()).tensors)
     assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.named_parameters())
     assert not Path(shared_tmp_path / "saved").exists()
+
+
+@pytest.mark.ranks(2, 4)
+def test_a_loss_that_is_not_finite_on_one_rank_stops_all(comm: Any, shared_tmp_path: Path) -> None:
+    samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)
+    trainer = Trainer(SMALL, samples, dc.ProcessGrid(comm, **GRIDS[comm.size]))
+    if comm.rank == 1:
+        loss = trainer.loss
+        trainer.loss = lambda *batch: loss(*batch) * torch.nan  # type: ignore[method-assign]
+    before = {name: tensor.clone() for name, tensor in trainer.model.named_parameters()}
+    batch = next(trainer.batches())
+    text = raises_everywhere(comm, DistconvError, "step 1: the loss is nan", lambda: trainer.step(*batch.tensors))
+    assert text.endswith("(on rank 1)")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in trainer.model.named_parameters())
+    samples.close()
+
+
+@pytest.mark.ranks(1, 2)
+def test_weights_that_are_not_finite_are_not_saved(comm: Any, shared_tmp_path: Path) -> None:
+    samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)
+    trainer = Trainer(SMALL, samples, dc.ProcessGrid(comm, **GRIDS[comm.size]))
+    saved = str(shared_tmp_path / "saved")
+    trainer.save(saved)
+    trainer.step_count = 1
+    if comm.rank == comm.size - 1:
+        with torch.no_grad():
+            trainer.model.predict.bias.fill_(torch.nan)
+    message = "step 1: 'predict.bias' is not finite any more, and no checkpoint is written; lower --lr"
+    raises_everywhere(comm, DistconvError, message, lambda: trainer.save(saved))
+    assert trainer.resume(saved)
+    assert trainer.step_count == 0
+    samples.close()

@@ -17,6 +17,7 @@ class StandIn:
         self.asked: list[str] = []
         self.checkpoint = 0
         """The step that ``resume`` finds."""
+        self.ahead = delay
 
     @property
     def epoch(self) -> int:
@@ -39,6 +40,12 @@ class StandIn:
 
     def save(self, directory: str) -> None:
         self.asked.append(f"save {self.step_count}")
+
+    def check_replicas(self) -> None:
+        self.asked.append(f"check {self.step_count}")
+
+    def close(self) -> None:
+        self.asked.append("close")
 
     def resume(self, directory: str) -> bool:
         self.asked.append(f"resume {directory}")

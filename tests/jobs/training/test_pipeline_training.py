@@ -249,6 +249,10 @@ def test_the_command_writes_a_line_for_each_step_and_resumes(
         (["--pipeline", "stale", "--grid", "n=2"], "argument --grid: not allowed with argument --pipeline"),
         (["--pipeline", "stale", "--model", "vgg11"], "--model vgg11 fails on images of (1, 28, 28): RuntimeError: "),
         (["--pipeline", "stale", "--lr", "1e38"], ": the loss is nan; lower --lr or look at the data"),
+        (
+            ["--pipeline", "stale", "--check-replicas-every", "2"],
+            "--check-replicas-every is for grids and plans: stages",
+        ),
         (["--pipeline", "stale", "--switch-after", "0"], "argument --switch-after: '0' is not a whole number above"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from distconv import cli
 from distconv.errors import DataError
+from distconv.jobs.commands import train_classify
+from distconv.jobs.images.classification import Trainer
 from distconv.jobs.training.report import Metrics
 from distconv.jobs.training.run import CHECKPOINTS, prepare, take_steps
+from distconv.process.stop_requests import EXIT_CODE
+from tests.jobs.commands.test_train_classify import command, lines_of
+from tests.jobs.images.image_files import written
 from tests.jobs.training.stand_in import StandIn
 
-pytestmark = pytest.mark.ranks(1, 2)
+ROOT = Path(__file__).parents[3]
+
+on_ranks = pytest.mark.ranks(1, 2)
 
 
-def options(folder: Path, resume: bool = False, every: int = 0) -> argparse.Namespace:
-    return argparse.Namespace(out=folder / "out", resume=resume, checkpoint_every=every)
+def options(folder: Path, resume: bool = False, every: int = 0, check: int | None = None) -> argparse.Namespace:
+    return argparse.Namespace(out=folder / "out", resume=resume, checkpoint_every=every, check_replicas_every=check)
 
 
+@on_ranks
 def test_a_new_run_puts_the_checkpoints_of_earlier_ones_aside(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -39,6 +51,7 @@ def test_a_new_run_puts_the_checkpoints_of_earlier_ones_aside(
     assert capsys.readouterr().out.count("the checkpoints of an earlier run are now in") == (2 if comm.rank == 0 else 0)
 
 
+@on_ranks
 def test_a_run_that_is_resumed_needs_a_checkpoint(comm: Any, shared_tmp_path: Path) -> None:
     trainer: Any = StandIn(comm)
     with pytest.raises(DataError, match=r"--resume: there is no finished checkpoint in .*; start without --resume"):
@@ -48,6 +61,7 @@ def test_a_run_that_is_resumed_needs_a_checkpoint(comm: Any, shared_tmp_path: Pa
     assert trainer.step_count == 2
 
 
+@on_ranks
 @pytest.mark.parametrize("delay", [0, 2])
 @pytest.mark.parametrize(("every", "saves"), [(0, []), (2, [2, 4, 6]), (4, [4, 6])])
 def test_it_evaluates_behind_each_epoch_but_the_last_and_saves_when_asked(
@@ -65,3 +79,121 @@ def test_it_evaluates_behind_each_epoch_but_the_last_and_saves_when_asked(
         (step, (step - 1) // 3, 1.0 / step) for step in range(1, 7)
     ]
     assert all(line["lr"] == 0.5 and line["samples_per_s"] > 0 for line in lines)
+
+
+@on_ranks
+def test_replicas_are_compared_as_often_as_asked(comm: Any, shared_tmp_path: Path) -> None:
+    trainer: Any = StandIn(comm)
+    given = options(shared_tmp_path, check=2)
+    prepare(given, trainer)
+    with Metrics(given.out, trainer) as metrics:
+        take_steps(given, trainer, metrics)
+    assert trainer.asked == ["check 2", "check 4", "check 6"]
+
+
+# --- Runs that a signal stops ---
+
+
+@on_ranks
+@pytest.mark.parametrize("delay", [0, 2])
+@pytest.mark.parametrize("every", [0, 2])
+def test_a_stopped_run_has_a_checkpoint_and_all_its_losses(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], every: int, delay: int
+) -> None:
+    trainer: Any = StandIn(comm, delay=delay)
+    given = options(shared_tmp_path, every=every)
+    prepare(given, trainer)
+    last = 3 + delay
+
+    def signalled(*batch: object) -> None:
+        if trainer.step_count == 2 and comm.rank == comm.size - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        StandIn.step(trainer, *batch)
+
+    trainer.step = signalled
+    with pytest.raises(SystemExit) as end, Metrics(given.out, trainer) as metrics:
+        take_steps(given, trainer, metrics)
+    comm.Barrier()
+    assert end.value.code == EXIT_CODE == 143
+    assert trainer.asked[-2:] == [f"save {last}", "close"]
+    assert [line["loss"] for line in metrics.lines()] == [1.0 / step for step in range(1, last + 1)]
+    said = f"stopped by a signal after step {last} of 6; go on with --resume"
+    assert (said in capsys.readouterr().out) == (comm.rank == 0)
+
+
+@pytest.mark.ranks(2)
+def test_what_goes_on_after_a_signal_takes_the_steps_of_an_undisturbed_run(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(train_classify, "draw", lambda *_: None)
+    data = written(comm, shared_tmp_path)
+    assert cli.main(command(comm, data, "--epochs", "2")) == 0
+    comm.Barrier()
+    undisturbed = [(line["step"], line.get("loss"), line.get("accuracy")) for line in lines_of(data)]
+    comm.Barrier()
+    step = Trainer.step
+
+    def signalled(self: Trainer, *batch: Any) -> float:
+        if self.step_count == 3 and comm.rank == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return step(self, *batch)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(Trainer, "step", signalled)
+        cli.main(command(comm, data, "--epochs", "2"))
+    comm.Barrier()
+    assert [each.name for each in (data / "out" / CHECKPOINTS).iterdir() if "." not in each.name] == ["step-000004"]
+    comm.Barrier()
+    assert cli.main(command(comm, data, "--epochs", "2", "--resume")) == 0
+    comm.Barrier()
+    assert [(line["step"], line.get("loss"), line.get("accuracy")) for line in lines_of(data)] == undisturbed
+
+
+def test_the_job_ends_with_the_documented_code(mpiexec: Any, tmp_path: Path) -> None:
+    code = """
+        import os, signal, sys
+        from pathlib import Path
+        from mpi4py import MPI
+        import distconv
+        from distconv.jobs.training.report import Metrics
+        from distconv.jobs.training.run import prepare, take_steps
+        from tests.jobs.training.stand_in import StandIn
+        from tests.jobs.training.test_run import options
+        trainer, given = StandIn(MPI.COMM_WORLD), options(Path(sys.argv[1]))
+        prepare(given, trainer)
+        step = trainer.step
+        trainer.step = lambda *x: (os.kill(os.getpid(), signal.SIGTERM) if trainer.comm.rank else None, step(*x))
+        with Metrics(Path(given.out), trainer) as metrics:
+            take_steps(given, trainer, metrics)
+    """
+    ended = mpiexec(2, code, str(tmp_path), timeout=60)
+    assert ended.returncode == EXIT_CODE, ended.stderr
+    assert "stopped by a signal after step 1 of 6" in ended.stdout
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize("script", ["train_classify", "train_mesh"])
+def test_a_job_that_is_stopped_goes_back_into_the_queue_and_resumes(tmp_path: Path, script: str) -> None:
+    _slurm(tmp_path)
+    arguments = ["bash", str(ROOT / "jobs" / f"{script}.sbatch"), "data", "model", str(tmp_path / "out")]
+    if script == "train_mesh":
+        arguments.remove("model")
+    for restarts, code, ended, resumes in ((0, 143, 0, False), (1, 143, 0, False), (1, 0, 0, True), (1, 2, 2, True)):
+        if resumes:
+            (tmp_path / "out" / "checkpoints" / "step-000004").mkdir(parents=True, exist_ok=True)
+        environment = {
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+            "SLURM_RESTART_COUNT": str(restarts),
+            "SLURM_JOB_ID": "7",
+            "CODE": str(code),
+        }
+        found = subprocess.run(arguments, env=environment, capture_output=True, text=True)
+        assert found.returncode == ended, found.stderr
+        assert ("--resume" in found.stdout) == resumes
+        assert ("scontrol requeue 7" in found.stdout) == (code == 143)
+
+
+def _slurm(folder: Path) -> None:
+    for name, status in (("srun", "$CODE"), ("scontrol", "0")):
+        (folder / name).write_text(f'#!/bin/sh\necho {name} "$@"\nexit {status}\n')
+        (folder / name).chmod(0o755)

@@ -1,0 +1,85 @@
+"""Communicators derived from another one, which go back to MPI when no rank uses them any more.
+
+MPI has some two thousand. To free one is collective, and each rank's Python drops an object when it likes: so what has
+been dropped on all ranks is freed by all of them together, when they next ask.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from distconv.process import watchdog
+
+FEW = 64
+"""Communicators that may exist before Python is asked to look for dropped ones in cycles."""
+
+
+class _Made(NamedTuple):
+    comm: MPI.Intracomm
+    """The communicator once more: MPI's handle outlives the object that is used."""
+    used: weakref.ref[MPI.Intracomm]
+
+
+class Derived:
+    """The communicators derived from one, in the order in which all of its ranks made them."""
+
+    def __init__(self) -> None:
+        self._made: list[_Made] = []
+        self._few = FEW
+
+    @staticmethod
+    def of(comm: MPI.Intracomm) -> Derived:
+        """Those of ``comm``; what is derived from one of its duplicates made here is among them."""
+        found = comm.Get_attr(_key())
+        if not isinstance(found, Derived):
+            found = Derived()
+            comm.Set_attr(_key(), found)
+        return found
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
+        """A duplicate of ``comm``. Collective."""
+        found = self._noted(comm.Dup())
+        found.Set_attr(_key(), self)
+        return found
+
+    def split(self, comm: MPI.Intracomm, colour: int, key: int) -> MPI.Intracomm:
+        """``comm.Split(colour, key)``. Collective over all ranks that derive together."""
+        return self._noted(MPI.Intracomm(comm.Split(colour, key)))
+
+    def _noted(self, comm: MPI.Intracomm) -> MPI.Intracomm:
+        self._made.append(_Made(MPI.Intracomm(comm), weakref.ref(comm)))
+        return comm
+
+    def free(self, comm: MPI.Intracomm) -> None:
+        """Free ``comm``, used or not, if it has not been freed. Collective."""
+        if comm:
+            self._made = [each for each in self._made if each.comm != comm]
+            comm.Free()
+
+    def give_back(self, comm: MPI.Intracomm) -> None:
+        """Free what no rank uses any more. Collective over ``comm``, from which all are derived."""
+        if len(self) > self._few:
+            gc.collect()
+        dropped = np.array([each.used() is None for each in self._made], dtype=np.uint8)
+        with watchdog.waiting(lambda: "freeing communicators that no rank uses"):
+            comm.Allreduce(MPI.IN_PLACE, dropped, MPI.MIN)
+            for each, everywhere in zip(self._made, dropped, strict=True):
+                if everywhere:
+                    each.comm.Free()
+        self._made = [each for each in self._made if each.comm]
+        self._few = max(FEW, 2 * len(self)) if len(self) > self._few else self._few
+
+
+@functools.cache
+def _key() -> int:
+    """MPI's key of the attribute that holds them; made when MPI runs."""
+    return MPI.Comm.Create_keyval()

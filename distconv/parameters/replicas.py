@@ -1,0 +1,79 @@
+"""Copies of parameters and buffers on several ranks: whether they still are the same."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from distconv.arrangement import AXES
+from distconv.communication.agreement import together
+from distconv.errors import MismatchError
+from distconv.process import watchdog
+from distconv.tensor import DistTensor
+
+
+def check_replicas(model: torch.nn.Module, comm: MPI.Intracomm) -> None:
+    """Raise MismatchError unless parameters and buffers are the same, bit for bit, on all ranks that have them.
+
+    Of a sharded parameter that is each block on the ranks that hold it. Training keeps them so: a difference means that
+    a rank has computed, received or kept something wrong, from which no error follows. One digest of all parameters
+    and a message of 16 bytes for each; collective over ``comm``, the ranks that train the model.
+
+    Raises
+    ------
+    MismatchError
+        On all ranks, naming the first that differs, and the ranks that have each value.
+    """
+    together(comm, lambda: _check(model, comm), MismatchError)
+
+
+def _check(model: torch.nn.Module, comm: MPI.Intracomm) -> None:
+    groups: dict[int, tuple[MPI.Intracomm, dict[str, torch.Tensor]]] = {}
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        sharers, block = comm, tensor
+        if isinstance(tensor, DistTensor):
+            sharers, block = tensor.grid.comm(set(AXES) - set(tensor.dist.split)), tensor.local
+        groups.setdefault(sharers.handle, (sharers, {}))[1][name] = block
+    # All groups first: a rank that raised would be missing from its next one.
+    found = [_different(*group, comm.rank) for group in groups.values()]
+    for text in filter(None, found):
+        raise MismatchError(text)
+
+
+def _different(sharers: MPI.Intracomm, blocks: Mapping[str, torch.Tensor], rank: int) -> str:
+    """What differs between the ranks of ``sharers``; empty if nothing does. ``rank``: this one as users know it."""
+    digests = np.array([digest(block) for block in blocks.values()], dtype=np.int64)
+    extremes = np.concatenate([digests, -digests])
+    with watchdog.waiting(lambda: "comparing replicas"):
+        sharers.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
+        wrong = np.flatnonzero(extremes[: len(digests)] + extremes[len(digests) :])
+        if not len(wrong):
+            return ""
+        versions = _ranks_by_version(sharers.allgather((rank, int(digests[wrong[0]]))))
+    return (
+        f"{len(wrong)} of {len(digests)} parameters and buffers are no longer the same on all ranks, the first is "
+        f"{list(blocks)[wrong[0]]!r}: {versions}; a rank has gone wrong, go on from a checkpoint"
+    )
+
+
+def _ranks_by_version(found: Sequence[tuple[int, int]]) -> str:
+    versions: dict[int, list[int]] = defaultdict(list)
+    for rank, value in found:
+        versions[value].append(rank)
+    listed = (f"one on rank {', '.join(map(str, ranks))}" for ranks in versions.values())
+    return ", another ".join(listed)
+
+
+def digest(tensor: torch.Tensor) -> int:
+    """56 bits that tell its values apart."""
+    return int.from_bytes(hashlib.blake2b(bytes_of(tensor).tobytes(), digest_size=7).digest(), "little")
+
+
+def bytes_of(tensor: torch.Tensor) -> np.ndarray:
+    """The elements of a plain tensor as they are in memory."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

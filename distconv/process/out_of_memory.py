@@ -1,0 +1,42 @@
+"""What to say when a rank has run out of memory: where, what was asked for, and what would fit."""
+
+from __future__ import annotations
+
+import re
+import resource
+import traceback
+from types import TracebackType
+
+import torch
+
+from distconv.dispatch import layer_of
+
+_TEXTS = ("can't allocate memory", "not enough memory", "out of memory")
+_ASKED = re.compile(r"allocate (\d[\d.]* \w+)")
+
+
+def explanation(error: BaseException | None, trace: TracebackType | None) -> str:
+    """A line behind the traceback of an error that is about memory; of any other none."""
+    text = str(error)
+    if not (isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and any(t in text for t in _TEXTS))):
+        return ""
+    asked = _ASKED.search(text)
+    return (
+        f"out of memory{_where(trace)}: asked for {asked[1] if asked else 'more'}, this process has had "
+        f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB; use more ranks or a smaller batch "
+        "(distconv plan --memory shows what fits)\n"
+    )
+
+
+def _where(trace: TracebackType | None) -> str:
+    """The layer that was called, or the operator whose derivative was being computed."""
+    modules: list[torch.nn.Module] = []
+    operator = ""
+    for frame, _ in traceback.walk_tb(trace):
+        owner = frame.f_locals.get("self")
+        if isinstance(owner, torch.nn.Module) and (not modules or owner is not modules[-1]):
+            modules.append(owner)
+        if frame.f_code.co_name == "backward" and "ctx" in frame.f_locals:
+            of = type(frame.f_locals["ctx"]).__name__.removesuffix("Backward").lstrip("_")
+            operator = f" in the derivative of {of}"
+    return f" in {layer_of(modules)}" if modules else operator

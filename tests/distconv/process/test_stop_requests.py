@@ -1,0 +1,23 @@
+"""Signals that ask a training to stop: every rank hears of one that has reached any of them, at one step."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from distconv.process.stop_requests import StopRequests
+
+
+@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_a_signal_to_one_rank_is_heard_by_all_in_the_same_step(comm: Any, sent: signal.Signals, ahead: int) -> None:
+    before = signal.getsignal(sent)
+    with StopRequests(comm, ahead) as requests:
+        assert not requests.heard()
+        if comm.rank == comm.size - 1:
+            os.kill(os.getpid(), sent)
+        assert [requests.heard() for _ in range(ahead + 1)] == [False] * ahead + [True]
+    assert signal.getsignal(sent) is before
