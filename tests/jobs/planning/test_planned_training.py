@@ -43,7 +43,7 @@ def _trained(name, target=None, comm=None):
     return losses, model.state_dict()
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(4)
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("bandwidth", [1e8, 1e9])

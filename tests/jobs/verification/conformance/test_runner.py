@@ -27,7 +27,7 @@ PAGE = ROOT / "docs" / "conformance.md"
 X = Input("N C H W")
 
 
-@pytest.mark.ranks(2, 4)
+@pytest.mark.ranks(4)
 @pytest.mark.time_limit(120)
 @pytest.mark.parametrize("family", TABLE)
 def test_a_part_of_the_table_has_nothing_wrong(comm, family):

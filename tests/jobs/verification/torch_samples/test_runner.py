@@ -14,7 +14,7 @@ from distconv.jobs.verification.torch_samples.runner import Run
 from tests.distconv.layouts import normal
 
 pytestmark = [
-    pytest.mark.ranks(2, 3, 4),
+    pytest.mark.ranks(2, 3),
     pytest.mark.usefixtures("fallback"),
     pytest.mark.filterwarnings("ignore:.*Tensor support is in beta state"),
 ]
