@@ -15,8 +15,9 @@ from distconv.grid import ProcessGrid
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
-_FIRST, _EVERY = 4, 16
-"""Values are compared of the first tensors that are scattered over a grid, and of every so many."""
+_FIRST, _EVERY = 4, 17
+"""Values are compared of the first tensors that are scattered over a grid, and of every so many: an odd number, so that
+it is the turn of images and of labels, which take turns themselves."""
 
 _SAMPLED = 1 << 16
 """Values of a tensor that are compared."""

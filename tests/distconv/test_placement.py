@@ -261,7 +261,7 @@ def test_values_are_compared_at_first_and_every_so_often(comm):
     with dc.ProcessGrid(comm, n=comm.size) as grid:
         for _ in range(5):
             dc.scatter(same, grid)
-        for _ in range(11):
+        for _ in range(12):
             dc.scatter(different, grid)
         raises_everywhere(comm, dc.MismatchError, "values", lambda: dc.scatter(different, grid))
 
