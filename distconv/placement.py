@@ -86,7 +86,8 @@ def _compares_values(grid: ProcessGrid) -> bool:
 def _digest(tensor: torch.Tensor) -> str:
     """Of up to ``_SAMPLED`` values, evenly spaced; an odd step goes through all columns."""
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-    some = flat[:: flat.numel() // _SAMPLED | 1].cpu().contiguous()
+    # A clone, since one element counts as contiguous whatever its stride, but cannot be seen as bytes.
+    some = flat[:: flat.numel() // _SAMPLED | 1].cpu().clone(memory_format=torch.contiguous_format)
     return hashlib.blake2b(some.view(torch.uint8).numpy().tobytes(), digest_size=4).hexdigest()
 
 

@@ -276,3 +276,12 @@ def test_how_often_values_are_compared_is_the_users_choice(comm, monkeypatch, le
         for _ in range(40):
             dc.scatter(normal(4, 3), grid)
     assert len(digests) == compared
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.arange(12).view(4, 3)[1:2, 1], torch.tensor(3.0), torch.empty(0, 3), torch.ones(2, 3).bfloat16().t()],
+)
+def test_tensors_of_any_strides_and_sizes_are_scattered(comm, tensor):
+    with dc.ProcessGrid(comm, n=comm.size) as grid:
+        assert torch.equal(dc.gather(dc.scatter(tensor, grid)), tensor)
