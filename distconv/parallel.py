@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from mpi4py import MPI
 from torch.nn.parameter import is_lazy
 
 from distconv.communication.agreement import agree
+from distconv.communication.digest import bytes_of, different
 from distconv.dispatch import name_layer
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError, MismatchError, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.parameters import gradient_reduction
 from distconv.parameters.channel_split import linear_axes
-from distconv.parameters.replicas import bytes_of, digest
 from distconv.parameters.sharding import shard
 from distconv.plan import Plan
 from distconv.process import watchdog
@@ -70,6 +69,7 @@ def parallelize(
         for layer, grid in layers.values():
             layer.register_forward_pre_hook(_Move(grid), with_kwargs=True)
     for parameter in model.parameters():
+        # Sharded ones have been marked, and no_sync keeps no shares of what it could not watch.
         if torch.nn.Parameter in type(parameter).__mro__:
             gradient_reduction.mark(parameter)
     return model
@@ -126,13 +126,9 @@ def check_equal(world: MPI.Intracomm, state: dict[str, torch.Tensor], what: str,
     MismatchError
         On all ranks, naming the first that differs.
     """
-    digests = np.array([digest(tensor) for tensor in state.values()], dtype=np.int64)
-    extremes = np.concatenate([digests, -digests])
-    world.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
-    low, high = extremes[: len(digests)], -extremes[len(digests) :]
-    different = [name for name, differs in zip(state, low != high, strict=True) if differs]
-    if different:
+    wrong = different(world, state, what)
+    if wrong:
         raise MismatchError(
-            f"{what}: {len(different)} of {len(state)} parameters and buffers differ between ranks, the first is "
-            f"{different[0]!r}; seed all ranks alike before building the model{or_else}"
+            f"{what}: {len(wrong)} of {len(state)} parameters and buffers differ between ranks, the first is "
+            f"{next(iter(wrong))!r}; seed all ranks alike before building the model{or_else}"
         )

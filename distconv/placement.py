@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from distconv.communication import agreement, collectives
+from distconv.communication.digest import digest
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistributionError
 from distconv.grid import ProcessGrid
@@ -65,7 +65,7 @@ def scatter(
     if not isinstance(tensor, torch.Tensor):
         raise DistributionError(f"scatter needs a torch.Tensor on every rank, or root=; got {type(tensor).__name__}")
     dist = _distribution(target, dims, tensor.dim())
-    values = f", values {_digest(tensor)}" if _compares_values(dist.grid) else ""
+    values = f", values {digest(_sampled(tensor)):014x}" if _compares_values(dist.grid) else ""
     agreement.agree(dist.grid.world, "scatter", _described(tensor, dist) + values, _WAY_OUT)
     local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
     # The block is never the caller's memory, whatever the grid: changing one must not change the other.
@@ -83,12 +83,10 @@ def _compares_values(grid: ProcessGrid) -> bool:
     return agreement.level == "all" or number < _FIRST or number % _EVERY == 0
 
 
-def _digest(tensor: torch.Tensor) -> str:
-    """Of up to ``_SAMPLED`` values, evenly spaced; an odd step goes through all columns."""
-    flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
-    # A clone, since one element counts as contiguous whatever its stride, but cannot be seen as bytes.
-    some = flat[:: flat.numel() // _SAMPLED | 1].cpu().clone(memory_format=torch.contiguous_format)
-    return hashlib.blake2b(some.view(torch.uint8).numpy().tobytes(), digest_size=4).hexdigest()
+def _sampled(tensor: torch.Tensor) -> torch.Tensor:
+    """Up to ``_SAMPLED`` values, evenly spaced; an odd step goes through all columns."""
+    flat = tensor.detach().reshape(-1)
+    return flat[:: flat.numel() // _SAMPLED | 1]
 
 
 def _described(tensor: torch.Tensor, dist: Distribution) -> str:

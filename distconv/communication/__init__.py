@@ -5,6 +5,7 @@
     agreement    Agreement between ranks: find out that they differ before that becomes a hang or a wrong number
     collectives  Differentiable communication: pairs of a forward and its adjoint, on the local blocks
     derived      Communicators derived from another one, which go back to MPI when no rank uses them any more
+    digest       Digests of tensors, by which ranks find out that theirs differ
     routes       Routes: which boxes of a tensor a rank sends to whom, and receives from whom. Pure arithmetic
     staging      Staging: tensors of a GPU on their way to and from MPI, which sees no streams
     transfer     The mover: everything that crosses ranks is an intersection of boxes

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from mpi4py import MPI
 
 from distconv.arrangement import AXES
 from distconv.communication.agreement import together
+from distconv.communication.digest import different
 from distconv.errors import MismatchError
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
@@ -47,17 +46,15 @@ def _check(model: torch.nn.Module, comm: MPI.Intracomm) -> None:
 
 def _different(sharers: MPI.Intracomm, blocks: Mapping[str, torch.Tensor], rank: int) -> str:
     """What differs between the ranks of ``sharers``; empty if nothing does. ``rank``: this one as users know it."""
-    digests = np.array([digest(block) for block in blocks.values()], dtype=np.int64)
-    extremes = np.concatenate([digests, -digests])
+    wrong = different(sharers, blocks, "comparing replicas")
+    if not wrong:
+        return ""
+    first = next(iter(wrong))
     with watchdog.waiting(lambda: "comparing replicas"):
-        sharers.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
-        wrong = np.flatnonzero(extremes[: len(digests)] + extremes[len(digests) :])
-        if not len(wrong):
-            return ""
-        versions = _ranks_by_version(sharers.allgather((rank, int(digests[wrong[0]]))))
+        versions = _ranks_by_version(sharers.allgather((rank, wrong[first])))
     return (
-        f"{len(wrong)} of {len(digests)} parameters and buffers are no longer the same on all ranks, the first is "
-        f"{list(blocks)[wrong[0]]!r}: {versions}; a rank has gone wrong, go on from a checkpoint"
+        f"{len(wrong)} of {len(blocks)} parameters and buffers are no longer the same on all ranks, the first is "
+        f"{first!r}: {versions}; a rank has gone wrong, go on from a checkpoint"
     )
 
 
@@ -67,13 +64,3 @@ def _ranks_by_version(found: Sequence[tuple[int, int]]) -> str:
         versions[value].append(rank)
     listed = (f"one on rank {', '.join(map(str, ranks))}" for ranks in versions.values())
     return ", another ".join(listed)
-
-
-def digest(tensor: torch.Tensor) -> int:
-    """56 bits that tell its values apart."""
-    return int.from_bytes(hashlib.blake2b(bytes_of(tensor).tobytes(), digest_size=7).digest(), "little")
-
-
-def bytes_of(tensor: torch.Tensor) -> np.ndarray:
-    """The elements of a plain tensor as they are in memory."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()

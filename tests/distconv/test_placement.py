@@ -270,8 +270,8 @@ def test_values_are_compared_at_first_and_every_so_often(comm):
 @pytest.mark.parametrize(("level", "compared"), [("off", 0), ("plan", 6), ("all", 40)])
 def test_how_often_values_are_compared_is_the_users_choice(comm, monkeypatch, level, compared):
     monkeypatch.setattr(agreement, "level", level)
-    digests, digest = [], placement._digest
-    monkeypatch.setattr(placement, "_digest", lambda tensor: digests.append(tensor) or digest(tensor))
+    digests, digest = [], placement.digest
+    monkeypatch.setattr(placement, "digest", lambda tensor: digests.append(tensor) or digest(tensor))
     with dc.ProcessGrid(comm, n=comm.size) as grid:
         for _ in range(40):
             dc.scatter(normal(4, 3), grid)
