@@ -277,6 +277,25 @@ class Distribution(Generic[Grid_co]):
         chosen = range(len(self.axes)) if dims is None else dims
         return self.with_axes([None if dim in chosen else axis for dim, axis in enumerate(self.axes)])
 
+    def transposed(self, dims: Sequence[int], shape: Sequence[int]) -> Distribution[Grid_co]:
+        """``dims`` whole: an axis that splits one of them splits another dimension of ``shape`` that is long enough.
+
+        Each rank then has lines along ``dims`` of its own; along an axis for which there is no such dimension, ranks
+        have the same lines.
+
+        Source: the pencils of distributed Fourier transforms, e.g. Dalcin, Mortensen, Keyes 2019, section 2.
+        """
+        axes = [None if d in dims else axis for d, axis in enumerate(self.split)]
+        stay = {axis for axis in axes if axis is not None}
+        for axis in filter(None, (self.split[d] for d in dims)):
+            free = [d for d, taken in enumerate(axes) if taken is None and d not in dims]
+            longest = max(free, key=lambda d: shape[d], default=None)
+            if longest is not None and shape[longest] >= self.grid.shape[axis]:
+                axes[longest] = axis
+        boundaries = {axis: bounds for axis, bounds in self.boundaries.items() if axis in stay}
+        cyclic = {axis: size for axis, size in self.cyclic.items() if axis in stay}
+        return Distribution(self.grid, axes, boundaries=boundaries, cyclic=cyclic)
+
     def balanced(self) -> Distribution[Grid_co]:
         """Same axes with balanced blocks."""
         return Distribution(self.grid, self.axes) if self.boundaries or self.cyclic else self

@@ -1,7 +1,7 @@
 """``torch.fft``: dimensions are transformed where they are whole, all at once if they can be, else one after the other.
 
-An axis that splits a dimension moves to another one while that is transformed (``alignment.transposed``), so that each
-rank transforms its share of the lines. The result is split as the input was.
+An axis that splits a dimension moves to another one while that is transformed (``Distribution.transposed``), so that
+each rank transforms its share of the lines. The result is split as the input was.
 
 Source: the pencils of distributed Fourier transforms, e.g. Dalcin, Mortensen, Keyes 2019, section 2.
 """
@@ -57,7 +57,7 @@ _KINDS = {
 
 def _at_once(x: DistTensor, dims: Sequence[int]) -> bool:
     """Whether all ``dims`` can be made whole with no two ranks transforming the same lines."""
-    return len(transposed(x, dims).dist.split_axes) == len(x.dist.split_axes)
+    return len(x.dist.transposed(dims, x.shape).split_axes) == len(x.dist.split_axes)
 
 
 def _along(function: Transform, x: DistTensor, dims: list[int], sizes: list[int], norm: str | None) -> DistTensor:

@@ -68,24 +68,8 @@ def aligned(tensor: torch.Tensor, dist: Distribution, shape: torch.Size) -> torc
 
 
 def transposed(tensor: DistTensor, dims: Sequence[int]) -> DistTensor:
-    """``tensor`` with ``dims`` whole: an axis that splits one of them splits another dimension that is long enough.
-
-    All ranks then have lines along ``dims`` of their own, and an all-to-all of the blocks has brought them; along an
-    axis for which there is no such dimension, ranks have the same lines.
-
-    Source: the pencils of distributed Fourier transforms, e.g. Dalcin, Mortensen, Keyes 2019, section 2.
-    """
-    dist = tensor.dist
-    axes: list[str | None] = [None if d in dims else axis for d, axis in enumerate(dist.split)]
-    stay = {axis for axis in axes if axis is not None}
-    for axis in [dist.split[d] for d in dims]:
-        free = [d for d, taken in enumerate(axes) if taken is None and d not in dims]
-        longest = max(free, key=lambda d: tensor.shape[d], default=None)
-        if axis is not None and longest is not None and tensor.shape[longest] >= dist.grid.shape[axis]:
-            axes[longest] = axis
-    boundaries = {axis: bounds for axis, bounds in dist.boundaries.items() if axis in stay}
-    cyclic = {axis: size for axis, size in dist.cyclic.items() if axis in stay}
-    return tensor.redistribute(Distribution(dist.grid, axes, boundaries=boundaries, cyclic=cyclic))
+    """``tensor`` with ``dims`` whole, by an all-to-all of blocks as far as other dimensions can be split instead."""
+    return tensor.redistribute(tensor.dist.transposed(dims, tensor.shape))
 
 
 def whole_over(tensor: torch.Tensor, dist: Distribution) -> torch.Tensor:

@@ -181,7 +181,7 @@ def _distributed(result: torch.Tensor, arguments: Sequence[_Gathered], dims: Seq
         shape = torch.Size(result.shape[d] if d in dims else n for d, n in enumerate(first.shape))
         y = DistTensor(result, first.dist, shape)
         if shape != arguments[0].given.shape:
-            return y.redistribute(arguments[0].given.dist.with_axes(arguments[0].given.dist.axes, keep_irregular=False))
+            return y.redistribute(arguments[0].given.dist.balanced())
     else:
         left = [d for d in range(first.dim()) if d not in dims]
         axes = [first.dist.axes[d] for d in left]

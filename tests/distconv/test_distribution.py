@@ -215,3 +215,23 @@ def test_intersections_hold_what_is_in_both(a, b, c, d):
 def test_a_distribution_says_what_it_is():
     dist = dc.Distribution(grid_on_paper(h=2, w=2), ("n", None, "h", "w"), boundaries={"h": (0, 3, 4)}, cyclic={"w": 2})
     assert repr(dist) == "Distribution((n, -, h, w) over h=2,w=2, h at (0, 3, 4), w cyclic by 2)"
+
+
+@given(distributions(), st.data())
+def test_transposed_dimensions_are_whole_and_their_axes_go_where_there_is_room(case, data):
+    dist, shape = case
+    dims = data.draw(st.sets(st.integers(0, len(shape) - 1), min_size=1))
+    found = dist.transposed(sorted(dims), shape)
+    assert all(found.split[d] is None for d in dims)
+    for d in set(range(len(shape))) - dims:
+        if dist.split[d] is not None:
+            assert found.split[d] == dist.split[d]
+            assert found.intervals(d, 0, shape[d]) == dist.intervals(d, 0, shape[d])
+        elif found.split[d] is not None:
+            assert found.split[d] in {dist.split[other] for other in dims}
+            assert all(
+                i.extent for k in range(found.grid.shape[found.split[d]]) for i in found.intervals(d, k, shape[d])
+            )
+    lost = set(dist.split_axes) - set(found.split_axes)
+    room = [n for d, n in enumerate(shape) if d not in dims and found.split[d] is None]
+    assert all(n < dist.grid.shape[axis] for axis in lost for n in room)
