@@ -24,7 +24,7 @@ from distconv.grid import ProcessGrid
 from distconv.parameters import gradient_reduction
 from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split, groups_divide
 from distconv.parameters.state_tensor import whole_of
-from distconv.tensor import DistTensor
+from distconv.tensor import DistTensor, laid_out
 
 
 def shard(layers: Mapping[str, tuple[torch.nn.Module, ProcessGrid]]) -> None:
@@ -115,8 +115,7 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
         state = optimizer.state.get(parameter, {})
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and not isinstance(value, DistTensor) and value.shape == parameter.shape:
-                state[key] = DistTensor(value, Distribution(parameter.grid, (None,) * value.dim()), value.shape)
-                state[key] = state[key].redistribute(parameter.dist).clone()
+                state[key] = laid_out(value, parameter.dist).clone()
     if sharded and _whole_state not in optimizer._optimizer_state_dict_post_hooks.values():
         optimizer.register_state_dict_post_hook(_whole_state)
 

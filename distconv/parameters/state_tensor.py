@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from distconv.dispatch import METADATA, map_leaves
 from distconv.distribution import Distribution
 from distconv.errors import UnsupportedOperation
-from distconv.tensor import DistTensor
+from distconv.tensor import DistTensor, laid_out
 
 _WITHOUT_VALUES = METADATA | {
     *(
@@ -58,7 +58,7 @@ class _Memory:
         """Let the source have the values of the whole."""
         x = self.source
         with torch.no_grad():
-            x.copy_(_replicated(self.whole, x))
+            x.copy_(laid_out(self.whole, x.dist))
         self._seen = self._changes()
 
     def tensor(self, values: torch.Tensor) -> StateTensor:
@@ -69,7 +69,7 @@ class _Memory:
 
     def handed_out(self, result: Any) -> Any:
         """``result`` of a call, as a StateTensor if it lies in the memory of the whole."""
-        if isinstance(result, np.ndarray):
+        if isinstance(result, np.ndarray) and np.may_share_memory(result, self.whole.numpy()):
             # Nobody would see what is written into it.
             result.flags.writeable = False
         return self.tensor(result) if type(result) is torch.Tensor and self._holds(result) else result

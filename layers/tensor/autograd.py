@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from distconv.dispatch import implements
-from distconv.layers.plumbing.alignment import as_distributed
-from distconv.tensor import DistTensor
+from distconv.tensor import DistTensor, laid_out
 
 
 def _listed(values: Any) -> list[Any]:
@@ -19,7 +18,7 @@ def _listed(values: Any) -> list[Any]:
 def _block(tensor: Any, like: Any) -> Any:
     """What autograd sees of ``tensor``: its block, laid out as ``like`` if that is distributed."""
     if isinstance(like, DistTensor) and tensor is not None:
-        return as_distributed(tensor, like.grid).redistribute(like.dist).local
+        return laid_out(tensor, like.dist).local
     return tensor
 
 
