@@ -44,17 +44,9 @@ def gradients(
     """dL/dx and (2, C) dL/dweight and dL/dbias of a normalization by given ``moments`` of x (N, C, ...), not empty."""
     mean, var = moments
     # The GPU's kernel takes the moments from one pair of arguments or the other, depending on the memory format.
+    grad, x, inverse = as_kernels_read(grad), as_kernels_read(x), (var + eps).rsqrt()
     dx, dw, db = torch.ops.aten.native_batch_norm_backward(
-        as_kernels_read(grad),
-        as_kernels_read(x),
-        weight,
-        mean,
-        var,
-        mean,
-        (var + eps).rsqrt(),
-        False,
-        eps,
-        [True, True, True],
+        grad, x, weight, mean, var, mean, inverse, False, eps, [True, True, True]
     )
     return dx, torch.stack([dw, db])
 

@@ -153,11 +153,8 @@ def _all_gradients(
     dx, dw, db = layer.work.gradients(grad, Piece(box, layer.needed), weight, wanted)
     if dx is None:
         return None, dw, db
-    whole = Piece(dx, layer.needed)
-    sending = layer.plan.start_accumulate(
-        [cut(whole, slab) for slab in layer.slabs], grad, "convolution halo accumulation"
-    )
-    return sending.finish(cut(whole, layer.block)), dw, db
+    own, sending = _sent_back(layer, dx, grad)
+    return sending.finish(own), dw, db
 
 
 def _assembled(layer: _Layer, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
@@ -186,11 +183,14 @@ def _start_input_gradient(
         sending = layer.plan.start_accumulate(ghosts, grad, "convolution halo accumulation")
         own = Piece(layer.work.input_gradient(grad, pieces[0], weight), layer.own)
         return (own.values if layer.own == layer.block else cut(own, layer.block)), sending
-    whole = Piece(layer.work.input_gradient(grad, pieces[0], weight), layer.needed)
-    sending = layer.plan.start_accumulate(
-        [cut(whole, box) for box in layer.slabs], grad, "convolution halo accumulation"
-    )
-    return cut(whole, layer.block), sending
+    return _sent_back(layer, layer.work.input_gradient(grad, pieces[0], weight), grad)
+
+
+def _sent_back(layer: _Layer, dx: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, Accumulation]:
+    """Of dL/dx on all of the needed box the owned block, and the rest on its way to its owners."""
+    whole = Piece(dx, layer.needed)
+    shares = [cut(whole, box) for box in layer.slabs]
+    return cut(whole, layer.block), layer.plan.start_accumulate(shares, grad, "convolution halo accumulation")
 
 
 def _convolution(
