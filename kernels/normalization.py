@@ -32,10 +32,15 @@ def taken_near(about: Callable[[torch.Tensor], Moments], origin: torch.Tensor) -
 def as_kernels_read(t: torch.Tensor) -> torch.Tensor:
     """``t`` (N, C, ...), copied where torch's kernels take its strides for those of channels_last, and then err.
 
-    That is where an extent is 1, and its stride may be anything.
+    That is where an extent is 1 (:func:`may_be_misread`), and its stride may be anything.
     """
     odd = 1 in t.shape[2:] or (t.shape[0] == 1 and t.stride(0) != t.numel())
     return t.contiguous() if odd else t
+
+
+def may_be_misread(shape: torch.Size) -> bool:
+    """Whether a tensor of ``shape`` (N, C, ...) may have strides that :func:`as_kernels_read` copies it for."""
+    return shape[0] == 1 or 1 in shape[2:]
 
 
 def gradients(

@@ -24,7 +24,7 @@ from distconv.dispatch import implements
 from distconv.distribution import Interval
 from distconv.errors import NoRule, ShapeError
 from distconv.grid import ProcessGrid
-from distconv.kernels.normalization import BatchNormGradient, as_kernels_read, by_definition, taken_near
+from distconv.kernels.normalization import BatchNormGradient, as_kernels_read, by_definition, may_be_misread, taken_near
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
 from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks
 from distconv.layers.plumbing.sharded_weights import parameter_block
@@ -210,7 +210,7 @@ def batch_norm(
         # Where there are no channels: of one that has the two values that torch wants in training.
         if own.extent:
             y = local_norm(local, mean, var, w, b)
-            if y.requires_grad:
+            if y.requires_grad and may_be_misread(y.shape):
                 y.register_hook(as_kernels_read)
         else:
             values = at_least(local, (2, *(1,) * (local.dim() - 1)))
