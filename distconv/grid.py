@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache, wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+import torch
 from mpi4py import MPI
 
 from distconv.arrangement import AXES, Arrangement
@@ -73,6 +74,8 @@ class ProcessGrid(Arrangement):
         self._cached: dict[object, Callable[..., Any]] = {}
         self._comms: dict[tuple[str, ...], MPI.Intracomm] = {}
         self._factored: dict[tuple[int, int], ProcessGrid] = {}
+        # In the threads that torch's backward pass takes for GPUs, nodes have no order that all ranks share.
+        torch.autograd.set_multithreading_enabled(False)
         self.scattered = 0
         """How many tensors have been scattered over it."""
 

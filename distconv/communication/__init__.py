@@ -6,6 +6,7 @@
     collectives  Differentiable communication: pairs of a forward and its adjoint, on the local blocks
     derived      Communicators derived from another one, which go back to MPI when no rank uses them any more
     digest       Digests of tensors, by which ranks find out that theirs differ
+    nccl         NCCL: messages and sums between GPUs that no host waits for
     routes       Routes: which boxes of a tensor a rank sends to whom, and receives from whom. Pure arithmetic
     staging      Staging: tensors of a GPU on their way to and from MPI, which sees no streams
     transfer     The mover: everything that crosses ranks is an intersection of boxes

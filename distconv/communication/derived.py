@@ -9,12 +9,15 @@ from __future__ import annotations
 import functools
 import gc
 import weakref
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from mpi4py import MPI
 
 from distconv.process import watchdog
+
+if TYPE_CHECKING:
+    from distconv.communication.nccl import Channel
 
 FEW = 64
 """Communicators that may exist before Python is asked to look for dropped ones in cycles."""
@@ -32,6 +35,10 @@ class Derived:
     def __init__(self) -> None:
         self._made: list[_Made] = []
         self._few = FEW
+        self.offered = False
+        """Whether it was decided if messages between GPUs go by NCCL (:func:`distconv.communication.nccl.offer`)."""
+        self.channel: Channel | None = None
+        """That NCCL communicator; all duplicates share it."""
 
     @staticmethod
     def of(comm: MPI.Intracomm) -> Derived:

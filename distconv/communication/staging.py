@@ -79,8 +79,8 @@ def cuda_aware() -> bool:
     CommunicatorError
         If it is forced, and a message to this very rank does not arrive.
     """
-    forced = TRANSPORT.value()
-    if forced is False or not torch.cuda.is_available() or not (forced or _claimed()):
+    forced = TRANSPORT.value() == "cuda-aware"
+    if TRANSPORT.value() == "host" or not torch.cuda.is_available() or not (forced or _claimed()):
         return False
     if not _arrives():
         raise CommunicatorError(

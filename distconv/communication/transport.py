@@ -1,6 +1,7 @@
 """Transport: nonblocking messages between tensors, and allreduces, on the host or a GPU.
 
-CPU tensors are sent from and received into their own memory; those of a GPU as :mod:`.staging` has it.
+CPU tensors are sent from and received into their own memory; those of a GPU go through NCCL (:mod:`.nccl`) or, as
+:mod:`.staging` has it, through MPI.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from mpi4py import MPI
 
+from distconv.communication import nccl
 from distconv.communication.agreement import check_usable
 from distconv.communication.staging import Staging
 from distconv.precision import widened
@@ -32,8 +34,7 @@ _MPI_TYPES = {
     torch.complex128: MPI.C_DOUBLE_COMPLEX,
 }
 
-Message = tuple[int, torch.Tensor]
-"""Peer rank and a contiguous tensor."""
+Message = nccl.Message
 
 
 def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -85,8 +86,11 @@ class Exchange:
     """Messages under way between this rank and its peers: posted at construction, complete after ``wait()``.
 
     Those from a GPU go out at ``wait()``, or at ``post()`` before it: MPI cannot send what the GPU has not written yet,
-    and meanwhile this rank has work to launch.
+    and meanwhile this rank has work to launch. By NCCL they go out at once, and ``wait()`` lets the GPU wait alone.
     """
+
+    _staging: Staging | None = None
+    _over: torch.cuda.Event | None = None
 
     def __init__(self, comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
         self._requests: list[MPI.Request] = []
@@ -96,10 +100,14 @@ class Exchange:
         sends = [(peer, _in_memory(tensor)) for peer, tensor in sends]
         for traffic in _counting:
             traffic.sent[what] += sum(tensor.nbytes for _, tensor in sends)
-        self._staging = staging = Staging.of([tensor for _, tensor in (*sends, *receives)])
-        if staging is None:
-            self._receives, self._sends = [(*each, each[1]) for each in receives], [(*each, each[1]) for each in sends]
-        else:
+        self._receives, self._sends = [(*each, each[1]) for each in receives], [(*each, each[1]) for each in sends]
+        tensors = [tensor for _, tensor in (*sends, *receives)]
+        self._channel = nccl.of(comm, tensors[0]) if tensors else None
+        if self._channel is not None:
+            self._over = self._channel.exchange(sends, receives, what)
+            return
+        self._staging = staging = Staging.of(tensors)
+        if staging is not None:
             self._receives = [(peer, tensor, staging.incoming(tensor)) for peer, tensor in receives]
             self._sends = [(peer, tensor, staging.outgoing(tensor)) for peer, tensor in sends]
             staging.sealed()
@@ -138,11 +146,16 @@ class Exchange:
     def done(self) -> bool:
         """Whether every message has been sent and received; ``wait()`` then returns at once."""
         self.post()
-        return bool(MPI.Request.Testall(self._requests))
+        return self._over.query() if self._over is not None else bool(MPI.Request.Testall(self._requests))
 
     def wait(self, what: str | None = None) -> None:
         """Block until every message has been sent and received; ``what`` for, if it was not known at the start."""
         self._what = what or self._what
+        if self._channel is not None and self._over is not None:
+            self._channel.join(self._over)
+            self._over = None
+            self._sends.clear()
+            return
         self.post()
         with watchdog.waiting(self._describe):
             MPI.Request.Waitall(self._requests)
@@ -163,7 +176,7 @@ class Exchange:
 
     def __del__(self) -> None:
         # An exception came between start and finish: MPI may still read and write this memory.
-        if self._requests:
+        if self._requests or self._over is not None:
             _abandoned.append(self)
 
     def _describe(self) -> str:
@@ -185,25 +198,32 @@ class Reduction:
         check_usable(comm, what)
         self._tensor, self._what, self._size = tensor, what, comm.size
         self._wide = _in_memory(tensor.to(widened(tensor.dtype)))
+        for traffic in _counting:
+            traffic.reduced[what, comm.size] += self._wide.nbytes
+        self._channel = nccl.offer(comm, self._wide)
+        if self._channel is not None:
+            self._over = self._channel.reduce(self._wide, op, what)
+            return
         self._buffer = self._wide
         self._staging = staging = Staging.of([tensor])
         if staging is not None:
             self._buffer = staging.outgoing(self._wide)
             staging.sealed()
             staging.wait_until_written()
-        for traffic in _counting:
-            traffic.reduced[what, comm.size] += self._buffer.nbytes
         mpi_type = _MPI_TYPES[self._buffer.dtype]
         view = MPI.buffer.fromaddress(self._buffer.data_ptr(), self._buffer.numel() * self._buffer.element_size())
         self._request = comm.Iallreduce(MPI.IN_PLACE, [view, mpi_type], op)
 
     def wait(self) -> torch.Tensor:
         """Block until the sum is there; returns the tensor."""
-        with watchdog.waiting(lambda: f"{self._what} over {self._size} ranks"):
-            self._request.Wait()
-        if self._staging is not None:
-            self._staging.deliver(self._wide, self._buffer)
-            self._staging.close()
+        if self._channel is not None:
+            self._channel.join(self._over)
+        else:
+            with watchdog.waiting(lambda: f"{self._what} over {self._size} ranks"):
+                self._request.Wait()
+            if self._staging is not None:
+                self._staging.deliver(self._wide, self._buffer)
+                self._staging.close()
         if self._wide is not self._tensor:
             self._tensor.copy_(self._wide)
         return self._tensor

@@ -86,13 +86,14 @@ MALLOC = Variable[str | None](
     None,
     {name: name for name in ("0", "1", *caching_allocators.FILES)}.__getitem__,
 )
-TRANSPORT = Variable[bool | None](
+TRANSPORT = Variable[str | None](
     "DISTCONV_TRANSPORT",
-    "host or cuda-aware",
-    "how CUDA tensors reach MPI: through pinned host memory, or as device buffers",
-    "what MPI says of itself, if a message confirms it; else host",
+    "host, cuda-aware or nccl",
+    "how CUDA tensors cross ranks: through MPI by way of pinned host memory or as device buffers, or through NCCL",
+    "NCCL between the ranks of a grid, if CuPy is there, each rank has its own GPU and messages are faster than by "
+    "MPI; with MPI device buffers if it says that it takes them and a message confirms it; else host",
     None,
-    {"host": False, "cuda-aware": True}.__getitem__,
+    {name: name for name in ("host", "cuda-aware", "nccl")}.__getitem__,
 )
 FALLBACK = Variable(
     "DISTCONV_FALLBACK",

@@ -14,7 +14,7 @@ import torch
 from mpi4py import MPI
 
 import distconv
-from distconv.communication import staging
+from distconv.communication import nccl, staging
 from distconv.process import allocator, environment
 
 EXAMPLES = """\
@@ -68,10 +68,18 @@ def describe(comm: MPI.Intracomm) -> list[tuple[str, str]]:
             f"{min(threads)} to {max(threads)} per rank" if len(set(threads)) > 1 else f"{threads[0]} per rank",
         ),
         ("CUDA devices", ", ".join(torch.cuda.get_device_name(i) for i in range(devices)) or "none"),
-        ("transport", "device buffers (MPI is CUDA-aware)" if staging.cuda_aware() else "host memory"),
+        ("transport", _transport(comm)),
         ("allocator", allocator.describe()),
         *((variable.name, _in_force(variable)) for variable in environment.VARIABLES),
     ]
+
+
+def _transport(comm: MPI.Intracomm) -> str:
+    by_mpi = "device buffers (MPI is CUDA-aware)" if staging.cuda_aware() else "host memory"
+    if not all(comm.allgather(torch.cuda.is_available())):
+        return by_mpi
+    missing = nccl.missing(comm, torch.device("cuda", torch.cuda.current_device()))
+    return f"{by_mpi}; no NCCL: {missing}" if missing else f"NCCL, or {by_mpi}: what is faster"
 
 
 def _in_force(variable: environment.Variable[Any]) -> str:

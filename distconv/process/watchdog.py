@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import NoReturn
@@ -34,7 +34,11 @@ _LAST_WORDS_S = 0.2
 
 _exit_code = 0
 timeout_s = TIMEOUT_S.value()
-_waits: dict[int, tuple[float, Callable[[], str]]] = {}
+Wait = tuple[float, Callable[[], str]]
+"""Since when, by ``time.monotonic``, and what for."""
+
+_waits: dict[int, Wait] = {}
+_looks: list[Callable[[], Iterable[Wait]]] = []
 _started = threading.Lock()
 
 
@@ -58,6 +62,13 @@ def waiting(describe: Callable[[], str]) -> Iterator[None]:
                 _waits[thread] = outer
 
 
+def look_at(waits: Callable[[], Iterable[Wait]]) -> None:
+    """Tell the watchdog to ask ``waits`` each time, from its thread, what is waited for that blocks no thread."""
+    if timeout_s and waits not in _looks:
+        _looks.append(waits)
+        _start()
+
+
 def _start() -> None:
     if _started.acquire(blocking=False):
         threading.Thread(target=_watch, name="distconv-watchdog", daemon=True).start()
@@ -68,7 +79,7 @@ def _watch() -> None:
     while True:
         time.sleep(pause)
         now = time.monotonic()
-        for since, describe in list(_waits.values()):
+        for since, describe in (*_waits.values(), *(wait for look in _looks for wait in look())):
             if now - since > timeout_s:
                 _end(now - since, describe())
 

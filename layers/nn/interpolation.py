@@ -24,30 +24,56 @@ _AREA: dict[int, Callable[..., Any]] = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Kernel:
+    """What torch's choice of a kernel depends on besides one dimension's extents and scale."""
+
+    mode: str
+    count: int
+    """Dimensions of space."""
+    grows: bool
+    """Whether any extent changes: a GPU copies where none does."""
+    device: str
+
+    def one_dimension(self, values: torch.Tensor, out: int, scale: float | None) -> torch.Tensor:
+        """(N, 1, extent) float64 resampled to (N, 1, out), as this kernel does along the first of its dimensions."""
+        rest = (1 + self.grows,) * (self.count - 1)
+        size: dict[str, Any] = {"size": (out, *rest)} if scale is None else {"scale_factor": (scale, *map(float, rest))}
+        y = F.interpolate(values.view(*values.shape, *(1,) * len(rest)), mode=self.mode, **size)
+        return y.flatten(3)[..., 0] if rest else y
+
+
 @lru_cache(maxsize=1024)
-def _nearest(mode: str, extent: int, out: int, scale: float | None, count: int, device: str) -> Resampling:
-    """One of ``count`` dimensions.
+def _nearest(kernel: _Kernel, extent: int, out: int, scale: float | None) -> Resampling:
+    """One dimension.
 
     torch computes these indices in float32, and where an extent stays or doubles, though the scale is another one, in
     a way of their own for each number of dimensions, and for gradients: asking it is the way to get the same ones.
     """
-    rest = (1,) * (count - 1)
-    size = {"size": (out, *rest)} if scale is None else {"scale_factor": (scale, *map(float, rest))}
-    index = torch.arange(extent, dtype=torch.float64, device=device).view(1, 1, -1, *rest)
-    one_each = torch.zeros((out, 1, extent, *rest), dtype=torch.float64, device=device, requires_grad=True)
+    like: dict[str, Any] = {"dtype": torch.float64, "device": kernel.device}
+    one_each = torch.zeros((out, 1, extent), **like, requires_grad=True)
     with torch.enable_grad():
-        y = F.interpolate(one_each, mode=mode, **size)
-    (reached,) = torch.autograd.grad(y, one_each, torch.eye(out, dtype=y.dtype, device=device).view(y.shape))
-    source, target = F.interpolate(index, mode=mode, **size).long(), reached.flatten(1).argmax(1)
-    return Resampling(tuple(source.flatten().tolist()), tuple(target.tolist()), ())
+        y = kernel.one_dimension(one_each, out, scale)
+    (reached,) = torch.autograd.grad(y, one_each, torch.eye(out, **like).view(y.shape))
+    source = kernel.one_dimension(torch.arange(extent, **like).view(1, 1, -1), out, scale).long()
+    return Resampling(tuple(source.flatten().tolist()), tuple(reached.flatten(1).argmax(1).tolist()), ())
 
 
 @lru_cache(maxsize=1024)
-def _linear(extent: int, out: int, scale: float | None, align_corners: bool) -> Resampling:
+def _stays(kernel: _Kernel, extent: int, scale: float | None) -> bool:
+    """Whether torch takes an extent that stays as it is, whatever the scale: some kernels do."""
+    if scale in (None, 1):
+        return True
+    values = torch.arange(extent, dtype=torch.float64, device=kernel.device).view(1, 1, -1)
+    return torch.equal(kernel.one_dimension(values, extent, scale), values)
+
+
+@lru_cache(maxsize=1024)
+def _linear(kernel: _Kernel, extent: int, out: int, scale: float | None, align_corners: bool) -> Resampling:
     position = torch.arange(out, dtype=torch.float64)
     if align_corners:
         position *= (extent - 1) / (out - 1) if out > 1 else 0.0
-    elif out != extent:  # an extent that stays torch takes as it is, whatever the scale
+    elif out != extent or not _stays(kernel, extent, scale):
         position = ((position + 0.5) * (extent / out if scale is None else 1 / scale) - 0.5).clamp_(min=0)
     low = position.floor().long().clamp_(max=extent - 1)
     high = (low + 1).clamp(max=extent - 1)
@@ -106,9 +132,9 @@ def interpolate(
     scales = [given] * len(extents) if given is None or isinstance(given, (int, float)) else list(given)
     if all(factors) and not align_corners and all(s in (None, f) for s, f in zip(scales, factors, strict=True)):
         return _enlarge(x, out_shape, mode, _Enlarged(factors, tuple(extents), mode in _LINEAR))
-    if mode in _LINEAR:
-        dims = [_linear(n, out, s, bool(align_corners)) for n, out, s in zip(extents, outs, scales, strict=True)]
-    else:
-        place = (len(extents), x.device.type)
-        dims = [_nearest(mode, n, out, s, *place) for n, out, s in zip(extents, outs, scales, strict=True)]
+    kernel = _Kernel(mode, len(extents), tuple(extents) != tuple(outs), x.device.type)
+    dims = [
+        _linear(kernel, n, out, s, bool(align_corners)) if mode in _LINEAR else _nearest(kernel, n, out, s)
+        for n, out, s in zip(extents, outs, scales, strict=True)
+    ]
     return resampled(x, out_shape, Resamplings(tuple(dims)))

@@ -27,8 +27,9 @@ ROOT = Path(__file__).resolve().parents[3]
         (MALLOC, "0", "0"),
         (MALLOC, "1", "1"),
         (MALLOC, "mimalloc", "mimalloc"),
-        (TRANSPORT, "host", False),
-        (TRANSPORT, "cuda-aware", True),
+        (TRANSPORT, "host", "host"),
+        (TRANSPORT, "cuda-aware", "cuda-aware"),
+        (TRANSPORT, "nccl", "nccl"),
     ],
 )
 def test_a_variable_has_the_value_that_is_written(variable, text, value):
@@ -47,7 +48,7 @@ BAD = [
     ("DISTCONV_TIMEOUT_S", "ten", "seconds from 0 on"),
     ("DISTCONV_CHECK", "sometimes", "off, plan or all"),
     ("DISTCONV_MALLOC", "yes", "0, 1, tcmalloc, jemalloc, mimalloc"),
-    ("DISTCONV_TRANSPORT", "pigeon", "host or cuda-aware"),
+    ("DISTCONV_TRANSPORT", "pigeon", "host, cuda-aware or nccl"),
 ]
 
 

@@ -1,0 +1,161 @@
+"""What goes by NCCL is there once it was waited for, and no sooner.
+
+Without a GPU a stand-in plays a channel that does its work as late as it can: what is read too early is NaN.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mpi4py import MPI
+
+import distconv as dc
+from distconv.communication import nccl
+from distconv.communication.derived import Derived
+from distconv.communication.transport import Exchange, Reduction, allreduce
+from distconv.errors import CommunicatorError
+from tests.distconv.layouts import grid_over, normal
+from tests.layers.compare import same_as_one_process
+
+
+class LateChannel:
+    """Does what it was given, in that order, when somebody waits for it."""
+
+    under_way: list = []  # noqa: RUF012  (one stream for all channels)
+
+    def __init__(self, comm):
+        self.comm = comm
+
+    def exchange(self, sends, receives, what):
+        for _, tensor in receives:
+            tensor.copy_(torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else torch.zeros_like(tensor))
+
+        def messages():
+            requests = [self.comm.Irecv(tensor.numpy(), peer) for peer, tensor in receives]
+            requests += [self.comm.Isend(tensor.numpy(), peer) for peer, tensor in sends]
+            MPI.Request.Waitall(requests)
+
+        return self.launched(messages)
+
+    def reduce(self, tensor, op, what):
+        values = tensor.clone()
+        tensor.copy_(torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else torch.zeros_like(tensor))
+
+        def reduction():
+            self.comm.Allreduce(MPI.IN_PLACE, values.numpy(), op)
+            tensor.copy_(values)
+
+        return self.launched(reduction)
+
+    def launched(self, work):
+        self.under_way.append(work)
+        return work
+
+    def join(self, event):
+        while event in self.under_way:
+            self.under_way.pop(0)()
+
+
+@pytest.fixture
+def late(monkeypatch):
+    channels = {}
+
+    def channel(comm, tensor):
+        return channels.setdefault(comm.handle, LateChannel(comm)) if comm.size > 1 else None
+
+    monkeypatch.setattr(nccl, "of", channel)
+    monkeypatch.setattr(nccl, "offer", channel)
+    yield
+    assert not LateChannel.under_way
+
+
+@pytest.fixture
+def by_nccl(comm, monkeypatch):
+    monkeypatch.setenv("DISTCONV_TRANSPORT", "nccl")
+    if nccl.missing(comm, torch.device("cuda", torch.cuda.current_device())):
+        pytest.skip("NCCL needs a GPU for each rank")
+    for state in (derived := Derived.of(comm)), Derived.of(MPI.COMM_WORLD):
+        monkeypatch.setattr(state, "offered", False)
+        monkeypatch.setattr(state, "channel", None)
+    return nccl.offer(comm, torch.zeros(1, device="cuda")), derived
+
+
+def neighbours(comm):
+    return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+
+def network(x, weight, scale):
+    y = F.conv2d(x, weight, padding=1)
+    y = F.batch_norm(y, None, None, scale, None, True)
+    return F.max_pool2d(y.relu(), 3, 2, 1)
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_messages_and_sums_wait_for_what_is_under_way(comm, late, backwards):
+    after, before = neighbours(comm)
+    received, total = torch.zeros(4, dtype=torch.float64), torch.full((3,), comm.rank + 1.0)
+    exchange = Exchange(comm, [(after, normal(4, seed=comm.rank))], [(before, received)], "a ring")
+    reduction = Reduction(comm, total, "a sum")
+    for each in (reduction, exchange) if backwards else (exchange, reduction):
+        each.wait()
+    assert torch.equal(received, normal(4, seed=before))
+    assert total.tolist() == [comm.size * (comm.size + 1) / 2] * 3
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize("axes", ["h", "w", "c", "n"])
+def test_layers_equal_one_process_on_a_channel_that_is_late(comm, late, axes):
+    grid = grid_over(comm, **{axes: comm.size})
+    same_as_one_process(grid, network, normal(4, 4, 9, 8), plain=[normal(4, 4, 3, 3, seed=1), normal(4, seed=2)])
+
+
+def test_without_a_gpu_no_channel_is_offered(comm):
+    assert nccl.offer(comm, torch.zeros(3, device="cpu")) is None
+    assert not Derived.of(comm).offered
+
+
+@pytest.mark.gpu
+@pytest.mark.ranks(at_least=2)
+def test_messages_and_sums_by_nccl_are_those_of_the_cpu(comm, by_nccl):
+    channel, _ = by_nccl
+    after, before = neighbours(comm)
+    for dtype in (torch.float64, torch.bfloat16, torch.int64, torch.complex64):
+        sent = normal(300, 300, seed=comm.rank).to(dtype).cuda()
+        received, nothing = torch.zeros_like(sent), sent[:0]
+        exchange = Exchange(comm, [(after, sent), (after, nothing)], [(before, received), (before, nothing)], "a ring")
+        assert exchange._channel is channel
+        exchange.wait()
+        assert torch.equal(received, normal(300, 300, seed=before).to(dtype).cuda())
+    for op, expected in ((MPI.SUM, sum(range(comm.size))), (MPI.MAX, comm.size - 1), (MPI.MIN, 0)):
+        for dtype in (torch.float64, torch.bfloat16, torch.int64):
+            found = allreduce(comm, torch.full((5,), comm.rank, dtype=dtype, device="cuda"), "a sum", op)
+            assert found.tolist() == [expected] * 5
+    total = allreduce(comm, torch.full((2,), 1 + 2j, device="cuda"), "a sum")
+    assert total.tolist() == [comm.size * (1 + 2j)] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize("axes", ["h", "w", "c", "n"])
+def test_layers_by_nccl_equal_one_process(comm, by_nccl, axes):
+    grid = grid_over(comm, **{axes: comm.size})
+    tensors = [normal(4, 4, 9, 8), normal(4, 4, 3, 3, seed=1), normal(4, seed=2)]
+    x, *plain = [tensor.cuda() for tensor in tensors]
+    same_as_one_process(grid, network, x, plain=plain)
+    assert Derived.of(grid.world).channel is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.ranks(at_least=2)
+def test_ranks_that_share_a_gpu_are_told_so_where_nccl_is_forced(comm, monkeypatch):
+    monkeypatch.setenv("DISTCONV_TRANSPORT", "nccl")
+    if not nccl.missing(comm, torch.device("cuda", torch.cuda.current_device())):
+        pytest.skip("each rank has a GPU of its own")
+    own = comm.Dup()
+    with pytest.raises(CommunicatorError, match=r"DISTCONV_TRANSPORT=nccl: .*; set DISTCONV_TRANSPORT=host"):
+        dc.scatter(torch.zeros(2, 2, device="cuda"), grid_over(own, n=comm.size))
+    own.Free()
