@@ -2,7 +2,8 @@
 
 Rank 0 trains the model alone, plain and parallelized in turns. Then all ranks run one convolution of the given input,
 split over the height: with its halo exchange, without (the same local work on ghosts that came before), and the
-exchange by itself. What is hidden is what the first costs less than the sum of the others, as a share of the exchange.
+exchange by itself; by MPI, and by NCCL if that is chosen. What is hidden is what the first costs less than the sum of
+the others, as a share of the exchange.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from mpi4py import MPI
 from torch import nn
 
 import distconv as dc
+from distconv.communication import nccl
+from distconv.communication.derived import Derived
 from distconv.communication.staging import cuda_aware
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, default_axes
@@ -39,6 +42,7 @@ examples:
 Actions = dict[str, Callable[[], object]]
 Times = dict[str, list[float]]
 WARM_UP = 3
+LOCAL, CONVOLUTION, EXCHANGE = "local work alone", "convolution by", "exchange alone by"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -111,11 +115,26 @@ def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch
         for rows in ghosts:
             y[:, :, :1] += F.conv2d(rows, layer.weight[:, :, :1], padding=(0, 1))
 
-    return {
-        "convolution with its exchange": torch.no_grad()(lambda: layer(x)),
-        "local work alone": work,
-        "exchange alone": lambda: plan.start(x.local).finish(),
-    }
+    taken = nccl.offer(grid.world, x.local)
+    channels = {by_mpi(): None} | ({"NCCL": taken} if taken else {})
+    actions: Actions = {LOCAL: work}
+    for way, channel in channels.items():
+        actions[f"{CONVOLUTION} {way}"] = _by(channel, grid, torch.no_grad()(lambda: layer(x)))
+        actions[f"{EXCHANGE} {way}"] = _by(channel, grid, lambda: plan.start(x.local).finish())
+    return actions
+
+
+def by_mpi() -> str:
+    """What MPI is handed."""
+    return "MPI, device memory" if cuda_aware() else "MPI, host memory"
+
+
+def _by(channel: nccl.Channel | None, grid: dc.ProcessGrid, action: Callable[[], object]) -> Callable[[], object]:
+    def act() -> None:
+        Derived.of(grid.world).channel = channel
+        action()
+
+    return act
 
 
 def _print(options: argparse.Namespace, ranks: int, alone: Times, split: Times) -> None:
@@ -126,8 +145,9 @@ def _print(options: argparse.Namespace, ranks: int, alone: Times, split: Times) 
         reference = medians[next(iter(times))] if times else None
         for name, values in times.items():
             print(report.row(name, values, reference))
-    if split:
-        whole, work, exchange = (medians[name] for name in split)
-        way = "device memory" if cuda_aware() else "host memory"
-        print(f"{ranks} ranks, {way}: {min(1.0, (work + exchange - whole) / exchange):.0%} of the exchange is hidden")
+    for name in split:
+        if name.startswith(EXCHANGE):
+            way, exchange = name.removeprefix(EXCHANGE).strip(), medians[name]
+            hidden = min(1.0, (medians[LOCAL] + exchange - medians[f"{CONVOLUTION} {way}"]) / exchange)
+            print(f"{ranks} ranks, {way}: {hidden:.0%} of the exchange is hidden")
     print(report.as_json({"median_s": medians}))
