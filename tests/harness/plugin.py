@@ -296,6 +296,7 @@ def _make_everything_on(name: str) -> None:
     from tests.harness.device import OnDevice
 
     torch.backends.cudnn.deterministic = True  # what one process computes twice is to be the same
+    torch.autograd.set_multithreading_enabled(False)  # what follows holds for this thread
     count = torch.accelerator.device_count()
     OnDevice(torch.device(name, (launch.launched_rank() or 0) % count) if count else torch.device(name)).__enter__()
 

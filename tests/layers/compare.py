@@ -59,7 +59,7 @@ def same_as_one_process(
     found = function(*split, *whole_ones)
     close(whole(found), y.detach(), f"y on {target}")
     if y.requires_grad:
-        gradient = normal(*y.shape, seed=17).to(y.dtype)
+        gradient = normal(*y.shape, seed=17).to(y)
         y.backward(gradient)
         found.backward(gradient)
         for number, (one, expected) in enumerate(zip([*split, *whole_ones], given, strict=True)):
