@@ -111,7 +111,8 @@ class StateTensor(torch.Tensor):
         else:
             with torch._C.DisableTorchFunctionSubclass():
                 found = func(*args, **(kwargs or {}))
-        for memory in {x.memory for x, version in zip(given, before, strict=True) if _version(x) != version}:
+        changed = {x.memory for x, version in zip(given, before, strict=True) if _version(x) != version}
+        for memory in changed | _written_uncounted(func, args):
             memory.write_back()
         return found if found is None else map_leaves(lambda y: _handed_out(y, memories), found)
 
@@ -142,6 +143,13 @@ def _plain(tensor: StateTensor) -> torch.Tensor:
 def _version(tensor: StateTensor) -> int:
     with torch._C.DisableTorchFunctionSubclass():
         return tensor._version
+
+
+def _written_uncounted(func: Any, args: Sequence[Any]) -> set[_Memory]:
+    """What ``func`` writes without counting it as a change: a GPU's kernels for lists of tensors do not."""
+    if not (func.__name__.startswith("_foreach_") and func.__name__.endswith("_")):
+        return set()
+    return {x.memory for x in args[0] if isinstance(x, StateTensor)}
 
 
 def _handed_out(result: Any, memories: Sequence[_Memory]) -> Any:
