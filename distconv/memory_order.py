@@ -42,6 +42,8 @@ class _Frozen(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
+    device: str
+    """Its kind: some kernels of a GPU make other strides."""
 
     def twin(self) -> torch.Tensor:
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
@@ -105,7 +107,7 @@ def _outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcome:
 def _frozen(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         shape = tuple(value.shape)
-        return _Frozen(shape, _strides_of(value) or contiguous(shape), value.dtype)
+        return _Frozen(shape, _strides_of(value) or contiguous(shape), value.dtype, value.device.type)
     if isinstance(value, (list, tuple)):
         return tuple(map(_frozen, value))
     return ("slice", value.start, value.stop, value.step) if isinstance(value, slice) else value
@@ -120,6 +122,12 @@ def _thawed(value: Any, twins: list[torch.Tensor]) -> Any:
     return value
 
 
+def _on_gpu(value: Any) -> bool:
+    if isinstance(value, _Frozen):
+        return value.device == "cuda"
+    return isinstance(value, tuple) and any(map(_on_gpu, value))
+
+
 def _worked_out(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcome:
     twins: list[torch.Tensor] = []
     given, named = _thawed(args, twins), {name: _thawed(value, twins) for name, value in kwargs}
@@ -128,7 +136,7 @@ def _worked_out(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcom
     except Exception:  # values decide, or a device: then as for a function element by element
         made = torch.empty_like(twins[0])
     if function in _LIKE_INPUT:
-        made = torch.empty_like(made, memory_format=_format(function, twins))
+        made = torch.empty_like(made, memory_format=_format(function, twins, _on_gpu((args, kwargs))))
     strides = tuple(None if t.is_contiguous() else t.stride() for t in _tensors(made))
     return _Outcome(strides, bool(given) and made is given[0])
 
@@ -136,8 +144,13 @@ def _worked_out(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcom
 _cached = lru_cache(maxsize=4096)(_worked_out)
 
 
-def _format(function: Callable[..., Any], twins: list[torch.Tensor]) -> torch.memory_format:
-    """The memory format that ``function`` keeps of its input, and a convolution of its weight, too."""
+def _format(function: Callable[..., Any], twins: list[torch.Tensor], on_gpu: bool) -> torch.memory_format:
+    """The memory format that ``function`` keeps of its input, and a convolution of its weight, too.
+
+    cuDNN convolves float64 in contiguous memory alone.
+    """
+    if on_gpu and function in _CONVOLUTIONS and torch.float64 in (twin.dtype for twin in twins):
+        return torch.contiguous_format
     asked = twins[:2] if function in _CONVOLUTIONS else twins[:1]
     formats = {torch._prims_common.suggest_memory_format(t) for t in asked if t.dim() in (4, 5)}
     return (formats - {torch.contiguous_format} or {torch.contiguous_format}).pop()

@@ -8,6 +8,7 @@ Source: BPPSA, Eq. 9 (RNN), Eqs. 10-11 and appendix E (GRU).
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,8 +73,12 @@ class Cell:
 
     def states(self, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
         """All states (T, B, H) of inputs (T, B, I) that begin with ``start`` (B, H), as torch computes them."""
-        options = (len(weights) == 4, 1, 0.0, False, False, False)
-        y: torch.Tensor = self.function(x, start[None].contiguous(), list(weights), *options)[0]
+        # cuDNN differentiates what it was told is training.
+        options = (len(weights) == 4, 1, 0.0, torch.is_grad_enabled(), False, False)
+        with warnings.catch_warnings():
+            # What it says of one layer's weights, which lie among those of the others.
+            warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
+            y: torch.Tensor = self.function(x, start[None].contiguous(), list(weights), *options)[0]
         return y
 
 
