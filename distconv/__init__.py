@@ -10,7 +10,6 @@
     arrangement       Arrangements: where ranks are along named axes. Pure arithmetic
     autograd          Autograd's graph with distributed tensors in it: derivatives, nodes, users' own functions
     checkpoint        Checkpoints: named global tensors in HDF5 and everything else in JSON; no pickle
-    checkpoint_state  A module, its optimizer and the random number generators as named tensors and plain values
     cli               The command ``distconv``: finds the job that was asked for, loads that module alone
     communication     Everything that crosses ranks
     data              Samples on their way from files to ranks
@@ -43,6 +42,7 @@ else:
     from distconv.process import environment_check as _environment_check  # noqa: F401
 
 from distconv.arrangement import parse_grid
+from distconv.checkpoint import load_checkpoint, save_checkpoint
 from distconv.communication.transfer import TransferPlan
 from distconv.distribution import Distribution, Interval, block_range
 from distconv.errors import (
@@ -106,8 +106,10 @@ __all__ = [
     "check_replicas",
     "from_local",
     "gather",
+    "load_checkpoint",
     "no_sync",
     "parallelize",
     "parse_grid",
+    "save_checkpoint",
     "scatter",
 ]

@@ -73,6 +73,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ),
     ("bench", "scan"): Command("distconv.jobs.bench.layers.scan", "ways back through time of a recurrent layer"),
     ("bench", "memory"): Command("distconv.jobs.bench.memory", "peak memory per rank against one rank"),
+    ("checkpoint",): Command("distconv.checkpoint.command", "list, verify and export what a training has saved"),
     ("run",): Command("distconv.jobs.commands.run_script", "run a script of your own with memory that is kept"),
     ("simulate",): Command("distconv.jobs.commands.simulate", "time, memory and a picture of a pipeline schedule"),
     ("profile",): Command(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from mpi4py import MPI
 
-from distconv import checkpoint, checkpoint_state
+from distconv import checkpoint
 from distconv.communication.agreement import together
 from distconv.data.loader import Batch
 from distconv.errors import CheckpointError, DistconvError
@@ -203,7 +203,7 @@ class Training(ABC):
             On all ranks, if a parameter is not finite: older checkpoints stay the newest then.
         """
         together(self.comm, self._check_finite, DistconvError)
-        tensors, values = checkpoint_state.capture(self.model, self.optimizer, self.comm)
+        tensors, values = checkpoint.capture(self.model, self.optimizer, self.comm)
         position = {"epoch": self.epoch, "batch": self.step_count % self.loader.steps, "samples": self.loader.samples}
         values |= {"settings": asdict(self.settings), "position": position, "placement": self.placement}
         checkpoint.save(directory, self.step_count, tensors, values, self.comm)
@@ -230,7 +230,7 @@ class Training(ABC):
             return False
         found = checkpoint.load(folder, self.comm)
         self._check_settings(found)
-        checkpoint_state.restore(found, self.model, self.optimizer, self.comm)
+        checkpoint.restore(found, self.model, self.optimizer, self.comm)
         self.step_count = found.step
         return True
 

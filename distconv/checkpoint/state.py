@@ -5,24 +5,93 @@ Optimizer state goes by the parameter's name, not its number, so that it fits wh
 
 from __future__ import annotations
 
-from typing import Any
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from mpi4py import MPI
 
-from distconv.checkpoint import Checkpoint, compare
+from distconv.checkpoint.manifest import newest
+from distconv.checkpoint.reading import Checkpoint, compare, load
+from distconv.checkpoint.writing import save
 from distconv.errors import CheckpointError
-from distconv.placement import gather
 
 Tensors = dict[str, torch.Tensor]
+
+_USER = "user"
+"""Where the values of a user's own loop are."""
+
+
+class Loaded(NamedTuple):
+    """What :func:`load_checkpoint` found."""
+
+    step: int
+    values: dict[str, Any]
+    """Those that were given to :func:`save_checkpoint`."""
+
+
+def save_checkpoint(
+    directory: str | os.PathLike[str],
+    step: int,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    values: Mapping[str, Any] | None = None,
+    *,
+    comm: MPI.Intracomm | None = None,
+    keep: int = 2,
+) -> Path:
+    """Write model, optimizer, random numbers and ``values`` (what JSON can carry) as this step's checkpoint.
+
+    Collective: all ranks of ``comm`` (default: all of the job) take part, and each writes what it alone has of sharded
+    weights. The newest ``keep`` checkpoints stay. Returns the folder. :class:`Saving` does it beside the training that
+    goes on::
+
+        dc.save_checkpoint("run", step, model, optimizer, {"scheduler": scheduler.state_dict()})
+
+    Raises
+    ------
+    CheckpointError
+        On all ranks, if it could not be written, or a value is none that JSON can carry; earlier ones are intact.
+    """
+    comm = comm or MPI.COMM_WORLD
+    tensors, own = capture(model, optimizer, comm)
+    return save(directory, step, tensors, {**own, _USER: dict(values or {})}, comm, keep=keep)
+
+
+def load_checkpoint(
+    directory: str | os.PathLike[str],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    comm: MPI.Intracomm | None = None,
+) -> Loaded | None:
+    """Put the newest finished checkpoint below ``directory`` into model and optimizer, bit for bit. Collective.
+
+    Any number of ranks and any grid reads what any other wrote; with as many ranks the random numbers go on, too.
+    Returns the step and the values that were saved with it, or None if there is no checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        On all ranks, if it is damaged or of another model or optimizer; nothing has been changed then.
+    """
+    comm = comm or MPI.COMM_WORLD
+    folder: Path | None = newest(directory, comm)
+    if folder is None:
+        return None
+    found = load(folder, comm)
+    restore(found, model, optimizer, comm)
+    return Loaded(found.step, found.values.get(_USER, {}))
 
 
 def capture(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, comm: MPI.Intracomm
 ) -> tuple[Tensors, dict[str, Any]]:
-    """The state of all of them: tensors, and values for JSON. Collective."""
-    tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
+    """The state of all of them: tensors, sharded ones as they are, and values for JSON. Collective."""
+    tensors = {f"model/{name}": tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
     moments, scalars = _optimizer_state(model, optimizer)
     tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
     for name, state in _random_states(model).items():
@@ -91,7 +160,7 @@ def _optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
-                tensors[f"{name}/{key}"] = gather(value)
+                tensors[f"{name}/{key}"] = value
             else:
                 scalars[f"{name}/{key}"] = value
     return tensors, scalars

@@ -1,0 +1,37 @@
+"""Checkpoints: named global tensors in HDF5 and everything else in JSON; no pickle, so reading one runs no code.
+
+::
+
+    directory/step-000123/state-<digest>.h5    tensors, or pieces of them: image -> write -> fsync -> rename
+    directory/step-000123/manifest.json        names, checksums, position; written last: it is the commit mark
+
+    command   ``distconv checkpoint``: what a run's checkpoints hold, and their weights for elsewhere
+    files     Files that are whole or not there
+    manifest  Manifests: what a checkpoint consists of, and that it was finished
+    reading   Reading of checkpoints: every byte is verified, and every tensor must be whole
+    state     A module, its optimizer and the random number generators as named tensors and plain values
+    writing   Writing of checkpoints: each rank its pieces, and when all are on the disk the commit mark
+
+A step without a manifest was never finished and does not count. A new manifest replaces an old one in one rename, so
+at no moment is a finished step lost. Every tensor is listed with the file and the global box of each of its pieces, so
+that any grid reads what any other wrote.
+"""
+
+from distconv.checkpoint.manifest import newest
+from distconv.checkpoint.reading import Checkpoint, compare, load
+from distconv.checkpoint.state import Loaded, capture, load_checkpoint, restore, save_checkpoint
+from distconv.checkpoint.writing import Saving, save
+
+__all__ = [
+    "Checkpoint",
+    "Loaded",
+    "Saving",
+    "capture",
+    "compare",
+    "load",
+    "load_checkpoint",
+    "newest",
+    "restore",
+    "save",
+    "save_checkpoint",
+]

@@ -1,0 +1,151 @@
+"""Writing of checkpoints: each rank its pieces, and when all are on the disk the commit mark.
+
+Rank 0 writes what is the same on all ranks; of a sharded tensor every block is written by the first of the ranks that
+have it. Nothing is gathered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from distconv.checkpoint.files import image_of, sync_folder, write_file
+from distconv.checkpoint.manifest import FORMAT, MANIFEST, finished, folder_of, text_of
+from distconv.communication.agreement import agree, together
+from distconv.distribution import Box, Interval
+from distconv.errors import CheckpointError
+from distconv.tensor import DistTensor
+
+Entry = dict[str, Any]
+
+
+class Saving:
+    """A checkpoint on its way to the disk: the tensors were copied when it was made. Collective.
+
+    ``finish`` commits it; until then the step does not count. Meanwhile a thread writes this rank's file, and training
+    may go on.
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        values: Mapping[str, Any],
+        comm: MPI.Intracomm,
+    ) -> None:
+        agree(comm, "checkpoint", f"step {step} in {directory}")
+        self.folder, self._step, self._comm = folder_of(directory, step), step, comm
+        self._manifest: Entry = {"format": FORMAT, "step": step, "values": dict(values)}
+        together(comm, lambda: text_of(self._manifest), CheckpointError)
+        boxes = {name: box for name, x in tensors.items() if (box := _box_to_write(x, comm.rank)) is not None}
+        self._image = image_of({name: _block(tensors[name]) for name in boxes}) if boxes else b""
+        digest = hashlib.sha256(self._image).hexdigest()
+        self._name = f"state-{digest[:12]}.h5"
+        self._files = {self._name: {"bytes": len(self._image), "sha256": digest}} if boxes else {}
+        self._entries = {name: self._entry(tensors[name], box) for name, box in boxes.items()}
+        self._failed: OSError | None = None
+        self._thread = threading.Thread(target=self._write, name="distconv-checkpoint")
+        self._thread.start()
+
+    def _entry(self, tensor: torch.Tensor, box: Box) -> Entry:
+        piece = {"file": self._name, "box": [[i.start, i.stop] for i in box]}
+        return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "pieces": [piece]}
+
+    def _write(self) -> None:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if self._files:
+                write_file(self.folder / self._name, self._image)
+        except OSError as error:
+            self._failed = error
+
+    def finish(self, keep: int = 2) -> Path:
+        """Wait until all ranks have written, and commit; of the finished checkpoints the newest ``keep`` stay.
+
+        Collective. Returns the folder.
+
+        Raises
+        ------
+        CheckpointError
+            On all ranks, with the system's reason, if it could not be written; earlier checkpoints are intact.
+        """
+        together(self._comm, self._written, CheckpointError)
+        found = self._comm.gather((self._files, self._entries), root=0)
+        together(self._comm, lambda: self._commit(found, keep) if found else None, CheckpointError)
+        return self.folder
+
+    def _written(self) -> None:
+        self._thread.join()
+        if self._failed is not None:
+            raise self._cannot(self._failed)
+
+    def _cannot(self, error: OSError) -> CheckpointError:
+        return CheckpointError(f"checkpoint {self.folder} could not be written: {error}")
+
+    def _commit(self, found: list[tuple[Entry, Entry]], keep: int) -> None:
+        files: Entry = {}
+        tensors: Entry = {}
+        for own_files, entries in found:
+            files |= own_files
+            for name, entry in entries.items():
+                tensors.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]
+        try:
+            write_file(self.folder / MANIFEST, text_of({**self._manifest, "files": files, "tensors": tensors}))
+            sync_folder(self.folder.parent)
+            for left in self.folder.iterdir():
+                if left.name not in (*files, MANIFEST):
+                    left.unlink()
+            _delete_old(self.folder.parent, keep)
+        except OSError as error:
+            raise self._cannot(error) from error
+
+
+def save(
+    directory: str | os.PathLike[str],
+    step: int,
+    tensors: Mapping[str, torch.Tensor],
+    values: Mapping[str, Any],
+    comm: MPI.Intracomm,
+    *,
+    keep: int = 2,
+) -> Path:
+    """Write ``tensors`` (distributed, or equal on all ranks) and ``values`` as this step's checkpoint. Collective.
+
+    The newest ``keep`` are kept; older ones are deleted once this one is committed.
+
+    Raises
+    ------
+    CheckpointError
+        On all ranks, with the system's reason, if it could not be written; earlier checkpoints are intact.
+    """
+    return Saving(directory, step, tensors, values, comm).finish(keep)
+
+
+def _box_to_write(tensor: torch.Tensor, rank: int) -> Box | None:
+    """The box of ``tensor`` that this rank writes, if any."""
+    if not isinstance(tensor, DistTensor):
+        return tuple(Interval(0, extent) for extent in tensor.shape) if rank == 0 else None
+    replicated = set(tensor.grid.coords) - set(tensor.dist.split_axes)
+    first = all(tensor.grid.coords[axis] == 0 for axis in replicated)
+    return tensor.dist.box(None, tensor.shape) if first else None
+
+
+def _block(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.local if isinstance(tensor, DistTensor) else tensor
+
+
+def _delete_old(directory: Path, keep: int) -> None:
+    steps = finished(directory)
+    for step in sorted(steps)[: max(0, len(steps) - max(keep, 1))]:
+        # The mark goes first: half a checkpoint must not count as one.
+        (steps[step] / MANIFEST).unlink()
+        shutil.rmtree(steps[step])

@@ -1,0 +1,55 @@
+"""What tests of checkpoints save, and what they do to the files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distconv.checkpoint.manifest import MANIFEST
+from distconv.errors import CheckpointError
+from tests.distconv.data.sample_files import common
+
+VALUES = {"epoch": 3, "lr": 0.1 + 0.2, "nested": {"name": "mesh", "list": [1, 2]}}
+
+
+def tensors() -> dict[str, torch.Tensor]:
+    random = torch.Generator().manual_seed(1)
+    return {
+        "model/weight": torch.randn(3, 4, dtype=torch.float64, generator=random),
+        "model/half": torch.randn(5, generator=random).to(torch.bfloat16),
+        "model/count": torch.tensor(7),
+        "model/empty": torch.empty(0, 2),
+        "random/torch": torch.arange(9, dtype=torch.uint8),
+    }
+
+
+def only_file(folder: Path) -> Path:
+    (path,) = folder.glob("*.h5")
+    return path
+
+
+def refused(comm: Any, act: Callable[[], Any]) -> str:
+    with pytest.raises(CheckpointError) as caught:
+        act()
+    return common(comm, caught.value)
+
+
+def on_rank_0(comm: Any, act: Callable[[], Any]) -> None:
+    if comm.rank == 0:
+        act()
+    comm.Barrier()
+
+
+def rewritten(folder: Path, **changed: Any) -> None:
+    """Change the manifest and give it a right checksum, as somebody who means harm would."""
+    path = folder / MANIFEST
+    manifest = json.loads(path.read_text()) | changed
+    manifest.pop("sha256")
+    manifest["sha256"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    path.write_text(json.dumps(manifest))

@@ -1,0 +1,66 @@
+"""What is damaged, incomplete or not covered is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from distconv import checkpoint
+from distconv.checkpoint.manifest import MANIFEST
+from tests.distconv.checkpoint.damage import VALUES, on_rank_0, only_file, refused, rewritten, tensors
+
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
+
+@pytest.mark.parametrize("target", ["state", "manifest"])
+def test_every_flipped_bit_and_every_cut_is_found(comm: Any, shared_tmp_path: Path, target: str) -> None:
+    folder = checkpoint.save(shared_tmp_path, 3, tensors(), VALUES, comm)
+    path = only_file(folder) if target == "state" else folder / MANIFEST
+    content = path.read_bytes()
+    comm.Barrier()
+    for place in range(0, len(content), max(1, len(content) // 20)):
+        flipped = bytearray(content)
+        flipped[place] ^= 1 << (place % 8)
+        for damaged in (bytes(flipped), content[:place]):
+            on_rank_0(comm, lambda damaged=damaged: path.write_bytes(damaged))
+            text = refused(comm, lambda: checkpoint.load(folder, comm))
+            assert "is damaged" in text
+            assert str(folder) in text
+    on_rank_0(comm, lambda: path.write_bytes(content))
+    assert checkpoint.load(folder, comm).step == 3
+
+
+def test_files_of_another_step_and_missing_files_are_found(comm: Any, shared_tmp_path: Path) -> None:
+    first = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
+    second = checkpoint.save(shared_tmp_path, 2, {"x": torch.ones(3)}, {}, comm)
+    manifest = (first / MANIFEST).read_bytes()
+    comm.Barrier()
+    on_rank_0(comm, lambda: (second / MANIFEST).write_bytes(manifest))
+    assert "holds step 1: its files come from elsewhere" in refused(comm, lambda: checkpoint.load(second, comm))
+    on_rank_0(comm, lambda: only_file(first).unlink())
+    assert "is incomplete: [Errno 2]" in refused(comm, lambda: checkpoint.load(first, comm))
+
+
+def test_pieces_must_cover_their_tensor(comm: Any, shared_tmp_path: Path) -> None:
+    folder = checkpoint.save(shared_tmp_path, 1, {"x": torch.ones(3)}, {}, comm)
+    name = only_file(folder).name
+    entry = {"x": {"dtype": "torch.float32", "shape": [4], "pieces": [{"file": name, "box": [[0, 3]]}]}}
+    comm.Barrier()
+    on_rank_0(comm, lambda: rewritten(folder, tensors=entry))
+    assert "the pieces of 'x' cover 3 of 4 elements, 0 of them more than once" in refused(
+        comm, lambda: checkpoint.load(folder, comm)
+    )
+
+
+def test_pieces_that_overlap_are_refused_though_their_sizes_add_up(comm: Any, shared_tmp_path: Path) -> None:
+    folder = checkpoint.save(shared_tmp_path, 1, {"x": torch.ones(2)}, {}, comm)
+    pieces = [{"file": only_file(folder).name, "box": [[0, 2]]}] * 2
+    comm.Barrier()
+    on_rank_0(
+        comm, lambda: rewritten(folder, tensors={"x": {"dtype": "torch.float32", "shape": [4], "pieces": pieces}})
+    )
+    text = refused(comm, lambda: checkpoint.load(folder, comm))
+    assert "the pieces of 'x' cover 2 of 4 elements, 2 of them more than once" in text

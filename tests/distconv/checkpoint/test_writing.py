@@ -1,0 +1,143 @@
+"""Checkpoints hold what was saved bit for bit, and count only when finished."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import distconv as dc
+from distconv import checkpoint
+from distconv.checkpoint import files
+from distconv.checkpoint.manifest import MANIFEST, read
+from distconv.communication.transport import counted
+from distconv.distribution import Distribution
+from tests.distconv.checkpoint.damage import VALUES, on_rank_0, refused, tensors
+from tests.distconv.layouts import grid_over, normal
+
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
+
+@pytest.mark.cpu
+def test_what_is_loaded_equals_what_was_saved_bit_for_bit(comm: Any, shared_tmp_path: Path) -> None:
+    folder = checkpoint.save(shared_tmp_path, 12, tensors(), VALUES, comm)
+    assert folder.name == "step-000012"
+    found = checkpoint.load(folder, comm)
+    assert found.step == 12
+    assert found.values == VALUES
+    assert list(found.tensors) == list(tensors())
+    for name, tensor in tensors().items():
+        assert found.tensors[name].dtype == tensor.dtype
+        assert torch.equal(found.tensors[name], tensor)
+
+
+def test_old_ones_are_deleted_once_the_new_one_is_there(comm: Any, shared_tmp_path: Path) -> None:
+    for step in range(5):
+        checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm, keep=2)
+    comm.Barrier()
+    assert sorted(path.name for path in shared_tmp_path.iterdir()) == ["step-000003", "step-000004"]
+
+
+def test_a_step_that_was_never_finished_does_not_count(comm: Any, shared_tmp_path: Path) -> None:
+    first = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
+    second = checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm)
+    on_rank_0(comm, lambda: (second / MANIFEST).unlink())
+    assert checkpoint.newest(shared_tmp_path, comm) == first
+    assert "is incomplete: it has no manifest.json" in refused(comm, lambda: checkpoint.load(second, comm))
+    # What an interrupted save left does not stand in the way of the next one.
+    on_rank_0(comm, lambda: (second / "state-000000000000.h5.partial").write_bytes(b"half"))
+    checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm)
+    assert checkpoint.load(second, comm).step == 2
+    assert len(list(second.iterdir())) == 2
+
+
+def test_saving_a_step_again_replaces_it(comm: Any, shared_tmp_path: Path) -> None:
+    checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm)
+    folder = checkpoint.save(shared_tmp_path, 2, {"other": torch.ones(2)}, {}, comm)
+    assert list(checkpoint.load(folder, comm).tensors) == ["other"]
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint_intact(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files.os, "write", full)
+        text = refused(comm, lambda: checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm))
+    assert "could not be written: [Errno 28] No space left on device" in text
+    assert not list(shared_tmp_path.rglob("*.partial"))
+    assert checkpoint.newest(shared_tmp_path, comm) == first
+    assert checkpoint.load(first, comm).step == 1
+    checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm)
+
+
+def test_a_folder_that_is_a_file_is_refused(comm: Any, shared_tmp_path: Path) -> None:
+    on_rank_0(comm, lambda: (shared_tmp_path / "file").touch())
+    text = refused(comm, lambda: checkpoint.save(shared_tmp_path / "file", 2, tensors(), VALUES, comm))
+    assert "could not be written: [Errno 20] Not a directory" in text
+
+
+def test_values_that_json_has_no_word_for_are_refused(comm: Any, shared_tmp_path: Path) -> None:
+    assert "JSON" in refused(comm, lambda: checkpoint.save(shared_tmp_path, 2, {}, {"loss": float("nan")}, comm))
+
+
+@pytest.mark.ranks(2, 4, 6)
+def test_every_rank_writes_its_own_blocks_and_sends_none(comm: Any, shared_tmp_path: Path) -> None:
+    whole = normal(7, 5, 3)
+    half = grid_over(comm, n=2, c=comm.size // 2)
+    given = {
+        "split": dc.scatter(whole, Distribution(half, ("n", "c", None))),
+        "in part": dc.scatter(whole, Distribution(half, ("c", None, None))),
+        "nowhere": dc.scatter(whole, Distribution(half, (None, None, None))),
+        "plain": whole,
+    }
+    with counted() as traffic:
+        folder = checkpoint.save(shared_tmp_path, 1, given, VALUES, comm)
+    assert not traffic.sent
+    assert not traffic.reduced
+    listed = read(folder)["tensors"]
+    assert [len(listed[name]["pieces"]) for name in given] == [comm.size, comm.size // 2, 1, 1]
+    assert len(list(folder.glob("*.h5"))) == comm.size
+    for tensor in checkpoint.load(folder, comm).tensors.values():
+        assert torch.equal(tensor, whole.cpu())
+
+
+def test_what_is_being_saved_may_change_and_counts_when_it_is_finished(comm: Any, shared_tmp_path: Path) -> None:
+    x, values = torch.zeros(1000), {"epoch": 1}
+    first = checkpoint.save(shared_tmp_path, 1, {"x": x}, values, comm)
+    saving = checkpoint.Saving(shared_tmp_path, 2, {"x": x}, values, comm)
+    x += 1
+    values["epoch"] = 2
+    assert checkpoint.newest(shared_tmp_path, comm) == first
+    second = saving.finish(keep=1)
+    assert checkpoint.newest(shared_tmp_path, comm) == second
+    found = checkpoint.load(second, comm)
+    assert torch.equal(found.tensors["x"], torch.zeros(1000, device="cpu"))
+    assert found.values == {"epoch": 1}
+    comm.Barrier()
+    assert [path.name for path in shared_tmp_path.iterdir()] == ["step-000002"]
+
+
+def test_one_rank_that_cannot_write_its_blocks_fails_all(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"x": dc.scatter(normal(8, 3), Distribution(grid_over(comm, n=comm.size), ("n", None)))}
+    first = checkpoint.save(shared_tmp_path, 1, given, VALUES, comm)
+    if comm.rank == comm.size - 1:
+
+        def broken(*_: object) -> int:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        monkeypatch.setattr(files.os, "write", broken)
+    text = refused(comm, lambda: checkpoint.save(shared_tmp_path, 2, given, VALUES, comm))
+    assert "could not be written: [Errno 5] Input/output error" in text
+    assert checkpoint.newest(shared_tmp_path, comm) == first
