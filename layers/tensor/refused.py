@@ -20,7 +20,7 @@ _REASONS = {
         is_pinned to_mkldnn _cdata.__get__
         """,
     "in torch the result depends on strides, which a DistTensor does not keep: use reshape, permute or slices": """
-        as_strided as_strided_ as_strided_copy as_strided_scatter dim_order _is_view
+        as_strided_ dim_order _is_view
         """,
     "a DistTensor keeps its shape: use a new one, x = x[...] or F.pad(x, ...)": """
         resize resize_ resize_as resize_as_ resize_as_sparse_ sparse_resize_ sparse_resize_and_clear_
