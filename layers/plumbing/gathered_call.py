@@ -99,9 +99,7 @@ def gathered_call(error: NoRule, function: Callable[..., Any], args: Sequence[An
 
 
 def _counts_no_changes(function: Callable[..., Any]) -> bool:
-    """Whether ``function`` may change tensors without autograd's count of it: Python's code element by element, users'
-    own Functions through ``.data``.
-    """
+    """Whether ``function`` may change tensors without autograd's count of it, as users' own Functions by ``.data``."""
     return function in _ELEMENT_BY_ELEMENT or isinstance(getattr(function, "__self__", None), type)
 
 

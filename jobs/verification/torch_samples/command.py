@@ -63,12 +63,16 @@ def _past_hangs(options: argparse.Namespace, family: str, ranks: int, journal: P
     arguments += ["--operator", *options.operator] if options.operator else []
     arguments += ["--samples", str(options.samples)] if options.samples else []
     while True:
+        failed = None
         try:
             launch.start(options.mpiexec, ranks, arguments)
+        except DistconvError as error:
+            failed = error
+        # An ended job may leave with the exit code of one that has found something wrong, too.
+        if not Journal(journal).end_with_a_hang():
+            if failed:
+                raise failed
             return
-        except DistconvError:
-            if not Journal(journal).end_with_a_hang():
-                raise
 
 
 def run(
@@ -92,10 +96,10 @@ def run(
             found += lines
         if comm.rank == 0 and found:
             print(*described(found), sep="\n", flush=True)
+    own = comm.bcast([line for line in journal.lines if (line.family, line.ranks) == (family, comm.size)])
     if comm.rank == 0:
-        own = [line for line in journal.lines if (line.family, line.ranks) == (family, comm.size)]
         print(f"{family}, {comm.size} ranks: {report.totals(own)}", flush=True)
-    return journal.lines
+    return own
 
 
 class _Key(NamedTuple):
