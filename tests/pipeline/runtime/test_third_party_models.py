@@ -16,11 +16,12 @@ NETWORKS = {
     "DenseNet": _monai("DenseNet", 5, 1, 33, 35, init_features=8, growth_rate=4, block_config=(2, 2)),
     "DynUNet": _monai("DynUNet", 5, 2, 16, 24, kernel_size=(3, 3, 3), strides=(1, 2, 2), upsample_kernel_size=(2, 2),
         filters=(4, 8, 16), res_block=True),
-    "EfficientNetBN": _monai("EfficientNetBN", 5, 3, 32, 40, model_name="efficientnet-b0", pretrained=False),
+    "EfficientNetBN": _monai("EfficientNetBN", 5, 3, 32, 40, model_name="efficientnet-b0", pretrained=False,
+        num_classes=3),
     "FlexibleUNet": _monai("FlexibleUNet", 5, 3, 32, 64, backbone="efficientnet-b0", decoder_channels=(16, 8, 8, 8, 8)),
     "HighResNet": _monai("HighResNet", 5, 1, 16, 17),
     "SegResNet": _monai("SegResNet", 5, 1, 16, 24, init_filters=8),
-    "SEResNet50": _monai("SEResNet50", 5, 3, 33, 35),
+    "SEResNet50": _monai("SEResNet50", 5, 3, 33, 35, num_classes=3),
     "UNet": _monai("UNet", 5, 1, 16, 24, channels=(4, 8, 16), strides=(2, 2), num_res_units=2),
     "UNETR": _monai("UNETR", 5, 1, 32, 48, img_size=(32, 48), feature_size=8, hidden_size=24, mlp_dim=48, num_heads=3),
     "ViT": _monai("ViT", 5, 1, 32, 48, img_size=(32, 48), patch_size=(8, 8), hidden_size=24, mlp_dim=48, num_layers=3,
@@ -35,11 +36,12 @@ def loss(output, target):
 
 
 def network(name):
-    """The network without dropout, of which a pipeline draws other numbers than plain torch."""
+    """The network without dropout, for which a pipeline draws other numbers than plain torch."""
     model = built(NETWORKS[name])
     for module in model.modules():
-        if "Drop" in type(module).__name__ and hasattr(module, "p"):
-            module.p = 0.0
+        for probability in ("p", "drop_connect_rate"):
+            if isinstance(getattr(module, probability, None), float):
+                setattr(module, probability, 0.0)
     return model
 
 
