@@ -31,7 +31,7 @@ class Split:
     every: bool
     """Every tensor, or only the first; the others are plain."""
 
-    def put(self, value: torch.Tensor, grid: ProcessGrid) -> DistTensor:
+    def put(self, value: torch.Tensor, grid: ProcessGrid) -> torch.Tensor:
         """``value`` distributed."""
         axes = [self.first, *[None] * (value.dim() - 2), self.last] if value.dim() > 1 else [self.first or self.last]
         x = scatter(value, Distribution(grid, axes))

@@ -55,7 +55,7 @@ def page(lines: Sequence[Line], most: int | None = None) -> str:
     )
     heads = ["ranks", "cases", *_HEADS]
     rows = [[str(n), *_row([line for line in own if line.ranks == n])] for n in counts]
-    return preface + "\n" + table(heads, rows) + _beside(lines, counts) + _refused(own)
+    return preface + "\n" + table(heads, rows) + _beside(lines) + _refused(own)
 
 
 def _row(lines: Sequence[Line]) -> list[str]:
@@ -64,8 +64,9 @@ def _row(lines: Sequence[Line]) -> list[str]:
     return [f"{len(lines):,}", *(f"{count:,}" for count in groups), f"{exact / max(1, len(lines)):.1%}"]
 
 
-def _beside(lines: Sequence[Line], counts: Sequence[int]) -> str:
-    if not any(line.family == DTENSOR for line in lines):
+def _beside(lines: Sequence[Line]) -> str:
+    counts = sorted({line.ranks for line in lines if line.family == DTENSOR})
+    if not counts:
         return ""
     rows, wrong = [], Counter[str]()
     for ranks in counts:
