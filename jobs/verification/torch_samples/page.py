@@ -16,8 +16,9 @@ _PREFACE = """\
 <!-- Generated; do not edit. Command: distconv verify conformance {options} -->
 
 The calls with which torch tests its operators (OpInfo) and modules (ModuleInfo), their variants in place and with
-`out=` among them, in float64; {most}. Tensors are split along their first dimension, their last, or both, all of them
-or only the first. All results, gradients and buffers are compared with one process. Left out is what torch refuses.
+`out=` among them, in float64; {most}. Tensors are split along their first dimension, their last,
+or both, all of them or only the first. All results, gradients and buffers are compared with one process. Left out is
+what torch refuses.
 
 {machine}
 
