@@ -96,6 +96,8 @@ class DistTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return args[0].item()  # given where torch expects a number: torch.full((2,), x), torch.arange(x)
         raise UnsupportedOperation(f"{func} reached a DistTensor {_BELOW}")
 
     # -- what it is ---------------------------------------------------------------------------------------------------
@@ -166,6 +168,8 @@ class DistTensor(torch.Tensor):
         return f"DistTensor({value}{described})" if known else f"DistTensor({described}, of which here [{mine}])"
 
     def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d tensor")
         return self.shape[0]
 
     def __deepcopy__(self, memo: object) -> DistTensor:
@@ -226,20 +230,24 @@ class DistTensor(torch.Tensor):
         Raises
         ------
         UnsupportedOperation
-            If it is set to a tensor of another shape or dtype, or on another device.
+            If it is set to a tensor of another shape or on another device.
         """
         found: DistTensor = dispatch.operator_for(_DATA.__get__)(self)
         return found
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
-        if (value.shape, value.dtype, value.device) != (self.shape, self.dtype, self.device):
+        if (value.shape, value.device) != (self.shape, self.device):
             raise UnsupportedOperation(
-                f"a DistTensor of {tuple(self.shape)}, {self.dtype} on {self.device} cannot become "
-                f"{tuple(value.shape)}, {value.dtype} on {value.device} in place: convert the model before "
-                "parallelize, or the tensor with .to() or reshape()"
+                f"a DistTensor of {tuple(self.shape)} on {self.device} cannot become {tuple(value.shape)} on "
+                f"{value.device} in place: move the model before parallelize, or the tensor with .to() or reshape()"
             )
-        self.local.data = laid_out(value, self.dist).local
+        new = laid_out(value, self.dist)
+        if value.dtype is not self.dtype:
+            # What torch reads off the wrapper itself.
+            with torch._C.DisableTorchFunctionSubclass():
+                _DATA.__set__(self, new)
+        self.local.data = new.local
 
     def set_(self, source: Any = None, *place: Any) -> DistTensor:
         """Itself, from now on on the memory of ``source``, a tensor of this shape.

@@ -22,6 +22,7 @@ import torch
 from torch.utils import checkpoint
 
 from distconv.communication import agreement
+from distconv.errors import UnsupportedOperation
 
 active: list[_Block | _Again] = []
 """Blocks that are being computed, for the first time or again; the innermost last."""
@@ -54,6 +55,28 @@ def between() -> None:
     """A step within an operator: what follows does more than compute its result."""
     if active:
         step()
+
+
+def may_move_statistics() -> None:
+    """To be called before running statistics move.
+
+    Raises
+    ------
+    UnsupportedOperation
+        If they would not move as often as in one process.
+    """
+    if any(isinstance(each, _Again) and each.record.running for each in active):
+        raise UnsupportedOperation(
+            "running statistics in a block of torch.utils.checkpoint that takes a gradient of its own: they would move "
+            "another number of times than in one process; take that gradient outside the block, or checkpoint the "
+            "layers without running statistics"
+        )
+
+
+def in_early_stopping_block() -> bool:
+    """Whether what is being computed will be computed again only as far as it is needed."""
+    frames = (each.frame if isinstance(each, _Block) else each.frame() for each in active)
+    return any(frame.early_stop for frame in frames if frame is not None)
 
 
 def made(block: torch.Tensor, world: Any = None) -> None:
@@ -173,7 +196,7 @@ class _Again(checkpoint._recomputation_hook):
     def __init__(self, frame: Any, task: Any) -> None:
         super().__init__(frame, task)
         self.pack_hook = _unstepped(self.pack_hook)
-        self.record: _Record = frame().record
+        self.frame, self.record = frame, frame().record
         self._first_step = 0
         self._marks: list[_Mark] = []
 

@@ -13,6 +13,7 @@ from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import checkpoint
 
 from distconv import dispatch
+from distconv.autograd import recomputation
 from distconv.errors import DistconvError, NoRule, UnsupportedOperation
 from distconv.tensor import LAYOUTS, DistTensor
 
@@ -55,7 +56,16 @@ def _recomputed(function: Any, preserve_rng_state: bool, *args: Any) -> Any:
     """What a reentrant checkpoint of ``function`` returns, as the other kind computes it.
 
     As there nothing gets a gradient if no argument needs one, and all of it is computed again.
+
+    Raises
+    ------
+    UnsupportedOperation
+        Within one of the other kind, where it is computed another number of times, and running statistics move so.
     """
+    if recomputation.in_early_stopping_block():
+        raise UnsupportedOperation(
+            "torch.utils.checkpoint with use_reentrant=True in a block of one without: pass use_reentrant=False to both"
+        )
     checkpoint.check_backward_validity(args)
     if not any(isinstance(a, torch.Tensor) and a.requires_grad for a in args):
         with torch.no_grad():

@@ -88,7 +88,8 @@ class _Bucket:
             self.reduction.wait()
         for leaf, total in zip(self.leaves, self.shares, strict=True):
             if leaf.grad is None:
-                leaf.grad = total
+                # No view of the bucket for autograd, which refuses to detach_() one.
+                leaf.grad = total.detach()
             else:
                 leaf.grad += total
 

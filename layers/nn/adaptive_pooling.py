@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from distconv.dispatch import implements
+from distconv.errors import NoRule
 from distconv.kernels.convolution import Range
 from distconv.layers.math.reductions import mean
 from distconv.layers.nn.pooling import avg_pool, lowest, max_pool, unbatched
@@ -97,7 +98,7 @@ def _averages(x: DistTensor, dim: int, outputs: int) -> DistTensor:
 @unbatched
 def _adaptive_avg_pool(count: int, input: DistTensor, output_size: Any) -> Any:
     """``F.adaptive_avg_pool1d``, ``2d`` or ``3d``; global pooling is a mean."""
-    outputs = result_shape(_AVERAGE[count], input, output_size)[2:]
+    outputs = _outputs(_AVERAGE[count], input, output_size)
     x = as_cast_for(balanced_input(input), lambda block: _AVERAGE[count](block, 1), *(1,) * (count + 2))
     single = [dim for dim, n in enumerate(outputs, 2) if n == 1]
     if single:
@@ -111,6 +112,20 @@ def _adaptive_avg_pool(count: int, input: DistTensor, output_size: Any) -> Any:
         if n != x.shape[dim]:
             x = _averages(x, dim, n)
     return x
+
+
+def _outputs(function: Callable[..., torch.Tensor], input: DistTensor, output_size: Any) -> torch.Size:
+    """Extents of the result behind samples and channels.
+
+    Raises
+    ------
+    NoRule
+        If one is zero: torch has no gradient then.
+    """
+    outputs = result_shape(function, input, output_size)[2:]
+    if 0 in outputs:
+        raise NoRule(f"adaptive pooling to {tuple(outputs)}, which has no elements: give each dimension one or more")
+    return outputs
 
 
 def _kernel(x: DistTensor, outputs: Sequence[int]) -> tuple[int, ...] | None:
@@ -171,7 +186,7 @@ def _never_empty(block: torch.Tensor, dim: int, value: float) -> torch.Tensor:
 @unbatched
 def _adaptive_max_pool(count: int, input: DistTensor, output_size: Any, return_indices: bool = False) -> Any:
     """``F.adaptive_max_pool1d``, ``2d`` or ``3d``; indices as max pooling has them."""
-    outputs = result_shape(_MAX[count], input, output_size)[2:]
+    outputs = _outputs(_MAX[count], input, output_size)
     x = as_cast_for(balanced_input(input), lambda block: _MAX[count](block, 1), *(1,) * (count + 2))
     kernel = _kernel(x, outputs)
     if kernel is not None and not any(n == 1 and axis for n, axis in zip(outputs, x.dist.split[2:], strict=True)):

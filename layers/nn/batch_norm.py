@@ -17,6 +17,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 
+from distconv.autograd import recomputation
 from distconv.autograd.derivatives import gradients
 from distconv.communication.collectives import apply, enter, sum_over
 from distconv.communication.transport import allreduce
@@ -190,6 +191,8 @@ def batch_norm(
         raise NoRule("batch norm of a plain tensor with a distributed weight: scatter the input first")
     if weight is not None and weight.dtype not in (input.dtype, widened(input.dtype)):
         raise ShapeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
+    if training and running_mean is not None and recomputation.active:
+        recomputation.may_move_statistics()
     if input.dim() < 2:  # torch takes it if it has no elements
         whole = input.replicated()
         y = F.batch_norm(whole.local, running_mean, running_var, weight, bias, training, momentum, eps)

@@ -271,6 +271,7 @@ def instance_norm(
     y = _by_channel(x, x.shape[1], (weight, bias), eps, lambda *moments: found.extend(moments))
     # As in torch a recomputation that needs no more than what has been saved ends before they move once more.
     recomputation.between()
+    recomputation.may_move_statistics()
     _update_running(x, running_mean, running_var, momentum, *found)
     return y
 

@@ -27,17 +27,21 @@ level = FALLBACK.value()
 limit_bytes = FALLBACK_LIMIT.value()
 
 
+_ELEMENT_BY_ELEMENT = (torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_)
+
+
 class _Gathered:
     """An argument, whole, and how to know whether a call has changed it."""
 
-    def __init__(self, given: DistTensor, dims: Sequence[int] | None = None) -> None:
+    def __init__(self, given: DistTensor, dims: Sequence[int] | None = None, uncounted: bool = False) -> None:
         self.given = given
         self.part = given.replicated() if dims is None else transposed(given, dims)
         self.whole = self.part.local
+        self._by_value = uncounted or self.whole.is_inference()
         self._before = self._state()
 
     def _state(self) -> Any:
-        return self.whole.clone() if self.whole.is_inference() else self.whole._version
+        return self.whole.detach().clone() if self._by_value else self.whole._version
 
     def changed(self) -> bool:
         """Whether its values are others now."""
@@ -76,7 +80,7 @@ def gathered_call(error: NoRule, function: Callable[..., Any], args: Sequence[An
     leaves = tree_leaves((args, kwargs))
     distributed = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, DistTensor)}.values())
     _permit(error, function, distributed)
-    gathered = {id(x): _Gathered(x) for x in distributed}
+    gathered = {id(x): _Gathered(x, uncounted=_counts_no_changes(function)) for x in distributed}
 
     def whole(leaf: Any) -> Any:
         return gathered[id(leaf)].whole if isinstance(leaf, DistTensor) else leaf
@@ -92,6 +96,11 @@ def gathered_call(error: NoRule, function: Callable[..., Any], args: Sequence[An
     plain = {id(leaf) for leaf in leaves}
     name = short_name(function)
     return map_leaves(lambda y: y if id(y) in plain else _laid_out(name, y, list(gathered.values())), found)
+
+
+def _counts_no_changes(function: Callable[..., Any]) -> bool:
+    """Whether ``function`` may change tensors without autograd's count of it, as users' own Functions by ``.data``."""
+    return function in _ELEMENT_BY_ELEMENT or isinstance(getattr(function, "__self__", None), type)
 
 
 def called_along(function: Callable[..., Any], input: DistTensor, dims: Sequence[int], *args: Any, **named: Any) -> Any:

@@ -13,4 +13,5 @@
     reshaping     Views: dimensions that are merged, parted, reordered
     scatter       Writing to positions given by a tensor of indices: scatter and scatter_add, as for one-hot labels
     slicing       Parts of a tensor along its dimensions. A slice is a view
+    strides       ``as_strided`` and its kind: of whole tensors
 """

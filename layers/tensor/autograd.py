@@ -30,6 +30,8 @@ def grad(
     **options: Any,
 ) -> tuple[Any, ...]:
     """``torch.autograd.grad``: whole gradients of plain inputs, distributed ones of distributed inputs. Collective."""
+    if options.pop("is_grads_batched", False):
+        return _batched(outputs, inputs, _listed(grad_outputs), options)
     whole = [o.replicated() if isinstance(o, DistTensor) and o.numel() == 1 else o for o in _listed(outputs)]
     seeds = _listed(grad_outputs)
     seeds = [None] * len(whole) if len(seeds) == 1 and seeds[0] is None else seeds
@@ -44,3 +46,14 @@ def grad(
         DistTensor(g, i.dist, i.shape) if isinstance(i, DistTensor) and g is not None else g
         for g, i in zip(found, wanted, strict=True)
     )
+
+
+def _batched(outputs: Any, inputs: Any, seeds: list[Any], options: dict[str, Any]) -> tuple[Any, ...]:
+    """What ``grad`` gives for each of the gradients that ``seeds`` have along their first dimension."""
+    count = len(seeds[0])
+    last = {"retain_graph": options.get("create_graph", False), **options}
+    each = [
+        grad(outputs, inputs, [s[i] for s in seeds], **(last if i == count - 1 else {**options, "retain_graph": True}))
+        for i in range(count)
+    ]
+    return tuple(None if found[0] is None else torch.stack(found) for found in zip(*each, strict=True))

@@ -82,7 +82,8 @@ def bernoulli(input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """``torch.bernoulli``: drawn as one process does."""
     result_shape(torch.bernoulli, input)
     agree_on_generator(input, named.get("generator"))
-    whole = torch.bernoulli(torch.empty_like(unfilled(input)).copy_(input.gather().detach()), *args, **named)
+    # Autograd gives what it was drawn from a gradient of zeros, as in one process.
+    whole = torch.bernoulli(torch.empty_like(unfilled(input)).copy_(input.gather()), *args, **named)
     return as_distributed(whole, input.grid).redistribute(input.dist)
 
 

@@ -12,6 +12,9 @@ import torch
 
 from distconv.dispatch import implements, name_of
 from distconv.errors import UnsupportedOperation
+from distconv.tensor import DistTensor
+
+_MANY = "the elements of a DistTensor lie on many ranks: use gather() for the whole or .local for this rank's block"
 
 _REASONS = {
     "the memory of a DistTensor lies on many ranks: use .local for this rank's block": """
@@ -20,14 +23,12 @@ _REASONS = {
         is_pinned to_mkldnn _cdata.__get__
         """,
     "in torch the result depends on strides, which a DistTensor does not keep: use reshape, permute or slices": """
-        as_strided as_strided_ as_strided_copy as_strided_scatter dim_order _is_view
+        as_strided_ dim_order _is_view
         """,
     "a DistTensor keeps its shape: use a new one, x = x[...] or F.pad(x, ...)": """
         resize resize_ resize_as resize_as_ resize_as_sparse_ sparse_resize_ sparse_resize_and_clear_
         """,
-    "the elements of a DistTensor lie on many ranks: use gather() for the whole or .local for this rank's block": """
-        numpy __array__ __array_wrap__ __setstate__ module_load
-        """,
+    _MANY: "__array_wrap__ __setstate__ module_load",
 }
 
 
@@ -48,3 +49,14 @@ for _reason, _names in _REASONS.items():
     for _name in _names.split():
         for _function in _functions(_name):
             implements(_function)(partial(_refuse, name_of(_function), _reason))
+
+
+def _array(function: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
+    """``Tensor.numpy`` of what is whole on every rank, such as a loss."""
+    if input.dist.split_axes:
+        _refuse(name_of(function), _MANY)
+    return function(input.local, *args, **named)
+
+
+for _function in (torch.Tensor.numpy, torch.Tensor.__array__):
+    implements(_function)(partial(_array, _function))

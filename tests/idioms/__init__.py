@@ -11,6 +11,7 @@ refused with one clear sentence on all ranks.
     adversarial    Two networks that play against each other
     attention      Attention over places, windows and channels
     averages       Moving averages of weights, and weights for evaluation
+    calls          Modules called, hooked, converted and wrapped in unusual ways; Python's numbers
     distributions  torch.distributions
     functions      autograd Functions, closures, straight-through estimators, torch.func
     gradients      Clipping, penalties, hooks, second derivatives
@@ -24,6 +25,7 @@ refused with one clear sentence on all ranks.
     recomputation  torch.utils.checkpoint
     segmentation   Losses of segmentation
     shapes         Masks, sorting, einsum, indexing
+    solvers        Networks within iterations, and layers that are written out by hand
     steps          Steps that are more than one gradient
     training       Loops: schedules, autocast, early stopping, freezing
     views          Views, slices, changes in place

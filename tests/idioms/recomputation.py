@@ -166,3 +166,23 @@ def saved_tensors_are_packed(b: Bench) -> Found:
         loss = b.loss()
     loss.backward()
     return b.gradients()
+
+
+@idiom(refused="pass use_reentrant=False to both")
+def a_reentrant_block_within_another_kind(b: Bench) -> Found:
+    def outer(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(b.model.second, b.model.begin(x), use_reentrant=True) * 2
+
+    checkpoint(outer, b.images().requires_grad_(), use_reentrant=False).square().mean().backward()
+    return b.gradients() | b.state()
+
+
+@idiom(refused="take that gradient outside the block")
+def a_block_with_running_statistics_takes_a_gradient(b: Bench) -> Found:
+    def block(x: torch.Tensor) -> torch.Tensor:
+        y = b.model.begin(x)
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return b.model.second(y) + slope.mean()
+
+    checkpoint(block, b.images().requires_grad_(), use_reentrant=False).square().mean().backward()
+    return b.gradients() | b.state()

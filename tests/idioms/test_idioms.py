@@ -12,6 +12,7 @@ from tests.idioms import (
     adversarial,
     attention,
     averages,
+    calls,
     distributions,
     functions,
     gradients,
@@ -25,6 +26,7 @@ from tests.idioms import (
     recomputation,
     segmentation,
     shapes,
+    solvers,
     steps,
     training,
     views,
@@ -32,8 +34,8 @@ from tests.idioms import (
 from tests.idioms.table import IDIOMS, Idiom, alone, ending
 
 MODULES = [
-    accumulation, adversarial, attention, averages, distributions, functions, gradients, images, layers, losses,
-    objectives, optimizers, parameters, random, recomputation, segmentation, shapes, steps, training, views,
+    accumulation, adversarial, attention, averages, calls, distributions, functions, gradients, images, layers, losses,
+    objectives, optimizers, parameters, random, recomputation, segmentation, shapes, solvers, steps, training, views,
 ]  # fmt: skip
 
 GRIDS: dict[int, list[dict[str, int]]] = {

@@ -33,6 +33,7 @@ OF_NO_MODULE = {
     "tests/pipeline/runtime/test_models.py": "real models and odd stages",
     "tests/pipeline/runtime/test_recorded_models.py": "models that only a run with an example can cut",
     "tests/pipeline/runtime/test_plans.py": "stages whose layers have different grids",
+    "tests/pipeline/runtime/test_third_party_models.py": "networks of another package as stages",
     "tests/pipeline/runtime/test_synchronous.py": "schedules that update after all micro-batches, run",
     "tests/pipeline/simulation/test_bapipe_closed_forms.py": "the simulator against BaPipe's printed formulas",
     "tests/test_harness.py": "the harness itself",

@@ -5,7 +5,8 @@ that redistributions moved, forward and backward, all ranks), raises (with the w
 WRONG: a difference, an error that is none of distconv's, that differs between ranks, or that names no way out.
 ``replicates`` is exact, but every rank computed the whole. The exit code is 1 if any line is WRONG.
 
-``--family torch-samples`` runs the samples that torch tests its own operators and modules with instead.
+``--family torch-samples`` runs the samples that torch tests its own operators and modules with instead, ``--family
+dtensor`` the same through torch's DTensor.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from distconv.jobs.verification.conformance.families import TABLE
 from distconv.jobs.verification.conformance.runner import BAD, Line, Run
 from distconv.jobs.verification.differential import launch
 from distconv.jobs.verification.torch_samples import command as torch_samples
-from distconv.jobs.verification.torch_samples.runner import FAMILY
+from distconv.jobs.verification.torch_samples import page as torch_samples_page
+from distconv.jobs.verification.torch_samples.command import RUNS as SAMPLES
 
 EXAMPLES = """\
 examples:
@@ -33,6 +35,7 @@ examples:
   mpiexec -n 4 distconv verify conformance --family convolution pooling --json found.json
   mpiexec -n 3 distconv verify conformance --operator max_pool2d
   distconv verify conformance --family torch-samples --ranks 2,3,4 --json found.json
+  distconv verify conformance --family torch-samples dtensor --ranks 2 --samples 4 --page docs/torch-samples.md
   distconv verify conformance --page docs/conformance.md --ranks 2,3,4,6,8
 """
 
@@ -40,14 +43,17 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv verify conformance``."""
     parser.add_argument(
-        "--family", nargs="+", choices=[*TABLE, FAMILY], metavar="NAME", help=", ".join([*TABLE, FAMILY])
+        "--family", nargs="+", choices=[*TABLE, *SAMPLES], metavar="NAME", help=", ".join([*TABLE, *SAMPLES])
     )
     parser.add_argument("--operator", nargs="+", metavar="NAME", help="only operators of these names")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as a page in Markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every line as an object")
-    parser.add_argument("--samples", type=int, metavar="N", help="of torch-samples: the first N of each operator")
+    parser.add_argument("--samples", type=int, metavar="N", help="of torch's samples: the first N of each operator")
     parser.add_argument(
-        "--journal", type=Path, metavar="FILE", help="of torch-samples: note lines as they come, and go on behind them"
+        "--journal",
+        type=Path,
+        metavar="FILE",
+        help="of torch's samples: note lines as they come; go on behind them",
     )
     launch.add_arguments(parser)
 
@@ -61,17 +67,30 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             report.write_json(options.json, lines)
         if options.page:
-            options.page.write_text(page.page(lines))
+            samples = _of_samples(options)
+            options.page.write_text(torch_samples_page.page(lines, options.samples) if samples else page.page(lines))
     return 1 if any(line.verdict in BAD for line in lines) else 0
 
 
 def _found(comm: MPI.Intracomm, options: argparse.Namespace) -> list[Line]:
-    if options.family and FAMILY in options.family:
-        if options.family != [FAMILY] or options.page:
-            raise DataError(f"--family {FAMILY} runs alone, and fills no --page: write it with --json")
+    if _of_samples(options):
         return torch_samples.lines(comm, options)
     cases = list(chosen(options.family, options.operator))
     return _run(comm, cases) if options.ranks is None else _started(options)
+
+
+def _of_samples(options: argparse.Namespace) -> bool:
+    """Whether samples of torch were asked for.
+
+    Raises
+    ------
+    DataError
+        If cases of the table were, too.
+    """
+    chosen = [family in SAMPLES for family in options.family or ()]
+    if any(chosen) and not all(chosen):
+        raise DataError(f"the samples of {' and '.join(SAMPLES)} run without other families: take two commands")
+    return any(chosen)
 
 
 def _check_files(options: argparse.Namespace) -> None:

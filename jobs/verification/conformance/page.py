@@ -99,7 +99,7 @@ def page(lines: Sequence[Line]) -> str:
     """The page for lines of one or several rank counts."""
     counts = sorted({line.ranks for line in lines})
     preface = _PREFACE.format(
-        ranks=",".join(map(str, counts)), machine=_machine(), layouts=_table(["column", "grid"], _layouts())
+        ranks=",".join(map(str, counts)), machine=machine(), layouts=table(["column", "grid"], _layouts())
     )
     families = dict.fromkeys(line.family for line in lines)
     parts = [preface, _totals(lines, counts)]
@@ -107,7 +107,8 @@ def page(lines: Sequence[Line]) -> str:
     return "\n".join(parts)
 
 
-def _machine() -> str:
+def machine() -> str:
+    """What a page was made with."""
     name, version = MPI.get_vendor()
     mpi = f"{name} {'.'.join(map(str, version))}"
     python = f"Python {platform.python_version()}"
@@ -118,7 +119,8 @@ def _layouts() -> list[tuple[str, str]]:
     return [SHORT[kind] for kind in KINDS]
 
 
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
 
@@ -132,7 +134,7 @@ def _totals(lines: Sequence[Line], counts: Sequence[int]) -> str:
         moved = size(sum(line.moved_bytes for line in own))
         rows.append([str(ranks), str(operators), str(len(own)), *(str(verdicts[v]) for v in _WORST[::-1]), moved])
     heads = ["ranks", "operators", "cases", *(verdict.value for verdict in _WORST[::-1]), "redistributed"]
-    return "## Totals\n\n" + _table(heads, rows)
+    return "## Totals\n\n" + table(heads, rows)
 
 
 def _family(family: str, lines: Sequence[Line], counts: Sequence[int]) -> str:
@@ -145,8 +147,8 @@ def _family(family: str, lines: Sequence[Line], counts: Sequence[int]) -> str:
         # A bar would end the cell.
         names = [f"`{operator}`".replace("|", BAR), option.replace("|", BAR)]
         rows.append([*names, *(_cell(by_kind.get(kind, [])) for kind in kinds)])
-    table = _table(["operator", "option", *(SHORT[kind][0] for kind in kinds)], rows)
-    return f"## {family}\n\n{table}" + _messages(lines)
+    heads = ["operator", "option", *(SHORT[kind][0] for kind in kinds)]
+    return f"## {family}\n\n{table(heads, rows)}" + _messages(lines)
 
 
 def _sorted(lines: Sequence[Line]) -> list[Line]:

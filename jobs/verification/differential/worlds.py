@@ -103,6 +103,7 @@ class RanksWorld(World):
         if leaf is not None and style != "own":
             leaf.requires_grad_(grad)
         x = scatter(leaf, dist, root=root)
+        x._strides = None  # the other world's lies in order, and draws its random numbers so
         if style == "own":
             x = DistTensor(self._in_memory(x.local.detach()), x.dist, x.shape).requires_grad_(grad)
         self._leaves.append((x, x if style == "own" else leaf, root))

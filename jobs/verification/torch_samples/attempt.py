@@ -31,11 +31,15 @@ class Split:
     every: bool
     """Every tensor, or only the first; the others are plain."""
 
-    def put(self, value: torch.Tensor, grid: ProcessGrid) -> DistTensor:
+    def put(self, value: torch.Tensor, grid: ProcessGrid) -> torch.Tensor:
         """``value`` distributed."""
         axes = [self.first, *[None] * (value.dim() - 2), self.last] if value.dim() > 1 else [self.first or self.last]
         x = scatter(value, Distribution(grid, axes))
         return DistTensor(x.local.detach(), x.dist, x.shape)
+
+    def gradient(self, whole: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """The gradient of the result ``y`` as its backward pass takes it."""
+        return whole
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def _computed(
         raise OthersRaise
     answers = [y for y in tree_leaves(result) if isinstance(y, (torch.Tensor, bool, int, float))]
     outputs = [y if isinstance(y, torch.Tensor) else torch.tensor(y) for y in answers]
-    _backward([y for y in outputs if y.requires_grad])
+    _backward([y for y in outputs if y.requires_grad], split)
     values = {f"y{number}": _strided(y) for number, y in enumerate(outputs)}
     inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     values |= {f"dL/dx{number}": _strided(x.grad) for number, x in enumerate(inputs) if x.grad is not None}
@@ -115,9 +119,9 @@ def _strided(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
-def _backward(outputs: list[torch.Tensor]) -> None:
+def _backward(outputs: list[torch.Tensor], split: Split | None) -> None:
     generator = torch.Generator().manual_seed(3)
     for y in outputs:
         dense = torch.randn(y.shape, generator=generator, dtype=torch.float64)
-        gradient = torch.complex(dense, dense.flip(0) if dense.dim() else dense) if y.is_complex() else dense
-        y.backward(gradient.to(y.dtype), retain_graph=y is not outputs[-1])
+        whole = (torch.complex(dense, dense.flip(0) if dense.dim() else dense) if y.is_complex() else dense).to(y.dtype)
+        y.backward(whole if split is None else split.gradient(whole, y), retain_graph=y is not outputs[-1])

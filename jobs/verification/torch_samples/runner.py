@@ -17,7 +17,8 @@ from distconv.jobs.verification.torch_samples.database import Sample
 
 TIME_LIMIT_S = 30.0
 
-FAMILY = "torch-samples"
+FAMILY, DTENSOR = "torch-samples", "dtensor"
+"""What lines of distconv, and of torch's DTensor, are found under."""
 
 
 class _Part(NamedTuple):

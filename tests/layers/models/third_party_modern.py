@@ -9,7 +9,6 @@ import importlib
 import sys
 from dataclasses import replace
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -33,13 +32,24 @@ def _hugging(model: str, *shape: int, **options: Any) -> Network:
 
     def build() -> nn.Module:
         _torchvision()
-        # In a checkout our folder kernels is found where transformers looks for the package of this name.
-        with patch.dict(sys.modules, {"kernels": None}):
-            kind = getattr(importlib.import_module("transformers"), model)
-            network: nn.Module = kind(kind.config_class(num_labels=5, **options))
+        # In a checkout our folder kernels is found where transformers looks for the package of this name, now or later.
+        sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]
+        kind = getattr(importlib.import_module("transformers"), model)
+        network: nn.Module = kind(kind.config_class(num_labels=5, **options))
         return network
 
     return Network("transformers", build, shape or IMAGES)
+
+
+def _operator(name: str, **options: Any) -> Network:
+    """A network of neuraloperator, with its complex weights in double precision, too."""
+
+    def build() -> nn.Module:
+        network = getattr(importlib.import_module("neuralop.models"), name)
+        model: nn.Module = network(in_channels=2, out_channels=2, hidden_channels=8, **options)
+        return model._apply(lambda t: t.to(torch.complex128) if t.is_complex() else t)
+
+    return Network("neuralop", build, (2, 2, 12, 16))
 
 
 SIZE = {"img_size": (64, 96)}
@@ -115,8 +125,10 @@ MODERN = {
     "SMP Segformer": _segmentation("Segformer", "tu-mobilenetv3_small_050", *IMAGES, decoder_segmentation_channels=16),
     "SMP UPerNet": _segmentation("UPerNet", "tu-mobilenetv3_small_050", *IMAGES, decoder_channels=16),
     "SMP U-Net with scSE": _segmentation("Unet", "tu-mobilenetv3_small_050", *IMAGES, decoder_attention_type="scse"),
+    "FNO": _operator("FNO", n_modes=(4, 4), n_layers=2),
+    "TFNO": _operator("TFNO", n_modes=(4, 4), n_layers=2, rank=0.5, factorization="tucker",
+        implementation="factorized"),
+    "U-NO": _operator("UNO", uno_out_channels=[8, 8, 8], uno_n_modes=[[4, 4]] * 3, n_layers=3,
+        uno_scalings=[[1.0, 1.0], [0.5, 0.5], [2, 2]], channel_mlp_skip="linear"),
 }  # fmt: skip
-"""Large enough that they are run on request only.
-
-The operators of neuraloperator are not among them: opt_einsum, by which they contract, takes a DistTensor for NumPy's.
-"""
+"""Large enough that they are run on request only."""

@@ -57,7 +57,8 @@ def _shallow(build: Callable[[Any], nn.Module], *shape: int) -> Network:
 def _monai(name: str, *shape: int, **options: Any) -> Network:
     def build() -> nn.Module:
         network = getattr(importlib.import_module("monai.networks.nets"), name)
-        model: nn.Module = network(spatial_dims=len(shape) - 2, in_channels=shape[1], out_channels=3, **options)
+        outputs = {} if "num_classes" in options else {"out_channels": 3}
+        model: nn.Module = network(spatial_dims=len(shape) - 2, in_channels=shape[1], **outputs, **options)
         return model
 
     return Network("monai", build, shape)

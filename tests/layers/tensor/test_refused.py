@@ -15,7 +15,7 @@ CALLS = {
     "dlpack": (lambda x: x.__dlpack__(), "use .local"),
     "sharing": (torch.Tensor.share_memory_, "use .local"),
     "set_": (lambda x: x.set_(torch.zeros(3, dtype=torch.float64)), "cannot become"),
-    "strides": (lambda x: x.as_strided((2,), (1,), storage_offset=1), "use reshape"),
+    "strides": (lambda x: x.as_strided_((2,), (1,)), "use reshape"),
     "shape": (lambda x: x.resize_(2, 2), "use a new one"),
     "array": (np.asarray, "use gather"),
     "numpy": (lambda x: x.numpy(), "use gather"),

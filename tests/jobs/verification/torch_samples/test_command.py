@@ -35,9 +35,9 @@ def test_it_tells_and_writes_what_came_of_every_operator(comm, shared_tmp_path, 
 def test_a_sample_at_which_a_job_ended_hangs_and_is_passed(tmp_path):
     journal = Journal(tmp_path / "journal")
     assert not journal.end_with_a_hang()
-    journal.begin(2, Sample("add", "0", print, (), {}))
+    journal.begin(FAMILY, 2, Sample("add", "0", print, (), {}))
     journal.end([])
-    journal.begin(2, Sample("add", "1", print, (), {}))
+    journal.begin(FAMILY, 2, Sample("add", "1", print, (), {}))
     again = Journal(tmp_path / "journal")
     assert again.end_with_a_hang()
     assert not Journal(tmp_path / "journal").end_with_a_hang()
