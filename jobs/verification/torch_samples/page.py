@@ -30,7 +30,8 @@ _BESIDE = """
 ## Beside torch's DTensor
 
 Samples that both could start, every tensor split along its last dimension. DTensor over gloo: parameters of modules
-replicated, gradients as their results lie. It *raises* if the exception speaks of DTensor or of sharding.
+replicated, gradients as their results lie. It *raises* if the exception speaks of DTensor or of sharding, and random
+numbers that one process does not draw count as wrong.
 """
 
 _HEADS = ["by a rule", "replicates", "raises", "unclear", "wrong", "hangs", "exact"]
