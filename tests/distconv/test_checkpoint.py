@@ -63,6 +63,7 @@ def test_what_is_loaded_equals_what_was_saved_bit_for_bit(comm: Any, shared_tmp_
         assert torch.equal(found.tensors[name], tensor)
 
 
+@pytest.mark.fault(75)
 def test_the_newest_is_chosen_by_its_step_not_by_its_time(comm: Any, shared_tmp_path: Path) -> None:
     assert checkpoint.newest(shared_tmp_path / "nothing", comm) is None
     for step in (9, 1000000, 20):
@@ -71,6 +72,7 @@ def test_the_newest_is_chosen_by_its_step_not_by_its_time(comm: Any, shared_tmp_
     assert newest == shared_tmp_path / "step-1000000"
 
 
+@pytest.mark.fault(74)
 def test_old_ones_are_deleted_once_the_new_one_is_there(comm: Any, shared_tmp_path: Path) -> None:
     for step in range(5):
         checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm, keep=2)
@@ -78,6 +80,7 @@ def test_old_ones_are_deleted_once_the_new_one_is_there(comm: Any, shared_tmp_pa
     assert sorted(path.name for path in shared_tmp_path.iterdir()) == ["step-000003", "step-000004"]
 
 
+@pytest.mark.fault(57)
 def test_a_step_that_was_never_finished_does_not_count(comm: Any, shared_tmp_path: Path) -> None:
     first = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
     second = checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm)
@@ -98,6 +101,7 @@ def test_saving_a_step_again_replaces_it(comm: Any, shared_tmp_path: Path) -> No
     assert len(list(folder.iterdir())) == 2
 
 
+@pytest.mark.fault(61, 62)
 @pytest.mark.parametrize("target", ["state", "manifest"])
 def test_every_flipped_bit_and_every_cut_is_found(comm: Any, shared_tmp_path: Path, target: str) -> None:
     folder = checkpoint.save(shared_tmp_path, 3, tensors(), VALUES, comm)
@@ -116,6 +120,7 @@ def test_every_flipped_bit_and_every_cut_is_found(comm: Any, shared_tmp_path: Pa
     assert checkpoint.load(folder, comm).step == 3
 
 
+@pytest.mark.fault(63)
 def test_files_of_another_step_and_missing_files_are_found(comm: Any, shared_tmp_path: Path) -> None:
     first = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
     second = checkpoint.save(shared_tmp_path, 2, {"x": torch.ones(3)}, {}, comm)
@@ -136,6 +141,7 @@ def rewritten(folder: Path, **changed: Any) -> None:
     path.write_text(json.dumps(manifest))
 
 
+@pytest.mark.fault(70, 71)
 def test_a_manifest_cannot_reach_files_elsewhere_nor_be_of_the_future(comm: Any, shared_tmp_path: Path) -> None:
     folder = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
     on_rank_0(comm, lambda: rewritten(folder, files={"../../etc/passwd": {"bytes": 1, "sha256": ""}}))
@@ -144,6 +150,7 @@ def test_a_manifest_cannot_reach_files_elsewhere_nor_be_of_the_future(comm: Any,
     assert "has format 99, this version reads up to 1" in refused(comm, lambda: checkpoint.load(folder, comm))
 
 
+@pytest.mark.fault(65)
 def test_pieces_must_cover_their_tensor(comm: Any, shared_tmp_path: Path) -> None:
     folder = checkpoint.save(shared_tmp_path, 1, {"x": torch.ones(3)}, {}, comm)
     name = only_file(folder).name
@@ -153,6 +160,7 @@ def test_pieces_must_cover_their_tensor(comm: Any, shared_tmp_path: Path) -> Non
     assert "the pieces of 'x' cover 3 of 4 elements" in refused(comm, lambda: checkpoint.load(folder, comm))
 
 
+@pytest.mark.fault(58)
 def test_a_full_disk_leaves_the_earlier_checkpoint_intact(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +179,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_intact(
     checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm)
 
 
+@pytest.mark.fault(60)
 def test_a_folder_that_is_a_file_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     on_rank_0(comm, lambda: (shared_tmp_path / "file").touch())
     text = refused(comm, lambda: checkpoint.save(shared_tmp_path / "file", 2, tensors(), VALUES, comm))

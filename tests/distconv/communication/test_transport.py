@@ -16,6 +16,7 @@ def ring(comm, sent, received):
     Exchange(comm, [(after, sent)], [(before, received)], "a ring").wait()
 
 
+@pytest.mark.fault(21)
 @pytest.mark.ranks(at_least=2)
 @pytest.mark.parametrize("chunk", [1 << 30, 64, 7])
 def test_a_message_arrives_whole_in_pieces_of_any_length(comm, monkeypatch, chunk):
@@ -37,6 +38,7 @@ def test_messages_that_nothing_was_sent_for_can_be_given_up(comm):
     assert received.tolist() == [1.0 - comm.rank] * 3
 
 
+@pytest.mark.fault(20)
 @pytest.mark.parametrize(
     "dtype",
     [

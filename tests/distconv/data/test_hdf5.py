@@ -41,14 +41,17 @@ def test_each_rank_reads_the_box_it_asks_for(comm: Any, shared_tmp_path: Path) -
         assert file.read("y", (Interval(0, 2), Interval(4, 4), Interval(0, 10))).shape == (2, 0, 10)
 
 
+@pytest.mark.fault(32)
 def test_a_missing_file_is_refused_with_the_systems_reason(comm: Any, shared_tmp_path: Path) -> None:
     assert f"[Errno {errno.ENOENT}]" in refused(shared_tmp_path / "missing.h5", comm)
 
 
+@pytest.mark.fault(32)
 def test_a_directory_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     assert "is a directory" in refused(shared_tmp_path, comm)
 
 
+@pytest.mark.fault(32)
 def test_an_empty_file_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "empty.h5"
     if comm.rank == 0:
@@ -57,6 +60,7 @@ def test_an_empty_file_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     assert "is empty (0 bytes)" in refused(path, comm)
 
 
+@pytest.mark.fault(32)
 def test_a_file_that_one_rank_may_not_read_is_refused_on_all(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +77,7 @@ def test_a_file_that_one_rank_may_not_read_is_refused_on_all(
     assert comm.size == 1 or f"on rank {comm.size - 1}" in text
 
 
+@pytest.mark.fault(33)
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
 def test_a_truncated_file_is_refused(comm: Any, shared_tmp_path: Path, share: float) -> None:
     path = shared_tmp_path / "cut.h5"
@@ -91,6 +96,7 @@ def test_something_else_than_hdf5_is_refused(comm: Any, shared_tmp_path: Path) -
     assert "cannot be opened as HDF5" in refused(path, comm)
 
 
+@pytest.mark.fault(34)
 def test_a_flipped_bit_is_found_by_the_checksum(comm: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "flipped.h5"
     write(path, comm)
@@ -105,6 +111,7 @@ def test_a_flipped_bit_is_found_by_the_checksum(comm: Any, shared_tmp_path: Path
         assert file.read("x", (Interval(1, 2), Interval(0, 3), Interval(0, 9), Interval(0, 10))).any()
 
 
+@pytest.mark.fault(35)
 @pytest.mark.parametrize(
     ("name", "values", "reason"),
     [
@@ -145,6 +152,7 @@ def linked(file: h5py.File) -> None:
     file["x"] = h5py.ExternalLink("/etc/passwd", "x")
 
 
+@pytest.mark.fault(35, 71)
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -179,6 +187,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.fault(36)
 @pytest.mark.parametrize("state", ["flushed", "unfinished"])
 def test_a_file_that_a_writer_holds_open_is_read_or_refused(comm: Any, shared_tmp_path: Path, state: str) -> None:
     path = shared_tmp_path / "held.h5"
@@ -218,6 +227,7 @@ def remove(path: Path) -> None:
     path.unlink()
 
 
+@pytest.mark.fault(37)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [(replace, "replaced by another file"), (shrink, "changed from"), (touch, "written to"), (remove, "No such file")],

@@ -20,6 +20,7 @@ from tests.harness.launch import Job
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.fault(17)
 @pytest.mark.ranks(at_least=2)
 @pytest.mark.parametrize("pair", [(torch.float32, torch.float64), (torch.float16, torch.bfloat16)])
 def test_another_dtype_on_one_rank_is_a_mismatch(comm, pair):
@@ -29,6 +30,7 @@ def test_another_dtype_on_one_rank_is_a_mismatch(comm, pair):
     assert all(str(dtype) in text for dtype in pair)
 
 
+@pytest.mark.fault(18)
 @pytest.mark.ranks(at_least=2)
 @pytest.mark.gpu
 def test_another_device_on_one_rank_is_a_mismatch(comm):
@@ -37,6 +39,7 @@ def test_another_device_on_one_rank_is_a_mismatch(comm):
     raises_everywhere(comm, dc.MismatchError, "on cuda", lambda: dc.scatter(tensor, grid))
 
 
+@pytest.mark.fault(18)
 @pytest.mark.ranks(at_least=2)
 def test_another_device_type_on_one_rank_is_a_mismatch_without_a_gpu(comm):
     grid = grid_over(comm, h=comm.size)
@@ -65,6 +68,7 @@ def test_the_communicator_works_after_an_error(comm):
         assert torch.equal(dc.gather(x), normal(3, 2, 7, 9))
 
 
+@pytest.mark.fault(38)
 @pytest.mark.cpu
 def test_a_label_out_of_range_is_known_to_all_ranks(comm):
     grid = grid_over(comm, n=comm.size)
@@ -119,6 +123,7 @@ for name, attempt in attempts.items():
 """
 
 
+@pytest.mark.fault(28)
 def test_before_mpi_is_initialized_it_says_so_and_does_not_crash():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", BEFORE_INIT]
@@ -191,6 +196,7 @@ def jobs():
         yield started | {"after finalize, one rank": stack.enter_context(Job(1, AFTER_FINALIZE))}
 
 
+@pytest.mark.fault(28)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("job", "names"),
@@ -207,6 +213,7 @@ def test_after_mpi_is_finalized_it_says_so_and_does_not_crash(jobs, job, names):
     assert "finalized" in ended.stdout
 
 
+@pytest.mark.fault(45)
 @pytest.mark.mpi
 def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(jobs):
     ended = jobs["failing"].wait(120)
@@ -215,6 +222,7 @@ def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(jobs):
     assert "ValueError: only here" in ended.stderr
 
 
+@pytest.mark.fault(46)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("who", "code"), LEAVERS)
 def test_a_rank_that_leaves_with_an_error_code_ends_the_job_with_it(jobs, who, code):
