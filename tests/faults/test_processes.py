@@ -208,3 +208,23 @@ def test_fewer_batches_on_one_rank_end_the_job() -> None:
         ended = job.wait(LIMIT_S)
     assert ended.returncode == 75, ended.stderr
     assert "rank 1 of 2 has waited" in ended.stderr
+
+
+THREADS = """
+import os
+del os.environ["OMP_NUM_THREADS"]
+import distconv, torch
+from mpi4py import MPI
+threads = MPI.COMM_WORLD.gather(torch.get_num_threads())
+if threads:
+    print(threads, len(os.sched_getaffinity(0)))
+"""
+
+
+@pytest.mark.fault(55)
+def test_ranks_share_the_cores_out() -> None:
+    with Job(4, THREADS) as job:
+        ended = job.wait(LIMIT_S)
+    assert ended.returncode == 0, ended.stderr
+    threads, cores = ended.stdout.rsplit(maxsplit=1)
+    assert threads == str([max(1, int(cores) // 4)] * 4)

@@ -54,6 +54,27 @@ def test_sums_over_ranks_are_those_of_torch(comm, dtype):
     assert torch.equal(found, torch.stack(parts).to(wide).sum(0).to(dtype))
 
 
+@pytest.mark.fault(21)
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+@pytest.mark.time_limit(600)
+def test_more_than_two_to_the_31_bytes_and_elements_are_sent_and_summed(comm):
+    count = (1 << 31) + 5
+    ends = [0, 1 << 30, 1 << 31, count - 1]
+    if comm.rank == 0:
+        sent = torch.zeros(count, dtype=torch.uint8)
+        sent[ends] = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)
+        Exchange(comm, [(1, sent)], [], "a long message").wait()
+    else:
+        sent = torch.ones(count, dtype=torch.uint8)
+        Exchange(comm, [], [(0, sent)], "a long message").wait()
+    assert sent[ends].tolist() == [1, 2, 3, 4]
+    assert int(sent.count_nonzero()) == 4
+    allreduce(comm, sent, "a long sum")
+    assert sent[ends].tolist() == [2, 4, 6, 8]
+    assert int(sent.count_nonzero()) == 4
+
+
 NOT_IN_MEMORY = {
     "a zero without storage": lambda: torch._efficientzerotensor((3, 2), dtype=torch.complex128),
     "a conjugate": lambda: torch.complex(normal(3, 2), normal(3, 2, seed=1)).conj(),

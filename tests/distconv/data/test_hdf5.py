@@ -152,6 +152,24 @@ def linked(file: h5py.File) -> None:
     file["x"] = h5py.ExternalLink("/etc/passwd", "x")
 
 
+def virtual(file: h5py.File) -> None:
+    layout = h5py.VirtualLayout((SAMPLES, 3, 9, 10), np.float32)
+    layout[:] = h5py.VirtualSource("/etc/passwd", "x", shape=(SAMPLES, 3, 9, 10))
+    file.create_virtual_dataset("x", layout)
+
+
+def stored_elsewhere(file: h5py.File) -> None:
+    file.create_dataset("x", (1, 3, 9, 10), np.float32, external=[("/etc/passwd", 0, 1080)])
+
+
+def enormous(file: h5py.File, **how: Any) -> None:
+    file.create_dataset("x", (1 << 50, 3, 1 << 5, 1 << 5), np.float32, chunks=(1, 3, 32, 32), **how)
+
+
+def enormous_if_uncompressed(file: h5py.File) -> None:
+    enormous(file, compression="gzip")
+
+
 @pytest.mark.fault(35, 71)
 @pytest.mark.parametrize(
     ("make", "reason"),
@@ -161,6 +179,10 @@ def linked(file: h5py.File) -> None:
         (single, "dataset 'x' is a single value"),
         (unwritten, "dataset 'x' is incomplete: (7, 3, 9, 10) takes 7560 bytes but 0 were written"),
         (linked, "there is no dataset 'x' in it"),
+        (virtual, "dataset 'x' lies in other files"),
+        (stored_elsewhere, "dataset 'x' lies in other files"),
+        (enormous, "dataset 'x' is incomplete: (1125899906842624, 3, 32, 32) takes 13835058055282163712 bytes"),
+        (enormous_if_uncompressed, "takes 1125899906842624 chunks but 0 were written"),
     ],
 )
 def test_what_is_not_an_array_of_samples_in_this_file_is_refused(
