@@ -124,6 +124,24 @@ def test_ranks_that_scatter_different_tensors_all_hear_of_it(comm, make):
     assert "on rank 1" in text
 
 
+UNFIT = {
+    "nothing": lambda: None,
+    "more dimensions than are named": lambda: counting(4, 3, 2),
+    "no values": lambda: counting(4, 3).to("meta"),
+    "a sparse tensor": lambda: counting(4, 3).to_sparse(),
+}
+
+
+@pytest.mark.fault(16)
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize("kind", UNFIT)
+def test_what_one_rank_alone_cannot_scatter_is_told_on_all(comm, kind):
+    given = UNFIT[kind]() if comm.rank == 1 else counting(4, 3)
+    with dc.ProcessGrid(comm, n=comm.size) as grid:
+        raises_everywhere(comm, dc.MismatchError, "scatter: ranks disagree", lambda: dc.scatter(given, grid, dims="nc"))
+        assert torch.equal(dc.gather(dc.scatter(counting(4, 3), grid)), counting(4, 3))
+
+
 @pytest.mark.ranks(at_least=2)
 def test_requires_grad_on_some_ranks_only_is_a_mismatch(comm):
     tensor = counting(4, 3).requires_grad_(comm.rank == 0)

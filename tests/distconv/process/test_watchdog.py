@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
+from distconv.process import watchdog
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 from tests.harness.launch import Job
 
@@ -176,6 +179,18 @@ if MPI.COMM_WORLD.rank == 0:
     except SystemExit as left:
         print("caught", left.code)
 """
+# A child of a data loader leaves like that, too.
+LEAVING_AT_ONCE = """
+import os
+import distconv
+from mpi4py import MPI
+child = os.fork()
+if not child:
+    os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+print("done", flush=True)
+os._exit(0)
+"""
 LEAVERS = [("rank == 1", 3), ("rank >= 0", 4), ("rank < 0", 0)]
 
 PROGRAMS = {
@@ -183,6 +198,7 @@ PROGRAMS = {
     "skipped": SKIPPED,
     "failing": FAILING,
     "caught": CAUGHT,
+    "leaving at once": LEAVING_AT_ONCE,
     **{who: LEAVING.format(who=who, code=code) for who, code in LEAVERS},
 }
 
@@ -242,3 +258,23 @@ def test_a_rank_that_does_not_come_ends_the_job_with_a_report(jobs):
 def test_an_exit_that_is_caught_ends_nothing(jobs):
     end = jobs["caught"].wait(120)
     assert (end.returncode, end.stdout, end.stderr) == (0, "caught 3\n", "")
+
+
+@pytest.mark.mpi
+def test_children_and_ranks_that_all_leave_at_once_end_nothing(jobs):
+    end = jobs["leaving at once"].wait(120)
+    assert end.stdout == "done\ndone\n"
+    assert "left with exit code" not in end.stderr
+
+
+def test_a_process_that_is_stopped_or_gone_is_told_from_one_that_waits():
+    process = subprocess.Popen(["sleep", "60"])
+    assert watchdog._state(process.pid) == ""
+    for number, state in ((signal.SIGSTOP, "stopped"), (signal.SIGKILL, "gone")):
+        process.send_signal(number)
+        until = time.monotonic() + 20
+        while watchdog._state(process.pid) != state:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    process.wait()
+    assert watchdog._state(process.pid) == "gone"

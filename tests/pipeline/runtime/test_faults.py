@@ -238,8 +238,9 @@ def test_an_exception_on_one_rank_ends_the_job_and_names_where_it_was(jobs):
 @pytest.mark.fault(47)
 @pytest.mark.mpi
 def test_a_rank_that_leaves_without_a_word_ends_the_job_before_others_are_done(jobs):
-    # MPICH itself then says 0.
-    assert jobs["leaves"].wait(120).stdout == ""
+    ended = jobs["leaves"].wait(120)
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stdout == ""
 
 
 @pytest.mark.fault(48)
