@@ -82,7 +82,7 @@ CASES = {
     62: "a flipped bit anywhere: found",
     63: "files missing, swapped or of another step: all",
     64: "a checkpoint of another model: all, listing every difference",
-    65: "pieces that leave gaps or overlap: all",
+    65: "pieces that do not cover their tensor: all",
     66: "going on with the same ranks: bit by bit",
     67: "going on with other ranks, grids and stages: loaded bit by bit, the same losses to rounding",
     68: "a checkpoint of another dtype: all",
