@@ -75,6 +75,15 @@ def test_more_than_two_to_the_31_bytes_and_elements_are_sent_and_summed(comm):
     assert int(sent.count_nonzero()) == 4
 
 
+@pytest.mark.fault(21)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex128])
+def test_a_sum_in_pieces_is_that_in_one(comm, monkeypatch, dtype):
+    monkeypatch.setattr(transport, "_CHUNK_BYTES", 32)
+    found = (torch.arange(7) + comm.rank).to(dtype)
+    allreduce(comm, found, "a sum")
+    assert torch.equal(found, (torch.arange(7) * comm.size + sum(range(comm.size))).to(dtype))
+
+
 NOT_IN_MEMORY = {
     "a zero without storage": lambda: torch._efficientzerotensor((3, 2), dtype=torch.complex128),
     "a conjugate": lambda: torch.complex(normal(3, 2), normal(3, 2, seed=1)).conj(),
