@@ -28,12 +28,15 @@ _WAY_OUT = (
 )
 
 
-def _distribution(target: ProcessGrid | Distribution, dims: Any, ndim: int) -> Distribution:
-    if isinstance(target, Distribution):
-        return target
-    if not isinstance(target, ProcessGrid):
+def _grid(target: ProcessGrid | Distribution) -> ProcessGrid:
+    grid = target.grid if isinstance(target, Distribution) else target
+    if not isinstance(grid, ProcessGrid):
         raise DistributionError(f"scatter needs a ProcessGrid or a Distribution, not {type(target).__name__}")
-    return Distribution(target, default_axes(dims, ndim))
+    return grid
+
+
+def _distribution(target: ProcessGrid | Distribution, dims: Any, ndim: int) -> Distribution:
+    return target if isinstance(target, Distribution) else Distribution(target, default_axes(dims, ndim))
 
 
 def scatter(
@@ -55,24 +58,41 @@ def scatter(
     MismatchError
         If shape, dtype, device, requires_grad or values differ between ranks.
     DistributionError
-        If ``dims`` does not fit the tensor.
+        If ``dims`` does not fit the tensor, or what is passed is none.
     """
-    grid = target.grid if isinstance(target, Distribution) else target
-    if root is not None and isinstance(grid, ProcessGrid):
+    if root is not None:
         return _scatter_from(root, tensor, target, dims)
     if isinstance(tensor, DistTensor):
+        _grid(target)
         return tensor.redistribute(_distribution(target, dims, tensor.dim()))
-    if not isinstance(tensor, torch.Tensor):
-        raise DistributionError(f"scatter needs a torch.Tensor on every rank, or root=; got {type(tensor).__name__}")
-    dist = _distribution(target, dims, tensor.dim())
-    values = f", values {digest(_sampled(tensor)):014x}" if _compares_values(dist.grid) else ""
-    agreement.agree(dist.grid.world, "scatter", _described(tensor, dist) + values, _WAY_OUT)
+    dist = _agreed(tensor, target, dims)
+    assert tensor is not None
     nccl.offer(dist.grid.world, tensor)
     local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
     # The block is never the caller's memory, whatever the grid: changing one must not change the other.
     made = DistTensor(local.clone() if local.data_ptr() == tensor.data_ptr() else local, dist, tensor.shape)
     made._strides = None if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
     return made
+
+
+def _agreed(tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dims: Any) -> Distribution:
+    """The distribution that all ranks give ``tensor``. What one rank alone finds wrong is compared, too."""
+    grid = _grid(target)
+    compares = _compares_values(grid)
+    wrong: DistributionError | None = None
+    try:
+        if not isinstance(tensor, torch.Tensor):
+            raise DistributionError(
+                f"scatter needs a torch.Tensor on every rank, or root=; got {type(tensor).__name__}"
+            )
+        dist = _distribution(target, dims, tensor.dim())
+        said = _described(tensor, dist) + (_values(tensor) if compares else "")
+    except DistributionError as error:
+        wrong, said = error, str(error)
+    agreement.agree(grid.world, "scatter", said, _WAY_OUT)
+    if wrong is not None:
+        raise wrong
+    return dist
 
 
 def _compares_values(grid: ProcessGrid) -> bool:
@@ -82,6 +102,13 @@ def _compares_values(grid: ProcessGrid) -> bool:
     if agreement.level == "off" or grid.size == 1:
         return False
     return agreement.level == "all" or number < _FIRST or number % _EVERY == 0
+
+
+def _values(tensor: torch.Tensor) -> str:
+    try:
+        return f", values {digest(_sampled(tensor)):014x}"
+    except RuntimeError as error:  # on the meta device, sparse, ...
+        return f", values that cannot be read ({error})"
 
 
 def _sampled(tensor: torch.Tensor) -> torch.Tensor:
@@ -96,7 +123,7 @@ def _described(tensor: torch.Tensor, dist: Distribution) -> str:
 
 
 def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dims: Any) -> DistTensor:
-    grid = target.grid if isinstance(target, Distribution) else target
+    grid = _grid(target)
     agreement.agree(grid.world, "scatter", f"root={root}")
     if not 0 <= root < grid.size:
         raise DistributionError(f"scatter: root={root} is not one of the {grid.size} ranks")

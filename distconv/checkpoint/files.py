@@ -42,10 +42,10 @@ def write_file(path: Path, content: bytes) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+        partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
-    partial.replace(path)
     sync_folder(path.parent)
 
 

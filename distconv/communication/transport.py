@@ -211,8 +211,7 @@ class Reduction:
             staging.sealed()
             staging.wait_until_written()
         mpi_type = _MPI_TYPES[self._buffer.dtype]
-        view = MPI.buffer.fromaddress(self._buffer.data_ptr(), self._buffer.numel() * self._buffer.element_size())
-        self._request = comm.Iallreduce(MPI.IN_PLACE, [view, mpi_type], op)
+        self._requests = [comm.Iallreduce(MPI.IN_PLACE, [part, mpi_type], op) for part in _buffers(self._buffer)]
 
     def wait(self) -> torch.Tensor:
         """Block until the sum is there; returns the tensor."""
@@ -220,7 +219,7 @@ class Reduction:
             self._channel.join(self._over)
         else:
             with watchdog.waiting(lambda: f"{self._what} over {self._size} ranks"):
-                self._request.Wait()
+                MPI.Request.Waitall(self._requests)
             if self._staging is not None:
                 self._staging.deliver(self._wide, self._buffer)
                 self._staging.close()

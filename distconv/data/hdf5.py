@@ -213,6 +213,14 @@ def _dataset(file: h5py.File, name: str, path: Path, file_bytes: int) -> h5py.Da
             f"{path}: dataset {name!r} is incomplete: {found.shape} takes {found.nbytes} bytes "
             f"but {stored} were written"
         )
+    if found.chunks and (written := found.id.get_num_chunks()) < (needed := _chunks_of(found)):
+        raise DataError(
+            f"{path}: dataset {name!r} is incomplete: {found.shape} takes {needed} chunks but {written} were written"
+        )
     if stored > file_bytes:
         raise DataError(f"{path}: dataset {name!r} claims {stored} bytes, more than the file's {file_bytes}")
     return found
+
+
+def _chunks_of(dataset: h5py.Dataset) -> int:
+    return math.prod(-(-extent // chunk) for extent, chunk in zip(dataset.shape, dataset.chunks, strict=True))

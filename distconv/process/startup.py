@@ -41,10 +41,11 @@ def set_up() -> None:
     allocator.keep_memory(ranks)
     if ranks == 1:
         return
+    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     if "OMP_NUM_THREADS" not in os.environ:
-        node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
         torch.set_num_threads(threads_for(_cores(), node.allgather(_cores())))
-        node.Free()
+    watchdog.know(dict(node.allgather((MPI.COMM_WORLD.rank, os.getpid()))))
+    node.Free()
     if MPI.COMM_WORLD.rank:
         # All ranks warn alike. Behind the user's own filters, which may make errors of warnings.
         warnings.simplefilter("ignore", ReplicationWarning, append=True)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import os
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
@@ -40,6 +42,8 @@ Wait = tuple[float, Callable[[], str]]
 _waits: dict[int, Wait] = {}
 _looks: list[Callable[[], Iterable[Wait]]] = []
 _started = threading.Lock()
+_processes: dict[int, int] = {}
+"""Rank and process of all ranks on this node."""
 
 
 @contextmanager
@@ -74,6 +78,11 @@ def _start() -> None:
         threading.Thread(target=_watch, name="distconv-watchdog", daemon=True).start()
 
 
+def know(processes: Mapping[int, int]) -> None:
+    """Rank and process id of the ranks on this node: a report then names those that do nothing any more."""
+    _processes.update(processes)
+
+
 def _watch() -> None:
     pause = min(1.0, timeout_s / 4)
     while True:
@@ -87,12 +96,29 @@ def _watch() -> None:
 def _end(waited: float, what: str) -> None:
     print(
         f"distconv: rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size} has waited {waited:.0f} s in {what}; "
-        f"ending the job (raise DISTCONV_TIMEOUT_S={timeout_s:g} if this wait is meant to be long)",
+        f"{_idle()}ending the job (raise DISTCONV_TIMEOUT_S={timeout_s:g} if this wait is meant to be long)",
         file=sys.stderr,
         flush=True,
     )
     faulthandler.dump_traceback(file=sys.__stderr__ or 2)
     _abort(ABORT_CODE)
+
+
+def _idle() -> str:
+    """The ranks on this node that cannot come, since their processes are stopped or gone."""
+    found = [f"rank {rank} (process {pid}) is {state}; " for rank, pid in _processes.items() if (state := _state(pid))]
+    return "".join(found)
+
+
+def _state(pid: int) -> str:
+    """``stopped`` or ``gone``; nothing of a process that runs, or where the system does not tell."""
+    if not Path("/proc/self/stat").exists():
+        return ""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "gone"
+    return {"T": "stopped", "t": "stopped", "Z": "gone", "X": "gone"}.get(letter, "")
 
 
 def _abort(code: int) -> None:
@@ -125,32 +151,47 @@ class _Exit(SystemExit):
 
 
 def install_exit_hook() -> None:
-    """Make ``sys.exit`` with another code than 0 end the whole job with that code, unless all ranks leave like that.
+    """Make a rank that leaves by itself end the whole job: by ``sys.exit`` with another code than 0, or ``os._exit``.
 
-    Python tells no hook about SystemExit, and MPI would wait in its finalization for the ranks that stayed.
+    Python tells no hook about either, MPI would wait in its finalization for the ranks that stayed, and a launcher may
+    take ``os._exit(0)`` for success.
     """
 
     def leave(status: str | int | None = None, /) -> NoReturn:
         raise _Exit(status)
 
+    at_once, process = os._exit, os.getpid()
+
+    def leave_at_once(status: int) -> NoReturn:
+        if os.getpid() == process:  # not a child, of a data loader for example
+            _leave_together(status)
+        at_once(status)
+
     sys.exit = leave
+    os._exit = leave_at_once
     atexit.register(_leave)
 
 
 def _leave() -> None:
-    if not _exit_code or MPI.Is_finalized():
+    if _exit_code:
+        _leave_together(_exit_code)
+
+
+def _leave_together(code: int) -> None:
+    """Wait a little for all ranks to leave, else end those that stay, with ``code`` or, if that is 0, with 1."""
+    if MPI.Is_finalized():
         return
     everyone = MPI.COMM_WORLD.Ibarrier()
     end = time.monotonic() + _EXIT_TOGETHER_S
     while not everyone.Test():
         if time.monotonic() > end:
             print(
-                f"distconv: rank {MPI.COMM_WORLD.rank} left with exit code {_exit_code} and the others did not; "
+                f"distconv: rank {MPI.COMM_WORLD.rank} left with exit code {code} and the others did not; "
                 "ending the job",
                 file=sys.stderr,
                 flush=True,
             )
-            _abort(_exit_code)
+            _abort(code or 1)
         time.sleep(0.01)
 
 

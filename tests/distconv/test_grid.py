@@ -14,6 +14,7 @@ import distconv as dc
 from tests.distconv.layouts import counting, grid_on_paper, grid_over, grids, raises_everywhere
 
 
+@pytest.mark.fault(1)
 def test_extents_that_do_not_multiply_to_the_rank_count_are_refused_with_both_numbers(comm):
     wrong = comm.size + 1
     raises_everywhere(
@@ -24,6 +25,7 @@ def test_extents_that_do_not_multiply_to_the_rank_count_are_refused_with_both_nu
     )
 
 
+@pytest.mark.fault(2)
 @pytest.mark.parametrize("extent", [0, -1, -2, 1.0, True, "2", None])
 def test_an_extent_that_is_no_positive_number_is_refused(comm, extent):
     raises_everywhere(comm, ValueError, "must be a positive number", lambda: dc.ProcessGrid(comm, n=extent))
@@ -35,6 +37,7 @@ def test_an_unknown_axis_is_refused(comm):
     )
 
 
+@pytest.mark.fault(3)
 @pytest.mark.ranks(at_least=2)
 def test_ranks_that_ask_for_different_grids_all_hear_of_it(comm):
     axes = {"h": comm.size} if comm.rank == 1 else {"w": comm.size}
@@ -109,6 +112,7 @@ def test_an_equal_grid_works_after_one_was_freed(comm):
             assert y.gather().shape == (2, 2, 6, 16)
 
 
+@pytest.mark.fault(28)
 @pytest.mark.ranks(at_least=2)
 def test_what_is_on_a_freed_grid_says_so(comm):
     with dc.ProcessGrid(comm, h=comm.size) as grid:
@@ -124,6 +128,7 @@ def test_a_failure_inside_a_grid_s_block_frees_nothing(comm):
     grid.free()
 
 
+@pytest.mark.fault(28)
 def test_a_null_or_freed_communicator_is_refused(comm):
     freed = comm.Dup()
     freed.Free()

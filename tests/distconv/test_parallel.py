@@ -128,6 +128,7 @@ def test_a_deep_copy_of_a_parallel_model_trains_as_exactly(comm):
     compare(model, reference)
 
 
+@pytest.mark.fault(22)
 @pytest.mark.ranks(at_least=2)
 @pytest.mark.parametrize("name", ["body.second.weight", "body.norm.running_mean"])
 def test_parameters_and_buffers_that_differ_are_found(comm, name):
@@ -142,6 +143,7 @@ def test_parameters_and_buffers_that_differ_are_found(comm, name):
     assert "broadcast=True" in text
 
 
+@pytest.mark.fault(22)
 def test_broadcast_gives_all_ranks_the_state_of_the_first(comm):
     torch.manual_seed(comm.rank)
     model = dc.parallelize(Pooled().double(), grid_over(comm, h=comm.size), broadcast=True)
@@ -151,6 +153,7 @@ def test_broadcast_gives_all_ranks_the_state_of_the_first(comm):
         assert torch.equal(found, wanted)
 
 
+@pytest.mark.fault(23)
 @pytest.mark.ranks(at_least=2)
 def test_different_models_are_a_mismatch(comm):
     model = build(Pooled if comm.rank else Tied)

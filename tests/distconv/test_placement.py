@@ -111,6 +111,7 @@ def test_gather_of_a_plain_tensor_is_that_tensor(comm):
     assert dc.gather(plain) is plain
 
 
+@pytest.mark.fault(16, 17)
 @pytest.mark.parametrize(
     "make", [lambda r: counting(4, 3 + r), lambda r: counting(4, 3).to([torch.float64, torch.float32][r])]
 )
@@ -121,6 +122,24 @@ def test_ranks_that_scatter_different_tensors_all_hear_of_it(comm, make):
         comm, dc.MismatchError, "scatter: ranks disagree", lambda: dc.scatter(tensor, grid_over(comm, n=comm.size))
     )
     assert "on rank 1" in text
+
+
+UNFIT = {
+    "nothing": lambda: None,
+    "more dimensions than are named": lambda: counting(4, 3, 2),
+    "no values": lambda: counting(4, 3).to("meta"),
+    "a sparse tensor": lambda: counting(4, 3).to_sparse(),
+}
+
+
+@pytest.mark.fault(16)
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize("kind", UNFIT)
+def test_what_one_rank_alone_cannot_scatter_is_told_on_all(comm, kind):
+    given = UNFIT[kind]() if comm.rank == 1 else counting(4, 3)
+    with dc.ProcessGrid(comm, n=comm.size) as grid:
+        raises_everywhere(comm, dc.MismatchError, "scatter: ranks disagree", lambda: dc.scatter(given, grid, dims="nc"))
+        assert torch.equal(dc.gather(dc.scatter(counting(4, 3), grid)), counting(4, 3))
 
 
 @pytest.mark.ranks(at_least=2)
@@ -187,6 +206,7 @@ def test_blocks_become_a_tensor(comm):
         assert torch.equal(dc.gather(x), whole)
 
 
+@pytest.mark.fault(16)
 def test_a_block_of_the_wrong_shape_is_refused_on_all_ranks(comm):
     dist = dc.Distribution(grid_over(comm, n=comm.size), ("n",))
     extra = int(comm.rank == comm.size - 1)
@@ -194,6 +214,7 @@ def test_a_block_of_the_wrong_shape_is_refused_on_all_ranks(comm):
     raises_everywhere(comm, dc.DistributionError, "from_local: the block is", lambda: dc.from_local(local, dist, (8,)))
 
 
+@pytest.mark.fault(17)
 @pytest.mark.ranks(at_least=2)
 def test_blocks_of_different_dtypes_are_a_mismatch(comm):
     dist = dc.Distribution(grid_over(comm, n=comm.size), ("n",))
@@ -209,6 +230,7 @@ STRIDED = {
 }
 
 
+@pytest.mark.fault(19)
 @pytest.mark.parametrize("kind", STRIDED)
 def test_memory_layout_changes_no_bit(comm, kind):
     whole = normal(3, 4, 7, 8)
@@ -221,6 +243,7 @@ def test_memory_layout_changes_no_bit(comm, kind):
         assert torch.equal(dc.from_local(STRIDED["every second"](x.local), x.dist, whole.shape).gather(), whole)
 
 
+@pytest.mark.fault(19)
 def test_an_expanded_tensor_is_scattered_like_a_full_one(comm):
     for grid in grids(comm, "nhw"):
         x = dc.scatter(counting(1, 1, 1, 7).expand(3, 2, 8, 7), grid)

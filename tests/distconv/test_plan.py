@@ -92,6 +92,7 @@ def test_layers_with_the_same_parts_share_a_grid(comm):
     assert len({id(grid) for grid in grids.values()}) == 1
 
 
+@pytest.mark.fault(29)
 @pytest.mark.parametrize(
     ("layers", "text"),
     [
@@ -105,6 +106,7 @@ def test_a_plan_for_another_model_or_other_ranks_is_refused(comm, layers, text):
     raises_everywhere(comm, dc.PlanError, text, lambda: dc.parallelize(Net(), dc.Plan(layers)))
 
 
+@pytest.mark.fault(29)
 def test_a_plan_made_for_another_number_of_ranks_is_refused_with_both(comm):
     other = comm.size + 1
     plan = dc.Plan({"*": {"h": other}}, ranks=other)
@@ -113,6 +115,7 @@ def test_a_plan_made_for_another_number_of_ranks_is_refused_with_both(comm):
     )
 
 
+@pytest.mark.fault(31)
 @pytest.mark.parametrize(
     ("layers", "ranks", "text"),
     [
@@ -143,6 +146,7 @@ def test_a_plan_survives_its_file(comm, shared_tmp_path):
 GOOD = {"format": "distconv-plan", "version": 1, "layers": {"*": {"h": 2}}}
 
 
+@pytest.mark.fault(29, 31, 71)
 @pytest.mark.parametrize(
     ("content", "text"),
     [
@@ -168,6 +172,7 @@ def test_a_bad_file_is_refused_on_all_ranks(comm, shared_tmp_path, content, text
     raises_everywhere(comm, dc.PlanError, text, lambda: dc.Plan.load(path, comm))
 
 
+@pytest.mark.fault(31)
 def test_a_missing_or_huge_file_is_refused_on_all_ranks(comm, shared_tmp_path):
     raises_everywhere(comm, dc.PlanError, "No such file", lambda: dc.Plan.load(shared_tmp_path / "none.json", comm))
     huge = shared_tmp_path / "huge.json"
@@ -186,6 +191,7 @@ def test_a_file_that_only_one_rank_cannot_read_is_refused_on_all(comm, tmp_path)
     raises_everywhere(comm, dc.PlanError, "on rank 0", lambda: dc.Plan.load(path, comm))
 
 
+@pytest.mark.fault(30)
 @pytest.mark.ranks(at_least=2)
 def test_plans_that_differ_between_ranks_are_a_mismatch(comm, tmp_path):
     plan = dc.Plan({"*": {"h": comm.size if comm.rank else 1}})

@@ -62,6 +62,7 @@ def test_a_loss_prints_its_value_on_one_rank_alone(comm):
         assert f"{loss:.3f}" == f"{value:.3f}"
 
 
+@pytest.mark.fault(12)
 @pytest.mark.parametrize(
     ("function", "name"),
     [
@@ -84,6 +85,7 @@ def test_a_refusal_is_what_a_caller_would_expect(comm, kind):
         torch.linalg.svdvals(x)
 
 
+@pytest.mark.fault(12)
 def test_below_the_function_interface_it_raises(comm):
     x = scattered(comm, 3, 2, 7, 4)
     raises_everywhere(comm, dc.UnsupportedOperation, "gather", lambda: torch.ops.aten.relu(x))

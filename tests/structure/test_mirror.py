@@ -19,6 +19,10 @@ TESTED_ELSEWHERE = {
 """Modules, or folders with all that is below them, and why they have no test file of their name."""
 
 OF_NO_MODULE = {
+    "tests/faults/test_cases.py": "the list of faults: each has a test",
+    "tests/faults/test_checkpoint_files.py": "checkpoints on failing disks, in killed jobs, from other times",
+    "tests/faults/test_processes.py": "ranks that fail in whole jobs",
+    "tests/faults/test_resumed_runs.py": "trainings that go on with other ranks and grids",
     "tests/idioms/test_idioms.py": "what people write in training scripts, which is everything at once",
     "tests/jobs/planning/test_plan_files.py": "the plans that ship as files",
     "tests/jobs/planning/test_planned_training.py": "training by plans from the planner, the two together",

@@ -15,6 +15,7 @@ from tests.distconv.checkpoint.damage import VALUES, on_rank_0, only_file, refus
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
 
+@pytest.mark.fault(61, 62)
 @pytest.mark.parametrize("target", ["state", "manifest"])
 def test_every_flipped_bit_and_every_cut_is_found(comm: Any, shared_tmp_path: Path, target: str) -> None:
     folder = checkpoint.save(shared_tmp_path, 3, tensors(), VALUES, comm)
@@ -33,6 +34,7 @@ def test_every_flipped_bit_and_every_cut_is_found(comm: Any, shared_tmp_path: Pa
     assert checkpoint.load(folder, comm).step == 3
 
 
+@pytest.mark.fault(63)
 def test_files_of_another_step_and_missing_files_are_found(comm: Any, shared_tmp_path: Path) -> None:
     first = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
     second = checkpoint.save(shared_tmp_path, 2, {"x": torch.ones(3)}, {}, comm)
@@ -44,6 +46,7 @@ def test_files_of_another_step_and_missing_files_are_found(comm: Any, shared_tmp
     assert "is incomplete: [Errno 2]" in refused(comm, lambda: checkpoint.load(first, comm))
 
 
+@pytest.mark.fault(65)
 def test_pieces_must_cover_their_tensor(comm: Any, shared_tmp_path: Path) -> None:
     folder = checkpoint.save(shared_tmp_path, 1, {"x": torch.ones(3)}, {}, comm)
     name = only_file(folder).name
@@ -55,6 +58,7 @@ def test_pieces_must_cover_their_tensor(comm: Any, shared_tmp_path: Path) -> Non
     )
 
 
+@pytest.mark.fault(65)
 def test_pieces_that_overlap_are_refused_though_their_sizes_add_up(comm: Any, shared_tmp_path: Path) -> None:
     folder = checkpoint.save(shared_tmp_path, 1, {"x": torch.ones(2)}, {}, comm)
     pieces = [{"file": only_file(folder).name, "box": [[0, 2]]}] * 2

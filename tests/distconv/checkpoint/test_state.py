@@ -41,6 +41,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> lis
     return losses
 
 
+@pytest.mark.fault(66)
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 def test_training_goes_on_as_if_nothing_had_happened(comm: Any, shared_tmp_path: Path, name: str) -> None:
     model = network()
@@ -58,6 +59,7 @@ def test_training_goes_on_as_if_nothing_had_happened(comm: Any, shared_tmp_path:
         assert torch.equal(found, expected), key
 
 
+@pytest.mark.fault(64, 68)
 def test_all_differences_from_the_model_are_listed(comm: Any, shared_tmp_path: Path) -> None:
     model = network()
     optimizer = optimizer_of("sgd", model)
@@ -88,6 +90,7 @@ def on_grid(grid: dc.ProcessGrid, model: nn.Module, optimizer: torch.optim.Optim
     return losses
 
 
+@pytest.mark.fault(67)
 @pytest.mark.ranks(2, 4)
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 @pytest.mark.parametrize(("before", "after"), ["ch", "hc", "cc", "nc"])

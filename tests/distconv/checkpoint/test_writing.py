@@ -35,6 +35,7 @@ def test_what_is_loaded_equals_what_was_saved_bit_for_bit(comm: Any, shared_tmp_
         assert torch.equal(found.tensors[name], tensor)
 
 
+@pytest.mark.fault(74)
 def test_old_ones_are_deleted_once_the_new_one_is_there(comm: Any, shared_tmp_path: Path) -> None:
     for step in range(5):
         checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm, keep=2)
@@ -42,6 +43,7 @@ def test_old_ones_are_deleted_once_the_new_one_is_there(comm: Any, shared_tmp_pa
     assert sorted(path.name for path in shared_tmp_path.iterdir()) == ["step-000003", "step-000004"]
 
 
+@pytest.mark.fault(57)
 def test_a_step_that_was_never_finished_does_not_count(comm: Any, shared_tmp_path: Path) -> None:
     first = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
     second = checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm)
@@ -62,6 +64,7 @@ def test_saving_a_step_again_replaces_it(comm: Any, shared_tmp_path: Path) -> No
     assert len(list(folder.iterdir())) == 2
 
 
+@pytest.mark.fault(58)
 def test_a_full_disk_leaves_the_earlier_checkpoint_intact(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +83,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_intact(
     checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm)
 
 
+@pytest.mark.fault(60)
 def test_a_folder_that_is_a_file_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     on_rank_0(comm, lambda: (shared_tmp_path / "file").touch())
     text = refused(comm, lambda: checkpoint.save(shared_tmp_path / "file", 2, tensors(), VALUES, comm))
@@ -127,6 +131,7 @@ def test_what_is_being_saved_may_change_and_counts_when_it_is_finished(comm: Any
     assert [path.name for path in shared_tmp_path.iterdir()] == ["step-000002"]
 
 
+@pytest.mark.fault(58, 59)
 def test_one_rank_that_cannot_write_its_blocks_fails_all(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

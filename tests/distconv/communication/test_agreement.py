@@ -32,6 +32,7 @@ def test_of_long_texts_the_message_shows_where_they_differ(comm):
     assert len(found) < 700
 
 
+@pytest.mark.fault(24)
 @pytest.mark.ranks(at_least=2)
 def test_ranks_at_different_operations_are_named(comm):
     what = "pooling" if comm.rank == comm.size - 1 else "convolution"
@@ -49,6 +50,7 @@ def test_nothing_is_compared_when_checks_are_off(comm, monkeypatch):
     assert comm.allreduce(1) == comm.size
 
 
+@pytest.mark.fault(24)
 @pytest.mark.ranks(at_least=2)
 def test_at_level_all_each_operator_is_compared(comm, monkeypatch):
     monkeypatch.setattr(agreement, "level", "all")

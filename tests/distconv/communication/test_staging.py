@@ -124,6 +124,7 @@ def test_redistribution_and_its_way_back_change_no_bit(comm, late):
         assert torch.equal(dc.gather(dc.scatter(x, dist)), x)
 
 
+@pytest.mark.fault(54)
 def test_without_a_gpu_nothing_is_staged():
     if torch.cuda.is_available():
         pytest.skip("has a GPU")
@@ -131,6 +132,20 @@ def test_without_a_gpu_nothing_is_staged():
     assert not staging.cuda_aware()
 
 
+@pytest.mark.fault(54)
+def test_an_mpi_that_was_forced_to_take_device_memory_has_to_deliver_it(monkeypatch):
+    monkeypatch.setenv("DISTCONV_TRANSPORT", "cuda-aware")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for arrives in (False, True):
+        monkeypatch.setattr(staging, "_arrives", lambda arrives=arrives: arrives)
+        if arrives:
+            assert staging.cuda_aware.__wrapped__()
+        else:
+            with pytest.raises(dc.CommunicatorError, match="DISTCONV_TRANSPORT says so; set DISTCONV_TRANSPORT=host"):
+                staging.cuda_aware.__wrapped__()
+
+
+@pytest.mark.fault(54)
 @pytest.mark.gpu
 @pytest.mark.ranks(at_least=2)
 def test_messages_and_sums_of_a_gpu_are_those_of_the_cpu(comm):

@@ -16,6 +16,7 @@ def ring(comm, sent, received):
     Exchange(comm, [(after, sent)], [(before, received)], "a ring").wait()
 
 
+@pytest.mark.fault(21)
 @pytest.mark.ranks(at_least=2)
 @pytest.mark.parametrize("chunk", [1 << 30, 64, 7])
 def test_a_message_arrives_whole_in_pieces_of_any_length(comm, monkeypatch, chunk):
@@ -37,6 +38,7 @@ def test_messages_that_nothing_was_sent_for_can_be_given_up(comm):
     assert received.tolist() == [1.0 - comm.rank] * 3
 
 
+@pytest.mark.fault(20)
 @pytest.mark.parametrize(
     "dtype",
     [
@@ -50,6 +52,36 @@ def test_sums_over_ranks_are_those_of_torch(comm, dtype):
     assert allreduce(comm, found, "a sum") is found
     wide = dtype if dtype.is_complex else torch.float64
     assert torch.equal(found, torch.stack(parts).to(wide).sum(0).to(dtype))
+
+
+@pytest.mark.fault(21)
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+@pytest.mark.time_limit(600)
+def test_more_than_two_to_the_31_bytes_and_elements_are_sent_and_summed(comm):
+    count = (1 << 31) + 5
+    ends = [0, 1 << 30, 1 << 31, count - 1]
+    if comm.rank == 0:
+        sent = torch.zeros(count, dtype=torch.uint8)
+        sent[ends] = torch.tensor([1, 2, 3, 4], dtype=torch.uint8)
+        Exchange(comm, [(1, sent)], [], "a long message").wait()
+    else:
+        sent = torch.ones(count, dtype=torch.uint8)
+        Exchange(comm, [], [(0, sent)], "a long message").wait()
+    assert sent[ends].tolist() == [1, 2, 3, 4]
+    assert int(sent.count_nonzero()) == 4
+    allreduce(comm, sent, "a long sum")
+    assert sent[ends].tolist() == [2, 4, 6, 8]
+    assert int(sent.count_nonzero()) == 4
+
+
+@pytest.mark.fault(21)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.complex128])
+def test_a_sum_in_pieces_is_that_in_one(comm, monkeypatch, dtype):
+    monkeypatch.setattr(transport, "_CHUNK_BYTES", 32)
+    found = (torch.arange(7) + comm.rank).to(dtype)
+    allreduce(comm, found, "a sum")
+    assert torch.equal(found, (torch.arange(7) * comm.size + sum(range(comm.size))).to(dtype))
 
 
 NOT_IN_MEMORY = {

@@ -37,6 +37,7 @@ def test_a_constant_channel_is_not_scaled(comm: Any, shared_tmp_path: Path) -> N
         assert moments(file, "x").std[1] == 1.0
 
 
+@pytest.mark.fault(38)
 def test_values_that_are_not_finite_are_refused_with_the_sample(comm: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "samples.h5"
     x = arrays()[0]

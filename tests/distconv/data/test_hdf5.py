@@ -41,14 +41,17 @@ def test_each_rank_reads_the_box_it_asks_for(comm: Any, shared_tmp_path: Path) -
         assert file.read("y", (Interval(0, 2), Interval(4, 4), Interval(0, 10))).shape == (2, 0, 10)
 
 
+@pytest.mark.fault(32)
 def test_a_missing_file_is_refused_with_the_systems_reason(comm: Any, shared_tmp_path: Path) -> None:
     assert f"[Errno {errno.ENOENT}]" in refused(shared_tmp_path / "missing.h5", comm)
 
 
+@pytest.mark.fault(32)
 def test_a_directory_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     assert "is a directory" in refused(shared_tmp_path, comm)
 
 
+@pytest.mark.fault(32)
 def test_an_empty_file_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "empty.h5"
     if comm.rank == 0:
@@ -57,6 +60,7 @@ def test_an_empty_file_is_refused(comm: Any, shared_tmp_path: Path) -> None:
     assert "is empty (0 bytes)" in refused(path, comm)
 
 
+@pytest.mark.fault(32)
 def test_a_file_that_one_rank_may_not_read_is_refused_on_all(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,6 +77,7 @@ def test_a_file_that_one_rank_may_not_read_is_refused_on_all(
     assert comm.size == 1 or f"on rank {comm.size - 1}" in text
 
 
+@pytest.mark.fault(33)
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.999])
 def test_a_truncated_file_is_refused(comm: Any, shared_tmp_path: Path, share: float) -> None:
     path = shared_tmp_path / "cut.h5"
@@ -91,6 +96,7 @@ def test_something_else_than_hdf5_is_refused(comm: Any, shared_tmp_path: Path) -
     assert "cannot be opened as HDF5" in refused(path, comm)
 
 
+@pytest.mark.fault(34)
 def test_a_flipped_bit_is_found_by_the_checksum(comm: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "flipped.h5"
     write(path, comm)
@@ -105,6 +111,7 @@ def test_a_flipped_bit_is_found_by_the_checksum(comm: Any, shared_tmp_path: Path
         assert file.read("x", (Interval(1, 2), Interval(0, 3), Interval(0, 9), Interval(0, 10))).any()
 
 
+@pytest.mark.fault(35)
 @pytest.mark.parametrize(
     ("name", "values", "reason"),
     [
@@ -145,6 +152,25 @@ def linked(file: h5py.File) -> None:
     file["x"] = h5py.ExternalLink("/etc/passwd", "x")
 
 
+def virtual(file: h5py.File) -> None:
+    layout = h5py.VirtualLayout((SAMPLES, 3, 9, 10), np.float32)
+    layout[:] = h5py.VirtualSource("/etc/passwd", "x", shape=(SAMPLES, 3, 9, 10))
+    file.create_virtual_dataset("x", layout)
+
+
+def stored_elsewhere(file: h5py.File) -> None:
+    file.create_dataset("x", (1, 3, 9, 10), np.float32, external=[("/etc/passwd", 0, 1080)])
+
+
+def enormous(file: h5py.File, **how: Any) -> None:
+    file.create_dataset("x", (1 << 50, 3, 1 << 5, 1 << 5), np.float32, chunks=(1, 3, 32, 32), **how)
+
+
+def enormous_if_uncompressed(file: h5py.File) -> None:
+    enormous(file, compression="gzip")
+
+
+@pytest.mark.fault(35, 71)
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
@@ -153,6 +179,10 @@ def linked(file: h5py.File) -> None:
         (single, "dataset 'x' is a single value"),
         (unwritten, "dataset 'x' is incomplete: (7, 3, 9, 10) takes 7560 bytes but 0 were written"),
         (linked, "there is no dataset 'x' in it"),
+        (virtual, "dataset 'x' lies in other files"),
+        (stored_elsewhere, "dataset 'x' lies in other files"),
+        (enormous, "dataset 'x' is incomplete: (1125899906842624, 3, 32, 32) takes 13835058055282163712 bytes"),
+        (enormous_if_uncompressed, "takes 1125899906842624 chunks but 0 were written"),
     ],
 )
 def test_what_is_not_an_array_of_samples_in_this_file_is_refused(
@@ -179,6 +209,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.fault(36)
 @pytest.mark.parametrize("state", ["flushed", "unfinished"])
 def test_a_file_that_a_writer_holds_open_is_read_or_refused(comm: Any, shared_tmp_path: Path, state: str) -> None:
     path = shared_tmp_path / "held.h5"
@@ -218,6 +249,7 @@ def remove(path: Path) -> None:
     path.unlink()
 
 
+@pytest.mark.fault(37)
 @pytest.mark.parametrize(
     ("change", "reason"),
     [(replace, "replaced by another file"), (shrink, "changed from"), (touch, "written to"), (remove, "No such file")],

@@ -70,6 +70,7 @@ def test_every_way_to_mirror_occurs_and_changes_with_the_epoch(comm: Any, shared
         assert list(loader.order(0)) != list(loader.order(1))
 
 
+@pytest.mark.fault(25)
 def test_the_last_smaller_batch_is_kept_or_dropped(comm: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "samples.h5"
     write(path, comm)
@@ -101,6 +102,7 @@ def test_values_are_shifted_and_scaled_per_channel(comm: Any, shared_tmp_path: P
     assert (whole.var((0, 2, 3), correction=0) - 1).abs().max() < 1e-12
 
 
+@pytest.mark.fault(34)
 def test_a_checksum_error_reaches_all_ranks_in_the_step_it_belongs_to(comm: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "samples.h5"
     write(path, comm)
@@ -120,6 +122,7 @@ def test_a_checksum_error_reaches_all_ranks_in_the_step_it_belongs_to(comm: Any,
     assert str(path) in text
 
 
+@pytest.mark.fault(39)
 def test_a_read_error_on_one_rank_reaches_all_in_its_step(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +146,7 @@ def test_a_read_error_on_one_rank_reaches_all_in_its_step(
     assert "[Errno 5] Input/output error" in common(comm, caught.value)
 
 
+@pytest.mark.fault(37)
 def test_a_file_replaced_between_epochs_is_found_at_the_next_epoch(comm: Any, shared_tmp_path: Path) -> None:
     path = shared_tmp_path / "samples.h5"
     write(path, comm)

@@ -34,6 +34,7 @@ def test_ranks_that_trained_together_have_the_same(comm, axes):
     grid.free()
 
 
+@pytest.mark.fault(42)
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize("name", ["0.weight", "1.running_mean"])
 def test_a_bit_that_differs_on_one_rank_is_found_everywhere(comm, name):
@@ -46,6 +47,7 @@ def test_a_bit_that_differs_on_one_rank_is_found_everywhere(comm, name):
     grid.free()
 
 
+@pytest.mark.fault(42)
 @pytest.mark.ranks(4, 6)
 def test_blocks_of_sharded_weights_are_compared_where_there_are_several(comm):
     """With c=2 the ranks 1, 3, ... have the same block; rank 3's is another."""

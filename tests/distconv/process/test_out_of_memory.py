@@ -62,6 +62,7 @@ def test_another_error_gets_no_explanation() -> None:
     assert explanation(None, None) == ""
 
 
+@pytest.mark.fault(53)
 def test_a_rank_without_memory_ends_the_job(mpiexec: Any) -> None:
     code = """
         import torch, torch.nn as nn

@@ -11,6 +11,7 @@ import pytest
 from distconv.process.stop_requests import StopRequests
 
 
+@pytest.mark.fault(50)
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGUSR1])
 @pytest.mark.parametrize("ahead", [0, 3])
 def test_a_signal_to_one_rank_is_heard_by_all_in_the_same_step(comm: Any, sent: signal.Signals, ahead: int) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,12 +16,14 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
+from distconv.process import watchdog
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 from tests.harness.launch import Job
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.fault(17)
 @pytest.mark.ranks(at_least=2)
 @pytest.mark.parametrize("pair", [(torch.float32, torch.float64), (torch.float16, torch.bfloat16)])
 def test_another_dtype_on_one_rank_is_a_mismatch(comm, pair):
@@ -29,6 +33,7 @@ def test_another_dtype_on_one_rank_is_a_mismatch(comm, pair):
     assert all(str(dtype) in text for dtype in pair)
 
 
+@pytest.mark.fault(18)
 @pytest.mark.ranks(at_least=2)
 @pytest.mark.gpu
 def test_another_device_on_one_rank_is_a_mismatch(comm):
@@ -37,6 +42,7 @@ def test_another_device_on_one_rank_is_a_mismatch(comm):
     raises_everywhere(comm, dc.MismatchError, "on cuda", lambda: dc.scatter(tensor, grid))
 
 
+@pytest.mark.fault(18)
 @pytest.mark.ranks(at_least=2)
 def test_another_device_type_on_one_rank_is_a_mismatch_without_a_gpu(comm):
     grid = grid_over(comm, h=comm.size)
@@ -65,6 +71,7 @@ def test_the_communicator_works_after_an_error(comm):
         assert torch.equal(dc.gather(x), normal(3, 2, 7, 9))
 
 
+@pytest.mark.fault(38)
 @pytest.mark.cpu
 def test_a_label_out_of_range_is_known_to_all_ranks(comm):
     grid = grid_over(comm, n=comm.size)
@@ -119,6 +126,7 @@ for name, attempt in attempts.items():
 """
 
 
+@pytest.mark.fault(28)
 def test_before_mpi_is_initialized_it_says_so_and_does_not_crash():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", BEFORE_INIT]
@@ -171,6 +179,18 @@ if MPI.COMM_WORLD.rank == 0:
     except SystemExit as left:
         print("caught", left.code)
 """
+# A child of a data loader leaves like that, too.
+LEAVING_AT_ONCE = """
+import os
+import distconv
+from mpi4py import MPI
+child = os.fork()
+if not child:
+    os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+print("done", flush=True)
+os._exit(0)
+"""
 LEAVERS = [("rank == 1", 3), ("rank >= 0", 4), ("rank < 0", 0)]
 
 PROGRAMS = {
@@ -178,6 +198,7 @@ PROGRAMS = {
     "skipped": SKIPPED,
     "failing": FAILING,
     "caught": CAUGHT,
+    "leaving at once": LEAVING_AT_ONCE,
     **{who: LEAVING.format(who=who, code=code) for who, code in LEAVERS},
 }
 
@@ -191,6 +212,7 @@ def jobs():
         yield started | {"after finalize, one rank": stack.enter_context(Job(1, AFTER_FINALIZE))}
 
 
+@pytest.mark.fault(28)
 @pytest.mark.mpi
 @pytest.mark.parametrize(
     ("job", "names"),
@@ -207,6 +229,7 @@ def test_after_mpi_is_finalized_it_says_so_and_does_not_crash(jobs, job, names):
     assert "finalized" in ended.stdout
 
 
+@pytest.mark.fault(45)
 @pytest.mark.mpi
 def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(jobs):
     ended = jobs["failing"].wait(120)
@@ -215,6 +238,7 @@ def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(jobs):
     assert "ValueError: only here" in ended.stderr
 
 
+@pytest.mark.fault(46)
 @pytest.mark.mpi
 @pytest.mark.parametrize(("who", "code"), LEAVERS)
 def test_a_rank_that_leaves_with_an_error_code_ends_the_job_with_it(jobs, who, code):
@@ -234,3 +258,23 @@ def test_a_rank_that_does_not_come_ends_the_job_with_a_report(jobs):
 def test_an_exit_that_is_caught_ends_nothing(jobs):
     end = jobs["caught"].wait(120)
     assert (end.returncode, end.stdout, end.stderr) == (0, "caught 3\n", "")
+
+
+@pytest.mark.mpi
+def test_children_and_ranks_that_all_leave_at_once_end_nothing(jobs):
+    end = jobs["leaving at once"].wait(120)
+    assert end.stdout == "done\ndone\n"
+    assert "left with exit code" not in end.stderr
+
+
+def test_a_process_that_is_stopped_or_gone_is_told_from_one_that_waits():
+    process = subprocess.Popen(["sleep", "60"])
+    assert watchdog._state(process.pid) == ""
+    for number, state in ((signal.SIGSTOP, "stopped"), (signal.SIGKILL, "gone")):
+        process.send_signal(number)
+        until = time.monotonic() + 20
+        while watchdog._state(process.pid) != state:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    process.wait()
+    assert watchdog._state(process.pid) == "gone"

@@ -30,6 +30,7 @@ GRIDS = {
 }
 
 
+@pytest.mark.fault(44)
 @pytest.mark.ranks(*GRIDS)
 @pytest.mark.parametrize(
     ("settings", "write"),
@@ -60,6 +61,7 @@ def test_losses_on_any_grid_equal_those_of_plain_torch(
         assert found.loss == pytest.approx(score.loss, rel=1e-9)
 
 
+@pytest.mark.fault(67)
 @on_ranks
 def test_a_plan_takes_the_same_steps_and_any_grid_goes_on_from_its_checkpoint(comm: Any, shared_tmp_path: Path) -> None:
     samples = ImageSamples(written(comm, shared_tmp_path), comm)
@@ -79,6 +81,7 @@ def test_a_plan_takes_the_same_steps_and_any_grid_goes_on_from_its_checkpoint(co
     assert [second.step(*batch.tensors) for batch in second.batches()] == pytest.approx(expected[4:], rel=1e-10)
 
 
+@pytest.mark.fault(66)
 @on_ranks
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_path: Path, optimizer: str) -> None:

@@ -160,6 +160,7 @@ def change(path: Path, name: str, values: Any) -> None:
         file[name] = values
 
 
+@pytest.mark.fault(38)
 @on_ranks
 @pytest.mark.parametrize(
     ("damage", "reason"),

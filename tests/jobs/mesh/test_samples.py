@@ -35,6 +35,7 @@ def other_size(file: h5py.File) -> None:
         file[f"heldout/{name}"] = np.zeros((3, *extra, 16, 32), kind)
 
 
+@pytest.mark.fault(38)
 @on_ranks
 @pytest.mark.parametrize(
     ("damage", "reason"),

@@ -17,6 +17,7 @@ from tests.distconv.layouts import raises_everywhere
 from tests.jobs.mesh.mesh_files import GRIDS, SMALL, on_ranks, written
 
 
+@pytest.mark.fault(66)
 @on_ranks
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_path: Path, optimizer: str) -> None:
@@ -60,6 +61,7 @@ def test_a_plan_takes_the_same_steps_as_a_grid_and_scores_alike(comm: Any, share
     samples.close()
 
 
+@pytest.mark.fault(40)
 @on_ranks
 def test_a_loss_that_is_not_finite_stops_before_the_weights_change(comm: Any, shared_tmp_path: Path) -> None:
     samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)
@@ -73,6 +75,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights_change(comm: Any, sh
     assert not Path(shared_tmp_path / "saved").exists()
 
 
+@pytest.mark.fault(40)
 @pytest.mark.ranks(2, 4)
 def test_a_loss_that_is_not_finite_on_one_rank_stops_all(comm: Any, shared_tmp_path: Path) -> None:
     samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)
@@ -88,6 +91,7 @@ def test_a_loss_that_is_not_finite_on_one_rank_stops_all(comm: Any, shared_tmp_p
     samples.close()
 
 
+@pytest.mark.fault(40)
 @pytest.mark.ranks(1, 2)
 def test_weights_that_are_not_finite_are_not_saved(comm: Any, shared_tmp_path: Path) -> None:
     samples = MeshSamples(written(shared_tmp_path / "mesh.h5", comm), comm)

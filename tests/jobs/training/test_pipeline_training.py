@@ -122,6 +122,7 @@ def test_replicas_share_the_micro_batches(comm: Any, shared_tmp_path: Path) -> N
     trainer.close()
 
 
+@pytest.mark.fault(66)
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize(
     ("settings", "schedule"), [(VGG, "stale"), (VGG, "pipedream"), (VGG, "gpipe"), (LENET, "spectrain")]
@@ -149,6 +150,7 @@ def test_a_resumed_run_is_that_which_made_the_checkpoint_bit_for_bit(
     second.close()
 
 
+@pytest.mark.fault(67)
 @pytest.mark.ranks(2, 3)
 def test_other_stages_and_a_grid_go_on_from_a_checkpoint(comm: Any, shared_tmp_path: Path) -> None:
     settings = Settings("lenet5", batch=16, steps=6, optimizer="adam", lr=0.01, dtype="float64")

@@ -81,6 +81,7 @@ def test_it_evaluates_behind_each_epoch_but_the_last_and_saves_when_asked(
     assert all(line["lr"] == 0.5 and line["samples_per_s"] > 0 for line in lines)
 
 
+@pytest.mark.fault(42)
 @on_ranks
 def test_replicas_are_compared_as_often_as_asked(comm: Any, shared_tmp_path: Path) -> None:
     trainer: Any = StandIn(comm)
@@ -94,6 +95,7 @@ def test_replicas_are_compared_as_often_as_asked(comm: Any, shared_tmp_path: Pat
 # --- Runs that a signal stops ---
 
 
+@pytest.mark.fault(50)
 @on_ranks
 @pytest.mark.parametrize("delay", [0, 2])
 @pytest.mark.parametrize("every", [0, 2])
@@ -121,6 +123,7 @@ def test_a_stopped_run_has_a_checkpoint_and_all_its_losses(
     assert (said in capsys.readouterr().out) == (comm.rank == 0)
 
 
+@pytest.mark.fault(50)
 @pytest.mark.ranks(2)
 def test_what_goes_on_after_a_signal_takes_the_steps_of_an_undisturbed_run(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -149,6 +152,7 @@ def test_what_goes_on_after_a_signal_takes_the_steps_of_an_undisturbed_run(
     assert [(line["step"], line.get("loss"), line.get("accuracy")) for line in lines_of(data)] == undisturbed
 
 
+@pytest.mark.fault(50)
 def test_the_job_ends_with_the_documented_code(mpiexec: Any, tmp_path: Path) -> None:
     code = """
         import os, signal, sys

@@ -27,6 +27,7 @@ def norm(count, **options):
     return built(make)
 
 
+@pytest.mark.fault(15)
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("options", [{}, {"affine": False}, {"track_running_stats": False}, {"momentum": None}])
 @UP_TO_SIX_RANKS
@@ -185,6 +186,7 @@ def test_unknown_statistics_are_refused():
         pass
 
 
+@pytest.mark.fault(15)
 @pytest.mark.parametrize("shape", [(1, 4, 1, 1), (1, 4)])
 def test_one_value_per_channel_is_refused_in_torchs_words(comm, shape):
     module = norm(1 if len(shape) == 2 else 2)

@@ -12,6 +12,7 @@ from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, 
 from tests.layers.compare import UP_TO_SIX_RANKS, built, module_as_in_one_process, same_as_one_process
 
 
+@pytest.mark.fault(8)
 @pytest.mark.parametrize("size", [(7, 9), (8, 8), (3, 13)])
 @pytest.mark.parametrize(
     ("kernel", "stride", "padding", "dilation"),
@@ -40,6 +41,7 @@ def test_in_two_dimensions_it_equals_one_process(comm, kernel, stride, padding, 
         module_as_in_one_process(grid, module, normal(2, 2, *size))
 
 
+@pytest.mark.fault(5, 11)
 @pytest.mark.parametrize(("kernel", "stride", "dilation"), [(3, 1, 1), (7, 1, 1), (4, 3, 2)])
 @pytest.mark.parametrize("size", [9, 13])
 def test_in_one_dimension_it_equals_one_process(comm, kernel, stride, dilation, size):
@@ -93,6 +95,7 @@ def test_padding_modes(comm, mode):
         module_as_in_one_process(grid, module, normal(1, 2, 7, 9))
 
 
+@pytest.mark.fault(4, 5)
 @pytest.mark.parametrize("size", [(8, 1), (1, 8), (4, 3)])
 def test_a_halo_wider_than_the_blocks_comes_from_several_ranks(comm, size):
     module = built(lambda: nn.Conv2d(1, 2, 7, padding=3))
@@ -100,6 +103,7 @@ def test_a_halo_wider_than_the_blocks_comes_from_several_ranks(comm, size):
         module_as_in_one_process(grid, module, normal(1, 1, *size))
 
 
+@pytest.mark.fault(9)
 @pytest.mark.parametrize("size", [(3, 3), (1, 2), (1, 1)])
 def test_ranks_without_rows_take_part_and_get_empty_gradients(comm, size):
     module = built(lambda: nn.Conv2d(2, 2, 3, padding=1))
@@ -111,6 +115,7 @@ def test_ranks_without_rows_take_part_and_get_empty_gradients(comm, size):
         module_as_in_one_process(grid, module, normal(1, 2, *size))
 
 
+@pytest.mark.fault(9)
 def test_strides_that_leave_ranks_without_outputs(comm):
     module = built(lambda: nn.Conv2d(1, 1, 3, stride=4, padding=1))
     for grid in grids(comm, "hw"):
@@ -118,6 +123,7 @@ def test_strides_that_leave_ranks_without_outputs(comm):
         assert y.shape == (1, 1, 3, 3)
 
 
+@pytest.mark.fault(7)
 @pytest.mark.parametrize("stride", [2, 3])
 def test_strides_that_do_not_divide_the_offsets_of_blocks(comm, stride):
     module = built(lambda: nn.Conv1d(1, 1, 3, stride=stride, padding=1))
@@ -125,6 +131,7 @@ def test_strides_that_do_not_divide_the_offsets_of_blocks(comm, stride):
         module_as_in_one_process(grid, module, normal(2, 1, 13))
 
 
+@pytest.mark.fault(10)
 def test_fewer_samples_than_ranks(comm):
     module = built(lambda: nn.Conv2d(2, 2, 3, padding=1))
     module_as_in_one_process(grid_over(comm, n=comm.size), module, normal(1, 2, 5, 6))
@@ -185,6 +192,7 @@ def test_without_autograd_it_computes_the_same(comm):
             torch.testing.assert_close(dc.gather(y), module(normal(2, 2, 7, 8)), rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.fault(19)
 def test_memory_layouts_of_input_and_weight_change_nothing(comm):
     x, w = normal(2, 4, 7, 8), normal(3, 4, 3, 3, seed=1)
     for grid in grids(comm, "hw"):
@@ -199,6 +207,7 @@ def test_memory_layouts_of_input_and_weight_change_nothing(comm):
             torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-14)
 
 
+@pytest.mark.fault(6)
 @pytest.mark.parametrize("kernel", [9, (3, 12)])
 def test_a_kernel_larger_than_the_padded_input_is_refused_in_torchs_words(comm, kernel):
     module, x = built(lambda: nn.Conv2d(2, 2, kernel)), normal(1, 2, 7, 8)

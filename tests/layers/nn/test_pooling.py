@@ -24,6 +24,7 @@ WINDOWS = [
 ]
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize("ceil_mode", [False, True])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), WINDOWS)
 @UP_TO_SIX_RANKS
@@ -57,6 +58,7 @@ def test_a_nan_spreads_to_the_windows_that_hold_it(comm):
         same_as_one_process(grid, lambda x: F.max_pool2d(x, 3, 1, 1), x)
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize("include", [True, False])
 @pytest.mark.parametrize("ceil_mode", [False, True])
 @pytest.mark.parametrize(("kernel", "stride", "padding"), WINDOWS)

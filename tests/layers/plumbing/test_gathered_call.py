@@ -283,6 +283,7 @@ def test_more_than_the_limit_is_refused(comm, monkeypatch):
     assert "DISTCONV_FALLBACK_LIMIT" in text
 
 
+@pytest.mark.fault(12)
 def test_as_errors_all_such_calls_are_refused(comm, monkeypatch):
     monkeypatch.setattr(gathered_call, "level", "error")
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))

@@ -52,6 +52,7 @@ def test_groups_equal_one_process(comm, module, groups, per_group):
         module_as_in_one_process(grid, layer, normal(2, groups * 2, 5, 4))
 
 
+@pytest.mark.fault(13)
 @pytest.mark.parametrize("module", [nn.Conv2d, nn.ConvTranspose2d])
 @pytest.mark.parametrize("parallel", [False, True])
 @pytest.mark.ranks(2, 3, 4)

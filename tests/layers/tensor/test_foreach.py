@@ -129,6 +129,7 @@ def test_averaged_weights_are_those_of_one_process(comm):
         same_weights(*averaged)
 
 
+@pytest.mark.fault(41)
 @pytest.mark.ranks(at_least=2)
 def test_an_infinite_gradient_on_one_rank_skips_the_step_on_all(comm):
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)

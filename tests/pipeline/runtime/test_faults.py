@@ -59,6 +59,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.fault(27)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_refuses_on_all_ranks(comm, name):
@@ -226,6 +227,7 @@ def assert_found(pattern, text):
     assert re.search(pattern, text), text
 
 
+@pytest.mark.fault(45)
 @pytest.mark.mpi
 def test_an_exception_on_one_rank_ends_the_job_and_names_where_it_was(jobs):
     ended = jobs["raises"].wait(120)
@@ -233,12 +235,15 @@ def test_an_exception_on_one_rank_ends_the_job_and_names_where_it_was(jobs):
     assert_found(r"rank 1, stage 1: F of micro-batch 0: ValueError: only here", ended.stderr)
 
 
+@pytest.mark.fault(47)
 @pytest.mark.mpi
 def test_a_rank_that_leaves_without_a_word_ends_the_job_before_others_are_done(jobs):
-    # MPICH itself then says 0.
-    assert jobs["leaves"].wait(120).stdout == ""
+    ended = jobs["leaves"].wait(120)
+    assert ended.returncode == 1, ended.stderr
+    assert ended.stdout == ""
 
 
+@pytest.mark.fault(48)
 @pytest.mark.mpi
 @pytest.mark.parametrize("where", ["a pass", "a send"])
 def test_a_rank_that_is_killed_ends_the_job(jobs, where):
@@ -253,6 +258,7 @@ def test_ranks_that_do_different_steps_end_the_job_with_a_report(jobs):
     assert_found(r"expects it for step \d from rank \d, but that sends \w of micro-batch", ended.stderr)
 
 
+@pytest.mark.fault(49)
 @pytest.mark.mpi
 def test_a_rank_that_is_stopped_ends_the_job_with_a_report(jobs):
     job = jobs["stopped"]

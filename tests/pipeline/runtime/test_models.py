@@ -190,6 +190,7 @@ def odd(name):
     return [part.double() for part in ODD[name]()], data
 
 
+@pytest.mark.fault(27)
 @pytest.mark.ranks(4)
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize(("schedule", "microbatches"), [("gpipe", 2), ("zero-bubble", 2), ("pipedream", 1)])

@@ -39,6 +39,7 @@ def data(*sizes):
     return [(normal(size, *SHAPE, seed=size), normal(size, seed=9 + size)) for size in sizes]
 
 
+@pytest.mark.fault(27)
 @pytest.mark.ranks(3)
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b-sno", "1f1b-so", "1f1b-as", "zero-bubble"])
 def test_a_recorded_model_trains_as_one_process_with_micro_batches_of_any_size(comm, schedule):

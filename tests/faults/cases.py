@@ -1,0 +1,121 @@
+"""Faults and bad input by number: what has to happen, and which tests carry which number.
+
+A test that shows a case has ``@pytest.mark.fault(number, ...)``. "All" in a case: every rank raises the same
+``DistconvError`` and the communicator works afterwards. A number behind "code" is the exit code of the job.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+CASES = {
+    # Configuration and shapes.
+    1: "a grid that is not as large as its communicator: all",
+    2: "a grid with an extent below 1: all",
+    3: "another grid on each rank: all",
+    4: "a halo wider than the neighbour's block: exact",
+    5: "a kernel larger than the block: exact",
+    6: "a kernel larger than the padded input: all, in torch's words",
+    7: "a stride that does not divide the blocks' offsets: exact",
+    8: "uneven blocks: exact",
+    9: "ranks without rows: exact, with empty gradients",
+    10: "fewer samples than ranks: exact",
+    11: "a dilated kernel wider than the block: exact",
+    12: "an operator without a distributed rule: all, before any message",
+    13: "groups that do not divide over the channels' ranks: exact",
+    14: "pooling windows across a border, with ceil_mode: exact",
+    15: "batch statistics over split dimensions: exact; of one value per channel: all, in torch's words",
+    16: "another global shape on one rank: all",
+    17: "another dtype on one rank: all",
+    18: "another device on one rank: all",
+    19: "memory in any order: the bits of contiguous memory",
+    20: "sums in bfloat16: those of float32, rounded once",
+    21: "messages and sums of more than 2^31 bytes and elements: whole",
+    22: "other weights on one rank: all, or those of rank 0 if asked",
+    23: "other layers on one rank: all",
+    24: "a layer that one rank skips: all, naming both operators; unchecked, code 75",
+    25: "fewer batches on one rank: code 75; a loader has as many everywhere",
+    26: "redistribution between any two layouts: bit by bit; to one that cannot be: all",
+    27: "pipelines: uneven micro-batches and stages without weights are exact; more stages than ranks: all",
+    28: "a freed communicator, MPI not begun or ended: an error where it is noticed",
+    # Plans.
+    29: "a plan for other ranks, another model or of another version: all, naming both",
+    30: "another plan on one rank: all",
+    31: "a plan file that is cut, too large or nonsense: all",
+    # Data.
+    32: "a file that is missing, a folder, forbidden or empty, on one rank too: all",
+    33: "a file that was cut: all",
+    34: "a flipped bit under a checksum: all",
+    35: "a dataset of another shape, type or kind: all",
+    36: "a file that a writer holds open: read, or all",
+    37: "a file that changes between epochs: all",
+    38: "samples or labels that cannot be: all, naming the first",
+    39: "a read error on one rank: all, in its step",
+    # Numbers.
+    40: "a loss that is not finite on one rank: all, in that step; weights and checkpoints stay",
+    41: "an infinite gradient on one rank: the step is skipped on all",
+    42: "replicas that come apart: all, naming the rank",
+    43: "the same run twice: the same bits",
+    44: "other grids: the same losses to rounding",
+    # Processes.
+    45: "an exception on one rank, wherever: code 1 within seconds, with its traceback and rank",
+    46: "sys.exit on one rank: that code",
+    47: "a rank that is gone without a word: no code 0",
+    48: "a killed rank, wherever: the job ends within seconds, not with 0",
+    49: "a stopped rank: code 75, and a report that names it",
+    50: "SIGTERM or SIGUSR1 to any rank: a checkpoint, then code 143",
+    51: "SIGINT twice: the job ends within seconds",
+    52: "a killed launcher: no rank lives on",
+    53: "a rank out of memory: code 1, naming layer and bytes",
+    54: "an MPI that takes no device memory: through the host; if it was forced to: an error",
+    55: "more ranks than cores: the cores are shared out",
+    # Checkpoints.
+    56: "killed anywhere in a save: the newest complete checkpoint is found and whole",
+    57: "what an interrupted save left: does not stand in the way",
+    58: "a full disk: all; the earlier checkpoint is whole and training may go on",
+    59: "other errors of a disk: the same",
+    60: "a folder that cannot be written: all, before any step",
+    61: "a file that was cut anywhere: found",
+    62: "a flipped bit anywhere: found",
+    63: "files missing, swapped or of another step: all",
+    64: "a checkpoint of another model: all, listing every difference",
+    65: "pieces that do not cover their tensor: all",
+    66: "going on with the same ranks: bit by bit",
+    67: "going on with other ranks, grids and stages: loaded bit by bit, the same losses to rounding",
+    68: "a checkpoint of another dtype: all",
+    69: "from a GPU to the CPU and back: bit by bit",
+    70: "an older format: loaded; a newer one: all",
+    71: "files made to do harm: refused at once; nothing is run, no other file read",
+    72: "two jobs with one folder: the second is refused",
+    73: "a checkpoint that not all ranks see: all",
+    74: "old checkpoints: deleted behind the new one's commit",
+    75: "a clock that went back: the step decides which is newest",
+}
+
+OPEN = {
+    72: "nothing locks a folder of checkpoints yet",
+}
+"""Cases without a test, and why."""
+
+
+def carriers() -> dict[str, tuple[int, ...]]:
+    """The tests, as ``tests/path.py::name``, and the cases that their marker ``fault`` names."""
+    found = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        text = path.read_text()
+        if "mark.fault(" in text:
+            for test in ast.parse(text).body:
+                numbers = _marked(test) if isinstance(test, ast.FunctionDef) else ()
+                if isinstance(test, ast.FunctionDef) and numbers:
+                    found[f"{path.relative_to(ROOT)}::{test.name}"] = numbers
+    return found
+
+
+def _marked(test: ast.FunctionDef) -> tuple[int, ...]:
+    for mark in test.decorator_list:
+        if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault":
+            return tuple(ast.literal_eval(number) for number in mark.args)
+    return ()

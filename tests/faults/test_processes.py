@@ -1,0 +1,230 @@
+"""Ranks of a training that raise, die, stop or leave, wherever they are: the job ends in time, and says who it was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.harness.launch import Job
+
+pytestmark = [pytest.mark.mpi, pytest.mark.time_limit(180)]
+
+LIMIT_S = 120.0
+
+PROGRAM = """
+import os, signal, sys, threading, time
+import torch
+from torch import nn
+from mpi4py import MPI
+import distconv as dc
+from distconv.communication import transport
+
+comm = MPI.COMM_WORLD
+place, how, note = sys.argv[1:]
+step = 0
+
+def fail_in(where):
+    if place == where and step == 2 and comm.rank == comm.size - 1:
+        with open(note, "w") as file:
+            file.write(str(time.time()))
+        exec(how)
+
+class Middle(nn.Module):
+    def forward(self, x):
+        fail_in("forward")
+        return x
+
+def failing(kind, where, words):
+    wait = kind.wait
+    def failing_wait(self, *more):
+        if words in self._what:
+            fail_in(where)
+        return wait(self, *more)
+    kind.wait = failing_wait
+
+failing(transport.Exchange, "halo", "halo")
+failing(transport.Reduction, "allreduce", "gradient")
+torch.manual_seed(0)
+comm.Barrier()  # imports take longer on one rank than on another
+grid = dc.ProcessGrid(comm, h=comm.size)
+model = nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), Middle(), nn.Conv2d(4, 2, 3, padding=1))
+model = dc.parallelize(model, grid)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+optimizer.register_step_pre_hook(lambda *_: fail_in("optimizer"))
+x = torch.randn(2, 2, 9, 8)
+while True:
+    y = model(dc.scatter(x, grid))
+    y.register_hook(lambda grad: fail_in("backward"))
+    optimizer.zero_grad()
+    y.square().mean().backward()
+    optimizer.step()
+    step += 1
+    if place == "thread":
+        thread = threading.Thread(target=fail_in, args=("thread",))
+        thread.start()
+        thread.join()
+    if step == 3:
+        print("under way", flush=True)
+"""
+
+RAISE = "raise ValueError('only here')"
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+STOP = "os.kill(os.getpid(), signal.SIGSTOP)"
+
+slow = pytest.mark.slow
+
+
+@dataclass
+class End:
+    """How a job ended: its exit code, what it said, and how long after the fault."""
+
+    code: int
+    text: str
+    after_s: float
+
+
+def run(folder: Path, place: str, how: str, **environment: str) -> End:
+    """Run the training on 2 ranks, of which the last one fails in ``place``."""
+    note = folder / "note"
+    with Job(2, PROGRAM, place, how, str(note), env=environment) as job:
+        ended = job.wait(LIMIT_S)
+        return End(ended.returncode, ended.stderr, time.time() - float(note.read_text()))
+
+
+@pytest.mark.fault(45)
+@pytest.mark.parametrize(
+    "place", ["halo", *(pytest.param(place, marks=slow) for place in ("forward", "backward", "thread", "optimizer"))]
+)
+def test_an_exception_on_one_rank_ends_the_job_at_once(tmp_path: Path, place: str) -> None:
+    end = run(tmp_path, place, RAISE)
+    assert end.code == 1, end.text
+    assert end.after_s < 5
+    assert "rank 1 failed\nTraceback" in end.text
+    assert "ValueError: only here" in end.text
+
+
+@pytest.mark.fault(48)
+@pytest.mark.parametrize("place", ["allreduce", *(pytest.param(place, marks=slow) for place in ("halo", "forward"))])
+def test_a_rank_that_is_killed_ends_the_job_soon(tmp_path: Path, place: str) -> None:
+    end = run(tmp_path, place, KILL)
+    assert end.code in (9, 137), end.text
+    assert end.after_s < 10
+
+
+@pytest.mark.fault(47)
+def test_a_rank_that_leaves_without_a_word_is_no_success(tmp_path: Path) -> None:
+    end = run(tmp_path, "forward", "os._exit(0)")
+    assert end.code == 1, end.text
+    assert end.after_s < 10
+    assert "rank 1 left with exit code 0 and the others did not" in end.text
+
+
+@pytest.mark.fault(49)
+def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
+    end = run(tmp_path, "halo", STOP, DISTCONV_TIMEOUT_S="6")
+    assert end.code == 75, end.text
+    assert end.after_s < 6 + 10
+    assert "rank 0 of 2 has waited" in end.text
+    assert "halo exchange with peers 1" in end.text
+    assert " is stopped; ending the job" in end.text
+
+
+def under_way(job: Job) -> None:
+    until = time.monotonic() + LIMIT_S
+    while "under way" not in job.output():
+        assert time.monotonic() < until, job.output()
+        time.sleep(0.1)
+
+
+@pytest.mark.fault(51)
+def test_interrupting_twice_ends_the_job(tmp_path: Path) -> None:
+    with Job(2, PROGRAM, "nowhere", "", str(tmp_path)) as job:
+        under_way(job)
+        began = time.monotonic()
+        os.kill(job.process.pid, signal.SIGINT)
+        time.sleep(0.5)
+        if job.process.poll() is None:
+            os.kill(job.process.pid, signal.SIGINT)
+        assert job.wait(LIMIT_S).returncode != 0
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.fault(52)
+def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
+    with Job(2, PROGRAM, "nowhere", "", str(tmp_path)) as job:
+        under_way(job)
+        job.process.kill()
+        until = time.monotonic() + 30
+        while job.processes():
+            assert time.monotonic() < until, job.output()
+            time.sleep(0.1)
+
+
+APART = """
+import sys
+import torch
+from torch import nn
+from mpi4py import MPI
+import distconv as dc
+
+comm = MPI.COMM_WORLD
+what = sys.argv[1]
+torch.manual_seed(0)
+comm.Barrier()  # imports take longer on one rank than on another
+grid = dc.ProcessGrid(comm, h=2)
+model = nn.ModuleList([nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 5, padding=2)])
+model = dc.parallelize(model, grid)
+x = torch.randn(2, 2, 9, 8)
+for step in range(3 if what == "layer" or comm.rank else 2):
+    y = model[0](dc.scatter(x, grid))
+    if what == "batches" or step < 2 or comm.rank:
+        y = model[1](y)
+    y.tanh().sum().backward()
+"""
+
+
+@pytest.mark.fault(24)
+@pytest.mark.parametrize("level", ["all", pytest.param("off", marks=slow)])
+def test_a_layer_that_one_rank_skips_is_told(level: str) -> None:
+    with Job(2, APART, "layer", env={"DISTCONV_CHECK": level, "DISTCONV_TIMEOUT_S": "6"}) as job:
+        ended = job.wait(LIMIT_S)
+    if level == "off":
+        assert ended.returncode == 75, ended.stderr
+        assert "has waited" in ended.stderr
+    else:
+        assert ended.returncode == 1, ended.stderr
+        assert "MismatchError: ranks are at different operations" in ended.stderr
+        assert "conv2d" in ended.stderr and "tanh" in ended.stderr
+
+
+@pytest.mark.fault(25)
+def test_fewer_batches_on_one_rank_end_the_job() -> None:
+    with Job(2, APART, "batches", env={"DISTCONV_TIMEOUT_S": "6"}) as job:
+        ended = job.wait(LIMIT_S)
+    assert ended.returncode == 75, ended.stderr
+    assert "rank 1 of 2 has waited" in ended.stderr
+
+
+THREADS = """
+import os
+del os.environ["OMP_NUM_THREADS"]
+import distconv, torch
+from mpi4py import MPI
+threads = MPI.COMM_WORLD.gather(torch.get_num_threads())
+if threads:
+    print(threads, len(os.sched_getaffinity(0)))
+"""
+
+
+@pytest.mark.fault(55)
+def test_ranks_share_the_cores_out() -> None:
+    with Job(4, THREADS) as job:
+        ended = job.wait(LIMIT_S)
+    assert ended.returncode == 0, ended.stderr
+    threads, cores = ended.stdout.rsplit(maxsplit=1)
+    assert threads == str([max(1, int(cores) // 4)] * 4)
