@@ -51,7 +51,13 @@ def add_training_arguments(
     parser.add_argument("--seed", type=seed, default=defaults.seed, help="default: %(default)s")
     parser.add_argument("--drop-last", action="store_true", help="leave out an epoch's last batch if it is smaller")
     parser.add_argument("--out", type=Path, default=Path(out), metavar="DIR", help="default: %(default)s")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    earlier = parser.add_mutually_exclusive_group()
+    earlier.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest checkpoint in --out; with more --epochs or --steps, beyond where it ended",
+    )
+    earlier.add_argument("--overwrite", action="store_true", help="erase the run that --out holds")
     parser.add_argument(
         "--checkpoint-every", type=int, default=200, metavar="STEPS", help="0: never (default: %(default)s)"
     )

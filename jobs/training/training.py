@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,9 @@ from distconv.parallel import parallelize
 from distconv.parameters.replicas import check_replicas
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
+
+LENGTH = ("epochs", "steps")
+"""The settings in which a run may differ from the one that it goes on with."""
 
 WARM_UP = 0.1
 """Share of the steps over which the learning rate rises."""
@@ -156,7 +159,7 @@ class Training(ABC):
     @property
     def steps(self) -> int:
         """Steps of the whole run."""
-        return self.settings.steps or self.settings.epochs * self.loader.steps
+        return self._steps_of(asdict(self.settings))
 
     @property
     def epoch(self) -> int:
@@ -232,16 +235,31 @@ class Training(ABC):
         self._check_settings(found)
         checkpoint_state.restore(found, self.model, self.optimizer, self.comm)
         self.step_count = found.step
+        then = self._steps_of(found.values["settings"])
+        if then != self.steps and self.comm.rank == 0:
+            print(
+                f"the run was one of {then} steps and is now one of {self.steps}: the learning rate from step "
+                f"{self.step_count} on is that of {self.steps} steps, so the numbers are not those of a run that had "
+                f"{self.steps} from its start"
+            )
         return True
 
     def _check_settings(self, found: checkpoint.Checkpoint) -> None:
         now = asdict(self.settings) | {"training samples": self.loader.samples}
         then = found.values["settings"] | {"training samples": found.values["position"]["samples"]}
         wrong = [
-            f"{key} was {then.get(key)!r} and is {value!r}" for key, value in now.items() if then.get(key) != value
+            f"{key} was {then.get(key)!r} and is {value!r}"
+            for key, value in now.items()
+            if then.get(key) != value and key not in LENGTH
         ]
         if wrong:
             raise CheckpointError(f"checkpoint of step {found.step} was made with other settings: {'; '.join(wrong)}")
+        if found.step > self.steps:
+            raise CheckpointError(f"checkpoint of step {found.step} lies beyond the {self.steps} steps of this run")
+
+    def _steps_of(self, settings: Mapping[str, Any]) -> int:
+        steps: int = settings["steps"] or settings["epochs"] * self.loader.steps
+        return steps
 
 
 class Trainer(Training):
