@@ -65,7 +65,8 @@ def scatter(
     if not isinstance(tensor, torch.Tensor):
         raise DistributionError(f"scatter needs a torch.Tensor on every rank, or root=; got {type(tensor).__name__}")
     dist = _distribution(target, dims, tensor.dim())
-    values = f", values {digest(_sampled(tensor)):014x}" if _compares_values(dist.grid) else ""
+    known = _compares_values(dist.grid) and not tensor.is_meta
+    values = f", values {digest(_sampled(tensor)):014x}" if known else ""
     agreement.agree(dist.grid.world, "scatter", _described(tensor, dist) + values, _WAY_OUT)
     local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
     # The block is never the caller's memory, whatever the grid: changing one must not change the other.

@@ -32,6 +32,7 @@ class Derived:
     def __init__(self) -> None:
         self._made: list[_Made] = []
         self._few = FEW
+        self._common: MPI.Intracomm | None = None
 
     @staticmethod
     def of(comm: MPI.Intracomm) -> Derived:
@@ -50,6 +51,12 @@ class Derived:
         found = self._noted(comm.Dup())
         found.Set_attr(_key(), self)
         return found
+
+    def common(self, comm: MPI.Intracomm) -> MPI.Intracomm:
+        """One duplicate of ``comm`` that all who ask share. Collective at the first time; it is never freed."""
+        if self._common is None:
+            self._common = comm.Dup()
+        return self._common
 
     def split(self, comm: MPI.Intracomm, colour: int, key: int) -> MPI.Intracomm:
         """``comm.Split(colour, key)``. Collective over all ranks that derive together."""
