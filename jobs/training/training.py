@@ -47,6 +47,8 @@ class Settings:
     momentum: float = 0.9
     weight_decay: float = 0.0
     dtype: str = "float32"
+    precision: str = "full"
+    """``bf16``: what torch.autocast takes for that computes in bfloat16; weights, gradients and the loss do not."""
     seed: int = 0
     drop_last: bool = False
     """Leave out the last batch of an epoch when it would be smaller."""
@@ -110,7 +112,15 @@ class Training(ABC):
     def __init__(
         self, settings: Settings, model: torch.nn.Module, grid: ProcessGrid, comm: MPI.Intracomm, device: str
     ) -> None:
-        """``grid``: where batches go."""
+        """``grid``: where batches go.
+
+        Raises
+        ------
+        DistconvError
+            If the settings ask for half precision beside double.
+        """
+        if settings.precision != "full" and settings.dtype != "float32":
+            raise DistconvError(f"--precision {settings.precision} needs --dtype float32, not {settings.dtype}")
         self.settings, self.model, self.grid, self.comm, self.device = settings, model, grid, comm, device
         self.dtype = dtype_of(settings)
         self.optimizer = make_optimizer(settings, model.parameters())
@@ -155,6 +165,11 @@ class Training(ABC):
     def rate(self) -> float:
         """The learning rate of the next step."""
         return learning_rate(self.step_count, self.steps, self.settings.lr)
+
+    def autocast(self) -> torch.autocast:
+        """Where the model is called for training: computes with the settings' precision."""
+        half = self.settings.precision == "bf16"
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=half)
 
     @property
     def steps(self) -> int:
@@ -246,7 +261,9 @@ class Training(ABC):
 
     def _check_settings(self, found: checkpoint.Checkpoint) -> None:
         now = asdict(self.settings) | {"training samples": self.loader.samples}
-        then = found.values["settings"] | {"training samples": found.values["position"]["samples"]}
+        # What a checkpoint does not know yet was as it is by default.
+        then = asdict(type(self.settings)()) | found.values["settings"]
+        then["training samples"] = found.values["position"]["samples"]
         wrong = [
             f"{key} was {then.get(key)!r} and is {value!r}"
             for key, value in now.items()
@@ -296,7 +313,10 @@ class Trainer(Training):
         self.model.train()
         set_rate(self.optimizer, self.rate)
         self.optimizer.zero_grad()
-        outputs = self.model(inputs)
+        with self.autocast():
+            outputs = self.model(inputs)
+        if self.settings.precision != "full":
+            outputs = outputs.to(self.dtype)
         loss = self.loss(outputs, beside(labels, outputs))
         value = float(loss.detach())
         # One decision: ranks that have come apart may not have the same loss.
