@@ -47,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--channels", type=positive, default=64, help="of the convolution (default: %(default)s)")
     parser.add_argument("--rounds", type=positive, default=11, help="turns of each variant (default: %(default)s)")
+    report.add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -130,4 +131,4 @@ def _print(options: argparse.Namespace, ranks: int, alone: Times, split: Times) 
         whole, work, exchange = (medians[name] for name in split)
         way = "device memory" if cuda_aware() else "host memory"
         print(f"{ranks} ranks, {way}: {min(1.0, (work + exchange - whole) / exchange):.0%} of the exchange is hidden")
-    print(report.as_json({"median_s": medians}))
+    report.give_json({"median_s": medians}, options.json)

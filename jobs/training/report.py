@@ -108,7 +108,7 @@ def picture(path: Path, draw: Callable[[], None]) -> str:
     try:
         draw()
     except ImportError:
-        return "no picture: matplotlib is not installed; pip install 'distconv[plot]'"
+        return "no picture: matplotlib is not installed; pip install matplotlib"
     return f"picture: {path}"
 
 

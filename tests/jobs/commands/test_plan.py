@@ -160,7 +160,7 @@ def test_without_matplotlib_a_picture_is_refused(
     comm: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    refused(comm, capsys, plan("--plot", "plan.png"), "--plot plan.png needs matplotlib: pip install 'distconv[plot]'")
+    refused(comm, capsys, plan("--plot", "plan.png"), "--plot plan.png needs matplotlib: pip install matplotlib")
 
 
 def refused(comm: Any, capsys: pytest.CaptureFixture[str], code: int, text: str) -> None:
