@@ -125,7 +125,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
 EXAMPLES = """\
   distconv data mesh --size 128 --samples 48 --out mesh.h5
   mpiexec -n 4 distconv train mesh --data mesh.h5 --grid n=2,h=2
-  mpiexec -n 4 distconv train classify --data mnist --model lenet5 --grid n=2,h=2
+  mpiexec -n 4 distconv train classify --data digits --model lenet5 --grid n=2,h=2
   distconv train pointcloud
   distconv train sequence
   distconv plan --model resnet50 --input 3,224,224 --batch 256 --ranks 64 --machine lassen --out plan.json
