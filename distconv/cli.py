@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -18,6 +20,9 @@ from typing import IO, NoReturn
 from mpi4py import MPI
 
 from distconv.errors import BAD_INPUT, DistconvError, PipelineError
+
+_PIPE_CLOSED = 141
+"""What a shell gives for a command that SIGPIPE ended."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
 EXAMPLES = """\
   distconv data mesh --size 128 --samples 48 --out mesh.h5
   mpiexec -n 4 distconv train mesh --data mesh.h5 --grid n=2,h=2
-  mpiexec -n 4 distconv train classify --data mnist --model lenet5 --grid n=2,h=2
+  mpiexec -n 4 distconv train classify --data digits --model lenet5 --grid n=2,h=2
   distconv train pointcloud
   distconv train sequence
   distconv plan --model resnet50 --input 3,224,224 --batch 256 --ranks 64 --machine lassen --out plan.json
@@ -148,8 +153,24 @@ class Parser(argparse.ArgumentParser):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit code. Collective over MPI.COMM_WORLD."""
+    try:
+        try:
+            return _main(arguments)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Who reads has enough (``| head``). What Python still holds must go somewhere when the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _PIPE_CLOSED
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     words = _command_of(given)
+    if given == ["--version"]:
+        if MPI.COMM_WORLD.rank == 0:
+            print(f"distconv {importlib.import_module('distconv').__version__}")
+        return 0
     if words is None:
         return _no_command(given)
     if words != ("run",):
@@ -176,13 +197,22 @@ def parser_of(prog: str, job: ModuleType) -> Parser:
     """What reads the options of ``job``."""
     parser = Parser(
         prog=prog,
-        description=job.__doc__,
+        description=_unmarked(job.__doc__ or ""),
         epilog=getattr(job, "EXAMPLES", None),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     job.add_arguments(parser)
     return parser
+
+
+def _unmarked(text: str) -> str:
+    """A docstring as a terminal shows it: without the marks of code and of references.
+
+    >>> _unmarked("``distconv info`` and :func:`main`")
+    'distconv info and main'
+    """
+    return re.sub(r":\w+:`([^`]*)`", r"\1", text).replace("``", "")
 
 
 def _command_of(given: Sequence[str]) -> tuple[str, ...] | None:
@@ -196,7 +226,7 @@ def _no_command(given: Sequence[str]) -> int:
     asked = not given or any(word in ("-h", "--help") for word in given[:2]) or (group is not None and len(given) == 1)
     parser = Parser(
         prog="distconv",
-        usage="distconv COMMAND [options]",
+        usage="distconv COMMAND [options]\n       distconv --version",
         description="Train convolutional networks whose samples and space are split over MPI ranks.",
         epilog=f"{_listed(group)}\n\n{_examples(group)}",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -7,17 +7,15 @@ rank, or raises: nothing ever runs on the blocks alone by default.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from itertools import pairwise
-from types import FrameType
 from typing import Any, TypeVar
 
 import torch
 from torch.utils._pytree import tree_map
 
 from distconv.errors import DistconvError, NoRule
+from distconv.process.call_stack import layer_of, modules_called
 
 Operator = Callable[..., Any]
 F = TypeVar("F", bound=Operator)
@@ -176,28 +174,3 @@ def with_layer(text: str) -> str:
     prefix = f"{layer_of(modules)}: "
     # An operator may have called others, through each of which the error passes.
     return text if text.startswith(prefix) else prefix + text
-
-
-def modules_called() -> list[torch.nn.Module]:
-    """Modules in whose methods the caller is, the outermost first."""
-    found: list[torch.nn.Module] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if isinstance(owner, torch.nn.Module) and (not found or owner is not found[-1]):
-            found.append(owner)
-        frame = frame.f_back
-    return found[::-1]
-
-
-def layer_of(modules: list[torch.nn.Module]) -> str:
-    """The last of ``modules``, as users know it: by its name in the first one, each being in the one before it.
-
-    One that is no part of the one before goes by its class.
-    """
-    names = []
-    for outer, inner in pairwise(modules):
-        known = (name for name, module in outer.named_modules() if module is inner)
-        names.append(next(known, type(inner).__name__))
-    kind = type(modules[-1]).__name__
-    return f"{'.'.join(names)!r} ({kind})" if names else kind

@@ -50,7 +50,7 @@ class NoRule(UnsupportedOperation):
 
 
 class ReplicationWarning(UserWarning):
-    """A call without a distributed rule: every rank gathered its tensors and computed the whole of it."""
+    """Every rank computes the whole: a call has no distributed rule, or a parallelized model got plain tensors."""
 
 
 class CommunicatorError(DistconvError, RuntimeError):

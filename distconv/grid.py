@@ -11,6 +11,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.arrangement import AXES, Arrangement
+from distconv.communication import agreement
 from distconv.communication.agreement import agree, check_running
 from distconv.communication.derived import Derived
 from distconv.errors import CommunicatorError, GridError
@@ -70,6 +71,8 @@ class ProcessGrid(Arrangement):
         self._derived = Derived.of(comm)
         self._derived.give_back(comm)
         self.world = self._derived.duplicate(comm)
+        self.compared = self._derived.common(comm) if agreement.level == "all" else self.world
+        """Where ranks compare what they call: if at all, one for all grids, since they may call on different ones."""
         self.rank: int = comm.rank
         self._cached: dict[object, Callable[..., Any]] = {}
         self._comms: dict[tuple[str, ...], MPI.Intracomm] = {}

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import sys
+import warnings
 from typing import Any, TypeVar
 
 import torch
 from mpi4py import MPI
 from torch.nn.parameter import is_lazy
+from torch.utils._pytree import tree_leaves
 
 from distconv.communication.agreement import agree
 from distconv.communication.digest import bytes_of, different
 from distconv.dispatch import name_layer
 from distconv.distribution import Distribution, default_axes
-from distconv.errors import DistconvError, MismatchError, UnsupportedOperation
+from distconv.errors import DistconvError, MismatchError, ReplicationWarning, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.parameters import gradient_reduction
 from distconv.parameters.channel_split import linear_axes
 from distconv.parameters.sharding import shard
 from distconv.plan import Plan
 from distconv.process import watchdog
+from distconv.process.call_stack import users_frame
 from distconv.tensor import DistTensor
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -33,7 +37,8 @@ def parallelize(
     from now on summed behind the backward pass. Where the channels are split, weights are sharded
     (distconv.parameters.sharding). With a plan a layer that it names moves its input to the layer's own grid over
     ``comm`` (default: all ranks); what it does not name stays on the grid that its input is on. Parameters and buffers
-    must be equal on all ranks; with ``broadcast=True`` rank 0's are sent to the others instead.
+    must be equal on all ranks; with ``broadcast=True`` rank 0's are sent to the others instead. A model that is then
+    trained on plain tensors, which nothing has scattered, says so once in a ReplicationWarning.
 
     Raises
     ------
@@ -65,6 +70,8 @@ def parallelize(
         else:
             check_equal(world, plain, "parallelize", ", or pass broadcast=True")
     shard(layers)
+    if world.size > 1 and not any(isinstance(hook, _PlainTraining) for hook in model._forward_hooks.values()):
+        model.register_forward_hook(_PlainTraining(), with_kwargs=True)
     if isinstance(target, Plan):
         for layer, grid in layers.values():
             layer.register_forward_pre_hook(_Move(grid), with_kwargs=True)
@@ -83,6 +90,31 @@ def _check_shapes_known(model: torch.nn.Module) -> None:
                 f"parallelize: {name!r} ({type(layer).__name__}) does not know the shapes of its parameters yet: call "
                 "the model once with plain tensors, on every rank with the same seed, and then parallelize it"
             )
+
+
+class _PlainTraining:
+    """Forward hook of a parallelized model: warns, once, where it is trained and nothing in the call is distributed."""
+
+    def __init__(self) -> None:
+        self.warned = False
+
+    def __call__(self, model: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if self.warned or not model.training or isinstance(output, DistTensor):
+            return
+        tensors = [leaf for leaf in tree_leaves((args, kwargs, output)) if isinstance(leaf, torch.Tensor)]
+        # A model may gather what it returns. Without gradients nothing is trained.
+        if any(isinstance(x, DistTensor) for x in tensors) or not any(x.requires_grad for x in tensors):
+            return
+        caller = users_frame(sys._getframe(1))
+        warnings.warn_explicit(
+            f"{type(model).__name__} was parallelized and is trained on plain tensors: every rank computes all that it "
+            "is given, and gradients are not summed, so ranks with different batches come apart. Pass it "
+            "dc.scatter(x, grid), or dc.from_local(block, dist, shape) of blocks that ranks have",
+            ReplicationWarning,
+            caller.f_code.co_filename,
+            caller.f_lineno,
+        )
+        self.warned = True
 
 
 class _Move:

@@ -81,7 +81,7 @@ class DistTensor(torch.Tensor):
             if recomputation.active:
                 recomputation.step()
             if agreement.level == "all":
-                _agree_on_call(func, args)
+                _agree_on_call(dispatch.name_of(func), args)
             if profiling.enabled():
                 with profiling.section(dispatch.short_name(func)):
                     result = dispatch.called(func, args, kwargs or {})
@@ -206,6 +206,8 @@ class DistTensor(torch.Tensor):
         dist = Distribution(target, self.dist.axes) if isinstance(target, ProcessGrid) else target
         if dist == self.dist:
             return self
+        if agreement.level == "all":
+            _agree_on_call(f"redistribution to {dist}", (self,))
         moved = DistTensor(collectives.redistribute(self.local, self.dist, dist, self.shape), dist, self.shape)
         moved._strides = self._strides
         return moved
@@ -397,8 +399,8 @@ LAYOUTS = Layouts(
 """For hooks on autograd's nodes: gradients as DistTensors, and their blocks."""
 
 
-def _agree_on_call(func: Any, args: tuple[Any, ...]) -> None:
+def _agree_on_call(what: str, args: tuple[Any, ...]) -> None:
     tensors = [a for a in args if isinstance(a, DistTensor)]
     if tensors:
         listed = ", ".join(f"{tuple(t.shape)} {t.dtype} {t.dist}" for t in tensors)
-        agreement.agree(tensors[0].grid.world, dispatch.name_of(func), listed)
+        agreement.agree(tensors[0].grid.compared, what, listed)

@@ -25,17 +25,26 @@ stage() {
     return "$status"
 }
 
-# install EXTRA,...: makes the environment if there is none, and installs distconv with these extras and an MPI library;
-# nothing if the last installation was the same.
+# install EXTRA,... [editable]: makes the environment if there is none, and installs distconv with these extras and an MPI
+# library; nothing if the last installation was the same. What is not editable is a copy of the sources as they are now.
+# An editable one is a path to the checkout (compat): setuptools' usual hook for imports comes behind Python's own, which
+# takes a folder that is called distconv, such as a clone beside a script, for a package.
 install() {
-    local what="$root[${DISTCONV_MPI:-mpich},$1]" stamp="$venv/distconv-installed" wanted
-    wanted="$what $(cat "$root/pyproject.toml" "$root/setup.py" "$constraints" | cksum)"
+    local what="$root[${DISTCONV_MPI:-mpich},$1]" stamp="$venv/distconv-installed" how wanted
+    local parts=("$root/pyproject.toml" "$root/setup.py" "$constraints")
+    if [ "${2:-}" = editable ]; then
+        how=(--config-settings editable_mode=compat --editable)
+    else
+        how=()
+        parts+=("$root"/{distconv,jobs,kernels,layers,perfmodel,pipeline})
+    fi
+    wanted="$what ${2:-} $(find "${parts[@]}" -type f -not -name '*.pyc' -exec cat {} + | cksum)"
     if [ -x "$venv/bin/python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ]; then
         echo "   as it was: remove $stamp to install again"
         return
     fi
     [ -x "$venv/bin/python" ] || "${PYTHON:-python3}" -m venv "$venv"
     rm -f "$stamp"
-    "$venv/bin/python" -m pip install --quiet --constraint "$constraints" --editable "$what" || return
+    "$venv/bin/python" -m pip install --quiet --constraint "$constraints" "${how[@]}" "$what" || return
     echo "$wanted" >"$stamp"
 }

@@ -9,7 +9,7 @@ out=runs/quickstart
 ranks() { "$venv/bin/mpiexec" "${launcher[@]}" -n "$1" "$venv/bin/distconv" "${@:2}"; }
 
 data=(data mesh --size 128 --samples 48 --out "$out/mesh.h5")
-train=(train mesh --data "$out/mesh.h5" --model unet --grid n=2,h=2 --out "$out" --baselines)
+train=(train mesh --data "$out/mesh.h5" --model unet --grid n=2,h=2 --out "$out" --overwrite --baselines)
 
 mkdir -p "$out"
 stage "installation" install mesh,plot,allocator

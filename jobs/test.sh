@@ -8,7 +8,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$root"
 
-stage "installation" install test
+stage "installation" install test editable
 
 # The checks take seconds and come first; the tests run whatever they said, and print their totals last.
 checks=0

@@ -39,6 +39,7 @@ class Derived:
         """Whether it was decided if messages between GPUs go by NCCL (:func:`distconv.communication.nccl.offer`)."""
         self.channel: Channel | None = None
         """That NCCL communicator; all duplicates share it."""
+        self._common: MPI.Intracomm | None = None
 
     @staticmethod
     def of(comm: MPI.Intracomm) -> Derived:
@@ -57,6 +58,12 @@ class Derived:
         found = self._noted(comm.Dup())
         found.Set_attr(_key(), self)
         return found
+
+    def common(self, comm: MPI.Intracomm) -> MPI.Intracomm:
+        """One duplicate of ``comm`` that all who ask share. Collective at the first time; it is never freed."""
+        if self._common is None:
+            self._common = comm.Dup()
+        return self._common
 
     def split(self, comm: MPI.Intracomm, colour: int, key: int) -> MPI.Intracomm:
         """``comm.Split(colour, key)``. Collective over all ranks that derive together."""

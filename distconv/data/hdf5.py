@@ -43,7 +43,9 @@ class Layout:
 
 
 class SampleFile:
-    """The datasets named in ``layouts``, open for reading; all have the same number of samples. Collective.
+    """Datasets of a file, open for reading; all have the same number of samples. Collective.
+
+    ``layouts`` names them; as a mapping it says what each must be too. ``comm``: by default all ranks of the job.
 
     Raises
     ------
@@ -54,9 +56,14 @@ class SampleFile:
         If ranks ask for different files or see different ones.
     """
 
-    def __init__(self, path: str | os.PathLike[str], layouts: Mapping[str, Layout], comm: MPI.Intracomm) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        layouts: Mapping[str, Layout] | Sequence[str],
+        comm: MPI.Intracomm | None = None,
+    ) -> None:
         self.path = Path(path)
-        self.comm = comm
+        self.comm = comm = MPI.COMM_WORLD if comm is None else comm
         agree(comm, "HDF5 file", f"{self.path} with {sorted(layouts)}")
         self._file, self._identity = together(comm, lambda: _open(self.path), DataError)
         try:
@@ -66,9 +73,9 @@ class SampleFile:
             self._file.close()
             raise
 
-    def _checked(self, layouts: Mapping[str, Layout]) -> dict[str, h5py.Dataset]:
+    def _checked(self, layouts: Mapping[str, Layout] | Sequence[str]) -> dict[str, h5py.Dataset]:
         found = {name: _dataset(self._file, name, self.path, self._identity.size) for name in layouts}
-        for name, layout in layouts.items():
+        for name, layout in layouts.items() if isinstance(layouts, Mapping) else ():
             wrong = layout.mismatch(found[name].dtype, found[name].shape)
             if wrong:
                 raise DataError(f"{self.path}: dataset {name!r} {wrong}")

@@ -1,6 +1,7 @@
-"""A loader that reads ahead: batches of an HDF5 file as distributed tensors, each rank reading only its own blocks.
+"""A loader that reads ahead: batches of samples as distributed tensors, each rank reading only its own blocks.
 
-The order of the samples and their mirroring follow from the seed, the epoch and the sample alone, never from the grid.
+The order of the samples, their mirroring and their crops follow from the seed, the epoch and the sample alone, never
+from the grid.
 A thread reads the next batch meanwhile. It makes no MPI call: whether all ranks could read is agreed by the main
 threads at the step that the batch belongs to.
 """
@@ -23,8 +24,8 @@ from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.tensor import DistTensor
 
-_ORDER, _MIRRORS = 0, 1
-"""Streams of random numbers that must not repeat each other."""
+_ORDER, _MIRRORS, _CROPS = 0, 1, 3
+"""Streams of random numbers that must not repeat each other; 2 is a job's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,9 +67,12 @@ class Loader:
         shuffle: bool = True,
         drop_last: bool = False,
         mirror: str = "",
+        crop: Mapping[str, int] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         """``mirror`` names the axes along which a sample is mirrored with probability one half, for example "hw".
+
+        ``crop`` is how much is taken of a sample along some axes, ``{"h": 256, "w": 256}``, at a place drawn for it.
 
         Raises
         ------
@@ -77,14 +81,17 @@ class Loader:
         """
         self.file, self.fields, self.grid, self.batch = file, tuple(fields), grid, batch
         self.seed, self.shuffle, self.drop_last, self.mirror = seed, shuffle, drop_last, mirror
+        self.crop = dict(crop or {})
         self.device = torch.device(device)
         self.samples = file.shape(fields[0].dataset)[0]
         if batch < 1 or self.steps < 1:
             raise DataError(
                 f"{file.path}: no batch of {batch} can be made of the {self.samples} samples of {fields[0].dataset!r}"
             )
+        self._check_crop()
         first = self.fields[0]
-        file.warn_of_large_chunks(first.dataset, self._distribution(first).local_shape(file.shape(first.dataset))[1:])
+        block = self._distribution(first).local_shape((self.samples, *self._extents(first)))[1:]
+        file.warn_of_large_chunks(first.dataset, block)
 
     @property
     def steps(self) -> int:
@@ -103,6 +110,33 @@ class Loader:
             return ""
         drawn = np.random.default_rng((self.seed, _MIRRORS, epoch, sample)).integers(0, 2, len(self.mirror))
         return "".join(axis for axis, flip in zip(self.mirror, drawn, strict=True) if flip)
+
+    def cropped(self, epoch: int, sample: int) -> dict[str, int]:
+        """Where the part begins that is taken of this sample in this epoch, along each axis that is cropped."""
+        random = np.random.default_rng((self.seed, _CROPS, epoch, sample))
+        whole = self._whole()
+        return {axis: int(random.integers(0, whole[axis] - extent + 1)) for axis, extent in self.crop.items()}
+
+    def _whole(self) -> dict[str, int]:
+        """Extents of the samples along the axes of all fields."""
+        return {
+            axis: extent
+            for each in self.fields
+            for axis, extent in zip(each.dims[1:], self.file.shape(each.dataset)[1:], strict=True)
+        }
+
+    def _check_crop(self) -> None:
+        whole = self._whole()
+        for axis, extent in self.crop.items():
+            if not 0 < extent <= whole.get(axis, 0):
+                raise DataError(
+                    f"{self.file.path}: crop {axis}={extent}: samples have {whole.get(axis, 'nothing')} there"
+                )
+
+    def _extents(self, each: Field) -> tuple[int, ...]:
+        """Those of a sample as the loader gives it."""
+        whole = self.file.shape(each.dataset)[1:]
+        return tuple(self.crop.get(axis, extent) for axis, extent in zip(each.dims[1:], whole, strict=True))
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from step ``start`` on. Collective, as is each batch.
@@ -131,28 +165,30 @@ class Loader:
         return Distribution(self.grid, default_axes(each.dims, len(self.file.shape(each.dataset))))
 
     def _tensor(self, each: Field, block: torch.Tensor, samples: int) -> DistTensor:
-        shape = (samples, *self.file.shape(each.dataset)[1:])
+        shape = (samples, *self._extents(each))
         return DistTensor(block.to(self.device), self._distribution(each), shape)
 
     def _read(self, epoch: int, samples: tuple[int, ...]) -> list[torch.Tensor]:
         return [self._read_field(each, epoch, samples) for each in self.fields]
 
     def _read_field(self, each: Field, epoch: int, samples: tuple[int, ...]) -> torch.Tensor:
-        shape = (len(samples), *self.file.shape(each.dataset)[1:])
+        shape = (len(samples), *self._extents(each))
         mine, *space = self._distribution(each).box(None, shape)
         block = torch.empty((mine.extent, *(i.extent for i in space)), dtype=each.dtype, device="cpu")
         values = block.numpy()
         for row, sample in enumerate(samples[mine.start : mine.stop]):
-            values[row] = self._prepared(each, sample, space, self.mirrored(epoch, sample))
+            values[row] = self._prepared(each, sample, space, epoch)
         return block
 
-    def _prepared(self, each: Field, sample: int, space: list[Interval], mirrored: str) -> NDArray[np.generic]:
-        """The values in ``space`` of one sample, mirrored along these axes."""
+    def _prepared(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[np.generic]:
+        """The values in ``space`` of one sample, which is cropped and then mirrored."""
+        mirrored, begins = self.mirrored(epoch, sample), self.cropped(epoch, sample)
         # Index i of the mirrored sample is E - 1 - i of the one in the file: read the mirrored box, then reverse it.
         box, steps = [Interval(sample, sample + 1)], []
-        for axis, interval, extent in zip(each.dims[1:], space, self.file.shape(each.dataset)[1:], strict=True):
-            turned = axis in mirrored
-            box.append(Interval(extent - interval.stop, extent - interval.start) if turned else interval)
+        for axis, interval, extent in zip(each.dims[1:], space, self._extents(each), strict=True):
+            turned, begin = axis in mirrored, begins.get(axis, 0)
+            there = Interval(extent - interval.stop, extent - interval.start) if turned else interval
+            box.append(Interval(begin + there.start, begin + there.stop))
             steps.append(slice(None, None, -1 if turned else None))
         values: NDArray[Any] = self.file.read(each.dataset, tuple(box))[0][tuple(steps)]
         values = values.astype(np.result_type(values, _numpy(each.dtype)), copy=False)

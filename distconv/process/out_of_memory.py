@@ -9,7 +9,7 @@ from types import TracebackType
 
 import torch
 
-from distconv.dispatch import layer_of
+from distconv.process.call_stack import layer_of
 
 _TEXTS = ("can't allocate memory", "not enough memory", "out of memory")
 _ASKED = re.compile(r"allocate (\d[\d.]* \w+)")

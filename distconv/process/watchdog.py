@@ -16,12 +16,12 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import NoReturn
 
 from mpi4py import MPI
 
-from distconv.process import out_of_memory
+from distconv.process import call_stack, out_of_memory
 from distconv.process.environment import TIMEOUT_S
 from distconv.process.profiling import section
 
@@ -30,6 +30,13 @@ ABORT_CODE = 75
 
 _EXIT_TOGETHER_S = 2.0
 """Ranks that leave with an error code within this time of each other leave together."""
+
+_OTHERS_S = 1.5
+"""How long other ranks get to report that they have waited too long."""
+
+_UNKNOWN = (
+    "which other ranks have perhaps not called; DISTCONV_CHECK=all tells at once where ranks call different things; "
+)
 
 _LAST_WORDS_S = 0.2
 """How long a launcher gets to pass on a report."""
@@ -88,19 +95,25 @@ def _watch() -> None:
     while True:
         time.sleep(pause)
         now = time.monotonic()
-        for since, describe in (*_waits.values(), *(wait for look in _looks for wait in look())):
+        by_gpu = ((threading.main_thread().ident or 0, wait) for look in _looks for wait in look())
+        for thread, (since, describe) in (*_waits.items(), *by_gpu):
             if now - since > timeout_s:
-                _end(now - since, describe())
+                _end(now - since, describe(), sys._current_frames().get(thread))
 
 
-def _end(waited: float, what: str) -> None:
+def _end(waited: float, what: str, frame: FrameType | None) -> None:
+    call = call_stack.described(frame) if frame is not None else "a thread that is gone"
     print(
-        f"distconv: rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size} has waited {waited:.0f} s in {what}; "
-        f"{_idle()}ending the job (raise DISTCONV_TIMEOUT_S={timeout_s:g} if this wait is meant to be long)",
+        f"distconv: rank {MPI.COMM_WORLD.rank} of {MPI.COMM_WORLD.size} has waited {waited:.0f} s in {what}, for\n"
+        f"    {call}\n"
+        f"{_idle() or _UNKNOWN}ending the job "
+        f"(raise DISTCONV_TIMEOUT_S={timeout_s:g} if this wait is meant to be long)",
         file=sys.stderr,
         flush=True,
     )
     faulthandler.dump_traceback(file=sys.__stderr__ or 2)
+    # Ranks that wait elsewhere began to at about the same time: their reports say what was not called here.
+    time.sleep(_OTHERS_S)
     _abort(ABORT_CODE)
 
 

@@ -51,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cuda", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--channels", type=positive, default=64, help="of the convolution (default: %(default)s)")
     parser.add_argument("--rounds", type=positive, default=11, help="turns of each variant (default: %(default)s)")
+    report.add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -150,4 +151,4 @@ def _print(options: argparse.Namespace, ranks: int, alone: Times, split: Times) 
             way, exchange = name.removeprefix(EXCHANGE).strip(), medians[name]
             hidden = min(1.0, (medians[LOCAL] + exchange - medians[f"{CONVOLUTION} {way}"]) / exchange)
             print(f"{ranks} ranks, {way}: {hidden:.0%} of the exchange is hidden")
-    print(report.as_json({"median_s": medians}))
+    report.give_json({"median_s": medians}, options.json)

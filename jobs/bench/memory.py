@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from mpi4py import MPI
@@ -24,12 +25,14 @@ from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.jobs.mesh.recipe import CHANNELS
 from distconv.jobs.mesh.segmentation import segmentation_loss
-from distconv.jobs.planning.options import check_writable, on_rank_0
+from distconv.jobs.planning.options import on_rank_0
 from distconv.jobs.training.options import grid_extents, positive
 from distconv.jobs.training.report import peak_memory_bytes
 from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.parallel import parallelize
 from distconv.tensor import DistTensor
+
+from . import report
 
 EXAMPLES = """\
 examples:
@@ -67,8 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", type=positive, default=1, help="samples (default: %(default)s)")
     parser.add_argument("--grid", type=grid_extents, metavar="h=4", help="default: all ranks along h")
-    parser.add_argument("--json", type=Path, metavar="PATH", help="write the figures to this file too")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
+    report.add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -113,10 +116,8 @@ def by_itself(options: argparse.Namespace) -> Peak:
     Raises
     ------
     DistconvError
-        If that fails, or ``--json`` names what cannot be written.
+        If that fails.
     """
-    if options.json is not None:
-        check_writable("--json", options.json)
     words = ["memory", "--alone", "--model", options.model, "--size", str(options.size), "--batch", str(options.batch)]
     return in_new_process(words + (["--width", str(options.width)] if options.width else []))
 
@@ -173,17 +174,13 @@ def _report(options: argparse.Namespace, grid: ProcessGrid, alone: Peak, peaks: 
     ratio, whole = worst_used / alone.used, worst / alone.peak
     print(f"peak of the model per rank, against one rank: {ratio:.3f} (1/{grid.size} = {1 / grid.size:.3f})")
     print(f"peak of the whole process, libraries included:  {whole:.3f}")
-    if options.json:
-        figures = {
-            "alone": asdict(alone),
-            "ranks": [asdict(peak) for peak in peaks],
-            "ratio": ratio,
-            "process_ratio": whole,
-        }
-        with open(options.json, "w") as stream:
-            json.dump(
-                {"model": options.model, "size": options.size, "grid": grid.describe(), **figures}, stream, indent=1
-            )
+    figures: dict[str, Any] = {
+        "alone": asdict(alone),
+        "ranks": [asdict(peak) for peak in peaks],
+        "ratio": ratio,
+        "process_ratio": whole,
+    }
+    report.give_json({"model": options.model, "size": options.size, "grid": grid.describe(), **figures}, options.json)
 
 
 def _print_row(name: str, peak: Peak) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -55,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rounds", type=positive, default=5, help="turns of each variant; their medians are compared")
     parser.add_argument("--steps", type=positive, default=4, help="steps per turn (default: %(default)s)")
+    report.add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -75,7 +77,9 @@ def run(options: argparse.Namespace) -> int:
     times = bench.measure()
     traces = bench.traces()
     if world.rank == 0:
-        print(_report(options, cuts, times, traces))
+        text, figures = _report(options, cuts, times, traces)
+        print(text)
+        report.give_json(figures, options.json)
     bench.close()
     dist.destroy_process_group()
     return 0
@@ -256,7 +260,7 @@ def _report(
     cuts: tuple[Cuts, Cuts],
     times: dict[str, list[float]],
     traces: dict[str, list[Timeline]],
-) -> str:
+) -> tuple[str, dict[str, Any]]:
     stages = len(cuts[0]) + 1
     micro, whole_batch = (", ".join(map(str, each)) for each in cuts)
     lines = [
@@ -293,4 +297,4 @@ def _report(
     shares = ", ".join(f"{apart / together:.3f}" for apart, together in zip(halves, whole, strict=True))
     lines.append(f"zero-bubble: B + W against a whole backward, by stage: {shares}")
     figures = {"times_s": times, "cuts": [micro, whole_batch], "halves_s": halves, "whole_s": whole}
-    return "\n".join([*lines, report.as_json(figures)])
+    return "\n".join(lines), figures

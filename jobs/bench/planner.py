@@ -39,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="least", type=positive, default=4, help="fewest ranks (default: %(default)s)")
     parser.add_argument("--to", dest="most", type=positive, default=1024, help="most ranks (default: %(default)s)")
     parser.add_argument("--memory", type=quantity(MEMORY), help=f"limit per rank: {MEMORY} (default: none)")
+    report.add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -68,6 +69,7 @@ def _compared(options: argparse.Namespace) -> None:
     )
     print(" ".join(["ranks".rjust(6), *(head.rjust(width) for head, width in heads)]))
     wins = []
+    figures = {}
     for ranks in [count for count in rank_counts(options.most) if count >= options.least]:
         exact, exact_s = _timed(graph, machine, ranks, options.memory, "exact")
         path, path_s = _timed(graph, machine, ranks, options.memory, "longest-path")
@@ -78,11 +80,19 @@ def _compared(options: argparse.Namespace) -> None:
             f"{path.time * 1e3:>10.3f} {path_s:>9.1f} {wins[-1]:>8.2%}",
             flush=True,
         )
+        figures[ranks] = {
+            "exact_s": exact.time,
+            "gap": exact.gap,
+            "exact_search_s": exact_s,
+            "path_s": path.time,
+            "path_search_s": path_s,
+        }
     better = [win for win in wins if win > 1e-9]
     print(
         f"exact is faster for {len(better)} of {len(wins)} rank counts, by {max(wins):.2%} at most and "
         f"{sum(wins) / len(wins):.2%} on average; slower for {sum(win < -1e-9 for win in wins)}"
     )
+    report.give_json({"ranks": figures}, options.json)
 
 
 def _timed(

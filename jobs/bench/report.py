@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+
+from distconv.errors import DataError
+from distconv.jobs.planning.options import check_writable
 
 
 def machine() -> dict[str, Any]:
@@ -33,8 +38,7 @@ def _cpu_name() -> str:
 def heading(what: str) -> str:
     """First lines of a report: what is measured, by which command, where."""
     where = ", ".join(f"{k} {v}" for k, v in machine().items())
-    command = " ".join(["distconv", *sys.argv[1:]])
-    return f"{what}\ncommand: {command}\nmachine: {where}"
+    return f"{what}\ncommand: {_command()}\nmachine: {where}"
 
 
 def row(name: str, times_s: Sequence[float], reference: float | None = None) -> str:
@@ -49,6 +53,26 @@ def table_head(label: str = "ms per step", ratio: str = "ratio") -> str:
     return f"{label:<44} {'median':>9} {'min':>9} {'max':>9}  {ratio:>6}"
 
 
-def as_json(figures: Mapping[str, Any]) -> str:
-    """One line of JSON with the machine in it."""
-    return json.dumps({"machine": machine(), **figures})
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """``--json``."""
+    parser.add_argument("--json", type=_new_file, metavar="FILE", help="write the figures to this file too")
+
+
+def _new_file(text: str) -> Path:
+    try:
+        check_writable("--json", Path(text))
+    except DataError as error:
+        raise argparse.ArgumentTypeError(str(error).partition(": ")[2]) from None
+    return Path(text)
+
+
+def give_json(figures: Mapping[str, Any], path: Path | None) -> None:
+    """Print a line of JSON with the machine and the command in it, and write it to ``path`` if there is one."""
+    text = json.dumps({"command": _command(), "machine": machine(), **figures})
+    print(text, flush=True)
+    if path is not None:
+        path.write_text(text + "\n")
+
+
+def _command() -> str:
+    return " ".join(["distconv", *sys.argv[1:]])

@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--rounds", type=positive, default=5, help="turns of each variant (default: %(default)s)")
     parser.add_argument("--plot", type=Path, metavar="PICTURE", help="draw all of it")
+    report.add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -172,7 +173,7 @@ def _report(
         "measured": {name: {ranks: row.figures() for ranks, row in found.items()} for name, found in rows.items()},
         "predicted_s": {name: {n: point.time for n, point in found.items()} for name, found in predicted.items()},
     }
-    print(report.as_json(figures))
+    report.give_json(figures, options.json)
     if options.plot is not None:
         picture.draw_measured(options.plot, predicted, measured, what)
         print(f"picture: {options.plot}")

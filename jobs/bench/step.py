@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid", type=grid_extents, metavar="h=2", help="process grid (default: h over all ranks)")
     parser.add_argument("--rounds", type=positive, default=9, help="turns of each variant; their medians are compared")
     parser.add_argument("--steps", type=positive, default=2, help="steps per turn")
+    report.add_json_argument(parser)
 
 
 _OURS = ("PMI", "OMPI_", "PMIX", "MPI", "HYDRA", "MALLOC_", "MIMALLOC_", "THP_", "LD_PRELOAD")
@@ -143,7 +144,7 @@ def run(options: argparse.Namespace) -> int:
             medians[str(size)] = {name: statistics.median(values) for name, values in times.items()}
             _print(size, times)
     if world.rank == 0:
-        print(report.as_json({"median_s": medians}))
+        report.give_json({"median_s": medians}, options.json)
     return 0
 
 

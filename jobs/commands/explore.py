@@ -25,15 +25,16 @@ from distconv.jobs.planning import chosen_pipeline, picture
 from distconv.jobs.planning.options import (
     add_machine_argument,
     add_network_arguments,
+    add_ranks_argument,
     built,
     check_writable,
+    fastest,
     on_rank_0,
     quantity,
     traced,
 )
 from distconv.jobs.planning.pipeline_overheads import assumed_overheads, measured_overheads
 from distconv.jobs.training.model_factory import CLASSIFIERS
-from distconv.jobs.training.options import positive
 from distconv.perfmodel import Exploration, LayerGraph, Machine, Profile, explore, time_layers
 from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads
 from distconv.perfmodel.exploration.choices import Choice
@@ -67,7 +68,7 @@ DEFAULT = ("dp", "gpipe", "1f1b-sno", "1f1b-so")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv explore``."""
     add_network_arguments(parser)
-    parser.add_argument("--ranks", type=positive, required=True, help="ranks that will train")
+    add_ranks_argument(parser)
     add_machine_argument(parser, required=True, more=f"{HERE}: measure it now; ")
     parser.add_argument("--memory", type=quantity(MEMORY), metavar="16GB", help="of each rank (default: the machine's)")
     parser.add_argument(
@@ -86,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
     comm = MPI.COMM_WORLD
     on_rank_0(comm, lambda: _check(options))
     if options.machine == HERE:
-        known = measured_here(options, options.ranks, comm)
+        known = measured_here(options, options.ranks.count, comm)
     else:
         machine = on_rank_0(comm, lambda: Machine.load(options.machine))
         known = Known(machine, assumed_overheads(machine), {})
@@ -161,7 +162,7 @@ def measured_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) 
 
 
 def explored(options: argparse.Namespace, known: Known, cuts: list[str]) -> Exploration:
-    """The search over everything, for the options of :func:`add_arguments`."""
+    """The search over everything on ``options.ranks`` ranks, for the other options of :func:`add_arguments`."""
     return explore(
         cache(partial(graph_of, options)),
         known.machine,
@@ -187,19 +188,30 @@ def _explore(options: argparse.Namespace, known: Known) -> None:
     except SplitError as error:
         print(f"no stages: {error}")
         cuts = []
-    found = explored(options, known, cuts)
+    if options.machine == HERE:
+        # Measured with these ranks at work, which says nothing of fewer.
+        ranks, found, remark = options.ranks.count, explored(_with(options, options.ranks.count), known, cuts), ""
+    else:
+        ranks, found, remark = fastest(lambda count: explored(_with(options, count), known, cuts), options.ranks)
+    options = _with(options, ranks)
     plan = chosen_pipeline.pipeline_plan(found.best, model, options.model, options.batch, example)
     print(f"{options.model}, samples of {' x '.join(map(str, options.input))}, cut at some of {len(cuts)} places")
     print(f"counted {known.overheads}")
     print(found.explain())
     for line in _stages(found.best, plan):
         print(line)
+    if remark:
+        print(remark)
     if options.out is not None:
         plan.save(options.out)
         print(f"plan: {options.out}; train with it: {_training(options)}")
     if options.plot is not None:
         chosen_pipeline.timeline(found.best).plot(options.plot)
         print(f"picture: {options.plot}")
+
+
+def _with(options: argparse.Namespace, ranks: int) -> argparse.Namespace:
+    return argparse.Namespace(**vars(options) | {"ranks": ranks})
 
 
 def _stages(choice: Choice, plan: PipelinePlan) -> Iterator[str]:

@@ -17,13 +17,14 @@ from distconv.jobs.planning import picture, report
 from distconv.jobs.planning.options import (
     add_machine_argument,
     add_network_arguments,
+    add_ranks_argument,
     check_writable,
+    fastest,
     on_rank_0,
     quantity,
     traced,
 )
 from distconv.jobs.planning.strong_scaling import curves, rank_counts, strategies
-from distconv.jobs.training.options import positive
 from distconv.perfmodel.cost.assumptions import BATCH_NORM, MEMORY_MODELS, Settings
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.units import MEMORY
@@ -32,6 +33,7 @@ from distconv.perfmodel.strategy.selection import METHODS, Strategy, select
 EXAMPLES = """\
 examples:
   distconv plan --model resnet50 --input 3,224,224 --batch 256 --ranks 64 --machine lassen --out plan.json
+  distconv plan --model resnet50 --input 3,224,224 --batch 256 --ranks at-most:64 --machine lassen
   distconv plan --model mesh2k --input 18,2048,2048 --batch 4 --ranks 16 --machine lassen --memory 16GB --plot plan.png
   distconv plan --model mypackage.nets:build --classes 10 --input 1,28,28 --batch 32 --ranks 4 --machine ./mine.yaml
   mpiexec -n 4 distconv train classify --data mnist --model mypackage.nets:build --batch 32 --plan plan.json
@@ -42,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv plan``."""
     defaults = Settings()
     add_network_arguments(parser)
-    parser.add_argument("--ranks", type=positive, required=True, help="ranks that will train")
+    add_ranks_argument(parser)
     add_machine_argument(parser, required=True)
     parser.add_argument("--memory", type=quantity(MEMORY), metavar="16GB", help="of each rank (default: the machine's)")
     parser.add_argument(
@@ -93,9 +95,16 @@ def _plan(options: argparse.Namespace) -> None:
     chosen = {name: getattr(options, name) for name in ("optimizer_slots", "memory_model", "workspace", "batch_norm")}
     assumptions = asdict(Settings(**chosen))
     graph = traced(options)
-    strategy = select(graph, machine, options.ranks, memory=memory, method=options.method, **assumptions)
+
+    def planned(ranks: int) -> Strategy:
+        return select(graph, machine, ranks, memory=memory, method=options.method, **assumptions)
+
+    ranks, strategy, remark = fastest(planned, options.ranks)
+    options = argparse.Namespace(**vars(options) | {"ranks": ranks})
     print(report.heading(options, graph, machine, memory))
     _print(options, strategy)
+    if remark:
+        print(remark)
     if options.out is not None:
         strategy.plan.save(options.out)
         print(f"plan: {options.out}; train with it: {report.training(options, graph)}")

@@ -1,4 +1,4 @@
-"""Train a network to classify images: MNIST, CIFAR-10, or HDF5 files of your own.
+"""Train a network to classify images: embedded digits, MNIST, CIFAR-10, or HDF5 files of your own.
 
 Writes to the folder --out: metrics.jsonl (a line per step and per evaluation), checkpoints, summary.json, and
 result.png. Initial weights, the order of the samples and their augmentation follow from --seed alone: the grid changes
@@ -33,7 +33,7 @@ from distconv.jobs.training.score import Score
 
 EXAMPLES = """\
 examples:
-  distconv train classify --data mnist --model lenet5
+  distconv train classify --data digits --model lenet5
   mpiexec -n 4 distconv train classify --data mnist --model lenet5 --grid n=2,h=2 --out runs/mnist
   mpiexec -n 4 distconv train classify --data cifar10 --model resnet20 --grid n=2,h=2 --augment \\
       --epochs 30 --lr 0.1 --weight-decay 1e-4 --out runs/cifar
@@ -53,7 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv train classify``."""
     defaults = Settings()
     parser.add_argument(
-        "--data", type=Path, metavar="PATH", help="folder of MNIST or CIFAR-10, a CIFAR-10 batch, or an HDF5 file"
+        "--data",
+        type=Path,
+        metavar="PATH",
+        help="folder of MNIST or CIFAR-10 as downloaded, a CIFAR-10 batch, an HDF5 file, or digits: embedded images",
     )
     parser.add_argument("--test-data", type=Path, metavar="PATH", help="test images, where --data has none")
     parser.add_argument(
@@ -107,7 +110,9 @@ def run(options: argparse.Namespace) -> int:
     """
     comm = MPI.COMM_WORLD
     if options.data is None:
-        raise DataError("train classify needs --data PATH: a folder of MNIST or CIFAR-10, or an HDF5 file of images")
+        raise DataError(
+            "train classify needs --data PATH: a folder of MNIST or CIFAR-10, an HDF5 file, or digits (embedded)"
+        )
     place = pipelining_of(options, comm.size) or planned_pipelining(options, comm) or place_of(options, comm)
     device = device_for(options.device, comm)
     begin = time.perf_counter()

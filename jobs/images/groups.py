@@ -19,6 +19,7 @@ from distconv.data.source import Source
 from distconv.distribution import Interval
 from distconv.errors import DataError
 
+from . import digits
 from .formats import read_cifar10, read_idx
 from .sources import Arrays
 
@@ -83,6 +84,9 @@ def open_groups(path: Path, test_path: Path | None, names: tuple[str, str], comm
         If ranks see different data.
     """
     agree(comm, "image data", f"{path}, {test_path}, {names}")
+    together(comm, lambda: _check_exists(path), DataError)
+    if not path.exists():
+        return {group: _embedded(group, comm) for group in digits.COUNT}
     train, test = together(comm, lambda: (locate(path, "train"), locate(test_path or path, "test")), DataError)
     if train is None:
         raise DataError(f"{path} holds no training images; known are {KNOWN}")
@@ -94,6 +98,18 @@ def open_groups(path: Path, test_path: Path | None, names: tuple[str, str], comm
     if test is not None:
         found["test"] = _open(test, "test", names, comm)
     return found
+
+
+def _check_exists(path: Path) -> None:
+    if str(path) != digits.NAME and not path.exists():
+        raise DataError(
+            f"{path}: there is no such folder or file; known are {KNOWN}, or --data {digits.NAME}, which needs no file"
+        )
+
+
+def _embedded(group: str, comm: MPI.Intracomm) -> Group:
+    images = digits.drawn(group)
+    return Group(Arrays(Path(digits.NAME), comm, image=images.pixels), "image", images.labels, digits.NAME, TEN)
 
 
 def locate(path: Path, group: str) -> Files | None:

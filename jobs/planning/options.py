@@ -6,22 +6,25 @@ import argparse
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from mpi4py import MPI
 
-from distconv.errors import DataError, DistconvError
-from distconv.jobs.training.model_factory import build_model
+from distconv.errors import DataError, DistconvError, PlanError
+from distconv.jobs.training.model_factory import ModelError, build_model
 from distconv.jobs.training.options import positive
 from distconv.layers.models import MODELS
 from distconv.perfmodel.graph.graph import LayerGraph
-from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.graph.tracing import TraceError, trace
 from distconv.perfmodel.machine.machine import built_in
 from distconv.perfmodel.machine.units import UNITS, parsed
 
 T = TypeVar("T")
+
+AT_MOST = "at-most:"
 
 POLL_S = 0.002
 """How often a rank that sleeps looks whether the others are done."""
@@ -69,6 +72,71 @@ def extents(text: str) -> tuple[int, ...]:
         ) from None
 
 
+@dataclass(frozen=True)
+class Ranks:
+    """``--ranks``: so many, or at most so many."""
+
+    count: int
+    at_most: bool = False
+
+
+def ranks(text: str) -> Ranks:
+    """``64`` or ``at-most:64``.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the text is neither.
+    """
+    return Ranks(positive(text.removeprefix(AT_MOST)), text.startswith(AT_MOST))
+
+
+def add_ranks_argument(parser: argparse.ArgumentParser) -> None:
+    """``--ranks`` of commands that plan."""
+    parser.add_argument(
+        "--ranks",
+        type=ranks,
+        required=True,
+        metavar="64|at-most:64",
+        help="ranks that will train; at-most: as many of them as are fastest",
+    )
+
+
+class Timed(Protocol):
+    """Has a predicted time."""
+
+    @property
+    def time(self) -> float:
+        """Seconds per step."""
+
+
+S = TypeVar("S", bound=Timed)
+
+
+def fastest(plan: Callable[[int], S], wanted: Ranks) -> tuple[int, S, str]:
+    """The number of ranks to take, its plan, and a line about fewer ranks where they are faster than those.
+
+    Looks at half as many ranks, and on as long as that is faster. With fewer ``plan`` may raise a PlanError.
+    """
+    count, best = wanted.count, plan(wanted.count)
+    first = best
+    while count > 1:
+        try:
+            fewer = plan(count // 2)
+        except PlanError:
+            break
+        if not fewer.time < best.time:
+            break
+        count, best = count // 2, fewer
+    if count == wanted.count or wanted.at_most:
+        return count, best, ""
+    remark = (
+        f"fewer ranks are faster: {1e3 * best.time:.3f} ms on {count}, {1e3 * first.time:.3f} ms on {wanted.count}; "
+        f"--ranks {AT_MOST}{wanted.count} takes those"
+    )
+    return wanted.count, first, remark
+
+
 def quantity(kind: str) -> Callable[[str], float]:
     """What reads a quantity of a kind of ``UNITS`` with its unit, such as ``16GB``, into base units."""
 
@@ -89,7 +157,17 @@ def traced(options: argparse.Namespace) -> LayerGraph:
     ModelError, TraceError
         If there is no such network, or it does not take such samples.
     """
-    return trace(built(options), (options.batch, *options.input))
+    model = built(options)
+    try:
+        return trace(model, (options.batch, *options.input))
+    except TraceError as error:
+        reason = str(error.__cause__).split("\n")[0]
+        if not isinstance(error.__cause__, (RuntimeError, ValueError)) or "meta" in reason:
+            raise
+        raise ModelError(
+            f"--input {','.join(map(str, options.input))}: {options.model} does not take samples of these extents "
+            f"({reason}); give those of one sample, channels first, such as 3,224,224"
+        ) from error
 
 
 def built(options: argparse.Namespace) -> torch.nn.Module:

@@ -37,7 +37,7 @@ def check_format(path: Path) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
-        raise DataError(f"--plot {path} needs matplotlib: pip install 'distconv[plot]'") from None
+        raise DataError(f"--plot {path} needs matplotlib: pip install matplotlib") from None
     known = sorted(FigureCanvasAgg.get_supported_filetypes())
     if path.suffix[1:].lower() not in known:
         raise DataError(f"--plot {path}: not a picture that can be drawn; its name ends in one of {', '.join(known)}")

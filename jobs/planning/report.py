@@ -42,7 +42,7 @@ def totals(strategy: Strategy) -> Iterator[str]:
     yield _total("this plan", strategy.prediction)
     for name, alone in strategy.uniform.items():
         if alone is None:
-            yield f"  pure {name:<19}   not possible"
+            yield f"  pure {name:<19}   not possible: {strategy.impossible[name]}"
         else:
             yield _total(f"pure {name}, {written(next(iter(alone.layers.values())).parts)}", alone)
     yield f"  no plan over these candidates takes less than {1e3 * strategy.bound:.3f} ms: {_gap(strategy)}"

@@ -42,7 +42,8 @@ def library() -> Any:
         return importlib.import_module("kaldi_native_fbank")
     except ImportError as missing:
         raise DataError(
-            "coefficients of sounds need kaldi-native-fbank, which is not installed here; pip install 'distconv[audio]'"
+            "coefficients of sounds need kaldi-native-fbank, which is not installed here: "
+            "pip install kaldi-native-fbank"
         ) from missing
 
 

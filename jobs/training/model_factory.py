@@ -19,6 +19,9 @@ from distconv.layers.models import MODELS
 
 T = TypeVar("T")
 
+_NOTHING = inspect.Parameter.empty
+_VARIADIC, _VARIADIC_BY_NAME = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
 CLASSIFIERS = tuple(name for name, model in MODELS.items() if model.predicts == "class")
 """The reference models that predict a class for each sample."""
 
@@ -110,13 +113,21 @@ def _arguments(
     name: str, factory: Callable[..., Any], in_channels: int, classes: int | None, width: int | None
 ) -> dict[str, int]:
     try:
-        taken = set(inspect.signature(factory).parameters)
+        parameters = dict(inspect.signature(factory).parameters)
     except (TypeError, ValueError):  # no Python function
-        taken = set()
+        parameters = {}
+    taken = set(parameters)
     if width is not None and "width" not in taken:
         raise ModelError(f"--width {width}: the model {name} takes no width")
     offered = {"in_channels": in_channels, "width": width, "classes": classes, "num_classes": classes}
-    return {key: value for key, value in offered.items() if key in taken and value is not None}
+    given = {key: value for key, value in offered.items() if key in taken and value is not None}
+    needed = [key for key, parameter in parameters.items() if parameter.default is _NOTHING and key not in given]
+    lacking = [key for key in needed if parameters[key].kind not in (_VARIADIC, _VARIADIC_BY_NAME)]
+    if lacking:
+        option = {"classes": "--classes", "num_classes": "--classes", "width": "--width"}.get(lacking[0])
+        way_out = f"give {option}" if option else "give it a default: only in_channels, classes and width are passed"
+        raise ModelError(f"--model {name} needs {lacking[0]!r}; {way_out}")
+    return given
 
 
 def _guarded(name: str, call: Callable[[], T]) -> T:

@@ -47,11 +47,24 @@ def add_training_arguments(
     )
     parser.add_argument("--weight-decay", type=not_negative, default=defaults.weight_decay, help="default: %(default)s")
     parser.add_argument("--dtype", choices=("float32", "float64"), default=defaults.dtype, help="default: %(default)s")
+    parser.add_argument(
+        "--precision",
+        choices=("full", "bf16"),
+        default=defaults.precision,
+        help="bf16: convolutions and products in bfloat16 (torch.autocast), weights, gradients and the loss in float32 "
+        "(default: %(default)s)",
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--seed", type=seed, default=defaults.seed, help="default: %(default)s")
     parser.add_argument("--drop-last", action="store_true", help="leave out an epoch's last batch if it is smaller")
     parser.add_argument("--out", type=Path, default=Path(out), metavar="DIR", help="default: %(default)s")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in --out")
+    earlier = parser.add_mutually_exclusive_group()
+    earlier.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on from the newest checkpoint in --out; with more --epochs or --steps, beyond where it ended",
+    )
+    earlier.add_argument("--overwrite", action="store_true", help="erase the run that --out holds")
     parser.add_argument(
         "--checkpoint-every", type=int, default=200, metavar="STEPS", help="0: never (default: %(default)s)"
     )

@@ -119,7 +119,8 @@ class PipelineTrainer(training.Training):
         self._switch_in_time()
         for optimizer in filter(None, (self.pipe.optimizer, self.optimizer)):
             training.set_rate(optimizer, self.rate)
-        loss = self.pipe.step(_whole(inputs), _whole(labels))
+        with self.autocast():
+            loss = self.pipe.step(_whole(inputs), _whole(labels))
         self.step_count += 1
         self._note_losses()
         return loss

@@ -14,6 +14,8 @@ from distconv.errors import DataError
 
 from .training import Training
 
+METRICS, SUMMARY = "metrics.jsonl", "summary.json"
+
 
 class Metrics:
     """``metrics.jsonl``: one line per step with its loss, and one per evaluation. Only rank 0 writes. Collective.
@@ -22,7 +24,7 @@ class Metrics:
     """
 
     def __init__(self, folder: Path, trainer: Training) -> None:
-        self.folder, self.path = folder, folder / "metrics.jsonl"
+        self.folder, self.path = folder, folder / METRICS
         self._stream: TextIO | None = None
         together(trainer.comm, lambda: self._open(trainer) if trainer.comm.rank == 0 else None, DataError)
 
@@ -89,7 +91,7 @@ def conclude(trainer: Training, metrics: Metrics, results: dict[str, Any], show:
             **results,
             "peak_memory_bytes": peaks,
         }
-        (metrics.folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+        (metrics.folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
         show()
         print(f"peak memory per rank: {', '.join(f'{peak / 2**20:.0f}' for peak in peaks)} MiB")
 
@@ -106,7 +108,7 @@ def picture(path: Path, draw: Callable[[], None]) -> str:
     try:
         draw()
     except ImportError:
-        return "no picture: matplotlib is not installed; pip install 'distconv[plot]'"
+        return "no picture: matplotlib is not installed; pip install matplotlib"
     return f"picture: {path}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from distconv.communication.agreement import together
 from distconv.errors import DataError
 from distconv.process.stop_requests import EXIT_CODE, StopRequests
 
-from .report import Metrics
+from .report import METRICS, SUMMARY, Metrics
 from .training import Training
 
 CHECKPOINTS = "checkpoints"
@@ -27,7 +28,8 @@ def prepare(options: argparse.Namespace, trainer: Training) -> bool:
     Raises
     ------
     DataError
-        On all ranks, if there is nothing to resume, or the folder cannot be made.
+        On all ranks, if there is nothing to resume, the folder cannot be made, or it holds a run that this one would
+        erase.
     """
     folder, comm = Path(options.out), trainer.comm
     together(comm, lambda: folder.mkdir(parents=True, exist_ok=True), DataError)
@@ -37,18 +39,25 @@ def prepare(options: argparse.Namespace, trainer: Training) -> bool:
                 f"--resume: there is no finished checkpoint in {folder / CHECKPOINTS}; start without --resume"
             )
         return True
-    # A new run must not take the older one's checkpoints for its own.
-    together(comm, lambda: _put_aside(folder / CHECKPOINTS) if comm.rank == 0 else None, DataError)
+    # Rank 0 alone looks and erases: another rank may be late, and see what this run has written already.
+    together(comm, lambda: _make_room(folder, options.overwrite) if comm.rank == 0 else None, DataError)
     return False
 
 
-def _put_aside(folder: Path) -> None:
-    if folder.is_dir() and any(folder.iterdir()):
-        number = 1
-        while (aside := folder.with_name(f"{folder.name}.{number}")).exists():
-            number += 1
-        folder.rename(aside)
-        print(f"the checkpoints of an earlier run are now in {aside}")
+def _make_room(folder: Path, overwrite: bool) -> None:
+    """Erase the run that the folder holds; nothing else that lies there."""
+    found = [path for name in (CHECKPOINTS, METRICS, SUMMARY) if _holds_something(path := folder / name)]
+    if found and not overwrite:
+        raise DataError(
+            f"--out {folder} holds an earlier run ({', '.join(path.name for path in found)}): go on with it by "
+            "--resume, erase it by --overwrite, or name another folder"
+        )
+    for path in found:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _holds_something(path: Path) -> bool:
+    return any(path.iterdir()) if path.is_dir() else path.exists() and path.stat().st_size > 0
 
 
 def take_steps(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,9 @@ from distconv.parallel import parallelize
 from distconv.parameters.replicas import check_replicas
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
+
+LENGTH = ("epochs", "steps")
+"""The settings in which a run may differ from the one that it goes on with."""
 
 WARM_UP = 0.1
 """Share of the steps over which the learning rate rises."""
@@ -44,6 +47,8 @@ class Settings:
     momentum: float = 0.9
     weight_decay: float = 0.0
     dtype: str = "float32"
+    precision: str = "full"
+    """``bf16``: what torch.autocast takes for that computes in bfloat16; weights, gradients and the loss do not."""
     seed: int = 0
     drop_last: bool = False
     """Leave out the last batch of an epoch when it would be smaller."""
@@ -107,7 +112,15 @@ class Training(ABC):
     def __init__(
         self, settings: Settings, model: torch.nn.Module, grid: ProcessGrid, comm: MPI.Intracomm, device: str
     ) -> None:
-        """``grid``: where batches go."""
+        """``grid``: where batches go.
+
+        Raises
+        ------
+        DistconvError
+            If the settings ask for half precision beside double.
+        """
+        if settings.precision != "full" and settings.dtype != "float32":
+            raise DistconvError(f"--precision {settings.precision} needs --dtype float32, not {settings.dtype}")
         self.settings, self.model, self.grid, self.comm, self.device = settings, model, grid, comm, device
         self.dtype = dtype_of(settings)
         self.optimizer = make_optimizer(settings, model.parameters())
@@ -153,10 +166,15 @@ class Training(ABC):
         """The learning rate of the next step."""
         return learning_rate(self.step_count, self.steps, self.settings.lr)
 
+    def autocast(self) -> torch.autocast:
+        """Where the model is called for training: computes with the settings' precision."""
+        half = self.settings.precision == "bf16"
+        return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=half)
+
     @property
     def steps(self) -> int:
         """Steps of the whole run."""
-        return self.settings.steps or self.settings.epochs * self.loader.steps
+        return self._steps_of(asdict(self.settings))
 
     @property
     def epoch(self) -> int:
@@ -232,16 +250,33 @@ class Training(ABC):
         self._check_settings(found)
         checkpoint.restore(found, self.model, self.optimizer, self.comm)
         self.step_count = found.step
+        then = self._steps_of(found.values["settings"])
+        if then != self.steps and self.comm.rank == 0:
+            print(
+                f"the run was one of {then} steps and is now one of {self.steps}: the learning rate from step "
+                f"{self.step_count} on is that of {self.steps} steps, so the numbers are not those of a run that had "
+                f"{self.steps} from its start"
+            )
         return True
 
     def _check_settings(self, found: checkpoint.Checkpoint) -> None:
         now = asdict(self.settings) | {"training samples": self.loader.samples}
-        then = found.values["settings"] | {"training samples": found.values["position"]["samples"]}
+        # What a checkpoint does not know yet was as it is by default.
+        then = asdict(type(self.settings)()) | found.values["settings"]
+        then["training samples"] = found.values["position"]["samples"]
         wrong = [
-            f"{key} was {then.get(key)!r} and is {value!r}" for key, value in now.items() if then.get(key) != value
+            f"{key} was {then.get(key)!r} and is {value!r}"
+            for key, value in now.items()
+            if then.get(key) != value and key not in LENGTH
         ]
         if wrong:
             raise CheckpointError(f"checkpoint of step {found.step} was made with other settings: {'; '.join(wrong)}")
+        if found.step > self.steps:
+            raise CheckpointError(f"checkpoint of step {found.step} lies beyond the {self.steps} steps of this run")
+
+    def _steps_of(self, settings: Mapping[str, Any]) -> int:
+        steps: int = settings["steps"] or settings["epochs"] * self.loader.steps
+        return steps
 
 
 class Trainer(Training):
@@ -278,7 +313,10 @@ class Trainer(Training):
         self.model.train()
         set_rate(self.optimizer, self.rate)
         self.optimizer.zero_grad()
-        outputs = self.model(inputs)
+        with self.autocast():
+            outputs = self.model(inputs)
+        if self.settings.precision != "full":
+            outputs = outputs.to(self.dtype)
         loss = self.loss(outputs, beside(labels, outputs))
         value = float(loss.detach())
         # One decision: ranks that have come apart may not have the same loss.

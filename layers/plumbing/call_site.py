@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import sys
 import warnings
-from types import FrameType
 from weakref import WeakKeyDictionary
 
 import torch
 
-from distconv.dispatch import modules_called, with_layer
-
-_OURS = ("torch.", "distconv.", "importlib.")
+from distconv.dispatch import with_layer
+from distconv.process.call_stack import modules_called, users_frame
 
 Site = tuple[str, int, object]
 
@@ -21,7 +19,7 @@ _warned_in: WeakKeyDictionary[torch.nn.Module, set[Site]] = WeakKeyDictionary()
 
 def warn_once(text: str, category: type[Warning], function: object) -> None:
     """Warn that the line of the user's that called ``function`` does ``text``, unless this layer has there before."""
-    frame = _caller()
+    frame = users_frame(sys._getframe(1))
     site = (frame.f_code.co_filename, frame.f_lineno, function)
     modules = modules_called()
     known = _warned_in.setdefault(modules[-1], set()) if modules else _warned
@@ -35,11 +33,3 @@ def forget() -> None:
     """Warn anew of every call site."""
     _warned.clear()
     _warned_in.clear()
-
-
-def _caller() -> FrameType:
-    """The innermost frame that is neither torch's nor ours, or else the outermost."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and f"{frame.f_globals.get('__name__', '')}.".startswith(_OURS):
-        frame = frame.f_back
-    return frame

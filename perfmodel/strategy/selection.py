@@ -43,6 +43,8 @@ class Strategy:
     optimal: bool
     prediction: Prediction
     uniform: Mapping[str, Prediction | None]
+    impossible: Mapping[str, str]
+    """Why there is no prediction for a kind of pure parallelism."""
     method: str
 
     def explain(self) -> str:
@@ -87,6 +89,7 @@ def select(
         optimal=found.optimal,
         prediction=evaluate(graph, parts, machine, ranks, **assumptions),
         uniform={name: _uniform(graph, plan, machine, ranks, assumptions) for name, plan in pure(graph, ranks).items()},
+        impossible=_impossible(graph, ranks),
         method=method,
     )
 
@@ -150,6 +153,15 @@ def pure(graph: LayerGraph, ranks: int) -> dict[str, dict[str, int] | None]:
     return {"sample": sample, "spatial": options[0] if options else None}
 
 
+def _impossible(graph: LayerGraph, ranks: int) -> dict[str, str]:
+    extents = " x ".join(map(str, graph.by_layer[graph.input_layer][0].x.shape[2:]))
+    why = {
+        "sample": f"{graph.batch} samples for {ranks} ranks",
+        "spatial": f"no even cut of the input's {extents or 'single element'} over {ranks} ranks",
+    }
+    return {name: why[name] for name, parts in pure(graph, ranks).items() if parts is None}
+
+
 def _uniform(
     graph: LayerGraph, parts: Candidate | None, machine: Machine, ranks: int, assumptions: Mapping[str, Any]
 ) -> Prediction | None:
@@ -167,7 +179,7 @@ def _explained(strategy: Strategy) -> Iterator[str]:
     )
     for name, alone in strategy.uniform.items():
         if alone is None:
-            yield f"  pure {name} parallelism: not possible"
+            yield f"  pure {name} parallelism: not possible, {strategy.impossible[name]}"
         else:
             ratio = alone.time / strategy.time
             yield f"  pure {name} parallelism: {alone.time * 1e3:.3f} ms ({ratio:.3f} x), {alone.memory / 1e9:.3f} GB"

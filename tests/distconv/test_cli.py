@@ -6,6 +6,7 @@ import importlib
 import os
 import re
 import shlex
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import distconv
 from distconv import cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,6 +93,32 @@ def test_a_command_loads_no_other_job(mpiexec: Any) -> None:
     assert "True" not in finished.stdout.split()
 
 
+@pytest.mark.ranks(1, 2)
+def test_it_says_its_version(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    out = f"distconv {distconv.__version__}\n" if comm.rank == 0 else ""
+    assert outcome(["--version"], capsys) == (0, out, "")
+    project = (ROOT / "pyproject.toml").read_text()
+    assert f'\nversion = "{distconv.__version__}"\n' in project
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["plan", "--help"], ["info"]])
+def test_a_pipe_that_is_closed_early_is_no_error(arguments: list[str]) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "distconv", *arguments]
+    finished = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, env=environment, timeout=60)
+    os.close(writer)
+    assert finished.returncode in (0, 141), finished.stderr  # argparse passes over what it cannot print
+    assert finished.stderr == ""
+
+
+def test_help_has_no_marks_of_our_sources() -> None:
+    for command in cli.COMMANDS.values():
+        text = cli.parser_of("distconv", importlib.import_module(command.module)).format_help()
+        assert not re.search(r"``|:\w+:`", text), command.module
+
+
 def test_a_module_that_is_missing_does_no_harm_until_it_is_called(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,8 +137,6 @@ def test_a_job_under_mpiexec_ends_with_code_2_and_one_line(mpiexec: Any) -> None
 
 
 def test_the_package_runs_as_a_module() -> None:
-    import subprocess
-
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "distconv", "train"]
     finished = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import pickle
+import warnings
 
 import pytest
 import torch
@@ -129,6 +131,30 @@ def test_a_deep_copy_of_a_parallel_model_trains_as_exactly(comm):
 
 
 @pytest.mark.fault(22)
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize("axis", ["n", "h"])
+def test_training_on_plain_tensors_warns_once(comm, axis):
+    images = torch.ones(comm.size, comm.size, comm.size, 3, dtype=torch.float64)
+    grid = grid_over(comm, **{axis: comm.size})
+    torch.manual_seed(0)
+    model = dc.parallelize(nn.Conv2d(comm.size, comm.size, 1).double(), grid)
+    copied = copy.deepcopy(model)
+    # This is distributed, or no training.
+    model(dc.scatter(images, grid))
+    model.eval()(images)
+    with torch.no_grad():
+        model.train()(images)
+    for each in (model, copied, pickle.loads(pickle.dumps(model))):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            each(images)
+            each(images)
+        assert [(w.category, w.filename) for w in caught] == [(dc.ReplicationWarning, __file__)]
+        assert "Conv2d was parallelized and is trained on plain tensors" in str(caught[0].message)
+        assert "dc.scatter(x, grid)" in str(caught[0].message)
+    assert list(model.state_dict()) == ["weight", "bias"]
+
+
 @pytest.mark.ranks(at_least=2)
 @pytest.mark.parametrize("name", ["body.second.weight", "body.norm.running_mean"])
 def test_parameters_and_buffers_that_differ_are_found(comm, name):

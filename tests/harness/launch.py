@@ -40,7 +40,7 @@ def mpiexec_command() -> tuple[str, ...]:
     beside = Path(sys.prefix) / "bin" / "mpiexec"
     path = str(beside) if beside.exists() else shutil.which("mpiexec")
     if path is None:
-        raise FileNotFoundError(f"no mpiexec in {beside.parent} nor on PATH: pip install 'distconv[mpich]'")
+        raise FileNotFoundError(f"no mpiexec in {beside.parent} nor on PATH: pip install mpich")
     version = subprocess.run([path, "--version"], capture_output=True, text=True, env=_clean_environment()).stdout
     if "Open MPI" not in version and "PRRTE" not in version:
         return (path,)

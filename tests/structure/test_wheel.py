@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("wheel")
     copy = place / "source"
     copy.mkdir()
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, copy)
     for folder in ("distconv", *BELOW):
         shutil.copytree(ROOT / folder, copy / folder, ignore=_links_and_caches)
@@ -42,6 +43,70 @@ def test_a_wheel_holds_every_module_under_one_name(wheel: Path) -> None:
     packaged = {name[: -len(".py")].replace("/", ".").removesuffix(".__init__") for name in modules}
     assert packaged == set(sources(wheel.parent / "source"))
     assert "distconv/py.typed" in names
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout, with its links."""
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "build", "runs")
+    return shutil.copytree(ROOT, tmp_path_factory.mktemp("checkout") / "copy", symlinks=True, ignore=ignored)
+
+
+@pytest.fixture(scope="module")
+def editable(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment's folder with a checkout installed as test.sh does."""
+    place = tmp_path_factory.mktemp("editable")
+    code = (
+        f"from setuptools import build_meta\nbuild_meta.build_editable({str(place)!r}, {{'editable_mode': 'compat'}})"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=checkout, check=True, capture_output=True)
+    zipfile.ZipFile(next(place.glob("*.whl"))).extractall(place / "site")
+    return place / "site"
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path) -> Path:
+    """An environment's folder with the wheel installed."""
+    zipfile.ZipFile(wheel).extractall(wheel.parent / "site")
+    return wheel.parent / "site"
+
+
+@pytest.mark.time_limit(180)
+@pytest.mark.parametrize("way", ["installed", "editable"])
+@pytest.mark.parametrize("command", [["train.py"], ["-c", "import distconv as dc; print(dc.ProcessGrid)"]])
+def test_a_script_beside_a_clone_finds_the_package(
+    way: str, command: list[str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A folder called distconv is a package to Python unless it finds a proper one on its path."""
+    site = request.getfixturevalue(way)
+    (tmp_path / "distconv").symlink_to(ROOT)
+    (tmp_path / "train.py").write_text("import distconv as dc\nprint(dc.ProcessGrid)\n")
+    # As an environment does it: .pth files count, and the script's folder comes first.
+    start = f"import site; site.addsitedir({str(site)!r})"
+    (tmp_path / "start").mkdir()
+    (tmp_path / "start" / "sitecustomize.py").write_text(start)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "start")}
+    ended = subprocess.run([sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "<class 'distconv.grid.ProcessGrid'>\n"
+
+
+def test_an_installation_leaves_no_build_folder(wheel: Path, editable: Path, checkout: Path) -> None:
+    assert not (checkout / "build").exists()
+    assert not (wheel.parent / "source" / "build").exists()
+    assert [path.name for path in editable.glob("*.pth")] == ["__editable__.distconv-0.1.0.pth"]
+
+
+@pytest.mark.time_limit(180)
+def test_an_sdist_holds_documents_constraints_scripts_and_tests(checkout: Path, tmp_path: Path) -> None:
+    code = f"from setuptools import build_meta\nbuild_meta.build_sdist({str(tmp_path)!r})"
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], cwd=checkout, check=True, capture_output=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {"README.md", "CHANGELOG.md", "constraints.txt", "docs/index.md", "jobs/quickstart.sh", "tests/run.py"}
+    assert wanted <= names
+    assert {"layers/nn/pooling.py", "distconv/grid.py", "perfmodel/machine/builtin/lassen.yaml"} <= names
+    assert not any(name.startswith("distconv/layers") or "__pycache__" in name for name in names)
 
 
 @pytest.mark.time_limit(180)

@@ -67,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("rounds", "turns of each variant"),
     ):
         parser.add_argument(f"--{name}", type=positive, help=f"{text} (without --layer; default: {STACK[name]})")
+    report.add_json_argument(parser)
 
 
 class Stack:
@@ -117,7 +118,9 @@ def run(options: argparse.Namespace) -> int:
     if options.layer is not None:
         machine = on_rank_0(comm, lambda: Machine.load(options.machine)) if options.machine else None
         device = torch.device(device_for(options.device or "cpu", comm))
-        paper_layers.run(options.layer, options.batch, axes, device, machine)
+        figures = paper_layers.run(options.layer, options.batch, axes, device, machine)
+        if figures is not None:
+            report.give_json(figures, options.json)
         return 0
     options = argparse.Namespace(**vars(options) | _stack(options))
     grid = ProcessGrid(comm, **axes)
@@ -202,7 +205,7 @@ def _report(
         "reduced_bytes": {f"{what} over {ranks} ranks": size for (what, ranks), size in traffic.reduced.items()},
         "median_s": {name: statistics.median(values) for name, values in times.items()},
     }
-    print(report.as_json(figures))
+    report.give_json(figures, options.json)
 
 
 def _algorithm(split: Stack, grid: ProcessGrid) -> str:

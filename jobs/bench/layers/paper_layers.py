@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from mpi4py import MPI
@@ -119,10 +120,12 @@ def predicted(layer: PaperLayer, batch: int, axes: Mapping[str, int], ranks: int
     return dict(zip(PHASES, (cost.forward, cost.before_reduce + cost.after_reduce), strict=True))
 
 
-def run(name: str, batch: int, axes: Mapping[str, int], device: torch.device, machine: Machine | None) -> None:
+def run(
+    name: str, batch: int, axes: Mapping[str, int], device: torch.device, machine: Machine | None
+) -> dict[str, Any] | None:
     """Measure over all ranks and on one, taking turns, and print; predicted for ``machine``, or for this one.
 
-    Collective over MPI.COMM_WORLD.
+    Returns the figures on rank 0. Collective over MPI.COMM_WORLD.
     """
     comm, layer = MPI.COMM_WORLD, LAYERS[name]
     grid = ProcessGrid(comm, **axes)
@@ -137,15 +140,11 @@ def run(name: str, batch: int, axes: Mapping[str, int], device: torch.device, ma
             if turn >= WARM_UP:
                 times[which].append(found)
         wait_asleep(comm)
-    if comm.rank == 0:
-        _report(
-            name,
-            batch,
-            grid,
-            _compared(layer, batch, axes, machine=machine, times=times, grid=grid),
-            device=device,
-            machine=machine,
-        )
+    if comm.rank:
+        return None
+    rows = _compared(layer, batch, axes, machine=machine, times=times, grid=grid)
+    _report(name, batch, grid, rows, device=device, machine=machine)
+    return {found.name: found.figures() for found in rows}
 
 
 def _compared(
@@ -179,4 +178,3 @@ def _report(
     print(comparison.table_head(f"ms, {REPETITIONS} runs"))
     for found in rows:
         print(comparison.row(found))
-    print(report.as_json({found.name: found.figures() for found in rows}))

@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=positive, default=5, help="turns of each variant (default: %(default)s)")
     parser.add_argument("--cap", type=positive, default=16, metavar="GIB", help="memory of one (default: %(default)s)")
     parser.add_argument("--alone", help=argparse.SUPPRESS)
+    report.add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -85,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         )
     )
     figures = {str(resolution): _compared(options, resolution) for resolution in options.resolution}
-    print(report.as_json({"resolution": figures}))
+    report.give_json({"resolution": figures}, options.json)
     return 0
 
 

@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--limit", type=positive_float, default=2.0, metavar="S", help="of a step (default: %(default)s)"
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    report.add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -74,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
     good = sum(ratio <= NEAR for ratio in judged)
     if comm.rank == 0:
         print(f"auto is within {NEAR - 1:.0%} of the fastest in {good} of {len(judged)} cells")
-        print(report.as_json({"model": options.model, "ranks": comm.size, "sequential": loop, "cells": cells}))
+        report.give_json({"model": options.model, "ranks": comm.size, "sequential": loop, "cells": cells}, options.json)
     return 0
 
 

@@ -53,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cap", type=positive, default=16, metavar="GIB", help="memory the dense one may take (default: %(default)s)"
     )
     parser.add_argument("--alone", choices=(SPARSE, DENSE), help=argparse.SUPPRESS)
+    report.add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         )
     )
     figures = {str(resolution): _compared(options, resolution) for resolution in options.resolution}
-    print(report.as_json({"resolution": figures}))
+    report.give_json({"resolution": figures}, options.json)
     return 0
 
 

@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv bench allreduce``."""
     parser.add_argument("--width", type=positive, default=64, help="of ResNet-50's first layer (default: %(default)s)")
     parser.add_argument("--repeats", type=positive, default=20, help="sums per figure (default: %(default)s)")
+    report.add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -52,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
     times = in_turns(world, actions, options.repeats)
     if world.rank == 0:
         print(report.heading(f"sum of {len(parameters)} gradients, {nbytes / 1e6:.1f} MB, float32, {world.size} ranks"))
-        print(f"{table(times, RAW)}\n{report.as_json({'median_s': medians(times)})}")
+        print(table(times, RAW))
+        report.give_json({"median_s": medians(times)}, options.json)
     return 0
 
 

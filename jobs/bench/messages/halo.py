@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kernel", type=positive, default=3, help="odd kernel size; the halo is kernel // 2 wide")
     parser.add_argument("--grid", type=grid_extents, metavar="h=2,w=2", help="process grid (default: h over all ranks)")
     parser.add_argument("--repeats", type=positive, default=50, help="exchanges per figure")
+    report.add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -62,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
         if world.rank == 0:
             print(f"\nx {shape}, at most {sent} bytes sent per rank\n{table(times, RAW)}", flush=True)
     if world.rank == 0:
-        print(report.as_json({"median_s": found}))
+        report.give_json({"median_s": found}, options.json)
     return 0
 
 

@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--source", type=grid_extents, metavar="h=2", help="process grid (default: h over all ranks)")
     parser.add_argument("--target", type=grid_extents, metavar="w=2", help="process grid (default: w over all ranks)")
     parser.add_argument("--repeats", type=positive, default=50, help="transfers per figure")
+    report.add_json_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         if world.rank == 0:
             print(f"\nx {shape}\n{table(times, RAW)}", flush=True)
     if world.rank == 0:
-        print(report.as_json({"median_s": found}))
+        report.give_json({"median_s": found}, options.json)
     return 0
 
 

@@ -21,7 +21,7 @@ try:
     numba: Any = importlib.import_module("numba")
 except ImportError as missing:
     raise DataError(
-        "the mesh-tangling generator needs numba, which is not installed here; pip install 'distconv[mesh]'"
+        "the mesh-tangling generator needs numba, which is not installed here; pip install numba"
     ) from missing
 
 

@@ -33,6 +33,9 @@ def expected(loader: Loader, epoch: int, samples: tuple[int, ...]) -> tuple[Any,
     images, labels = [], []
     for sample in samples:
         image, label = x[sample].astype(np.float64), y[sample].astype(np.float32)
+        begins = loader.cropped(epoch, sample)
+        window = tuple(slice(begins.get(a, 0), begins.get(a, 0) + loader.crop.get(a, 99)) for a in "hw")
+        image, label = image[(slice(None), *window)], label[window]
         for axis in loader.mirrored(epoch, sample):
             dim = {"h": -2, "w": -1}[axis]
             image = np.flip(image, dim) * np.array(ODD[axis]).reshape(3, 1, 1)
@@ -42,13 +45,16 @@ def expected(loader: Loader, epoch: int, samples: tuple[int, ...]) -> tuple[Any,
     return np.stack(images), np.stack(labels)
 
 
-@pytest.mark.parametrize("batch", [1, 3, 4, 7])
-def test_batches_equal_the_mirrored_samples_on_any_grid(comm: Any, shared_tmp_path: Path, batch: int) -> None:
+@pytest.mark.parametrize(("batch", "crop"), [(1, {}), (3, {}), (4, {"h": 5, "w": 6}), (7, {"w": 7})])
+def test_batches_equal_the_cropped_and_mirrored_samples_on_any_grid(
+    comm: Any, shared_tmp_path: Path, batch: int, crop: dict[str, int]
+) -> None:
     path = shared_tmp_path / "samples.h5"
     write(path, comm)
     with SampleFile(path, LAYOUTS, comm) as file:
         for grid in grids(comm):
-            loader = Loader(file, FIELDS, grid, batch, seed=3, mirror="hw")
+            loader = Loader(file, FIELDS, grid, batch, seed=3, mirror="hw", crop=crop)
+            assert bool(crop) == (len({tuple(loader.cropped(0, sample).values()) for sample in range(SAMPLES)}) > 1)
             for epoch in (0, 1):
                 seen: list[int] = []
                 for each in loader.epoch(epoch):

@@ -136,6 +136,21 @@ def test_before_mpi_is_initialized_it_says_so_and_does_not_crash():
     assert "MPI" in ended.stdout
 
 
+# Rank 0 gathers weights, which lie on another grid than what rank 1 calls meanwhile.
+ALONE = """
+from mpi4py import MPI
+import torch
+import distconv as dc
+grid = dc.ProcessGrid(MPI.COMM_WORLD, c=2)
+torch.manual_seed(0)
+model = dc.parallelize(torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3, padding=1)), grid)
+x = dc.scatter(torch.ones(2, 4, 6, 6), grid)
+model(x)
+if MPI.COMM_WORLD.rank == 0:
+    saved = model.state_dict()
+model(x)
+"""
+
 SKIPPED = """
 from mpi4py import MPI
 import torch
@@ -196,6 +211,8 @@ LEAVERS = [("rank == 1", 3), ("rank >= 0", 4), ("rank < 0", 0)]
 PROGRAMS = {
     "after finalize": AFTER_FINALIZE,
     "skipped": SKIPPED,
+    "alone": ALONE,
+    "alone, all compared": ALONE,
     "failing": FAILING,
     "caught": CAUGHT,
     "leaving at once": LEAVING_AT_ONCE,
@@ -206,7 +223,11 @@ PROGRAMS = {
 @pytest.fixture(scope="module")
 def jobs():
     """All of them at once: they wait more than they compute."""
-    limits = {"skipped": {"DISTCONV_TIMEOUT_S": "6"}}
+    limits = {
+        "skipped": {"DISTCONV_TIMEOUT_S": "6"},
+        "alone": {"DISTCONV_TIMEOUT_S": "6"},
+        "alone, all compared": {"DISTCONV_CHECK": "all"},
+    }
     with ExitStack() as stack:
         started = {name: stack.enter_context(Job(2, code, env=limits.get(name))) for name, code in PROGRAMS.items()}
         yield started | {"after finalize, one rank": stack.enter_context(Job(1, AFTER_FINALIZE))}
@@ -252,6 +273,24 @@ def test_a_rank_that_does_not_come_ends_the_job_with_a_report(jobs):
     ended = jobs["skipped"].wait(120)
     assert ended.returncode == 75, ended.stderr
     assert "rank 0 of 2 has waited" in ended.stderr
+    assert "(<string>, line 7)\n" in ended.stderr
+    assert "DISTCONV_CHECK=all tells at once" in ended.stderr
+
+
+@pytest.mark.mpi
+def test_a_call_that_one_rank_alone_makes_is_named_with_its_line_on_both(jobs):
+    ended = jobs["alone"].wait(120)
+    assert ended.returncode == 75, ended.stderr
+    assert "(<string>, line 11): '0' (Conv2d)\n" in ended.stderr.partition("rank 0 of 2 has waited")[2]
+    assert "(<string>, line 12): conv2d of '0' (Conv2d)\n" in ended.stderr.partition("rank 1 of 2 has waited")[2]
+
+
+@pytest.mark.mpi
+def test_a_call_that_one_rank_alone_makes_is_found_at_once_where_all_calls_are_compared(jobs):
+    ended = jobs["alone, all compared"].wait(120)
+    assert ended.returncode == 1, ended.stderr
+    assert "ranks are at different operations: torch.Tensor.detach (8, 4, 3, 3)" in ended.stderr
+    assert 'File "<string>", line 11' in ended.stderr.partition("rank 0 failed")[2]
 
 
 @pytest.mark.mpi

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,28 @@ def test_the_curve_of_plans_is_of_one_method(comm: Any, monkeypatch: pytest.Monk
     monkeypatch.setattr("distconv.jobs.commands.plan.select", select)
     monkeypatch.setattr("distconv.jobs.planning.strong_scaling.select", select)
     assert plan("--plot", "plan.png", "--method", "longest-path", ranks=4) == 0
-    assert methods == ["longest-path"] * 3
+    assert methods == ["longest-path"] * 4  # on 4 ranks, on 2 to see whether they are faster, and on 1 and 2 to draw
+
+
+@pytest.mark.ranks(1)
+def test_it_says_when_fewer_ranks_are_faster_and_plans_for_them(
+    comm: Any, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("slow.yaml").write_text(planned_files.MACHINE.replace("latency: 1 ns", "latency: 1 s"))
+    slow = ["--machine", "./slow.yaml"]
+    assert plan(*slow, ranks=4) == 0
+    out = capsys.readouterr().out
+    alone = re.search(
+        r"^fewer ranks are faster: (\S+) ms on 1, (\S+) ms on 4; --ranks at-most:4 takes those$", out, re.M
+    )
+    assert alone is not None and float(alone[1]) < float(alone[2])
+    assert f"{alone[2]} ms per step" in out
+    assert cli.main(["plan", *NETWORK, "--ranks", "at-most:4", *slow, "--out", "plan.json"]) == 0
+    out = capsys.readouterr().out
+    assert "on 1 ranks of tiny" in out and f"{alone[1]} ms per step" in out and "fewer ranks" not in out
+    assert json.loads((folder / "plan.json").read_text())["ranks"] == 1
+    assert plan(ranks=4) == 0
+    assert "fewer ranks" not in capsys.readouterr().out
 
 
 @pytest.mark.ranks(1)
@@ -160,7 +182,7 @@ def test_without_matplotlib_a_picture_is_refused(
     comm: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    refused(comm, capsys, plan("--plot", "plan.png"), "--plot plan.png needs matplotlib: pip install 'distconv[plot]'")
+    refused(comm, capsys, plan("--plot", "plan.png"), "--plot plan.png needs matplotlib: pip install matplotlib")
 
 
 def refused(comm: Any, capsys: pytest.CaptureFixture[str], code: int, text: str) -> None:
@@ -184,7 +206,9 @@ def refused(comm: Any, capsys: pytest.CaptureFixture[str], code: int, text: str)
         (["--model", "planned_nets:number"], "returned int; it must return a torch.nn.Module"),
         (["--model", "planned_nets:Shy"], "Shy does not run on meta tensors"),
         (["--width", "3"], "--width 3: the model planned_nets:build takes no width"),
-        (["--input", "3"], "does not run on meta tensors of shape (4, 3)"),
+        (["--input", "3"], "--input 3: planned_nets:build does not take samples of these extents ("),
+        (["--model", "planned_nets:needy"], "--model planned_nets:needy needs 'num_classes'; give --classes"),
+        (["--model", "planned_nets:greedy"], "needs 'depth'; give it a default: only in_channels, classes and width"),
         (["--machine", "laptop"], "machine 'laptop': there is none of this name; built in are "),
         (["--machine", "planned_nets.py"], "machine planned_nets.py cannot be read as YAML"),
         (["--memory", "2kB"], "fits into 2e-06 GB per rank; the smallest limit that works is "),
@@ -210,6 +234,7 @@ def test_bad_input_is_one_line_and_exit_code_2_on_all_ranks(
             "argument --input: '3,x' is not the extents of a sample, channels first, such as 3,224,224",
         ),
         (["--batch", "0"], "argument --batch: '0' is not a whole number above zero"),
+        (["--ranks", "at-most:none"], "argument --ranks: 'none' is not a whole number above zero"),
         (["--ranks", "-1"], "argument --ranks: '-1' is not a whole number above zero"),
         (["--memory", "16"], "argument --memory: '16' is not a memory size such as '16 GB' (units: B, kB, MB, "),
         (["--memory", "16 MHz"], "argument --memory: '16 MHz' is not a memory size"),

@@ -169,6 +169,7 @@ def test_a_model_of_the_user_is_found_in_the_current_directory(comm: Any, users_
         (["--plan", "plan.json"], "argument --plan: not allowed with argument --grid"),
         (["--resume"], "--resume: there is no finished checkpoint in"),
         (["--test-data", "nowhere"], "No such file or directory"),
+        (["--data", "mnist"], "mnist: there is no such folder or file; known are MNIST (train-images-idx3-ubyte and "),
     ],
     ids=lambda value: value[1] if isinstance(value, list) and len(value) > 1 else "",
 )

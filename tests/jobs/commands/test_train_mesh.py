@@ -75,7 +75,7 @@ def test_without_matplotlib_it_says_so(
     monkeypatch.setattr(train_mesh, "draw", missing)
     path = written(shared_tmp_path / "mesh.h5", comm)
     assert cli.main(command(path, shared_tmp_path / "out", comm, "--steps", "1")) == 0
-    text = "no picture: matplotlib is not installed; pip install 'distconv[plot]'"
+    text = "no picture: matplotlib is not installed; pip install matplotlib"
     assert (text in capsys.readouterr().out) == (comm.rank == 0)
 
 

@@ -83,6 +83,24 @@ def test_a_plan_takes_the_same_steps_and_any_grid_goes_on_from_its_checkpoint(co
 
 @pytest.mark.fault(66)
 @on_ranks
+def test_losses_in_half_precision_are_near_the_others(comm: Any, shared_tmp_path: Path) -> None:
+    samples = ImageSamples(written(comm, shared_tmp_path), comm)
+    losses = {}
+    for precision in ("full", "bf16"):
+        trainer = Trainer(Settings("lenet5", batch=16, steps=5, lr=0.1, precision=precision), samples, grid_of(comm))
+        losses[precision] = [trainer.step(*batch.tensors) for batch in trainer.batches()]
+    assert losses["bf16"] == pytest.approx(losses["full"], rel=1e-2)
+    assert all(half != full for half, full in zip(losses["bf16"], losses["full"], strict=True))
+    assert all(p.dtype == p.grad.dtype == torch.float32 for p in trainer.model.parameters() if p.grad is not None)
+    trainer.save(str(shared_tmp_path / "saved"))
+    full = Trainer(Settings("lenet5", batch=16, steps=5, lr=0.1), samples, grid_of(comm))
+    with pytest.raises(dc.CheckpointError, match="precision was 'bf16' and is 'full'"):
+        full.resume(str(shared_tmp_path / "saved"))
+    with pytest.raises(dc.DistconvError, match="--precision bf16 needs --dtype float32, not float64"):
+        Trainer(Settings("lenet5", precision="bf16", dtype="float64"), samples, grid_of(comm))
+
+
+@on_ranks
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_a_resumed_run_takes_the_same_steps_bit_for_bit(comm: Any, shared_tmp_path: Path, optimizer: str) -> None:
     folder = written(comm, shared_tmp_path, image_files.write_cifar)

@@ -78,6 +78,14 @@ class Shy(Bessel):
 
 def number():
     return 7
+
+
+def needy(in_channels, num_classes, *more, **others):
+    return build(in_channels, num_classes)
+
+
+def greedy(in_channels, depth):
+    return build(in_channels)
 """
 
 

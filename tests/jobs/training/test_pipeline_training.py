@@ -150,6 +150,18 @@ def test_a_resumed_run_is_that_which_made_the_checkpoint_bit_for_bit(
     second.close()
 
 
+@pytest.mark.ranks(2)
+def test_a_pipeline_in_half_precision_has_the_losses_of_one_process_in_it(comm: Any, shared_tmp_path: Path) -> None:
+    settings = Settings("lenet5", batch=16, steps=4, lr=0.1, precision="bf16")
+    samples, alone = opened(comm, shared_tmp_path, settings)
+    trainer = PipelineTrainer(settings, samples, pipelining(comm.size, "gpipe", "--microbatches", "2"))
+    trained(trainer)
+    one = Trainer(settings, alone, dc.ProcessGrid(MPI.COMM_SELF))
+    expected = [one.step(*(tensor.local for tensor in batch.tensors)) for batch in one.batches()]
+    assert [loss for _, loss in trainer.losses] == pytest.approx(expected, rel=2e-3)
+    trainer.close()
+
+
 @pytest.mark.fault(67)
 @pytest.mark.ranks(2, 3)
 def test_other_stages_and_a_grid_go_on_from_a_checkpoint(comm: Any, shared_tmp_path: Path) -> None:

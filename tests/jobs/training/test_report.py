@@ -61,7 +61,7 @@ def test_a_picture_that_cannot_be_drawn_is_a_note() -> None:
         raise ImportError("No module named 'matplotlib'")
 
     assert picture(Path("x.png"), lambda: None) == "picture: x.png"
-    assert picture(Path("x.png"), missing) == "no picture: matplotlib is not installed; pip install 'distconv[plot]'"
+    assert picture(Path("x.png"), missing) == "no picture: matplotlib is not installed; pip install matplotlib"
 
 
 def test_times_are_a_line() -> None:

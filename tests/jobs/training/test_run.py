@@ -15,6 +15,7 @@ from distconv import cli
 from distconv.errors import DataError
 from distconv.jobs.commands import train_classify
 from distconv.jobs.images.classification import Trainer
+from distconv.jobs.training import training
 from distconv.jobs.training.report import Metrics
 from distconv.jobs.training.run import CHECKPOINTS, prepare, take_steps
 from distconv.process.stop_requests import EXIT_CODE
@@ -27,28 +28,66 @@ ROOT = Path(__file__).parents[3]
 on_ranks = pytest.mark.ranks(1, 2)
 
 
-def options(folder: Path, resume: bool = False, every: int = 0, check: int | None = None) -> argparse.Namespace:
-    return argparse.Namespace(out=folder / "out", resume=resume, checkpoint_every=every, check_replicas_every=check)
+def options(
+    folder: Path, *, resume: bool = False, overwrite: bool = False, every: int = 0, check: int | None = None
+) -> argparse.Namespace:
+    return argparse.Namespace(
+        out=folder / "out", resume=resume, overwrite=overwrite, checkpoint_every=every, check_replicas_every=check
+    )
 
 
 @on_ranks
-def test_a_new_run_puts_the_checkpoints_of_earlier_ones_aside(
-    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = options(shared_tmp_path)
+@pytest.mark.parametrize("left", ["checkpoints/step-000004", "metrics.jsonl", "summary.json"])
+def test_a_new_run_erases_an_earlier_one_only_when_asked(comm: Any, shared_tmp_path: Path, left: str) -> None:
     trainer: Any = StandIn(comm)
-    for number in range(3):
-        assert not prepare(given, trainer)
-        comm.Barrier()
-        assert not (given.out / CHECKPOINTS).exists()
-        comm.Barrier()
-        if comm.rank == 0:
-            (given.out / CHECKPOINTS / f"step-{number}").mkdir(parents=True)
-        comm.Barrier()
-    assert (given.out / "checkpoints.1" / "step-0").is_dir()
-    assert (given.out / "checkpoints.2" / "step-1").is_dir()
-    assert trainer.asked == []
-    assert capsys.readouterr().out.count("the checkpoints of an earlier run are now in") == (2 if comm.rank == 0 else 0)
+    out = options(shared_tmp_path).out
+    if comm.rank == 0:
+        (out / left).parent.mkdir(parents=True)
+        (out / left).write_text("of an earlier run")
+        (out / "mesh.h5").write_text("data")
+        if left != "metrics.jsonl":
+            (out / "metrics.jsonl").touch()  # of a run that took no step: nothing to lose
+    comm.Barrier()
+    with pytest.raises(
+        DataError, match=rf"out holds an earlier run \({left.split('/')[0]}\): go on with it by --resume"
+    ):
+        prepare(options(shared_tmp_path), trainer)
+    assert (out / left).read_text() == "of an earlier run"
+    comm.Barrier()
+    assert not prepare(options(shared_tmp_path, overwrite=True), trainer)
+    comm.Barrier()
+    assert not (out / left).exists()
+    assert (out / "mesh.h5").read_text() == "data"
+    assert not prepare(options(shared_tmp_path), trainer)
+
+
+@on_ranks
+def test_a_finished_run_goes_on_to_more_epochs(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train_classify, "draw", lambda *_: None)
+    # A rate that does not depend on the number of steps: then the longer run is that which was never interrupted.
+    monkeypatch.setattr(training, "learning_rate", lambda step, steps, peak: peak / (1 + step))
+    data = written(comm, shared_tmp_path)
+    float64 = ("--dtype", "float64")
+    assert cli.main(command(comm, data, *float64, "--epochs", "3")) == 0
+    comm.Barrier()
+    undisturbed = _steps(data)
+    comm.Barrier()
+    assert cli.main(command(comm, data, *float64, "--epochs", "2", "--overwrite")) == 0
+    capsys.readouterr()
+    assert cli.main(command(comm, data, *float64, "--epochs", "3", "--resume")) == 0
+    comm.Barrier()
+    assert _steps(data) == undisturbed
+    assert len(undisturbed) == 9
+    said = "the run was one of 6 steps and is now one of 9: the learning rate from step 6 on is that of 9 steps"
+    assert (said in capsys.readouterr().out) == (comm.rank == 0)
+    assert cli.main(command(comm, data, *float64, "--epochs", "2", "--resume")) == 2
+    assert ("checkpoint of step 9 lies beyond the 6 steps" in capsys.readouterr().err) == (comm.rank == 0)
+
+
+def _steps(data: Path) -> list[tuple[int, float]]:
+    return [(line["step"], line["loss"]) for line in lines_of(data) if "evaluation" not in line]
 
 
 @on_ranks
@@ -143,7 +182,7 @@ def test_what_goes_on_after_a_signal_takes_the_steps_of_an_undisturbed_run(
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(Trainer, "step", signalled)
-        cli.main(command(comm, data, "--epochs", "2"))
+        cli.main(command(comm, data, "--epochs", "2", "--overwrite"))
     comm.Barrier()
     assert [each.name for each in (data / "out" / CHECKPOINTS).iterdir() if "." not in each.name] == ["step-000004"]
     comm.Barrier()
@@ -194,6 +233,8 @@ def test_a_job_that_is_stopped_goes_back_into_the_queue_and_resumes(tmp_path: Pa
         found = subprocess.run(arguments, env=environment, capture_output=True, text=True)
         assert found.returncode == ended, found.stderr
         assert ("--resume" in found.stdout) == resumes
+        # A start that failed before its first checkpoint left a run that is not worth keeping.
+        assert ("--overwrite" in found.stdout) == (restarts == 1 and not resumes)
         assert ("scontrol requeue 7" in found.stdout) == (code == 143)
 
 

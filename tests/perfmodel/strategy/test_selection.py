@@ -102,7 +102,7 @@ def test_a_network_at_one_sample_has_no_pure_sample_strategy():
     graph = trace(MODELS["unet"].factory(), (1, 18, 64, 64))
     strategy = select(graph, machine(), 2, seconds=2)
     assert strategy.uniform["sample"] is None
-    assert "pure sample parallelism: not possible" in strategy.explain()
+    assert "pure sample parallelism: not possible, " in strategy.explain()
 
 
 @pytest.mark.parametrize(("argument", "value"), [("method", "fastest"), ("memory", 0), ("memory", -1.0)])

@@ -1,0 +1,76 @@
+"""Samples that a function of the user's reads, box by box: any file format, or what a simulation computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from distconv.communication.agreement import agree
+from distconv.distribution import Box
+from distconv.errors import DataError
+
+
+class BoxFunction:
+    """Named datasets of which ``read(name, slices)`` gives any box; a source for :class:`Loader`. Collective.
+
+    ``shapes`` are global, samples first. ``slices`` has one for each dimension; the first is of one sample. The
+    function is called in another thread, on each rank for that rank's boxes alone: it makes no MPI calls.
+
+    Raises
+    ------
+    MismatchError
+        If ranks give different shapes.
+    """
+
+    def __init__(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        read: Callable[[str, tuple[slice, ...]], NDArray[np.generic]],
+        comm: MPI.Intracomm | None = None,
+    ) -> None:
+        self.comm = MPI.COMM_WORLD if comm is None else comm
+        self.path = Path(getattr(read, "__name__", type(read).__name__))
+        self._shapes, self._read = {name: tuple(shape) for name, shape in shapes.items()}, read
+        agree(self.comm, "BoxFunction", str(sorted(self._shapes.items())))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Global shape of a dataset, samples first."""
+        return self._shapes[name]
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """Any element can be had alone."""
+        return (1,) * len(self.shape(name))
+
+    def read(self, name: str, box: Box) -> NDArray[np.generic]:
+        """The values in ``box``. Local; may run in another thread.
+
+        Raises
+        ------
+        DataError
+            On this rank, if the function fails or gives another shape.
+        """
+        asked = tuple(slice(i.start, i.stop) for i in box)
+        try:
+            values = np.asarray(self._read(name, asked))
+        except Exception as error:
+            raise DataError(f"{self.path}: {name!r} of {_written(box)}: {type(error).__name__}: {error}") from error
+        if values.shape != tuple(i.extent for i in box):
+            raise DataError(f"{self.path} gives {values.shape} for {_written(box)} of {name!r}")
+        return values
+
+    def check_unchanged(self) -> None:
+        """It cannot be known."""
+
+    def warn_of_large_chunks(self, name: str, block: Sequence[int]) -> None:
+        """There are no chunks."""
+
+
+def _written(box: Box) -> str:
+    return f"[{', '.join(f'{i.start}:{i.stop}' for i in box)}]"

@@ -1,0 +1,36 @@
+"""The embedded images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distconv.jobs.images import digits
+from distconv.jobs.images.samples import ImageSamples
+
+
+def test_they_are_the_same_each_time_and_every_class_is_there() -> None:
+    train, test = digits.drawn("train"), digits.drawn("test")
+    again = digits.drawn("test")
+    assert np.array_equal(test.pixels, again.pixels) and np.array_equal(test.labels, again.labels)
+    for images, count in ((train, 6000), (test, 1000)):
+        assert images.pixels.shape == (count, 1, 28, 28) and images.pixels.dtype == np.uint8
+        assert set(images.labels) == set(range(10))
+    assert not np.array_equal(train.pixels[:1000], test.pixels)
+
+
+def test_a_class_is_known_by_the_light_it_has() -> None:
+    """An 8 has all segments, a 1 has two."""
+    train = digits.drawn("train")
+    light = [float(train.pixels[train.labels == label].mean()) for label in range(10)]
+    assert np.argmax(light) == 8 and np.argmin(light) == 1
+
+
+@pytest.mark.ranks(1, 2)
+def test_they_need_no_file(comm: Any) -> None:
+    samples = ImageSamples(Path("digits"), comm)
+    assert samples.extents == (1, 28, 28) and samples.classes == 10
+    assert {name: group.shape[0] for name, group in samples.groups.items()} == {"train": 6000, "test": 1000}
