@@ -154,8 +154,10 @@ def traced(options: argparse.Namespace) -> LayerGraph:
 
     Raises
     ------
-    ModelError, TraceError
+    ModelError
         If there is no such network, or it does not take such samples.
+    TraceError
+        If its layers cannot be found out.
     """
     model = built(options)
     try:
