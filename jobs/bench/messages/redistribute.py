@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _actions(source: dc.ProcessGrid, target: dc.ProcessGrid, shape: tuple[int, ...]) -> dict[str, Callable[[], object]]:
-    x = dc.scatter(torch.randn(shape), source)
+    x = dc.scatter(torch.randn(shape, generator=torch.Generator().manual_seed(0)), source)
     to = Distribution(target, default_axes(None, len(shape)))
     plan = transfer_plan(x.dist, to, shape)
     raw = RawTransfer(plan, x.local, [torch.empty(s) for s in plan.part_shapes])

@@ -30,7 +30,7 @@ def test_every_variant_has_a_median_and_ratios_are_quotients_of_medians(
         return
     assert lines[0] == "training step, float32, N=2, 1 x (conv 3x3 + ReLU), 2 channels"
     figures = json.loads(lines[-1])
-    assert set(figures) == {"machine", "median_s"}
+    assert set(figures) == {"command", "machine", "median_s"}
     assert list(figures["median_s"]) == ["6", "8"]
     for size, medians in figures["median_s"].items():
         table = lines[lines.index(f"{size} x {size}") + 1 :]
