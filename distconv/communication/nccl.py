@@ -26,6 +26,13 @@ from distconv.process.environment import TRANSPORT
 _PROBE_BYTES, _PROBES = 1 << 20, 5
 """Messages by which NCCL is compared with MPI: a halo of a large layer."""
 
+_TYPES = {
+    torch.float32: "NCCL_FLOAT32",
+    torch.float64: "NCCL_FLOAT64",
+    torch.int32: "NCCL_INT32",
+    torch.int64: "NCCL_INT64",
+    torch.uint8: "NCCL_UINT8",
+}
 _OPERATIONS = (MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN)
 """Reductions in the order of NCCL's numbers for them."""
 
@@ -41,12 +48,6 @@ def _library() -> Any:
     except ImportError:
         return None
     return nccl if nccl.available and torch.cuda.is_available() else None
-
-
-@functools.cache
-def _type_of(dtype: torch.dtype) -> int:
-    types = {torch.float32: "FLOAT32", torch.float64: "FLOAT64", torch.int32: "INT32", torch.int64: "INT64"}
-    return int(getattr(_library(), f"NCCL_{types.get(dtype, 'UINT8')}"))
 
 
 @functools.cache
@@ -105,7 +106,7 @@ class Channel:
     def reduce(self, tensor: torch.Tensor, op: MPI.Op, what: str) -> torch.cuda.Event:
         """Launch the reduction of ``tensor`` (contiguous) in place; the event is its end."""
         values = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-        start, count, kind = values.data_ptr(), values.numel(), _type_of(values.dtype)
+        start, count, kind = values.data_ptr(), values.numel(), getattr(_library(), _TYPES[values.dtype])
         return self._launched(lambda s: self._comm.allReduce(start, start, count, kind, _OPERATIONS.index(op), s), what)
 
     def _launched(self, work: Callable[[int], object], what: str) -> torch.cuda.Event:
