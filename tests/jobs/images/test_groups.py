@@ -188,7 +188,7 @@ def change(path: Path, name: str, values: Any) -> None:
         ),
         (lambda p: change(p, "train/image", np.full((6, 2, 28, 28), np.nan)), "NaN or infinite values in 6 samples"),
         (lambda p: flip_bit(p, "train/image", 3), "of dataset 'train/image'"),
-        (lambda p: p.unlink(), "No such file or directory"),
+        (lambda p: p.unlink(), "x.h5: there is no such folder or file"),
         (lambda p: p.write_bytes(b"no HDF5"), "cannot be opened as HDF5"),
     ],
 )
