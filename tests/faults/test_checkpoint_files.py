@@ -97,6 +97,7 @@ print(found)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.fault(56, 57)
 @pytest.mark.time_limit(330)
 def test_a_save_that_is_killed_anywhere_leaves_the_newest_complete_checkpoint(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ def test_a_rank_that_is_killed_ends_the_job_soon(tmp_path: Path, place: str) -> 
     assert end.after_s < 10
 
 
+@pytest.mark.slow
 @pytest.mark.fault(47)
 def test_a_rank_that_leaves_without_a_word_is_no_success(tmp_path: Path) -> None:
     end = run(tmp_path, "forward", "os._exit(0)")
@@ -124,6 +125,7 @@ def test_a_rank_that_leaves_without_a_word_is_no_success(tmp_path: Path) -> None
     assert "rank 1 left with exit code 0 and the others did not" in end.text
 
 
+@pytest.mark.slow
 @pytest.mark.fault(49)
 def test_a_rank_that_is_stopped_is_named(tmp_path: Path) -> None:
     end = run(tmp_path, "halo", STOP, DISTCONV_TIMEOUT_S="6")
@@ -141,6 +143,7 @@ def under_way(job: Job) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.fault(51)
 def test_interrupting_twice_ends_the_job(tmp_path: Path) -> None:
     with Job(2, PROGRAM, "nowhere", "", str(tmp_path)) as job:
@@ -154,6 +157,7 @@ def test_interrupting_twice_ends_the_job(tmp_path: Path) -> None:
         assert time.monotonic() - began < 5
 
 
+@pytest.mark.slow
 @pytest.mark.fault(52)
 def test_no_rank_outlives_its_launcher(tmp_path: Path) -> None:
     with Job(2, PROGRAM, "nowhere", "", str(tmp_path)) as job:
@@ -202,6 +206,7 @@ def test_a_layer_that_one_rank_skips_is_told(level: str) -> None:
         assert "conv2d" in ended.stderr and "tanh" in ended.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.fault(25)
 def test_fewer_batches_on_one_rank_end_the_job() -> None:
     with Job(2, APART, "batches", env={"DISTCONV_TIMEOUT_S": "6"}) as job:
@@ -221,6 +226,7 @@ if threads:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.fault(55)
 def test_ranks_share_the_cores_out() -> None:
     with Job(4, THREADS) as job:

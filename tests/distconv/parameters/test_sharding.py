@@ -171,10 +171,13 @@ def test_scaled_losses_are_skipped_on_all_ranks_or_on_none(comm, broken):
 
 
 @pytest.mark.ranks(at_least=2)
-def test_a_converted_dtype_is_refused_in_place(comm):
-    bench = Bench(grid_over(comm, c=comm.size))
-    with pytest.raises(dc.UnsupportedOperation, match="convert the model before parallelize"):
+def test_a_layer_may_be_converted_in_place(comm):
+    def scenario(bench):
         bench.model.second.float()
+        assert {parameter.dtype for parameter in bench.model.second.parameters()} == {torch.float32}
+        return bench.model.second.state_dict()
+
+    as_in_one_process(comm, scenario)
 
 
 def distance(found, exact):

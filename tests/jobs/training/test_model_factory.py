@@ -41,7 +41,7 @@ def test_weights_follow_from_the_seed_and_the_factory_gets_what_it_takes(comm: A
         ("users_nets:text", "--model users_nets:text returned str; it must return a torch.nn.Module"),
         ("users_nets:fails", "users_nets:fails: KeyError: 'no such\\nlayer' ("),
         ("users_nets:leaves", "users_nets:leaves: SystemExit: 3 ("),
-        ("users_nets:wants", "TypeError: wants() missing 1 required positional argument: 'depth'"),
+        ("users_nets:wants", "--model users_nets:wants needs 'depth'; give it a default"),
     ],
 )
 def test_a_model_that_cannot_be_built_is_named_on_all_ranks(
