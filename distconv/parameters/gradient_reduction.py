@@ -42,7 +42,7 @@ def defers(leaf: torch.Tensor, accumulator: Node) -> bool:
     ``torch.autograd.grad``. torch does not tell whether a node has hooks, but who has put some there holds the node,
     which would be gone otherwise.
     """
-    if sys.getrefcount(accumulator) > _UNHELD:
+    if sys.getrefcount(accumulator) > _unheld():
         return False
     if not getattr(leaf, _MARK, False) or leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None):
         return False
@@ -58,8 +58,13 @@ def _references(node: Node) -> int:
 
 _PROBE = torch.zeros((), requires_grad=True).view(())
 
-_UNHELD = _references(_PROBE.grad_fn.next_functions[0][0])  # type: ignore[union-attr, arg-type]
-"""What Python counts for a node that is an argument, and that only the graph holds."""
+
+def _unheld() -> int:
+    """What Python counts for a node that is an argument, and that only the graph holds.
+
+    Asked each time: where torch.compile stands between Python and its functions, they are held once more.
+    """
+    return _references(_PROBE.grad_fn.next_functions[0][0])  # type: ignore[union-attr, arg-type]
 
 
 @dataclass(eq=False)

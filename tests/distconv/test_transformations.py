@@ -9,6 +9,7 @@ from torch import nn
 
 import distconv as dc
 from distconv import transformations
+from distconv.communication.transport import counted
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 
 SHAPE = (3, 2, 7, 4)
@@ -137,3 +138,15 @@ def test_derivatives_of_functions_are_those_of_one_process(comm):
     for grid in grids(comm, "nch"):
         found = [dc.gather(t) for t in of(dc.scatter(normal(*SHAPE), grid))]
         torch.testing.assert_close(found, [*expected], rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.ranks(2, 3)
+def test_gradients_are_still_summed_behind_the_backward_pass_once_a_compilation_has_failed(comm):
+    x = dc.scatter(normal(9, 3), grid_over(comm, n=comm.size))
+    # The compiler then stays between Python and its functions.
+    with pytest.raises(dc.UnsupportedOperation):
+        torch.compile(scaled, backend="eager", fullgraph=True)(x)
+    model = dc.parallelize(nn.Linear(3, 2).double(), x.grid, broadcast=True)
+    with counted() as traffic:
+        model(x).sum().backward()
+    assert traffic.reduced["gradient sum of 2 parameters", comm.size] == (3 * 2 + 2) * 8
