@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication import staging
+from distconv.communication.agreement import together
 from distconv.communication.derived import Derived
 from distconv.errors import CommunicatorError
 from distconv.process import watchdog
@@ -73,18 +75,17 @@ class Channel:
     Raises
     ------
     CommunicatorError
-        On this rank, with what NCCL says.
+        On all ranks, with what NCCL says on one of them.
     """
 
     def __init__(self, comm: MPI.Intracomm, device: torch.device) -> None:
         library = _library()
-        identifier = comm.bcast(library.get_unique_id() if comm.rank == 0 else None)
         self._device = device
         with torch.cuda.device(device), watchdog.waiting(lambda: f"making an NCCL communicator of {comm.size} ranks"):
-            try:
-                self._comm = library.NcclCommunicator(comm.size, identifier, comm.rank)
-            except library.NcclError as error:
-                raise CommunicatorError(f"NCCL over {comm.size} ranks: {error}") from None
+            own = together(comm, lambda: library.get_unique_id() if comm.rank == 0 else None, CommunicatorError)
+            identifier = comm.bcast(own)
+            made = functools.partial(library.NcclCommunicator, comm.size, identifier, comm.rank)
+            self._comm = together(comm, made, CommunicatorError)
         watchdog.look_at(_waited_for)
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> torch.cuda.Event:
@@ -166,7 +167,14 @@ def _chosen(comm: MPI.Intracomm, device: torch.device) -> Channel | None:
         if forced:
             raise CommunicatorError(f"{TRANSPORT.name}=nccl: {reason}; set {TRANSPORT.name}=host")
         return None
-    channel = Channel(comm, device)
+    try:
+        channel = Channel(comm, device)
+    except CommunicatorError as error:
+        if forced:
+            raise CommunicatorError(f"{TRANSPORT.name}=nccl: {error}; set {TRANSPORT.name}=host") from None
+        if comm.rank == 0:
+            warnings.warn(f"messages between GPUs go through MPI, as NCCL says: {error}", stacklevel=2)
+        return None
     return channel if forced or _faster(channel, comm, device) else None
 
 

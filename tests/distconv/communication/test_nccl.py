@@ -5,6 +5,8 @@ Without a GPU a stand-in plays a channel that does its work as late as it can: w
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -159,3 +161,42 @@ def test_ranks_that_share_a_gpu_are_told_so_where_nccl_is_forced(comm, monkeypat
     with pytest.raises(CommunicatorError, match=r"DISTCONV_TRANSPORT=nccl: .*; set DISTCONV_TRANSPORT=host"):
         dc.scatter(torch.zeros(2, 2, device="cuda"), grid_over(own, n=comm.size))
     own.Free()
+
+
+class RefusingLibrary:
+    """CuPy's binding, where one rank gets no communicator."""
+
+    def __init__(self, refuser):
+        self.refuser = refuser
+
+    def get_unique_id(self):
+        return "number"
+
+    def NcclCommunicator(self, size, identifier, rank):
+        assert identifier == "number"
+        if rank == self.refuser:
+            raise RuntimeError("unhandled system error")
+        return object()
+
+
+@pytest.fixture
+def refused(comm, monkeypatch):
+    monkeypatch.setattr(nccl, "_library", lambda: RefusingLibrary(comm.size - 1))
+    monkeypatch.setattr(nccl, "missing", lambda comm, device: "")
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+
+
+@pytest.mark.ranks(2, 3)
+def test_without_a_communicator_of_nccl_on_one_rank_all_go_through_mpi(comm, refused, monkeypatch):
+    monkeypatch.delenv("DISTCONV_TRANSPORT", raising=False)
+    with contextlib.ExitStack() as stack:
+        if comm.rank == 0:
+            stack.enter_context(pytest.warns(UserWarning, match=f"unhandled system error .on rank {comm.size - 1}."))
+        assert nccl._chosen(comm, torch.device("cuda", 0)) is None
+
+
+@pytest.mark.ranks(2, 3)
+def test_where_nccl_is_forced_all_ranks_hear_that_one_has_none(comm, refused, monkeypatch):
+    monkeypatch.setenv("DISTCONV_TRANSPORT", "nccl")
+    with pytest.raises(CommunicatorError, match=r"=nccl: unhandled system error .* set DISTCONV_TRANSPORT=host"):
+        nccl._chosen(comm, torch.device("cuda", 0))
