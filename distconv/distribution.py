@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Generic, NamedTuple
 
 import numpy as np
@@ -271,6 +271,10 @@ class Distribution(Generic[Grid_co]):
             boundaries={a: b for a, b in self.boundaries.items() if a in kept},
             cyclic={a: b for a, b in self.cyclic.items() if a in kept},
         )
+
+    def without(self, axes: Collection[str]) -> Distribution[Grid_co]:
+        """Same grid, whole over ``axes``."""
+        return self.with_axes([None if axis in axes else axis for axis in self.axes])
 
     def replicate(self, dims: Sequence[int] | None = None) -> Distribution[Grid_co]:
         """Same grid, with ``dims`` (default: all) whole on every rank."""

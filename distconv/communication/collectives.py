@@ -34,14 +34,16 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
         ctx.plan = plan
+        # Where torch leaves a gradient undefined it is so on all ranks: they take the same steps, empty blocks included.
+        ctx.set_materialize_grads(False)
         with section("redistribute"):
             moved = plan.move(local, "redistribution")
         # Elsewhere it is a copy: changing the result must not change the input on some ranks only.
         return moved.clone() if moved is local else moved
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return apply(_Redistribute, grad, ctx.plan.reversed()), None
+    def backward(ctx: Any, grad: torch.Tensor | None) -> tuple[torch.Tensor | None, None]:
+        return None if grad is None else apply(_Redistribute, grad, ctx.plan.reversed()), None
 
 
 def redistribute(local: torch.Tensor, src: Distribution, dst: Distribution, shape: Sequence[int]) -> torch.Tensor:

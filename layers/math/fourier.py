@@ -1,7 +1,9 @@
 """``torch.fft``: dimensions are transformed where they are whole, all at once if they can be, else one after the other.
 
 An axis that splits a dimension moves to another one while that is transformed (``Distribution.transposed``), so that
-each rank transforms its share of the lines. The result is split as the input was.
+each rank transforms its share of the lines. A spectrum stays where this has left it, and the inverse, which begins best
+there, brings the axes back to the dimensions that it transforms: a spectral convolution moves half of what it would if
+each transform came home.
 
 Source: the pencils of distributed Fourier transforms, e.g. Dalcin, Mortensen, Keyes 2019, section 2.
 """
@@ -16,6 +18,7 @@ from typing import Any
 import torch
 
 from distconv.dispatch import implements
+from distconv.distribution import Distribution
 from distconv.layers.plumbing.alignment import result_shape, transposed
 from distconv.layers.plumbing.empty_blocks import like_other_ranks
 from distconv.tensor import DistTensor
@@ -31,6 +34,7 @@ class _Kind:
     each: Transform
     last: Transform
     last_comes_first: bool = False
+    inverse: bool = False
 
     def steps(self, x: DistTensor, dims: Sequence[int]) -> list[tuple[Transform, list[int]]]:
         """Which places in ``dims`` are transformed together, and by what."""
@@ -45,12 +49,13 @@ class _Kind:
 
 
 _FFT = torch.fft
+_SPACE = ("d", "h", "w")
 _KINDS = {
     "fft": _Kind(_FFT.fftn, _FFT.fftn, _FFT.fftn),
-    "ifft": _Kind(_FFT.ifftn, _FFT.ifftn, _FFT.ifftn),
+    "ifft": _Kind(_FFT.ifftn, _FFT.ifftn, _FFT.ifftn, inverse=True),
     "rfft": _Kind(_FFT.rfftn, _FFT.fftn, _FFT.rfftn, last_comes_first=True),
-    "irfft": _Kind(_FFT.irfftn, _FFT.ifftn, _FFT.irfftn),
-    "hfft": _Kind(_FFT.hfftn, _FFT.fftn, _FFT.hfftn),
+    "irfft": _Kind(_FFT.irfftn, _FFT.ifftn, _FFT.irfftn, inverse=True),
+    "hfft": _Kind(_FFT.hfftn, _FFT.fftn, _FFT.hfftn, inverse=True),
     "ihfft": _Kind(_FFT.ihfftn, _FFT.ifftn, _FFT.ihfftn, last_comes_first=True),
 }
 
@@ -74,7 +79,25 @@ def _transformed(kind: _Kind, x: DistTensor, dims: Sequence[int], sizes: Sequenc
     dims = [d % x.dim() for d in dims]
     for function, places in kind.steps(x, dims):
         x = _along(function, x, [dims[i] for i in places], [sizes[i] for i in places], norm)
-    return x.redistribute(home if x.shape == shape else home.balanced())
+    if x.dist.split_axes != home.split_axes:
+        return x.redistribute(home if x.shape == shape else home.balanced())
+    return x.redistribute(_brought_back(x, dims)) if kind.inverse else x
+
+
+def _brought_back(x: DistTensor, dims: Sequence[int]) -> Distribution:
+    """The layout of ``x`` with axes in ``dims`` again that a transform of these has moved to another dimension.
+
+    They are those of space, and of two dimensions the first is the height.
+    """
+    axes = list(x.dist.split)
+    own = dict(zip(sorted(dims)[::-1], _SPACE[::-1], strict=False))
+    for dim, axis in enumerate(x.dist.split):
+        if dim in dims or axis not in _SPACE:
+            continue
+        free = [d for d in sorted(dims) if axes[d] is None and x.shape[d] >= x.grid.shape[axis]]
+        if free:
+            axes[dim], axes[next((d for d in free if own.get(d) == axis), free[0])] = None, axis
+    return x.dist if axes == list(x.dist.split) else x.dist.with_axes(axes, keep_irregular=False)
 
 
 def _one(kind: _Kind, function: Transform, input: Any, n: int | None = None, dim: int = -1, norm: Any = None) -> Any:

@@ -14,13 +14,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.communication.collectives import enter
 from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.grid import ProcessGrid, cached_on_grid
 from distconv.layers.math.reductions import Fold, summed
-from distconv.layers.plumbing.alignment import as_distributed, check_dtypes, result_shape
+from distconv.layers.plumbing.alignment import as_distributed, check_dtypes, entering, result_shape
 from distconv.layers.plumbing.block_edges import irregular, layout
 from distconv.tensor import DistTensor
 
@@ -112,10 +111,7 @@ def contract(
         described.append(_Operand(tensor.shape, tuple(names), dist, () if dist is None else dist.axes))
     first = next(operand.dist for operand in described if operand.dist is not None)
     places, fold = _work(first, tuple(described), tuple(out), shape, frozenset(whole))
-    blocks = [
-        enter(as_distributed(tensor, fold.grid).redistribute(dist).local, fold.grid, axes)
-        for tensor, (dist, axes) in zip(operands, places, strict=True)
-    ]
+    blocks = [entering(tensor, dist, axes) for tensor, (dist, axes) in zip(operands, places, strict=True)]
     return fold.wrap(summed(function(*blocks), fold))
 
 

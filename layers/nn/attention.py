@@ -49,6 +49,8 @@ def scaled_dot_product_attention(
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
         function = partial(F.scaled_dot_product_attention, **options)
-        return like_other_ranks(function, (*q.shape[:-1], v.shape[-1]), q, k, v, mask)
+        batch = q.shape[:-2] if enable_gqa else torch.broadcast_shapes(*(t.shape[:-2] for t in (q, k, v)))
+        return like_other_ranks(function, (*batch, q.shape[-2], v.shape[-1]), q, k, v, mask)
 
-    return contract(attend, operands, labels, [*batch_labels(query, 2), "l", "f"], shape, whole)
+    batch = max((names[:-2] for names in labels), key=len)
+    return contract(attend, operands, labels, [*batch, "l", "f"], shape, whole)

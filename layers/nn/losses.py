@@ -115,7 +115,7 @@ def gaussian_nll_loss(
     eps: float = 1e-6,
     reduction: str = "mean",
 ) -> torch.Tensor:
-    """``F.gaussian_nll_loss``; ``var`` has the input's shape, or 1 or no element in the last dimension.
+    """``F.gaussian_nll_loss``; ``var`` has the input's shape, or lacks the last dimension, or has 1 in one of them.
 
     Raises
     ------
@@ -124,10 +124,11 @@ def gaussian_nll_loss(
     """
     _check_reduction(reduction)
     var = torch.full_like(input, var) if isinstance(var, float) else var
-    if var.shape != input.shape and var.shape == input.shape[:-1]:
-        var = var.unsqueeze(-1)
-    if var.shape != input.shape and var.shape != (*input.shape[:-1], 1):
-        raise ShapeError("var is of incorrect size")
+    if var.shape != input.shape:
+        if var.shape == input.shape[:-1]:
+            var = var.unsqueeze(-1)
+        elif var.dim() != input.dim() or [m for m, n in zip(var.shape, input.shape, strict=True) if m != n] != [1]:
+            raise ShapeError("var is of incorrect size")
     if bool((var < 0).any()):
         raise ShapeError("var has negative entry/entries")
     var = var.clone()

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from distconv.communication.collectives import enter
+from distconv.communication.collectives import assemble, enter
+from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution
 from distconv.errors import ShapeError
 from distconv.grid import ProcessGrid
@@ -58,13 +59,24 @@ def aligned(tensor: torch.Tensor, dist: Distribution, shape: torch.Size) -> torc
 
     Over an axis that splits the result but not ``tensor`` the adjoint sums; a whole tensor of full extent is sliced.
     """
-    operand = as_distributed(tensor, dist.grid)
-    offset = len(shape) - operand.dim()
-    axes = [dist.axes[d + offset] if n == shape[d + offset] else None for d, n in enumerate(operand.shape)]
+    offset = len(shape) - tensor.dim()
+    axes = [dist.axes[d + offset] if n == shape[d + offset] else None for d, n in enumerate(tensor.shape)]
     wanted = dist.with_axes(axes)
-    local = operand.redistribute(wanted).local
-    extra = [axis for axis in dist.split_axes if axis not in wanted.split_axes]
-    return enter(local, dist.grid, extra)
+    return entering(tensor, wanted, [axis for axis in dist.split_axes if axis not in wanted.split_axes])
+
+
+def entering(tensor: torch.Tensor, dist: Distribution, axes: Sequence[str | None]) -> torch.Tensor:
+    """This rank's block of ``tensor`` under ``dist`` as it enters work split over ``axes``, over which it is whole.
+
+    The adjoint sums over ``axes``; what was split over them is gathered, and gets its sums by a reduce-scatter, which
+    moves half of what an allreduce does and holds no sum that this rank does not need.
+    """
+    operand, grid = as_distributed(tensor, dist.grid), dist.grid
+    gathered = [axis for axis in operand.dist.split_axes if axis in axes] if operand.grid == grid else []
+    if not gathered or operand.dist.without(gathered) != dist:
+        return enter(operand.redistribute(dist).local, grid, axes)
+    block = enter(operand.local, grid, [axis for axis in axes if axis not in gathered])
+    return assemble(block, transfer_plan(operand.dist, dist, tuple(operand.shape)))
 
 
 def transposed(tensor: DistTensor, dims: Sequence[int]) -> DistTensor:
@@ -74,8 +86,7 @@ def transposed(tensor: DistTensor, dims: Sequence[int]) -> DistTensor:
 
 def whole_over(tensor: torch.Tensor, dist: Distribution) -> torch.Tensor:
     """A parameter (or any tensor) in full, as it enters work that ``dist`` splits; its gradient is summed there."""
-    operand = as_distributed(tensor, dist.grid).replicated()
-    return enter(operand.local, dist.grid, dist.split_axes)
+    return entering(tensor, Distribution(dist.grid, (None,) * tensor.dim()), dist.split_axes)
 
 
 def _frozen(value: Any) -> Any:

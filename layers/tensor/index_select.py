@@ -71,7 +71,8 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: b
     if sparse_grad:
         raise NoRule("torch.gather with sparse_grad=True: leave it out")
     dim %= max(1, input.dim())
-    if not shape.numel():  # then torch takes an index of any number of dimensions
+    # Without elements torch takes an index of any number of dimensions, and a number is a tensor of one.
+    if not shape.numel() or input.dim() != index.dim():
         grid = next(t.grid for t in (input, index) if isinstance(t, DistTensor))
         x, chosen = (as_distributed(t, grid).replicated() for t in (input, index))
         return DistTensor(torch.gather(x.local, dim, chosen.local), chosen.dist, shape)

@@ -47,15 +47,15 @@ def cat(tensors: Sequence[torch.Tensor], dim: int = 0, *, axis: int | None = Non
     dim = dim if axis is None else axis
     out_shape = result_shape(torch.cat, tuple(tensors), dim)
     grid = next(t.grid for t in tensors if isinstance(t, DistTensor))
-    # torch passes over tensors of shape (0,), whatever the others are; only their dtype counts.
-    operands = [as_distributed(t, grid) for t in tensors if tuple(t.shape) != (0,) or len(out_shape) == 1]
+    given = [as_distributed(t, grid) for t in tensors]
+    # torch passes over tensors of shape (0,), whatever the others are, but for their dtype.
+    operands = [t for t in given if tuple(t.shape) != (0,) or len(out_shape) == 1]
     dim %= len(out_shape)
     dist = _common(operands, dim)
     places, joined = _joining(dist, dist.axes, tuple(t.shape[dim] for t in operands), dim)
-    block = torch.cat([t.redistribute(p).local for t, p in zip(operands, places, strict=True)], dim)
-    if len(operands) < len(tensors):
-        block = block.to(torch.cat([torch.empty(0, dtype=t.dtype) for t in tensors]).dtype)
-    return DistTensor(block, joined, out_shape)
+    blocks = [t.redistribute(p).local for t, p in zip(operands, places, strict=True)]
+    passed_over = [t.local for t in given if tuple(t.shape) == (0,) and len(out_shape) > 1]
+    return DistTensor(torch.cat(blocks + passed_over, dim), joined, out_shape)
 
 
 @cached_on_grid

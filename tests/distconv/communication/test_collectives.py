@@ -38,6 +38,17 @@ def test_the_adjoint_of_redistribution_is_the_way_back(comm, data):
     assert torch.equal(x.grad, cut(whole * 3, src))
 
 
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("rows", [0, 1, 7])
+def test_a_gradient_that_torch_leaves_undefined_stays_so(comm, rows):
+    grid = grid_over(comm, h=comm.size)
+    src, dst = dc.Distribution(grid, ("h", None)), dc.Distribution(grid, (None, "h"))
+    x = cut(counting(rows, 7), src).requires_grad_()
+    # torch says that the derivative of this number of elements is no tensor at all.
+    torch.linalg.vector_norm(collectives.redistribute(x, src, dst, (rows, 7)), 0).backward()
+    assert x.grad is None
+
+
 @pytest.mark.fault(26)
 def test_a_round_trip_between_any_two_of_twenty_layouts_changes_no_bit(comm):
     shape = (5, 7, 3)

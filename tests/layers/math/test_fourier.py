@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import distconv as dc
+from distconv.communication.transport import counted
 from tests.distconv.layouts import grid_over, normal
 from tests.layers.compare import same_as_one_process
 from tests.layers.spread import TABLE, spread
@@ -66,7 +67,22 @@ def test_each_rank_transforms_its_share_of_the_lines(comm, monkeypatch):
         if event.name == "aten::_fft_r2c":
             sizes.append(torch.Size(event.input_shapes[0]).numel())
     assert comm.allreduce(sum(sizes)) == x.numel()
-    assert found.dist == x.dist
+    assert found.dist.split == (None, "h", None, None)
+
+
+@pytest.mark.ranks(at_least=2, at_most=4)
+def test_a_transform_and_its_inverse_move_a_tensor_there_and_home(comm):
+    others = comm.size - 1
+    for axes, dims in ((dict(h=comm.size), (2, 3)), (dict(w=comm.size), (2, 3)), (dict(h=comm.size), (1, 2))):
+        grid = grid_over(comm, **axes)
+        x = dc.scatter(normal(2, 12, 12, 12), grid, dims="nchw" if dims == (2, 3) else "nhwc")
+        with counted() as traffic:
+            spectrum = FFT.rfft2(x, dim=dims)
+        assert comm.allreduce(sum(traffic.sent.values())) == x.numel() * 8 * others // comm.size
+        with counted() as traffic:
+            home = FFT.irfft2(spectrum * 2, dim=dims)
+        assert home.dist == x.dist
+        assert comm.allreduce(sum(traffic.sent.values())) == x.numel() * 8 * others // comm.size
 
 
 @pytest.mark.ranks(at_most=4)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
+from distconv.communication.transport import counted
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 from tests.layers.compare import same_as_one_process
 from tests.layers.spread import TABLE, spread
@@ -17,6 +18,8 @@ ATTENTION = {
     "attention": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1),
     "causal attention": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1, is_causal=True),
     "masked attention": lambda x: F.scaled_dot_product_attention(x[:, :, :3], x, x, attn_mask=(x @ x.mT)[:1, :1, :3]),
+    "attention to several": lambda x: F.scaled_dot_product_attention(x[0], x * 2, x + 1),
+    "attention of one head to all": lambda x: F.scaled_dot_product_attention(x, x[:, :1], x[:1] + 1),
     "grouped attention": lambda x: F.scaled_dot_product_attention(x, x[:, :2], x[:, 2:], enable_gqa=True),
 }
 
@@ -44,3 +47,17 @@ def test_attention_with_dropout_is_refused(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, n=comm.size))
     call = lambda: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)  # noqa: E731
     raises_everywhere(comm, dc.UnsupportedOperation, "set dropout_p=0", call)
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_keys_and_values_are_gathered_and_their_gradients_scattered_once(comm):
+    x = dc.scatter(normal(2, 3, 12, 5), grid_over(comm, h=comm.size))
+    query, key, value = (t.detach().requires_grad_() for t in (x, x * 2, x + 1))
+    with counted() as forward:
+        y = F.scaled_dot_product_attention(query, key, value).sum()
+    with counted() as backward:
+        y.backward()
+    for traffic in forward, backward:
+        # Each of the others needs, or adds to, what this rank has of keys and values: no way needs less.
+        assert sum(traffic.sent.values()) == (comm.size - 1) * 2 * x.local.numel() * 8
+    assert not backward.reduced

@@ -121,6 +121,7 @@ LOSSES = {
     "margin ranking": lambda a, b, **o: F.margin_ranking_loss(a, b, torch.ones(1, 1, 1, 5).double(), margin=0.3, **o),
     "gaussian": lambda a, b, **o: F.gaussian_nll_loss(a, b, b.exp(), full=True, **o),
     "gaussian of one variance": lambda a, b, **o: F.gaussian_nll_loss(a, b, 0.3, **o),
+    "gaussian of a variance for all samples": lambda a, b, **o: F.gaussian_nll_loss(a, b, b[:1].exp(), **o),
     "gaussian without the last dimension": lambda a, b, **o: F.gaussian_nll_loss(a, b, b.mean(-1).abs(), **o),
     "multilabel": lambda a, b, **o: F.multilabel_soft_margin_loss(a, (b > 0).double(), torch.arange(5), **o),
     "divergence": lambda a, b, **o: F.kl_div(a.log_softmax(1), b.softmax(1), **o),

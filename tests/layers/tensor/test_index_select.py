@@ -23,6 +23,7 @@ PICKED = {
     "take_along_dim by broadcasting": lambda x: torch.take_along_dim(x, torch.tensor([1, 0]).view(1, 2, 1, 1), 1),
     "take_along_dim from behind": lambda x: torch.take_along_dim(x, torch.tensor([-1, 0]).view(1, 1, 2, 1), 2),
     "gather of nothing": lambda x: x.gather(0, torch.zeros(2, 0, dtype=torch.int64)).sum() + x,
+    "gather of a number": lambda x: x.sum().gather(0, torch.tensor([0])) + x[0, 0, 0].gather(0, torch.tensor(2)),
     "take_along_dim of all": lambda x: torch.take_along_dim(x, torch.tensor([5, 3])),
     "one_hot": lambda x: F.one_hot((x > 0).long(), 3).double() * x[..., None],
     "one_hot of as many classes as there are": lambda x: F.one_hot((x.detach().abs() * 2).long()),

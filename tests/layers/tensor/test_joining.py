@@ -67,6 +67,9 @@ def test_tensors_of_other_dtypes_and_legacy_empty_ones_join(comm):
             dist, lambda x: torch.cat([torch.empty(0), x, x.new_zeros(0), x.float()], 2), normal(*SHAPE)
         )
         same_as_one_process(dist, lambda x: torch.cat([torch.empty(0).double(), x.float()], 1), normal(*SHAPE))
+        legacy = dc.scatter(torch.empty(0), dist.grid).requires_grad_()
+        torch.cat([legacy, dc.scatter(normal(*SHAPE), dist)], 1).sum().backward()
+        assert legacy.grad.shape == (0,)
 
 
 def test_scalars_of_plain_and_distributed_tensors_stack(comm):
