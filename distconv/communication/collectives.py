@@ -34,7 +34,7 @@ class _Redistribute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
         ctx.plan = plan
-        # Where torch leaves a gradient undefined it is so on all ranks: they take the same steps, empty blocks included.
+        # A gradient that torch leaves undefined is so on all ranks: they take the same steps, of empty blocks, too.
         ctx.set_materialize_grads(False)
         with section("redistribute"):
             moved = plan.move(local, "redistribution")

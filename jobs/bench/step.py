@@ -21,6 +21,7 @@ import torch
 from mpi4py import MPI
 
 import distconv as dc
+from distconv.communication.transport import counted
 from distconv.jobs.bench import report, torch_step
 from distconv.jobs.planning.options import wait_asleep
 from distconv.jobs.training.options import grid_extents, positive
@@ -32,8 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--size", type=positive, nargs="+", default=[512], help="height and width of the sample (several allowed)"
     )
+    parser.add_argument("--layer", choices=torch_step.KINDS, default="convolution", help="what each layer is")
     parser.add_argument("--channels", type=positive, default=16, help="channels of every layer")
-    parser.add_argument("--layers", type=positive, default=4, help="convolution 3x3 + ReLU pairs")
+    parser.add_argument("--layers", type=positive, default=4, help="layers")
     parser.add_argument("--batch", type=positive, default=1, help="samples per step")
     parser.add_argument("--grid", type=grid_extents, metavar="h=2", help="process grid (default: h over all ranks)")
     parser.add_argument("--rounds", type=positive, default=9, help="turns of each variant; their medians are compared")
@@ -51,9 +53,9 @@ class _TorchChild:
     def __init__(self, threads: int, kind: str, options: argparse.Namespace, size: int) -> None:
         env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
         env |= {"OMP_NUM_THREADS": str(threads)} | allocator.environment(kind)
-        numbers = (size, options.channels, options.layers, options.batch, threads)
+        words = (options.layer, size, options.channels, options.layers, options.batch, threads)
         self._process = subprocess.Popen(
-            [sys.executable, torch_step.__file__, *map(str, numbers)],
+            [sys.executable, torch_step.__file__, *map(str, words)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True,
         )  # fmt: skip
 
@@ -80,7 +82,7 @@ def _distributed(
     comm: MPI.Intracomm, grid_axes: dict[str, int], options: argparse.Namespace, size: int
 ) -> Callable[[int], list[float]]:
     grid = dc.ProcessGrid(comm, **grid_axes)
-    model, sample = torch_step.build(size, options.channels, options.layers, options.batch)
+    model, sample = torch_step.build(options.layer, size, options.channels, options.layers, options.batch)
     dc.parallelize(model, grid)
     x = dc.scatter(sample, grid)
 
@@ -97,13 +99,19 @@ def _distributed(
     return steps
 
 
-def _measure(world: MPI.Intracomm, options: argparse.Namespace, size: int) -> dict[str, list[float]]:
-    """Seconds per step of every variant; meaningful on rank 0."""
+def _measure(
+    world: MPI.Intracomm, options: argparse.Namespace, size: int
+) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """Seconds per step of every variant, and the bytes of messages and sums in one; meaningful on rank 0."""
     alone = world.rank == 0
     axes = options.grid or {"h": world.size}
     threads = torch.get_num_threads()
     total = threads * world.size
     together = _distributed(world, axes, options, size)
+    with counted() as traffic:
+        together(1)
+    counts = {"messages": sum(traffic.sent.values()), "sums": sum(traffic.reduced.values())}
+    moved = {name: world.allreduce(count) for name, count in counts.items()}
     single = _distributed(MPI.COMM_SELF, {}, options, size) if alone else None
     children = (
         {f"torch, {total} threads, {name}": _TorchChild(total, kind, options, size) for name, kind in _kinds()}
@@ -124,27 +132,30 @@ def _measure(world: MPI.Intracomm, options: argparse.Namespace, size: int) -> di
                 times.setdefault(name, []).append(statistics.median(values))
     for child in children.values():
         child.close()
-    return times
+    return times, moved
 
 
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     world = MPI.COMM_WORLD
     medians: dict[str, Any] = {}
+    bytes_moved: dict[str, Any] = {}
     if world.rank == 0:
         print(
             report.heading(
-                f"training step, float32, N={options.batch}, {options.layers} x (conv 3x3 + ReLU), "
-                f"{options.channels} channels"
+                f"training step, float32, N={options.batch}, {options.layers} x "
+                f"({torch_step.KINDS[options.layer]}), {options.channels} channels"
             )
         )
     for size in options.size:
-        times = _measure(world, options, size)
+        times, moved = _measure(world, options, size)
         if world.rank == 0:
+            bytes_moved[str(size)] = moved
             medians[str(size)] = {name: statistics.median(values) for name, values in times.items()}
             _print(size, times)
+            print(f"all ranks hand {moved['messages']:,} bytes to messages in a step, {moved['sums']:,} to sums")
     if world.rank == 0:
-        report.give_json({"median_s": medians}, options.json)
+        report.give_json({"median_s": medians, "moved_bytes": bytes_moved}, options.json)
     return 0
 
 

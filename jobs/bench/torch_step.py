@@ -1,6 +1,7 @@
 """The step that ``distconv bench step`` times, in plain torch; run as a program it is the reference process.
 
-Arguments: size, channels, layers, batch, threads. It reads a number of steps per line and answers with their seconds.
+Arguments: kind of layer, size, channels, layers, batch, threads. It reads a number of steps per line and answers with
+their seconds.
 """
 
 from __future__ import annotations
@@ -8,16 +9,68 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import nn
 
+HEADS = 4
+"""Of attention."""
 
-def build(size: int, channels: int, layers: int, batch: int) -> tuple[nn.Module, torch.Tensor]:
+
+class Attention(nn.Module):
+    """Every pixel attends to all of them, with a residual connection: a vision transformer's."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(channels, 3 * channels)
+        self.out = nn.Linear(channels, channels)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(n, c, h, w) -> (n, c, h, w)."""
+        n, c, h, w = x.shape
+        parts = self.qkv(x.flatten(2).transpose(1, 2)).reshape(n, h * w, 3, HEADS, c // HEADS).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(parts[0], parts[1], parts[2]).transpose(1, 2).reshape(n, h * w, c)
+        mixed: torch.Tensor = self.out(y)
+        return x + mixed.transpose(1, 2).reshape(n, c, h, w)
+
+
+class GlobalFilter(nn.Module):
+    """Each channel's spectrum times weights, with a residual connection: a convolution as wide as the sample.
+
+    Source: Rao et al. 2021, Global Filter Networks, 3.2.
+    """
+
+    def __init__(self, channels: int, size: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(channels, size, size // 2 + 1, 2) / size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(n, c, h, w) -> (n, c, h, w)."""
+        filtered: torch.Tensor = torch.fft.irfft2(
+            torch.fft.rfft2(x) * torch.view_as_complex(self.weight), s=x.shape[2:]
+        )
+        return x + filtered
+
+
+KINDS = {
+    "convolution": "conv 3x3 + ReLU",
+    "attention": f"attention over all pixels, {HEADS} heads",
+    "fourier": "rfft2, product with weights, irfft2",
+}
+"""What a layer can be."""
+
+
+def build(kind: str, size: int, channels: int, layers: int, batch: int) -> tuple[nn.Module, torch.Tensor]:
     """The model and its input (batch, channels, size, size), float32, seeded."""
     torch.manual_seed(0)
-    blocks = [m for _ in range(layers) for m in (nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU())]
-    return nn.Sequential(*blocks), torch.randn(batch, channels, size, size)
+    make: Callable[[], nn.Module] = {
+        "convolution": lambda: nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1), nn.ReLU()),
+        "attention": lambda: Attention(channels),
+        "fourier": lambda: GlobalFilter(channels, size),
+    }[kind]
+    return nn.Sequential(*(make() for _ in range(layers))), torch.randn(batch, channels, size, size)
 
 
 def step(model: nn.Module, x: torch.Tensor) -> None:
@@ -29,9 +82,10 @@ def step(model: nn.Module, x: torch.Tensor) -> None:
 
 def main() -> None:
     """Serve requests until one says 0."""
-    size, channels, layers, batch, threads = (int(a) for a in sys.argv[1:])
+    kind, *numbers = sys.argv[1:]
+    *sizes, threads = map(int, numbers)
     torch.set_num_threads(threads)
-    model, x = build(size, channels, layers, batch)
+    model, x = build(kind, *sizes)
     while count := int(sys.stdin.readline() or 0):
         times = []
         for _ in range(count):

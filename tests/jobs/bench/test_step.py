@@ -30,7 +30,7 @@ def test_every_variant_has_a_median_and_ratios_are_quotients_of_medians(
         return
     assert lines[0] == "training step, float32, N=2, 1 x (conv 3x3 + ReLU), 2 channels"
     figures = json.loads(lines[-1])
-    assert set(figures) == {"command", "machine", "median_s"}
+    assert set(figures) == {"command", "machine", "median_s", "moved_bytes"}
     assert list(figures["median_s"]) == ["6", "8"]
     for size, medians in figures["median_s"].items():
         table = lines[lines.index(f"{size} x {size}") + 1 :]
@@ -45,6 +45,19 @@ def test_every_variant_has_a_median_and_ratios_are_quotients_of_medians(
         for a, b in ((ours, fastest), (ours, torchs[0]), (one, one_thread)):
             ratio = f"{medians[a] / medians[b]:.3f}"  # of one turn the smallest and the largest too
             assert f"{a} / {b}: {ratio} (turn by turn {ratio} to {ratio})" in table
+
+
+@pytest.mark.slow
+@pytest.mark.ranks(2)
+@pytest.mark.time_limit(180)
+def test_attention_sends_keys_values_and_their_gradients_once(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--layer", "attention", "--channels", "4", "--layers", "3"]
+    assert cli.main(["bench", *TINY, "--size", "6", *arguments]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    if comm.rank == 0:
+        assert lines[0] == "training step, float32, N=2, 3 x (attention over all pixels, 4 heads), 4 channels"
+        keys_and_values = 2 * 2 * 6 * 6 * 4 * 4
+        assert json.loads(lines[-1])["moved_bytes"]["6"]["messages"] == 3 * 2 * keys_and_values
 
 
 @pytest.mark.ranks(2)
