@@ -6,7 +6,6 @@ import copy
 from typing import Any
 
 import pytest
-import torch
 
 import distconv as dc
 from distconv.jobs.bench import torch_step
