@@ -109,7 +109,7 @@ class Distribution(Generic[Grid_co]):
         If an axis is unknown or used twice, or the boundaries do not fit the axis.
     """
 
-    __slots__ = ("_hash", "_key", "axes", "boundaries", "cyclic", "grid", "split")
+    __slots__ = ("_hash", "_key", "axes", "boundaries", "cyclic", "grid", "split", "split_axes")
 
     def __init__(
         self,
@@ -126,6 +126,8 @@ class Distribution(Generic[Grid_co]):
         self._check()
         self.split = tuple(axis if axis is not None and grid.shape[axis] > 1 else None for axis in self.axes)
         """Per dimension the axis that really splits it: of more than one part."""
+        self.split_axes = grid.split_axes(self.split)
+        """Axes over which the tensor is really split, in canonical order; its other axes hold replicas."""
         irregular = (
             tuple((self.boundaries.get(axis), self.cyclic.get(axis)) if axis else None for axis in self.split)
             if self.boundaries or self.cyclic
@@ -254,11 +256,6 @@ class Distribution(Generic[Grid_co]):
         return sorted(self.grid.rank_of({**fixed, **dict(zip(free, choice, strict=True))}) for choice in choices)
 
     # -- derived distributions --------------------------------------------------------------------------------------
-
-    @property
-    def split_axes(self) -> tuple[str, ...]:
-        """Axes over which the tensor is really split, in canonical order; its other axes hold replicas."""
-        return self.grid.split_axes(self.split)
 
     def with_axes(self, axes: Sequence[str | None], *, keep_irregular: bool = True) -> Distribution[Grid_co]:
         """Same grid, other axes; irregular blocks stay with the axes that stay (unless told otherwise)."""

@@ -95,8 +95,9 @@ def is_free(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> b
 
 def _view(x: torch.Tensor, box: Sequence[Range], part: Sequence[Range]) -> torch.Tensor:
     """Where ``x``, whose last dimensions cover ``box``, covers ``part``."""
-    for dim, ((start, _), (first, last)) in enumerate(zip(box, part, strict=True), x.dim() - len(box)):
-        x = x.narrow(dim, first - start, last - first)
+    for dim, (whole, taken) in enumerate(zip(box, part, strict=True), x.dim() - len(box)):
+        if taken != whole:
+            x = x.narrow(dim, taken[0] - whole[0], taken[1] - taken[0])
     return x
 
 

@@ -13,11 +13,10 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mpi4py import MPI
 
@@ -53,24 +52,29 @@ _processes: dict[int, int] = {}
 """Rank and process of all ranks on this node."""
 
 
-@contextmanager
-def waiting(describe: Callable[[], str]) -> Iterator[None]:
+class waiting:
     """Tell the watchdog that this thread may block from here; ``describe`` is called only if it has to report."""
-    with section("wait"):
-        if not timeout_s:
-            yield
-            return
-        _start()
-        thread = threading.get_ident()
-        outer = _waits.get(thread)
-        _waits[thread] = (time.monotonic(), describe)
-        try:
-            yield
-        finally:
-            if outer is None:
+
+    def __init__(self, describe: Callable[[], str]) -> None:
+        self._describe, self._section = describe, section("wait")
+        self._outer: Wait | None = None
+
+    def __enter__(self) -> None:
+        self._section.__enter__()
+        if timeout_s:
+            _start()
+            thread = threading.get_ident()
+            self._outer = _waits.get(thread)
+            _waits[thread] = (time.monotonic(), self._describe)
+
+    def __exit__(self, *raised: Any) -> None:
+        if timeout_s:
+            thread = threading.get_ident()
+            if self._outer is None:
                 _waits.pop(thread, None)
             else:
-                _waits[thread] = outer
+                _waits[thread] = self._outer
+        self._section.__exit__(*raised)
 
 
 def look_at(waits: Callable[[], Iterable[Wait]]) -> None:

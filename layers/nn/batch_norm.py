@@ -132,11 +132,13 @@ def _moments(
     this rank has not got they are right where there are running statistics, which every rank keeps whole.
     """
     mine = x.shape[1]
-    here, var, mean = x.numel() // max(1, mine), x.new_zeros(mine), x.new_zeros(mine)
+    here = x.numel() // max(1, mine)
     if here:
         wide = x.to(widened(x.dtype))
         # The two passes of batch norm's own kernel: on a CPU five times as fast as torch.var_mean, and as accurate.
         mean, var = torch.ops.aten.batch_norm_update_stats(wide, None, None, 0.0)
+    else:
+        mean = var = x.new_zeros(mine)
     shift = running[0]
     origin = torch.zeros(reach.of, dtype=torch.float64, device=x.device) if shift is None else shift.double()
     kept = any(statistic is not None for statistic in running[:2])
@@ -144,11 +146,11 @@ def _moments(
 
     def about(origin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         offset = mean.double() - origin[reach.channels]
-        sums = origin.new_zeros((2, reach.of))
-        sums[:, reach.channels] = here * torch.stack([offset, var.double() + offset * offset])
-        allreduce(comm, sums, "batch norm forward")
-        offset = sums[0] / reach.count
-        return origin + offset, (sums[1] / reach.count - offset * offset).clamp_(min=0)
+        sums = torch.stack([offset, torch.addcmul(var.double(), offset, offset)]).mul_(here)
+        if mine < reach.of:
+            sums = F.pad(sums, (reach.channels.start, reach.of - reach.channels.stop))
+        offset, squares = allreduce(comm, sums, "batch norm forward").div_(reach.count)
+        return origin + offset, torch.addcmul(squares, offset, offset, value=-1).clamp_(min=0)
 
     return taken_near(about, origin)
 

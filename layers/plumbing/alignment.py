@@ -86,12 +86,19 @@ def transposed(tensor: DistTensor, dims: Sequence[int]) -> DistTensor:
 
 def whole_over(tensor: torch.Tensor, dist: Distribution) -> torch.Tensor:
     """A parameter (or any tensor) in full, as it enters work that ``dist`` splits; its gradient is summed there."""
+    if not isinstance(tensor, DistTensor):
+        return enter(tensor, dist.grid, dist.split_axes)
     return entering(tensor, Distribution(dist.grid, (None,) * tensor.dim()), dist.split_axes)
 
 
+_HASHABLE = frozenset((int, float, bool, str, type(None), torch.Size))
+
+
 def _frozen(value: Any) -> Any:
+    if type(value) in _HASHABLE:
+        return value
     if isinstance(value, torch.Tensor):
-        return ("tensor", tuple(value.shape), _dtype(value))
+        return ("tensor", value.shape, _dtype(value))
     if isinstance(value, (list, tuple)):
         return tuple(_frozen(v) for v in value)
     if isinstance(value, slice):  # hashable only from Python 3.12 on
