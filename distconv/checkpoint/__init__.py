@@ -7,6 +7,7 @@
 
     command   ``distconv checkpoint``: what a run's checkpoints hold, and their weights for elsewhere
     files     Files that are whole or not there
+    lock      One job at a time writes to a folder of checkpoints
     manifest  Manifests: what a checkpoint consists of, and that it was finished
     reading   Reading of checkpoints: every byte is verified, and every tensor must be whole
     state     A module, its optimizer and the random number generators as named tensors and plain values

@@ -18,6 +18,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.checkpoint.files import image_of, sync_folder, write_file
+from distconv.checkpoint.lock import lock
 from distconv.checkpoint.manifest import FORMAT, MANIFEST, finished, folder_of, text_of
 from distconv.communication.agreement import agree, together
 from distconv.distribution import Box, Interval
@@ -45,7 +46,7 @@ class Saving:
         agree(comm, "checkpoint", f"step {step} in {directory}")
         self.folder, self._step, self._comm = folder_of(directory, step), step, comm
         self._manifest: Entry = {"format": FORMAT, "step": step, "values": dict(values)}
-        together(comm, lambda: text_of(self._manifest), CheckpointError)
+        together(comm, self._begin, CheckpointError)
         boxes = {name: box for name, x in tensors.items() if (box := _box_to_write(x, comm.rank)) is not None}
         self._image = image_of({name: _block(tensors[name]) for name in boxes}) if boxes else b""
         digest = hashlib.sha256(self._image).hexdigest()
@@ -55,6 +56,14 @@ class Saving:
         self._failed: OSError | None = None
         self._thread = threading.Thread(target=self._write, name="distconv-checkpoint")
         self._thread.start()
+
+    def _begin(self) -> None:
+        text_of(self._manifest)
+        try:
+            if self._comm.rank == 0:
+                lock(self.folder.parent)
+        except OSError as error:
+            raise self._cannot(error) from error
 
     def _entry(self, tensor: torch.Tensor, box: Box) -> Entry:
         piece = {"file": self._name, "box": [[i.start, i.stop] for i in box]}

@@ -12,8 +12,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from distconv.checkpoint.lock import LOCK, lock
 from distconv.communication.agreement import together
-from distconv.errors import DataError
+from distconv.errors import CheckpointError, DataError
 from distconv.process.stop_requests import EXIT_CODE, StopRequests
 
 from .report import METRICS, SUMMARY, Metrics
@@ -30,9 +31,12 @@ def prepare(options: argparse.Namespace, trainer: Training) -> bool:
     DataError
         On all ranks, if there is nothing to resume, the folder cannot be made, or it holds a run that this one would
         erase.
+    CheckpointError
+        On all ranks, if another job writes there.
     """
     folder, comm = Path(options.out), trainer.comm
     together(comm, lambda: folder.mkdir(parents=True, exist_ok=True), DataError)
+    together(comm, lambda: lock(folder / CHECKPOINTS) if comm.rank == 0 else None, CheckpointError)
     if options.resume:
         if not trainer.resume(str(folder / CHECKPOINTS)):
             raise DataError(
@@ -53,11 +57,16 @@ def _make_room(folder: Path, overwrite: bool) -> None:
             "--resume, erase it by --overwrite, or name another folder"
         )
     for path in found:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for each in _inside(path) if path.is_dir() else (path,):
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
 
 
 def _holds_something(path: Path) -> bool:
-    return any(path.iterdir()) if path.is_dir() else path.exists() and path.stat().st_size > 0
+    return any(_inside(path)) if path.is_dir() else path.exists() and path.stat().st_size > 0
+
+
+def _inside(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name != LOCK]
 
 
 def take_steps(

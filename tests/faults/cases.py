@@ -95,11 +95,6 @@ CASES = {
     75: "a clock that went back: the step decides which is newest",
 }
 
-OPEN = {
-    72: "nothing locks a folder of checkpoints yet",
-}
-"""Cases without a test, and why."""
-
 
 def carriers() -> dict[str, tuple[int, ...]]:
     """The tests, as ``tests/path.py::name``, and the cases that their marker ``fault`` names."""
