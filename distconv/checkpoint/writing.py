@@ -6,6 +6,7 @@ have it. Nothing is gathered.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import shutil
@@ -29,10 +30,10 @@ Entry = dict[str, Any]
 
 
 class Saving:
-    """A checkpoint on its way to the disk: the tensors were copied when it was made. Collective.
+    """A checkpoint on its way to the disk: the tensors are copied when it is made. Collective.
 
-    ``finish`` commits it; until then the step does not count. Meanwhile a thread writes this rank's file, and training
-    may go on.
+    A thread writes this rank's file, and training may go on. ``finish`` commits the checkpoint; until then the step
+    does not count.
     """
 
     def __init__(
@@ -44,18 +45,21 @@ class Saving:
         comm: MPI.Intracomm,
     ) -> None:
         agree(comm, "checkpoint", f"step {step} in {directory}")
-        self.folder, self._step, self._comm = folder_of(directory, step), step, comm
-        self._manifest: Entry = {"format": FORMAT, "step": step, "values": dict(values)}
+        self.folder, self._comm = folder_of(directory, step), comm
+        self._manifest: Entry = {"format": FORMAT, "step": step, "values": copy.deepcopy(dict(values))}
         together(comm, self._begin, CheckpointError)
         boxes = {name: box for name, x in tensors.items() if (box := _box_to_write(x, comm.rank)) is not None}
-        self._image = image_of({name: _block(tensors[name]) for name in boxes}) if boxes else b""
-        digest = hashlib.sha256(self._image).hexdigest()
-        self._name = f"state-{digest[:12]}.h5"
-        self._files = {self._name: {"bytes": len(self._image), "sha256": digest}} if boxes else {}
-        self._entries = {name: self._entry(tensors[name], box) for name, box in boxes.items()}
-        self._failed: OSError | None = None
+        self._blocks = together(comm, lambda: {name: _copied(tensors[name]) for name in boxes}, CheckpointError)
+        self._entries = {name: _entry(tensors[name], box) for name, box in boxes.items()}
+        self._files: Entry = {}
+        self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._write, name="distconv-checkpoint")
         self._thread.start()
+
+    @property
+    def written(self) -> bool:
+        """Whether this rank is done, and ``finish`` waits for others alone."""
+        return not self._thread.is_alive()
 
     def _begin(self) -> None:
         text_of(self._manifest)
@@ -65,17 +69,23 @@ class Saving:
         except OSError as error:
             raise self._cannot(error) from error
 
-    def _entry(self, tensor: torch.Tensor, box: Box) -> Entry:
-        piece = {"file": self._name, "box": [[i.start, i.stop] for i in box]}
-        return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "pieces": [piece]}
-
     def _write(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if self._files:
-                write_file(self.folder / self._name, self._image)
-        except OSError as error:
+            if self._blocks:
+                self._write_blocks()
+        except (OSError, RuntimeError, MemoryError) as error:
             self._failed = error
+
+    def _write_blocks(self) -> None:
+        image = image_of(self._blocks)
+        self._blocks.clear()
+        digest = hashlib.sha256(image).hexdigest()
+        name = f"state-{digest[:12]}.h5"
+        write_file(self.folder / name, image)
+        self._files[name] = {"bytes": len(image), "sha256": digest}
+        for entry in self._entries.values():
+            entry["pieces"][0]["file"] = name
 
     def finish(self, keep: int = 2) -> Path:
         """Wait until all ranks have written, and commit; of the finished checkpoints the newest ``keep`` stay.
@@ -87,18 +97,24 @@ class Saving:
         CheckpointError
             On all ranks, with the system's reason, if it could not be written; earlier checkpoints are intact.
         """
-        together(self._comm, self._written, CheckpointError)
-        found = self._comm.gather((self._files, self._entries), root=0)
-        together(self._comm, lambda: self._commit(found, keep) if found else None, CheckpointError)
+        try:
+            together(self._comm, self._wait, CheckpointError)
+            found = self._comm.gather((self._files, self._entries), root=0)
+            together(self._comm, lambda: self._commit(found, keep) if found else None, CheckpointError)
+        except CheckpointError:
+            if self._comm.rank == 0 and not (self.folder / MANIFEST).is_file():
+                # A full disk needs the room that the others' files take.
+                shutil.rmtree(self.folder, ignore_errors=True)
+            raise
         return self.folder
 
-    def _written(self) -> None:
+    def _wait(self) -> None:
         self._thread.join()
         if self._failed is not None:
             raise self._cannot(self._failed)
 
-    def _cannot(self, error: OSError) -> CheckpointError:
-        return CheckpointError(f"checkpoint {self.folder} could not be written: {error}")
+    def _cannot(self, error: BaseException) -> CheckpointError:
+        return CheckpointError(f"checkpoint {self.folder} could not be written: {error or type(error).__name__}")
 
     def _commit(self, found: list[tuple[Entry, Entry]], keep: int) -> None:
         files: Entry = {}
@@ -148,8 +164,14 @@ def _box_to_write(tensor: torch.Tensor, rank: int) -> Box | None:
     return tensor.dist.box(None, tensor.shape) if first else None
 
 
-def _block(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.local if isinstance(tensor, DistTensor) else tensor
+def _entry(tensor: torch.Tensor, box: Box) -> Entry:
+    piece = {"box": [[i.start, i.stop] for i in box]}
+    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "pieces": [piece]}
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    block = tensor.local if isinstance(tensor, DistTensor) else tensor
+    return block.detach().to("cpu", copy=True)
 
 
 def _delete_old(directory: Path, keep: int) -> None:

@@ -32,14 +32,20 @@ import torch
 from mpi4py import MPI
 from distconv import checkpoint
 
-folder, comm, lines = sys.argv[1], MPI.COMM_SELF, 0
+(folder, beside), comm, lines = sys.argv[1:], MPI.COMM_SELF, 0
 found = {"complete": 0, "lost": 0, "points": 0}
 
 def tensors(step):
     return {"a": torch.full((200, 100), float(step)), "b": torch.arange(step, step + 9)}
 
 def save(step):
-    checkpoint.save(folder, step, tensors(step), {"of": step}, comm)
+    state = tensors(step)
+    saving = checkpoint.Saving(folder, step, state, {"of": step}, comm)
+    if beside == "beside steps":
+        for tensor in state.values():
+            tensor.zero_()
+        time.sleep(0.003)
+    saving.finish()
 
 def traced(last):
     def trace(frame, event, argument):
@@ -100,9 +106,11 @@ print(found)
 @pytest.mark.slow
 @pytest.mark.fault(56, 57)
 @pytest.mark.time_limit(330)
-def test_a_save_that_is_killed_anywhere_leaves_the_newest_complete_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["alone", "beside steps"])
+def test_a_save_that_is_killed_anywhere_leaves_the_newest_complete_checkpoint(tmp_path: Path, how: str) -> None:
     """At every line of the package, and at 100 random times."""
-    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], capture_output=True, text=True, timeout=300)
+    command = [sys.executable, "-c", KILLED, str(tmp_path), how]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout.replace("'", '"'))
     assert found["points"] >= 12
