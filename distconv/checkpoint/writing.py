@@ -49,7 +49,11 @@ class Saving:
         self._manifest: Entry = {"format": FORMAT, "step": step, "values": copy.deepcopy(dict(values))}
         together(comm, self._begin, CheckpointError)
         boxes = {name: box for name, x in tensors.items() if (box := _box_to_write(x, comm.rank)) is not None}
-        self._blocks = together(comm, lambda: {name: _copied(tensors[name]) for name in boxes}, CheckpointError)
+        # What all ranks need and what some need lie apart.
+        parts = [[name for name in boxes if isinstance(tensors[name], DistTensor) == split] for split in (False, True)]
+        self._parts = together(
+            comm, lambda: [{name: _copied(tensors[name]) for name in part} for part in parts], CheckpointError
+        )
         self._entries = {name: _entry(tensors[name], box) for name, box in boxes.items()}
         self._files: Entry = {}
         self._failed: BaseException | None = None
@@ -72,20 +76,21 @@ class Saving:
     def _write(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if self._blocks:
-                self._write_blocks()
+            for blocks in filter(None, self._parts):
+                self._write_file(blocks)
         except (OSError, RuntimeError, MemoryError) as error:
             self._failed = error
 
-    def _write_blocks(self) -> None:
-        image = image_of(self._blocks)
-        self._blocks.clear()
+    def _write_file(self, blocks: dict[str, torch.Tensor]) -> None:
+        image = image_of(blocks)
         digest = hashlib.sha256(image).hexdigest()
-        name = f"state-{digest[:12]}.h5"
+        # A name for each rank and content: ranks may have equal blocks, and a finished step is not written over.
+        name = f"state-{hashlib.sha256(f'{self._comm.rank} {digest}'.encode()).hexdigest()[:12]}.h5"
+        for tensor in blocks:
+            self._entries[tensor]["pieces"][0]["file"] = name
+        blocks.clear()
         write_file(self.folder / name, image)
         self._files[name] = {"bytes": len(image), "sha256": digest}
-        for entry in self._entries.values():
-            entry["pieces"][0]["file"] = name
 
     def finish(self, keep: int = 2) -> Path:
         """Wait until all ranks have written, and commit; of the finished checkpoints the newest ``keep`` stay.

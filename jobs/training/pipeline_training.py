@@ -183,9 +183,9 @@ class PipelineTrainer(training.Training):
         super().start_saving(directory)
         self.optimizer.state.clear()
 
-    def resume(self, directory: str) -> bool:
+    def resume(self, directory: str, *, fallback: bool = False) -> bool:
         """Go on from the newest finished checkpoint, of any grid or pipeline; False if there is none. Collective."""
-        if not super().resume(directory):
+        if not super().resume(directory, fallback=fallback):
             return False
         if self.pipelining.plans is not None:
             for stage in self.stages:

@@ -38,7 +38,7 @@ def prepare(options: argparse.Namespace, trainer: Training) -> bool:
     together(comm, lambda: folder.mkdir(parents=True, exist_ok=True), DataError)
     together(comm, lambda: lock(folder / CHECKPOINTS) if comm.rank == 0 else None, CheckpointError)
     if options.resume:
-        if not trainer.resume(str(folder / CHECKPOINTS)):
+        if not trainer.resume(str(folder / CHECKPOINTS), fallback=options.resume == "whole"):
             raise DataError(
                 f"--resume: there is no finished checkpoint in {folder / CHECKPOINTS}; start without --resume"
             )

@@ -269,18 +269,21 @@ class Training(ABC):
                     "lower --lr or look at the data"
                 )
 
-    def resume(self, directory: str) -> bool:
+    def resume(self, directory: str, *, fallback: bool = False) -> bool:
         """Go on from the newest finished checkpoint below ``directory``; False if there is none. Collective.
+
+        With ``fallback`` those that are damaged are passed over.
 
         Raises
         ------
         CheckpointError
             On all ranks, if it is damaged, or of other settings or data.
         """
-        folder = checkpoint.newest(directory, self.comm)
-        if folder is None:
+        found = checkpoint.load_newest(directory, self.comm, checkpoint.layouts_of(self.model), fallback=fallback)
+        if found is None:
             return False
-        found = checkpoint.load(folder, self.comm)
+        for text in found.skipped if self.comm.rank == 0 else ():
+            print(f"passed over: {text}")
         self._check_settings(found)
         checkpoint.restore(found, self.model, self.optimizer, self.comm)
         self.step_count = found.step

@@ -9,6 +9,8 @@ import resource
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 import torch
 
 from distconv import checkpoint
+from distconv.checkpoint import reading
 from distconv.checkpoint.manifest import MANIFEST
 from distconv.errors import DataError
 from distconv.jobs.training.run import prepare
@@ -31,6 +34,7 @@ import os, random, signal, sys, threading, time
 import torch
 from mpi4py import MPI
 from distconv import checkpoint
+from distconv.checkpoint import reading
 
 (folder, beside), comm, lines = sys.argv[1:], MPI.COMM_SELF, 0
 found = {"complete": 0, "lost": 0, "points": 0}
@@ -241,6 +245,35 @@ def test_a_checkpoint_that_one_rank_does_not_see_is_refused_on_all(
     checkpoint.save(shared_tmp_path / "saved", 1, tensors(), VALUES, comm)
     # A file system that lags behind on another node.
     monkeypatch.chdir(tmp_path / ".." if comm.rank == comm.size - 1 else shared_tmp_path)
+    monkeypatch.setattr(reading, "LAG_S", 0.5)
     newest = checkpoint.newest("saved", comm)
     assert newest == Path("saved/step-000001")
+    began = time.monotonic()
     assert f"(on rank {comm.size - 1})" in refused(comm, lambda: checkpoint.load(newest, comm))
+    assert time.monotonic() - began > 0.5
+
+
+@pytest.mark.fault(73)
+@on_ranks
+@pytest.mark.parametrize("lags", ["folder", "file"])
+def test_a_checkpoint_that_one_rank_sees_late_is_read(
+    comm: Any, shared_tmp_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lags: str
+) -> None:
+    checkpoint.save(shared_tmp_path / "saved", 1, tensors(), VALUES, comm)
+    late = comm.rank == comm.size - 1
+    monkeypatch.chdir(tmp_path if late else shared_tmp_path)
+    if late and lags == "file":
+        shutil.copytree(shared_tmp_path / "saved", tmp_path / "saved")
+        only_file(tmp_path / "saved" / "step-000001").write_bytes(b"half of")
+        (tmp_path / "saved" / "step-000001" / MANIFEST).write_bytes(b"that of an earlier one")
+    comes = threading.Timer(
+        1.0, lambda: shutil.copytree(shared_tmp_path / "saved", tmp_path / "saved", dirs_exist_ok=True)
+    )
+    comm.Barrier()
+    if late:
+        comes.start()
+    newest = checkpoint.newest("saved", comm)
+    assert newest is not None
+    found = checkpoint.load(newest, comm)
+    assert (found.step, found.values) == (1, VALUES)
+    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in tensors().items())

@@ -110,7 +110,7 @@ def test_every_rank_writes_its_own_blocks_and_sends_none(comm: Any, shared_tmp_p
     assert not traffic.reduced
     listed = read(folder)["tensors"]
     assert [len(listed[name]["pieces"]) for name in given] == [comm.size, comm.size // 2, 1, 1]
-    assert len(list(folder.glob("*.h5"))) == comm.size
+    assert len(list(folder.glob("*.h5"))) == comm.size + 1  # one of what is whole everywhere
     for tensor in checkpoint.load(folder, comm).tensors.values():
         assert torch.equal(tensor, whole.cpu())
 
@@ -146,3 +146,12 @@ def test_one_rank_that_cannot_write_its_blocks_fails_all(
     text = refused(comm, lambda: checkpoint.save(shared_tmp_path, 2, given, VALUES, comm))
     assert "could not be written: [Errno 5] Input/output error" in text
     assert checkpoint.newest(shared_tmp_path, comm) == first
+
+
+@pytest.mark.ranks(2, 4)
+def test_ranks_whose_blocks_are_equal_do_not_write_over_each_other(comm: Any, shared_tmp_path: Path) -> None:
+    dist = Distribution(grid_over(comm, n=comm.size), ("n", None))
+    for step in range(5):
+        folder = checkpoint.save(shared_tmp_path, step, {"x": dc.scatter(torch.zeros(8, 3), dist)}, VALUES, comm)
+    assert torch.equal(checkpoint.load(folder, comm).tensors["x"], torch.zeros(8, 3, device="cpu"))
+    assert len(list(folder.glob("*.h5"))) == comm.size

@@ -63,7 +63,7 @@ class StandIn:
     def close(self) -> None:
         self.asked.append("close")
 
-    def resume(self, directory: str) -> bool:
+    def resume(self, directory: str, *, fallback: bool) -> bool:
         self.asked.append(f"resume {directory}")
         self.step_count = self.checkpoint
         return self.checkpoint > 0

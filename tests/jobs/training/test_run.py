@@ -165,6 +165,32 @@ def test_replicas_are_compared_as_often_as_asked(comm: Any, shared_tmp_path: Pat
     assert trainer.asked == ["check 2", "check 4", "check 6"]
 
 
+@pytest.mark.fault(61)
+@on_ranks
+def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train_classify, "draw", lambda *_: None)
+    data = written(comm, shared_tmp_path)
+    words = command(comm, data, "--epochs", "2", "--checkpoint-every", "2")
+    assert cli.main(words) == 0
+    comm.Barrier()
+    undisturbed = _steps(data)
+    comm.Barrier()
+    if comm.rank == 0:
+        (newest,) = (data / "out" / CHECKPOINTS / "step-000006").glob("*.h5")
+        newest.write_bytes(newest.read_bytes()[:-1])
+    comm.Barrier()
+    capsys.readouterr()
+    assert cli.main([*words, "--resume"]) == 2
+    said = "delete it to resume earlier, or ask for that (--resume whole"
+    assert (said in capsys.readouterr().err) == (comm.rank == 0)
+    assert cli.main([*words, "--resume", "whole"]) == 0
+    assert ("passed over: checkpoint " in capsys.readouterr().out) == (comm.rank == 0)
+    comm.Barrier()
+    assert _steps(data) == undisturbed
+
+
 # --- Runs that a signal stops ---
 
 
