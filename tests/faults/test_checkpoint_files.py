@@ -24,6 +24,7 @@ from distconv.errors import DataError
 from distconv.jobs.training.run import prepare
 from tests.distconv.checkpoint.damage import VALUES, on_rank_0, only_file, refused, tensors
 from tests.distconv.layouts import raises_everywhere
+from tests.harness import launch
 from tests.jobs.training.stand_in import StandIn
 from tests.jobs.training.test_run import options
 
@@ -277,3 +278,61 @@ def test_a_checkpoint_that_one_rank_sees_late_is_read(
     found = checkpoint.load(newest, comm)
     assert (found.step, found.values) == (1, VALUES)
     assert all(torch.equal(found.tensors[name], tensor) for name, tensor in tensors().items())
+
+
+FULL = """
+import errno, resource, sys
+from pathlib import Path
+import torch
+from mpi4py import MPI
+import distconv as dc
+from distconv import checkpoint
+
+comm, folder, number = MPI.COMM_WORLD, Path(sys.argv[1]), int(sys.argv[2])
+if number == errno.EFBIG:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**21, 2**21))
+grid = dc.ProcessGrid(comm, n=comm.size)
+torch.manual_seed(0)
+small, large = torch.randn(2, 2**18), torch.randn(2, 2**20)  # 2 and 8 MiB
+
+def state(x, who):
+    return {"x": dc.scatter(x, grid) if who == "all" else x}
+
+first = checkpoint.save(folder, 1, state(small, "all"), {}, comm)
+for step, who in enumerate(("one", "all"), 2):
+    try:
+        checkpoint.save(folder, step, state(large, who), {}, comm)
+        raise SystemExit("the disk was not full")
+    except dc.CheckpointError as error:
+        assert f"[Errno {number}]" in str(error), error
+        texts = comm.allgather(str(error))
+        assert texts[0] == texts[1], texts
+    assert checkpoint.newest(folder, comm) == first
+    assert torch.equal(checkpoint.load(first, comm).tensors["x"], small)
+    assert sorted(path.name for path in folder.iterdir()) == [".lock", "step-000001"]
+    comm.Barrier()
+for step in range(4, 8):
+    checkpoint.save(folder, step, state(small, "all"), {}, comm)
+assert checkpoint.newest(folder, comm).name == "step-000007"
+if comm.rank == 0:
+    print("went on")
+"""
+
+
+@pytest.mark.fault(58, 59)
+def test_a_disk_that_is_full_indeed_is_an_error_on_all_and_training_goes_on(tmp_path: Path) -> None:
+    """A file system of 8 MB in memory, in a name space of its own; where there may be none, files of 2 MB at most."""
+    room, number = f"mount -t tmpfs -o size=8m none {tmp_path}", errno.ENOSPC
+    apart = ["unshare", "-Urm", "sh", "-c"]
+    if not shutil.which("unshare") or subprocess.run([*apart, room], capture_output=True).returncode:
+        room, number, apart = "true", errno.EFBIG, ["sh", "-c"]
+    job = f'{" ".join(launch.mpiexec_command())} -n 2 {sys.executable} -c "$0" {tmp_path} {number}'
+    ended = subprocess.run(
+        [*apart, f"{room} && exec {job}", FULL],
+        env=launch._clean_environment() | launch.ONE_THREAD,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "went on\n"
