@@ -39,7 +39,7 @@ examples:
 """
 
 STEPS_PER_FAULT = 30
-LIMIT_S = 120.0
+LIMIT_S = 300.0
 """How long a job may take to its next step, and to its end once it is disturbed."""
 
 
@@ -63,10 +63,10 @@ def run(options: argparse.Namespace) -> int:
         raise DistconvError("verify soak starts jobs by itself; call it without mpiexec")
     with tempfile.TemporaryDirectory(prefix="distconv-soak-") as folder:
         alone, disturbed = (_Training(options, Path(folder) / name) for name in ("alone", "disturbed"))
-        with alone.job("--overwrite") as job:
-            if job.wait() != 0:
-                raise DistconvError(f"the undisturbed run failed\n{alone.said()}")
         try:
+            with alone.job("--overwrite") as job:
+                if job.wait(alone.limit_s) != 0:
+                    raise DistconvError(f"the undisturbed run failed\n{alone.said()}")
             done = _disturb(disturbed, options.faults, random.Random(options.seed))
         except _Wrong as wrong:
             print(f"WRONG: {wrong}\n{disturbed.said()}")
@@ -90,6 +90,8 @@ class _Training:
         words = f"train classify --data digits --model lenet5 --batch 32 --checkpoint-every 3 --steps {self.steps}"
         self._command = [*options.mpiexec.split(), "-n", str(options.ranks), sys.executable, "-m", "distconv"]
         self._command += [*words.split(), "--grid", f"h={options.ranks}", "--out", str(out)]
+        self.limit_s = LIMIT_S + self.steps
+        """How long a job may take that nobody disturbs: a second for each step, at most."""
 
     @contextlib.contextmanager
     def job(self, *more: str) -> Iterator[_Job]:
@@ -103,7 +105,7 @@ class _Training:
 
     def said(self) -> str:
         """The end of what its jobs have printed."""
-        return self._log.read_text()[-3000:]
+        return self._log.read_text()[-3000:] if self._log.exists() else ""
 
     def checkpoints(self) -> dict[int, Path]:
         """Those that are finished, by step."""
@@ -130,12 +132,12 @@ class _Job:
         self._seen |= (found := set(_below(self.process.pid)))
         return sorted(pid for pid in found if "python" in Path(_program(pid)).name)
 
-    def wait(self) -> int:
+    def wait(self, limit_s: float) -> int:
         """Its exit code."""
         try:
-            return self.process.wait(LIMIT_S)
+            return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
-            raise _Wrong(f"a job was still there after {LIMIT_S:g} s") from None
+            raise _Wrong(f"a job was still there after {limit_s:g} s") from None
 
     def end(self) -> None:
         """Kill what is left of it."""
@@ -211,12 +213,12 @@ def _disturb(training: _Training, faults: int, draw: random.Random) -> Counter[s
                 with contextlib.suppress(IndexError, ProcessLookupError):  # it has ended meanwhile
                     FAULTS[kind](job, draw)
                     done[kind] += 1
-            if job.wait() == 0 and training.steps not in training.checkpoints():
+            if job.wait(LIMIT_S) == 0 and training.steps not in training.checkpoints():
                 raise _Wrong(f"a job ended with code 0 and was not done: {kind}")
         if kind == DAMAGE and len(training.checkpoints()) > 1:
             _damage(training, draw)
     with training.job(*_way(training)) as job:
-        if job.wait() != 0:
+        if job.wait(training.limit_s) != 0:
             raise _Wrong("the last job failed")
     return done
 

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from distconv import checkpoint
 from distconv.jobs.verification import soak
 
-pytestmark = pytest.mark.time_limit(400)
+pytestmark = pytest.mark.time_limit(900)
 
 
 def options(*words: str) -> argparse.Namespace:
