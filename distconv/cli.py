@@ -99,6 +99,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("verify", "pipelines"): Command(
         "distconv.jobs.verification.pipelines", "predicted against measured steps of pipelines, explored and not"
     ),
+    ("verify", "soak"): Command(
+        "distconv.jobs.verification.soak", "a training that is killed, starved and damaged at random against itself"
+    ),
     ("conformance",): Command("distconv.jobs.verification.conformance.command", "the same as verify conformance"),
     ("reproduce", "dryden"): Command(
         "distconv.jobs.papers.dryden.command", "strong scaling on Lassen (Dryden et al. 2019), predicted"

@@ -8,6 +8,9 @@ with the same text, before any data is sent, and the communicator stays usable.
 BAD_INPUT = 2
 """The exit code of a command that was given something that is wrong."""
 
+DISAGREEMENT = 70
+"""The exit code of a job whose ranks disagree, where nobody catches the MismatchError (EX_SOFTWARE)."""
+
 
 class DistconvError(Exception):
     """Base of everything that distconv raises on purpose."""

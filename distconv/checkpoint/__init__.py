@@ -7,8 +7,10 @@
 
     command   ``distconv checkpoint``: what a run's checkpoints hold, and their weights for elsewhere
     files     Files that are whole or not there
+    lock      One job at a time writes to a folder of checkpoints
     manifest  Manifests: what a checkpoint consists of, and that it was finished
-    reading   Reading of checkpoints: every byte is verified, and every tensor must be whole
+    pieces    Pieces of tensors in files: whether they cover their tensor, and the part of each that a rank needs
+    reading   Reading of checkpoints: every rank what it needs, every file verified, and every tensor whole
     state     A module, its optimizer and the random number generators as named tensors and plain values
     writing   Writing of checkpoints: each rank its pieces, and when all are on the disk the commit mark
 
@@ -18,8 +20,8 @@ that any grid reads what any other wrote.
 """
 
 from distconv.checkpoint.manifest import newest
-from distconv.checkpoint.reading import Checkpoint, compare, load
-from distconv.checkpoint.state import Loaded, capture, load_checkpoint, restore, save_checkpoint
+from distconv.checkpoint.reading import Checkpoint, compare, load, load_newest
+from distconv.checkpoint.state import Loaded, capture, layouts_of, load_checkpoint, restore, save_checkpoint
 from distconv.checkpoint.writing import Saving, save
 
 __all__ = [
@@ -28,8 +30,10 @@ __all__ = [
     "Saving",
     "capture",
     "compare",
+    "layouts_of",
     "load",
     "load_checkpoint",
+    "load_newest",
     "newest",
     "restore",
     "save",

@@ -17,6 +17,9 @@ from distconv.errors import CheckpointError
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+WAY_OUT = "delete it to resume earlier, or ask for that (--resume whole, fallback=True)"
+"""Of who has a damaged checkpoint."""
+
 _STEP = re.compile(r"step-(\d{6,})")
 
 
@@ -27,13 +30,18 @@ def folder_of(directory: str | os.PathLike[str], step: int) -> Path:
 
 def newest(directory: str | os.PathLike[str], comm: MPI.Intracomm) -> Path | None:
     """The finished checkpoint of the highest step below ``directory``, as rank 0 sees it, or None. Collective."""
+    return next(iter(newest_first(directory, comm)), None)
 
-    def look() -> str | None:
+
+def newest_first(directory: str | os.PathLike[str], comm: MPI.Intracomm) -> list[Path]:
+    """All of them, as rank 0 sees them. Collective."""
+
+    def look() -> list[Path]:
         steps = finished(Path(directory)) if comm.rank == 0 else {}
-        return str(steps[max(steps)]) if steps else None
+        return [steps[step] for step in sorted(steps, reverse=True)]
 
-    found = comm.bcast(together(comm, look, CheckpointError), root=0)
-    return None if found is None else Path(found)
+    found: list[Path] = comm.bcast(together(comm, look, CheckpointError), root=0)
+    return found
 
 
 def finished(directory: Path) -> dict[int, Path]:
@@ -70,15 +78,11 @@ def read(folder: Path) -> dict[str, Any]:
         manifest: dict[str, Any] = json.loads(path.read_bytes())
         said = manifest.pop("sha256")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(
-            f"checkpoint {folder} is damaged: {MANIFEST}: {error!r}; delete it to resume earlier"
-        ) from error
+        raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST}: {error!r}; {WAY_OUT}") from error
     if manifest.get("format", 0) > FORMAT:
         raise CheckpointError(f"checkpoint {folder} has format {manifest['format']}, this version reads up to {FORMAT}")
     if said != _digest(manifest):
-        raise CheckpointError(
-            f"checkpoint {folder} is damaged: {MANIFEST} has another checksum; delete it to resume earlier"
-        )
+        raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST} has another checksum; {WAY_OUT}")
     match = _STEP.fullmatch(folder.name)
     if match and int(match[1]) != manifest["step"]:
         raise CheckpointError(f"checkpoint {folder} holds step {manifest['step']}: its files come from elsewhere")

@@ -1,4 +1,4 @@
-"""Reading of checkpoints: every byte is verified, and every tensor must be whole."""
+"""Reading of checkpoints: every rank what it needs, every file verified, and every tensor whole."""
 
 from __future__ import annotations
 
@@ -6,19 +6,28 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 import torch
 from mpi4py import MPI
 
 from distconv.checkpoint import manifest
+from distconv.checkpoint.pieces import box_of, check_cover, copy_piece, is_needed, whole
 from distconv.communication.agreement import agree, together
+from distconv.distribution import Box, Distribution
 from distconv.errors import CheckpointError
+from distconv.tensor import DistTensor
+
+LAG_S = 30.0
+"""How long a rank waits for files that rank 0 sees: file systems of several nodes lag."""
+
+LayoutOf = Callable[[str, Sequence[int]], Distribution | None]
+"""How a rank wants the tensor of this name and shape: under a layout, or whole."""
 
 _STATE = re.compile(r"state-[0-9a-f]{12}\.h5")
 
@@ -30,10 +39,15 @@ class Checkpoint:
     step: int
     tensors: dict[str, torch.Tensor]
     values: dict[str, Any]
+    skipped: tuple[str, ...] = ()
+    """What is wrong with newer ones, in place of which this one was read."""
 
 
-def load(folder: str | os.PathLike[str], comm: MPI.Intracomm) -> Checkpoint:
-    """Read and verify the checkpoint in ``folder`` (one step's). Every rank reads it. Collective.
+def load(folder: str | os.PathLike[str], comm: MPI.Intracomm, layout_of: LayoutOf | None = None) -> Checkpoint:
+    """Read and verify the checkpoint in ``folder`` (one step's). Collective.
+
+    A rank reads the files that hold something of its blocks. Tensors for which ``layout_of`` names a layout come as
+    DistTensors on the CPU, the others whole.
 
     Raises
     ------
@@ -41,76 +55,160 @@ def load(folder: str | os.PathLike[str], comm: MPI.Intracomm) -> Checkpoint:
         On all ranks, if on any it is incomplete, damaged or of a newer format.
     """
     agree(comm, "checkpoint to load", str(folder))
-    return together(comm, lambda: _read(Path(folder)), CheckpointError)
+    place = Path(folder)
+    # Rank 0 says what belongs to it: others may see the folder as it was some time ago.
+    found = comm.bcast(together(comm, lambda: _listed(place) if comm.rank == 0 else None, CheckpointError))
+    return together(comm, lambda: _Reading(place, found, comm, layout_of).read(), CheckpointError)
 
 
-def compare(found: Mapping[str, torch.Tensor], wanted: Mapping[str, torch.Tensor], what: str) -> None:
+def load_newest(
+    directory: str | os.PathLike[str],
+    comm: MPI.Intracomm,
+    layout_of: LayoutOf | None = None,
+    *,
+    fallback: bool = False,
+) -> Checkpoint | None:
+    """:func:`load` of the newest finished checkpoint below ``directory``, or None if there is none. Collective.
+
+    With ``fallback`` those that are damaged are passed over.
+
+    Raises
+    ------
+    CheckpointError
+        On all ranks, if it is damaged; with ``fallback`` if all are.
+    """
+    skipped: list[str] = []
+    for folder in manifest.newest_first(directory, comm):
+        try:
+            return replace(load(folder, comm, layout_of), skipped=tuple(skipped))
+        except CheckpointError as error:
+            if not fallback:
+                raise
+            skipped.append(str(error))
+    if skipped:
+        raise CheckpointError(f"no checkpoint in {directory} is whole: {'; '.join(skipped)}")
+    return None
+
+
+def compare(
+    found: Mapping[str, torch.Tensor],
+    wanted: Mapping[str, torch.Tensor],
+    what: str,
+    *,
+    strict: bool = True,
+    convert_dtype: bool = False,
+) -> None:
     """Raise CheckpointError, listing every difference in names, shapes and dtypes, unless there is none.
+
+    ``strict=False`` lets names differ, ``convert_dtype=True`` dtypes.
 
     Raises
     ------
     CheckpointError
         If there is any.
     """
-    wrong = [f"{name!r} is missing" for name in wanted if name not in found]
-    wrong += [f"{name!r} is not in the model" for name in found if name not in wanted]
-    for name in wanted:
-        if name in found and (found[name].shape, found[name].dtype) != (wanted[name].shape, wanted[name].dtype):
-            have, want = found[name], wanted[name]
+    wrong = [f"{name!r} is missing" for name in wanted if strict and name not in found]
+    wrong += [f"{name!r} is not in the model" for name in found if strict and name not in wanted]
+    for name in (name for name in wanted if name in found):
+        have, want = found[name], wanted[name]
+        if have.shape != want.shape or (have.dtype != want.dtype and not convert_dtype):
             wrong.append(f"{name!r} is {have.dtype} {tuple(have.shape)}, not {want.dtype} {tuple(want.shape)}")
     if wrong:
         raise CheckpointError(f"{what} does not fit, {len(wrong)} differences: {'; '.join(wrong)}")
 
 
-def _read(folder: Path) -> Checkpoint:
+def _listed(folder: Path) -> dict[str, Any]:
+    """The manifest of ``folder``, whose pieces cover their tensors, and whose files are there."""
     found = manifest.read(folder)
-    images = {name: _verified(folder, name, entry) for name, entry in found["files"].items()}
-    tensors: dict[str, torch.Tensor] = {}
-    opened = {name: h5py.File(io.BytesIO(image), "r") for name, image in images.items()}
-    try:
-        for name, entry in found["tensors"].items():
-            tensors[name] = _tensor(folder, name, entry, opened)
-    except (KeyError, TypeError, ValueError, OSError) as error:
-        raise CheckpointError(f"checkpoint {folder} is damaged: {error}") from error
-    finally:
-        for file in opened.values():
-            file.close()
-    return Checkpoint(found["step"], tensors, found["values"])
+    for name, entry in found["files"].items():
+        if not _STATE.fullmatch(name):
+            raise CheckpointError(f"checkpoint {folder} is damaged: it refers to the file {name!r}")
+        _check_size(folder / name, entry["bytes"])
+    for name, entry in found["tensors"].items():
+        try:
+            check_cover(name, entry)
+        except CheckpointError as error:
+            raise CheckpointError(f"checkpoint {folder} is damaged: {error}") from error
+    return found
 
 
-def _verified(folder: Path, name: str, entry: Mapping[str, Any]) -> bytes:
-    if not _STATE.fullmatch(name):
-        raise CheckpointError(f"checkpoint {folder} is damaged: it refers to the file {name!r}")
+def _check_size(path: Path, nbytes: int) -> None:
     try:
-        image = (folder / name).read_bytes()
+        size = path.stat().st_size
     except OSError as error:
-        raise CheckpointError(f"checkpoint {folder} is incomplete: {error}") from error
-    if len(image) != entry["bytes"]:
-        raise CheckpointError(f"checkpoint {folder} is damaged: {name} has {len(image)} bytes, not {entry['bytes']}")
-    if hashlib.sha256(image).hexdigest() != entry["sha256"]:
+        raise CheckpointError(f"checkpoint {path.parent} is incomplete: {error}") from error
+    if size != nbytes:
         raise CheckpointError(
-            f"checkpoint {folder} is damaged: the checksum of {name} is wrong; delete it to resume earlier"
+            f"checkpoint {path.parent} is damaged: {path.name} has {size} bytes, not {nbytes}; {manifest.WAY_OUT}"
         )
-    return image
 
 
-def _tensor(folder: Path, name: str, entry: Mapping[str, Any], opened: Mapping[str, h5py.File]) -> torch.Tensor:
-    """One tensor put together from its pieces, which must cover it exactly once."""
-    dtype = getattr(torch, entry["dtype"].removeprefix("torch."))
-    tensor = torch.empty(entry["shape"], dtype=dtype, device="cpu")
-    covered = torch.zeros(entry["shape"], dtype=torch.uint8, device="cpu")
-    for piece in entry["pieces"]:
-        values = torch.from_numpy(np.asarray(opened[piece["file"]][name][()]))
-        box = tuple(slice(start, stop) for start, stop in piece["box"])
-        if tensor[box].shape != values.shape:
+class _Reading:
+    """This rank's part of reading a checkpoint that rank 0 has found."""
+
+    def __init__(self, folder: Path, found: Mapping[str, Any], comm: MPI.Intracomm, layout_of: LayoutOf | None) -> None:
+        self._folder, self._found, self._comm = folder, found, comm
+        self._until = time.monotonic() + LAG_S
+        shapes = {name: entry["shape"] for name, entry in found["tensors"].items()}
+        layouts = {name: layout_of(name, shape) if layout_of else None for name, shape in shapes.items()}
+        self._layouts = {name: layout for name, layout in layouts.items() if layout is not None}
+        self._boxes: dict[str, Box] = {name: whole(shape) for name, shape in shapes.items()}
+        self._boxes |= {name: layout.box(None, shapes[name]) for name, layout in self._layouts.items()}
+
+    def read(self) -> Checkpoint:
+        blocks = {
+            name: torch.empty([i.extent for i in self._boxes[name]], dtype=_dtype(entry), device="cpu")
+            for name, entry in self._found["tensors"].items()
+        }
+        # The blocks of all ranks cover each tensor: every file is read, and verified, by some rank.
+        for name in self._found["files"]:
+            needed = [
+                (tensor, box)
+                for tensor, entry in self._found["tensors"].items()
+                for piece in entry["pieces"]
+                if piece["file"] == name and is_needed(box := box_of(piece), self._boxes[tensor])
+            ]
+            if needed:
+                self._read_file(name, needed, blocks)
+        tensors = {
+            name: DistTensor(block, self._layouts[name], self._found["tensors"][name]["shape"])
+            if name in self._layouts
+            else block
+            for name, block in blocks.items()
+        }
+        return Checkpoint(self._found["step"], tensors, self._found["values"])
+
+    def _read_file(self, name: str, needed: Sequence[tuple[str, Box]], blocks: Mapping[str, torch.Tensor]) -> None:
+        image = self._verified(name)
+        try:
+            with h5py.File(io.BytesIO(image), "r") as file:
+                for tensor, box in needed:
+                    copy_piece(file, tensor, box, blocks[tensor], self._boxes[tensor])
+        except (CheckpointError, KeyError, TypeError, ValueError, OSError) as error:
+            raise CheckpointError(f"checkpoint {self._folder} is damaged: {error}") from error
+
+    def _verified(self, name: str) -> bytes:
+        path, entry = self._folder / name, self._found["files"][name]
+        while True:
+            try:
+                _check_size(path, entry["bytes"])
+                break
+            except CheckpointError:
+                if self._comm.rank == 0 or time.monotonic() > self._until:
+                    raise
+                time.sleep(0.1)
+        image = read_bytes(path)
+        if hashlib.sha256(image).hexdigest() != entry["sha256"]:
             raise CheckpointError(
-                f"checkpoint {folder} is damaged: a piece of {name!r} has shape {tuple(values.shape)}"
+                f"checkpoint {self._folder} is damaged: the checksum of {name} is wrong; {manifest.WAY_OUT}"
             )
-        tensor[box] = values.view(torch.bfloat16) if dtype is torch.bfloat16 else values
-        covered[box] += 1
-    if not bool((covered == 1).all()):
-        raise CheckpointError(
-            f"checkpoint {folder}: the pieces of {name!r} cover {int((covered > 0).sum())} of {tensor.numel()} "
-            f"elements, {int((covered > 1).sum())} of them more than once"
-        )
-    return tensor
+        return image
+
+
+def _dtype(entry: Mapping[str, Any]) -> torch.dtype:
+    return getattr(torch, entry["dtype"].removeprefix("torch."))  # type: ignore[no-any-return]
+
+
+def read_bytes(path: Path) -> bytes:
+    """All of a file."""
+    return path.read_bytes()

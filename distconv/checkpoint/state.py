@@ -6,7 +6,7 @@ Optimizer state goes by the parameter's name, not its number, so that it fits wh
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from distconv.checkpoint.manifest import newest
-from distconv.checkpoint.reading import Checkpoint, compare, load
+from distconv.checkpoint.reading import Checkpoint, LayoutOf, compare, load_newest
 from distconv.checkpoint.writing import save
+from distconv.distribution import Distribution
 from distconv.errors import CheckpointError
+from distconv.tensor import DistTensor
 
 Tensors = dict[str, torch.Tensor]
 
@@ -31,6 +32,12 @@ class Loaded(NamedTuple):
     step: int
     values: dict[str, Any]
     """Those that were given to :func:`save_checkpoint`."""
+    missing: tuple[str, ...] = ()
+    """Tensors of the model that the checkpoint lacks; they are as they were."""
+    unexpected: tuple[str, ...] = ()
+    """Tensors of the checkpoint that nothing wanted, of the model or of the optimizer."""
+    skipped: tuple[str, ...] = ()
+    """What is wrong with newer checkpoints, in place of which this one was read."""
 
 
 def save_checkpoint(
@@ -67,11 +74,22 @@ def load_checkpoint(
     optimizer: torch.optim.Optimizer,
     *,
     comm: MPI.Intracomm | None = None,
+    strict: bool = True,
+    convert_dtype: bool = False,
+    fallback: bool = False,
 ) -> Loaded | None:
     """Put the newest finished checkpoint below ``directory`` into model and optimizer, bit for bit. Collective.
 
-    Any number of ranks and any grid reads what any other wrote; with as many ranks the random numbers go on, too.
-    Returns the step and the values that were saved with it, or None if there is no checkpoint.
+    Any number of ranks and any grid reads what any other wrote, each rank the blocks that it has; with as many ranks
+    the random numbers go on, too. Returns the step and the values that were saved with it, or None if there is no
+    checkpoint.
+
+    strict
+        False: names may be missing or unexpected, which the result lists; of another optimizer nothing is taken.
+    convert_dtype
+        Let dtypes differ: what is read gets the model's.
+    fallback
+        Where the newest is damaged take the newest that is whole; the result says why.
 
     Raises
     ------
@@ -79,12 +97,24 @@ def load_checkpoint(
         On all ranks, if it is damaged or of another model or optimizer; nothing has been changed then.
     """
     comm = comm or MPI.COMM_WORLD
-    folder: Path | None = newest(directory, comm)
-    if folder is None:
+    found = load_newest(directory, comm, layouts_of(model), fallback=fallback)
+    if found is None:
         return None
-    found = load(folder, comm)
-    restore(found, model, optimizer, comm)
-    return Loaded(found.step, found.values.get(_USER, {}))
+    missing, unexpected = restore(found, model, optimizer, comm, strict=strict, convert_dtype=convert_dtype)
+    return Loaded(found.step, found.values.get(_USER, {}), missing, unexpected, found.skipped)
+
+
+def layouts_of(model: torch.nn.Module) -> LayoutOf:
+    """How ``load`` is to read a checkpoint for ``model``: sharded parameters, and their optimizer state, by blocks."""
+    named = model.named_parameters(remove_duplicate=False)
+    sharded = {name: p for name, p in named if isinstance(p, DistTensor)}
+
+    def layout_of(name: str, shape: Sequence[int]) -> Distribution | None:
+        kind, _, rest = name.partition("/")
+        parameter = sharded.get(rest if kind == "model" else rest.rpartition("/")[0])
+        return parameter.dist if parameter is not None and parameter.shape == tuple(shape) else None
+
+    return layout_of
 
 
 def capture(
@@ -102,9 +132,15 @@ def capture(
 
 
 def restore(
-    checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer, comm: MPI.Intracomm
-) -> None:
-    """Put the state back, bit for bit.
+    checkpoint: Checkpoint,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    comm: MPI.Intracomm,
+    *,
+    strict: bool = True,
+    convert_dtype: bool = False,
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Put the state back, bit for bit; what is missing and what was unexpected, without ``strict``. Collective.
 
     With another number of ranks than it was saved from, every rank takes rank 0's random numbers.
 
@@ -113,22 +149,35 @@ def restore(
     CheckpointError
         If it is of another model or optimizer; nothing has been changed then.
     """
-    found = _below("model/", checkpoint.tensors)
-    compare(found, model.state_dict(), f"checkpoint of step {checkpoint.step}")
-    saved = checkpoint.values["optimizer"]
-    if saved != type(optimizer).__name__:
-        raise CheckpointError(f"checkpoint of step {checkpoint.step} is of {saved}, not of {type(optimizer).__name__}")
-    groups = checkpoint.values["groups"]
-    if len(groups) != len(optimizer.param_groups):
-        raise CheckpointError(f"checkpoint of step {checkpoint.step} has {len(groups)} parameter groups")
-    model.load_state_dict(found)
-    for group, values in zip(optimizer.param_groups, groups, strict=True):
-        group.update({key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
-    _restore_optimizer(checkpoint, model, optimizer)
+    what = f"checkpoint of step {checkpoint.step}"
+    found, wanted = _below("model/", checkpoint.tensors), model.state_dict(keep_vars=True)
+    compare(found, wanted, what, strict=strict, convert_dtype=convert_dtype)
+    other = _other_optimizer(checkpoint, optimizer)
+    if strict and other:
+        raise CheckpointError(f"{what} {other}")
+    beside = {name: found[name].to(wanted[name].device) for name in wanted if name in found}
+    model.load_state_dict(beside, strict=strict)
+    unused = list(_below("optimizer/", checkpoint.tensors))
+    if not other:
+        for group, values in zip(optimizer.param_groups, checkpoint.values["groups"], strict=True):
+            group.update({key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+        unused = _restore_optimizer(checkpoint, model, optimizer, convert_dtype=convert_dtype)
     for name in _random_states(model):
         if f"random/{name}" in checkpoint.tensors:
             random = checkpoint.tensors[f"random/{name}"]
             _set_random_state(model, name, random[comm.rank if len(random) == comm.size else 0].clone())
+    unexpected = [f"model/{name}" for name in found if name not in wanted] + [f"optimizer/{name}" for name in unused]
+    return tuple(f"model/{name}" for name in wanted if name not in found), tuple(unexpected)
+
+
+def _other_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> str:
+    """How that of the checkpoint differs; empty if it does not."""
+    saved, groups = checkpoint.values["optimizer"], checkpoint.values["groups"]
+    if saved != type(optimizer).__name__:
+        return f"is of {saved}, not of {type(optimizer).__name__}"
+    if len(groups) != len(optimizer.param_groups):
+        return f"has {len(groups)} parameter groups, not {len(optimizer.param_groups)}"
+    return ""
 
 
 def _random_states(model: torch.nn.Module) -> Tensors:
@@ -166,14 +215,22 @@ def _optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -
     return tensors, scalars
 
 
-def _restore_optimizer(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _restore_optimizer(
+    checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, convert_dtype: bool
+) -> list[str]:
+    """Put the optimizer's state back; the names of what belongs to no parameter."""
     parameters = dict(model.named_parameters())
+    found = _below("optimizer/", checkpoint.tensors) | checkpoint.values["optimizer_scalars"]
     optimizer.state.clear()
-    for name, tensor in _below("optimizer/", checkpoint.tensors).items():
+    unused = []
+    for name, value in found.items():
         owner, _, key = name.rpartition("/")
+        if owner not in parameters:
+            unused.append(name)
+            continue
         # torch keeps Adam's step count on the CPU, the rest beside the parameter.
-        device = parameters[owner].device if tensor.dim() else tensor.device
-        optimizer.state[parameters[owner]][key] = tensor.to(device)
-    for name, value in checkpoint.values["optimizer_scalars"].items():
-        owner, _, key = name.rpartition("/")
+        if isinstance(value, torch.Tensor) and value.dim():
+            converts = convert_dtype and value.is_floating_point()
+            value = value.to(parameters[owner].device, parameters[owner].dtype if converts else value.dtype)
         optimizer.state[parameters[owner]][key] = value
+    return unused

@@ -6,6 +6,7 @@ have it. Nothing is gathered.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import shutil
@@ -18,6 +19,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.checkpoint.files import image_of, sync_folder, write_file
+from distconv.checkpoint.lock import lock
 from distconv.checkpoint.manifest import FORMAT, MANIFEST, finished, folder_of, text_of
 from distconv.communication.agreement import agree, together
 from distconv.distribution import Box, Interval
@@ -28,10 +30,10 @@ Entry = dict[str, Any]
 
 
 class Saving:
-    """A checkpoint on its way to the disk: the tensors were copied when it was made. Collective.
+    """A checkpoint on its way to the disk: the tensors are copied when it is made. Collective.
 
-    ``finish`` commits it; until then the step does not count. Meanwhile a thread writes this rank's file, and training
-    may go on.
+    A thread writes this rank's file, and training may go on. ``finish`` commits the checkpoint; until then the step
+    does not count.
     """
 
     def __init__(
@@ -43,30 +45,52 @@ class Saving:
         comm: MPI.Intracomm,
     ) -> None:
         agree(comm, "checkpoint", f"step {step} in {directory}")
-        self.folder, self._step, self._comm = folder_of(directory, step), step, comm
-        self._manifest: Entry = {"format": FORMAT, "step": step, "values": dict(values)}
-        together(comm, lambda: text_of(self._manifest), CheckpointError)
+        self.folder, self._comm = folder_of(directory, step), comm
+        self._manifest: Entry = {"format": FORMAT, "step": step, "values": copy.deepcopy(dict(values))}
+        together(comm, self._begin, CheckpointError)
         boxes = {name: box for name, x in tensors.items() if (box := _box_to_write(x, comm.rank)) is not None}
-        self._image = image_of({name: _block(tensors[name]) for name in boxes}) if boxes else b""
-        digest = hashlib.sha256(self._image).hexdigest()
-        self._name = f"state-{digest[:12]}.h5"
-        self._files = {self._name: {"bytes": len(self._image), "sha256": digest}} if boxes else {}
-        self._entries = {name: self._entry(tensors[name], box) for name, box in boxes.items()}
-        self._failed: OSError | None = None
+        # What all ranks need and what some need lie apart.
+        parts = [[name for name in boxes if isinstance(tensors[name], DistTensor) == split] for split in (False, True)]
+        self._parts = together(
+            comm, lambda: [{name: _copied(tensors[name]) for name in part} for part in parts], CheckpointError
+        )
+        self._entries = {name: _entry(tensors[name], box) for name, box in boxes.items()}
+        self._files: Entry = {}
+        self._failed: BaseException | None = None
         self._thread = threading.Thread(target=self._write, name="distconv-checkpoint")
         self._thread.start()
 
-    def _entry(self, tensor: torch.Tensor, box: Box) -> Entry:
-        piece = {"file": self._name, "box": [[i.start, i.stop] for i in box]}
-        return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "pieces": [piece]}
+    @property
+    def written(self) -> bool:
+        """Whether this rank is done, and ``finish`` waits for others alone."""
+        return not self._thread.is_alive()
+
+    def _begin(self) -> None:
+        text_of(self._manifest)
+        try:
+            if self._comm.rank == 0:
+                lock(self.folder.parent)
+        except OSError as error:
+            raise self._cannot(error) from error
 
     def _write(self) -> None:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            if self._files:
-                write_file(self.folder / self._name, self._image)
-        except OSError as error:
+            for blocks in filter(None, self._parts):
+                self._write_file(blocks)
+        except (OSError, RuntimeError, MemoryError) as error:
             self._failed = error
+
+    def _write_file(self, blocks: dict[str, torch.Tensor]) -> None:
+        image = image_of(blocks)
+        digest = hashlib.sha256(image).hexdigest()
+        # A name for each rank and content: ranks may have equal blocks, and a finished step is not written over.
+        name = f"state-{hashlib.sha256(f'{self._comm.rank} {digest}'.encode()).hexdigest()[:12]}.h5"
+        for tensor in blocks:
+            self._entries[tensor]["pieces"][0]["file"] = name
+        blocks.clear()
+        write_file(self.folder / name, image)
+        self._files[name] = {"bytes": len(image), "sha256": digest}
 
     def finish(self, keep: int = 2) -> Path:
         """Wait until all ranks have written, and commit; of the finished checkpoints the newest ``keep`` stay.
@@ -78,18 +102,24 @@ class Saving:
         CheckpointError
             On all ranks, with the system's reason, if it could not be written; earlier checkpoints are intact.
         """
-        together(self._comm, self._written, CheckpointError)
-        found = self._comm.gather((self._files, self._entries), root=0)
-        together(self._comm, lambda: self._commit(found, keep) if found else None, CheckpointError)
+        try:
+            together(self._comm, self._wait, CheckpointError)
+            found = self._comm.gather((self._files, self._entries), root=0)
+            together(self._comm, lambda: self._commit(found, keep) if found else None, CheckpointError)
+        except CheckpointError:
+            if self._comm.rank == 0 and not (self.folder / MANIFEST).is_file():
+                # A full disk needs the room that the others' files take.
+                shutil.rmtree(self.folder, ignore_errors=True)
+            raise
         return self.folder
 
-    def _written(self) -> None:
+    def _wait(self) -> None:
         self._thread.join()
         if self._failed is not None:
             raise self._cannot(self._failed)
 
-    def _cannot(self, error: OSError) -> CheckpointError:
-        return CheckpointError(f"checkpoint {self.folder} could not be written: {error}")
+    def _cannot(self, error: BaseException) -> CheckpointError:
+        return CheckpointError(f"checkpoint {self.folder} could not be written: {error or type(error).__name__}")
 
     def _commit(self, found: list[tuple[Entry, Entry]], keep: int) -> None:
         files: Entry = {}
@@ -139,8 +169,14 @@ def _box_to_write(tensor: torch.Tensor, rank: int) -> Box | None:
     return tensor.dist.box(None, tensor.shape) if first else None
 
 
-def _block(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.local if isinstance(tensor, DistTensor) else tensor
+def _entry(tensor: torch.Tensor, box: Box) -> Entry:
+    piece = {"box": [[i.start, i.stop] for i in box]}
+    return {"dtype": str(tensor.dtype), "shape": list(tensor.shape), "pieces": [piece]}
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    block = tensor.local if isinstance(tensor, DistTensor) else tensor
+    return block.detach().to("cpu", copy=True)
 
 
 def _delete_old(directory: Path, keep: int) -> None:

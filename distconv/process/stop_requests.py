@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections import deque
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
@@ -30,10 +31,15 @@ _abandoned: list[_Answer] = []
 class StopRequests:
     """Takes the signals while it is entered, whichever rank they reach."""
 
-    def __init__(self, comm: MPI.Intracomm, ahead: int) -> None:
-        """``ahead``: steps that ranks may be ahead of others, which no answer waits for."""
-        self._comm, self._ahead = comm, ahead
+    def __init__(self, comm: MPI.Intracomm, ahead: int, written: Callable[[], int] = lambda: 0) -> None:
+        """``ahead``: steps that ranks may be ahead of others, which no answer waits for.
+
+        ``written`` is asked at each call, and what it says goes with the same message.
+        """
+        self._comm, self._ahead, self._written = comm, ahead, written
         self._heard = False
+        self.least_written = 0
+        """The least that ``written`` said on any rank, ``ahead`` calls ago; the same on all ranks."""
         self._answers: deque[_Answer] = deque()
 
     def __enter__(self) -> Self:
@@ -45,7 +51,7 @@ class StopRequests:
 
     def heard(self) -> bool:
         """Whether a rank had heard of one, ``ahead`` calls ago; the same on all ranks. Collective."""
-        answer = np.array([self._heard], dtype=np.int64)
+        answer = np.array([self._heard, -self._written()], dtype=np.int64)
         self._answers.append((answer, self._comm.Iallreduce(MPI.IN_PLACE, answer, MPI.MAX)))
         return len(self._answers) > self._ahead and self._next()
 
@@ -53,6 +59,7 @@ class StopRequests:
         answer, request = self._answers.popleft()
         with watchdog.waiting(lambda: "asking whether a signal has reached any rank"):
             request.Wait()
+        self.least_written = -int(answer[1])
         return bool(answer[0])
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:

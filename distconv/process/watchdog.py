@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 
 from mpi4py import MPI
 
+from distconv.errors import DISAGREEMENT, MismatchError
 from distconv.process import call_stack, out_of_memory
 from distconv.process.environment import TIMEOUT_S
 from distconv.process.profiling import section
@@ -145,7 +146,10 @@ def _abort(code: int) -> None:
 
 
 def install_excepthooks() -> None:
-    """Make an uncaught exception on one rank, in the main thread or another, end the whole job with code 1."""
+    """Make an uncaught exception on one rank, in the main thread or another, end the whole job.
+
+    With code 1, or ``errors.DISAGREEMENT`` if ranks disagree.
+    """
     sys.excepthook = _excepthook
     threading.excepthook = lambda failed: _report(failed.exc_type, failed.exc_value, failed.exc_traceback)
 
@@ -222,4 +226,4 @@ def _report(kind: type[BaseException], value: BaseException | None, trace: Trace
         return
     text = "".join(traceback.format_exception(kind, value, trace)) + out_of_memory.explanation(value, trace)
     print(f"distconv: rank {MPI.COMM_WORLD.rank} failed\n{text}", file=sys.stderr, end="", flush=True)
-    _abort(1)
+    _abort(DISAGREEMENT if isinstance(value, MismatchError) else 1)

@@ -61,8 +61,12 @@ def add_training_arguments(
     earlier = parser.add_mutually_exclusive_group()
     earlier.add_argument(
         "--resume",
-        action="store_true",
-        help="go on from the newest checkpoint in --out; with more --epochs or --steps, beyond where it ended",
+        nargs="?",
+        choices=("newest", "whole"),
+        const="newest",
+        metavar="whole",
+        help="go on from the newest checkpoint in --out; with more --epochs or --steps, beyond where it ended; whole: "
+        "from the newest that is not damaged",
     )
     earlier.add_argument("--overwrite", action="store_true", help="erase the run that --out holds")
     parser.add_argument(

@@ -171,8 +171,8 @@ class PipelineTrainer(training.Training):
         mine = {p for group in self.pipe.optimizer.param_groups for p in group["params"]} if self.pipe.optimizer else ()
         return {name: p for stage in self.stages for name, p in stage.named_parameters() if p in mine}
 
-    def save(self, directory: str) -> None:
-        """Write a checkpoint of the whole model, as any other training does: each can go on from it. Collective."""
+    def start_saving(self, directory: str) -> None:
+        """Begin a checkpoint of the whole model, as any other training does: each can go on from it. Collective."""
         self.synchronize()
         names = dict(self.model.named_parameters())
         own = self.pipe.optimizer.state if self.pipe.optimizer is not None and self.pipe.replica == 0 else {}
@@ -180,12 +180,12 @@ class PipelineTrainer(training.Training):
             state = {name: _gathered(own[p]) for name, p in self._by_name().items() if p in own}
             found = self.comm.gather(state, root=0)
         self.optimizer.state.update({names[name]: state for each in found or [] for name, state in each.items()})
-        super().save(directory)
+        super().start_saving(directory)
         self.optimizer.state.clear()
 
-    def resume(self, directory: str) -> bool:
+    def resume(self, directory: str, *, fallback: bool = False) -> bool:
         """Go on from the newest finished checkpoint, of any grid or pipeline; False if there is none. Collective."""
-        if not super().resume(directory):
+        if not super().resume(directory, fallback=fallback):
             return False
         if self.pipelining.plans is not None:
             for stage in self.stages:

@@ -12,8 +12,9 @@ from typing import Any
 
 from tqdm import tqdm
 
+from distconv.checkpoint.lock import LOCK, lock
 from distconv.communication.agreement import together
-from distconv.errors import DataError
+from distconv.errors import CheckpointError, CommunicatorError, DataError, DistconvError, PipelineError
 from distconv.process.stop_requests import EXIT_CODE, StopRequests
 
 from .report import METRICS, SUMMARY, Metrics
@@ -30,11 +31,14 @@ def prepare(options: argparse.Namespace, trainer: Training) -> bool:
     DataError
         On all ranks, if there is nothing to resume, the folder cannot be made, or it holds a run that this one would
         erase.
+    CheckpointError
+        On all ranks, if another job writes there.
     """
     folder, comm = Path(options.out), trainer.comm
     together(comm, lambda: folder.mkdir(parents=True, exist_ok=True), DataError)
+    together(comm, lambda: lock(folder / CHECKPOINTS) if comm.rank == 0 else None, CheckpointError)
     if options.resume:
-        if not trainer.resume(str(folder / CHECKPOINTS)):
+        if not trainer.resume(str(folder / CHECKPOINTS), fallback=options.resume == "whole"):
             raise DataError(
                 f"--resume: there is no finished checkpoint in {folder / CHECKPOINTS}; start without --resume"
             )
@@ -53,11 +57,16 @@ def _make_room(folder: Path, overwrite: bool) -> None:
             "--resume, erase it by --overwrite, or name another folder"
         )
     for path in found:
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        for each in _inside(path) if path.is_dir() else (path,):
+            shutil.rmtree(each) if each.is_dir() else each.unlink()
 
 
 def _holds_something(path: Path) -> bool:
-    return any(path.iterdir()) if path.is_dir() else path.exists() and path.stat().st_size > 0
+    return any(_inside(path)) if path.is_dir() else path.exists() and path.stat().st_size > 0
+
+
+def _inside(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if path.name != LOCK]
 
 
 def take_steps(
@@ -65,7 +74,8 @@ def take_steps(
 ) -> None:
     """All steps still to be taken; ``evaluate`` is called behind each epoch but the last. Collective.
 
-    At the end of an epoch, and for a checkpoint, all that is under way is finished first.
+    At the end of an epoch, and for a checkpoint, all that is under way is finished first. A checkpoint is written
+    beside the steps, and committed in the first one in which all ranks have written it.
 
     Raises
     ------
@@ -75,8 +85,15 @@ def take_steps(
         On all ranks, with ``stop_requests.EXIT_CODE``, if a signal has asked any of them to stop. There is a checkpoint
         then, and nothing is under way.
     """
-    with StopRequests(trainer.comm, trainer.ahead) as requests:
-        stopped = _take_steps(options, trainer, metrics, requests, evaluate)
+    try:
+        with StopRequests(trainer.comm, trainer.ahead, lambda: trainer.checkpoints_written) as requests:
+            stopped = _take_steps(options, trainer, metrics, requests, evaluate)
+    except (PipelineError, CommunicatorError):  # perhaps on this rank alone
+        raise
+    except DistconvError:
+        trainer.finish_saving()
+        raise
+    trainer.finish_saving()
     if stopped:
         if trainer.comm.rank == 0:
             print(f"stopped by a signal after step {trainer.step_count} of {trainer.steps}; go on with --resume")
@@ -106,13 +123,15 @@ def _take_steps(
             saves = stops or (every and (last or trainer.step_count % every == 0))
             if last or ended or saves:
                 trainer.settle()
+            if requests.least_written == trainer.checkpoints_begun:
+                trainer.finish_saving()
             if options.check_replicas_every and trainer.step_count % options.check_replicas_every == 0:
                 trainer.check_replicas()
             lines.add(epoch, len(batch.samples), time.perf_counter() - began)
             bar.set_postfix_str(f"epoch {epoch}, loss {lines.newest}", refresh=False)
             bar.update()
             if saves:
-                trainer.save(directory)
+                trainer.start_saving(directory)
             if evaluate is not None and ended and not last:
                 evaluate()
             if stops:

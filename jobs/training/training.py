@@ -126,6 +126,8 @@ class Training(ABC):
         self.optimizer = make_optimizer(settings, model.parameters())
         self.step_count = 0
         """Steps that have been taken."""
+        self.checkpoints_begun = 0
+        self._saving: checkpoint.Saving | None = None
         self.losses: list[tuple[int, float]] = []
         """Steps since this run began, counted from 1, and their losses as far as they are known."""
 
@@ -218,13 +220,45 @@ class Training(ABC):
         Raises
         ------
         DistconvError
-            On all ranks, if a parameter is not finite: older checkpoints stay the newest then.
+            On all ranks, if a parameter is not finite, or it cannot be written: older checkpoints stay the newest then.
         """
+        self.start_saving(directory)
+        self.finish_saving()
+
+    def start_saving(self, directory: str) -> None:
+        """As :meth:`save`, but the steps may go on when everything is copied; ``finish_saving`` commits. Collective.
+
+        The one before is finished first.
+
+        Raises
+        ------
+        DistconvError
+            On all ranks, if a parameter is not finite, or the one before could not be written.
+        """
+        self.finish_saving()
         together(self.comm, self._check_finite, DistconvError)
         tensors, values = checkpoint.capture(self.model, self.optimizer, self.comm)
         position = {"epoch": self.epoch, "batch": self.step_count % self.loader.steps, "samples": self.loader.samples}
         values |= {"settings": asdict(self.settings), "position": position, "placement": self.placement}
-        checkpoint.save(directory, self.step_count, tensors, values, self.comm)
+        self._saving = checkpoint.Saving(directory, self.step_count, tensors, values, self.comm)
+        self.checkpoints_begun += 1
+
+    @property
+    def checkpoints_written(self) -> int:
+        """How many of the checkpoints that were begun this rank has written."""
+        return self.checkpoints_begun - (self._saving is not None and not self._saving.written)
+
+    def finish_saving(self) -> None:
+        """Wait for the checkpoint that was begun, if any, and commit it. Collective.
+
+        Raises
+        ------
+        CheckpointError
+            On all ranks, if it could not be written: older checkpoints stay the newest then, and steps may go on.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            saving.finish()
 
     def _check_finite(self) -> None:
         for name, parameter in self.model.named_parameters():
@@ -235,18 +269,21 @@ class Training(ABC):
                     "lower --lr or look at the data"
                 )
 
-    def resume(self, directory: str) -> bool:
+    def resume(self, directory: str, *, fallback: bool = False) -> bool:
         """Go on from the newest finished checkpoint below ``directory``; False if there is none. Collective.
+
+        With ``fallback`` those that are damaged are passed over.
 
         Raises
         ------
         CheckpointError
             On all ranks, if it is damaged, or of other settings or data.
         """
-        folder = checkpoint.newest(directory, self.comm)
-        if folder is None:
+        found = checkpoint.load_newest(directory, self.comm, checkpoint.layouts_of(self.model), fallback=fallback)
+        if found is None:
             return False
-        found = checkpoint.load(folder, self.comm)
+        for text in found.skipped if self.comm.rank == 0 else ():
+            print(f"passed over: {text}")
         self._check_settings(found)
         checkpoint.restore(found, self.model, self.optimizer, self.comm)
         self.step_count = found.step

@@ -8,5 +8,6 @@
     exactness      Compare training over a grid with plain torch on one process
     pipelines      How far predicted step times of pipelines are off: ``mpiexec -n 2 distconv verify pipelines``
     predictions    How far predictions are off on this machine: ``mpiexec -n 2 distconv verify predictions``
+    soak           Disturb a training at random, and compare it with one that was left alone: ``distconv verify soak``
     torch_samples  torch's own samples of its operators and modules, over ranks against one process
 """

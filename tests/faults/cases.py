@@ -36,7 +36,7 @@ CASES = {
     21: "messages and sums of more than 2^31 bytes and elements: whole",
     22: "other weights on one rank: all, or those of rank 0 if asked",
     23: "other layers on one rank: all",
-    24: "a layer that one rank skips: all, naming both operators; unchecked, code 75",
+    24: "a layer that one rank skips: all, naming both operators, code 70; unchecked, code 75",
     25: "fewer batches on one rank: code 75; a loader has as many everywhere",
     26: "redistribution between any two layouts: bit by bit; to one that cannot be: all",
     27: "pipelines: uneven micro-batches and stages without weights are exact; more stages than ranks: all",
@@ -59,7 +59,7 @@ CASES = {
     41: "an infinite gradient on one rank: the step is skipped on all",
     42: "replicas that come apart: all, naming the rank",
     43: "the same run twice: the same bits",
-    44: "other grids: the same losses to rounding",
+    44: "other grids: the same losses to rounding, in float64 and float32",
     # Processes.
     45: "an exception on one rank, wherever: code 1 within seconds, with its traceback and rank",
     46: "sys.exit on one rank: that code",
@@ -71,34 +71,29 @@ CASES = {
     52: "a killed launcher: no rank lives on",
     53: "a rank out of memory: code 1, naming layer and bytes",
     54: "an MPI that takes no device memory: through the host; if it was forced to: an error",
-    55: "more ranks than cores: the cores are shared out",
+    55: "more ranks than cores: the cores are shared out, and waiting takes none",
     # Checkpoints.
     56: "killed anywhere in a save: the newest complete checkpoint is found and whole",
     57: "what an interrupted save left: does not stand in the way",
     58: "a full disk: all; the earlier checkpoint is whole and training may go on",
     59: "other errors of a disk: the same",
     60: "a folder that cannot be written: all, before any step",
-    61: "a file that was cut anywhere: found",
-    62: "a flipped bit anywhere: found",
+    61: "a file that was cut anywhere: found; the one before is taken if asked for",
+    62: "a flipped bit anywhere: found; the same",
     63: "files missing, swapped or of another step: all",
-    64: "a checkpoint of another model: all, listing every difference",
+    64: "a checkpoint of another model: all, listing every difference, unless names may differ",
     65: "pieces that do not cover their tensor: all",
     66: "going on with the same ranks: bit by bit",
     67: "going on with other ranks, grids and stages: loaded bit by bit, the same losses to rounding",
-    68: "a checkpoint of another dtype: all",
+    68: "a checkpoint of another dtype: all, unless it is asked for",
     69: "from a GPU to the CPU and back: bit by bit",
     70: "an older format: loaded; a newer one: all",
     71: "files made to do harm: refused at once; nothing is run, no other file read",
     72: "two jobs with one folder: the second is refused",
-    73: "a checkpoint that not all ranks see: all",
+    73: "a checkpoint that not all ranks see: waited for, then all",
     74: "old checkpoints: deleted behind the new one's commit",
     75: "a clock that went back: the step decides which is newest",
 }
-
-OPEN = {
-    72: "nothing locks a folder of checkpoints yet",
-}
-"""Cases without a test, and why."""
 
 
 def carriers() -> dict[str, tuple[int, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
@@ -201,7 +202,7 @@ def test_a_layer_that_one_rank_skips_is_told(level: str) -> None:
         assert ended.returncode == 75, ended.stderr
         assert "has waited" in ended.stderr
     else:
-        assert ended.returncode == 1, ended.stderr
+        assert ended.returncode == 70, ended.stderr
         assert "MismatchError: ranks are at different operations" in ended.stderr
         assert "conv2d" in ended.stderr and "tanh" in ended.stderr
 
@@ -234,3 +235,42 @@ def test_ranks_share_the_cores_out() -> None:
     assert ended.returncode == 0, ended.stderr
     threads, cores = ended.stdout.rsplit(maxsplit=1)
     assert threads == str([max(1, int(cores) // 4)] * 4)
+
+
+SHARED_CORES = """
+import time
+import torch
+from torch import nn
+from mpi4py import MPI
+import distconv as dc
+
+torch.manual_seed(0)
+grid = dc.ProcessGrid(MPI.COMM_WORLD, h=MPI.COMM_WORLD.size)
+model = nn.Sequential(nn.Conv2d(4, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 4, 3, padding=1))
+model = dc.parallelize(model, grid)
+x = dc.scatter(torch.randn(4, 4, 64, 64), grid)
+seconds = []
+for _ in range(30):
+    began = time.perf_counter()
+    model(x).square().mean().backward()
+    seconds.append(time.perf_counter() - began)
+if MPI.COMM_WORLD.rank == 0:
+    print(sum(sorted(seconds)[:15]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.fault(55)
+@pytest.mark.time_limit(600)
+def test_twice_the_ranks_on_the_same_cores_take_less_than_three_times_as_long() -> None:
+    """Ranks that wait leave their core to the others. The best of up to three runs: others may use the machine."""
+    best = {4: math.inf, 8: math.inf}
+    for _ in range(3):
+        for ranks, seconds in best.items():
+            with Job(ranks, SHARED_CORES) as job:
+                ended = job.wait(LIMIT_S)
+            assert ended.returncode == 0, ended.stderr
+            best[ranks] = min(seconds, float(ended.stdout))
+        if best[8] < 3 * best[4]:
+            return
+    pytest.fail(f"seconds of half of the steps: {best}")

@@ -21,6 +21,7 @@ TESTED_ELSEWHERE = {
 OF_NO_MODULE = {
     "tests/faults/test_cases.py": "the list of faults: each has a test",
     "tests/faults/test_checkpoint_files.py": "checkpoints on failing disks, in killed jobs, from other times",
+    "tests/faults/test_long_runs.py": "shapes and grids that vary for thousands of steps",
     "tests/faults/test_processes.py": "ranks that fail in whole jobs",
     "tests/faults/test_resumed_runs.py": "trainings that go on with other ranks and grids",
     "tests/idioms/test_idioms.py": "what people write in training scripts, which is everything at once",

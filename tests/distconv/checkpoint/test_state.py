@@ -11,7 +11,9 @@ from torch import nn
 
 import distconv as dc
 from distconv import checkpoint
-from tests.distconv.checkpoint.damage import refused
+from distconv.checkpoint import reading
+from distconv.checkpoint.manifest import MANIFEST, read
+from tests.distconv.checkpoint.damage import on_rank_0, only_file, refused
 from tests.distconv.layouts import grid_over, normal
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
@@ -113,8 +115,130 @@ def test_a_users_own_loop_goes_on_on_another_grid(
         parameter.data.zero_()
     twin_optimizer = optimizer_of(name, twin)
     found = dc.load_checkpoint(shared_tmp_path, twin, twin_optimizer, comm=comm)
-    assert found == (2, {"schedule": schedule.state_dict()})
+    assert found == (2, {"schedule": schedule.state_dict()}, (), (), ())
     again = on_grid(other, twin, twin_optimizer, 5)
     assert again == pytest.approx(uninterrupted, rel=1e-11)
     if before == after:
         assert again == uninterrupted
+
+
+@pytest.mark.ranks(4)
+def test_a_rank_reads_its_blocks_and_what_is_whole_and_no_more(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wide(grid: dc.ProcessGrid) -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Conv2d(64, 64, 3))
+        model = dc.parallelize(model, grid)
+        return model, torch.optim.Adam(model.parameters())
+
+    grid = grid_over(comm, c=comm.size)
+    model, optimizer = wide(grid)
+    model(dc.scatter(normal(2, 64, 8, 8, seed=1).float(), grid)).square().mean().backward()
+    optimizer.step()
+    folder = dc.save_checkpoint(shared_tmp_path, 1, model, optimizer, comm=comm)
+    files = [entry["bytes"] for entry in read(folder)["files"].values()]
+    read_bytes, counted = reading.read_bytes, []
+    monkeypatch.setattr(reading, "read_bytes", lambda path: counted.append(path.stat().st_size) or read_bytes(path))
+    assert len(files) == comm.size + 1
+    for axis in "ch":
+        counted.clear()
+        twin, twin_optimizer = wide(grid_over(comm, **{axis: comm.size}))
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.zero_()
+        dc.load_checkpoint(shared_tmp_path, twin, twin_optimizer, comm=comm)
+        # One of random numbers and counts, and one of its blocks.
+        assert len(counted) == (2 if axis == "c" else comm.size + 1)
+        assert sum(counted) < (0.3 * sum(files) if axis == "c" else sum(files) + 1)
+        for name, weight in model.state_dict().items():
+            assert torch.equal(twin.state_dict()[name], weight)
+        for parameter, saved in zip(twin.parameters(), model.parameters(), strict=True):
+            for key, state in optimizer.state[saved].items():
+                assert torch.equal(dc.gather(twin_optimizer.state[parameter][key]), dc.gather(state)), key
+
+
+@pytest.mark.fault(64)
+def test_names_may_differ_where_that_is_asked_for_and_are_listed(comm: Any, shared_tmp_path: Path) -> None:
+    model = network()
+    optimizer = optimizer_of("adam", model)
+    steps(model, optimizer, 1)
+    dc.save_checkpoint(shared_tmp_path, 1, model, optimizer, comm=comm)
+    other = nn.Sequential(*network()[:3], nn.Conv2d(4, 1, 3, bias=False), nn.PReLU()).double()
+    slope, (weight, state) = other[4].weight.clone(), (model[0].weight, optimizer.state[model[0].weight])
+    other_optimizer = optimizer_of("adam", other)
+    text = refused(comm, lambda: dc.load_checkpoint(shared_tmp_path, other, other_optimizer, comm=comm))
+    assert "2 differences: '4.weight' is missing; '3.bias' is not in the model" in text
+    found = dc.load_checkpoint(shared_tmp_path, other, other_optimizer, comm=comm, strict=False)
+    assert found is not None
+    assert found.missing == ("model/4.weight",)
+    moments = ("step", "exp_avg", "exp_avg_sq")
+    assert found.unexpected == ("model/3.bias", *(f"optimizer/3.bias/{moment}" for moment in moments))
+    assert torch.equal(other[0].weight, weight)
+    assert torch.equal(other[4].weight, slope)
+    assert torch.equal(other_optimizer.state[other[0].weight]["exp_avg"], state["exp_avg"])
+    steps(other, other_optimizer, 1)
+    # Of another optimizer nothing is taken.
+    plain = optimizer_of("sgd", other)
+    found = dc.load_checkpoint(shared_tmp_path, other, plain, comm=comm, strict=False)
+    assert found is not None
+    assert len([name for name in found.unexpected if name.startswith("optimizer/")]) == 6 * len(moments)
+    assert not plain.state
+    # Shapes may not.
+    text = refused(comm, lambda: dc.load_checkpoint(shared_tmp_path, network(3), plain, comm=comm, strict=False))
+    assert "'0.weight' is torch.float64 (4, 2, 3, 3), not torch.float64 (3, 2, 3, 3)" in text
+
+
+@pytest.mark.fault(68)
+def test_another_dtype_is_taken_where_that_is_asked_for(comm: Any, shared_tmp_path: Path) -> None:
+    model = network()
+    optimizer = optimizer_of("adam", model)
+    steps(model, optimizer, 1)
+    dc.save_checkpoint(shared_tmp_path, 1, model, optimizer, comm=comm)
+    half = network().bfloat16()
+    half_optimizer = optimizer_of("adam", half)
+    for strict in (True, False):
+        text = refused(
+            comm,
+            lambda strict=strict: dc.load_checkpoint(shared_tmp_path, half, half_optimizer, comm=comm, strict=strict),
+        )
+        assert "'0.weight' is torch.float64 (4, 2, 3, 3), not torch.bfloat16 (4, 2, 3, 3)" in text
+    dc.load_checkpoint(shared_tmp_path, half, half_optimizer, comm=comm, convert_dtype=True)
+    for (name, found), expected in zip(half.state_dict().items(), model.state_dict().values(), strict=True):
+        assert torch.equal(found, expected.to(found.dtype)), name
+        assert found.dtype is (torch.int64 if "num_batches" in name else torch.bfloat16)
+    for here, there in zip(half.parameters(), model.parameters(), strict=True):
+        assert torch.equal(half_optimizer.state[here]["exp_avg"], optimizer.state[there]["exp_avg"].bfloat16())
+
+
+@pytest.mark.fault(61, 62)
+@pytest.mark.parametrize("damage", ["cut", "bit", "gone", "manifest"])
+def test_the_newest_whole_one_is_taken_where_that_is_asked_for(comm: Any, shared_tmp_path: Path, damage: str) -> None:
+    model = network()
+    optimizer = optimizer_of("sgd", model)
+    weights = []
+    for step in (1, 2, 3):
+        steps(model, optimizer, 1)
+        weights.append(model[0].weight.clone())
+        folder = dc.save_checkpoint(shared_tmp_path, step, model, optimizer, {"of": step}, comm=comm, keep=3)
+    comm.Barrier()
+    path = folder / MANIFEST if damage == "manifest" else only_file(folder)
+    content = path.read_bytes()
+    flipped = content[: len(content) // 2] + bytes([content[len(content) // 2] ^ 4]) + content[len(content) // 2 + 1 :]
+    comm.Barrier()
+    if damage == "gone":
+        on_rank_0(comm, path.unlink)
+    else:
+        on_rank_0(comm, lambda: path.write_bytes(content[:-1] if damage == "cut" else flipped))
+    text = refused(comm, lambda: dc.load_checkpoint(shared_tmp_path, model, optimizer, comm=comm))
+    assert str(folder) in text
+    assert damage == "gone" or "is damaged" in text
+    found = dc.load_checkpoint(shared_tmp_path, model, optimizer, comm=comm, fallback=True)
+    assert found is not None
+    assert (found.step, found.values, len(found.skipped)) == (2, {"of": 2}, 1)
+    assert str(folder) in found.skipped[0]
+    assert torch.equal(model[0].weight, weights[1])
+    comm.Barrier()
+    on_rank_0(comm, lambda: [each.write_bytes(b"") for each in shared_tmp_path.glob(f"*/{MANIFEST}")])
+    text = refused(comm, lambda: dc.load_checkpoint(shared_tmp_path, model, optimizer, comm=comm, fallback=True))
+    assert f"no checkpoint in {shared_tmp_path} is whole" in text

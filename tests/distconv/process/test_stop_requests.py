@@ -22,3 +22,14 @@ def test_a_signal_to_one_rank_is_heard_by_all_in_the_same_step(comm: Any, sent: 
             os.kill(os.getpid(), sent)
         assert [requests.heard() for _ in range(ahead + 1)] == [False] * ahead + [True]
     assert signal.getsignal(sent) is before
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_the_least_that_was_written_is_the_same_on_all_ranks(comm: Any, ahead: int) -> None:
+    here = iter(range(comm.rank, comm.rank + 7))
+    found = []
+    with StopRequests(comm, ahead, lambda: next(here)) as requests:
+        for _ in range(7):
+            requests.heard()
+            found.append(requests.least_written)
+    assert found == ([0] * ahead + list(range(7)))[:7]

@@ -86,7 +86,7 @@ def test_it_writes_metrics_a_summary_checkpoints_and_a_picture(
     assert summary["train_accuracy"] == lines[-2]["correct"] / 40
     assert summary["final_loss"] == lines[-3]["loss"]
     assert summary["settings"]["model"] == "lenet5"
-    assert sorted(p.name for p in (data / "out" / "checkpoints").iterdir()) == ["step-000004", "step-000006"]
+    assert sorted(p.name for p in (data / "out" / "checkpoints").glob("step-*")) == ["step-000004", "step-000006"]
     assert (data / "out" / "result.png").read_bytes()[:4] == b"\x89PNG"
     printed = capsys.readouterr().out
     shown = f"test accuracy: {100 * lines[-1]['accuracy']:.2f} % ({lines[-1]['correct']} of 21)"

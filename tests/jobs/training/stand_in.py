@@ -18,6 +18,8 @@ class StandIn:
         self.checkpoint = 0
         """The step that ``resume`` finds."""
         self.ahead = delay
+        self.checkpoints_begun = 0
+        self._saving: int | None = None
 
     @property
     def epoch(self) -> int:
@@ -38,8 +40,22 @@ class StandIn:
         first = self.losses[-1][0] if self.losses else self.checkpoint
         self.losses += [(step, 1.0 / step) for step in range(first + 1, last + 1)]
 
-    def save(self, directory: str) -> None:
+    def start_saving(self, directory: str) -> None:
+        self.finish_saving()
         self.asked.append(f"save {self.step_count}")
+        self.checkpoints_begun += 1
+        self._saving = self.step_count
+
+    @property
+    def checkpoints_written(self) -> int:
+        """As if writing took two steps, and one more on each further rank."""
+        writes = self._saving is not None and self.step_count < self._saving + 2 + self.comm.rank
+        return self.checkpoints_begun - writes
+
+    def finish_saving(self) -> None:
+        if self._saving is not None:
+            self.asked.append(f"saved {self._saving} at {self.step_count}")
+            self._saving = None
 
     def check_replicas(self) -> None:
         self.asked.append(f"check {self.step_count}")
@@ -47,7 +63,7 @@ class StandIn:
     def close(self) -> None:
         self.asked.append("close")
 
-    def resume(self, directory: str) -> bool:
+    def resume(self, directory: str, *, fallback: bool) -> bool:
         self.asked.append(f"resume {directory}")
         self.step_count = self.checkpoint
         return self.checkpoint > 0

@@ -112,12 +112,46 @@ def test_it_evaluates_behind_each_epoch_but_the_last_and_saves_when_asked(
     with Metrics(given.out, trainer) as metrics:
         take_steps(given, trainer, metrics, lambda: trainer.asked.append(f"evaluate {trainer.step_count}"))
     comm.Barrier()
-    assert sorted(trainer.asked) == sorted(["evaluate 3", *(f"save {step}" for step in saves)])
+    begun = [word for word in trainer.asked if not word.startswith("saved")]
+    assert sorted(begun) == sorted(["evaluate 3", *(f"save {step}" for step in saves)])
     lines = list(metrics.lines())
     assert [(line["step"], line["epoch"], line["loss"]) for line in lines] == [
         (step, (step - 1) // 3, 1.0 / step) for step in range(1, 7)
     ]
     assert all(line["lr"] == 0.5 and line["samples_per_s"] > 0 for line in lines)
+
+
+@on_ranks
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_checkpoint_is_committed_in_the_step_in_which_all_ranks_have_written_it(
+    comm: Any, shared_tmp_path: Path, delay: int
+) -> None:
+    trainer: Any = StandIn(comm, epochs=8, delay=delay)
+    given = options(shared_tmp_path, every=10)
+    prepare(given, trainer)
+    with Metrics(given.out, trainer) as metrics:
+        take_steps(given, trainer, metrics)
+    # The last of the ranks takes 2 steps, and one for each rank before it; an answer is known ``delay`` steps later.
+    takes = 1 + comm.size + delay
+    saved = ["save 10", f"saved 10 at {10 + takes}", "save 20", f"saved 20 at {min(20 + takes, 24)}"]
+    assert trainer.asked == [*saved, "save 24", "saved 24 at 24"]
+
+
+@on_ranks
+def test_a_run_that_ends_on_all_ranks_commits_its_checkpoint_first(comm: Any, shared_tmp_path: Path) -> None:
+    trainer: Any = StandIn(comm)
+    given = options(shared_tmp_path, every=3)
+    prepare(given, trainer)
+
+    def failing(*batch: object) -> None:
+        if trainer.step_count == 3:
+            raise DataError("the loss is nan")
+        StandIn.step(trainer, *batch)
+
+    trainer.step = failing
+    with pytest.raises(DataError, match="the loss is nan"), Metrics(given.out, trainer) as metrics:
+        take_steps(given, trainer, metrics)
+    assert trainer.asked == ["save 3", "saved 3 at 3"]
 
 
 @pytest.mark.fault(42)
@@ -129,6 +163,32 @@ def test_replicas_are_compared_as_often_as_asked(comm: Any, shared_tmp_path: Pat
     with Metrics(given.out, trainer) as metrics:
         take_steps(given, trainer, metrics)
     assert trainer.asked == ["check 2", "check 4", "check 6"]
+
+
+@pytest.mark.fault(61)
+@on_ranks
+def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(train_classify, "draw", lambda *_: None)
+    data = written(comm, shared_tmp_path)
+    words = command(comm, data, "--epochs", "2", "--checkpoint-every", "2")
+    assert cli.main(words) == 0
+    comm.Barrier()
+    undisturbed = _steps(data)
+    comm.Barrier()
+    if comm.rank == 0:
+        (newest,) = (data / "out" / CHECKPOINTS / "step-000006").glob("*.h5")
+        newest.write_bytes(newest.read_bytes()[:-1])
+    comm.Barrier()
+    capsys.readouterr()
+    assert cli.main([*words, "--resume"]) == 2
+    said = "delete it to resume earlier, or ask for that (--resume whole"
+    assert (said in capsys.readouterr().err) == (comm.rank == 0)
+    assert cli.main([*words, "--resume", "whole"]) == 0
+    assert ("passed over: checkpoint " in capsys.readouterr().out) == (comm.rank == 0)
+    comm.Barrier()
+    assert _steps(data) == undisturbed
 
 
 # --- Runs that a signal stops ---
@@ -156,7 +216,7 @@ def test_a_stopped_run_has_a_checkpoint_and_all_its_losses(
         take_steps(given, trainer, metrics)
     comm.Barrier()
     assert end.value.code == EXIT_CODE == 143
-    assert trainer.asked[-2:] == [f"save {last}", "close"]
+    assert trainer.asked[-3:] == [f"save {last}", f"saved {last} at {last}", "close"]
     assert [line["loss"] for line in metrics.lines()] == [1.0 / step for step in range(1, last + 1)]
     said = f"stopped by a signal after step {last} of 6; go on with --resume"
     assert (said in capsys.readouterr().out) == (comm.rank == 0)
@@ -184,7 +244,7 @@ def test_what_goes_on_after_a_signal_takes_the_steps_of_an_undisturbed_run(
         patch.setattr(Trainer, "step", signalled)
         cli.main(command(comm, data, "--epochs", "2", "--overwrite"))
     comm.Barrier()
-    assert [each.name for each in (data / "out" / CHECKPOINTS).iterdir() if "." not in each.name] == ["step-000004"]
+    assert [each.name for each in (data / "out" / CHECKPOINTS).glob("step-*")] == ["step-000004"]
     comm.Barrier()
     assert cli.main(command(comm, data, "--epochs", "2", "--resume")) == 0
     comm.Barrier()

@@ -1,12 +1,83 @@
-"""What all training jobs share: the learning rate."""
+"""What all training jobs share: the learning rate, and checkpoints that are written beside the steps."""
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from distconv import checkpoint
+from distconv.checkpoint import files
+from distconv.jobs.images.classification import Settings, Trainer
+from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.training import learning_rate
+from tests.distconv.checkpoint.damage import refused
+from tests.jobs.images.grids import grid_of
+from tests.jobs.images.image_files import written
+
+on_ranks = pytest.mark.ranks(1, 2, 4)
+
+
+def trainer_on(comm: Any, folder: Path, optimizer: str = "sgd") -> Trainer:
+    settings = Settings("lenet5", batch=16, steps=8, optimizer=optimizer, lr=0.01, dtype="float64", augment="crop")
+    return Trainer(settings, ImageSamples(folder, comm), grid_of(comm))
+
+
+@pytest.mark.fault(66)
+@on_ranks
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_what_is_saved_beside_the_steps_is_as_it_was_before_them(
+    comm: Any, shared_tmp_path: Path, optimizer: str
+) -> None:
+    folder, saved = written(comm, shared_tmp_path), str(shared_tmp_path / "saved")
+    first, losses = trainer_on(comm, folder, optimizer), []
+    for batch in first.batches():
+        losses.append(first.step(*batch.tensors))
+        if first.step_count == 3:
+            first.start_saving(saved)
+            assert checkpoint.newest(saved, comm) is None
+        if first.step_count == 6:
+            first.finish_saving()
+            assert first.checkpoints_written == first.checkpoints_begun == 1
+    second = trainer_on(comm, folder, optimizer)
+    assert second.resume(saved)
+    assert [second.step(*batch.tensors) for batch in second.batches()] == losses[3:]
+    for one, other in zip(first.model.state_dict().values(), second.model.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.fault(58)
+@on_ranks
+def test_steps_go_on_when_one_rank_finds_the_disk_full_beside_them(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, saved = written(comm, shared_tmp_path), str(shared_tmp_path / "saved")
+    trainer = trainer_on(comm, folder)
+    batches = trainer.batches()
+    trainer.step(*next(batches).tensors)
+    trainer.save(saved)
+    first = checkpoint.newest(saved, comm)
+    comm.Barrier()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        if comm.rank == 0:
+            patched.setattr(files.os, "write", full)
+        trainer.start_saving(saved)
+        trainer.step(*next(batches).tensors)
+        text = refused(comm, trainer.finish_saving)
+    assert "step-000001 could not be written: [Errno 28] No space left on device" in text
+    assert checkpoint.newest(saved, comm) == first
+    trainer.step(*next(batches).tensors)
+    trainer.save(saved)
+    assert checkpoint.newest(saved, comm) == Path(saved) / "step-000003"
 
 
 def test_the_learning_rate_rises_and_falls_to_zero() -> None:
