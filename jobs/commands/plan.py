@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
+from distconv.batch_norm import BATCH_NORM
 from distconv.jobs.planning import picture, report
 from distconv.jobs.planning.options import (
     add_machine_argument,
@@ -25,7 +26,7 @@ from distconv.jobs.planning.options import (
     traced,
 )
 from distconv.jobs.planning.strong_scaling import curves, rank_counts, strategies
-from distconv.perfmodel.cost.assumptions import BATCH_NORM, MEMORY_MODELS, Settings
+from distconv.perfmodel.cost.assumptions import MEMORY_MODELS, Settings
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.units import MEMORY
 from distconv.perfmodel.strategy.selection import METHODS, Strategy, select
@@ -71,7 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of convolutions (default: none)",
     )
     parser.add_argument(
-        "--batch-norm", choices=BATCH_NORM, default=defaults.batch_norm, help="its statistics (default: %(default)s)"
+        "--batch-norm",
+        choices=BATCH_NORM,
+        default=defaults.batch_norm,
+        help="its statistics; the plan says so to training (default: %(default)s)",
     )
     parser.add_argument("--layers", action="store_true", help="print each layer's times as well")
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan to this file")

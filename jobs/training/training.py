@@ -49,6 +49,8 @@ class Settings:
     dtype: str = "float32"
     precision: str = "full"
     """``bf16``: what torch.autocast takes for that computes in bfloat16; weights, gradients and the loss do not."""
+    batch_norm: str = "global"
+    """What statistics are taken over (distconv.batch_norm)."""
     seed: int = 0
     drop_last: bool = False
     """Leave out the last batch of an epoch when it would be smaller."""
@@ -288,7 +290,7 @@ class Trainer(Training):
         """``place`` is the grid of all layers, or the plan that says which layer is on which."""
         self.place = place
         grid = place.input_grid(model, comm) if isinstance(place, Plan) else place
-        model = parallelize(model.to(device, dtype_of(settings)), place, comm=comm)
+        model = parallelize(model.to(device, dtype_of(settings)), place, comm=comm, batch_norm=settings.batch_norm)
         super().__init__(settings, model, grid, comm, device)
 
     @property

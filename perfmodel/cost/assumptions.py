@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from distconv.batch_norm import BATCH_NORM
 from distconv.errors import DistconvError
 
 MEMORY_MODELS = ("autograd", "keep-all")
-BATCH_NORM = ("global", "spatial", "local")
 
 
 class SettingsError(DistconvError, ValueError):

@@ -90,6 +90,16 @@ def test_a_strategy_evaluates_to_its_own_time_and_memory_and_its_plan_says_the_r
     assert strategy.time <= min(p.time for p in strategy.uniform.values() if p is not None) * (1 + 1e-12)
 
 
+def test_a_plan_carries_the_statistics_of_batch_norm_that_it_was_chosen_for():
+    graph = trace(MODELS["resnet20"].factory(), (16, 3, 32, 32))
+    strategy = select(graph, machine(), 4, seconds=2, batch_norm="local")
+    assert strategy.plan.batch_norm == "local"
+    assert evaluate(graph, strategy.plan, machine(), 4).time == pytest.approx(strategy.time, rel=1e-12)
+    as_global = evaluate(graph, strategy.plan, machine(), 4, batch_norm="global")
+    assert as_global.time > strategy.time
+    assert all(layer.sync == 0 for name, layer in strategy.prediction.layers.items() if name != "head")
+
+
 def test_an_explanation_lists_every_distribution_and_both_pure_strategies():
     graph = trace(MODELS["lenet5"].factory(), (8, 1, 28, 28))
     strategy = select(graph, machine(), 2)
