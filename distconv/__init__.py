@@ -66,6 +66,7 @@ from distconv.errors import (
 from distconv.grid import ProcessGrid
 from distconv.parallel import parallelize
 from distconv.parameters.gradient_reduction import no_sync
+from distconv.parameters.optimizer_state import shard_optimizer
 from distconv.parameters.replicas import check_replicas
 from distconv.placement import from_local, gather, scatter
 from distconv.plan import Plan
@@ -114,4 +115,5 @@ __all__ = [
     "parse_grid",
     "save_checkpoint",
     "scatter",
+    "shard_optimizer",
 ]

@@ -18,6 +18,7 @@ from distconv.checkpoint.manifest import newest
 from distconv.checkpoint.reading import Checkpoint, compare, load
 from distconv.checkpoint.writing import save
 from distconv.errors import CheckpointError
+from distconv.parameters.optimizer_state import split_of
 
 Tensors = dict[str, torch.Tensor]
 
@@ -157,8 +158,10 @@ def _below(prefix: str, tensors: Tensors) -> Tensors:
 def _optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors, dict[str, Any]]:
     tensors: Tensors = {}
     scalars: dict[str, Any] = {}
+    split = split_of(optimizer)
+    state = optimizer.state if split is None else split.whole(optimizer)
     for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
                 tensors[f"{name}/{key}"] = value
             else:
@@ -177,3 +180,6 @@ def _restore_optimizer(checkpoint: Checkpoint, model: torch.nn.Module, optimizer
     for name, value in checkpoint.values["optimizer_scalars"].items():
         owner, _, key = name.rpartition("/")
         optimizer.state[parameters[owner]][key] = value
+    split = split_of(optimizer)
+    if split is not None:
+        split.deal(optimizer)

@@ -59,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tensors of state per parameter: SGD 0, with momentum 1, Adam 2 (default: %(default)s)",
     )
     parser.add_argument(
+        "--shard-optimizer",
+        action="store_true",
+        help="that state is split over the ranks that hold the same weights, as training does with this option",
+    )
+    parser.add_argument(
         "--memory-model",
         choices=MEMORY_MODELS,
         default=defaults.memory_model,
@@ -96,8 +101,8 @@ def _plan(options: argparse.Namespace) -> None:
         picture.check_format(options.plot)
     machine = Machine.load(options.machine)
     memory = options.memory or machine.memory_bytes
-    chosen = {name: getattr(options, name) for name in ("optimizer_slots", "memory_model", "workspace", "batch_norm")}
-    assumptions = asdict(Settings(**chosen))
+    names = ("optimizer_slots", "shard_optimizer", "memory_model", "workspace", "batch_norm")
+    assumptions = asdict(Settings(**{name: getattr(options, name) for name in names}))
     graph = traced(options)
 
     def planned(ranks: int) -> Strategy:

@@ -61,6 +61,11 @@ def add_training_arguments(
         help="statistics over the mini-batch, the samples that a rank shares, or what it has (default: the plan's, or "
         "global)",
     )
+    parser.add_argument(
+        "--shard-optimizer",
+        action="store_true",
+        help="split the optimizer's state over the ranks that hold the same weights",
+    )
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--seed", type=seed, default=defaults.seed, help="default: %(default)s")
     parser.add_argument("--drop-last", action="store_true", help="leave out an epoch's last batch if it is smaller")

@@ -123,6 +123,8 @@ def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
     """
     if options.check_replicas_every and (options.pipeline or options.pipeline_plan):
         raise ScheduleError("--check-replicas-every is for grids and plans: stages have weights of their own")
+    if options.shard_optimizer and (options.pipeline or options.pipeline_plan):
+        raise ScheduleError("--shard-optimizer is for grids and plans: stages have weights of their own")
     if options.batch_norm and (options.pipeline or options.pipeline_plan):
         raise ScheduleError("--batch-norm is for grids and plans: a stage normalises over its micro-batch")
     if options.pipeline is None:

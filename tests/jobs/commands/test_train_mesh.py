@@ -92,6 +92,22 @@ def test_batch_norm_is_as_the_option_or_the_plan_says_and_stays_so(
 
 
 @on_ranks
+def test_split_optimizer_state_changes_no_number_and_may_be_given_up(comm: Any, shared_tmp_path: Path) -> None:
+    path = written(shared_tmp_path / "mesh.h5", comm)
+    runs = {"whole": [], "split": ["--shard-optimizer"]}
+    for name, later in (("whole", "split"), ("split", "whole")):
+        at = command(path, shared_tmp_path / name, comm, "--dtype", "float64", "--optimizer", "adam")
+        assert cli.main([*at, "--steps", "2", *runs[name]]) == 0
+        assert cli.main([*at, "--steps", "4", "--resume", *runs[later]]) == 0
+    comm.Barrier()
+    losses = [
+        [json.loads(line).get("loss") for line in (shared_tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in runs
+    ]
+    assert len(losses[0]) >= 4 and losses[0] == losses[1]
+
+
+@on_ranks
 def test_without_matplotlib_it_says_so(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

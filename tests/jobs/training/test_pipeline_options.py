@@ -31,3 +31,8 @@ def test_running_statistics_are_the_pipelines_and_batch_norm_that_of_grids() -> 
     assert pipelining(2, "gpipe", "--running-statistics", "deferred").batch_norm == "deferred"
     with pytest.raises(ScheduleError, match="--batch-norm is for grids and plans"):
         pipelining(2, "gpipe", "--batch-norm", "local")
+
+
+def test_a_pipeline_does_not_split_the_optimizers_state() -> None:
+    with pytest.raises(ScheduleError, match="--shard-optimizer is for grids and plans"):
+        pipelining(2, "gpipe", "--shard-optimizer")
