@@ -9,6 +9,7 @@
 
     arrangement       Arrangements: where ranks are along named axes. Pure arithmetic
     autograd          Autograd's graph with distributed tensors in it: derivatives, nodes, users' own functions
+    batch_norm        Over which values the batch norms of a model take their statistics
     checkpoint        Checkpoints: named global tensors in HDF5 and everything else in JSON; no pickle
     cli               The command ``distconv``: finds the job that was asked for, loads that module alone
     communication     Everything that crosses ranks
@@ -65,6 +66,7 @@ from distconv.errors import (
 from distconv.grid import ProcessGrid
 from distconv.parallel import parallelize
 from distconv.parameters.gradient_reduction import no_sync
+from distconv.parameters.optimizer_state import shard_optimizer
 from distconv.parameters.replicas import check_replicas
 from distconv.placement import from_local, gather, scatter
 from distconv.plan import Plan
@@ -113,4 +115,5 @@ __all__ = [
     "parse_grid",
     "save_checkpoint",
     "scatter",
+    "shard_optimizer",
 ]

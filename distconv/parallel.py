@@ -11,6 +11,7 @@ from mpi4py import MPI
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
+from distconv.batch_norm import BATCH_NORM, take
 from distconv.communication.agreement import agree
 from distconv.communication.digest import bytes_of, different
 from distconv.dispatch import name_layer
@@ -29,7 +30,12 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 
 def parallelize(
-    model: M, target: ProcessGrid | Plan, *, broadcast: bool = False, comm: MPI.Intracomm | None = None
+    model: M,
+    target: ProcessGrid | Plan,
+    *,
+    broadcast: bool = False,
+    comm: MPI.Intracomm | None = None,
+    batch_norm: str | None = None,
 ) -> M:
     """Prepare ``model`` for tensors distributed over a grid, or as a plan says; returns the same module. Collective.
 
@@ -40,6 +46,10 @@ def parallelize(
     must be equal on all ranks; with ``broadcast=True`` rank 0's are sent to the others instead. A model that is then
     trained on plain tensors, which nothing has scattered, says so once in a ReplicationWarning.
 
+    ``batch_norm``: what statistics are taken over, in place of what a plan says: ``"global"``, the whole mini-batch and
+    the numbers of one process; ``"spatial"``, the samples that a rank shares; ``"local"``, what it has
+    (distconv.batch_norm). ``nn.SyncBatchNorm`` layers stay global.
+
     Raises
     ------
     MismatchError
@@ -49,15 +59,19 @@ def parallelize(
     ShapeError
         On all ranks, if a layer's groups do not divide over the ranks that split its channels.
     UnsupportedOperation
-        If ``target`` is neither a grid nor a plan, or a lazy layer has not been called yet.
+        If ``target`` is neither a grid nor a plan, ``batch_norm`` is none of these, or a lazy layer has not been called
+        yet.
     """
     if not isinstance(target, (ProcessGrid, Plan)):
         raise UnsupportedOperation(f"parallelize needs a ProcessGrid or a Plan, not {type(target).__name__}")
+    over = batch_norm or (target.batch_norm if isinstance(target, Plan) else "global")
+    if over not in BATCH_NORM:
+        raise UnsupportedOperation(f"parallelize: batch_norm={over!r} must be one of {', '.join(BATCH_NORM)}")
     world = target.world if isinstance(target, ProcessGrid) else (comm or MPI.COMM_WORLD)
     _check_shapes_known(model)
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     described = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items())
-    agree(world, "parallelize", f"{type(model).__name__}: {described}")
+    agree(world, "parallelize", f"{type(model).__name__}, batch norm {over}: {described}")
     if isinstance(target, ProcessGrid):
         layers = {name: (module, target) for name, module in model.named_modules()}
     else:
@@ -70,6 +84,7 @@ def parallelize(
         else:
             check_equal(world, plain, "parallelize", ", or pass broadcast=True")
     shard(layers)
+    take(model, over)
     if world.size > 1 and not any(isinstance(hook, _PlainTraining) for hook in model._forward_hooks.values()):
         model.register_forward_hook(_PlainTraining(), with_kwargs=True)
     if isinstance(target, Plan):

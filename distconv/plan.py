@@ -6,6 +6,8 @@
 A pattern is matched (``fnmatch``) against the full names of the layers; later patterns win. Convolution and linear
 layers decide their distribution, and so does any module that a pattern names exactly; all other operators stay on the
 grid of their first argument. Parts whose product is smaller than the number of ranks leave replicas (axis ``r``).
+``"batch_norm": "local"`` or ``"spatial"`` beside the layers lets batch norm take its statistics over less than the
+mini-batch (distconv.batch_norm).
 
 Source: Dryden et al. 2019, III-C and V-C.
 """
@@ -18,12 +20,14 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import torch
 from mpi4py import MPI
 from torch.nn.modules.conv import _ConvNd
 
 from distconv.arrangement import AXES
+from distconv.batch_norm import BATCH_NORM
 from distconv.communication.agreement import agree, alike
 from distconv.errors import PlanError
 from distconv.grid import ProcessGrid
@@ -39,18 +43,23 @@ class Plan:
     """For layer name patterns the parts along each grid axis: ``Plan({"*": {"h": 4}, "fc": {"n": 4}})``.
 
     ``ranks`` is the number of ranks that it was made for; without it any number will do that the parts divide.
+    ``batch_norm`` is what the model's batch norms take their statistics over (distconv.batch_norm).
 
     Raises
     ------
     PlanError
-        If a pattern, an axis or a number of parts is none.
+        If a pattern, an axis, a number of parts or the statistics are none.
     """
 
-    def __init__(self, layers: Mapping[str, Mapping[str, int]], ranks: int | None = None) -> None:
+    def __init__(
+        self, layers: Mapping[str, Mapping[str, int]], ranks: int | None = None, *, batch_norm: str = "global"
+    ) -> None:
         if not isinstance(layers, Mapping) or not layers:
             raise PlanError(f"a plan needs at least one layer name pattern, not {layers!r}")
         if ranks is not None and not _positive(ranks):
             raise PlanError(f"plan: ranks={ranks!r} must be a positive whole number")
+        if batch_norm not in BATCH_NORM:
+            raise PlanError(f"plan: batch_norm={batch_norm!r}: it is one of {', '.join(BATCH_NORM)}")
         for pattern, parts in layers.items():
             if not isinstance(pattern, str) or not isinstance(parts, Mapping):
                 raise PlanError(f"plan: {pattern!r}: {parts!r} must be a pattern with its parts, like {{'h': 4}}")
@@ -62,6 +71,7 @@ class Plan:
                 )
         self.layers = {pattern: dict(parts) for pattern, parts in layers.items()}
         self.ranks = ranks
+        self.batch_norm = batch_norm
 
     # -- files --------------------------------------------------------------------------------------------------------
 
@@ -81,9 +91,9 @@ class Plan:
     @classmethod
     def _read(cls, path: Path) -> Plan:
         marks = {"format": FORMAT, "version": VERSION}
-        content = json_document(path, "plan", PlanError, marks=marks, keys=["layers"], optional=["ranks"])
+        content = json_document(path, "plan", PlanError, marks=marks, keys=["layers"], optional=["ranks", "batch_norm"])
         try:
-            return cls(content["layers"], content.get("ranks"))
+            return cls(content["layers"], content.get("ranks"), batch_norm=content.get("batch_norm", "global"))
         except PlanError as error:
             raise PlanError(f"{path}: {error}") from None
 
@@ -93,8 +103,13 @@ class Plan:
 
     def to_json(self) -> str:
         """The content of a plan file."""
+        return json.dumps({"format": FORMAT, "version": VERSION, **self.entries()}, indent=1)
+
+    def entries(self) -> dict[str, Any]:
+        """What a file says of it; what is as it is by default is left out."""
         ranks = {} if self.ranks is None else {"ranks": self.ranks}
-        return json.dumps({"format": FORMAT, "version": VERSION, **ranks, "layers": self.layers}, indent=1)
+        batch_norm = {} if self.batch_norm == "global" else {"batch_norm": self.batch_norm}
+        return {**ranks, **batch_norm, "layers": self.layers}
 
     # -- what it says of a model --------------------------------------------------------------------------------------
 
@@ -149,7 +164,8 @@ class Plan:
 
     def __repr__(self) -> str:
         ranks = "" if self.ranks is None else f", ranks={self.ranks}"
-        return f"Plan({', '.join(f'{p!r}: {written(parts)}' for p, parts in self.layers.items())}{ranks})"
+        batch_norm = "" if self.batch_norm == "global" else f", batch_norm={self.batch_norm!r}"
+        return f"Plan({', '.join(f'{p!r}: {written(parts)}' for p, parts in self.layers.items())}{ranks}{batch_norm})"
 
 
 def _positive(value: object) -> bool:

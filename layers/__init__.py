@@ -20,10 +20,7 @@ if __name__ != "distconv.layers":
 import importlib
 import pkgutil
 
-from distconv.layers.nn.batch_norm import batch_norm_statistics
 from distconv.layers.plumbing import one_rank
-
-__all__ = ["batch_norm_statistics"]
 
 # Each module registers its operators when it is imported.
 for _folder in ("nn", "math", "tensor", "plumbing"):

@@ -18,6 +18,7 @@ from distconv.checkpoint.reading import Checkpoint, LayoutOf, compare, load_newe
 from distconv.checkpoint.writing import save
 from distconv.distribution import Distribution
 from distconv.errors import CheckpointError
+from distconv.parameters.optimizer_state import split_of
 from distconv.tensor import DistTensor
 
 Tensors = dict[str, torch.Tensor]
@@ -206,8 +207,10 @@ def _below(prefix: str, tensors: Tensors) -> Tensors:
 def _optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors, dict[str, Any]]:
     tensors: Tensors = {}
     scalars: dict[str, Any] = {}
+    split = split_of(optimizer)
+    state = optimizer.state if split is None else split.whole(optimizer)
     for name, parameter in model.named_parameters():
-        for key, value in optimizer.state.get(parameter, {}).items():
+        for key, value in state.get(parameter, {}).items():
             if isinstance(value, torch.Tensor):
                 tensors[f"{name}/{key}"] = value
             else:
@@ -233,4 +236,7 @@ def _restore_optimizer(
             converts = convert_dtype and value.is_floating_point()
             value = value.to(parameters[owner].device, parameters[owner].dtype if converts else value.dtype)
         optimizer.state[parameters[owner]][key] = value
+    split = split_of(optimizer)
+    if split is not None:
+        split.deal(optimizer)
     return unused

@@ -1,5 +1,6 @@
 """Peak resident memory of one training step: per rank of a grid, and of one rank by itself, in the same run.
 
+With ``--shard-optimizer`` the ranks do it with the optimizer's state split, and then again with whole state.
 The peaks are the operating system's (ru_maxrss). What the process held before the model was built, the interpreter and
 its libraries, is shown apart: no grid can split it. Each run has the allocator settings that it has by default.
 """
@@ -13,11 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from mpi4py import MPI
 
 from distconv.distribution import Distribution, default_axes
@@ -30,6 +32,7 @@ from distconv.jobs.training.options import grid_extents, positive
 from distconv.jobs.training.report import peak_memory_bytes
 from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.parallel import parallelize
+from distconv.parameters.optimizer_state import shard_optimizer
 from distconv.tensor import DistTensor
 
 from . import report
@@ -38,7 +41,16 @@ EXAMPLES = """\
 examples:
   mpiexec -n 4 distconv bench memory --model mesh1k --size 1024 --grid h=4
   mpiexec -n 4 distconv bench memory --model unet --size 512 --batch 2 --grid n=2,h=2 --json memory.json
+  mpiexec -n 4 distconv bench memory --model vgg16_bn --size 32 --batch 16 --optimizer adam --shard-optimizer
 """
+
+CLASSIFIED = ("vgg16", "vgg16_bn")
+"""Models of images with 3 channels and one label each."""
+
+OPTIMIZERS: dict[str, tuple[Any, int]] = {"sgd": (torch.optim.SGD, 1), "adam": (torch.optim.Adam, 2)}
+"""With the steps until all its memory is in use: Adam has no state before the end of the first."""
+
+TRAINED = {"sgd": "one step of SGD", "adam": "two steps of Adam"}
 
 LAUNCHER_PREFIXES = ("PMI", "HYD", "MPI_LOCAL", "MPIR_CVAR_CH3", "OMPI_", "PRTE_")
 """Variables by which a process believes that a launcher started it as one rank of many."""
@@ -63,13 +75,21 @@ class Peak:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv bench memory``."""
-    parser.add_argument("--model", choices=MESH_MODELS, default="mesh1k", help="default: %(default)s")
+    parser.add_argument("--model", choices=(*MESH_MODELS, *CLASSIFIED), default="mesh1k", help="default: %(default)s")
     parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
     parser.add_argument(
         "--size", type=positive, default=1024, help="height and width of the samples (default: %(default)s)"
     )
     parser.add_argument("--batch", type=positive, default=1, help="samples (default: %(default)s)")
     parser.add_argument("--grid", type=grid_extents, metavar="h=4", help="default: all ranks along h")
+    parser.add_argument(
+        "--optimizer", choices=OPTIMIZERS, default="sgd", help="adam: two steps, the second with state (default: sgd)"
+    )
+    parser.add_argument(
+        "--shard-optimizer",
+        action="store_true",
+        help="measure with the optimizer's state split over ranks, and without",
+    )
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     report.add_json_argument(parser)
 
@@ -83,27 +103,44 @@ def run(options: argparse.Namespace) -> int:
     grid = ProcessGrid(comm, **(options.grid or {"h": comm.size}))
     # The one rank goes first: the others hold nothing yet, and sleep.
     alone = on_rank_0(comm, lambda: by_itself(options))
+    # The one that takes less goes first: the peak is that of the process.
+    split = comm.gather(measure(options, grid, split=True), root=0) if options.shard_optimizer else None
     peaks = comm.gather(measure(options, grid), root=0)
     if peaks is not None:
-        _report(options, grid, alone, peaks)
+        if split is not None:
+            peaks = [replace(peak, before=first.before) for peak, first in zip(peaks, split, strict=True)]
+        _report(options, grid, alone, peaks, split)
     return 0
 
 
-def measure(options: argparse.Namespace, grid: ProcessGrid) -> Peak:
-    """One step of SGD on random samples over ``grid``. Collective."""
+def measure(options: argparse.Namespace, grid: ProcessGrid, *, split: bool = False) -> Peak:
+    """Training on random samples over ``grid``; ``split``: with the optimizer's state. Collective."""
     before = peak_memory_bytes()
     torch.manual_seed(0)
     model = MODELS[options.model](**({} if options.width is None else {"width": options.width}))
     model = parallelize(model, grid)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
-    shape = (options.batch, len(CHANNELS), options.size, options.size)
-    x = _random(Distribution(grid, default_axes("nchw", 4)), shape)
-    label = _random(Distribution(grid, default_axes("nhw", 3)), (shape[0], *shape[2:]))
-    start = time.perf_counter()
-    loss = segmentation_loss(model(x), (label > 1.5).float(), 0.07)
-    loss.backward()
-    optimizer.step()
+    make, steps = OPTIMIZERS[options.optimizer]
+    optimizer = make(model.parameters(), 1e-3)
+    if split:
+        shard_optimizer(optimizer, grid.world)
+    x = _random(Distribution(grid, default_axes("nchw", 4)), (options.batch, *_sample(options)))
+    for _ in range(steps):
+        start = time.perf_counter()
+        _loss(options, model(x)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
     return Peak(before, peak_memory_bytes(), time.perf_counter() - start)
+
+
+def _sample(options: argparse.Namespace) -> tuple[int, int, int]:
+    return 3 if options.model in CLASSIFIED else len(CHANNELS), options.size, options.size
+
+
+def _loss(options: argparse.Namespace, y: DistTensor) -> torch.Tensor:
+    if options.model in CLASSIFIED:
+        return F.cross_entropy(y, _random(Distribution(y.grid, ("n",)), y.shape[:1]).abs().long())
+    label = _random(Distribution(y.grid, default_axes("nhw", 3)), (options.batch, options.size, options.size))
+    return segmentation_loss(y, (label > 1.5).float(), 0.07)
 
 
 def _random(dist: Distribution, shape: tuple[int, ...]) -> DistTensor:
@@ -119,6 +156,7 @@ def by_itself(options: argparse.Namespace) -> Peak:
         If that fails.
     """
     words = ["memory", "--alone", "--model", options.model, "--size", str(options.size), "--batch", str(options.batch)]
+    words += ["--optimizer", options.optimizer]
     return in_new_process(words + (["--width", str(options.width)] if options.width else []))
 
 
@@ -161,24 +199,32 @@ def _peak_bytes_since_last() -> int:
     return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
-def _report(options: argparse.Namespace, grid: ProcessGrid, alone: Peak, peaks: list[Peak]) -> None:
+def _report(
+    options: argparse.Namespace, grid: ProcessGrid, alone: Peak, peaks: list[Peak], split: list[Peak] | None
+) -> None:
     worst, worst_used = max(peak.peak for peak in peaks), max(peak.used for peak in peaks)
     print(
-        f"{options.model}{f' of width {options.width}' if options.width else ''}, {options.batch} x {len(CHANNELS)} x "
-        f"{options.size} x {options.size}, float32, cpu, one step of SGD"
+        f"{options.model}{f' of width {options.width}' if options.width else ''}, "
+        f"{' x '.join(map(str, (options.batch, *_sample(options))))}, float32, cpu, {TRAINED[options.optimizer]}"
     )
     print(f"{'':<24}{'process':>12}{'libraries':>12}{'model':>12}{'step':>9}")
     _print_row("one rank", alone)
     for rank, peak in enumerate(peaks):
         _print_row(f"{grid.describe()}, rank {rank}", peak)
+    for rank, peak in enumerate(split or ()):
+        _print_row(f"state split, rank {rank}", peak)
     ratio, whole = worst_used / alone.used, worst / alone.peak
     print(f"peak of the model per rank, against one rank: {ratio:.3f} (1/{grid.size} = {1 / grid.size:.3f})")
     print(f"peak of the whole process, libraries included:  {whole:.3f}")
+    if split is not None:
+        less = max(peak.used for peak in split)
+        print(f"peak of the model per rank with split state: {less / MIB:.0f} of {worst_used / MIB:.0f} MiB")
     figures: dict[str, Any] = {
         "alone": asdict(alone),
         "ranks": [asdict(peak) for peak in peaks],
         "ratio": ratio,
         "process_ratio": whole,
+        "split": None if split is None else [asdict(peak) for peak in split],
     }
     report.give_json({"model": options.model, "size": options.size, "grid": grid.describe(), **figures}, options.json)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
+from distconv.batch_norm import BATCH_NORM
 from distconv.jobs.planning import picture, report
 from distconv.jobs.planning.options import (
     add_machine_argument,
@@ -25,7 +26,7 @@ from distconv.jobs.planning.options import (
     traced,
 )
 from distconv.jobs.planning.strong_scaling import curves, rank_counts, strategies
-from distconv.perfmodel.cost.assumptions import BATCH_NORM, MEMORY_MODELS, Settings
+from distconv.perfmodel.cost.assumptions import MEMORY_MODELS, Settings
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.units import MEMORY
 from distconv.perfmodel.strategy.selection import METHODS, Strategy, select
@@ -58,6 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tensors of state per parameter: SGD 0, with momentum 1, Adam 2 (default: %(default)s)",
     )
     parser.add_argument(
+        "--shard-optimizer",
+        action="store_true",
+        help="that state is split over the ranks that hold the same weights, as training does with this option",
+    )
+    parser.add_argument(
         "--memory-model",
         choices=MEMORY_MODELS,
         default=defaults.memory_model,
@@ -71,7 +77,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of convolutions (default: none)",
     )
     parser.add_argument(
-        "--batch-norm", choices=BATCH_NORM, default=defaults.batch_norm, help="its statistics (default: %(default)s)"
+        "--batch-norm",
+        choices=BATCH_NORM,
+        default=defaults.batch_norm,
+        help="its statistics; the plan says so to training (default: %(default)s)",
     )
     parser.add_argument("--layers", action="store_true", help="print each layer's times as well")
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the plan to this file")
@@ -92,8 +101,8 @@ def _plan(options: argparse.Namespace) -> None:
         picture.check_format(options.plot)
     machine = Machine.load(options.machine)
     memory = options.memory or machine.memory_bytes
-    chosen = {name: getattr(options, name) for name in ("optimizer_slots", "memory_model", "workspace", "batch_norm")}
-    assumptions = asdict(Settings(**chosen))
+    names = ("optimizer_slots", "shard_optimizer", "memory_model", "workspace", "batch_norm")
+    assumptions = asdict(Settings(**{name: getattr(options, name) for name in names}))
     graph = traced(options)
 
     def planned(ranks: int) -> Strategy:

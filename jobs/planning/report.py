@@ -73,6 +73,7 @@ def training(options: argparse.Namespace, graph: LayerGraph) -> str:
     """The command, or the line of Python, that trains with the plan."""
     width = f" --width {options.width}" if options.width else ""
     rest = f"--model {options.model}{width} --batch {options.batch} --plan {options.out}"
+    rest += " --shard-optimizer" if options.shard_optimizer else ""
     mesh = options.model in MESH_MODELS
     if mesh and options.input[0] == len(CHANNELS) and not options.classes:
         return f"mpiexec -n {options.ranks} distconv train mesh --data PATH {rest}"

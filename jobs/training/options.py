@@ -12,6 +12,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.arrangement import parse_grid
+from distconv.batch_norm import BATCH_NORM
 from distconv.communication.agreement import together
 from distconv.errors import GridError
 from distconv.grid import ProcessGrid
@@ -53,6 +54,17 @@ def add_training_arguments(
         default=defaults.precision,
         help="bf16: convolutions and products in bfloat16 (torch.autocast), weights, gradients and the loss in float32 "
         "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch-norm",
+        choices=BATCH_NORM,
+        help="statistics over the mini-batch, the samples that a rank shares, or what it has (default: the plan's, or "
+        "global)",
+    )
+    parser.add_argument(
+        "--shard-optimizer",
+        action="store_true",
+        help="split the optimizer's state over the ranks that hold the same weights",
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
     parser.add_argument("--seed", type=seed, default=defaults.seed, help="default: %(default)s")
@@ -158,13 +170,19 @@ def _number(text: str) -> float:
 
 def settings_of(options: argparse.Namespace, kind: type[S]) -> S:
     """The settings among the options."""
-    return kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
+    values = {field.name: getattr(options, field.name) for field in fields(kind)}
+    return kind(**values | {"batch_norm": options.batch_norm or "global"})
 
 
 def place_of(options: argparse.Namespace, comm: MPI.Intracomm) -> ProcessGrid | Plan:
-    """The plan or the grid that was asked for, or a grid that suits the batch. Collective."""
+    """The plan or the grid that was asked for, or a grid that suits the batch. Collective.
+
+    Batch norm is as the plan says, if the options say nothing else.
+    """
     if options.plan is not None:
-        return Plan.load(options.plan, comm)
+        plan = Plan.load(options.plan, comm)
+        options.batch_norm = options.batch_norm or plan.batch_norm
+        return plan
     return ProcessGrid(comm, **(options.grid or default_grid(comm.size, options.batch)))
 
 

@@ -23,7 +23,7 @@ REFINEMENTS = (
     "replicas",
     "weights",
     "vertical_sync",
-    "batch_norm",
+    "running_statistics",
     "switch_after",
 )
 """Options that mean nothing without ``--pipeline``."""
@@ -97,9 +97,9 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, place: argparse._Mut
         "--vertical-sync", action="store_true", default=None, help="one version of the weights in all stages (stash)"
     )
     group.add_argument(
-        "--batch-norm",
+        "--running-statistics",
         choices=BATCH_NORM,
-        help="running statistics per micro-batch, or per mini-batch (default: micro)",
+        help="of batch norm: per micro-batch, or per mini-batch (default: micro)",
     )
     group.add_argument(
         "--switch-after", type=positive, metavar="STEP", help="from then on one mini-batch after the other (hybrid)"
@@ -123,6 +123,10 @@ def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
     """
     if options.check_replicas_every and (options.pipeline or options.pipeline_plan):
         raise ScheduleError("--check-replicas-every is for grids and plans: stages have weights of their own")
+    if options.shard_optimizer and (options.pipeline or options.pipeline_plan):
+        raise ScheduleError("--shard-optimizer is for grids and plans: stages have weights of their own")
+    if options.batch_norm and (options.pipeline or options.pipeline_plan):
+        raise ScheduleError("--batch-norm is for grids and plans: a stage normalises over its micro-batch")
     if options.pipeline is None:
         given = [name for name in REFINEMENTS if getattr(options, name) is not None]
         if given:
@@ -144,7 +148,7 @@ def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
         microbatches=options.microbatches or (1 if made.asynchronous else stages),
         weights=options.weights,
         vertical_sync=bool(options.vertical_sync),
-        batch_norm=options.batch_norm or "micro",
+        batch_norm=options.running_statistics or "micro",
         switch_after=options.switch_after,
     )
 

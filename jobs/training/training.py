@@ -21,11 +21,12 @@ from distconv.data.loader import Batch
 from distconv.errors import CheckpointError, DistconvError
 from distconv.grid import ProcessGrid
 from distconv.parallel import parallelize
+from distconv.parameters.optimizer_state import shard_optimizer
 from distconv.parameters.replicas import check_replicas
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
 
-LENGTH = ("epochs", "steps")
+FREE = ("epochs", "steps", "shard_optimizer")
 """The settings in which a run may differ from the one that it goes on with."""
 
 WARM_UP = 0.1
@@ -49,6 +50,10 @@ class Settings:
     dtype: str = "float32"
     precision: str = "full"
     """``bf16``: what torch.autocast takes for that computes in bfloat16; weights, gradients and the loss do not."""
+    batch_norm: str = "global"
+    """What statistics are taken over (distconv.batch_norm)."""
+    shard_optimizer: bool = False
+    """Split the optimizer's state over the ranks that hold the same weights; no number depends on it."""
     seed: int = 0
     drop_last: bool = False
     """Leave out the last batch of an epoch when it would be smaller."""
@@ -304,7 +309,7 @@ class Training(ABC):
         wrong = [
             f"{key} was {then.get(key)!r} and is {value!r}"
             for key, value in now.items()
-            if then.get(key) != value and key not in LENGTH
+            if then.get(key) != value and key not in FREE
         ]
         if wrong:
             raise CheckpointError(f"checkpoint of step {found.step} was made with other settings: {'; '.join(wrong)}")
@@ -325,8 +330,10 @@ class Trainer(Training):
         """``place`` is the grid of all layers, or the plan that says which layer is on which."""
         self.place = place
         grid = place.input_grid(model, comm) if isinstance(place, Plan) else place
-        model = parallelize(model.to(device, dtype_of(settings)), place, comm=comm)
+        model = parallelize(model.to(device, dtype_of(settings)), place, comm=comm, batch_norm=settings.batch_norm)
         super().__init__(settings, model, grid, comm, device)
+        if settings.shard_optimizer:
+            shard_optimizer(self.optimizer, comm)
 
     @property
     def where(self) -> str:

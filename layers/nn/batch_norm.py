@@ -1,29 +1,31 @@
 """Batch normalization over distributed samples and space, with one fused reduction forward and one backward.
 
-Source: Dryden et al. 2019, III-B (local statistics, and those aggregated over the spatial distribution of a sample);
-``global`` statistics are those of one process.
+:mod:`distconv.batch_norm` says over which values statistics are taken.
+
+Source: Dryden et al. 2019, III-B (local statistics, and those aggregated over the spatial distribution of a sample).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Literal
+from functools import partial, wraps
+from typing import Any
 
 import torch
 import torch.nn.functional as F
+from mpi4py import MPI
+from torch.nn.modules import batchnorm
 
+from distconv import batch_norm as statistics
 from distconv.autograd import recomputation
 from distconv.autograd.derivatives import gradients
 from distconv.communication.collectives import apply, enter, sum_over
 from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
 from distconv.distribution import Interval
-from distconv.errors import NoRule, ShapeError
+from distconv.errors import NoRule, ShapeError, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import BatchNormGradient, as_kernels_read, by_definition, may_be_misread, taken_near
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
@@ -32,33 +34,8 @@ from distconv.layers.plumbing.sharded_weights import parameter_block
 from distconv.precision import widened
 from distconv.tensor import DistTensor
 
-Statistics = Literal["global", "spatial", "local"]
-
 _DIMENSIONS = {"global": (0, 2, 3, 4), "spatial": (2, 3, 4), "local": ()}
 """Dimensions of x whose split the statistics reach across."""
-
-_statistics: ContextVar[str] = ContextVar("batch_norm_statistics", default="global")
-
-
-@contextmanager
-def batch_norm_statistics(over: Statistics) -> Iterator[None]:
-    """Batch norm inside takes its statistics ``over`` these values.
-
-    The whole mini-batch (``global``, exact, the default), that of the ranks that share samples (``spatial``), or each
-    rank's block (``local``).
-
-    Raises
-    ------
-    ValueError
-        If ``over`` is none of these.
-    """
-    if over not in _DIMENSIONS:
-        raise ValueError(f"batch norm statistics {over!r} must be one of {', '.join(_DIMENSIONS)}")
-    token = _statistics.set(over)
-    try:
-        yield
-    finally:
-        _statistics.reset(token)
 
 
 @dataclass(frozen=True)
@@ -69,9 +46,13 @@ class _Reach:
     grid: ProcessGrid
     axes: tuple[str, ...]
     channels: slice
-    """The channels that this rank has, of ``of``; ``over`` is the axis that splits them."""
+    """The channels that this rank has, of ``of``; ``axis`` is the one that splits them."""
     of: int
-    over: str | None
+    axis: str | None
+    groups: MPI.Intracomm | None
+    """The ranks that have running statistics together, where not all of them have the same statistics."""
+    share: float
+    """The part of all values of a channel that this rank has."""
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -86,7 +67,7 @@ class _BatchNorm(torch.autograd.Function):
         reach: _Reach,
     ) -> torch.Tensor:
         mean, var = _moments(x, running, reach)
-        _update_running(running, mean, var, reach.count)
+        _update_running(running, mean, var, reach)
         dtype = x.dtype if weight is None else weight.dtype
         mean, var = mean[reach.channels].to(dtype), var[reach.channels].to(dtype)
         ctx.save_for_backward(x, weight, mean, var)
@@ -141,8 +122,8 @@ def _moments(
         mean = var = x.new_zeros(mine)
     shift = running[0]
     origin = torch.zeros(reach.of, dtype=torch.float64, device=x.device) if shift is None else shift.double()
-    kept = any(statistic is not None for statistic in running[:2])
-    comm = reach.grid.comm({*reach.axes, *([reach.over] if kept and reach.over else [])})
+    everywhere = reach.groups is None and any(statistic is not None for statistic in running[:2])
+    comm = reach.grid.comm({*reach.axes, *([reach.axis] if reach.axis and everywhere else [])})
 
     def about(origin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         offset = mean.double() - origin[reach.channels]
@@ -156,13 +137,21 @@ def _moments(
 
 
 def _update_running(
-    running: tuple[torch.Tensor | None, torch.Tensor | None, float], mean: torch.Tensor, var: torch.Tensor, count: int
+    running: tuple[torch.Tensor | None, torch.Tensor | None, float],
+    mean: torch.Tensor,
+    var: torch.Tensor,
+    reach: _Reach,
 ) -> None:
-    running_mean, running_var, momentum = running
-    if running_mean is not None:
-        running_mean.mul_(1 - momentum).add_(mean.to(running_mean.dtype), alpha=momentum)
-    if running_var is not None:
-        running_var.mul_(1 - momentum).add_((var * (count / (count - 1))).to(running_var.dtype), alpha=momentum)
+    if running[0] is None and running[1] is None:
+        return
+    unbiased = var * (reach.count / (reach.count - 1))
+    if reach.groups is None:
+        for statistic, found in zip(running[:2], (mean, unbiased), strict=True):
+            statistics.move(statistic, found, running[2])
+        return
+    shares = mean.new_zeros((2, reach.of))
+    shares[:, reach.channels] = reach.share * torch.stack([mean, unbiased])[:, reach.channels]
+    statistics.later(statistics.Update(reach.groups, shares, *running))
 
 
 @implements(F.batch_norm)
@@ -201,8 +190,8 @@ def batch_norm(
         return DistTensor(y, whole.dist, input.shape).redistribute(input.dist)
     over = input.dist.split[1]
     x = input if over is None else balanced_input(input)
-    dist, grid = x.dist, x.grid
-    reached = [dist.split[d] for d in _DIMENSIONS[_statistics.get()] if d < len(dist.split)] if training else []
+    dist = x.dist
+    reached = [dist.split[d] for d in _DIMENSIONS[statistics.statistics()] if d < len(dist.split)] if training else []
     rest = tuple(a for a in dist.split_axes if a not in reached)
     w = None if weight is None else parameter_block(weight, dist, [1], rest)
     b = None if bias is None else parameter_block(bias, dist, [1], rest)
@@ -221,20 +210,26 @@ def batch_norm(
             values = at_least(local, (2, *(1,) * (local.dim() - 1)))
             y = like_other_ranks(local_norm, local.shape, values, mean, var, w, b)
         return DistTensor(y, dist, x.shape)
-    axes = tuple(a for a in dist.split_axes if a not in rest)
-    reach = _Reach(_count(x, axes), grid, axes, channels, x.shape[1], over)
+    reach = _reach(x, tuple(a for a in dist.split_axes if a not in rest), channels)
     running = (running_mean, running_var, momentum)
     return DistTensor(apply(_BatchNorm, local, w, b, running, eps, reach), dist, x.shape)
 
 
-def _with_whole_statistics(
-    statistics: Sequence[torch.Tensor | None], function: Callable[..., DistTensor]
-) -> DistTensor:
+def _reach(x: DistTensor, axes: tuple[str, ...], channels: slice) -> _Reach:
+    dist, over = x.dist, x.dist.split[1]
+    apart = {*dist.split_axes} - {*axes, over}
+    groups = x.grid.comm(dist.split_axes) if apart else None
+    here, values = (math.prod((shape[0], *shape[2:])) for shape in (x.local.shape, x.shape))
+    return _Reach(_count(x, axes), x.grid, axes, channels, x.shape[1], over, groups, here / values)
+
+
+def _with_whole_statistics(running: Sequence[torch.Tensor | None], function: Callable[..., DistTensor]) -> DistTensor:
     """``function`` of distributed running statistics, gathered meanwhile: their blocks need not be those of x."""
-    whole: list[Any] = [t.gather().detach() if isinstance(t, DistTensor) else t for t in statistics]
+    whole: list[Any] = [t.gather().detach() if isinstance(t, DistTensor) else t for t in running]
     y = function(*whole)
+    statistics.settle()
     with torch.no_grad():
-        for statistic, values in zip(statistics, whole, strict=True):
+        for statistic, values in zip(running, whole, strict=True):
             if isinstance(statistic, DistTensor):
                 statistic.copy_(values)
     return y
@@ -256,6 +251,29 @@ def torch_batch_norm(
     return batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
+# -- SyncBatchNorm ----------------------------------------------------------------------------------------------------
+
+_torchs_forward = batchnorm.SyncBatchNorm.forward
+
+
+@wraps(_torchs_forward)
+def _synchronized(layer: batchnorm.SyncBatchNorm, input: torch.Tensor) -> torch.Tensor:
+    """As ordinary batch norm with global statistics, whatever torch.distributed is set up for."""
+    if not isinstance(input, DistTensor):
+        return _torchs_forward(layer, input)
+    if layer.process_group is not None:
+        raise UnsupportedOperation(
+            "SyncBatchNorm with a process_group: its ranks are torch.distributed's; leave it out for statistics of "
+            "the whole mini-batch, or use BatchNorm and parallelize(model, grid, batch_norm='spatial')"
+        )
+    layer._check_input_dim(input)
+    with statistics.taken_over_all():
+        return batchnorm._BatchNorm.forward(layer, input)
+
+
+batchnorm.SyncBatchNorm.forward = _synchronized  # type: ignore[method-assign, assignment]
+
+
 def _count(x: DistTensor, axes: tuple[str, ...]) -> int:
     """Values per channel that the statistics along ``axes`` are taken over on this rank."""
     shape, split = (*x.shape[:1], *x.shape[2:]), (*x.dist.split[:1], *x.dist.split[2:])
@@ -268,7 +286,7 @@ def _count(x: DistTensor, axes: tuple[str, ...]) -> int:
         counts.append(math.prod(n if s in axes else m for n, m, s in zip(shape, mine, split, strict=True)))
     if min(counts) < 2:
         raise ShapeError(
-            f"batch norm with {_statistics.get()} statistics: a rank has {min(counts)} values per channel of "
+            f"batch norm with {statistics.statistics()} statistics: a rank has {min(counts)} values per channel of "
             f"{tuple(x.shape)} over {x.dist}; use global statistics or fewer ranks"
         )
     return counts[x.grid.rank]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from distconv.batch_norm import BATCH_NORM
 from distconv.errors import DistconvError
 
 MEMORY_MODELS = ("autograd", "keep-all")
-BATCH_NORM = ("global", "spatial", "local")
 
 
 class SettingsError(DistconvError, ValueError):
@@ -21,7 +21,8 @@ class Settings:
 
     ``memory_model``: "autograd" keeps what torch's autograd saves, "keep-all" every output and error signal (the
     paper's). ``workspace``: bytes each rank sets aside for its convolution algorithms. ``optimizer_slots``: tensors of
-    optimizer state per parameter (SGD 0, with momentum 1, Adam 2). ``batch_norm``: whether statistics are "global"
+    optimizer state per parameter (SGD 0, with momentum 1, Adam 2); ``shard_optimizer``: each rank has a share of
+    those of weights that all hold (``distconv.shard_optimizer``). ``batch_norm``: whether statistics are "global"
     (exact), "spatial" (of a sample's ranks) or "local". ``overlap``: whether communication is hidden behind
     computation; None means as the machine's transport does.
 
@@ -34,6 +35,7 @@ class Settings:
     memory_model: str = "autograd"
     workspace: float = 0.0
     optimizer_slots: int = 1
+    shard_optimizer: bool = False
     batch_norm: str = "global"
     overlap: bool | None = None
 

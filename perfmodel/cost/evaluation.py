@@ -189,7 +189,8 @@ def evaluate(
 ) -> Prediction:
     """Predict a training step of ``graph`` under ``plan`` (a Plan, or the parts of each deciding layer by its name).
 
-    ``assumptions`` are those of :class:`Settings`: ``memory_model``, ``workspace``, ``optimizer_slots``, ...
+    ``assumptions`` are those of :class:`Settings`: ``memory_model``, ``workspace``, ``optimizer_slots``, ...;
+    ``batch_norm`` is the Plan's where nothing else is said.
 
     Raises
     ------
@@ -199,6 +200,8 @@ def evaluate(
         If an assumption is none.
     """
     strategy = resolve(graph, plan, ranks)
+    if isinstance(plan, Plan):
+        assumptions = {"batch_norm": plan.batch_norm} | assumptions
     model = Model.of(graph, machine, ranks, Settings(**assumptions))
     time, memory = model.value(strategy)
     layers = _layers(model, strategy)

@@ -214,7 +214,14 @@ class Costs:
         axes = [a for a in axes_of(op.x.shape) if a and parts.along(a) > 1 and not (a == "c" and sharded)]
         # Weights, gradients and each slot of state are read; weights and state are written.
         passes = 3 + 2 * self.settings.optimizer_slots
-        return self._allreduce(parts, axes, size), self.roofline(Work(bytes=passes * size))
+        update = self.roofline(Work(bytes=passes * size / self.updaters(call, parts)))
+        if self.settings.shard_optimizer:
+            update += 0.0 if sharded else self.machine.allgather(parts.group(parts.shape), size)
+        return self._allreduce(parts, axes, size), update
+
+    def updaters(self, call: LocalCall, parts: Parts) -> int:
+        """Ranks that share the optimizer's work on the same parameters, and their state."""
+        return parts.ranks if self.settings.shard_optimizer and call.split is None else 1
 
     def parameter_bytes(self, op: Operation, call: LocalCall) -> float:
         """Bytes of the parameters of ``op`` on one rank."""

@@ -41,7 +41,8 @@ def block_bytes(value: Value, parts: Parts) -> float:
 
 def _state(op: Operation, costs: Costs, parts: Parts) -> float:
     """Weights, their gradients and optimizer state."""
-    return costs.parameter_bytes(op, local_call(op, parts)) * (2 + costs.settings.optimizer_slots)
+    call = local_call(op, parts)
+    return costs.parameter_bytes(op, call) * (2 + costs.settings.optimizer_slots / costs.updaters(call, parts))
 
 
 def _received(op: Operation, parts: Parts) -> float:

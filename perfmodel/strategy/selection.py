@@ -81,7 +81,7 @@ def select(
     found = (_exact if method == "exact" else _along_paths)(model, options, memory, seconds)
     parts = {name: dict(options[name][i]) for name, i in zip(options, found.choices, strict=True)}
     return Strategy(
-        plan=Plan(parts, ranks),
+        plan=Plan(parts, ranks, batch_norm=model.costs.settings.batch_norm),
         time=found.time,
         memory=found.memory,
         bound=found.bound,

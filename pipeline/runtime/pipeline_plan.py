@@ -194,7 +194,7 @@ class PipelinePlan:
 def entry_of(plan: StagePlan) -> dict[str, Any] | None:
     """How the ranks of a stage share its work, as a file has it."""
     if isinstance(plan, Plan):
-        return {"ranks": plan.ranks, "layers": plan.layers}
+        return plan.entries()
     return None if plan is None else dict(plan)
 
 
@@ -211,11 +211,11 @@ def stage_plan(index: int, entry: object) -> StagePlan:
         raise PlanError(f"{where}: {short(repr(entry))} is neither a plan's ranks and layers, nor a grid, nor null")
     if entry is None or "layers" not in entry:
         return entry
-    unknown = sorted(set(entry) - {"ranks", "layers"})
+    unknown = sorted(set(entry) - {"ranks", "batch_norm", "layers"})
     if unknown:
         raise PlanError(f"{where}: unknown keys {unknown}")
     try:
-        return Plan(entry["layers"], entry.get("ranks"))
+        return Plan(entry["layers"], entry.get("ranks"), batch_norm=entry.get("batch_norm", "global"))
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from None
 

@@ -135,12 +135,15 @@ def test_nonsense_is_refused(layers, ranks, text):
 
 
 def test_a_plan_survives_its_file(comm, shared_tmp_path):
-    plan = dc.Plan({"*": {"h": 2, "n": 1}, "late.*": {"c": 4}}, ranks=4)
     path = shared_tmp_path / "plan.json"
-    if comm.rank == 0:
-        plan.save(path)
-    comm.Barrier()
-    assert dc.Plan.load(path, comm) == plan
+    for more in ({}, {"batch_norm": "spatial"}):
+        plan = dc.Plan({"*": {"h": 2, "n": 1}, "late.*": {"c": 4}}, ranks=4, **more)
+        comm.Barrier()
+        if comm.rank == 0:
+            plan.save(path)
+        comm.Barrier()
+        assert dc.Plan.load(path, comm) == plan
+    assert plan != dc.Plan(plan.layers, ranks=4)
 
 
 GOOD = {"format": "distconv-plan", "version": 1, "layers": {"*": {"h": 2}}}

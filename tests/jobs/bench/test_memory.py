@@ -45,6 +45,20 @@ def test_figures_are_those_of_the_table_and_ratios_are_quotients_of_peaks(
     assert lines[-2].endswith(f"libraries included:  {figures['process_ratio']:.3f}")
 
 
+@pytest.mark.time_limit(240)
+def test_split_state_is_measured_beside_whole_state(mpiexec: Any) -> None:
+    words = ["--model", "vgg16_bn", "--width", "16", "--size", "32", "--batch", "2"]
+    arguments = ["bench", "memory", *words, "--optimizer", "adam", "--shard-optimizer"]
+    ended = mpiexec(2, JOB, *arguments, timeout=200, env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"})
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    figures = json.loads(lines[-1])
+    assert lines[0] == "vgg16_bn of width 16, 2 x 3 x 32 x 32, float32, cpu, two steps of Adam"
+    used, split = ([peak["peak"] - peak["before"] for peak in figures[key]] for key in ("ranks", "split"))
+    assert len(used) == len(split) == 2 and max(split) < max(used)
+    assert lines[-2].endswith(f"with split state: {max(split) / 2**20:.0f} of {max(used) / 2**20:.0f} MiB")
+
+
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(
     ("arguments", "message"),

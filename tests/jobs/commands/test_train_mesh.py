@@ -11,6 +11,7 @@ import pytest
 from distconv import cli
 from distconv.jobs.commands import train_mesh
 from distconv.jobs.mesh import baselines
+from distconv.plan import Plan
 from tests.distconv.data.sample_files import flip_bit
 from tests.jobs.mesh.mesh_files import GRIDS, on_ranks, written
 
@@ -63,6 +64,47 @@ def test_resume_needs_a_checkpoint_of_the_same_settings(
     errors = capsys.readouterr().err
     assert ("there is no finished checkpoint in" in errors) == (comm.rank == 0)
     assert ("was made with other settings: lr was 0.005 and is 0.5" in errors) == (comm.rank == 0)
+
+
+@on_ranks
+def test_batch_norm_is_as_the_option_or_the_plan_says_and_stays_so(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, plan = written(shared_tmp_path / "mesh.h5", comm), shared_tmp_path / "plan.json"
+    if comm.rank == 0:
+        Plan({"*": GRIDS[comm.size]}, batch_norm="local").save(plan)
+    comm.Barrier()
+    at = ["--steps", "2", "--width", "2", "--dtype", "float64", "--check-replicas-every", "1", "--data", str(path)]
+    grid = ["--grid", ",".join(f"{axis}={parts}" for axis, parts in GRIDS[comm.size].items())]
+    places = {"plan": ["--plan", str(plan)], "local": [*grid, "--batch-norm", "local"], "global": grid}
+    losses = {}
+    for name, place in places.items():
+        out = shared_tmp_path / name
+        assert cli.main(["train", "mesh", *at, *place, "--out", str(out)]) == 0
+        comm.Barrier()
+        lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        losses[name] = [line["loss"] for line in lines if "loss" in line]
+    assert losses["plan"] == losses["local"]
+    assert (losses["local"] == losses["global"]) == (comm.size == 1)
+    again = [*at, *grid, "--out", str(shared_tmp_path / "plan"), "--resume"]
+    assert cli.main(["train", "mesh", *again]) == 2
+    assert ("batch_norm was 'local' and is 'global'" in capsys.readouterr().err) == (comm.rank == 0)
+
+
+@on_ranks
+def test_split_optimizer_state_changes_no_number_and_may_be_given_up(comm: Any, shared_tmp_path: Path) -> None:
+    path = written(shared_tmp_path / "mesh.h5", comm)
+    runs = {"whole": [], "split": ["--shard-optimizer"]}
+    for name, later in (("whole", "split"), ("split", "whole")):
+        at = command(path, shared_tmp_path / name, comm, "--dtype", "float64", "--optimizer", "adam")
+        assert cli.main([*at, "--steps", "2", *runs[name]]) == 0
+        assert cli.main([*at, "--steps", "4", "--resume", *runs[later]]) == 0
+    comm.Barrier()
+    losses = [
+        [json.loads(line).get("loss") for line in (shared_tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in runs
+    ]
+    assert len(losses[0]) >= 4 and losses[0] == losses[1]
 
 
 @on_ranks

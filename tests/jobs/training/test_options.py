@@ -72,6 +72,22 @@ def test_the_place_is_the_grid_or_the_plan_that_was_asked_for(comm, shared_tmp_p
     assert plan.layers == {"*": {"h": comm.size}}
 
 
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize(("given", "expected"), [(None, "local"), ("spatial", "spatial"), ("global", "global")])
+def test_batch_norm_is_the_plans_where_the_options_say_nothing(comm, shared_tmp_path, given, expected) -> None:
+    if comm.rank == 0:
+        dc.Plan({"*": {"h": comm.size}}, batch_norm="local").save(shared_tmp_path / "plan.json")
+    comm.Barrier()
+    found = parsed("--plan", str(shared_tmp_path / "plan.json"), *(["--batch-norm", given] if given else []))
+    found.model, found.colour = "lenet5", "blue"
+    options.place_of(found, comm)
+    assert options.settings_of(found, More).batch_norm == expected
+    without = parsed("--grid", f"h={comm.size}")
+    without.model, without.colour = "lenet5", "blue"
+    options.place_of(without, comm)
+    assert options.settings_of(without, More).batch_norm == "global"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs the package's CPU build")
 @pytest.mark.ranks(1, 2)
 def test_a_device_that_is_not_there_is_refused_on_all_ranks(comm) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from distconv.pipeline import ScheduleError
 from tests.jobs.training.pipelines import pipelining
 
 
@@ -24,3 +25,14 @@ def test_stages_follow_from_the_ranks_and_the_options(
 ) -> None:
     found = pipelining(ranks, *arguments)
     assert (found.replicas, found.microbatches) == (replicas, microbatches)
+
+
+def test_running_statistics_are_the_pipelines_and_batch_norm_that_of_grids() -> None:
+    assert pipelining(2, "gpipe", "--running-statistics", "deferred").batch_norm == "deferred"
+    with pytest.raises(ScheduleError, match="--batch-norm is for grids and plans"):
+        pipelining(2, "gpipe", "--batch-norm", "local")
+
+
+def test_a_pipeline_does_not_split_the_optimizers_state() -> None:
+    with pytest.raises(ScheduleError, match="--shard-optimizer is for grids and plans"):
+        pipelining(2, "gpipe", "--shard-optimizer")

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
-from distconv.layers.nn.batch_norm import batch_norm_statistics
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import UP_TO_SIX_RANKS, built, close, module_as_in_one_process, same_as_one_process
 
@@ -150,40 +149,40 @@ def test_only_one_gradient_may_be_wanted(comm, wanted):
         close(grads[1], grads[0], f"gradient {wanted}")
 
 
+class FreeOfLayers(nn.Module):
+    """Batch norm as a function, in a module that is no batch norm."""
+
+    def forward(self, x):
+        return F.batch_norm(x, None, None, training=True)
+
+
 def test_statistics_of_each_block_alone_are_those_of_torch_on_the_block(comm):
     grid = grid_over(comm, h=comm.size)
     x = dc.scatter(normal(3, 4, 17, 5), grid)
-    with batch_norm_statistics("local"):
-        y = F.batch_norm(x, None, None, training=True)
-    close(y.local, F.batch_norm(x.local, None, None, training=True), "local statistics")
+    y = dc.parallelize(FreeOfLayers(), grid, batch_norm="local")(x)
+    close(y.local, FreeOfLayers()(x.local), "local statistics")
+    close(dc.gather(FreeOfLayers()(x)), FreeOfLayers()(dc.gather(x)), "another module's statistics")
 
 
 def test_spatial_statistics_are_those_of_the_samples_a_rank_shares(comm):
     for grid in grids(comm, "nhw"):
         whole = normal(2 * comm.size, 4, 9, 5)
         x = dc.scatter(whole, grid)
-        with batch_norm_statistics("spatial"):
-            y = F.batch_norm(x, None, None, training=True)
+        y = dc.parallelize(FreeOfLayers(), grid, batch_norm="spatial")(x)
         rows = x.box()[0]
-        alone = F.batch_norm(whole[rows.start : rows.stop], None, None, training=True)
         found = y.replicated([2, 3]).local
-        close(found, alone, "spatial statistics")
+        close(found, FreeOfLayers()(whole[rows.start : rows.stop]), "spatial statistics")
 
 
 @pytest.mark.ranks(at_least=2)
 def test_one_value_per_channel_on_a_rank_is_refused_for_local_statistics(comm):
-    x = dc.scatter(normal(1, 4, comm.size, 1), grid_over(comm, h=comm.size))
-
-    def run():
-        with batch_norm_statistics("local"):
-            F.batch_norm(x, None, None, training=True)
-
-    raises_everywhere(comm, dc.ShapeError, "has 1 values per channel", run)
-
-
-def test_unknown_statistics_are_refused():
-    with pytest.raises(ValueError, match="'all' must be one of global, spatial, local"), batch_norm_statistics("all"):
-        pass
+    grid = grid_over(comm, h=comm.size)
+    x = dc.scatter(normal(1, 4, comm.size, 1), grid)
+    model = dc.parallelize(nn.Sequential(norm(2), FreeOfLayers()), grid, batch_norm="local")
+    raises_everywhere(comm, dc.ShapeError, "has 1 values per channel", lambda: model(x))
+    close(
+        dc.gather(F.batch_norm(x, None, None, training=True)), F.batch_norm(dc.gather(x), None, None, training=True), ""
+    )
 
 
 @pytest.mark.fault(15)
@@ -257,3 +256,22 @@ def test_gradients_of_tokens_of_one_sample_have_odd_strides_that_do_no_harm(comm
     for odd in (False, True):
         x = normal(comm.size, 8, 6).transpose(1, 2).reshape(comm.size, 6, 2, 4) if odd else normal(comm.size, 6, 2, 4)
         same_as_one_process(grid_over(comm, n=comm.size), tokenized, x, plain=[weight])
+
+
+def test_sync_batch_norm_does_not_ask_torch_distributed_that_others_have_set_up(mpiexec):
+    """torch's own would refuse a CPU then."""
+    ended = mpiexec(2, SET_UP, timeout=60)
+    assert ended.returncode == 0, ended
+
+
+SET_UP = """
+import os, torch, distconv as dc
+from mpi4py import MPI
+os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(MPI.COMM_WORLD.bcast(29500 + os.getpid() % 5000))}
+torch.distributed.init_process_group("gloo", rank=MPI.COMM_WORLD.rank, world_size=2)
+layer = torch.nn.SyncBatchNorm(3).double()
+x = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+y = dc.gather(dc.parallelize(layer, dc.ProcessGrid(n=2))(dc.scatter(x, dc.ProcessGrid(n=2))))
+torch.testing.assert_close(y, torch.nn.BatchNorm1d(3).double()(x))
+torch.distributed.destroy_process_group()
+"""

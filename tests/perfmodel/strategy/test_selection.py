@@ -90,6 +90,29 @@ def test_a_strategy_evaluates_to_its_own_time_and_memory_and_its_plan_says_the_r
     assert strategy.time <= min(p.time for p in strategy.uniform.values() if p is not None) * (1 + 1e-12)
 
 
+def test_a_plan_carries_the_statistics_of_batch_norm_that_it_was_chosen_for():
+    graph = trace(MODELS["resnet20"].factory(), (16, 3, 32, 32))
+    strategy = select(graph, machine(), 4, seconds=2, batch_norm="local")
+    assert strategy.plan.batch_norm == "local"
+    assert evaluate(graph, strategy.plan, machine(), 4).time == pytest.approx(strategy.time, rel=1e-12)
+    as_global = evaluate(graph, strategy.plan, machine(), 4, batch_norm="global")
+    assert as_global.time > strategy.time
+    assert all(layer.sync == 0 for name, layer in strategy.prediction.layers.items() if name != "head")
+
+
+def test_split_optimizer_state_is_a_share_of_that_of_weights_that_all_ranks_hold():
+    model = torch.nn.Sequential(torch.nn.Conv2d(8, 16, 3, padding=1), torch.nn.Conv2d(16, 8, 3, padding=1))
+    graph, weights = trace(model, (4, 8, 12, 16)), 4 * sum(p.numel() for p in model.parameters())
+    for parts, saved in (({"h": 4}, 0.75), ({"n": 2, "w": 2}, 0.75), ({"c": 2, "h": 2}, 0), ({"c": 4}, 0)):
+        for slots in (1, 2):
+            whole, split = (
+                evaluate(graph, {"*": parts}, machine(), 4, optimizer_slots=slots, shard_optimizer=shard)
+                for shard in (False, True)
+            )
+            assert whole.memory - split.memory == pytest.approx(slots * weights * saved, rel=1e-9)
+            assert (split.layers["0"].update == whole.layers["0"].update) == (not saved)
+
+
 def test_an_explanation_lists_every_distribution_and_both_pure_strategies():
     graph = trace(MODELS["lenet5"].factory(), (8, 1, 28, 28))
     strategy = select(graph, machine(), 2)

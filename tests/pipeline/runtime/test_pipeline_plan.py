@@ -28,7 +28,12 @@ PLAN = PipelinePlan(
 
 
 def test_a_saved_plan_is_loaded_as_it_was(tmp_path):
-    for plan in (PLAN, replace(PLAN, ranks=3, plans=(None, None), schedule="gpipe", weights="recompute")):
+    local = (Plan({"*": {"h": 2}}, 2, batch_norm="local"), PLAN.plans[1])
+    for plan in (
+        PLAN,
+        replace(PLAN, plans=local),
+        replace(PLAN, ranks=3, plans=(None, None), schedule="gpipe", weights="recompute"),
+    ):
         plan.save(tmp_path / "plan.json")
         assert PipelinePlan.load(tmp_path / "plan.json") == plan
 

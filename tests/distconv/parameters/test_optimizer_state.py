@@ -1,0 +1,288 @@
+"""Optimizers whose state is split over ranks, against torch's on one process: every step, every way to use them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+import distconv as dc
+from distconv.parameters.optimizer_state import split_of
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.layers.compare import close, whole
+
+pytestmark = pytest.mark.ranks(1, 2, 3, 4)
+
+OPTIMIZERS = {
+    "SGD": lambda groups: torch.optim.SGD(groups, 0.05, momentum=0.9, weight_decay=1e-3),
+    "Nesterov": lambda groups: torch.optim.SGD(
+        groups, 0.05, momentum=0.9, nesterov=True, weight_decay=1e-3, foreach=True
+    ),
+    "plain SGD": lambda groups: torch.optim.SGD(groups, 0.05),
+    "Adam": lambda groups: torch.optim.Adam(groups, 0.01, amsgrad=True),
+    "AdamW": lambda groups: torch.optim.AdamW(groups, 0.01),
+    "RMSprop": lambda groups: torch.optim.RMSprop(groups, 0.01, momentum=0.5, centered=True),
+    "Adagrad": lambda groups: torch.optim.Adagrad(groups, 0.05),
+}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8)
+        self.second = nn.Conv2d(8, 6, 3, stride=2, padding=1)
+        self.unused = nn.Parameter(torch.ones(3))
+        self.hidden, self.head = nn.Linear(6, 7), nn.Linear(7, 5)
+
+    def forward(self, x):
+        x = F.relu(self.second(F.relu(self.norm(self.first(x)))))
+        return self.head(F.relu(self.hidden(x.mean((2, 3)))))
+
+
+def several(comm):
+    """Grids, one of them with weights that only some ranks share."""
+    found = [grid_over(comm, n=comm.size), grid_over(comm, h=comm.size)]
+    return [*found, grid_over(comm, c=2, n=comm.size // 2)] if comm.size % 2 == 0 else found
+
+
+class Case:
+    """A model and its optimizer, on one process (``grid`` None) or with the state split."""
+
+    def __init__(self, grid, make):
+        torch.manual_seed(3)
+        self.grid, self.model = grid, Net().double()
+        if grid is not None:
+            dc.parallelize(self.model, grid)
+        small = [p for p in self.model.parameters() if p.dim() == 1]
+        large = [p for p in self.model.parameters() if p.dim() > 1]
+        self.optimizer = make([{"params": small, "lr": 0.002}, {"params": large}])
+        if grid is not None:
+            assert dc.shard_optimizer(self.optimizer, grid.world) is self.optimizer
+
+    def loss(self, seed):
+        x, label = normal(4, 3, 7, 9, seed=seed), torch.tensor([0, 3, 1, 4])
+        if self.grid is not None:
+            x, label = dc.scatter(x, self.grid), dc.scatter(label, self.grid, dims="n")
+        return F.cross_entropy(self.model(x), label)
+
+    def step(self, seed, **more):
+        self.optimizer.zero_grad()
+        self.loss(seed).backward()
+        self.optimizer.step(**more)
+
+
+def same(case, reference):
+    """Check weights, gradients and the whole state dicts, on every rank."""
+    for (name, found), expected in zip(case.model.named_parameters(), reference.model.parameters(), strict=True):
+        close(whole(found), expected.detach(), name)
+        assert (found.grad is None) == (expected.grad is None), name
+        if expected.grad is not None:
+            close(whole(found.grad), expected.grad, f"gradient of {name}")
+    found, expected = case.optimizer.state_dict(), reference.optimizer.state_dict()
+    assert found["param_groups"] == expected["param_groups"]
+    assert list(found["state"]) == list(expected["state"])
+    for number, entries in expected["state"].items():
+        assert list(found["state"][number]) == list(entries)
+        for key, value in entries.items():
+            if isinstance(value, torch.Tensor):
+                close(found["state"][number][key], value, f"{key} of {number}")
+            else:
+                assert found["state"][number][key] == value
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_step_is_that_of_one_process(comm, name):
+    reference = Case(None, OPTIMIZERS[name])
+    cases = [Case(grid, OPTIMIZERS[name]) for grid in several(comm)]
+    for seed in range(3):
+        reference.step(seed)
+        for case in cases:
+            case.step(seed)
+            same(case, reference)
+
+
+def test_each_rank_keeps_about_its_share_of_the_state(comm):
+    for grid in several(comm):
+        case = Case(grid, OPTIMIZERS["Adam"])
+        case.step(0)
+        held = sum(
+            value.numel()
+            for parameter, entries in case.optimizer.state.items()
+            for value in entries.values()
+            if value.dim() and not isinstance(parameter, dc.DistTensor)
+        )
+        sizes = [p.numel() for p in case.model.parameters() if p.grad is not None and not isinstance(p, dc.DistTensor)]
+        assert comm.allreduce(held) == 3 * sum(sizes)
+        # Whole parameters: no rank has more than the largest beyond its share.
+        assert held <= 3 * (sum(sizes) / comm.size + max(sizes, default=0))
+
+
+def with_closure(case):
+    def closure():
+        case.optimizer.zero_grad()
+        loss = case.loss(5)
+        loss.backward()
+        return loss
+
+    case.loss(4).backward()
+    return case.optimizer.step(closure).item()
+
+
+def clipped_and_scheduled(case):
+    rate = torch.optim.lr_scheduler.StepLR(case.optimizer, 1, 0.5)
+    for seed in range(3):
+        case.optimizer.zero_grad(set_to_none=seed % 2 == 0)
+        case.loss(seed).backward()
+        norm = clip_grad_norm_(case.model.parameters(), 0.1)
+        case.optimizer.step()
+        rate.step()
+    return float(norm)
+
+
+def accumulated(case):
+    for seed in range(3):
+        if case.grid is None or seed == 1:
+            case.loss(seed).backward()
+        else:
+            with dc.no_sync():
+                case.loss(seed).backward()
+    case.optimizer.step()
+
+
+def scaled(case):
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    for seed in range(3):
+        case.optimizer.zero_grad()
+        # A gradient that overflows skips a step on all ranks.
+        scaler.scale(case.loss(seed) * (float("inf") if seed == 1 else 1)).backward()
+        scaler.unscale_(case.optimizer)
+        scaler.step(case.optimizer)
+        scaler.update()
+    case.optimizer.zero_grad()
+    return scaler.get_scale()
+
+
+def with_another_group(case):
+    case.step(0)
+    last = nn.Parameter(torch.linspace(0, 1, 11, dtype=torch.float64))
+    case.optimizer.add_param_group({"params": [last], "lr": 0.3})
+    for _ in range(2):
+        case.optimizer.zero_grad()
+        (last**3).sum().backward()
+        case.loss(1).backward()
+        case.optimizer.step()
+    return last.tolist()
+
+
+def frozen_for_a_while(case):
+    case.step(0)
+    case.model.hidden.requires_grad_(False)
+    case.step(1)
+    case.model.hidden.requires_grad_(True)
+    case.step(2)
+
+
+def changed_through_the_state_dict(case):
+    case.step(0)
+    for entries in case.optimizer.state_dict()["state"].values():
+        entries["exp_avg"].zero_()
+    case.step(1)
+
+
+SCENARIOS = [with_closure, clipped_and_scheduled, accumulated, scaled, with_another_group, frozen_for_a_while]
+SCENARIOS.append(changed_through_the_state_dict)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_what_people_do_around_a_step_is_as_in_one_process(comm, scenario):
+    for grid in several(comm):
+        reference, case = Case(None, OPTIMIZERS["Adam"]), Case(grid, OPTIMIZERS["Adam"])
+        found, expected = scenario(case), scenario(reference)
+        assert found is expected is None or found == pytest.approx(expected, rel=1e-11)
+        same(case, reference)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_state_is_loaded_from_one_process_and_by_it(comm, name):
+    for grid in several(comm):
+        reference, case = Case(None, OPTIMIZERS[name]), Case(grid, OPTIMIZERS[name])
+        reference.step(0)
+        case.model.load_state_dict(reference.model.state_dict())
+        case.optimizer.load_state_dict(copy.deepcopy(reference.optimizer.state_dict()))
+        split = split_of(case.optimizer)
+        assert comm.size == 1 or all(split.owned(p) for p in case.optimizer.state)
+        case.step(1)
+        reference.step(1)
+        same(case, reference)
+        other = Case(None, OPTIMIZERS[name])
+        other.model.load_state_dict({key: t.clone() for key, t in case.model.state_dict().items()})
+        other.optimizer.load_state_dict(copy.deepcopy(case.optimizer.state_dict()))
+        other.step(2)
+        reference.step(2)
+        same(other, reference)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_checkpoints_have_the_whole_state_and_any_grid_goes_on_from_them(comm, shared_tmp_path, name):
+    grids = several(comm)
+    reference = Case(None, OPTIMIZERS[name])
+    for seed in range(3):
+        reference.step(seed)
+    for number, (grid, after) in enumerate(zip(grids, [*grids[1:], grids[0]], strict=True)):
+        first, second = Case(grid, OPTIMIZERS[name]), Case(after, OPTIMIZERS[name])
+        first.step(0)
+        first.step(1)
+        folder = shared_tmp_path / str(number)
+        dc.save_checkpoint(folder, 2, first.model, first.optimizer, comm=comm)
+        assert dc.load_checkpoint(folder, second.model, second.optimizer, comm=comm).step == 2
+        split = split_of(second.optimizer)
+        assert comm.size == 1 or all(split.owned(p) for p in second.optimizer.state)
+        second.step(2)
+        same(second, reference)
+
+
+def test_state_from_before_is_dealt_out(comm):
+    """A few steps with whole state, then the split."""
+    grid, reference = grid_over(comm, n=comm.size), Case(None, OPTIMIZERS["Adam"])
+    torch.manual_seed(3)
+    case = Case(None, OPTIMIZERS["Adam"])
+    case.grid = grid
+    dc.parallelize(case.model, grid)
+    for each in (case, reference):
+        each.step(0)
+    dc.shard_optimizer(dc.shard_optimizer(case.optimizer, comm), comm)
+    for each in (case, reference):
+        each.step(1)
+    same(case, reference)
+
+
+class Own(torch.optim.SGD):
+    """An optimizer that looks at all gradients together."""
+
+    def step(self, closure=None):
+        clip_grad_norm_([p for group in self.param_groups for p in group["params"]], 0.1)
+        return super().step(closure)
+
+
+def test_optimizers_that_may_look_at_several_parameters_are_refused(comm):
+    for kind in (Own, torch.optim.LBFGS):
+        optimizer = kind(nn.Linear(2, 3).parameters(), lr=0.1)
+        raises_everywhere(
+            comm,
+            dc.UnsupportedOperation,
+            "may look at several parameters at once",
+            lambda optimizer=optimizer: dc.shard_optimizer(optimizer, comm),
+        )
+
+
+@pytest.mark.ranks(at_least=2)
+def test_parameters_that_differ_are_a_mismatch(comm):
+    torch.manual_seed(comm.rank)
+    optimizer = torch.optim.Adam(nn.Linear(2, 3).parameters())
+    raises_everywhere(
+        comm, dc.MismatchError, "2 of 2 whole parameters differ", lambda: dc.shard_optimizer(optimizer, comm)
+    )
