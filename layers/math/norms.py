@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,11 +39,18 @@ def vector_norm(
     if math.isinf(ord):
         sizes = x.to(dtype).abs()
         return sizes.amax(fold.dims, keepdim) if ord > 0 else sizes.amin(fold.dims, keepdim)
-    norms = torch.linalg.vector_norm(x.local, ord, fold.dims, keepdim, dtype=widened(dtype))
+    local = _with_something(x.local, fold.dims) if ord < 0 else x.local
+    norms = torch.linalg.vector_norm(local, ord, fold.dims, keepdim, dtype=widened(dtype))
     if ord == 0:
         return fold.wrap(summed(norms, fold).to(norms.dtype if dtype.is_complex else dtype))
     total = torch.linalg.vector_norm(of_all_ranks(norms, fold), ord, 0)
     return fold.wrap(total.to(norms.dtype if dtype.is_complex else dtype))
+
+
+def _with_something(block: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """``block`` with one element in each of ``dims`` where it has none: infinity, which no negative order counts."""
+    around = [n for d in range(block.dim())[::-1] for n in (0, int(d in dims and not block.shape[d]))]
+    return F.pad(block, around, value=math.inf) if any(around) else block
 
 
 def _no_out(out: Any) -> None:
