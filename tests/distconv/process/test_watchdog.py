@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
+from distconv.errors import DISAGREEMENT
 from distconv.process import watchdog
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 from tests.harness.launch import Job
@@ -288,7 +289,7 @@ def test_a_call_that_one_rank_alone_makes_is_named_with_its_line_on_both(jobs):
 @pytest.mark.mpi
 def test_a_call_that_one_rank_alone_makes_is_found_at_once_where_all_calls_are_compared(jobs):
     ended = jobs["alone, all compared"].wait(120)
-    assert ended.returncode == 1, ended.stderr
+    assert ended.returncode == DISAGREEMENT, ended.stderr
     assert "ranks are at different operations: torch.Tensor.detach (8, 4, 3, 3)" in ended.stderr
     assert 'File "<string>", line 11' in ended.stderr.partition("rank 0 failed")[2]
 
