@@ -1,7 +1,7 @@
 """Runs the tests, serially and under mpiexec on several rank counts, and prints one table.
 
-    python tests/run.py                                           everything but what is marked slow; on other
-                                                                  rank counts than 3 cases take turns
+    python tests/run.py                                           everything but what is marked slow; cases take
+                                                                  turns on rank counts, most on 3
     python tests/run.py --ranks 2,4 tests/distconv/test_grid.py -k name
     python tests/run.py layers/nn jobs/mesh/scores.py             what mirrors a folder or a module
     python tests/run.py --quick                                   the first case of each test, on few ranks

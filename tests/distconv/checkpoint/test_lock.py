@@ -70,6 +70,7 @@ def test_the_second_job_with_one_folder_is_refused_until_the_first_is_gone(comm:
 
 @pytest.mark.fault(72)
 @pytest.mark.parametrize("kind", ["new", "overwrite", "resume"])
+@pytest.mark.slow
 def test_a_training_in_the_folder_of_another_is_refused_before_it_erases_anything(
     comm: Any, shared_tmp_path: Path, kind: str
 ) -> None:

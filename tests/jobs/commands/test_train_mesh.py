@@ -92,6 +92,7 @@ def test_batch_norm_is_as_the_option_or_the_plan_says_and_stays_so(
 
 
 @on_ranks
+@pytest.mark.slow
 def test_split_optimizer_state_changes_no_number_and_may_be_given_up(comm: Any, shared_tmp_path: Path) -> None:
     path = written(shared_tmp_path / "mesh.h5", comm)
     runs = {"whole": [], "split": ["--shard-optimizer"]}

@@ -23,7 +23,8 @@ def options(*words: str) -> argparse.Namespace:
 
 
 @pytest.mark.fault(48, 56, 66)
-@pytest.mark.parametrize("faults", [1, pytest.param(12, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("faults", [1, 12])
+@pytest.mark.slow
 def test_a_training_that_is_disturbed_ends_as_one_that_was_not(faults: int, capsys: pytest.CaptureFixture[str]) -> None:
     code = soak.run(options("--faults", str(faults), "--seed", "1"))
     said = capsys.readouterr().out
