@@ -63,7 +63,7 @@ def page(lines: Sequence[Line], most: int | None = None) -> str:
 def _row(lines: Sequence[Line]) -> list[str]:
     exact = sum(line.verdict in EXACT for line in lines)
     groups = [sum(line.verdict in group for line in lines) for group in _GROUPS]
-    return [f"{len(lines):,}", *(f"{count:,}" for count in groups), f"{exact / max(1, len(lines)):.1%}"]
+    return [f"{len(lines):,}", *(f"{count:,}" for count in groups), f"{exact / max(1, len(lines)):.2%}"]
 
 
 def _beside(lines: Sequence[Line]) -> str:

@@ -27,14 +27,14 @@ LINES = [
 
 def test_shares_of_every_rank_count():
     text = page(LINES)
-    assert "| 2 | 5 | 2 | 1 | 2 | 0 | 0 | 0 | 60.0% |" in text
-    assert "| 3 | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 100.0% |" in text
+    assert "| 2 | 5 | 2 | 1 | 2 | 0 | 0 | 0 | 60.00% |" in text
+    assert "| 3 | 1 | 1 | 0 | 0 | 0 | 0 | 0 | 100.00% |" in text
 
 
 def test_beside_dtensor_stands_what_both_have_run():
     text = page(LINES, 4)
-    assert "| 2 | distconv | 3 | 1 | 1 | 1 | 0 | 0 | 0 | 66.7% |" in text
-    assert "| 2 | DTensor | 3 | 1 | 0 | 0 | 0 | 1 | 1 | 33.3% |" in text
+    assert "| 2 | distconv | 3 | 1 | 1 | 1 | 0 | 0 | 0 | 66.67% |" in text
+    assert "| 2 | DTensor | 3 | 1 | 0 | 0 | 0 | 1 | 1 | 33.33% |" in text
     assert "DTensor is wrong or hangs with: `resize_` (1), `sort` (1)." in text
     assert "the first 4 of each" in text and "--samples 4 -->" in text
 
