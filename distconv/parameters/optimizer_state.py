@@ -47,8 +47,8 @@ def shard_optimizer(optimizer: AnyOptimizer, comm: MPI.Intracomm | None = None) 
     (default: all) that train the model. Numbers stay those of one process; so do ``state_dict()``, which is then
     collective, what it loads, and checkpoints: they have the whole state. ``optimizer.state`` has this rank's part.
     Parameters that are sharded over ``c``, and their state with them, are not split further. What a step writes
-    into gradients (Nesterov's with ``foreach``) reaches those of this rank's parameters alone. A deep copy is not split and
-    has this rank's part of the state alone: make another optimizer, and load the ``state_dict()`` into it.
+    into gradients (Nesterov's with ``foreach``) reaches those of this rank's parameters alone. A deep copy is not
+    split, and has this rank's part of the state alone: make another optimizer, and load the ``state_dict()`` into it.
 
     Raises
     ------
