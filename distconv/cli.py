@@ -59,17 +59,19 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("explore",): Command(
         "distconv.jobs.commands.explore", "choose stages, replicas, distributions and schedule, and write the choice"
     ),
-    ("bench", "step"): Command("distconv.jobs.bench.step", "time a training step against plain torch"),
+    ("bench", "step"): Command("distconv.jobs.bench.steps.step", "time a training step against plain torch"),
     ("bench", "halo"): Command("distconv.jobs.bench.messages.halo", "time halo exchanges"),
     ("bench", "redistribute"): Command(
         "distconv.jobs.bench.messages.redistribute", "time a tensor's way from one grid to another"
     ),
     ("bench", "allreduce"): Command("distconv.jobs.bench.messages.allreduce", "time the sum of a network's gradients"),
-    ("bench", "gpu"): Command("distconv.jobs.bench.gpu", "a step on a GPU against plain torch; what ranks hide"),
+    ("bench", "gpu"): Command("distconv.jobs.bench.steps.gpu", "a step on a GPU against plain torch; what ranks hide"),
     ("bench", "layer"): Command(
         "distconv.jobs.bench.layers.layer", "memory, traffic and time of convolutions over a grid"
     ),
-    ("bench", "scaling"): Command("distconv.jobs.bench.scaling", "step times over rank counts against predictions"),
+    ("bench", "scaling"): Command(
+        "distconv.jobs.bench.steps.scaling", "step times over rank counts against predictions"
+    ),
     ("bench", "planner"): Command("distconv.jobs.bench.planner", "the exact search against the paper's selector"),
     ("bench", "pipeline"): Command("distconv.jobs.bench.pipeline", "pipelined steps against one process and torch"),
     ("bench", "sparse"): Command("distconv.jobs.bench.layers.sparse", "a sparse convolution against the dense one"),
@@ -77,7 +79,10 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "distconv.jobs.bench.layers.pointcloud", "a sparse network on point clouds against its dense twin"
     ),
     ("bench", "scan"): Command("distconv.jobs.bench.layers.scan", "ways back through time of a recurrent layer"),
-    ("bench", "memory"): Command("distconv.jobs.bench.memory", "peak memory per rank against one rank"),
+    ("bench", "safeguards"): Command(
+        "distconv.jobs.bench.steps.safeguards", "what comparing ranks and writing checkpoints cost beside a step"
+    ),
+    ("bench", "memory"): Command("distconv.jobs.bench.steps.memory", "peak memory per rank against one rank"),
     ("checkpoint",): Command("distconv.checkpoint.command", "list, verify and export what a training has saved"),
     ("run",): Command("distconv.jobs.commands.run_script", "run a script of your own with memory that is kept"),
     ("simulate",): Command("distconv.jobs.commands.simulate", "time, memory and a picture of a pipeline schedule"),

@@ -65,6 +65,11 @@ class Saving:
         """Whether this rank is done, and ``finish`` waits for others alone."""
         return not self._thread.is_alive()
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the files that this rank has written."""
+        return sum(file["bytes"] for file in self._files.values())
+
     def _begin(self) -> None:
         text_of(self._manifest)
         try:

@@ -25,7 +25,7 @@ from mpi4py import MPI
 from distconv.errors import DistconvError, GridError
 from distconv.jobs.bench import report
 from distconv.jobs.bench.layers.sparse import times_in_turns
-from distconv.jobs.bench.memory import MIB, Peak, first_step, in_new_process
+from distconv.jobs.bench.steps.memory import MIB, Peak, first_step, in_new_process
 from distconv.jobs.commands.train_pointcloud import share
 from distconv.jobs.pointcloud.batches import Recipe, VoxelBatch, voxel_batch
 from distconv.jobs.pointcloud.sampling import CACHED_POINTS

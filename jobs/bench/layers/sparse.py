@@ -23,7 +23,7 @@ from torch import nn
 
 from distconv.errors import GridError
 from distconv.jobs.bench import report
-from distconv.jobs.bench.memory import MIB, Peak, first_step, in_new_process
+from distconv.jobs.bench.steps.memory import MIB, Peak, first_step, in_new_process
 from distconv.jobs.training.options import positive
 from distconv.layers.sparse import SparseConv, SparseTensor, to_dense
 

@@ -10,7 +10,7 @@ import torch
 
 from distconv import cli
 from distconv.jobs.bench.layers import sparse
-from distconv.jobs.bench.memory import Peak
+from distconv.jobs.bench.steps.memory import Peak
 from tests.jobs.bench.command import outcome
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.jobs.bench.command import outcome
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 JOB = "import sys; from distconv.cli import main; sys.exit(main(sys.argv[1:]))"
 TINY = ["memory", "--model", "mesh1k", "--width", "2", "--size", "128"]
 

@@ -19,23 +19,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from mpi4py import MPI
 
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
-from distconv.jobs.mesh.recipe import CHANNELS
-from distconv.jobs.mesh.segmentation import segmentation_loss
+from distconv.jobs.bench import report
+from distconv.jobs.bench.comparison import random
+from distconv.jobs.bench.steps import model_options
 from distconv.jobs.planning.options import on_rank_0
-from distconv.jobs.training.options import grid_extents, positive
 from distconv.jobs.training.report import peak_memory_bytes
-from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
-from distconv.tensor import DistTensor
-
-from . import report
 
 EXAMPLES = """\
 examples:
@@ -43,9 +38,6 @@ examples:
   mpiexec -n 4 distconv bench memory --model unet --size 512 --batch 2 --grid n=2,h=2 --json memory.json
   mpiexec -n 4 distconv bench memory --model vgg16_bn --size 32 --batch 16 --optimizer adam --shard-optimizer
 """
-
-CLASSIFIED = ("vgg16", "vgg16_bn")
-"""Models of images with 3 channels and one label each."""
 
 OPTIMIZERS: dict[str, tuple[Any, int]] = {"sgd": (torch.optim.SGD, 1), "adam": (torch.optim.Adam, 2)}
 """With the steps until all its memory is in use: Adam has no state before the end of the first."""
@@ -75,13 +67,7 @@ class Peak:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv bench memory``."""
-    parser.add_argument("--model", choices=(*MESH_MODELS, *CLASSIFIED), default="mesh1k", help="default: %(default)s")
-    parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
-    parser.add_argument(
-        "--size", type=positive, default=1024, help="height and width of the samples (default: %(default)s)"
-    )
-    parser.add_argument("--batch", type=positive, default=1, help="samples (default: %(default)s)")
-    parser.add_argument("--grid", type=grid_extents, metavar="h=4", help="default: all ranks along h")
+    model_options.add_arguments(parser, model="mesh1k", size=1024, batch=1)
     parser.add_argument(
         "--optimizer", choices=OPTIMIZERS, default="sgd", help="adam: two steps, the second with state (default: sgd)"
     )
@@ -116,35 +102,18 @@ def run(options: argparse.Namespace) -> int:
 def measure(options: argparse.Namespace, grid: ProcessGrid, *, split: bool = False) -> Peak:
     """Training on random samples over ``grid``; ``split``: with the optimizer's state. Collective."""
     before = peak_memory_bytes()
-    torch.manual_seed(0)
-    model = MODELS[options.model](**({} if options.width is None else {"width": options.width}))
-    model = parallelize(model, grid)
+    model = parallelize(model_options.model_of(options), grid)
     make, steps = OPTIMIZERS[options.optimizer]
     optimizer = make(model.parameters(), 1e-3)
     if split:
         shard_optimizer(optimizer, grid.world)
-    x = _random(Distribution(grid, default_axes("nchw", 4)), (options.batch, *_sample(options)))
+    x = random(Distribution(grid, default_axes("nchw", 4)), model_options.shape_of(options), model_options.CPU)
     for _ in range(steps):
         start = time.perf_counter()
-        _loss(options, model(x)).backward()
+        model_options.loss_of(options, model(x)).backward()
         optimizer.step()
         optimizer.zero_grad()
     return Peak(before, peak_memory_bytes(), time.perf_counter() - start)
-
-
-def _sample(options: argparse.Namespace) -> tuple[int, int, int]:
-    return 3 if options.model in CLASSIFIED else len(CHANNELS), options.size, options.size
-
-
-def _loss(options: argparse.Namespace, y: DistTensor) -> torch.Tensor:
-    if options.model in CLASSIFIED:
-        return F.cross_entropy(y, _random(Distribution(y.grid, ("n",)), y.shape[:1]).abs().long())
-    label = _random(Distribution(y.grid, default_axes("nhw", 3)), (options.batch, options.size, options.size))
-    return segmentation_loss(y, (label > 1.5).float(), 0.07)
-
-
-def _random(dist: Distribution, shape: tuple[int, ...]) -> DistTensor:
-    return DistTensor(torch.randn(dist.local_shape(shape)), dist, shape)
 
 
 def by_itself(options: argparse.Namespace) -> Peak:
@@ -205,7 +174,7 @@ def _report(
     worst, worst_used = max(peak.peak for peak in peaks), max(peak.used for peak in peaks)
     print(
         f"{options.model}{f' of width {options.width}' if options.width else ''}, "
-        f"{' x '.join(map(str, (options.batch, *_sample(options))))}, float32, cpu, {TRAINED[options.optimizer]}"
+        f"{' x '.join(map(str, model_options.shape_of(options)))}, float32, cpu, {TRAINED[options.optimizer]}"
     )
     print(f"{'':<24}{'process':>12}{'libraries':>12}{'model':>12}{'step':>9}")
     _print_row("one rank", alone)

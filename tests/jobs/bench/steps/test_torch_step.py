@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import distconv as dc
-from distconv.jobs.bench import torch_step
+from distconv.jobs.bench.steps import torch_step
 from tests.layers.compare import close, whole
 
 

@@ -15,6 +15,8 @@ import torch
 from mpi4py import MPI
 
 from distconv.distribution import Distribution, default_axes
+from distconv.jobs.bench import comparison, report
+from distconv.jobs.bench.comparison import Comparison, random, timed
 from distconv.jobs.planning import picture
 from distconv.jobs.planning.options import (
     add_machine_argument,
@@ -31,9 +33,6 @@ from distconv.parallel import parallelize
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.selection import pure
 from distconv.plan import Plan, written
-
-from . import comparison, report
-from .comparison import Comparison, random, timed
 
 EXAMPLES = """\
 examples:

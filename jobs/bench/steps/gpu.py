@@ -24,14 +24,13 @@ from distconv.communication.derived import Derived
 from distconv.communication.staging import cuda_aware
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, default_axes
+from distconv.jobs.bench import report
+from distconv.jobs.bench.comparison import random, timed
 from distconv.jobs.planning.options import add_network_arguments, on_first_ranks
 from distconv.jobs.training.model_factory import build_model
 from distconv.jobs.training.options import device_for, positive
 from distconv.kernels.convolution import Geometry
 from distconv.layers.plumbing.input_windows import window_needs
-
-from . import report
-from .comparison import random, timed
 
 EXAMPLES = """\
 examples:

@@ -22,7 +22,8 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.communication.transport import counted
-from distconv.jobs.bench import report, torch_step
+from distconv.jobs.bench import report
+from distconv.jobs.bench.steps import torch_step
 from distconv.jobs.planning.options import wait_asleep
 from distconv.jobs.training.options import grid_extents, positive
 from distconv.process import allocator, caching_allocators

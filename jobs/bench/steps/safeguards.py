@@ -1,0 +1,165 @@
+"""``distconv bench safeguards``: what comparing ranks and writing checkpoints cost beside a training step.
+
+A checkpoint is compared with raw files of as many bytes, written and forced to the disk in the same turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from mpi4py import MPI
+
+from distconv import checkpoint
+from distconv.communication import agreement
+from distconv.distribution import Distribution, default_axes
+from distconv.grid import ProcessGrid
+from distconv.jobs.bench import report
+from distconv.jobs.bench.comparison import random
+from distconv.jobs.bench.messages.turns import in_turns, medians, table
+from distconv.jobs.bench.steps import model_options
+from distconv.jobs.training.options import positive
+from distconv.parallel import parallelize
+from distconv.parameters.replicas import check_replicas
+from distconv.placement import scatter
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 2 distconv bench safeguards
+  mpiexec -n 4 distconv bench safeguards --model mesh1k --size 512 --batch 1 --grid h=2,w=2 --directory /scratch
+"""
+
+SCATTERS = 17
+"""Values are compared of one tensor in so many."""
+
+STEP, BESIDE, RAW = "step", "step beside an asynchronous save", "raw file write"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench safeguards``."""
+    model_options.add_arguments(parser, model="vgg16_bn", size=32, batch=16)
+    parser.add_argument(
+        "--directory", type=Path, default=Path(tempfile.gettempdir()), help="where to write (default: %(default)s)"
+    )
+    parser.add_argument("--repeats", type=positive, default=11, help="turns of each (default: %(default)s)")
+    report.add_json_argument(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print. Collective over MPI.COMM_WORLD."""
+    world = MPI.COMM_WORLD
+    grid = ProcessGrid(world, **(options.grid or {"h": world.size}))
+    model = parallelize(model_options.model_of(options), grid)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+    shape = model_options.shape_of(options)
+    x, sample = random(Distribution(grid, default_axes("nchw", 4)), shape, model_options.CPU), torch.ones(shape)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model_options.loss_of(options, model(x)).backward()
+        optimizer.step()
+
+    def scatters(level: str) -> None:
+        with _checking(level):
+            for _ in range(SCATTERS):
+                scatter(sample, grid)
+
+    guards: dict[str, Callable[[], object]] = {
+        STEP: step,
+        f"{SCATTERS} scatters, DISTCONV_CHECK=off": lambda: scatters("off"),
+        f"{SCATTERS} scatters, DISTCONV_CHECK=plan": lambda: scatters("plan"),
+        "check_replicas": lambda: check_replicas(model, world),
+    }
+    times = in_turns(world, guards, options.repeats)
+    with _shared_folder(world, options.directory) as folder:
+        saves = _Saves(world, folder, model, optimizer)
+        written = in_turns(world, {RAW: saves.raw, "save_checkpoint": saves.whole}, options.repeats)
+        beside = [saves.beside(step) for _ in range(options.repeats)]
+    stalls = {BESIDE: [s for steps, _ in beside for s in steps], "stall of that save": [stall for _, stall in beside]}
+    if world.rank == 0:
+        print(report.heading(f"safeguards of {options.model}, {' x '.join(map(str, shape))}, {grid.describe()}"))
+        print(table({**times, **stalls}, STEP))
+        print(f"\nfiles of {saves.nbytes / 1e6:.1f} MB on rank 0\n{table(written, RAW)}")
+        off, plan = (statistics.median(times[name]) for name in list(guards)[1:3])
+        share = (plan - off) / SCATTERS / statistics.median(times[STEP])
+        print(f"comparing what is scattered takes {share:.2%} of a step for each tensor")
+        figures = {"median_s": {**medians(times), **medians(stalls), **medians(written)}, "bytes": saves.nbytes}
+        report.give_json(figures, options.json)
+    return 0
+
+
+@contextlib.contextmanager
+def _checking(level: str) -> Iterator[None]:
+    before = agreement.level
+    agreement.level = level
+    try:
+        yield
+    finally:
+        agreement.level = before
+
+
+@contextlib.contextmanager
+def _shared_folder(comm: MPI.Intracomm, directory: Path) -> Iterator[Path]:
+    """A new folder on rank 0's disk, the same for all ranks; it is gone afterwards. Collective."""
+    with contextlib.ExitStack() as stack:
+        made = None
+        if comm.rank == 0:
+            made = stack.enter_context(tempfile.TemporaryDirectory(prefix="distconv-bench-", dir=directory))
+        yield Path(comm.bcast(made))
+        comm.Barrier()
+
+
+class _Saves:
+    """Checkpoints of a training, and files of the same size."""
+
+    def __init__(
+        self, comm: MPI.Intracomm, folder: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer
+    ) -> None:
+        self._comm, self._folder, self._model, self._optimizer = comm, folder, model, optimizer
+        self._number = 0
+        own = self.begin()
+        own.finish(keep=1)
+        self.nbytes = own.nbytes
+        self._content = os.urandom(self.nbytes)
+
+    def begin(self) -> checkpoint.Saving:
+        """Begin the next one. Collective."""
+        self._number += 1
+        tensors, values = checkpoint.capture(self._model, self._optimizer, self._comm)
+        return checkpoint.Saving(self._folder, self._number, tensors, values, self._comm)
+
+    def whole(self) -> None:
+        """Save, and wait for it. Collective."""
+        self.begin().finish(keep=1)
+
+    def raw(self) -> None:
+        """Write this rank's bytes to a file on the disk."""
+        path = self._folder / f"raw-{self._comm.rank}"
+        with path.open("wb") as file:
+            file.write(self._content)
+            file.flush()
+            os.fsync(file.fileno())
+        path.unlink()
+
+    def beside(self, step: Callable[[], None]) -> tuple[list[float], float]:
+        """Seconds of each step until all ranks have written, and of what the training waited for. Collective."""
+        self._comm.Barrier()
+        start = time.perf_counter()
+        saving = self.begin()
+        stall, steps = time.perf_counter() - start, []
+        while True:
+            start = time.perf_counter()
+            step()
+            steps.append(time.perf_counter() - start)
+            if self._comm.allreduce(saving.written, MPI.LAND):
+                break
+        start = time.perf_counter()
+        saving.finish(keep=1)
+        return steps, stall + time.perf_counter() - start
