@@ -1,7 +1,7 @@
 """Runs the tests, serially and under mpiexec on several rank counts, and prints one table.
 
     python tests/run.py                                           everything but what is marked slow; cases take
-                                                                  turns on rank counts, most on 3
+                                                                  turns on rank counts, most on 3; few run on 6 and 8
     python tests/run.py --ranks 2,4 tests/distconv/test_grid.py -k name
     python tests/run.py layers/nn jobs/mesh/scores.py             what mirrors a folder or a module
     python tests/run.py --quick                                   the first case of each test, on few ranks
@@ -174,7 +174,8 @@ def run_job(ranks: int, arguments: list[str], place: Path) -> int:
     """Start one job and return its exit code."""
     command = [str(place), "--only", "ranks" if ranks else "serial", "--done", str(place / "done"), *arguments]
     # One hash seed, so that whatever is ordered by a hash is ordered alike on all ranks.
-    environment = {"PYTHONHASHSEED": "0", "MPLBACKEND": "Agg"}
+    # With bytecode, wherever it is switched off: dozens of processes would compile every module again.
+    environment = {"PYTHONHASHSEED": "0", "MPLBACKEND": "Agg", "PYTHONDONTWRITEBYTECODE": ""}
     if any(argument.startswith("--part=") for argument in arguments):
         environment["OMP_NUM_THREADS"] = "1"
     with launch.Job(ranks, ROOT / "tests" / "harness" / "rank.py", *command, env=environment, capture=False) as job:

@@ -214,31 +214,48 @@ def test_a_quick_run_takes_the_first_case_of_each_test_that_is_not_long(run) -> 
 
 
 class Item:
-    """What the choice looks at."""
+    """What the choice looks at: four cases of each test, ten tests in each file."""
 
-    def __init__(self, *marks: pytest.MarkDecorator) -> None:
+    def __init__(self, number: int, *marks: pytest.MarkDecorator) -> None:
         self._mark = marks[0].mark if marks else None
+        self.path = Path(f"test_{number // 40}.py")
+        self.nodeid = f"{self.path}::test_{number // 4}[{number % 4}]"
 
     def get_closest_marker(self, name: str) -> object:
         return self._mark
 
 
 def test_each_case_is_run_on_one_count_that_its_marker_allows_and_most_on_three() -> None:
-    shared = (1, 2, 3, 4, 6, 8)
+    few, many = (1, 2, 3, 4), tuple(selection.MANY)
     marks = [(), (pytest.mark.ranks(at_least=4),), (pytest.mark.ranks(at_most=6),), (pytest.mark.ranks(2, 8),)]
-    items = [Item(*marks[number % 5 % 4]) for number in range(280)]
-    chosen = {ranks: set(map(id, selection.thin(items, ranks))) for ranks in shared}  # type: ignore[arg-type]
+    items = [Item(number, *marks[number % 5 % 4]) for number in range(1200)]
+    chosen = {ranks: set(map(id, selection.thin(items, ranks))) for ranks in few + many}  # type: ignore[arg-type]
     for item in items:
-        counts = [ranks for ranks in shared if id(item) in chosen[ranks]]
+        counts = [ranks for ranks in few if id(item) in chosen[ranks]]
         mark = item.get_closest_marker("ranks")
         if mark is not None and mark.args:  # type: ignore[attr-defined]
-            assert counts == list(shared), "those that name their counts are left to them"
+            assert all(id(item) in part for part in chosen.values()), "those that name their counts are left to them"
         else:
             assert len(counts) == 1
             assert mark is None or runs_on(mark, counts[0])  # type: ignore[arg-type]
+            firsts = [ranks for ranks in many if id(item) in chosen[ranks]]
+            assert len(firsts) <= (item.nodeid.endswith("[0]"))
     unmarked = {id(item) for item in items if item.get_closest_marker("ranks") is None}
     assert 0 < len(chosen[8] & unmarked) < len(chosen[2] & unmarked) < len(chosen[3] & unmarked)
     assert len(chosen[3] & unmarked) > len(unmarked) / 2
+
+
+def test_on_many_ranks_a_share_of_the_files_is_read_and_those_that_may_name_them(tmp_path: Path) -> None:
+    paths = [tmp_path / f"test_{number}.py" for number in range(60)]
+    for path in paths:
+        path.write_text("def test(comm): ...")
+    shares = [{path for path in paths if selection.for_ranks(path, ranks)} for ranks in selection.MANY]
+    assert all(shares) and not set.intersection(*shares) and len(set.union(*shares)) < 30
+    (other,) = [path for path in paths if path not in set.union(*shares)][:1]
+    for text, expected in (("ranks(2, 8)", True), ("ranks(*GRIDS)", True), ("ranks(2, 4)", False)):
+        other.write_text(f"@pytest.mark.{text}\ndef test(comm): ...")
+        assert selection.for_ranks(other, 8) is expected
+        assert selection.for_ranks(other, 3)
 
 
 def test_folders_and_modules_stand_for_their_tests() -> None:

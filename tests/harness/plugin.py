@@ -134,7 +134,8 @@ class RankSession:
             return None
         part = config.getoption("--part")
         elsewhere = part and not selection.in_part(collection_path, *map(int, part.split("-of-")))
-        return elsewhere or (self.only == "ranks" and not selection.for_ranks(collection_path)) or None
+        ranks = world().size if self.in_job and config.getoption("--thin") else None
+        return elsewhere or (self.only == "ranks" and not selection.for_ranks(collection_path, ranks)) or None
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:

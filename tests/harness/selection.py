@@ -12,8 +12,14 @@ import pytest
 LONG = frozenset((Path(__file__).parent / "long_tests.txt").read_text().split())
 """Names of tests that take more than a second, wherever they are."""
 
-TURNS = (2, 3, 3, 4, 3, 3, 3, 3, 6, 3, 3, 2, 3, 3, 1, 3, 3, 8, 3)
+TURNS = (2, 3, 3, 4, 3, 3, 3, 3, 4, 3, 3, 2, 3, 3, 1, 3, 3, 2, 3)
 """Rank counts that cases are run on, in turn; on 3, which divides least, most of them. No parameter has 19 values."""
+
+MANY = {6: 0, 8: 1}
+"""Rank counts on which only a share of the files (which one) is imported, which takes all of these ranks seconds: of
+each of their tests the first case runs there, and whatever names the rank count."""
+
+MANY_PARTS = 6
 
 
 def quick(items: Iterable[pytest.Item]) -> list[pytest.Item]:
@@ -28,21 +34,25 @@ def quick(items: Iterable[pytest.Item]) -> list[pytest.Item]:
 def thin(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:
     """Of tests that name no rank counts, the cases that it is the turn of ``ranks``.
 
-    Each case has one, of those that its marker allows.
+    Each case has one, of those that its marker allows. On many ranks it is the first case of each test in some files.
     """
-    return (
-        items if ranks not in TURNS else [item for number, item in enumerate(items) if _has_turn(item, number, ranks)]
-    )
+    if ranks in MANY:
+        cases = by_test(item for item in items if in_part(item.path, MANY[ranks], MANY_PARTS))
+        turns = {id(first) for first, *_ in cases.values()}
+    else:
+        turns = {id(item) for number, item in enumerate(items) if _has_turn(item, number, ranks)}
+    return [item for item in items if id(item) in turns or _named(item)]
+
+
+def _named(item: pytest.Item) -> bool:
+    mark = item.get_closest_marker("ranks")
+    return mark is not None and bool(mark.args)
 
 
 def _has_turn(item: pytest.Item, number: int, ranks: int) -> bool:
     mark = item.get_closest_marker("ranks")
-    if mark is None:
-        return TURNS[number % len(TURNS)] == ranks
-    if mark.args:
-        return True
-    turns = [count for count in TURNS if runs_on(mark, count)]
-    return not turns or turns[number % len(turns)] == ranks
+    turns = [count for count in TURNS if mark is None or runs_on(mark, count)]
+    return bool(turns) and turns[number % len(turns)] == ranks
 
 
 def runs_on(mark: pytest.Mark, size: int) -> bool:
@@ -65,9 +75,16 @@ FOR_RANKS = re.compile(r"\b(comm|shared_tmp_path|users_folder|planned_files)\b|m
 """What the text of a file has if any of its tests runs on ranks: fixtures that start MPI, or modules that have them."""
 
 
-def for_ranks(path: Path) -> bool:
-    """Whether a file may have tests that run on ranks; others need not be imported there, which takes seconds."""
-    return FOR_RANKS.search(path.read_text()) is not None
+def for_ranks(path: Path, ranks: int | None = None) -> bool:
+    """Whether a file may have tests that run on ranks; others need not be imported there, which takes seconds.
+
+    With ``ranks``: whether it may have tests that :func:`thin` keeps on so many.
+    """
+    text = path.read_text()
+    if FOR_RANKS.search(text) is None or ranks not in MANY:
+        return FOR_RANKS.search(text) is not None
+    names = re.search(rf"ranks\(\*|\bon_ranks\b|ranks\([^)]*\b{ranks}\b", text)
+    return names is not None or in_part(path, MANY[ranks], MANY_PARTS)
 
 
 def by_test(items: Iterable[pytest.Item]) -> dict[str, list[pytest.Item]]:
