@@ -7,10 +7,12 @@ rank, or raises: nothing ever runs on the blocks alone by default.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
@@ -18,6 +20,9 @@ from distconv.errors import DistconvError, NoRule
 from distconv.process.call_stack import layer_of, modules_called
 
 Operator = Callable[..., Any]
+Numbers = Any
+"""Annotation of arguments of a rule that are numbers or sequences of them, and no tensors."""
+
 F = TypeVar("F", bound=Operator)
 
 METADATA = frozenset(
@@ -104,6 +109,8 @@ def _by_rule(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
     operator = operator_for(function)
     if kwargs.get("out") is not None and "out" not in _parameters(operator):
         raise NoRule(f"{name_of(function)} with out= has no distributed rule; assign the result instead")
+    if _odd(args) or _odd(kwargs.values()):
+        args, kwargs = _with_numbers(operator, args, kwargs)
     try:
         return operator(*args, **kwargs)
     except TypeError:
@@ -112,6 +119,53 @@ def _by_rule(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
             raise
     named = ", ".join(f"{name}=" for name in kwargs)
     raise NoRule(f"{name_of(function)} has no distributed rule with these arguments ({named}); call it without some")
+
+
+_PLAIN = frozenset((int, float, bool, str, type(None), slice, type(Ellipsis), torch.Size, torch.dtype))
+
+
+def _odd(values: Iterable[Any]) -> bool:
+    """Whether there may be a number among ``values``, or in a sequence of them, that is none of Python's."""
+    return any(type(v) not in _PLAIN and (_is_number(v) or (type(v) in (list, tuple) and _odd(v))) for v in values)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, np.generic) or (type(value) is torch.Tensor and not value.dim() and value.is_leaf)
+
+
+def _with_numbers(operator: Operator, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """NumPy's numbers as Python's, and so plain tensors of no dimensions where the rule takes no tensor.
+
+    torch takes all three for a size, a dimension or a factor.
+    """
+    takes, rest = _number_parameters(operator)
+    names = list(takes)[: len(args)]
+    changed = [_as_number(a, takes[names[i]] if i < len(names) else rest) for i, a in enumerate(args)]
+    return tuple(changed), {name: _as_number(value, takes.get(name, rest)) for name, value in kwargs.items()}
+
+
+def _as_number(value: Any, tensors: bool) -> Any:
+    if isinstance(value, np.generic) or (tensors and _is_number(value)):
+        return value.item()
+    if type(value) in (list, tuple):
+        return type(value)(_as_number(v, tensors) for v in value)
+    return value
+
+
+@lru_cache(maxsize=1024)
+def _number_parameters(operator: Operator) -> tuple[dict[str, bool], bool]:
+    """Which of its parameters, and whether any others, take numbers and no tensors."""
+    takes, rest = {}, False
+    for name, parameter in inspect.signature(operator).parameters.items():
+        numbers = _NUMBERS.search(str(parameter.annotation)) is not None
+        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
+            rest = rest or numbers
+        else:
+            takes[name] = numbers
+    return takes, rest
+
+
+_NUMBERS = re.compile(r"^(?!.*(Tensor|Any)).*\b(int|float|Dims|Size|Numbers)\b")
 
 
 @lru_cache(maxsize=1024)

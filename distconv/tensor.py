@@ -19,9 +19,9 @@ from distconv.parameters import gradient_reduction
 from distconv.process import profiling
 
 _BELOW = (
-    "below torch's function interface, where it has only its block: torch.func (grad, vmap, jvp, jacrev) and "
-    "TorchScript work there; use torch.autograd.grad or torch.autograd.functional, call the Python function, or gather "
-    "it first"
+    "below torch's function interface, where it has only its block: torch.func (grad, vmap, jvp, jacrev), TorchScript, "
+    "torch.as_tensor(x, dtype=...) and as_subclass work there; use torch.autograd.grad or torch.autograd.functional, "
+    "call the Python function, x.to(dtype), or gather it first"
 )
 
 

@@ -116,7 +116,9 @@ def _before_step(optimizer: Optimizer, *_: Any) -> None:
         for key, value in state.items():
             if isinstance(value, torch.Tensor) and not isinstance(value, DistTensor) and value.shape == parameter.shape:
                 state[key] = laid_out(value, parameter.dist).clone()
-    if sharded and _whole_state not in optimizer._optimizer_state_dict_post_hooks.values():
+    # An optimizer that wraps another may be one without having been made as one: the inner one's state is seen to.
+    hooks = getattr(optimizer, "_optimizer_state_dict_post_hooks", None)
+    if sharded and hooks is not None and _whole_state not in hooks.values():
         optimizer.register_state_dict_post_hook(_whole_state)
 
 

@@ -71,7 +71,8 @@ def pointwise(function: Callable[..., Any], *args: Any, out: torch.Tensor | None
     """``function`` of broadcastable operands, element by element."""
     operands = _tensors(args) + _tensors(kwargs.values())
     if out is not None:
-        return _into(function, out, operands, pointwise(function, *args, **kwargs))
+        plain = not any(isinstance(t, DistTensor) for t in operands)
+        return _into(function, out, operands, (function if plain else partial(pointwise, function))(*args, **kwargs))
     if len(operands) == 1:
         (only,) = operands
         assert isinstance(only, DistTensor)
@@ -96,7 +97,7 @@ def pointwise(function: Callable[..., Any], *args: Any, out: torch.Tensor | None
     return DistTensor(result, dist, shape)
 
 
-def _into(function: Callable[..., Any], out: torch.Tensor, operands: list[torch.Tensor], result: DistTensor) -> Any:
+def _into(function: Callable[..., Any], out: torch.Tensor, operands: list[torch.Tensor], result: torch.Tensor) -> Any:
     """``out`` with the values of ``result``, as optimizers ask for it."""
     recording = torch.is_grad_enabled() and any(t.requires_grad for t in (out, *operands))
     if not isinstance(out, DistTensor) or out.shape != result.shape or recording:

@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from distconv.communication.collectives import sum_over
 from distconv.communication.transport import allreduce
-from distconv.dispatch import implements
+from distconv.dispatch import Numbers, implements
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.layers.plumbing.alignment import result_shape
@@ -129,7 +129,7 @@ def _total(function: Callable[..., torch.Tensor], input: DistTensor, fold: Fold,
 def _sum(
     function: Callable[..., torch.Tensor],
     input: DistTensor,
-    *dims: Any,
+    *dims: Numbers,
     dim: Dims = None,
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
@@ -208,7 +208,7 @@ def _truth(
     function: Callable[..., torch.Tensor],
     op: MPI.Op,
     input: DistTensor,
-    *dims: Any,
+    *dims: Numbers,
     dim: Dims = None,
     keepdim: bool = False,
 ) -> DistTensor:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import implements
+from distconv.dispatch import Numbers, implements
 from distconv.errors import NoRule, ShapeError
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.plumbing.alignment import as_distributed, balanced_input, result_shape
@@ -100,7 +100,7 @@ def _prepared(
 
 
 @unbatched
-def max_pool(count: int, input: DistTensor, *args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
+def max_pool(count: int, input: DistTensor, *args: Numbers, return_indices: bool = False, **kwargs: Numbers) -> Any:
     """``F.max_pool1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W)."""
     if return_indices:
         return max_pool_with_indices(count, input, *args, **kwargs)
@@ -111,7 +111,7 @@ def max_pool(count: int, input: DistTensor, *args: Any, return_indices: bool = F
 
 @unbatched
 def max_pool_with_indices(
-    count: int, input: DistTensor, *args: Any, return_indices: bool = True, **kwargs: Any
+    count: int, input: DistTensor, *args: Numbers, return_indices: bool = True, **kwargs: Numbers
 ) -> Indexed:
     """The same with the indices of the largest values."""
     work = _prepared(count, input, *args, **kwargs)

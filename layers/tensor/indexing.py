@@ -24,11 +24,17 @@ _MASK = (
 
 def _entries(index: Any, count: int) -> list[Any]:
     """``index`` with one entry per dimension of a tensor of ``count`` dimensions, besides its Nones."""
-    entries = [_plain(e) for e in (index if isinstance(index, tuple) else (index,))]
+    entries = [_plain(e) for e in (index if isinstance(index, tuple) or _stands_for_tuple(index) else (index,))]
     named = sum(_dimensions(e) for e in entries)
     at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
     entries[at : at + 1] = [ALL] * (count - named)
     return entries
+
+
+def _stands_for_tuple(index: Any) -> bool:
+    """Whether torch takes this list for one entry per dimension, as NumPy once did."""
+    several = (Sequence, slice, torch.Tensor, np.ndarray, type(None), type(Ellipsis))
+    return isinstance(index, (list, range)) and len(index) < 32 and any(isinstance(e, several) for e in index)
 
 
 def _plain(entry: Any) -> Any:
@@ -162,4 +168,4 @@ def _fill(input: DistTensor, mask: Any, value: Any) -> None:
     if mask.shape != input.shape[: mask.dim()]:
         raise IndexError(f"the mask {tuple(mask.shape)} does not fit the indexed tensor {tuple(input.shape)}")
     value = value.reshape(()) if isinstance(value, torch.Tensor) else value
-    input.masked_fill_(mask.bool().reshape(*mask.shape, *(1,) * (input.dim() - mask.dim())), value)
+    input.masked_fill_(mask.bool().reshape((*mask.shape, *(1,) * (input.dim() - mask.dim()))), value)

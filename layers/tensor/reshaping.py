@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import index
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from distconv.tensor import DistTensor
 
 
 def sizes(given: Sequence[Any]) -> tuple[int, ...]:
-    """Sizes or dimensions as torch takes them: in a row, or as one sequence."""
-    return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], int) else tuple(given)
+    """Sizes or dimensions as torch takes them: in a row or as one sequence, of integers of any kind."""
+    return tuple(map(index, given[0] if len(given) == 1 and isinstance(given[0], Sequence) else given))
 
 
 # -- merging and parting ----------------------------------------------------------------------------------------------

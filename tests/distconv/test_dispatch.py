@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +15,7 @@ import distconv as dc
 from distconv import dispatch
 from distconv.dispatch import implements, name_of, operator_for, short_name
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.layers.compare import same_as_one_process
 
 
 def test_a_function_gets_one_operator() -> None:
@@ -34,6 +38,75 @@ def test_functions_are_called_what_users_call_them() -> None:
     assert short_name(torch.conv2d) == "conv2d"
     assert short_name(torch.Tensor.__add__) == "__add__"
     assert short_name(torch.Tensor.mT.__get__) == "mT"
+
+
+# -- numbers ----------------------------------------------------------------------------------------------------------
+
+SHAPE = (2, 4, 6, 4)
+
+NUMBERS = {
+    "reshape": lambda x, n: x.reshape(n(2), n(4), -1),
+    "view as one": lambda x, n: x.view(n(192)),
+    "view of a sequence": lambda x, n: x.view([n(2), n(24), n(4)]),
+    "expand": lambda x, n: x[:1].expand(n(3), 4, 6, 4),
+    "repeat": lambda x, n: x.repeat(n(1), n(2), 1, 1),
+    "permute": lambda x, n: x.permute(n(0), n(2), n(3), n(1)),
+    "flip": lambda x, n: x.flip(n(2)),
+    "transpose": lambda x, n: x.transpose(n(1), n(2)),
+    "unsqueeze": lambda x, n: x.unsqueeze(n(1)),
+    "squeeze": lambda x, n: x[:, :1].squeeze(n(1)),
+    "flatten": lambda x, n: x.flatten(n(1), n(2)),
+    "narrow": lambda x, n: x.narrow(n(2), n(1), n(3)),
+    "select": lambda x, n: x.select(n(2), n(1)),
+    "slices": lambda x, n: x[:, n(0) : n(3), :: n(2)],
+    "split": lambda x, n: x.split([n(1), n(5)], n(2))[1],
+    "chunk": lambda x, n: x.chunk(n(2), dim=n(2))[1],
+    "unbind": lambda x, n: torch.unbind(x, n(2))[3],
+    "cat": lambda x, n: torch.cat([x, x], dim=n(2)),
+    "stack": lambda x, n: torch.stack([x, x], n(2)),
+    "roll": lambda x, n: torch.roll(x, (n(1), n(2)), (n(2), n(3))),
+    "pad": lambda x, n: F.pad(x, [n(1), n(1), n(0), n(2)]),
+    "unfold": lambda x, n: x.unfold(n(2), n(2), n(1)),
+    "sum": lambda x, n: x.sum(n(1)),
+    "sum over several": lambda x, n: x.sum(dim=(n(1), n(2))),
+    "mean": lambda x, n: x.mean((n(2), n(3)), keepdim=True),
+    "std": lambda x, n: x.std(n(2)),
+    "argmax": lambda x, n: x.argmax(n(2)),
+    "cumsum": lambda x, n: x.cumsum(n(2)),
+    "topk": lambda x, n: x.topk(n(2), dim=n(2)).values,
+    "logsumexp": lambda x, n: x.logsumexp(n(1)),
+    "softmax": lambda x, n: x.softmax(dim=n(2)),
+    "normalize": lambda x, n: F.normalize(x, dim=n(1)),
+    "interpolate to a size": lambda x, n: F.interpolate(x, size=(n(9), n(5))),
+    "pooling": lambda x, n: F.max_pool2d(x, (n(2), n(2)), stride=n(1)) + F.avg_pool2d(x, n(2), n(1)),
+    "adaptive pooling": lambda x, n: F.adaptive_avg_pool2d(x, (n(2), n(3))),
+    "convolution": lambda x, n: F.conv2d(x, torch.ones(2, 4, 3, 3).double(), padding=(n(1), n(1)), stride=n(2)),
+    "group norm": lambda x, n: F.group_norm(x, n(2)),
+    "pixel shuffle": lambda x, n: F.pixel_shuffle(x, n(2)),
+    "glu": lambda x, n: F.glu(x, n(1)),
+    "clamp": lambda x, n: x.clamp(min=n(0)),
+    "factor": lambda x, n: n(2) * x * n(3) - n(1),
+    "power": lambda x, n: x ** n(2),
+    "fill": lambda x, n: torch.full_like(x, n(3)) + x,
+    "masked fill": lambda x, n: x.masked_fill(x > 0, n(0)),
+}
+"""Calls with numbers that ``n`` makes."""
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("number", [np.int64, torch.tensor])
+def test_numbers_of_numpy_and_of_torch_count_as_pythons(comm: Any, number: Any, name: str) -> None:
+    for axes in ({"h": comm.size}, {"n": comm.size}):
+        same_as_one_process(grid_over(comm, **axes), lambda x: NUMBERS[name](x, number), normal(*SHAPE))
+
+
+def test_a_tensor_of_no_dimensions_stays_a_tensor_where_one_is_meant(comm: Any) -> None:
+    x = dc.scatter(normal(4, 6).int(), grid_over(comm, n=comm.size))
+    number = torch.tensor(3)
+    assert (x + number).dtype == torch.int32  # as with a number of Python's
+    assert ((x > 0) + number).dtype == torch.int64
+    # The largest of each element and 1, not the largest along dimension 1.
+    assert torch.equal(dc.gather(x.max(torch.tensor(1, dtype=torch.int32))), normal(4, 6).int().clamp(min=1))
 
 
 # -- layers -----------------------------------------------------------------------------------------------------------

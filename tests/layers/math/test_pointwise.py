@@ -172,6 +172,8 @@ def test_a_result_may_go_into_a_distributed_tensor_outside_of_autograd(comm):
     y = torch.zeros_like(x)
     assert torch.maximum(x, x.neg(), out=y) is y
     close(dc.gather(y), normal(*SHAPE).abs(), "maximum")
+    assert torch.mul(normal(*SHAPE), normal(*SHAPE[1:]), out=y) is y  # a moment made of what is plain
+    close(dc.gather(y), normal(*SHAPE) * normal(*SHAPE[1:]), "mul of plain tensors")
     raises_everywhere(comm, dc.UnsupportedOperation, "out=", lambda: torch.mul(x.requires_grad_(), 2, out=y))
 
 

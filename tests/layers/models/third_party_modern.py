@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.layers.models.third_party_networks import Network, _monai, _segmentation, _shallow, _torchvision
+from tests.layers.models.third_party_networks import Network, _monai, _segmentation, _shallow, torchvision
 
 IMAGES = (2, 3, 64, 96)
 
 
 def _timm(name: str, *shape: int, **options: Any) -> Network:
     def build() -> nn.Module:
-        _torchvision()
+        torchvision()
         model: nn.Module = importlib.import_module("timm").create_model(name, num_classes=5, **options)
         return model
 
@@ -31,7 +31,7 @@ def _hugging(model: str, *shape: int, **options: Any) -> Network:
     """``model`` of transformers, and its configuration with these ``options``."""
 
     def build() -> nn.Module:
-        _torchvision()
+        torchvision()
         # In a checkout our folder kernels is found where transformers looks for the package of this name, now or later.
         sys.modules.setdefault("kernels", None)  # type: ignore[arg-type]
         kind = getattr(importlib.import_module("transformers"), model)

@@ -26,7 +26,7 @@ class Network:
 _declared: list[torch.library.Library] = []
 
 
-def _torchvision() -> Any:
+def torchvision() -> Any:
     """The package; beside a torch for CPUs the compiled operators of its wheel do not load, and it asks for two.
 
     No network here calls them.
@@ -43,7 +43,7 @@ def _torchvision() -> Any:
 
 def _vision(name: str, *shape: int, **options: Any) -> Network:
     def build() -> nn.Module:
-        model: nn.Module = _torchvision().models.get_model(name, weights=None, num_classes=5, **options)
+        model: nn.Module = torchvision().models.get_model(name, weights=None, num_classes=5, **options)
         return model
 
     return Network("torchvision", build, shape)
@@ -51,7 +51,7 @@ def _vision(name: str, *shape: int, **options: Any) -> Network:
 
 def _shallow(build: Callable[[Any], nn.Module], *shape: int) -> Network:
     """One of torchvision's classes with fewer layers than its networks have; ``build`` gets the package's models."""
-    return Network("torchvision", lambda: build(_torchvision().models), shape)
+    return Network("torchvision", lambda: build(torchvision().models), shape)
 
 
 def _monai(name: str, *shape: int, **options: Any) -> Network:
@@ -66,7 +66,7 @@ def _monai(name: str, *shape: int, **options: Any) -> Network:
 
 def _segmentation(name: str, encoder: str, *shape: int, **options: Any) -> Network:
     def build() -> nn.Module:
-        _torchvision()
+        torchvision()
         package = importlib.import_module("segmentation_models_pytorch")
         network = getattr(package, name)
         model: nn.Module = network(encoder_name=encoder, encoder_weights=None, classes=3, **options)
@@ -125,10 +125,15 @@ LARGE = {
 }
 
 
+def need(package: str) -> None:
+    """Skip the test if ``package`` is not installed."""
+    if find_spec(package) is None:
+        pytest.skip(f"needs the package {package} (extra third-party)")
+
+
 def built(network: Network) -> nn.Module:
     """The network in its precision, alike on all ranks, in which no scale is zero: that would hide what lies behind."""
-    if find_spec(network.package) is None:
-        pytest.skip(f"needs the package {network.package} (extra third-party)")
+    need(network.package)
     torch.manual_seed(5)
     model = network.build()
     model.double() if network.dtype is torch.float64 else model.float()

@@ -32,11 +32,16 @@ ITEMS = {
     "lists apart": lambda x: x[[0, 2], :, [1, 5]],
     "number and list": lambda x: x[0, :, [1, 5]],
     "lists among slices": lambda x: x[:, [0, 1], 1:6:2, None, 2],
+    "list of slices": lambda x: x[[slice(None), slice(1, 3), slice(2, 6)]],
+    "list of lists": lambda x: x[[[0, 2], [1, 3]]],
+    "list of tensors": lambda x: x[[torch.tensor([0, 2]), torch.tensor([1, 3])]],
+    "list with dots and None": lambda x: x[[None, 1, ..., 2]],
     "distributed index": lambda x: x[:, (x[0, :, 0, 0].detach() * 0).long()],
 }
 
 
 @pytest.mark.parametrize("name", ITEMS)
+@pytest.mark.filterwarnings("ignore:Using a non-tuple sequence")  # torch's: lists in place of tuples
 @TABLE
 def test_indexing_equals_one_process(comm, name):
     for dist in spread(comm, SHAPE):
