@@ -107,7 +107,8 @@ __device__ static const long long *cell_of(const long long *table, int cells, IN
     return table + (long long)low * CELL;
 }
 
-__global__ void move(memory tensors, ELEMENT *buffer, const long long *table, int cells, long long elements, int action)
+__global__ void move(const __grid_constant__ memory tensors, ELEMENT *buffer, const long long *table, int cells,
+                     long long elements, int action)
 {
     const long long *places = table + (long long)cells * CELL;
     const INDEX step = (INDEX)gridDim.x * blockDim.x;

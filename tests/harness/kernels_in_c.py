@@ -23,6 +23,7 @@ COMPILER = shutil.which("cc")
 _BEFORE = """
 #define __global__ static
 #define __device__
+#define __grid_constant__
 typedef struct { unsigned x, y, z; } dim3;
 static dim3 threadIdx, blockIdx, blockDim, gridDim;
 """
