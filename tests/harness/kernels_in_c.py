@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from distconv.kernels import packing
 
 COMPILER = shutil.which("cc")
@@ -42,8 +40,8 @@ void run(unsigned blocks, unsigned threads, const memory *tensors, ELEMENT *buff
 
 
 @functools.cache
-def compiled(text: str) -> Callable[[torch.Tensor, int, tuple[Any, ...]], None]:
-    """The kernel of ``packing`` with this source, as ``packing.compiled`` gives it; it has run when it returns."""
+def compiled(text: str) -> Callable[[int, int, tuple[Any, ...]], None]:
+    """The kernel of ``packing`` with this source: takes blocks, threads of each, and the kernel's arguments."""
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, "kernel.c"), Path(folder, "kernel.so")
         source.write_text(_BEFORE + text + _AFTER)
@@ -52,11 +50,16 @@ def compiled(text: str) -> Callable[[torch.Tensor, int, tuple[Any, ...]], None]:
         subprocess.run([str(COMPILER), *flags, "-o", str(library), str(source)], check=True)
         run = ctypes.CDLL(str(library)).run
 
-    def launch(table: torch.Tensor, blocks: int, arguments: tuple[Any, ...]) -> None:
-        memory, buffer, at, cells, elements, action = arguments
-        assert int(at) == table.data_ptr()
-        addresses = (ctypes.c_void_p(int(address)) for address in (memory.ctypes.data, buffer, at))
+    def launch(blocks: int, threads: int, arguments: tuple[Any, ...]) -> None:
+        memory, buffer, table, cells, elements, action = arguments
+        addresses = (ctypes.c_void_p(int(address)) for address in (memory.ctypes.data, buffer, table))
         numbers = ctypes.c_int(int(cells)), ctypes.c_longlong(int(elements)), ctypes.c_int(int(action))
-        run(ctypes.c_uint(blocks), ctypes.c_uint(packing.THREADS), *addresses, *numbers)
+        run(ctypes.c_uint(blocks), ctypes.c_uint(threads), *addresses, *numbers)
 
     return launch
+
+
+def launched(text: str) -> packing.Launch:
+    """The same in place of ``packing.compiled``, for tensors of the CPU; it has run when it returns."""
+    run = compiled(text)
+    return lambda table, blocks, arguments: run(blocks, packing.THREADS, arguments)

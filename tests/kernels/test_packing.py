@@ -15,6 +15,7 @@ from distconv.communication.packing import Packing, Region
 from distconv.kernels import packing
 from tests.distconv.layouts import counting
 from tests.harness import kernels_in_c
+from tests.harness.late_gpu import LateGpu, late_gpu
 
 SUMMED = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -67,7 +68,7 @@ def messages(draw, tensors):
 def by_both(act):
     """What ``act()`` gives by torch's copies, and what it gives by the kernel."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "compiled", kernels_in_c.compiled)
+        patch.setattr(packing, "compiled", kernels_in_c.launched)
         for kernel in (False, True):
             patch.setattr("distconv.communication.packing._by_kernel", lambda buffer, adds=False, kernel=kernel: kernel)
             yield act()
@@ -181,7 +182,7 @@ def test_a_box_that_is_contiguous_is_sent_and_received_where_it_lies():
 @in_c
 def test_the_table_is_made_once_for_a_plan_and_strides(monkeypatch):
     made = []
-    monkeypatch.setattr(packing, "compiled", kernels_in_c.compiled)
+    monkeypatch.setattr(packing, "compiled", kernels_in_c.launched)
     monkeypatch.setattr("distconv.communication.packing._by_kernel", lambda buffer, adds=False: True)
     monkeypatch.setattr(packing, "_table", lambda *given, table=packing._table: made.append(given) or table(*given))
     plan = Packing([[Region(0, (0, 1), (4, 1))]])
@@ -193,12 +194,27 @@ def test_the_table_is_made_once_for_a_plan_and_strides(monkeypatch):
 
 
 @in_c
+@pytest.mark.parametrize("order", LateGpu.ORDERS)
+def test_the_kernel_runs_on_the_current_stream_and_its_table_lasts_until_then(order):
+    with late_gpu(order) as gpu:
+        x, regions, side = gpu.tensor(counting(4, 3)), [[Region(0, (0, 1), (4, 1))]], torch.cuda.Stream()
+        plan = Packing(regions)
+        plan.pack([x])
+        with torch.cuda.stream(side):
+            values = gpu.tensor(counting(4, 3) + 1)
+            (message,) = plan.pack([values])
+        del plan
+        gpu.stream.wait_stream(side)
+        assert (message * 1).cpu().tolist() == (counting(4, 3)[:, 1] + 1).tolist()
+
+
+@in_c
 def test_more_elements_than_32_bits_count_are_indexed_with_64(monkeypatch):
     assert "#define INDEX unsigned int\n" in packing.source(torch.float64, 2, (1 << 31) - 1)
     wide = packing.source(torch.float64, 2, 1 << 31)
     assert "#define INDEX unsigned long long\n" in wide
     x, into = counting(3, 5), torch.zeros(6, dtype=torch.float64)
-    monkeypatch.setattr(packing, "compiled", lambda text: kernels_in_c.compiled(wide))
+    monkeypatch.setattr(packing, "compiled", lambda text: kernels_in_c.launched(wide))
     packing.PackedRegions([(Region(0, (1, 1), (2, 3)), 0)], [x.stride()]).pack([x], into)
     assert into.tolist() == x[1:, 1:4].flatten().tolist()
 
