@@ -221,6 +221,10 @@ class Reduction:
                 self._staging.close()
         if self._wide is not self._tensor:
             self._tensor.copy_(self._wide)
+        for each in (self._wide, self._tensor):
+            if each.is_cuda:
+                # Made on the stream of a backward pass, perhaps, and read on that of its caller.
+                each.record_stream(torch.cuda.current_stream(each.device))
         return self._tensor
 
 

@@ -260,7 +260,7 @@ def _on_meta(tree: Any) -> Any:
 
 
 class LateGpu:
-    """Stands in for CUDA while it runs; ``order`` says what is early: nothing (``"late"``), side streams, the main one."""
+    """Stands in for CUDA while it runs; ``order`` says which streams are early: none, all but the main one, it."""
 
     ORDERS = ("late", "sides first", "main first")
     running: LateGpu | None = None

@@ -48,7 +48,9 @@ def tensors(draw, dtype):
         steps = [draw(st.integers(1, 2)) for _ in range(dims)]
         extents = [draw(st.integers(1, 6 if dims < 4 else 3)) for _ in range(dims)]
         memory = random_bits([n * step for n, step in zip(extents, steps, strict=True)], dtype, seed=number)
-        found.append(memory[tuple(slice(None, None, step) for step in steps)].permute(draw(st.permutations(range(dims)))))
+        found.append(
+            memory[tuple(slice(None, None, step) for step in steps)].permute(draw(st.permutations(range(dims))))
+        )
     return found
 
 

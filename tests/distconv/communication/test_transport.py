@@ -256,6 +256,18 @@ def test_sums_and_messages_under_way_together(late):
 
 
 @pytest.mark.cpu
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_sum_of_one_stream_that_another_one_waits_for_lasts_until_it_was_read(late, dtype):
+    gpu, comm = late
+    with torch.cuda.stream(torch.cuda.Stream()):
+        reduction = Reduction(comm, gpu.tensor(torch.ones(300, dtype=dtype)), "a sum")
+    found = reduction.wait() * 1
+    del reduction
+    assert (found.cpu() == 2).all()
+
+
+@pytest.mark.cpu
 @pytest.mark.ranks(2, 4)
 def test_a_halo_and_its_way_back_are_packed_by_one_kernel_each(late):
     gpu, comm = late
