@@ -174,6 +174,22 @@ def test_a_message_waits_for_what_writes_it_and_for_who_reads_its_memory(late):
 
 
 @pytest.mark.cpu
+@pytest.mark.ranks(2)
+def test_a_message_that_comes_early_is_not_written_over_what_kernels_still_read(late):
+    gpu, comm = late
+    received = gpu.tensor(torch.full((4,), -1.0, dtype=torch.float64))
+    old = received * 1
+    sent = [(1, gpu.tensor(normal(4)))] if comm.rank == 0 else []
+    exchange = Exchange(comm, sent, [(0, received)] if comm.rank else [], "a message")
+    if comm.rank == 0:
+        exchange.post()
+    comm.Barrier()
+    exchange.wait()
+    assert (old.cpu() == -1).all()
+    assert comm.rank == 0 or torch.equal((received * 1).cpu(), normal(4))
+
+
+@pytest.mark.cpu
 @pytest.mark.ranks(at_least=2, at_most=4)
 @pytest.mark.parametrize("backwards", [False, True])
 def test_messages_arrive_in_the_order_they_were_made_however_they_are_waited_for(late, backwards):
