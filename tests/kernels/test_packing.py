@@ -171,16 +171,6 @@ def test_cells_of_overlapping_boxes_share_no_element_and_cover_them():
     assert cells == [(0, 2, 1), (2, 2, 2), (4, 2, 3), (6, 2, 2), (8, 2, 1), (20, 2, 1)]
 
 
-def test_a_box_that_is_contiguous_is_sent_and_received_where_it_lies():
-    x = counting(4, 3)
-    plan = Packing([[Region(0, (1, 0), (2, 3))], [Region(0, (0, 1), (4, 1))]])
-    rows, column = plan.pack([x])
-    assert rows.data_ptr() == x[1].data_ptr()
-    assert column.tolist() == x[:, 1].tolist()
-    assert plan.room([x]).messages[0].data_ptr() == x[1].data_ptr()
-    assert plan.room_for_sums(x).messages[0].data_ptr() != x[1].data_ptr()
-
-
 @in_c
 def test_the_table_is_made_once_for_a_plan_and_strides(monkeypatch):
     made = []
