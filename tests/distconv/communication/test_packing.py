@@ -1,4 +1,4 @@
-"""Messages of boxes against slices, on the CPU; what the kernel of a GPU does is in ``tests/kernels/test_packing.py``."""
+"""Messages of boxes against slices, on the CPU; the kernel of a GPU is in ``tests/kernels/test_packing.py``."""
 
 from __future__ import annotations
 
