@@ -25,7 +25,7 @@ setup(
     package_dir={f"distconv.{folder}": folder for folder in FOLDERS},
     package_data={
         "distconv": ["py.typed"],
-        **{f"distconv.{folder}": ["**/*.json", "**/*.yaml", "**/*.sbatch"] for folder in FOLDERS},
+        **{f"distconv.{folder}": ["**/*.cu", "**/*.json", "**/*.yaml", "**/*.sbatch"] for folder in FOLDERS},
     },
     include_package_data=False,
 )

@@ -7,6 +7,7 @@
     derived      Communicators derived from another one, which go back to MPI when no rank uses them any more
     digest       Digests of tensors, by which ranks find out that theirs differ
     nccl         NCCL: messages and sums between GPUs that no host waits for
+    packing      Packing: boxes of tensors side by side in contiguous messages, and back
     routes       Routes: which boxes of a tensor a rank sends to whom, and receives from whom. Pure arithmetic
     staging      Staging: tensors of a GPU on their way to and from MPI, which sees no streams
     transfer     The mover: everything that crosses ranks is an intersection of boxes

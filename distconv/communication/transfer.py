@@ -7,7 +7,6 @@ layouts, and in whether these are over the same ranks.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -15,7 +14,8 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication import agreement
-from distconv.communication.routes import Layout, Needs, Peer, Piece, Routes
+from distconv.communication.packing import Packing, Region
+from distconv.communication.routes import Layout, Needs, Peer, Routes
 from distconv.communication.transport import Exchange, Message
 from distconv.distribution import Distribution
 from distconv.errors import DistributionError
@@ -66,6 +66,16 @@ class TransferPlan(Routes):
         """Whether this rank neither sends nor receives."""
         return not self.sends and not self.receives
 
+    @cached_property
+    def sent_boxes(self) -> Packing:
+        """What goes to each peer, as boxes of this rank's block of ``src``."""
+        return Packing([[Region(0, _first(p.src), p.extents) for p in peer.pieces] for peer in self.sends])
+
+    @cached_property
+    def received_boxes(self) -> Packing:
+        """What comes from each peer, as boxes of this rank's parts."""
+        return Packing([[Region(p.part, _first(p.dst), p.extents) for p in peer.pieces] for peer in self.receives])
+
     def start(self, local: torch.Tensor, what: str = "transfer") -> Transfer:
         """Post all messages from ``local`` (this rank's block of ``src``); ``finish()`` gives the parts.
 
@@ -103,16 +113,8 @@ class TransferPlan(Routes):
         return f"TransferPlan({self.src} -> {self.dst}, {self.shape}, {len(self.receives)} peers)"
 
 
-def _packed(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One contiguous message; a single contiguous piece goes as it is."""
-    if len(tensors) == 1:
-        return tensors[0].contiguous()
-    return torch.cat([t.reshape(-1) for t in tensors])
-
-
-def _unpacked(message: torch.Tensor, pieces: Sequence[Piece]) -> list[torch.Tensor]:
-    flat = message.reshape(-1).split([math.prod(p.extents) for p in pieces])
-    return [part.view(p.extents) for part, p in zip(flat, pieces, strict=True)]
+def _first(box: Sequence[slice]) -> tuple[int, ...]:
+    return tuple(each.start for each in box)
 
 
 class Transfer:
@@ -122,17 +124,9 @@ class Transfer:
         self._plan, self._local = plan, local.detach()
         self._parts = [local.new_empty(shape) for shape in plan.part_shapes]
         with section("pack"):
-            sends = [(peer.rank, _packed([self._local[p.src] for p in peer.pieces])) for peer in plan.sends]
-        self._receives = [(peer, self._in_place(peer)) for peer in plan.receives]
-        self._messages = [local.new_empty(peer.numel) if view is None else view for peer, view in self._receives]
-        receives = [(peer.rank, message) for (peer, _), message in zip(self._receives, self._messages, strict=True)]
-        self._exchange = Exchange(plan.comm, sends, receives, what)
-
-    def _in_place(self, peer: Peer) -> torch.Tensor | None:
-        """Where the message belongs, if that is one contiguous run: then it is received there without a copy."""
-        piece = peer.pieces[0]
-        view = self._parts[piece.part][piece.dst]
-        return view if len(peer.pieces) == 1 and view.is_contiguous() else None
+            sends = _addressed(plan.sends, plan.sent_boxes.pack([self._local]))
+        self._room = plan.received_boxes.room(self._parts)
+        self._exchange = Exchange(plan.comm, sends, _addressed(plan.receives, self._room.messages), what)
 
     def finish(self) -> list[torch.Tensor]:
         """Wait, and return the parts: this rank's block of ``dst``, or its slabs of ghosts; none outside ``dst``."""
@@ -140,10 +134,7 @@ class Transfer:
             self._parts[piece.part][piece.dst] = self._local[piece.src]
         self._exchange.wait()
         with section("unpack"):
-            for (peer, view), message in zip(self._receives, self._messages, strict=True):
-                if view is None:
-                    for piece, values in zip(peer.pieces, _unpacked(message, peer.pieces), strict=True):
-                        self._parts[piece.part][piece.dst] = values
+            self._plan.received_boxes.unpack(self._room, self._parts)
         return self._parts
 
 
@@ -153,9 +144,9 @@ class Accumulation:
     def __init__(self, plan: TransferPlan, parts: Sequence[torch.Tensor], like: torch.Tensor, what: str) -> None:
         self._plan, self._parts = plan, [part.detach() for part in parts]
         with section("pack"):
-            sends = [(peer.rank, _packed([self._parts[p.part][p.dst] for p in peer.pieces])) for peer in plan.receives]
-        self._messages: list[Message] = [(peer.rank, like.new_empty(peer.numel)) for peer in plan.sends]
-        self._exchange = Exchange(plan.comm, sends, self._messages, what)
+            sends = _addressed(plan.receives, plan.received_boxes.pack(self._parts))
+        self._room = plan.sent_boxes.room_for_sums(like)
+        self._exchange = Exchange(plan.comm, sends, _addressed(plan.sends, self._room.messages), what)
 
     def finish(self, into: torch.Tensor) -> torch.Tensor:
         """Wait, and add to ``into`` (this rank's block of ``src``) what other ranks held of it and its own part."""
@@ -163,10 +154,12 @@ class Accumulation:
             into[piece.src] += self._parts[piece.part][piece.dst]
         self._exchange.wait()
         with section("unpack"):
-            for peer, (_, message) in zip(self._plan.sends, self._messages, strict=True):
-                for piece, values in zip(peer.pieces, _unpacked(message, peer.pieces), strict=True):
-                    into[piece.src] += values
+            self._plan.sent_boxes.add(self._room, [into])
         return into
+
+
+def _addressed(peers: Sequence[Peer], messages: Sequence[torch.Tensor]) -> list[Message]:
+    return [(peer.rank, message) for peer, message in zip(peers, messages, strict=True)]
 
 
 @cached_on_grid

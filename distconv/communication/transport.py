@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 from distconv.communication import nccl
 from distconv.communication.agreement import check_usable
+from distconv.communication.packing import in_memory
 from distconv.communication.staging import Staging
 from distconv.precision import widened
 from distconv.process import watchdog
@@ -35,11 +36,6 @@ _MPI_TYPES = {
 }
 
 Message = nccl.Message
-
-
-def _in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` with its values in memory: torch has zeros that have none, and puts off conjugates and signs."""
-    return tensor.clone() if tensor._is_zerotensor() else tensor.resolve_conj().resolve_neg()
 
 
 def _buffers(tensor: torch.Tensor) -> list[MPI.buffer]:
@@ -97,7 +93,7 @@ class Exchange:
         check_usable(comm, what)
         _abandoned[:] = [exchange for exchange in _abandoned if not exchange.done()]
         self._comm, self._what = comm, what
-        sends = [(peer, _in_memory(tensor)) for peer, tensor in sends]
+        sends = [(peer, in_memory(tensor)) for peer, tensor in sends]
         for traffic in _counting:
             traffic.sent[what] += sum(tensor.nbytes for _, tensor in sends)
         self._receives, self._sends = [(*each, each[1]) for each in receives], [(*each, each[1]) for each in sends]
@@ -197,7 +193,7 @@ class Reduction:
     def __init__(self, comm: MPI.Intracomm, tensor: torch.Tensor, what: str, op: MPI.Op = MPI.SUM) -> None:
         check_usable(comm, what)
         self._tensor, self._what, self._size = tensor, what, comm.size
-        self._wide = _in_memory(tensor.to(widened(tensor.dtype)))
+        self._wide = in_memory(tensor.to(widened(tensor.dtype)))
         for traffic in _counting:
             traffic.reduced[what, comm.size] += self._wide.nbytes
         self._channel = nccl.offer(comm, self._wide)
@@ -225,6 +221,10 @@ class Reduction:
                 self._staging.close()
         if self._wide is not self._tensor:
             self._tensor.copy_(self._wide)
+        for each in (self._wide, self._tensor):
+            if each.is_cuda:
+                # Made on the stream of a backward pass, perhaps, and read on that of its caller.
+                each.record_stream(torch.cuda.current_stream(each.device))
         return self._tensor
 
 

@@ -1,7 +1,4 @@
-"""What goes by NCCL is there once it was waited for, and no sooner.
-
-Without a GPU a stand-in plays a channel that does its work as late as it can: what is read too early is NaN.
-"""
+"""When messages go by NCCL, and what is heard of those under way; what they bring is in ``test_transport.py``."""
 
 from __future__ import annotations
 
@@ -13,63 +10,13 @@ import torch.nn.functional as F
 from mpi4py import MPI
 
 import distconv as dc
-from distconv.communication import nccl
+from distconv.communication import nccl, staging
 from distconv.communication.derived import Derived
 from distconv.communication.transport import Exchange, Reduction, allreduce
 from distconv.errors import CommunicatorError
+from tests.distconv.communication.late_transports import by
 from tests.distconv.layouts import grid_over, normal
 from tests.layers.compare import same_as_one_process
-
-
-class LateChannel:
-    """Does what it was given, in that order, when somebody waits for it."""
-
-    under_way: list = []  # noqa: RUF012  (one stream for all channels)
-
-    def __init__(self, comm):
-        self.comm = comm
-
-    def exchange(self, sends, receives, what):
-        for _, tensor in receives:
-            tensor.copy_(torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else torch.zeros_like(tensor))
-
-        def messages():
-            requests = [self.comm.Irecv(tensor.numpy(), peer) for peer, tensor in receives]
-            requests += [self.comm.Isend(tensor.numpy(), peer) for peer, tensor in sends]
-            MPI.Request.Waitall(requests)
-
-        return self.launched(messages)
-
-    def reduce(self, tensor, op, what):
-        values = tensor.clone()
-        tensor.copy_(torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else torch.zeros_like(tensor))
-
-        def reduction():
-            self.comm.Allreduce(MPI.IN_PLACE, values.numpy(), op)
-            tensor.copy_(values)
-
-        return self.launched(reduction)
-
-    def launched(self, work):
-        self.under_way.append(work)
-        return work
-
-    def join(self, event):
-        while event in self.under_way:
-            self.under_way.pop(0)()
-
-
-@pytest.fixture
-def late(monkeypatch):
-    channels = {}
-
-    def channel(comm, tensor):
-        return channels.setdefault(comm.handle, LateChannel(comm)) if comm.size > 1 else None
-
-    monkeypatch.setattr(nccl, "of", channel)
-    monkeypatch.setattr(nccl, "offer", channel)
-    yield
-    assert not LateChannel.under_way
 
 
 @pytest.fixture
@@ -94,25 +41,55 @@ def network(x, weight, scale):
 
 
 @pytest.mark.cpu
-@pytest.mark.ranks(at_least=2)
-@pytest.mark.parametrize("backwards", [False, True])
-def test_messages_and_sums_wait_for_what_is_under_way(comm, late, backwards):
-    after, before = neighbours(comm)
-    received, total = torch.zeros(4, dtype=torch.float64), torch.full((3,), comm.rank + 1.0)
-    exchange = Exchange(comm, [(after, normal(4, seed=comm.rank))], [(before, received)], "a ring")
-    reduction = Reduction(comm, total, "a sum")
-    for each in (reduction, exchange) if backwards else (exchange, reduction):
-        each.wait()
-    assert torch.equal(received, normal(4, seed=before))
-    assert total.tolist() == [comm.size * (comm.size + 1) / 2] * 3
+@pytest.mark.ranks(2, 3)
+def test_the_watchdog_hears_of_the_oldest_work_that_the_gpu_has_not_done(comm):
+    with by("nccl", "late", comm) as (gpu, own):
+        assert not list(nccl._waited_for())
+        first = Reduction(own, gpu.tensor(torch.ones(3)), "the first sum")
+        second = Reduction(own, gpu.tensor(torch.ones(3)), "the second sum")
+        ((_, what),) = nccl._waited_for()
+        assert what() == "the first sum (by NCCL)"
+        first.wait().cpu()
+        ((_, what),) = nccl._waited_for()
+        assert what() == "the second sum (by NCCL)"
+        second.wait().cpu()
+        assert not list(nccl._waited_for())
 
 
 @pytest.mark.cpu
-@pytest.mark.ranks(at_least=2)
-@pytest.mark.parametrize("axes", ["h", "w", "c", "n"])
-def test_layers_equal_one_process_on_a_channel_that_is_late(comm, late, axes):
-    grid = grid_over(comm, **{axes: comm.size})
-    same_as_one_process(grid, network, normal(4, 4, 9, 8), plain=[normal(4, 4, 3, 3, seed=1), normal(4, seed=2)])
+@pytest.mark.ranks(2)
+def test_a_peer_that_was_lost_is_an_error_where_it_is_waited_for(comm):
+    with by("nccl", "late", comm) as (gpu, own):
+        reduction = Reduction(own, gpu.tensor(torch.ones(3)), "a sum")
+        Derived.of(own).channel._comm.lost = True
+        with pytest.raises(CommunicatorError, match="NCCL: unhandled system error"):
+            reduction.wait()
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("aware", [False, True])
+@pytest.mark.parametrize("nccl_s", [1.0, 3.0])
+def test_left_to_choose_all_ranks_take_what_is_faster_on_the_slowest(comm, monkeypatch, aware, nccl_s):
+    with by("nccl", "late", comm) as (gpu, own):
+        monkeypatch.delenv("DISTCONV_TRANSPORT")
+        monkeypatch.setattr(staging, "cuda_aware", lambda: aware)
+        slow = nccl_s if comm.rank == 0 else 1.0
+        clock = iter([0.0, slow, 0.0, 2.0])
+        monkeypatch.setattr(nccl.time, "perf_counter", lambda: next(clock))
+        assert (nccl._chosen(own, gpu.tensor(torch.ones(3)).device) is not None) == (nccl_s < 2)
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2)
+def test_ranks_have_no_channel_on_one_gpu_or_without_cupy(comm, monkeypatch):
+    with by("host", "late", comm) as (_, own):
+        monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE")
+        assert nccl.missing(own, torch.device("cuda", 0)) == "2 ranks share 1 GPUs, and NCCL needs one for each"
+        monkeypatch.setattr(nccl, "_library", lambda: None if comm.rank else object())
+        assert nccl.missing(own, torch.device("cuda", 0)).startswith(
+            "there is no CuPy with NCCL on rank 1 (pip install"
+        )
 
 
 def test_without_a_gpu_no_channel_is_offered(comm):

@@ -1,127 +1,23 @@
-"""Tensors of a GPU cross through memory that MPI may only use once the GPU has written it.
-
-Without a GPU a stand-in plays one that writes as late as it can: what is read before it was waited for is NaN.
-"""
+"""Which memory MPI is handed for tensors of a GPU; that it is written by then is in ``test_transport.py``."""
 
 from __future__ import annotations
 
+import ctypes
+import types
+
 import pytest
 import torch
-import torch.nn.functional as F
+from mpi4py import MPI
 
 import distconv as dc
-from distconv.communication import staging, transport
+from distconv.communication import staging
 from distconv.communication.transport import Exchange, allreduce
-from tests.distconv.layouts import grid_over, normal
-from tests.layers.compare import same_as_one_process
-
-
-class Late:
-    """A GPU whose copies are made when they are waited for; its tensors are the CPU's."""
-
-    direct = False
-
-    def __init__(self):
-        self.copies = []
-
-    @classmethod
-    def of(cls, tensors):
-        return cls()
-
-    def incoming(self, tensor):
-        return tensor if self.direct else torch.full_like(tensor, torch.nan)
-
-    def outgoing(self, tensor):
-        buffer = torch.full_like(tensor, torch.nan)
-        self.copies.append((buffer, tensor))
-        return buffer
-
-    def sealed(self):
-        self.written = list(self.copies)
-
-    def wait_until_written(self):
-        for buffer, tensor in self.written:
-            buffer.copy_(tensor)
-
-    def deliver(self, tensor, buffer):
-        if buffer is not tensor:
-            tensor.copy_(buffer)
-
-    def close(self):
-        pass
-
-
-class LateDirect(Late):
-    """The same with an MPI that takes its memory."""
-
-    direct = True
-
-
-@pytest.fixture(params=[Late, LateDirect])
-def late(request, monkeypatch):
-    monkeypatch.setattr(transport, "Staging", request.param)
+from tests.distconv.layouts import normal
+from tests.harness.late_gpu import late_gpu
 
 
 def neighbours(comm):
     return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
-
-
-@pytest.mark.cpu
-@pytest.mark.ranks(at_least=2)
-@pytest.mark.parametrize("backwards", [False, True])
-def test_messages_arrive_in_the_order_they_were_made_however_they_are_waited_for(comm, late, backwards):
-    after, before = neighbours(comm)
-    received = [torch.zeros(4, dtype=torch.float64) for _ in range(3)]
-    under_way = [
-        Exchange(comm, [(after, normal(4, seed=10 * comm.rank + number))], [(before, into)], "a ring")
-        for number, into in enumerate(received)
-    ]
-    for exchange in reversed(under_way) if backwards else under_way:
-        exchange.wait()
-    for number, into in enumerate(received):
-        assert torch.equal(into, normal(4, seed=10 * before + number))
-
-
-@pytest.mark.cpu
-@pytest.mark.ranks(at_least=2)
-def test_what_is_posted_arrives_while_nobody_waits(comm, late):
-    after, before = neighbours(comm)
-    sending = Exchange(comm, [(after, normal(4, seed=comm.rank))], [], "a message")
-    sending.post()
-    received = torch.zeros(4, dtype=torch.float64)
-    Exchange(comm, [], [(before, received)], "a message").wait()
-    assert torch.equal(received, normal(4, seed=before))
-    sending.wait()
-
-
-@pytest.mark.cpu
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_sums_wait_for_what_they_add(comm, late, dtype):
-    found = torch.full((5,), float(comm.rank + 1), dtype=dtype)
-    assert allreduce(comm, found, "a sum") is found
-    assert found.tolist() == [comm.size * (comm.size + 1) / 2] * 5
-
-
-@pytest.mark.cpu
-@pytest.mark.ranks(at_least=2)
-@pytest.mark.parametrize("axes", ["h", "w", "c", "n"])
-def test_layers_equal_one_process_on_a_device_that_writes_late(comm, late, axes):
-    def network(x, weight, scale):
-        y = F.conv2d(x, weight, padding=1)
-        y = F.batch_norm(y, None, None, scale, None, True)
-        return F.max_pool2d(y.relu(), 3, 2, 1)
-
-    grid = grid_over(comm, **{axes: comm.size})
-    same_as_one_process(grid, network, normal(4, 4, 9, 8), plain=[normal(4, 4, 3, 3, seed=1), normal(4, seed=2)])
-
-
-@pytest.mark.cpu
-@pytest.mark.ranks(at_least=2)
-def test_redistribution_and_its_way_back_change_no_bit(comm, late):
-    x = normal(5, 6, 7)
-    for axes in (("n", None, None), (None, "n", None), (None, None, "n")):
-        dist = dc.Distribution(grid_over(comm, n=comm.size), axes)
-        assert torch.equal(dc.gather(dc.scatter(x, dist)), x)
 
 
 @pytest.mark.fault(54)
@@ -143,6 +39,39 @@ def test_an_mpi_that_was_forced_to_take_device_memory_has_to_deliver_it(monkeypa
         else:
             with pytest.raises(dc.CommunicatorError, match="DISTCONV_TRANSPORT says so; set DISTCONV_TRANSPORT=host"):
                 staging.cuda_aware.__wrapped__()
+
+
+@pytest.mark.fault(54)
+@pytest.mark.cpu
+@pytest.mark.parametrize("carries", [False, True])
+def test_device_memory_is_handed_to_mpi_only_if_a_message_arrives(comm, monkeypatch, carries):
+    with late_gpu("late") as gpu:
+        monkeypatch.setattr(staging, "_claimed", lambda: True)
+        monkeypatch.delenv("DISTCONV_TRANSPORT", raising=False)
+        if carries:
+            assert staging.Staging(gpu.tensor(torch.ones(3)).device).direct
+            return
+        elsewhere = types.SimpleNamespace(fromaddress=lambda address, nbytes: bytearray(nbytes))
+        monkeypatch.setattr(
+            staging, "MPI", types.SimpleNamespace(buffer=elsewhere, COMM_SELF=MPI.COMM_SELF, BYTE=MPI.BYTE)
+        )
+        with pytest.raises(dc.CommunicatorError, match="though it says so; set DISTCONV_TRANSPORT=host"):
+            staging.Staging(gpu.tensor(torch.ones(3)).device)
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize(
+    ("variable", "value", "claimed"),
+    [("MPICH_GPU_SUPPORT_ENABLED", "1", True), ("OMPI_MCA_opal_cuda_support", "true", True), ("HOME", "/", False)],
+)
+def test_an_mpi_says_that_it_takes_device_memory(monkeypatch, variable, value, claimed):
+    for name in ("MPICH_GPU_SUPPORT_ENABLED", "OMPI_MCA_opal_cuda_support"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace())
+    assert staging._claimed() == claimed
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: types.SimpleNamespace(MPIX_Query_cuda_support=lambda: 1))
+    assert staging._claimed()
 
 
 @pytest.mark.fault(54)

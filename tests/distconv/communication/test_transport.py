@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 
+import distconv as dc
 from distconv.communication import transport
-from distconv.communication.transport import Exchange, allreduce, counted
-from tests.distconv.layouts import normal
+from distconv.communication.transfer import transfer_plan
+from distconv.communication.transport import Exchange, Reduction, allreduce, counted
+from distconv.kernels.convolution import Geometry
+from distconv.layers.plumbing.input_windows import window_needs
+from tests.distconv.communication.late_transports import CASES, by
+from tests.distconv.layouts import cut, normal
+from tests.harness.late_gpu import LateCupy
+from tests.layers.compare import same_as_one_process
 
 
 def ring(comm, sent, received):
@@ -129,3 +137,185 @@ def test_bytes_are_counted_by_purpose_and_only_inside(comm):
     allreduce(comm, ones.clone(), "after")
     assert dict(traffic.reduced) == ({("a sum", comm.size): 40} if comm.size > 1 else {})
     assert dict(traffic.sent) == ({"a ring": 40} if comm.size > 1 else {})
+
+
+# -- from a GPU, which is late: by all transports ----------------------------------------------------------------------
+
+
+@pytest.fixture(params=CASES, ids=", ".join)
+def late(request, comm):
+    with by(*request.param, comm) as found:
+        yield found
+
+
+def neighbours(comm):
+    return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+
+def large(seed):
+    """More than MPI copies away at once."""
+    return normal(300, 300, seed=seed)
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(at_least=2, at_most=4)
+def test_a_message_waits_for_what_writes_it_and_for_who_reads_its_memory(late):
+    gpu, comm = late
+    after, before = neighbours(comm)
+    received = gpu.tensor(torch.full((300, 300), -1.0, dtype=torch.float64))
+    old = received * 1
+    exchange = Exchange(comm, [(after, gpu.tensor(large(comm.rank)) * 2)], [(before, received)], "a ring")
+    exchange.wait()
+    del exchange
+    new = received * 1
+    received.zero_()
+    assert torch.equal(new.cpu(), large(before) * 2)
+    assert (old.cpu() == -1).all()
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2)
+def test_a_message_that_comes_early_is_not_written_over_what_kernels_still_read(late):
+    gpu, comm = late
+    received = gpu.tensor(torch.full((4,), -1.0, dtype=torch.float64))
+    old = received * 1
+    sent = [(1, gpu.tensor(normal(4)))] if comm.rank == 0 else []
+    exchange = Exchange(comm, sent, [(0, received)] if comm.rank else [], "a message")
+    if comm.rank == 0:
+        exchange.post()
+    comm.Barrier()
+    exchange.wait()
+    assert (old.cpu() == -1).all()
+    assert comm.rank == 0 or torch.equal((received * 1).cpu(), normal(4))
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(at_least=2, at_most=4)
+@pytest.mark.parametrize("backwards", [False, True])
+def test_messages_arrive_in_the_order_they_were_made_however_they_are_waited_for(late, backwards):
+    gpu, comm = late
+    after, before = neighbours(comm)
+    received = [gpu.tensor(torch.zeros(4, dtype=torch.float64)) for _ in range(3)]
+    under_way = [
+        Exchange(comm, [(after, gpu.tensor(normal(4, seed=10 * comm.rank + i)))], [(before, into)], "a ring")
+        for i, into in enumerate(received)
+    ]
+    for exchange in reversed(under_way) if backwards else under_way:
+        exchange.wait()
+    for i, into in enumerate(received):
+        assert torch.equal(into.cpu(), normal(4, seed=10 * before + i))
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2)
+def test_what_was_sent_and_forgotten_arrives(late):
+    gpu, comm = late
+    into = gpu.tensor(torch.zeros(300, 300, dtype=torch.float64))
+    sent = [(1 - comm.rank, gpu.tensor(large(comm.rank)))]
+    exchange = Exchange(comm, sent, [(1 - comm.rank, into)], "a message")
+    if comm.rank == 0:
+        exchange.post()
+        del exchange, into, sent
+    else:
+        exchange.wait()
+        assert torch.equal(into.cpu(), large(0))
+    comm.Barrier()
+    total = allreduce(comm, gpu.tensor(torch.ones(3)), "a sum")
+    assert total.cpu().tolist() == [2] * 3
+    gpu.synchronize()
+    transport._abandoned[:] = [each for each in transport._abandoned if not each.done()]
+    assert not transport._abandoned
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2)
+def test_who_asks_whether_a_message_is_there_may_use_it_when_it_is(late):
+    gpu, comm = late
+    into = gpu.tensor(torch.zeros(300, 300, dtype=torch.float64))
+    exchange = Exchange(comm, [(1 - comm.rank, gpu.tensor(large(comm.rank)))], [(1 - comm.rank, into)], "a message")
+    while not exchange.done():
+        gpu.synchronize()
+    exchange.wait()
+    assert torch.equal(into.cpu(), large(1 - comm.rank))
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(at_most=4)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.complex64])
+def test_a_sum_waits_for_what_it_adds_and_what_follows_waits_for_it(late, dtype):
+    gpu, comm = late
+    mine = gpu.tensor(torch.full((300, 30), comm.rank + 1).to(dtype))
+    old = mine * 1
+    assert allreduce(comm, mine, "a sum") is mine
+    new = mine * 1
+    mine.zero_()
+    assert (old.cpu() == comm.rank + 1).all()
+    assert (new.cpu() == comm.size * (comm.size + 1) / 2).all()
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(at_least=2, at_most=4)
+def test_sums_and_messages_under_way_together(late):
+    gpu, comm = late
+    after, before = neighbours(comm)
+    received, totals = gpu.tensor(large(9)), [gpu.tensor(torch.full((500,), comm.rank + 1.0)) for _ in range(2)]
+    first = Reduction(comm, totals[0], "a sum")
+    exchange = Exchange(comm, [(after, gpu.tensor(large(comm.rank)))], [(before, received)], "a ring")
+    second = Reduction(comm, totals[1] * 1, "a sum")
+    found = second.wait() * 1
+    exchange.wait()
+    first.wait()
+    expected = comm.size * (comm.size + 1) / 2
+    assert torch.equal((received * 1).cpu(), large(before))
+    assert (found.cpu() == expected).all()
+    assert (totals[0].cpu() == expected).all()
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_a_sum_of_one_stream_that_another_one_waits_for_lasts_until_it_was_read(late, dtype):
+    gpu, comm = late
+    with torch.cuda.stream(torch.cuda.Stream()):
+        reduction = Reduction(comm, gpu.tensor(torch.ones(300, dtype=dtype)), "a sum")
+    found = reduction.wait() * 1
+    del reduction
+    assert (found.cpu() == 2).all()
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2, 4)
+def test_a_halo_and_its_way_back_are_packed_by_one_kernel_each(late):
+    gpu, comm = late
+    grid = dc.ProcessGrid(comm, h=2, w=comm.size // 2)
+    base = dc.Distribution(grid, ("n", None, "h", "w"))
+    shape = (2, 3, 9, 7)
+    plan = transfer_plan(base, window_needs(base, shape, Geometry(*((n, n) for n in (3, 1, 1, 1)))), shape, ghosts=True)
+    x = cut(normal(*shape), base)
+    expected = plan.start(x).finish()
+    back = [normal(*part.shape, seed=7) for part in expected]
+    total = plan.start_accumulate(back, x).finish(torch.ones_like(x))
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        late_x = gpu.tensor(x.contiguous(memory_format=memory_format))
+        for tries in range(2):
+            launches = LateCupy.launches
+            found = plan.start(late_x).finish()
+            assert LateCupy.launches - launches <= 2
+            for part, values in zip(found, expected, strict=True):
+                assert torch.equal((part * 1).cpu(), values), tries
+            sums = plan.start_accumulate([gpu.tensor(b) for b in back], late_x).finish(torch.ones_like(late_x))
+            assert LateCupy.launches - launches <= 4
+            assert torch.equal((sums * 1).cpu(), total)
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("axes", ["h", "c", "n"])
+def test_layers_equal_one_process(late, axes):
+    gpu, comm = late
+
+    def network(x, weight):
+        return F.max_pool2d(F.conv2d(x, weight, padding=1).relu(), 3, 2, 1)
+
+    grid = dc.ProcessGrid(comm, **{axes: comm.size})
+    same_as_one_process(grid, network, gpu.tensor(normal(4, 4, 9, 8)), plain=[gpu.tensor(normal(4, 4, 3, 3, seed=1))])

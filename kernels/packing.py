@@ -1,0 +1,212 @@
+"""Packing on a GPU: boxes of strided tensors to and from one buffer, all of them by one kernel (``packing.cu``).
+
+The kernel is compiled when it is first needed, by CuPy; it reads which boxes to move from a table on the device.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
+
+from distconv.communication.packing import Region
+
+MOST_TENSORS = 16
+"""Tensors that one launch may reach: the two slabs of ghosts of each of eight dimensions."""
+
+THREADS = 256
+"""Threads of a block."""
+
+_MOST_BLOCKS = 1 << 16
+_BITS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "bits128"}
+_SUMS = {
+    torch.bool: ("unsigned char", "a | b"),
+    **{dtype: (_BITS[dtype.itemsize], "a + b") for dtype in (torch.uint8, torch.int8, torch.int16)},
+    **{dtype: (_BITS[dtype.itemsize], "a + b") for dtype in (torch.int32, torch.int64)},
+    torch.float16: ("unsigned short", "to_float16(from_float16(a) + from_float16(b))"),
+    torch.bfloat16: ("unsigned short", "to_bfloat16(from_bfloat16(a) + from_bfloat16(b))"),
+    torch.float32: ("float", "a + b"),
+    torch.float64: ("double", "a + b"),
+    torch.complex64: ("complex64", "complex64_sum(a, b)"),
+    torch.complex128: ("complex128", "complex128_sum(a, b)"),
+}
+"""The C type of an element, and its sum of a and b."""
+
+Launch = Callable[[torch.Tensor, int, tuple[Any, ...]], None]
+"""Launches a compiled kernel: its table, the blocks of :data:`THREADS` threads, its arguments."""
+
+
+class Action(enum.IntEnum):
+    """What is done with each element of a box; the numbers are the kernel's."""
+
+    PACK = 0
+    UNPACK = 1
+    ADD = 2
+
+
+class PackedRegions:
+    """Boxes of tensors with the given ``strides``, each with the element of a buffer from which on it lies there.
+
+    Offsets and strides count elements. Boxes may overlap: what is added to one element is added in the order of the
+    boxes, as one copy after the other would.
+    """
+
+    def __init__(self, regions: Sequence[tuple[Region, int]], strides: Sequence[tuple[int, ...]]) -> None:
+        assert len(strides) <= MOST_TENSORS
+        self._dims = max(1, len(strides[0]))
+        self._table, self._cells, self._elements = _table(regions, strides)
+        self._on: dict[torch.device, torch.Tensor] = {}
+
+    def pack(self, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
+        """Copy the boxes of ``tensors`` to their places in ``buffer``, on torch's current stream."""
+        self._move(Action.PACK, tensors, buffer)
+
+    def unpack(self, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
+        """Copy them back. Boxes that overlap are to hold the same there."""
+        self._move(Action.UNPACK, tensors, buffer)
+
+    def add(self, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
+        """Add what ``buffer`` holds to the boxes; of a dtype that :func:`adds`."""
+        self._move(Action.ADD, tensors, buffer)
+
+    def _move(self, action: Action, tensors: Sequence[torch.Tensor], buffer: torch.Tensor) -> None:
+        table = self._on.get(buffer.device)
+        if table is None:
+            table = self._on[buffer.device] = torch.as_tensor(self._table, device=buffer.device)
+        memory = np.zeros(1, dtype=[("at", np.uintp, (MOST_TENSORS,))])
+        memory["at"][0, : len(tensors)] = [tensor.data_ptr() for tensor in tensors]
+        addresses = np.uintp(buffer.data_ptr()), np.uintp(table.data_ptr())
+        launch = compiled(source(buffer.dtype, self._dims, self._elements))
+        blocks = min(_MOST_BLOCKS, -(-self._elements // THREADS))
+        launch(table, blocks, (memory, *addresses, np.int32(self._cells), np.int64(self._elements), np.int32(action)))
+
+
+def available() -> bool:
+    """Whether the kernel can be launched: with CuPy 14 or newer, and a torch whose streams it takes."""
+    return _cupy() is not None and hasattr(torch.cuda.Stream, "__cuda_stream__")
+
+
+@functools.cache
+def _cupy() -> Any:
+    try:
+        import cupy  # type: ignore[import-not-found,unused-ignore]
+    except ImportError:
+        return None
+    return cupy if hasattr(cupy.cuda.Stream, "from_external") else None
+
+
+def adds(dtype: torch.dtype) -> bool:
+    """Whether the kernel adds elements of ``dtype``; it copies those of any."""
+    return dtype in _SUMS
+
+
+def source(dtype: torch.dtype, dims: int, elements: int) -> str:
+    """The kernel's source for tensors of ``dtype`` and ``dims`` dimensions, and so many elements in all."""
+    element, total = _SUMS.get(dtype) or (_BITS[dtype.itemsize], "b")
+    index = "unsigned int" if elements < 1 << 31 else "unsigned long long"
+    sizes = {"INDEX": index, "DIMS": dims, "MOST_TENSORS": MOST_TENSORS}
+    defined = {"ELEMENT": element, "SUM(a, b)": f"({total})", **sizes}
+    return "".join(f"#define {name} {value}\n" for name, value in defined.items()) + _text()
+
+
+@functools.cache
+def _text() -> str:
+    return Path(__file__).with_suffix(".cu").read_text()
+
+
+@functools.cache
+def compiled(text: str) -> Launch:
+    """The kernel of this source, launched on torch's current stream."""
+    cupy = _cupy()
+    kernel = cupy.RawKernel(text, "move")
+
+    def launch(table: torch.Tensor, blocks: int, arguments: tuple[Any, ...]) -> None:
+        stream = torch.cuda.current_stream(table.device)
+        # The table may be forgotten while the kernel reads it, and was not made on this stream.
+        table.record_stream(stream)
+        with cupy.cuda.Device(table.device.index), cupy.cuda.Stream.from_external(stream):
+            kernel((blocks,), (THREADS,), arguments)
+
+    return launch
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+
+def _table(
+    regions: Sequence[tuple[Region, int]], strides: Sequence[tuple[int, ...]]
+) -> tuple[np.ndarray[Any, Any], int, int]:
+    """The kernel's table (described there), the number of its cells, and that of their elements."""
+    cells: list[tuple[int, ...]] = []
+    places: list[tuple[int, ...]] = []
+    elements = 0
+    for tensor, own in enumerate(strides):
+        for cell, inside in _cells([each for each in regions if each[0].tensor == tensor]):
+            offset = _offset(cell.first, own)
+            cells.append((elements, tensor, offset, len(places), len(inside), *(cell.extents or (1,)), *(own or (0,))))
+            for region, start in inside:
+                packed = _contiguous(region.extents)
+                within = [a - b for a, b in zip(cell.first, region.first, strict=True)]
+                places.append((start + _offset(within, packed), *(packed or (0,))))
+            elements += cell.numel
+    flat = [value for row in (*cells, *places) for value in row]
+    return np.array(flat, dtype=np.int64), len(cells), elements
+
+
+def _cells(regions: Sequence[tuple[Region, int]]) -> Iterator[tuple[Region, list[tuple[Region, int]]]]:
+    """Boxes that cover ``regions`` (of one tensor) and share no element, each with those that it lies in.
+
+    Where some overlap, the edges of all of them cut each.
+    """
+    for group in _overlapping([region for region, _ in regions]):
+        members = [regions[number] for number in group]
+        edges = [sorted({edge for ends in each for edge in ends}) for each in _ends([region for region, _ in members])]
+        for corner in itertools.product(*(itertools.pairwise(each) for each in edges)):
+            first, extents = tuple(low for low, _ in corner), tuple(high - low for low, high in corner)
+            inside = [each for each in members if _holds(each[0], first)]
+            if inside:
+                yield Region(inside[0][0].tensor, first, extents), inside
+
+
+def _ends(regions: Sequence[Region]) -> list[list[tuple[int, int]]]:
+    """For each dimension where each region begins and ends."""
+    return [
+        [(region.first[dim], region.first[dim] + region.extents[dim]) for region in regions]
+        for dim in range(len(regions[0].first))
+    ]
+
+
+def _holds(region: Region, index: tuple[int, ...]) -> bool:
+    return all(low <= at < low + n for low, n, at in zip(region.first, region.extents, index, strict=True))
+
+
+def _overlapping(regions: Sequence[Region]) -> list[list[int]]:
+    """The numbers of ``regions`` in groups: those of different groups share no element."""
+    if not regions:
+        return []
+    share = np.ones((len(regions), len(regions)), dtype=bool)
+    for ends in _ends(regions):
+        low, high = np.array(ends).T
+        share &= (low[:, None] < high) & (high[:, None] > low)
+    _, labels = connected_components(coo_matrix(share), directed=False)
+    groups: dict[int, list[int]] = {}
+    for number, label in enumerate(labels.tolist()):
+        groups.setdefault(label, []).append(number)
+    return list(groups.values())
+
+
+def _offset(index: Sequence[int], strides: Sequence[int]) -> int:
+    return sum(i * stride for i, stride in zip(index, strides, strict=True))
+
+
+def _contiguous(extents: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(extents[dim + 1 :]) for dim in range(len(extents)))
