@@ -17,7 +17,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.jobs.bench import scaling
+from distconv.jobs.bench.steps import scaling
 from distconv.jobs.commands.profile import machine_of, profiled
 from distconv.jobs.planning.options import on_rank_0, traced
 from distconv.jobs.training.options import positive
