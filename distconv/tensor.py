@@ -98,6 +98,8 @@ class DistTensor(torch.Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if func is torch.ops.aten._local_scalar_dense.default:
             return args[0].item()  # given where torch expects a number: torch.full((2,), x), torch.arange(x)
+        if func is torch.ops.aten.detach.default and not args[0].dist.split_axes:
+            return args[0].local.detach()  # torch.tensor(loss)
         raise UnsupportedOperation(f"{func} reached a DistTensor {_BELOW}")
 
     # -- what it is ---------------------------------------------------------------------------------------------------
@@ -373,18 +375,6 @@ class DistTensor(torch.Tensor):
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if self.dim() == 0 or (self.numel() == 1 and spec) else repr(self)
-
-    def numpy(self, *, force: bool = False) -> Any:
-        """Nothing: the elements lie on many ranks.
-
-        Raises
-        ------
-        UnsupportedOperation
-            Always.
-        """
-        raise UnsupportedOperation(
-            "numpy() of a DistTensor: use gather() for the whole or .local for this rank's block"
-        )
 
 
 def laid_out(tensor: torch.Tensor, dist: Distribution) -> DistTensor:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -94,9 +96,20 @@ def test_below_the_function_interface_it_raises(comm):
 
 
 def test_it_cannot_be_pickled_or_made_an_array(comm):
-    x = scattered(comm, 4, 4)
+    x = scattered(comm, 2, 2, 4, 4)
     raises_everywhere(comm, dc.UnsupportedOperation, "save gather", lambda: pickle.dumps(x))
     raises_everywhere(comm, dc.UnsupportedOperation, "gather", lambda: x.numpy())
+
+
+def test_what_is_whole_everywhere_goes_to_numpy_and_into_a_tensor_of_its_own(comm):
+    loss = dc.scatter(normal(4, 6), grid_over(comm, n=comm.size)).sum().requires_grad_()
+    expected = normal(4, 6).sum()
+    assert np.allclose(loss.detach().cpu().numpy(), expected) and np.allclose(np.asarray(loss.detach()), expected)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's: a tensor made of a tensor
+        copied = torch.tensor(loss)
+    assert type(copied) is torch.Tensor and not copied.requires_grad
+    torch.testing.assert_close(copied, expected)
 
 
 def test_a_deep_copy_has_memory_of_its_own(comm):
