@@ -1,8 +1,8 @@
 """``evaluate``: time and memory of a training step under a plan.
 
     1 update    2 forward: shuffles and FP of each operation in turn
-    3 backward, from the last operation to the first: its reductions and BPw, then the allreduce of its gradients is
-      queued, then BPx and the shuffles of error signals; allreduces run one at a time behind what follows
+    3 backward, from the last operation to the first: its reductions, BPx and BPw, then the allreduce of its gradients
+      is queued, then the shuffles of error signals; allreduces run one at a time behind what follows
 
 Source: Dryden et al. 2019, V-A and V-B.
 """
@@ -114,10 +114,9 @@ class Model:
             yield from self._shuffles(op, backward=False)
             yield term(Kind.COMPUTE, op, "forward")
         for op in reversed(graph.operations):
-            yield term(Kind.COMPUTE, op, "before_reduce")
+            yield term(Kind.COMPUTE, op, "backward")
             if op.parameters:
                 yield term(reduce, op, "bpa")
-            yield term(Kind.COMPUTE, op, "after_reduce")
             yield from self._shuffles(op, backward=True)
 
     def _shuffles(self, op: Operation, *, backward: bool) -> Iterator[Term]:

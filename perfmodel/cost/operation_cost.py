@@ -23,6 +23,11 @@ STRIDED = 2.0
 """A copy between blocks takes so many times as long as one of contiguous memory (measured on CPUs: 1.5 to 3)."""
 
 
+def _interior(strips: list[list[float]]) -> tuple[float, int]:
+    """The share of a block that waits for no halo, and along how many sides the rest lies."""
+    return math.prod(max(0.0, 1 - sum(shares)) for shares in strips), sum(len(shares) for shares in strips)
+
+
 @dataclass(frozen=True, kw_only=True)
 class OperationCost:
     """Seconds of one operation in one training step.
@@ -30,8 +35,8 @@ class OperationCost:
     ``fp``, ``bpx``, ``bpw`` are computation; ``bpa`` is the allreduce of its parameters' gradients; ``halo_forward``
     and ``halo_backward`` what is exchanged of its input's surface and channels; ``sync_forward`` and ``sync_backward``
     reductions that computation waits for, such as those of batch norm. What is hidden is still in those figures:
-    ``forward``, ``before_reduce`` and ``after_reduce`` are the time that passes, until the end of FP, from there to
-    where the allreduce is queued, and from there on.
+    ``forward`` and ``backward`` are the time that passes. The allreduce is queued when ``backward`` is over, as
+    gradients are complete when an operator returns them.
     """
 
     fp: float
@@ -44,8 +49,7 @@ class OperationCost:
     sync_backward: float
     update: float
     forward: float
-    before_reduce: float
-    after_reduce: float
+    backward: float
 
 
 class Costs:
@@ -97,17 +101,7 @@ class Costs:
         sync_forward, sync_backward = self._sync(op, call, parts)
         error = op.x.requires_grad and op.y.requires_grad
         halo_forward = exchange + channels.gather_x
-        halo_backward = (exchange + channels.sum_dx if error else 0.0) + channels.gather_dy
-        if strips and self.overlap_halo:
-            # The interior while halos travel, then the strips along all sides that have one, side by side (IV-A).
-            inside = math.prod(max(0.0, 1 - sum(shares)) for shares in strips)
-            forward = max(self.compute(call, "forward", inside), halo_forward)
-            forward += self.compute(call, "forward", 1 - inside, sum(len(shares) for shares in strips))
-        else:
-            forward = self._together(fp, halo_forward)
-        forward += channels.sum_y + sync_forward
-        before = sync_backward + self._together(bpw or bpx, halo_backward)
-        after = bpx if bpw else 0.0
+        sent_back = exchange + channels.sum_dx if error else 0.0
         bpa, update = self._parameters(op, call, parts)
         return OperationCost(
             fp=fp,
@@ -115,18 +109,39 @@ class Costs:
             bpw=bpw,
             bpa=bpa,
             halo_forward=halo_forward + channels.sum_y,
-            halo_backward=halo_backward,
+            halo_backward=sent_back + channels.gather_dy,
             sync_forward=sync_forward,
             sync_backward=sync_backward,
             update=update,
-            forward=forward,
-            before_reduce=before,
-            after_reduce=after,
+            forward=self._forward(call, strips, halo_forward) + channels.sum_y + sync_forward,
+            backward=sync_backward + channels.gather_dy + self._backward(call, strips, sent_back),
         )
 
-    def _together(self, compute: float, exchange: float) -> float:
-        """Time of a computation and of an exchange that it does not wait for."""
-        return max(compute, exchange) if self.overlap_halo else compute + exchange
+    def _forward(self, call: LocalCall, strips: list[list[float]], exchange: float) -> float:
+        """FP and its exchange: the interior meanwhile and the strips after it, or all at once after it (IV-A).
+
+        Strips are kernels of their own and may take longer than is hidden: what takes less is done.
+        """
+        whole = exchange + self.compute(call, "forward")
+        if not self._in_pieces(call):
+            return whole
+        inside, sides = _interior(strips)
+        pieces = max(self.compute(call, "forward", inside), exchange)
+        return min(whole, pieces + self.compute(call, "forward", 1 - inside, sides))
+
+    def _backward(self, call: LocalCall, strips: list[list[float]], exchange: float) -> float:
+        """BPx, BPw and what of dL/dx goes to its owners meanwhile: behind BPw, or behind the interior's BPx as well."""
+        weight, whole = self.compute(call, "weight"), self.compute(call, "input")
+        if not self._in_pieces(call):
+            return whole + weight + exchange
+        inside, sides = _interior(strips)
+        edges = self.compute(call, "input", 1 - inside, sides)
+        pieces = edges + max(self.compute(call, "input", inside) + weight, exchange)
+        return min(whole + max(weight, exchange), pieces)
+
+    def _in_pieces(self, call: LocalCall) -> bool:
+        """Whether something hides an exchange: convolutions alone compute what they have before the rest is there."""
+        return self.overlap_halo and call.pieces is not None
 
     # -- communication of one operation -------------------------------------------------------------------------------
 
@@ -143,7 +158,8 @@ class Costs:
                 size = elements * op.x.itemsize
                 total += (messages - close) * self.machine.send(size, across=True)
                 total += close * self.machine.send(size, across=False)
-                total += messages * self.roofline(Work(bytes=4.0 * size, kernels=2))
+                # Read and written on both sides; the kernels' fixed cost is part of that of an exchange.
+                total += messages * 4.0 * size / self._here.roofline.bytes_per_s
         return total
 
     def _strips(self, op: Operation, call: LocalCall, parts: Parts) -> list[list[float]]:

@@ -35,7 +35,8 @@ class Level:
 
     def steps(self, messages: float, nbytes: float, summed: float = 0.0) -> float:
         """Seconds for a rank that sends ``messages``, of ``nbytes`` bytes in all, and sums up ``summed`` bytes."""
-        return messages * self.link.latency_s + nbytes / self.link.bandwidth_bytes_per_s + summed * self.gamma
+        latency_s = self.link.latency_s if self.link.step_s is None else self.link.step_s
+        return messages * latency_s + nbytes / self.link.bandwidth_bytes_per_s + summed * self.gamma
 
     @property
     def power(self) -> int:
@@ -171,7 +172,7 @@ def messages(levels: Levels, peers: int, nbytes: float) -> float:
     """Seconds to send each of ``peers`` other ranks ``nbytes``, to as many as there are on the own node."""
     near = min(peers, levels.node.ranks - 1)
     far = peers - near
-    return levels.node.steps(near, near * nbytes) + levels.flat.steps(far, far * nbytes)
+    return near * levels.node.link.send(nbytes) + far * levels.flat.link.send(nbytes)
 
 
 # -- products of distributed matrices ---------------------------------------------------------------------------------

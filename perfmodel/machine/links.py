@@ -12,10 +12,15 @@ from distconv.errors import MachineError
 
 @dataclass(frozen=True)
 class Link:
-    """What one rank sees of a link while the other ranks of its node use theirs."""
+    """What one rank sees of a link while the other ranks of its node use theirs.
+
+    ``step_s`` is the latency of each step of a collective, where that is not one of a message between two ranks (None):
+    a collective's algorithms and its start are not those of a message (V-A has AR and SR apart for that reason).
+    """
 
     latency_s: float
     bandwidth_bytes_per_s: float
+    step_s: float | None = None
 
     def send(self, nbytes: float) -> float:
         """Seconds to send ``nbytes`` and receive as many.

@@ -8,7 +8,7 @@ A file describes one, with units on all quantities::
     on_chip: 43 MB                                         # of it: where weights can stay for good (FPGAs; optional)
     links:
       node: {latency: 10 us, bandwidth: 75 GB/s}           # between ranks of a node
-      network: {latency: 10 us, bandwidth: 6.25 GB/s}      # between nodes, one rank's share of it
+      network: {latency: 10 us, bandwidth: 6.25 GB/s}      # between nodes, one rank's share of it; step: see Link
     overlap: {halo: true, allreduce: true}                 # whether it goes on behind compute
     compute:
     - busy: 1                                              # while so many ranks of a node compute
@@ -44,12 +44,21 @@ class Overlap:
     allreduce: bool
 
 
+UNFILLED = 0.75
+"""The rate of a kernel goes with this power of the share of the device that its result fills.
+
+1 where tiles of the result stay as large, so that multiprocessors are left without one; 1/2 where tiles shrink until
+each has one, as a product of matrices reads per result what goes with the inverse of a tile's edge. Libraries have
+tiles of a few sizes: half-way.
+"""
+
+
 @dataclass(frozen=True)
 class Roofline:
     """Time of a kernel that was not measured: its arithmetic or its memory traffic, whichever takes longer.
 
     ``kernel_s`` is the fixed cost of each kernel, ``exchange_s`` that of each exchange with neighbours beyond its
-    messages: what the framework does for it, and waiting for ranks that are not ready. A result of fewer than
+    messages: what the framework does for it, packing and waiting for ranks that are not ready. A result of fewer than
     ``small`` elements fills only its share of the device (0: any result fills it).
 
     Source: Williams, Waterman, Patterson 2009; Dryden et al. 2019, VI-A (fixed kernel overheads).
@@ -64,11 +73,11 @@ class Roofline:
     def time(self, flops: float, nbytes: float, elements: float) -> float:
         """Seconds of a kernel that does ``flops``, moves ``nbytes`` and has a result of ``elements`` elements.
 
-        >>> Roofline(flops_per_s=10.0, bytes_per_s=1.0, kernel_s=0.5, small=100.0).time(100.0, 4.0, 50.0)
-        20.5
+        >>> Roofline(flops_per_s=10.0, bytes_per_s=1.0, kernel_s=0.5, small=160.0).time(100.0, 4.0, 10.0)
+        80.5
         """
         filled = min(1.0, max(elements, 1.0) / self.small) if self.small else 1.0
-        return self.kernel_s + max(flops / self.flops_per_s, nbytes / self.bytes_per_s) / filled
+        return self.kernel_s + max(flops / self.flops_per_s, nbytes / self.bytes_per_s) / filled**UNFILLED
 
 
 @dataclass(frozen=True)
@@ -188,8 +197,8 @@ def _machine(content: object, source: str) -> Machine:
         name=top.text("name"),
         ranks_per_node=top.count("ranks_per_node"),
         memory_bytes=top.quantity("memory", MEMORY),
-        node=_link(links.section("node", ("latency", "bandwidth"))),
-        network=_link(links.section("network", ("latency", "bandwidth"))),
+        node=_link(links.section("node", ("latency", "bandwidth"), ("step",))),
+        network=_link(links.section("network", ("latency", "bandwidth"), ("step",))),
         overlap=Overlap(halo=overlap.flag("halo"), allreduce=overlap.flag("allreduce")),
         compute=tuple(_compute(entry) for entry in top.sections("compute", ("busy", "roofline"), ("table_s",))),
         on_chip_bytes=top.quantity("on_chip", MEMORY) if "on_chip" in top.content else 0.0,
@@ -197,7 +206,8 @@ def _machine(content: object, source: str) -> Machine:
 
 
 def _link(section: Section) -> Link:
-    return Link(section.quantity("latency", TIME), section.quantity("bandwidth", BANDWIDTH))
+    step_s = section.quantity("step", TIME) if "step" in section.content else None
+    return Link(section.quantity("latency", TIME), section.quantity("bandwidth", BANDWIDTH), step_s)
 
 
 def _compute(section: Section) -> Compute:
@@ -220,6 +230,7 @@ def _content(machine: Machine) -> dict[str, object]:
         return {
             "latency": units.written(of.latency_s, TIME),
             "bandwidth": units.written(of.bandwidth_bytes_per_s, BANDWIDTH),
+            **({} if of.step_s is None else {"step": units.written(of.step_s, TIME)}),
         }
 
     def compute(entry: Compute) -> dict[str, object]:

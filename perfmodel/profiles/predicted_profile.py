@@ -76,7 +76,7 @@ def scaled(profile: Profile, factor: float) -> Profile:
 def _layer(op: Operation, model: Model, grids: Mapping[str, Parts], used: set[Constant]) -> Layer:
     costs, parts = model.costs, grids[op.layer]
     cost = costs.operation(op, parts)
-    forward, backward = cost.forward, cost.before_reduce + cost.bpa + cost.after_reduce
+    forward, backward = cost.forward, cost.backward + cost.bpa
     for value in op.inputs:
         source = grids[model.graph.layer_of(value)]
         forward += costs.shuffle(value, source, parts)

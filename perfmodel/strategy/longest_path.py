@@ -58,15 +58,13 @@ def _flops(graph: LayerGraph) -> dict[int, float]:
 
 
 def _layer_costs(model: Model, name: str, found: Sequence[Candidate], price: float) -> np.ndarray:
-    """Cost_D of a layer with what inherits its distribution; its allreduce hides behind its own BPx at most."""
+    """Cost_D of a layer with what inherits its distribution; nothing of its own is left to hide its allreduce."""
     total = np.zeros(len(found))
     for op in model.graph.operations:
         if op.layer == name:
             for index, candidate in enumerate(found):
                 cost = model.costs.operation(op, model.parts(candidate))
-                behind = cost.after_reduce if model.costs.overlap_allreduce else 0.0
-                total[index] += cost.update + cost.forward + cost.before_reduce + cost.after_reduce
-                total[index] += max(0.0, cost.bpa - behind)
+                total[index] += cost.update + cost.forward + cost.backward + cost.bpa
     if price:
         for term in model.memory:
             if term.layers == (name,):

@@ -117,7 +117,7 @@ def predicted(layer: PaperLayer, batch: int, axes: Mapping[str, int], ranks: int
     """Seconds of FP and of BP, exchanges included as far as computation does not hide them, without the allreduce."""
     op = operation(layer, batch)
     cost = Costs(machine, ranks, Settings()).operation(op, Parts.of(axes, ranks, machine.ranks_per_node))
-    return dict(zip(PHASES, (cost.forward, cost.before_reduce + cost.after_reduce), strict=True))
+    return dict(zip(PHASES, (cost.forward, cost.backward), strict=True))
 
 
 def run(

@@ -45,11 +45,11 @@ LASSEN = (
         unit="elements",
         sheet=163840,
         low=163840,
-        high=16 * 163840,
+        high=64 * 163840,
         source="NVIDIA V100 architecture paper, 80 multiprocessors x 2048 resident threads",
-        bounds="1-16 results per resident thread",
+        bounds="1-64 results per resident thread (256 threads on a tile of 128 x 128)",
     ),
-    Constant("network latency", "s", 10e-6, 1e-6, 200e-6, "assumed", "the wire's; a message staged through both hosts"),
+    Constant("collective step", "s", 10e-6, 1e-6, 200e-6, "assumed", "the wire's; a message staged through both hosts"),
 )
 """What is fitted for Lassen."""
 
@@ -62,7 +62,7 @@ def constants_of(machine: Machine) -> dict[str, float]:
         "bandwidth": roofline.bytes_per_s,
         "kernel": roofline.kernel_s,
         "small": roofline.small,
-        "network latency": machine.network.latency_s,
+        "collective step": machine.network.latency_s if machine.network.step_s is None else machine.network.step_s,
     }
 
 
@@ -77,7 +77,7 @@ def with_constants(machine: Machine, values: Mapping[str, float]) -> Machine:
         kernel_s=all_values["kernel"],
         small=all_values["small"],
     )
-    network = replace(machine.network, latency_s=all_values["network latency"])
+    network = replace(machine.network, step_s=all_values["collective step"])
     return replace(machine, network=network, compute=(replace(entry, roofline=roofline), *machine.compute[1:]))
 
 

@@ -40,17 +40,17 @@ CELLS = tuple(cell for table in TABLES for cell in table.cells)
 
 
 @cache
-def graph_of(model: str, samples: int) -> LayerGraph:
-    """A model of the paper, for a mini-batch of so many samples."""
+def graph_of(model: str, samples: int, width: int | None = None) -> LayerGraph:
+    """A model of the paper, for a mini-batch of so many samples; a mesh network of another ``width`` than ours."""
     (sample,) = {table.sample for table in TABLES if table.model == model}
     with torch.device("meta"):  # its weights are not needed
-        module = MODELS[model]()
+        module = MODELS[model]() if width is None else MODELS[model](width=width)
     return trace(module, (samples, *sample))
 
 
-def seconds(machine: Machine, cell: Cell, grids: Grids = GRIDS) -> float:
+def seconds(machine: Machine, cell: Cell, grids: Grids = GRIDS, width: int | None = None) -> float:
     """Predicted time of the training step of one cell."""
-    graph = graph_of(cell.model, cell.samples)
+    graph = graph_of(cell.model, cell.samples, width)
     axes = {"n": cell.samples // cell.samples_per_group, **grids[cell.group]}
     strategy = resolve(graph, {"*": axes}, cell.ranks)
     return Model(graph, machine, cell.ranks, SETTINGS).value(strategy)[0]

@@ -124,6 +124,15 @@ TABLE_III = Table(
 
 TABLES = (TABLE_I, TABLE_II, TABLE_III)
 
+
+@dataclass(frozen=True)
+class PrintedRatio:
+    """A speed-up that VI-A prints for FP and BP of a layer together at N=1; ``gpus`` is None where it names none."""
+
+    ratio: float
+    gpus: int | None
+
+
 CALIBRATION_ROWS = (4, 128)
 """Mini-batch sizes of Table I that constants may be fitted to; every other cell is held out."""
 

@@ -29,12 +29,11 @@ def _by_hand(graph, plan, here, ranks, settings):
             clock += costs.shuffle(value, grids[graph.layer_of(value)], grids[op.layer])
     for op in reversed(graph.operations):
         cost = costs.operation(op, grids[op.layer])
-        clock += cost.before_reduce
+        clock += cost.backward
         if cost.bpa and costs.overlap_allreduce:
             end = max(end, clock) + cost.bpa
         else:
             clock += cost.bpa
-        clock += cost.after_reduce
         for value in op.inputs:
             if value.requires_grad:
                 clock += costs.shuffle(value, grids[op.layer], grids[graph.layer_of(value)])

@@ -34,13 +34,13 @@ def test_a_convolution_costs_what_the_paper_says():
     assert cost.bpx == cost.fp and cost.bpw == cost.fp
 
     def sr(elements):
-        return 1e-4 + 4 * elements / 1e6 + 2 * KERNEL  # with packing and unpacking
+        return 1e-4 + 4 * elements / 1e6
 
     halo = 2 * sr(2 * 3 * 4 * width) + 2 * sr(2 * 3 * 4 * height) + 4 * sr(2 * 2 * 3 * 4)
     assert cost.halo_forward == pytest.approx(halo, rel=1e-12)
     assert cost.halo_backward == pytest.approx(halo, rel=1e-12)
     assert cost.forward == pytest.approx(cost.fp + halo, rel=1e-12)
-    assert cost.before_reduce == pytest.approx(cost.bpw + halo, rel=1e-12) and cost.after_reduce == cost.bpx
+    assert cost.backward == pytest.approx(cost.bpx + cost.bpw + halo, rel=1e-12)
     assert cost.bpa == here.allreduce(Group(9, 9), 8 * 4 * 25 * 4)
 
 
@@ -72,14 +72,56 @@ def test_neighbours_on_another_node_are_further_away():
     assert apart.halo_forward - together.halo_forward == pytest.approx(2e-4 + row * (1e-5 - 1e-6), rel=1e-9)
 
 
-def test_hidden_halos_cost_only_what_computation_does_not_cover():
+def middle_of_four(here: Machine, kernel_s: float):
+    """A convolution over 4 slabs of 16 of 64 rows, with the seconds of its arithmetic and of its exchange."""
     graph = trace(convolution(), (1, 4, 64, 64))
-    parts = Parts.of({"h": 4}, 4, 4)
-    hidden = Costs(plain(halo=True), 4, Settings()).operation(graph.operations[1], parts)
-    shown = Costs(plain(), 4, Settings()).operation(graph.operations[1], parts)
-    assert hidden.halo_forward == shown.halo_forward
-    assert hidden.before_reduce == max(hidden.bpw, hidden.halo_backward) < shown.before_reduce
-    assert hidden.forward < shown.forward
+    roofline = replace(here.compute[0].roofline, kernel_s=kernel_s)
+    here = replace(here, compute=(replace(here.compute[0], roofline=roofline),))
+    cost = Costs(here, 4, Settings()).operation(graph.operations[1], Parts.of({"h": 4}, 4, 4))
+    return cost, 2 * 8 * 4 * 9 * 16 * 64 / FLOPS, 2 * (1e-4 + 4 * 4 * 64 / 1e6)
+
+
+def test_hidden_halos_cost_only_what_computation_does_not_cover():
+    """The interior, 14 of 16 rows, while halos travel, then two strips; backward the strips first (IV-A)."""
+    kernel = 1e-5
+    cost, arithmetic, exchange = middle_of_four(plain(halo=True), kernel)
+    assert cost.halo_forward == pytest.approx(exchange, rel=1e-12)
+    inside, strips = kernel + arithmetic * 14 / 16, 2 * kernel + arithmetic * 2 / 16
+    assert exchange > inside + kernel  # something is left to be seen, forward
+    assert cost.forward == pytest.approx(max(inside, exchange) + strips, rel=1e-12)
+    assert cost.forward < exchange + kernel + arithmetic
+    assert cost.backward == pytest.approx(strips + max(inside + kernel + arithmetic, exchange), rel=1e-12)
+    shown = middle_of_four(plain(), kernel)[0]
+    assert shown.forward == pytest.approx(exchange + kernel + arithmetic, rel=1e-12)
+    assert shown.backward == pytest.approx(exchange + 2 * (kernel + arithmetic), rel=1e-12)
+
+
+def test_a_block_is_not_cut_where_its_pieces_take_longer_than_is_hidden():
+    """Kernels of 1 ms: all at once after the exchange; backward BPx at once, and BPw hides the exchange."""
+    kernel = 1e-3
+    cost, arithmetic, exchange = middle_of_four(plain(halo=True), kernel)
+    assert cost.forward == pytest.approx(exchange + kernel + arithmetic, rel=1e-12)
+    assert cost.backward == pytest.approx(kernel + arithmetic + max(kernel + arithmetic, exchange), rel=1e-12)
+
+
+def test_packing_costs_the_bytes_that_it_reads_and_writes_on_both_sides():
+    here = plain()
+    slow = replace(here.compute[0].roofline, bytes_per_s=1e6)
+    found = [
+        middle_of_four(replace(here, compute=(replace(here.compute[0], roofline=roofline),)), KERNEL)[0].halo_forward
+        for roofline in (here.compute[0].roofline, slow)
+    ]
+    assert found[1] - found[0] == pytest.approx(2 * 4 * (4 * 4 * 64) / 1e6, rel=1e-12)
+
+
+def test_only_convolutions_hide_their_exchange():
+    """Pooling has its halo before it starts."""
+    graph = trace(nn.Sequential(nn.Conv2d(4, 4, 1), nn.MaxPool2d(3, 1, 1)), (1, 4, 64, 64))
+    op, parts = graph.operations[1], Parts.of({"h": 4}, 4, 4)
+    cost = Costs(plain(halo=True), 4, Settings()).operation(op, parts)
+    assert cost.halo_forward > 0
+    assert cost.forward == pytest.approx(cost.fp + cost.halo_forward, rel=1e-12)
+    assert cost.backward == pytest.approx(cost.bpx + cost.halo_backward, rel=1e-12)
 
 
 def test_measured_times_come_before_the_roofline():

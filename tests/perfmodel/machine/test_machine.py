@@ -62,6 +62,13 @@ def test_a_file_is_read_with_its_units(tmp_path):
     )
 
 
+def test_a_latency_of_collective_steps_is_read_and_written(tmp_path):
+    found = loaded(tmp_path, GOOD.replace("bandwidth: 12.5 GB/s", "bandwidth: 12.5 GB/s, step: 30 us"))
+    assert found.network == Link(2e-6, 12.5e9, 30e-6) and found.node.step_s is None
+    found.save(tmp_path / "again.yaml")
+    assert Machine.load(tmp_path / "again.yaml") == found
+
+
 # -- what is refused --------------------------------------------------------------------------------------------------
 
 WRONG_VALUES = [
@@ -270,7 +277,9 @@ def test_machines_can_be_keys():
 def test_a_small_result_fills_only_its_share_of_the_device():
     roofline = Roofline(flops_per_s=100.0, bytes_per_s=10.0, kernel_s=1.0, small=50.0)
     assert roofline.time(1000.0, 0.0, 50.0) == roofline.time(1000.0, 0.0, 500.0) == 11.0
-    assert roofline.time(1000.0, 0.0, 5.0) == 101.0
+    # A tenth of the device, at 0.1 ** (3/4) of its rate.
+    assert math.isclose(roofline.time(1000.0, 0.0, 5.0), 1 + 10 * 10**0.75)
+    assert math.isclose(roofline.time(0.0, 100.0, 5.0), 1 + 10 * 10**0.75)
     assert roofline.time(0.0, 1000.0, 500.0) == 101.0
     assert Roofline(100.0, 10.0, 1.0).time(1000.0, 0.0, 1.0) == 11.0
 

@@ -18,7 +18,7 @@ from distconv.jobs.papers.dryden.calibration import (
 from distconv.jobs.papers.dryden.published import TABLE_I, TABLES, Cell, calibrates
 from distconv.perfmodel.machine.machine import Machine
 
-CHOSEN = {"flops": 12e12, "network latency": 50e-6}
+CHOSEN = {"flops": 12e12, "collective step": 50e-6}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def machine() -> Machine:
 def step(machine: Machine, cell: Cell) -> float:
     """A step of 4 TFLOP per sample and a hundred messages for each doubling of its GPUs."""
     values = constants_of(machine)
-    return 4e12 / cell.group / values["flops"] + 100 * cell.group.bit_length() * values["network latency"]
+    return 4e12 / cell.group / values["flops"] + 100 * cell.group.bit_length() * values["collective step"]
 
 
 def rows(time) -> list[Cell]:
@@ -60,7 +60,7 @@ def test_speedups_are_over_the_first_cell_of_their_own_table(machine: Machine):
 
 
 def test_fitted_constants_stay_within_their_bounds(machine: Machine):
-    slow = with_constants(machine, {"flops": 1e12, "network latency": 50e-6})
+    slow = with_constants(machine, {"flops": 1e12, "collective step": 50e-6})
     found = constants_of(calibrate(machine, rows(lambda c: step(slow, c)), step))
     assert all(0.999 * c.low <= found[c.name] <= 1.001 * c.high for c in LASSEN)
     assert found["flops"] == pytest.approx(7.85e12, rel=0.01)
