@@ -77,8 +77,8 @@ class Roofline:
         80.5
         """
         filled = min(1.0, max(elements, 1.0) / self.small) if self.small else 1.0
-        rate = float(filled**UNFILLED)
-        return self.kernel_s + max(flops / self.flops_per_s, nbytes / self.bytes_per_s) / rate
+        seconds: float = max(flops / self.flops_per_s, nbytes / self.bytes_per_s) / filled**UNFILLED
+        return self.kernel_s + seconds
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""The page of the strong-scaling tables of Dryden et al. 2019, predicted and published.
+"""The page of the strong-scaling tables and single layers of Dryden et al. 2019, predicted and published.
 
 Five constants of the machine ``lassen`` are fitted to two rows of Table I anew; everything else is predicted.
 
-Source: Dryden et al. 2019, VI-B, Tables I, II and III.
+Source: Dryden et al. 2019, VI-A, and VI-B, Tables I, II and III.
 """
 
 from __future__ import annotations

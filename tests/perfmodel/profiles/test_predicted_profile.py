@@ -52,8 +52,8 @@ def test_rows_on_two_ranks_take_half_halos_and_a_layer_on_another_grid_its_redis
     here = plain()
 
     def sr(elements):
-        """A message, with packing and putting in place (V-A)."""
-        return 1e-4 + 4 * elements / 1e6 + 2 * KERNEL
+        """A message (V-A)."""
+        return 1e-4 + 4 * elements / 1e6
 
     first, _, last = predicted_profile(network(), here, Plan({"0": {"h": 2}, "2": {"n": 2}}), 2).layers
     one, other = convolutions(6, 6)[0], convolutions(3, 12)[1]
