@@ -35,8 +35,7 @@ class Level:
 
     def steps(self, messages: float, nbytes: float, summed: float = 0.0) -> float:
         """Seconds for a rank that sends ``messages``, of ``nbytes`` bytes in all, and sums up ``summed`` bytes."""
-        latency_s = self.link.latency_s if self.link.step_s is None else self.link.step_s
-        return messages * latency_s + nbytes / self.link.bandwidth_bytes_per_s + summed * self.gamma
+        return messages * self.link.collective_s + nbytes / self.link.bandwidth_bytes_per_s + summed * self.gamma
 
     @property
     def power(self) -> int:

@@ -22,6 +22,11 @@ class Link:
     bandwidth_bytes_per_s: float
     step_s: float | None = None
 
+    @property
+    def collective_s(self) -> float:
+        """Latency of a step of a collective."""
+        return self.latency_s if self.step_s is None else self.step_s
+
     def send(self, nbytes: float) -> float:
         """Seconds to send ``nbytes`` and receive as many.
 

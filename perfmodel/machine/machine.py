@@ -44,22 +44,16 @@ class Overlap:
     allreduce: bool
 
 
-UNFILLED = 0.75
-"""The rate of a kernel goes with this power of the share of the device that its result fills.
-
-1 where tiles of the result stay as large, so that multiprocessors are left without one; 1/2 where tiles shrink until
-each has one, as a product of matrices reads per result what goes with the inverse of a tile's edge. Libraries have
-tiles of a few sizes: half-way.
-"""
-
-
 @dataclass(frozen=True)
 class Roofline:
     """Time of a kernel that was not measured: its arithmetic or its memory traffic, whichever takes longer.
 
     ``kernel_s`` is the fixed cost of each kernel, ``exchange_s`` that of each exchange with neighbours beyond its
     messages: what the framework does for it, packing and waiting for ranks that are not ready. A result of fewer than
-    ``small`` elements fills only its share of the device (0: any result fills it).
+    ``small`` elements fills only its share of the device (0: any result fills it), and the rate goes with that share to
+    the power ``unfilled``: 1 where tiles of the result stay as large, so that multiprocessors are left without one; 1/2
+    where tiles shrink until each has one, as a product of matrices reads per result what goes with the inverse of a
+    tile's edge. Libraries have tiles of a few sizes: half-way.
 
     Source: Williams, Waterman, Patterson 2009; Dryden et al. 2019, VI-A (fixed kernel overheads).
     """
@@ -69,6 +63,7 @@ class Roofline:
     kernel_s: float
     small: float = 0.0
     exchange_s: float = 0.0
+    unfilled: float = 0.75
 
     def time(self, flops: float, nbytes: float, elements: float) -> float:
         """Seconds of a kernel that does ``flops``, moves ``nbytes`` and has a result of ``elements`` elements.
@@ -77,7 +72,7 @@ class Roofline:
         80.5
         """
         filled = min(1.0, max(elements, 1.0) / self.small) if self.small else 1.0
-        seconds: float = max(flops / self.flops_per_s, nbytes / self.bytes_per_s) / filled**UNFILLED
+        seconds: float = max(flops / self.flops_per_s, nbytes / self.bytes_per_s) / filled**self.unfilled
         return self.kernel_s + seconds
 
 

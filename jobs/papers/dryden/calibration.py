@@ -62,23 +62,28 @@ def constants_of(machine: Machine) -> dict[str, float]:
         "bandwidth": roofline.bytes_per_s,
         "kernel": roofline.kernel_s,
         "small": roofline.small,
-        "collective step": machine.network.latency_s if machine.network.step_s is None else machine.network.step_s,
+        "collective step": machine.network.collective_s,
     }
 
 
 def with_constants(machine: Machine, values: Mapping[str, float]) -> Machine:
     """``machine`` with other values of some of its constants (see :func:`constants_of`)."""
     all_values = constants_of(machine) | dict(values)
-    entry = machine.compute[0]
-    roofline = replace(
-        entry.roofline,
+    network = replace(machine.network, step_s=all_values["collective step"])
+    return with_roofline(
+        replace(machine, network=network),
         flops_per_s=all_values["flops"],
         bytes_per_s=all_values["bandwidth"],
         kernel_s=all_values["kernel"],
         small=all_values["small"],
     )
-    network = replace(machine.network, step_s=all_values["collective step"])
-    return replace(machine, network=network, compute=(replace(entry, roofline=roofline), *machine.compute[1:]))
+
+
+def with_roofline(machine: Machine, **values: float) -> Machine:
+    """``machine`` with other values of fields of its roofline."""
+    entry = machine.compute[0]
+    roofline = replace(entry.roofline, **values)
+    return replace(machine, compute=(replace(entry, roofline=roofline), *machine.compute[1:]))
 
 
 def from_data_sheets(machine: Machine, constants: Sequence[Constant] = LASSEN) -> Machine:

@@ -8,6 +8,7 @@ Source: Dryden et al. 2019, VI-A, Figures 2 and 3.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -48,13 +49,14 @@ LAYERS = (
     Layer("conv6_1", PaperLayer(128, 64, 128, 3, stride=2), OURS, CONV6_1),
 )
 
+SINGLE = tuple((LAYERS[number], gpus) for number, gpus in ((0, 8), (2, 16), (4, 16)))
+"""One of each printed ratio, with GPUs: what other forms of the model are compared by."""
+
 
 def speedups(machine: Machine, layer: PaperLayer, grid: Grid) -> tuple[float, float, float]:
     """Of FP, of BP and of both at N=1, over one GPU."""
-    gpus = 1
-    for parts in grid.values():
-        gpus *= parts
-    alone, split = predicted(layer, 1, {}, 1, machine), predicted(layer, 1, grid, gpus, machine)
+    alone = predicted(layer, 1, {}, 1, machine)
+    split = predicted(layer, 1, grid, math.prod(grid.values()), machine)
     both = sum(alone.values()) / sum(split.values())
     return alone["FP"] / split["FP"], alone["BP"] / split["BP"], both
 

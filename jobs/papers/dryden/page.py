@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import fmean
 
-from distconv.jobs.papers.dryden.calibration import LASSEN, Constant, constants_of, with_constants
+from distconv.jobs.papers.dryden.calibration import LASSEN, Constant, constants_of, with_constants, with_roofline
+from distconv.jobs.papers.dryden.layers import SINGLE, SQUARES, speedups
 from distconv.jobs.papers.dryden.layers import section as layer_section
 from distconv.jobs.papers.dryden.predictions import (
     CELLS,
@@ -48,17 +49,9 @@ Before any figure is read:
 EXPONENTS = """\
 The rate of a kernel that does not fill the device goes with a power of the share that it fills. Fitted anew with each
 (nearly square grids; conv1 on 8 GPUs, conv1_1 with K=5 and conv6_1 with C=384 on 16):
+"""
 
-| exponent | calibration cells | I | II | III | all | conv1 (1.35) | conv1_1 (14.8) | conv6_1 (1.4) |
-|---|---|---|---|---|---|---|---|---|
-| 1/2: tiles shrink freely | 5.9% | 4.0% | 9.1% | 13.7% | 8.6% | 1.59 | 11.95 | 3.57 |
-| 2/3 | 4.4% | 3.6% | 8.3% | 14.4% | 8.3% | 1.44 | 13.47 | 2.66 |
-| **3/4** | 4.1% | 3.1% | 8.6% | 15.8% | 8.6% | 1.44 | 14.50 | 2.36 |
-| 1: tiles never shrink | 4.6% | 3.3% | 9.2% | 18.3% | 9.6% | 0.89 | 14.63 | 1.20 |
-
-One fitted latency for messages and for steps of allreduces (107 us) has 7.8 % on all held-out cells of the tables and
-0.66 for conv1 on 8 GPUs, 0.98 on slabs: training wants dearer exchanges between nodes than the layers by themselves
-show, where no allreduce is under way."""
+POWERS = {"1/2: tiles shrink freely": 1 / 2, "2/3": 2 / 3, "**3/4**": 3 / 4, "1: tiles never shrink": 1.0}
 
 WIDTHS = "The width of mesh2k, with the calibrated constants:"
 
@@ -290,7 +283,8 @@ def _forms(results: Results) -> Iterator[str]:
         yield _form(name, Predictions.on(calibrated(sheets, grids=grids), grids))
     values = constants_of(widely.machine)
     found = ", ".join(f"{constant.name} {_quantity(values[constant.name], constant.unit)}" for constant in wide)
-    yield from ("", f"Within a factor of 20 of the data sheet the constants become: {found}.", "", EXPONENTS)
+    yield from ("", f"Within a factor of 20 of the data sheet the constants become: {found}.", "")
+    yield from _exponents(results)
     yield from _widths(results.fitted.machine)
     yield from ("", "Predicted step at N=4 of Table I with the calibrated constants, by grid:", "")
     yield from _grid("GPUs per sample", "grid", "ms")
@@ -300,9 +294,27 @@ def _forms(results: Results) -> Iterator[str]:
             yield _row(cell.group, written(grid), f"{time * 1e3:.1f}")
 
 
-def _form(name: str, predictions: Predictions) -> str:
+def _form(name: str, predictions: Predictions, *more: str) -> str:
     fitted_to = [cell for cell in CELLS if calibrates(cell) and not cell.is_base]
-    return _row(name, f"{mean_error(predictions.error, fitted_to):.1%}", *_mean_errors(predictions.error))
+    return _row(name, f"{mean_error(predictions.error, fitted_to):.1%}", *_mean_errors(predictions.error), *more)
+
+
+def _exponents(results: Results) -> Iterator[str]:
+    """Tables and single layers by the power with which an unfilled device slows; and with dearer messages."""
+    printed = [f"{found.name} ({found.ratio.ratio:g})" for found, _ in SINGLE if found.ratio is not None]
+    yield from EXPONENTS.splitlines()
+    yield from ("", *_grid("exponent", "calibration cells", *(table.name for table in TABLES), "all", *printed))
+    for name, power in POWERS.items():
+        found = calibrated(with_roofline(results.sheets.machine, unfilled=power))
+        yield _form(name, Predictions.on(found), *_single(found))
+    fitted = results.fitted.machine
+    network = replace(fitted.network, latency_s=constants_of(fitted)["collective step"])
+    dear = replace(fitted, network=network)
+    yield _form("**3/4**, messages as dear as steps (not fitted anew)", Predictions.on(dear), *_single(dear))
+
+
+def _single(machine: Machine) -> list[str]:
+    return [f"{speedups(machine, found.layer, SQUARES[gpus])[2]:.2f}" for found, gpus in SINGLE]
 
 
 def _widths(machine: Machine) -> Iterator[str]:
