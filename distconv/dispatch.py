@@ -10,6 +10,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
+from itertools import chain, repeat
 from typing import Any, TypeVar
 
 import numpy as np
@@ -138,10 +139,9 @@ def _with_numbers(operator: Operator, args: Any, kwargs: Any) -> tuple[tuple[Any
 
     torch takes all three for a size, a dimension or a factor.
     """
-    takes, rest = _number_parameters(operator)
-    names = list(takes)[: len(args)]
-    changed = [_as_number(a, takes[names[i]] if i < len(names) else rest) for i, a in enumerate(args)]
-    return tuple(changed), {name: _as_number(value, takes.get(name, rest)) for name, value in kwargs.items()}
+    positional, named, others = _number_parameters(operator)
+    changed = [_as_number(a, numbers) for a, numbers in zip(args, chain(positional, repeat(others)), strict=False)]
+    return tuple(changed), {name: _as_number(value, named.get(name, others)) for name, value in kwargs.items()}
 
 
 def _as_number(value: Any, tensors: bool) -> Any:
@@ -153,16 +153,18 @@ def _as_number(value: Any, tensors: bool) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _number_parameters(operator: Operator) -> tuple[dict[str, bool], bool]:
-    """Which of its parameters, and whether any others, take numbers and no tensors."""
-    takes, rest = {}, False
+def _number_parameters(operator: Operator) -> tuple[list[bool], dict[str, bool], bool]:
+    """Whether its parameters take numbers and no tensors: by position, by name, and any others."""
+    positional, named, others = [], {}, False
     for name, parameter in inspect.signature(operator).parameters.items():
         numbers = _NUMBERS.search(str(parameter.annotation)) is not None
-        if parameter.kind in (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD):
-            rest = rest or numbers
-        else:
-            takes[name] = numbers
-    return takes, rest
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            others = others or numbers
+            continue
+        named[name] = numbers
+        if parameter.kind is not parameter.KEYWORD_ONLY:
+            positional.append(numbers)
+    return positional, named, others
 
 
 _NUMBERS = re.compile(r"^(?!.*(Tensor|Any)).*\b(int|float|Dims|Size|Numbers)\b")

@@ -15,7 +15,7 @@ from distconv.grid import ProcessGrid
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
-_FIRST, _EVERY = 4, 17
+_FIRST, COMPARED_EVERY = 4, 17
 """Values are compared of the first tensors that are scattered over a grid, and of every so many: an odd number, so that
 it is the turn of images and of labels, which take turns themselves."""
 
@@ -101,7 +101,7 @@ def _compares_values(grid: ProcessGrid) -> bool:
     grid.scattered += 1
     if agreement.level == "off" or grid.size == 1:
         return False
-    return agreement.level == "all" or number < _FIRST or number % _EVERY == 0
+    return agreement.level == "all" or number < _FIRST or number % COMPARED_EVERY == 0
 
 
 def _values(tensor: torch.Tensor) -> str:

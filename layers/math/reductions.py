@@ -151,7 +151,7 @@ implements(torch.nansum, torch.Tensor.nansum)(nansum)
 @implements(torch.mean, torch.Tensor.mean)
 @numpy_names
 def mean(
-    input: DistTensor, *dims: Any, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
+    input: DistTensor, *dims: Numbers, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> DistTensor:
     """``torch.mean``: the sum over the global number of elements."""
     dim, keepdim = called(dims, dim, keepdim)
@@ -179,7 +179,7 @@ def count_nonzero(input: DistTensor, dim: Dims = None) -> torch.Tensor:
 
 
 @implements(torch.Tensor.sum_to_size)
-def sum_to_size(input: DistTensor, *size: Any) -> torch.Tensor:
+def sum_to_size(input: DistTensor, *size: Numbers) -> torch.Tensor:
     """``Tensor.sum_to_size``."""
     wanted = result_shape(torch.Tensor.sum_to_size, input, *size)
     new = input.dim() - len(wanted)

@@ -86,7 +86,7 @@ def unfold(
 @implements(F.fold)
 def fold(
     input: DistTensor,
-    output_size: Any,
+    output_size: Numbers,
     kernel_size: Numbers,
     dilation: Numbers = 1,
     padding: Numbers = 0,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any
 
@@ -95,23 +94,10 @@ def whole_over(tensor: torch.Tensor, dist: Distribution) -> torch.Tensor:
 _HASHABLE = frozenset((int, float, bool, str, type(None), torch.Size))
 
 
-@dataclass(frozen=True)
-class _Number:
-    """A plain tensor of no dimensions."""
-
-    value: int
-    dtype: torch.dtype
-
-
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
 def _frozen(value: Any) -> Any:
     if type(value) in _HASHABLE:
         return value
     if isinstance(value, torch.Tensor):
-        if type(value) is torch.Tensor and not value.dim() and value.dtype in _WHOLE and value.device.type == "cpu":
-            return _Number(int(value), value.dtype)  # it may be a size or a dimension
         return ("tensor", value.shape, _dtype(value))
     if isinstance(value, (list, tuple)):
         return tuple(_frozen(v) for v in value)
@@ -128,8 +114,6 @@ def _dtype(tensor: torch.Tensor) -> torch.dtype:
 
 
 def _thawed(value: Any, make: Callable[..., torch.Tensor]) -> Any:
-    if isinstance(value, _Number):
-        return torch.tensor(value.value, dtype=value.dtype)
     if isinstance(value, tuple):
         if len(value) == 3 and value[0] == "tensor":
             return make(value[1], value[2])

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from distconv.dispatch import implements
+from distconv.dispatch import Numbers, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import as_distributed, result_shape
@@ -19,7 +19,7 @@ from distconv.memory_order import unfilled
 from distconv.tensor import DistTensor
 
 
-def _new(function: Callable[..., torch.Tensor], input: DistTensor, *size: Any, **named: Any) -> DistTensor:
+def _new(function: Callable[..., torch.Tensor], input: DistTensor, *size: Numbers, **named: Any) -> DistTensor:
     """``Tensor.new_zeros``, ``new_ones`` and ``new_empty``."""
     shape = torch.Size(sizes(size or (named.pop("size"),)))
     return _filled(function, input, shape, **named)
@@ -52,7 +52,7 @@ def new(input: DistTensor, *size: Any, **named: Any) -> DistTensor:
 
 
 @implements(torch.Tensor.new_full)
-def new_full(input: DistTensor, size: Any, fill_value: float, **named: Any) -> DistTensor:
+def new_full(input: DistTensor, size: Numbers, fill_value: float, **named: Any) -> DistTensor:
     """``Tensor.new_full``."""
     return _filled(torch.Tensor.new_full, input, torch.Size(size), fill_value, **named)
 

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from distconv.communication.collectives import enter
 from distconv.communication.transport import allreduce
-from distconv.dispatch import implements
+from distconv.dispatch import Numbers, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import as_distributed, common_distribution, result_shape
@@ -142,7 +142,7 @@ def looked_up(table: torch.Tensor, index: DistTensor) -> DistTensor:
 
 
 @implements(torch.Tensor.expand, torch.broadcast_to, torch.Tensor.broadcast_to)
-def expand(input: DistTensor, *size: Any, implicit: bool = False, **named: Any) -> DistTensor:
+def expand(input: DistTensor, *size: Numbers, implicit: bool = False, **named: Numbers) -> DistTensor:
     """``Tensor.expand``: dimensions that grow, and new ones, are replicated."""
     shape = result_shape(torch.Tensor.expand, input, sizes(size or (named["size"],)))
     new = len(shape) - input.dim()
@@ -171,7 +171,7 @@ def broadcast_tensors(*tensors: Any) -> tuple[torch.Tensor, ...]:
 
 
 @implements(torch.Tensor.repeat, torch.tile, torch.Tensor.tile)
-def repeat(input: DistTensor, *repeats: Any, **named: Any) -> DistTensor:
+def repeat(input: DistTensor, *repeats: Numbers, **named: Numbers) -> DistTensor:
     """``Tensor.repeat`` and ``torch.tile``; a split dimension is joined to itself and has balanced blocks."""
     counts = sizes(repeats or tuple(named.values()))
     counts = (1,) * (input.dim() - len(counts)) + counts

@@ -38,8 +38,6 @@ def _stands_for_tuple(index: Any) -> bool:
 
 
 def _plain(entry: Any) -> Any:
-    if isinstance(entry, np.integer):
-        return int(entry)
     if isinstance(entry, np.ndarray):
         return torch.from_numpy(entry)
     if isinstance(entry, (list, range, tuple)):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from operator import index
 from typing import Any
 
 import torch
 
-from distconv.dispatch import implements
+from distconv.dispatch import Numbers, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule, UnsupportedOperation
 from distconv.grid import cached_on_grid
@@ -22,22 +21,22 @@ from distconv.tensor import DistTensor
 
 
 def sizes(given: Sequence[Any]) -> tuple[int, ...]:
-    """Sizes or dimensions as torch takes them: in a row or as one sequence, of integers of any kind."""
-    return tuple(map(index, given[0] if len(given) == 1 and isinstance(given[0], Sequence) else given))
+    """Sizes or dimensions as torch takes them: in a row, or as one sequence."""
+    return tuple(given[0]) if len(given) == 1 and not isinstance(given[0], int) else tuple(given)
 
 
 # -- merging and parting ----------------------------------------------------------------------------------------------
 
 
 @implements(torch.reshape, torch.Tensor.reshape)
-def reshape(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
+def reshape(input: DistTensor, *shape: Numbers, **named: Numbers) -> DistTensor:
     """``torch.reshape``: a split dimension that leads those it is merged with or parted into stays split."""
     out_shape = result_shape(torch.reshape, input, sizes(shape or (named["shape"],)))
     return _reshaped(input, out_shape)
 
 
 @implements(torch.Tensor.view)
-def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
+def view(input: DistTensor, *shape: Numbers, **named: Numbers) -> DistTensor:
     """``Tensor.view``: as ``reshape``, but in torch it always shares memory.
 
     Raises
@@ -262,7 +261,9 @@ def permuted(input: DistTensor, order: Sequence[int]) -> DistTensor:
     return viewed(DistTensor(input.local.permute(*order), dist, shape), input, lambda: permuted(input, order))
 
 
-def _reordered(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
+def _reordered(
+    function: Callable[..., torch.Tensor], input: DistTensor, *args: Numbers, **named: Numbers
+) -> DistTensor:
     """Any function that only permutes dimensions: torch shows the order by what it does to extents 0, 1, 2, ..."""
     extents = torch.empty(tuple(range(input.dim())), device="meta")
     return permuted(input, result_shape(function, extents, *(list(a) if _many(a) else a for a in args), **named))

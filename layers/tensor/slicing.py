@@ -15,7 +15,7 @@ import torch
 from distconv.communication.collectives import assemble
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
-from distconv.dispatch import implements
+from distconv.dispatch import Numbers, implements
 from distconv.distribution import Distribution, Interval
 from distconv.grid import cached_on_grid
 from distconv.layers.plumbing.alignment import result_shape
@@ -172,7 +172,7 @@ def diff(
 
 
 @implements(torch.flip, torch.Tensor.flip)
-def flip(input: DistTensor, *given: Any, **named: Any) -> DistTensor:
+def flip(input: DistTensor, *given: Numbers, **named: Numbers) -> DistTensor:
     """``torch.flip``: blocks of a split dimension move to the ranks on the other side."""
     chosen = list(sizes(given or (named["dims"],)))
     result_shape(torch.flip, input, chosen)

@@ -20,6 +20,7 @@ from mpi4py import MPI
 from distconv import checkpoint
 from distconv.communication import agreement
 from distconv.distribution import Distribution, default_axes
+from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
 from distconv.jobs.bench.comparison import random
@@ -28,16 +29,13 @@ from distconv.jobs.bench.steps import model_options
 from distconv.jobs.training.options import positive
 from distconv.parallel import parallelize
 from distconv.parameters.replicas import check_replicas
-from distconv.placement import scatter
+from distconv.placement import COMPARED_EVERY, scatter
 
 EXAMPLES = """\
 examples:
   mpiexec -n 2 distconv bench safeguards
   mpiexec -n 4 distconv bench safeguards --model mesh1k --size 512 --batch 1 --grid h=2,w=2 --directory /scratch
 """
-
-SCATTERS = 17
-"""Values are compared of one tensor in so many."""
 
 STEP, BESIDE, RAW = "step", "step beside an asynchronous save", "raw file write"
 
@@ -68,17 +66,17 @@ def run(options: argparse.Namespace) -> int:
 
     def scatters(level: str) -> None:
         with _checking(level):
-            for _ in range(SCATTERS):
+            for _ in range(COMPARED_EVERY):
                 scatter(sample, grid)
 
     guards: dict[str, Callable[[], object]] = {
         STEP: step,
-        f"{SCATTERS} scatters, DISTCONV_CHECK=off": lambda: scatters("off"),
-        f"{SCATTERS} scatters, DISTCONV_CHECK=plan": lambda: scatters("plan"),
+        f"{COMPARED_EVERY} scatters, DISTCONV_CHECK=off": lambda: scatters("off"),
+        f"{COMPARED_EVERY} scatters, DISTCONV_CHECK=plan": lambda: scatters("plan"),
         "check_replicas": lambda: check_replicas(model, world),
     }
-    times = in_turns(world, guards, options.repeats)
     with _shared_folder(world, options.directory) as folder:
+        times = in_turns(world, guards, options.repeats)
         saves = _Saves(world, folder, model, optimizer)
         written = in_turns(world, {RAW: saves.raw, "save_checkpoint": saves.whole}, options.repeats)
         beside = [saves.beside(step) for _ in range(options.repeats)]
@@ -88,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         print(table({**times, **stalls}, STEP))
         print(f"\nfiles of {saves.nbytes / 1e6:.1f} MB on rank 0\n{table(written, RAW)}")
         off, plan = (statistics.median(times[name]) for name in list(guards)[1:3])
-        share = (plan - off) / SCATTERS / statistics.median(times[STEP])
+        share = (plan - off) / COMPARED_EVERY / statistics.median(times[STEP])
         print(f"comparing what is scattered takes {share:.2%} of a step for each tensor")
         figures = {"median_s": {**medians(times), **medians(stalls), **medians(written)}, "bytes": saves.nbytes}
         report.give_json(figures, options.json)
@@ -107,12 +105,19 @@ def _checking(level: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _shared_folder(comm: MPI.Intracomm, directory: Path) -> Iterator[Path]:
-    """A new folder on rank 0's disk, the same for all ranks; it is gone afterwards. Collective."""
-    with contextlib.ExitStack() as stack:
-        made = None
-        if comm.rank == 0:
-            made = stack.enter_context(tempfile.TemporaryDirectory(prefix="distconv-bench-", dir=directory))
-        yield Path(comm.bcast(made))
+    """A new folder on rank 0's disk, the same for all ranks; it is gone afterwards. Collective.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if it cannot be made.
+    """
+
+    def made() -> tempfile.TemporaryDirectory[str] | None:
+        return tempfile.TemporaryDirectory(prefix="distconv-bench-", dir=directory) if comm.rank == 0 else None
+
+    with agreement.together(comm, made, DataError) or contextlib.nullcontext() as path:
+        yield Path(comm.bcast(path))
         comm.Barrier()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from distconv import cli
+from tests.jobs.bench.command import outcome
 
 TINY = ["--model", "mesh1k", "--width", "2", "--size", "128", "--batch", "1", "--repeats", "1"]
 
@@ -34,3 +35,10 @@ def test_each_guard_is_timed_beside_a_step_and_each_save_beside_a_raw_file(
     off, plan = (medians[f"17 scatters, DISTCONV_CHECK={level}"] for level in ("off", "plan"))
     assert f"takes {(plan - off) / 17 / medians['step']:.2%} of a step" in lines[-2]
     assert figures["bytes"] > 0
+
+
+@pytest.mark.ranks(2)
+def test_a_folder_that_is_not_there_is_one_error_on_all_ranks(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    code, error = outcome(["safeguards", *TINY, "--directory", "/nowhere/at/all"], capsys)
+    assert code == 2
+    assert error == "" if comm.rank else "/nowhere/at/all" in error and len(error.splitlines()) == 1
