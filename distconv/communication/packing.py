@@ -1,13 +1,14 @@
 """Packing: boxes of tensors side by side in contiguous messages, and back.
 
-On the CPU each box is a copy by torch; on a GPU one kernel moves all boxes at once (:mod:`distconv.kernels.packing`),
-where there is a CuPy that can launch it.
+torch copies box by box; on a GPU one kernel moves all boxes at once (:mod:`distconv.kernels.packing`), where there is a
+CuPy that can launch it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -20,19 +21,20 @@ _ALIGNED = 16
 """Messages in a buffer start at multiples of this many elements."""
 
 
-class Region(NamedTuple):
+@dataclass(frozen=True)
+class Region:
     """A box of one of several tensors: the tensor's number, the box's first index and its extents."""
 
     tensor: int
     first: tuple[int, ...]
     extents: tuple[int, ...]
 
-    @property
+    @cached_property
     def slices(self) -> tuple[slice, ...]:
         """The box as an index of its tensor."""
         return tuple(slice(first, first + extent) for first, extent in zip(self.first, self.extents, strict=True))
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Number of elements."""
         return math.prod(self.extents)
@@ -59,14 +61,13 @@ class Packing:
         """The messages: what ``tensors`` hold in their boxes."""
         if not self._messages:
             return []
+        if not _by_kernel(tensors[0]):
+            return [_joined([tensors[r.tensor][r.slices] for r in regions]) for regions in self._messages]
         tensors = [in_memory(tensor) for tensor in tensors]
         layout = self._layout(tensors, in_place=True)
         messages, buffer = layout.room(tensors)
-        if buffer is not None and _by_kernel(buffer):
+        if buffer is not None:
             layout.by_kernel.pack(tensors, buffer)
-        elif buffer is not None:
-            for region, place in layout.places(buffer):
-                place.copy_(tensors[region.tensor][region.slices])
         return messages
 
     def room(self, tensors: Sequence[torch.Tensor]) -> Room:
@@ -157,6 +158,13 @@ class _Layout:
         return PackedRegions(self._packed, self._strides)
 
 
+def _joined(boxes: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One contiguous message; a single contiguous box goes as it is."""
+    if len(boxes) > 1:
+        return torch.cat([box.reshape(-1) for box in boxes])
+    return boxes[0] if boxes[0].is_contiguous() else boxes[0].contiguous().view(-1)
+
+
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` with its values in memory: torch has zeros that have none, and puts off conjugates and signs."""
     return tensor.clone() if tensor._is_zerotensor() else tensor.resolve_conj().resolve_neg()
@@ -166,9 +174,9 @@ def _contiguous(region: Region, tensors: Sequence[torch.Tensor]) -> bool:
     return tensors[region.tensor][region.slices].is_contiguous()
 
 
-def _by_kernel(buffer: torch.Tensor, adds: bool = False) -> bool:
-    if not buffer.is_cuda:
+def _by_kernel(tensor: torch.Tensor, adds: bool = False) -> bool:
+    if not tensor.is_cuda:
         return False
     from distconv.kernels import packing
 
-    return packing.available() and (not adds or packing.adds(buffer.dtype))
+    return packing.available() and (not adds or packing.adds(tensor.dtype))

@@ -81,8 +81,9 @@ def for_ranks(path: Path, ranks: int | None = None) -> bool:
     With ``ranks``: whether it may have tests that :func:`thin` keeps on so many.
     """
     text = path.read_text()
-    if FOR_RANKS.search(text) is None or ranks not in MANY:
-        return FOR_RANKS.search(text) is not None
+    found = FOR_RANKS.search(text) is not None
+    if not found or ranks not in MANY:
+        return found
     names = re.search(rf"ranks\(\*|\bon_ranks\b|ranks\([^)]*\b{ranks}\b", text)
     return names is not None or in_part(path, MANY[ranks], MANY_PARTS)
 
