@@ -29,7 +29,6 @@ def inputs() -> dict[str, torch.Tensor]:
     return {
         "images": uniform(2, 3, *SPACE, seed=1),
         "others": uniform(2, 3, *SPACE, seed=2),
-        "large": uniform(2, 3, 30, 26, seed=7),
         "gray": uniform(2, 1, *SPACE, seed=8),
         "logits": normal(2, 3, *SPACE, seed=4),
         "displacements": normal(2, 2, *SPACE, seed=5),
