@@ -2,53 +2,101 @@
 
 from __future__ import annotations
 
-import io
+import hashlib
+import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import h5py
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 
-def image_of(tensors: Mapping[str, torch.Tensor]) -> memoryview:
-    """An HDF5 file of ``tensors`` by name; a copy of them.
+def file_of(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
+    """An HDF5 file of ``tensors`` by name, in pieces; those of values are their own memory.
 
-    In memory: a disk that fills up while HDF5 writes to it ends the process with a segmentation fault. Not by HDF5's
-    own driver for that, which keeps other threads waiting while it hands the file out.
+    ``tensors`` are contiguous and on the host. HDF5 lays the file out, but does not write it: a disk that fills up
+    meanwhile ends the process with a segmentation fault.
     """
-    image = io.BytesIO()
-    with h5py.File(image, "w") as file:
-        for name, tensor in tensors.items():
-            file[name] = _array(tensor)
-    return image.getbuffer()
+    most = _LEAST_BYTES + sum(_MOST_DESCRIBING + len(name) + tensor.nbytes for name, tensor in tensors.items())
+    layout = _Layout(-1, most)
+    with h5py.File(layout, "w") as file:
+        offsets = {name: _make_room(file, name, tensor) for name, tensor in tensors.items()}
+    described, pieces, at = memoryview(layout), [], 0
+    for offset, name in sorted((offset, name) for name, offset in offsets.items() if offset is not None):
+        values = tensors[name].detach().view(-1).view(torch.uint8).numpy().data
+        pieces += [described[at:offset], values]
+        at = offset + len(values)
+    return [*pieces, described[at : layout.used]]
 
 
-def _array(tensor: torch.Tensor) -> NDArray[np.generic]:
-    host = tensor.detach().cpu().contiguous()
+_LEAST_BYTES = 2**16
+_MOST_DESCRIBING = 2**12
+"""More than HDF5 takes to describe a file, and a dataset. Pages without any of it take no memory."""
+
+
+class _Layout(mmap.mmap):
+    """Memory that HDF5 takes for a file, which is as long as HDF5 has said last; values are never written to it."""
+
+    used = 0
+
+    def truncate(self, size: int) -> None:
+        self.used = size
+
+    def seek(self, to: int, whence: int = os.SEEK_SET) -> int:  # type: ignore[override]  # None before Python 3.13
+        to += self.used if whence == os.SEEK_END else 0
+        super().seek(to)
+        return to
+
+
+def _make_room(file: h5py.File, name: str, tensor: torch.Tensor) -> int | None:
+    """Let ``file`` have a dataset like ``tensor``; where its values go, if it has any."""
+    groups = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    groups.set_create_intermediate_group(True)
+    at_once = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    at_once.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    at_once.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    kind, shape = h5py.h5t.py_create(_numpy_type(tensor), logical=True), h5py.h5s.create_simple(tuple(tensor.shape))
+    offset: int | None = h5py.h5d.create(file.id, name.encode(), kind, shape, at_once, groups).get_offset()
+    return offset
+
+
+def _numpy_type(tensor: torch.Tensor) -> np.dtype[np.generic]:
     # NumPy has no bfloat16: its bits go as integers.
-    return host.view(torch.int16).numpy() if host.dtype is torch.bfloat16 else host.numpy()
+    kind = torch.int16 if tensor.dtype is torch.bfloat16 else tensor.dtype
+    return torch.empty(0, dtype=kind).numpy().dtype
 
 
-def write_file(path: Path, content: bytes | memoryview) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Write beside ``path``, force it to the disk, then give it its name."""
     partial = path.with_name(f"{path.name}.partial")
-    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    write_synced(partial, [memoryview(content)])
+    partial.replace(path)
+    sync_folder(path.parent)
+
+
+def write_synced(path: Path, pieces: Iterable[memoryview]) -> None:
+    """Write to ``path`` and force it to the disk; nothing is left of it if that cannot be."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
     try:
-        try:
-            left = memoryview(content)
+        for left in pieces:
             while left:
                 left = left[os.write(descriptor, left) :]
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        partial.replace(path)
+        os.fsync(descriptor)
     except OSError:
-        partial.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    finally:
+        os.close(descriptor)
+
+
+def digest_of(pieces: Iterable[memoryview]) -> str:
+    """The checksum of a file."""
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

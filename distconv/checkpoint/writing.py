@@ -12,13 +12,14 @@ import os
 import shutil
 import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 from mpi4py import MPI
 
-from distconv.checkpoint.files import image_of, sync_folder, write_file
+from distconv.checkpoint.files import digest_of, file_of, sync_folder, write_file, write_synced
 from distconv.checkpoint.lock import lock
 from distconv.checkpoint.manifest import FORMAT, MANIFEST, finished, folder_of, text_of
 from distconv.communication.agreement import agree, together
@@ -87,15 +88,19 @@ class Saving:
             self._failed = error
 
     def _write_file(self, blocks: dict[str, torch.Tensor]) -> None:
-        image = image_of(blocks)
-        digest = hashlib.sha256(image).hexdigest()
+        pieces, partial = file_of(blocks), self.folder / f"state-{self._comm.rank}.partial"
+        with ThreadPoolExecutor(1) as beside:
+            hashed = beside.submit(digest_of, pieces)
+            write_synced(partial, pieces)
+            digest = hashed.result()
         # A name for each rank and content: ranks may have equal blocks, and a finished step is not written over.
         name = f"state-{hashlib.sha256(f'{self._comm.rank} {digest}'.encode()).hexdigest()[:12]}.h5"
+        partial.replace(self.folder / name)
+        sync_folder(self.folder)
         for tensor in blocks:
             self._entries[tensor]["pieces"][0]["file"] = name
         blocks.clear()
-        write_file(self.folder / name, image)
-        self._files[name] = {"bytes": len(image), "sha256": digest}
+        self._files[name] = {"bytes": sum(map(len, pieces)), "sha256": digest}
 
     def finish(self, keep: int = 2) -> Path:
         """Wait until all ranks have written, and commit; of the finished checkpoints the newest ``keep`` stay.
@@ -181,7 +186,7 @@ def _entry(tensor: torch.Tensor, box: Box) -> Entry:
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     block = tensor.local if isinstance(tensor, DistTensor) else tensor
-    return block.detach().to("cpu", copy=True)
+    return block.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
 def _delete_old(directory: Path, keep: int) -> None:

@@ -25,6 +25,7 @@ def tensors() -> dict[str, torch.Tensor]:
         "model/half": torch.randn(5, generator=random).to(torch.bfloat16),
         "model/count": torch.tensor(7),
         "model/empty": torch.empty(0, 2),
+        "model/columns": torch.randn(4, 3, generator=random).t(),
         "random/torch": torch.arange(9, dtype=torch.uint8),
     }
 

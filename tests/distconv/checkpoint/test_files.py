@@ -1,0 +1,56 @@
+"""Files of tensors that HDF5 lays out in memory, read by HDF5."""
+
+from __future__ import annotations
+
+import io
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from distconv.checkpoint.files import file_of
+from tests.distconv.layouts import normal
+
+TENSORS = {
+    "double": normal(3, 5, seed=0),
+    "float": normal(2, 3, 4, 5, seed=2).float(),
+    "half": normal(7, seed=3).half(),
+    "bfloat16": normal(3, 3, seed=4).bfloat16(),
+    "complex": normal(5, seed=5).to(torch.complex64),
+    "whether": normal(9, seed=6) > 0,
+    "byte": torch.arange(3, dtype=torch.uint8),
+    "odd": torch.tensor([], dtype=torch.int16),
+    "step": torch.tensor(7),
+    "in/two/folders": normal(2, 2, seed=7),
+    "in/none": torch.zeros(3, 0, 2),
+    "needs a gradient": torch.nn.Parameter(normal(4, seed=8)),
+}
+
+
+def read(pieces: list[memoryview]) -> dict[str, torch.Tensor]:
+    """All datasets of an HDF5 file by name."""
+    found = {}
+    with h5py.File(io.BytesIO(b"".join(pieces)), "r") as file:
+        file.visititems(lambda name, each: found.update({name: each[()]}) if isinstance(each, h5py.Dataset) else None)
+    return {name: torch.from_numpy(np.asarray(value)) for name, value in found.items()}
+
+
+def test_hdf5_reads_each_tensor_bit_for_bit() -> None:
+    found = read(file_of(TENSORS))
+    assert set(found) == set(TENSORS)
+    for name, tensor in TENSORS.items():
+        values = found[name].view(torch.bfloat16) if tensor.dtype is torch.bfloat16 else found[name]
+        torch.testing.assert_close(values, tensor.detach(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3000])
+def test_there_is_room_for_what_describes_them(count: int) -> None:
+    tensors = {f"{'/'.join(['a_module'] * (i % 4))}/{'long' * 40}{i}": torch.tensor([i]) for i in range(count)}
+    assert {name.strip("/"): int(tensor) for name, tensor in tensors.items()} == {
+        name: int(value) for name, value in read(file_of(tensors)).items()
+    }
+
+
+def test_equal_tensors_make_equal_files() -> None:
+    assert b"".join(file_of(TENSORS)) == b"".join(file_of(TENSORS))
