@@ -1,4 +1,4 @@
-"""Long runs whose shapes and grids vary all the time: memory, descriptors and communicators stay as many as they were.
+"""Long runs whose shapes, grids and plans vary: memory, descriptors and communicators stay as many as they were.
 
 An MPI library has some two thousand communicators: what made more without freeing any could not go on.
 """
@@ -14,14 +14,18 @@ from typing import Any
 
 import pytest
 import torch
+from mpi4py import MPI
 
 import distconv as dc
-from tests.distconv.layouts import grid_over, normal
+from distconv.communication.transfer import transfer_plan
+from distconv.grid import REMEMBERED
+from tests.distconv.layouts import cut, grid_over, normal
 
 pytestmark = [pytest.mark.slow, pytest.mark.ranks(2, 4), pytest.mark.time_limit(900)]
 
 GRIDS = 10_000
 STEPS = 10_000
+PLANS = 20_000
 ALLOWED_BYTES = 32 * 2**20
 """An allocator's own coming and going."""
 
@@ -78,3 +82,24 @@ def test_steps_whose_shapes_and_grids_vary_ten_thousand_times_stay_exact(comm: A
             torch.testing.assert_close(model.weight.grad, plain.weight.grad, rtol=1e-10, atol=1e-10)
 
     flat(STEPS, step)
+
+
+def test_twenty_thousand_plans_of_groups_that_share_ranks_never_disagree(comm: Any) -> None:
+    """Ranks are in two or three grids, forget the plans of one, and look some up that others do not."""
+    pairs = [(rank, rank + 1) for rank in range(comm.size - 1)]
+    groups = [comm, *(comm.Split(0 if comm.rank in pair else MPI.UNDEFINED) for pair in pairs)]
+    grids = [None if group == MPI.COMM_NULL else dc.ProcessGrid(group, n=group.size) for group in groups]
+    alike, own = random.Random(0), random.Random(comm.rank)
+    often = [5, *(2 for _ in pairs)]
+
+    def move(_: int) -> None:
+        (grid,), rows = alike.choices(grids, often), alike.randint(1, 3 * REMEMBERED)
+        if grid is None:
+            return
+        dist, whole = dc.Distribution(grid, ("n",)), torch.arange(rows)
+        plan = transfer_plan(dist, dist.replicate(), (rows,))
+        assert torch.equal(plan.move(cut(whole, dist)), whole)
+        if own.random() < 0.3:
+            assert transfer_plan(dist, dist.replicate(), (rows,)) is plan
+
+    flat(PLANS, move)
