@@ -15,7 +15,8 @@ from distconv.communication.packing import Packing, Region
 from distconv.kernels import packing
 from tests.distconv.layouts import counting
 from tests.harness import kernels_in_c
-from tests.harness.late_gpu import LateGpu, late_gpu
+from tests.harness.late_gpu import LateGpu
+from tests.harness.late_libraries import late_gpu
 
 SUMMED = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),

@@ -11,7 +11,8 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication import nccl
-from tests.harness.late_gpu import LateGpu, LateNccl, late_gpu
+from tests.harness.late_gpu import LateGpu
+from tests.harness.late_libraries import LateNccl, late_gpu
 
 TRANSPORTS = ("host", "cuda-aware", "nccl")
 CASES = list(itertools.product(TRANSPORTS, LateGpu.ORDERS))

@@ -13,7 +13,7 @@ import distconv as dc
 from distconv.communication import staging
 from distconv.communication.transport import Exchange, allreduce
 from tests.distconv.layouts import normal
-from tests.harness.late_gpu import late_gpu
+from tests.harness.late_libraries import late_gpu
 
 
 def neighbours(comm):

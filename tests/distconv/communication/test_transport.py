@@ -14,7 +14,7 @@ from distconv.kernels.convolution import Geometry
 from distconv.layers.plumbing.input_windows import window_needs
 from tests.distconv.communication.late_transports import CASES, by
 from tests.distconv.layouts import cut, normal
-from tests.harness.late_gpu import LateCupy
+from tests.harness.late_libraries import LateCupy
 from tests.layers.compare import same_as_one_process
 
 
