@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import h5py
-import numpy as np
 import torch
 
 
@@ -19,8 +18,10 @@ def file_of(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
     ``tensors`` are contiguous and on the host. HDF5 lays the file out, but does not write it: a disk that fills up
     meanwhile ends the process with a segmentation fault.
     """
-    most = _LEAST_BYTES + sum(_MOST_DESCRIBING + len(name) + tensor.nbytes for name, tensor in tensors.items())
-    layout = _Layout(-1, most)
+    most = _MOST_DESCRIBING + sum(
+        _MOST_DESCRIBING * (2 + name.count("/")) + len(name) + tensor.nbytes for name, tensor in tensors.items()
+    )
+    layout = _Layout(-1, most, mmap.MAP_PRIVATE)
     with h5py.File(layout, "w") as file:
         offsets = {name: _make_room(file, name, tensor) for name, tensor in tensors.items()}
     described, pieces, at = memoryview(layout), [], 0
@@ -31,9 +32,11 @@ def file_of(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
     return [*pieces, described[at : layout.used]]
 
 
-_LEAST_BYTES = 2**16
 _MOST_DESCRIBING = 2**12
-"""More than HDF5 takes to describe a file, and a dataset. Pages without any of it take no memory."""
+"""More bytes than HDF5 takes to describe a file, a folder in it or a dataset. Pages without any take no memory."""
+
+_BITS = {1: torch.int8, 2: torch.int16}
+"""Integers by their bytes."""
 
 
 class _Layout(mmap.mmap):
@@ -57,23 +60,34 @@ def _make_room(file: h5py.File, name: str, tensor: torch.Tensor) -> int | None:
     at_once = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     at_once.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     at_once.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    kind, shape = h5py.h5t.py_create(_numpy_type(tensor), logical=True), h5py.h5s.create_simple(tuple(tensor.shape))
+    kind = h5py.h5t.py_create(torch.empty(0, dtype=stored_as(tensor.dtype)).numpy().dtype, logical=True)
+    shape = h5py.h5s.create_simple(tuple(tensor.shape))
     offset: int | None = h5py.h5d.create(file.id, name.encode(), kind, shape, at_once, groups).get_offset()
     return offset
 
 
-def _numpy_type(tensor: torch.Tensor) -> np.dtype[np.generic]:
-    # NumPy has no bfloat16: its bits go as integers.
-    kind = torch.int16 if tensor.dtype is torch.bfloat16 else tensor.dtype
-    return torch.empty(0, dtype=kind).numpy().dtype
+def stored_as(dtype: torch.dtype) -> torch.dtype:
+    """What values of ``dtype`` are in a file: the same, or integers of their bits where NumPy has no such type.
+
+    Raises
+    ------
+    TypeError
+        With torch's text, for a type that files cannot hold.
+    """
+    try:
+        torch.empty(0, dtype=dtype).numpy()
+    except TypeError:
+        if dtype.itemsize not in _BITS:
+            raise
+        return _BITS[dtype.itemsize]
+    return dtype
 
 
 def write_file(path: Path, content: bytes) -> None:
     """Write beside ``path``, force it to the disk, then give it its name."""
     partial = path.with_name(f"{path.name}.partial")
     write_synced(partial, [memoryview(content)])
-    partial.replace(path)
-    sync_folder(path.parent)
+    rename_synced(partial, path)
 
 
 def write_synced(path: Path, pieces: Iterable[memoryview]) -> None:
@@ -89,6 +103,16 @@ def write_synced(path: Path, pieces: Iterable[memoryview]) -> None:
         raise
     finally:
         os.close(descriptor)
+
+
+def rename_synced(partial: Path, path: Path) -> None:
+    """Give ``partial``, in the same folder, the name ``path`` for good; nothing is left of it if that cannot be."""
+    try:
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
 
 
 def digest_of(pieces: Iterable[memoryview]) -> str:

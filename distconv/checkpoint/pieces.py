@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import torch
 
+from distconv.checkpoint.files import stored_as
 from distconv.distribution import Box, Interval, slices_within
 from distconv.errors import CheckpointError
 
@@ -75,8 +76,8 @@ def copy_piece(file: h5py.File, name: str, box: Box, out: torch.Tensor, needed: 
         raise CheckpointError(f"a piece of {name!r} has shape {found.shape}")
     both = tuple(one.intersect(other) for one, other in zip(box, needed, strict=True))
     values = torch.from_numpy(np.asarray(found[slices_within(both, box)]))
-    # NumPy has no bfloat16: its bits come as integers.
-    out[slices_within(both, needed)] = values.view(torch.bfloat16) if out.dtype is torch.bfloat16 else values
+    as_bits = stored_as(out.dtype) != out.dtype
+    out[slices_within(both, needed)] = values.view(out.dtype) if as_bits else values
 
 
 def is_needed(box: Box, needed: Box) -> bool:

@@ -125,6 +125,8 @@ def _listed(folder: Path) -> dict[str, Any]:
             raise CheckpointError(f"checkpoint {folder} is damaged: it refers to the file {name!r}")
         _check_size(folder / name, entry["bytes"])
     for name, entry in found["tensors"].items():
+        if not all(piece.get("file") in found["files"] for piece in entry["pieces"]):
+            raise CheckpointError(f"checkpoint {folder} is damaged: a piece of {name!r} is in none of its files")
         try:
             check_cover(name, entry)
         except CheckpointError as error:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from distconv.checkpoint.files import digest_of, file_of, sync_folder, write_file, write_synced
+from distconv.checkpoint.files import digest_of, file_of, rename_synced, sync_folder, write_file, write_synced
 from distconv.checkpoint.lock import lock
 from distconv.checkpoint.manifest import FORMAT, MANIFEST, finished, folder_of, text_of
 from distconv.communication.agreement import agree, together
@@ -84,7 +84,7 @@ class Saving:
             self.folder.mkdir(parents=True, exist_ok=True)
             for blocks in filter(None, self._parts):
                 self._write_file(blocks)
-        except (OSError, RuntimeError, MemoryError) as error:
+        except Exception as error:  # whatever it is: finish() must not commit what is not there
             self._failed = error
 
     def _write_file(self, blocks: dict[str, torch.Tensor]) -> None:
@@ -95,8 +95,7 @@ class Saving:
             digest = hashed.result()
         # A name for each rank and content: ranks may have equal blocks, and a finished step is not written over.
         name = f"state-{hashlib.sha256(f'{self._comm.rank} {digest}'.encode()).hexdigest()[:12]}.h5"
-        partial.replace(self.folder / name)
-        sync_folder(self.folder)
+        rename_synced(partial, self.folder / name)
         for tensor in blocks:
             self._entries[tensor]["pieces"][0]["file"] = name
         blocks.clear()

@@ -23,6 +23,7 @@ def tensors() -> dict[str, torch.Tensor]:
     return {
         "model/weight": torch.randn(3, 4, dtype=torch.float64, generator=random),
         "model/half": torch.randn(5, generator=random).to(torch.bfloat16),
+        "model/byte": torch.randn(5, generator=random).to(torch.float8_e4m3fn),
         "model/count": torch.tensor(7),
         "model/empty": torch.empty(0, 2),
         "model/columns": torch.randn(4, 3, generator=random).t(),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from distconv.checkpoint.files import file_of
+from distconv.checkpoint.files import file_of, stored_as
 from tests.distconv.layouts import normal
 
 TENSORS = {
@@ -20,7 +20,7 @@ TENSORS = {
     "complex": normal(5, seed=5).to(torch.complex64),
     "whether": normal(9, seed=6) > 0,
     "byte": torch.arange(3, dtype=torch.uint8),
-    "odd": torch.tensor([], dtype=torch.int16),
+    "float8": normal(6, seed=9).to(torch.float8_e4m3fn),
     "step": torch.tensor(7),
     "in/two/folders": normal(2, 2, seed=7),
     "in/none": torch.zeros(3, 0, 2),
@@ -40,13 +40,13 @@ def test_hdf5_reads_each_tensor_bit_for_bit() -> None:
     found = read(file_of(TENSORS))
     assert set(found) == set(TENSORS)
     for name, tensor in TENSORS.items():
-        values = found[name].view(torch.bfloat16) if tensor.dtype is torch.bfloat16 else found[name]
-        torch.testing.assert_close(values, tensor.detach(), rtol=0, atol=0)
+        assert found[name].dtype is stored_as(tensor.dtype)
+        assert torch.equal(found[name], tensor.detach().view(found[name].dtype))
 
 
 @pytest.mark.parametrize("count", [0, 1, 3000])
 def test_there_is_room_for_what_describes_them(count: int) -> None:
-    tensors = {f"{'/'.join(['a_module'] * (i % 4))}/{'long' * 40}{i}": torch.tensor([i]) for i in range(count)}
+    tensors = {f"{'/'.join([f'module{i}'] * (i % 7))}/{'long' * 40}{i}": torch.tensor([i]) for i in range(count)}
     assert {name.strip("/"): int(tensor) for name, tensor in tensors.items()} == {
         name: int(value) for name, value in read(file_of(tensors)).items()
     }
@@ -54,3 +54,12 @@ def test_there_is_room_for_what_describes_them(count: int) -> None:
 
 def test_equal_tensors_make_equal_files() -> None:
     assert b"".join(file_of(TENSORS)) == b"".join(file_of(TENSORS))
+
+
+def test_what_numpy_has_no_type_for_is_kept_as_integers() -> None:
+    kept = {torch.bfloat16: torch.int16, torch.float8_e5m2: torch.int8}
+    assert {dtype: stored_as(dtype) for dtype in (*kept, torch.float64, torch.bool)} == {
+        **kept,
+        torch.float64: torch.float64,
+        torch.bool: torch.bool,
+    }

@@ -12,7 +12,7 @@ import torch
 
 import distconv as dc
 from distconv import checkpoint
-from distconv.checkpoint import files
+from distconv.checkpoint import files, writing
 from distconv.checkpoint.manifest import MANIFEST, read
 from distconv.communication.transport import counted
 from distconv.distribution import Distribution
@@ -81,6 +81,21 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_intact(
     assert checkpoint.newest(shared_tmp_path, comm) == first
     assert checkpoint.load(first, comm).step == 1
     checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm)
+
+
+def test_whatever_stops_the_writing_nothing_is_committed(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
+
+    def odd(*_: object) -> int:
+        raise ValueError("nobody thought of this")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(writing, "write_synced", odd)
+        text = refused(comm, lambda: checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm))
+    assert "could not be written: nobody thought of this" in text
+    assert checkpoint.newest(shared_tmp_path, comm) == first
 
 
 @pytest.mark.fault(60)
