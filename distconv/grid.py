@@ -15,7 +15,7 @@ from distconv.communication import agreement
 from distconv.communication.agreement import agree, check_running
 from distconv.communication.derived import Derived
 from distconv.errors import CommunicatorError, GridError
-from distconv.process import watchdog
+from distconv.process import startup, watchdog
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -61,6 +61,7 @@ class ProcessGrid(Arrangement):
             raise CommunicatorError(
                 "ProcessGrid was given MPI.COMM_NULL (a freed communicator, or one this rank is not in)"
             )
+        startup.set_up(comm)
         agree(comm, "ProcessGrid", ", ".join(f"{k}={v!r}" for k, v in sorted(axes.items())))
         super().__init__(**axes)
         if self.size != comm.size:

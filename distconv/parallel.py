@@ -90,10 +90,10 @@ def parallelize(
     if isinstance(target, Plan):
         for layer, grid in layers.values():
             layer.register_forward_pre_hook(_Move(grid), with_kwargs=True)
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         # Sharded ones have been marked, and no_sync keeps no shares of what it could not watch.
         if torch.nn.Parameter in type(parameter).__mro__:
-            gradient_reduction.mark(parameter)
+            gradient_reduction.mark(parameter, name)
     return model
 
 

@@ -15,7 +15,7 @@ from distconv.grid import ProcessGrid
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
-_FIRST, COMPARED_EVERY = 4, 17
+_FIRST, COMPARED_EVERY = 4, 7
 """Values are compared of the first tensors that are scattered over a grid, and of every so many: an odd number, so that
 it is the turn of images and of labels, which take turns themselves."""
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -36,3 +37,28 @@ def different(comm: MPI.Intracomm, tensors: Mapping[str, torch.Tensor], what: st
         comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
     apart = extremes[: len(digests)] != -extremes[len(digests) :]
     return {name: int(value) for name, value, wrong in zip(tensors, digests, apart, strict=True) if wrong}
+
+
+def difference(comm: MPI.Intracomm, tensors: Mapping[str, torch.Tensor], rank: int) -> str:
+    """Which copies differ between the ranks of ``comm``, as a sentence; empty if none does. Collective.
+
+    ``rank``: this one as users know it.
+    """
+    wrong = different(comm, tensors, "comparing replicas")
+    if not wrong:
+        return ""
+    first = next(iter(wrong))
+    with watchdog.waiting(lambda: "comparing replicas"):
+        versions = _ranks_by_version(comm.allgather((rank, wrong[first])))
+    return (
+        f"{len(wrong)} of {len(tensors)} parameters and buffers are no longer the same on all ranks, the first is "
+        f"{first!r}: {versions}; a rank has gone wrong, go on from a checkpoint"
+    )
+
+
+def _ranks_by_version(found: Sequence[tuple[int, int]]) -> str:
+    versions: dict[int, list[int]] = defaultdict(list)
+    for rank, value in found:
+        versions[value].append(rank)
+    listed = (f"one on rank {', '.join(map(str, ranks))}" for ranks in versions.values())
+    return ", another ".join(listed)

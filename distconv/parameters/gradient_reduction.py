@@ -10,6 +10,7 @@ Source: Dryden et al. 2019, III-A (allreduce of dL/dw) and V-A (hidden behind th
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections.abc import Iterator
@@ -21,7 +22,9 @@ import torch
 from mpi4py import MPI
 from torch.autograd.graph import Node
 
+from distconv.communication import agreement
 from distconv.communication.transport import Reduction
+from distconv.parameters.weight_digest import Comparison, riders
 from distconv.process.profiling import section
 
 BUCKET_BYTES = 4 << 20
@@ -30,9 +33,9 @@ BUCKET_BYTES = 4 << 20
 _MARK = "_distconv_deferred"
 
 
-def mark(parameter: torch.Tensor) -> None:
-    """Let the gradient of ``parameter`` be summed behind backward."""
-    setattr(parameter, _MARK, True)
+def mark(parameter: torch.Tensor, name: str) -> None:
+    """Let the gradient of ``parameter``, which errors call ``name``, be summed behind backward."""
+    setattr(parameter, _MARK, name)
 
 
 def defers(leaf: torch.Tensor, accumulator: Node) -> bool:
@@ -44,7 +47,7 @@ def defers(leaf: torch.Tensor, accumulator: Node) -> bool:
     """
     if sys.getrefcount(accumulator) > _unheld():
         return False
-    if not getattr(leaf, _MARK, False) or leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None):
+    if not getattr(leaf, _MARK, "") or leaf._backward_hooks or getattr(leaf, "_post_accumulate_grad_hooks", None):
         return False
     try:
         return torch._C._will_engine_execute_node(accumulator)
@@ -70,21 +73,28 @@ def _unheld() -> int:
 @dataclass(eq=False)
 class _Bucket:
     comm: MPI.Intracomm
+    dtype: torch.dtype
     leaves: list[torch.Tensor] = field(default_factory=list)
     shares: list[torch.Tensor] = field(default_factory=list)
     nbytes: int = 0
     reduction: Reduction | None = None
+    riders: torch.Tensor | None = None
 
     def add(self, leaf: torch.Tensor, share: torch.Tensor) -> None:
         self.leaves.append(leaf)
         self.shares.append(share)
         self.nbytes += share.numel() * share.element_size()
 
-    def launch(self) -> None:
+    def launch(self, turn: int) -> None:
         with section("pack"):
-            flat = torch.cat([share.reshape(-1) for share in self.shares])
-            sizes = [share.numel() for share in self.shares]
-            self.shares = [part.view_as(share) for part, share in zip(flat.split(sizes), self.shares, strict=True)]
+            parts = [share.reshape(-1) for share in self.shares]
+            if agreement.level != "off":
+                parts.append(riders(self.leaves, turn, self.comm.size))
+            # Half precision is widened by what rides with it, and rounded when it has been summed.
+            flat = torch.cat(parts)
+            totals = flat.split([part.numel() for part in parts])
+            self.shares = [total.view_as(share) for total, share in zip(totals, self.shares, strict=False)]
+            self.riders = totals[-1] if agreement.level != "off" else None
         self.reduction = Reduction(self.comm, flat, f"gradient sum of {len(self.leaves)} parameters")
 
     def finish(self) -> None:
@@ -92,11 +102,18 @@ class _Bucket:
         with section("allreduce"):
             self.reduction.wait()
         for leaf, total in zip(self.leaves, self.shares, strict=True):
+            total = total.to(self.dtype)
             if leaf.grad is None:
                 # No view of the bucket for autograd, which refuses to detach_() one.
                 leaf.grad = total.detach()
             else:
                 leaf.grad += total
+
+    def comparison(self) -> Comparison | None:
+        """Whether the leaves are the same on all ranks, by what rode with their gradients; None if nothing did."""
+        if self.riders is None:
+            return None
+        return Comparison(self.comm, self.leaves, [getattr(leaf, _MARK) for leaf in self.leaves], self.riders.real)
 
 
 class _Backward:
@@ -105,10 +122,11 @@ class _Backward:
     def __init__(self) -> None:
         self.open: dict[tuple[int, torch.dtype, torch.device], _Bucket] = {}
         self.launched: list[_Bucket] = []
+        self._turn = next(_turns)
 
     def add(self, leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
         key = (comm.handle, share.dtype, share.device)
-        bucket = self.open.setdefault(key, _Bucket(comm))
+        bucket = self.open.setdefault(key, _Bucket(comm, share.dtype))
         bucket.add(leaf, share)
         if bucket.nbytes >= BUCKET_BYTES:
             self._launch(key)
@@ -116,16 +134,22 @@ class _Backward:
     def _launch(self, key: tuple[int, torch.dtype, torch.device]) -> None:
         bucket = self.open.pop(key)
         self.launched.append(bucket)
-        bucket.launch()
+        bucket.launch(self._turn)
 
     def finish(self) -> None:
         for leaf, share, comm in _take_kept():
             self.add(leaf, share, comm)
         for key in list(self.open):
             self._launch(key)
+        comparisons = [_late.pop(0) for _ in range(len(_late))]
         with torch.no_grad():
             while self.launched:
-                self.launched.pop(0).finish()
+                self.launched[0].finish()
+                comparison = self.launched.pop(0).comparison()
+                if comparison is not None:
+                    (_late if comparison.late else comparisons).append(comparison)
+        for comparison in comparisons:
+            comparison.check()
 
     def __del__(self) -> None:
         # MPI may still write to the buffers of sums that a failed backward has started.
@@ -134,6 +158,9 @@ class _Backward:
 
 _running: weakref.WeakValueDictionary[int, _Backward] = weakref.WeakValueDictionary()
 _orphans: list[_Bucket] = []
+_late: list[Comparison] = []
+_turns = itertools.count()
+"""Of backward passes, the same on all ranks."""
 
 
 def defer(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:

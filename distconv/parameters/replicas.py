@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-
 import torch
 from mpi4py import MPI
 
 from distconv.arrangement import AXES
 from distconv.communication.agreement import together
-from distconv.communication.digest import different
+from distconv.communication.digest import difference
 from distconv.errors import MismatchError
-from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
 
@@ -39,28 +35,6 @@ def _check(model: torch.nn.Module, comm: MPI.Intracomm) -> None:
             sharers, block = tensor.grid.comm(set(AXES) - set(tensor.dist.split)), tensor.local
         groups.setdefault(sharers.handle, (sharers, {}))[1][name] = block
     # All groups first: a rank that raised would be missing from its next one.
-    found = [_different(*group, comm.rank) for group in groups.values()]
+    found = [difference(*group, comm.rank) for group in groups.values()]
     for text in filter(None, found):
         raise MismatchError(text)
-
-
-def _different(sharers: MPI.Intracomm, blocks: Mapping[str, torch.Tensor], rank: int) -> str:
-    """What differs between the ranks of ``sharers``; empty if nothing does. ``rank``: this one as users know it."""
-    wrong = different(sharers, blocks, "comparing replicas")
-    if not wrong:
-        return ""
-    first = next(iter(wrong))
-    with watchdog.waiting(lambda: "comparing replicas"):
-        versions = _ranks_by_version(sharers.allgather((rank, wrong[first])))
-    return (
-        f"{len(wrong)} of {len(blocks)} parameters and buffers are no longer the same on all ranks, the first is "
-        f"{first!r}: {versions}; a rank has gone wrong, go on from a checkpoint"
-    )
-
-
-def _ranks_by_version(found: Sequence[tuple[int, int]]) -> str:
-    versions: dict[int, list[int]] = defaultdict(list)
-    for rank, value in found:
-        versions[value].append(rank)
-    listed = (f"one on rank {', '.join(map(str, ranks))}" for ranks in versions.values())
-    return ", another ".join(listed)

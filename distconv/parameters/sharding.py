@@ -39,7 +39,7 @@ def shard(layers: Mapping[str, tuple[torch.nn.Module, ProcessGrid]]) -> None:
         for key, layout in layouts[name].items():
             parameter = module._parameters.get(key)
             if parameter is not None and not isinstance(parameter, DistTensor):
-                _replace(parameter, layout)
+                _replace(parameter, layout, f"{name}.{key}".lstrip("."))
         if layouts[name]:
             module.register_state_dict_post_hook(_whole_in_place)
             _watch_optimizers()
@@ -72,7 +72,7 @@ def convolution_split(module: _ConvNd, parts: int) -> ChannelSplit:
     return channel_split(channels, filters, module.groups, parts, tuple(module.stride), transposed=transposed)
 
 
-def _replace(parameter: torch.Tensor, layout: Distribution) -> None:
+def _replace(parameter: torch.Tensor, layout: Distribution, name: str) -> None:
     """Make ``parameter``, whole until now, a DistTensor under ``layout`` without changing which object it is."""
     block = tuple(slice(i.start, i.stop) for i in layout.box(None, parameter.shape))
     local = parameter.detach()[block].clone().requires_grad_(parameter.requires_grad)
@@ -80,7 +80,7 @@ def _replace(parameter: torch.Tensor, layout: Distribution) -> None:
         local.grad = parameter.grad[block].clone()
         parameter.grad = None
     if parameter.requires_grad:
-        gradient_reduction.mark(local)
+        gradient_reduction.mark(local, name)
     sharded = DistTensor(local, layout, parameter.shape)
     mark_leaf(local, (layout, parameter.shape))
     sharded._is_param = True  # what isinstance(..., torch.nn.Parameter) looks at

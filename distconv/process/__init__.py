@@ -6,6 +6,7 @@
     caching_allocators  Allocators that keep freed blocks without holes: which are installed, which this process has
     call_stack          Where a thread is, as its user knows it: their line, the layer, the function of torch
     command_start       What a command of ours does first: it starts once more with such an allocator
+    endings             How ranks end: all together, or the job ends and names the rank that left or failed
     environment         The environment variables that distconv reads: all of them are here
     environment_check   Ends all ranks at the import of distconv if a variable of any of them is bad
     information         Print what distconv runs on
@@ -13,5 +14,5 @@
     profiling           Named ranges in the traces of ``torch.profiler``: ``distconv::conv2d``, ``distconv::wait``, ...
     startup             What a process does when distconv is imported under MPI
     stop_requests       Signals that ask a training to stop
-    watchdog            Ends a wait that blocks for too long, and failures on one rank that leave the others waiting
+    watchdog            Ends a wait that blocks for too long
 """

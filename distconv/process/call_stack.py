@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 import linecache
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from types import FrameType
+from typing import Any
 
 import torch
 
 _OURS = ("torch.", "distconv.", "importlib.")
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Whether ``frame`` runs a function of this package."""
+    return f"{frame.f_globals.get('__name__', '')}.".startswith("distconv.")
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
@@ -65,3 +73,32 @@ def described(frame: FrameType) -> str:
     layer = layer_of(modules) if modules else ""
     inside = " of ".join(filter(None, (function, layer)))
     return f"{text} ({path}, line {line})".lstrip() + (f": {inside}" if inside else "")
+
+
+_NAMES = ("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+
+
+def mpi_method(frame: FrameType) -> str:
+    """The method of an mpi4py object that ``frame`` is in the call of, such as ``Intracomm.Barrier``; else empty.
+
+    mpi4py's functions have no frames. From Python 3.11 on an instruction knows where its expression begins: those that
+    begin where the call does load ``comm``, then ``.Barrier``. Variables and attributes are looked up, nothing is
+    called; before Python 3.11, and of other expressions, nothing is known.
+    """
+    steps = list(dis.get_instructions(frame.f_code))
+    place = next((_begin(step) for step in steps if step.offset == frame.f_lasti), None)
+    chain = [step for step in steps if place and _begin(step) == place and step.offset < frame.f_lasti]
+    loads = [step for step in chain if step.opname.startswith((*_NAMES, *_ATTRIBUTES))]
+    if len(loads) < 2 or not loads[0].opname.startswith(_NAMES):
+        return ""
+    owner: Any = (frame.f_globals | frame.f_locals).get(loads[0].argval)
+    for step in loads[1:-1]:
+        owner = inspect.getattr_static(owner, step.argval, None)
+    kind = type(owner)
+    return f"{kind.__name__}.{loads[-1].argval}" if kind.__module__.startswith("mpi4py.") else ""
+
+
+def _begin(step: dis.Instruction) -> tuple[int, int] | None:
+    positions = getattr(step, "positions", None)
+    return positions and (positions.lineno, positions.col_offset)

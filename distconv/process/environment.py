@@ -64,8 +64,8 @@ def _at_least_0(text: str) -> float:
 CHECK = Variable(
     "DISTCONV_CHECK",
     "off, plan or all",
-    "compare a digest of shapes, dtypes, grids and scattered values over the ranks: never, when a plan is built, a "
-    "tensor scattered or a model parallelized, or at every operator as well",
+    "compare a digest of shapes, dtypes, grids, scattered values and weights over the ranks: never, when a plan is "
+    "built, a tensor scattered, a model parallelized or a gradient summed, or at every operator as well",
     "plan",
     "plan",
     {level: level for level in ("off", "plan", "all")}.__getitem__,
@@ -112,23 +112,40 @@ FALLBACK_LIMIT = Variable(
     1e9,
     _at_least_0,
 )
+TRACEBACK = Variable(
+    "DISTCONV_TRACEBACK",
+    "short or full",
+    "print the traceback of an error of distconv's that ends the job without distconv's own lines, or with them",
+    "short",
+    "short",
+    {length: length for length in ("short", "full")}.__getitem__,
+)
 
-VARIABLES: tuple[Variable[Any], ...] = (CHECK, TIMEOUT_S, MALLOC, TRANSPORT, FALLBACK, FALLBACK_LIMIT)
+VARIABLES: tuple[Variable[Any], ...] = (CHECK, TIMEOUT_S, MALLOC, TRANSPORT, FALLBACK, FALLBACK_LIMIT, TRACEBACK)
 
 
 def check(comm: MPI.Intracomm | None, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise on all ranks of ``comm`` if any of them has a bad value. Collective.
+    """Raise on all ranks of ``comm`` if any of them has a bad value, or another one than the others. Collective.
 
     Raises
     ------
     EnvironmentVariableError
-        With the text of the lowest such rank.
+        With the text of the lowest such rank, or with the values of the first variable that differs.
     """
-    reason = _wrong(environment)
-    reasons: Sequence[str] = [reason] if comm is None else comm.allgather(reason)
+    mine = _wrong(environment), {variable.name: environment.get(variable.name) or "" for variable in VARIABLES}
+    everyone: Sequence[tuple[str, dict[str, str]]] = [mine] if comm is None else comm.allgather(mine)
+    reasons = [reason for reason, _ in everyone]
     for rank, text in enumerate(reasons):
         if text:
             raise EnvironmentVariableError(text if all(reasons) else f"{text} (on rank {rank})")
+    for variable in VARIABLES:
+        values = [set_to[variable.name] for _, set_to in everyone]
+        if len(set(values)) > 1:
+            other = next(rank for rank, value in enumerate(values) if value != values[0])
+            raise EnvironmentVariableError(
+                f"{variable.name} differs between ranks: {values[0] or 'not set'} on rank 0, "
+                f"{values[other] or 'not set'} on rank {other}; export the same to all of them"
+            )
 
 
 def _wrong(environment: Mapping[str, str]) -> str:

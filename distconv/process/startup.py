@@ -10,7 +10,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import ReplicationWarning
-from distconv.process import allocator, watchdog
+from distconv.process import allocator, endings, environment, watchdog
 
 
 def _cores() -> frozenset[int]:
@@ -33,15 +33,25 @@ def threads_for(mine: frozenset[int], everyone: Sequence[frozenset[int]]) -> int
     return max(1, len(mine) // sum(bool(mine & other) for other in everyone))
 
 
-def set_up() -> None:
-    """Prepare this process; does nothing to threads and excepthooks when it runs alone or MPI is not running yet."""
-    if not MPI.Is_initialized() or MPI.Is_finalized():
+_ready = False
+
+
+def set_up(comm: MPI.Intracomm | None = None) -> None:
+    """Prepare this process, once: when distconv is imported, or where MPI is not running then with the first grid.
+
+    Collective over ``comm`` (default: all ranks). Does nothing to threads and excepthooks of a process that runs alone.
+    """
+    global _ready
+    if _ready or not MPI.Is_initialized() or MPI.Is_finalized():
         return
-    ranks = MPI.COMM_WORLD.size
-    allocator.keep_memory(ranks)
-    if ranks == 1:
+    if comm is not None:
+        environment.check(comm)
+    comm = comm or MPI.COMM_WORLD
+    allocator.keep_memory(MPI.COMM_WORLD.size)
+    if comm.size == 1:
         return
-    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    _ready = True
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads_for(_cores(), node.allgather(_cores())))
     watchdog.know(dict(node.allgather((MPI.COMM_WORLD.rank, os.getpid()))))
@@ -49,5 +59,4 @@ def set_up() -> None:
     if MPI.COMM_WORLD.rank:
         # All ranks warn alike. Behind the user's own filters, which may make errors of warnings.
         warnings.simplefilter("ignore", ReplicationWarning, append=True)
-    watchdog.install_excepthooks()
-    watchdog.install_exit_hook()
+    endings.watch(comm)

@@ -93,6 +93,12 @@ CASES = {
     73: "a checkpoint that not all ranks see: waited for, then all",
     74: "old checkpoints: deleted behind the new one's commit",
     75: "a clock that went back: the step decides which is newest",
+    # Ranks that part.
+    101: "a rank that leaves while others wait for it, however it leaves: the job ends within seconds, naming it",
+    102: "an error that all ranks raise: told once, by rank 0, with the lines of the user alone",
+    103: "an environment variable that differs between ranks: all, at the first import",
+    104: "a weight that comes apart on one rank: all, within 10 steps, naming the weight and the ranks",
+    105: "another batch on one rank, at any step: all, within 10 steps",
 }
 
 

@@ -37,7 +37,7 @@ examples:
   mpiexec -n 4 distconv bench safeguards --model mesh1k --size 512 --batch 1 --grid h=2,w=2 --directory /scratch
 """
 
-STEP, BESIDE, RAW = "step", "step beside an asynchronous save", "raw file write"
+STEP, BARE, BESIDE, RAW = "step", "step, DISTCONV_CHECK=off", "step beside an asynchronous save", "raw file write"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,6 +64,10 @@ def run(options: argparse.Namespace) -> int:
         model_options.loss_of(options, model(x)).backward()
         optimizer.step()
 
+    def bare() -> None:
+        with _checking("off"):
+            step()
+
     def scatters(level: str) -> None:
         with _checking(level):
             for _ in range(COMPARED_EVERY):
@@ -71,6 +75,7 @@ def run(options: argparse.Namespace) -> int:
 
     guards: dict[str, Callable[[], object]] = {
         STEP: step,
+        BARE: bare,
         f"{COMPARED_EVERY} scatters, DISTCONV_CHECK=off": lambda: scatters("off"),
         f"{COMPARED_EVERY} scatters, DISTCONV_CHECK=plan": lambda: scatters("plan"),
         "check_replicas": lambda: check_replicas(model, world),
@@ -85,8 +90,10 @@ def run(options: argparse.Namespace) -> int:
         print(report.heading(f"safeguards of {options.model}, {' x '.join(map(str, shape))}, {grid.describe()}"))
         print(table({**times, **stalls}, STEP))
         print(f"\nfiles of {saves.nbytes / 1e6:.1f} MB on rank 0\n{table(written, RAW)}")
-        off, plan = (statistics.median(times[name]) for name in list(guards)[1:3])
+        off, plan = (statistics.median(times[name]) for name in list(guards)[2:4])
         share = (plan - off) / COMPARED_EVERY / statistics.median(times[STEP])
+        riders = statistics.median(a - b for a, b in zip(times[STEP], times[BARE], strict=True))
+        print(f"digests of weights beside their gradients take {riders / statistics.median(times[BARE]):.2%} of a step")
         print(f"comparing what is scattered takes {share:.2%} of a step for each tensor")
         figures = {"median_s": {**medians(times), **medians(stalls), **medians(written)}, "bytes": saves.nbytes}
         report.give_json(figures, options.json)

@@ -203,7 +203,9 @@ def test_whoever_looks_between_passes_without_sums_finds_what_one_process_has(co
 def test_no_gradient_is_summed_within_no_sync(comm, monkeypatch):
     bench = Bench(grid_over(comm, n=comm.size))
     started, launch = [], gradient_reduction._Bucket.launch
-    monkeypatch.setattr(gradient_reduction._Bucket, "launch", lambda bucket: started.append(bucket) or launch(bucket))
+    monkeypatch.setattr(
+        gradient_reduction._Bucket, "launch", lambda bucket, turn: started.append(bucket) or launch(bucket, turn)
+    )
     with dc.no_sync():
         bench.loss(1).backward()
         bench.loss(2).backward()

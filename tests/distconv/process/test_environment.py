@@ -66,6 +66,15 @@ def test_a_bad_value_on_one_rank_is_the_same_error_on_all(comm):
     raises_everywhere(comm, dc.EnvironmentVariableError, match, lambda: check(comm, own))
 
 
+@pytest.mark.fault(103)
+@pytest.mark.ranks(at_least=2)
+def test_a_value_that_differs_between_ranks_is_the_same_error_on_all(comm):
+    own = {"DISTCONV_FALLBACK": "error"} if comm.rank == 1 else {"DISTCONV_CHECK": ""}
+    match = "DISTCONV_FALLBACK differs between ranks: not set on rank 0, error on rank 1; export"
+    raises_everywhere(comm, dc.EnvironmentVariableError, match, lambda: check(comm, own))
+    check(comm, {"DISTCONV_FALLBACK": "error"})
+
+
 def test_a_bad_value_ends_every_rank_when_distconv_is_imported(mpiexec):
     bad = {"PYTHONPATH": str(ROOT), "DISTCONV_TIMEOUT_S": "nan"}
     ended = mpiexec(2, "import distconv; print('imported')", timeout=60, env=bad)

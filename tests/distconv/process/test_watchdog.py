@@ -164,60 +164,11 @@ else:
     time.sleep(60)
 """
 
-FAILING = """
-from mpi4py import MPI
-import torch
-import distconv as dc
-grid = dc.ProcessGrid(MPI.COMM_WORLD, n=2)
-x = dc.scatter(torch.ones(4, 3), grid)
-if MPI.COMM_WORLD.rank == 1:
-    raise ValueError("only here")
-x.gather()
-"""
-
-# Where all leave alike nobody waits; where one does the others would, for its message.
-LEAVING = """
-import sys
-import distconv
-from mpi4py import MPI
-rank = MPI.COMM_WORLD.rank
-if {who}:
-    sys.exit({code})
-MPI.COMM_WORLD.Sendrecv(bytearray(1), 1 - rank, recvbuf=bytearray(1), source=1 - rank)
-"""
-CAUGHT = """
-import sys
-import distconv
-from mpi4py import MPI
-if MPI.COMM_WORLD.rank == 0:
-    try:
-        sys.exit(3)
-    except SystemExit as left:
-        print("caught", left.code)
-"""
-# A child of a data loader leaves like that, too.
-LEAVING_AT_ONCE = """
-import os
-import distconv
-from mpi4py import MPI
-child = os.fork()
-if not child:
-    os._exit(3)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-print("done", flush=True)
-os._exit(0)
-"""
-LEAVERS = [("rank == 1", 3), ("rank >= 0", 4), ("rank < 0", 0)]
-
 PROGRAMS = {
     "after finalize": AFTER_FINALIZE,
     "skipped": SKIPPED,
     "alone": ALONE,
     "alone, all compared": ALONE,
-    "failing": FAILING,
-    "caught": CAUGHT,
-    "leaving at once": LEAVING_AT_ONCE,
-    **{who: LEAVING.format(who=who, code=code) for who, code in LEAVERS},
 }
 
 
@@ -251,24 +202,6 @@ def test_after_mpi_is_finalized_it_says_so_and_does_not_crash(jobs, job, names):
     assert "finalized" in ended.stdout
 
 
-@pytest.mark.fault(45)
-@pytest.mark.mpi
-def test_an_exception_on_one_rank_ends_the_job_and_names_the_rank(jobs):
-    ended = jobs["failing"].wait(120)
-    assert ended.returncode == 1, ended.stderr
-    assert "rank 1 failed" in ended.stderr
-    assert "ValueError: only here" in ended.stderr
-
-
-@pytest.mark.fault(46)
-@pytest.mark.mpi
-@pytest.mark.parametrize(("who", "code"), LEAVERS)
-def test_a_rank_that_leaves_with_an_error_code_ends_the_job_with_it(jobs, who, code):
-    end = jobs[who].wait(120)
-    assert end.returncode == code
-    assert ("left with exit code 3 and the others did not" in end.stderr) == (code == 3)
-
-
 @pytest.mark.mpi
 def test_a_rank_that_does_not_come_ends_the_job_with_a_report(jobs):
     ended = jobs["skipped"].wait(120)
@@ -292,19 +225,6 @@ def test_a_call_that_one_rank_alone_makes_is_found_at_once_where_all_calls_are_c
     assert ended.returncode == DISAGREEMENT, ended.stderr
     assert "ranks are at different operations: torch.Tensor.detach (8, 4, 3, 3)" in ended.stderr
     assert 'File "<string>", line 11' in ended.stderr.partition("rank 0 failed")[2]
-
-
-@pytest.mark.mpi
-def test_an_exit_that_is_caught_ends_nothing(jobs):
-    end = jobs["caught"].wait(120)
-    assert (end.returncode, end.stdout, end.stderr) == (0, "caught 3\n", "")
-
-
-@pytest.mark.mpi
-def test_children_and_ranks_that_all_leave_at_once_end_nothing(jobs):
-    end = jobs["leaving at once"].wait(120)
-    assert end.stdout == "done\ndone\n"
-    assert "left with exit code" not in end.stderr
 
 
 def test_a_process_that_is_stopped_or_gone_is_told_from_one_that_waits():

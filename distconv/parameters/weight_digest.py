@@ -1,0 +1,87 @@
+"""Digests of weights that ride with the sums of their gradients: copies that come apart are noticed in a step or a few.
+
+A rank that skips an update, or gets another one, computes something else from then on, and no error follows from it.
+Each rank appends to a bucket of gradients a digest d of the bucket's weights, cut into pieces, and the square of each
+piece. By Cauchy and Schwarz, p sums of d^2 are the square of the sum of d only if d is the same on all p ranks. The
+pieces are so short that these sums are exact in float32, hence the same on all ranks, which come to the same verdict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from mpi4py import MPI
+
+from distconv.communication.digest import difference
+from distconv.errors import MismatchError
+
+WHOLE, TURNS = 4096, 8
+"""A weight of more elements has its turn in so many parts."""
+
+_BITS = 32
+"""Of the digest that rides."""
+
+_EXACT = 24
+"""Bits of an integer that float32 holds."""
+
+
+def _piece_bits(ranks: int) -> int:
+    return (_EXACT - (ranks - 1).bit_length()) // 2
+
+
+def riders(weights: Sequence[torch.Tensor], turn: int, ranks: int) -> torch.Tensor:
+    """What rides for ``weights``: the pieces of the digest of those parts whose turn it is, and their squares.
+
+    ``weights`` are of one dtype. float32, 2 x pieces; computed where the weights are, without waiting for a GPU.
+    """
+    parts = [part(weight, turn) for weight in weights]
+    # Filled up to whole words of 64 bits, which torch sums at the speed of memory.
+    per_word = max(1, 8 // parts[0].element_size())
+    parts.append(parts[0].new_zeros(-sum(map(len, parts)) % per_word))
+    words = torch.cat(parts).view(torch.int64).sum()
+    bits = _piece_bits(ranks)
+    digest = words ^ (words >> _BITS)
+    pieces = (digest >> torch.arange(0, _BITS, bits, device=digest.device)) & ((1 << bits) - 1)
+    return torch.cat([pieces, pieces.square()]).float()
+
+
+def part(weight: torch.Tensor, turn: int) -> torch.Tensor:
+    """The elements of ``weight`` that are looked at in a turn: after ``TURNS`` of them it was all of them."""
+    flat = weight.detach().reshape(-1)
+    if len(flat) <= WHOLE:
+        return flat
+    length = -(-len(flat) // TURNS)
+    begin = turn % TURNS * length
+    return flat[begin : begin + length]
+
+
+def alike(sums: Sequence[float], ranks: int) -> bool:
+    """Whether the digests were the same on all ``ranks``, by the sums of what rode."""
+    pieces, squares = sums[: len(sums) // 2], sums[len(sums) // 2 :]
+    return all(ranks * int(square) == int(piece) ** 2 for piece, square in zip(pieces, squares, strict=True))
+
+
+class Comparison:
+    """The verdict about some weights, once the sums are there."""
+
+    def __init__(self, comm: MPI.Intracomm, weights: Sequence[torch.Tensor], names: Sequence[str], sums: torch.Tensor):
+        self._comm, self._weights = comm, dict(zip(names, weights, strict=True))
+        self.late = sums.is_cuda
+        """Whether it is to be made in the next backward pass: now it would wait for the GPU."""
+        self._sums = sums.to("cpu", non_blocking=True)
+        self._copied = torch.cuda.current_stream(sums.device).record_event() if sums.is_cuda else None
+
+    def check(self) -> None:
+        """Raise MismatchError on all ranks if the weights were not the same on them. Collective only then.
+
+        Raises
+        ------
+        MismatchError
+            Naming the first weight that differs, and the ranks that have each value.
+        """
+        if self._copied is not None:
+            self._copied.synchronize()
+        if not alike(self._sums.tolist(), self._comm.size):
+            text = difference(self._comm, self._weights, MPI.COMM_WORLD.rank)
+            raise MismatchError(text or "weights differed between ranks in the last step and do not any more")

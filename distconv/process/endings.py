@@ -1,0 +1,275 @@
+"""How ranks end: all together, or the job ends and names the rank that left or failed.
+
+MPI waits in its finalization for ranks that stay, and ranks that wait for one that is gone wait for ever; no launcher
+tells. So every end of a rank is one collective, which ranks that end together find complete:
+
+1. Who ends takes part in it, with a digest of how, and waits a little for the others.
+2. An exception that all ranks raise alike is printed once. Any other is printed by its rank, and the job ends.
+3. A rank that leaves with an error code, or at once (``os._exit``, ``os.execv``), ends the job.
+4. One that has just come to its end may do so before the others, which perhaps write a result. It tells them, and they
+   tell it when they are waiting for messages: once all of them do, no message is to come, and it ends the job.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import sys
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any, NoReturn
+
+import numpy as np
+from mpi4py import MPI
+
+from distconv.errors import DISAGREEMENT, DistconvError, MismatchError
+from distconv.process import call_stack, out_of_memory, watchdog
+from distconv.process.environment import TRACEBACK
+
+_LEAVE_S = 2.0
+"""Ranks that leave within this time of each other leave together."""
+
+_FAIL_S = 1.0
+"""The same for ranks that fail: what rank 0 has printed the others do not repeat."""
+
+_STUCK_S = 1.5
+"""A rank that has waited this long may wait for one that left."""
+
+_LEFT, _STUCK = 1, 2
+"""Tags: the sender has left; what the sender is waiting for, or nothing any more."""
+
+_comm: MPI.Intracomm | None = None
+_world_ranks: list[int] = []
+_process = 0
+_exit_code = 0
+_leaving = False
+
+
+def watch(comm: MPI.Intracomm) -> None:
+    """Look after how the ranks of ``comm`` end, if nobody does yet. Collective."""
+    global _comm, _process
+    if _comm is not None or comm.size == 1:
+        return
+    _comm, _process = comm.Dup(), os.getpid()
+    _world_ranks[:] = _comm.allgather(MPI.COMM_WORLD.rank)
+    sys.excepthook = _failed
+    threading.excepthook = _failed_in_thread
+    sys.exit = _exit
+    for name in ("_exit", "execv", "execve"):
+        setattr(os, name, _announced(getattr(os, name)))
+    _at_exit_of_c()
+    atexit.register(_leave)
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        watchdog.call(_Stayer(_comm).look)
+
+
+class _Ending:
+    """The collective in which ranks end; each passes a digest of how it does."""
+
+    def __init__(self, comm: MPI.Intracomm, how: str) -> None:
+        digest = zlib.crc32(how.encode())
+        self._extremes = np.array([digest, -digest], dtype=np.int64)
+        self._request = comm.Iallreduce(MPI.IN_PLACE, self._extremes, MPI.MIN)
+
+    def all_within(self, limit_s: float) -> bool:
+        """Whether all ranks end by then."""
+        end = time.monotonic() + limit_s
+        while not self._request.Test():
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def alike(self) -> bool:
+        """Whether all, where they have ended, did so in the same way."""
+        return bool(self._extremes[0] == -self._extremes[1])
+
+
+# -- leaving ----------------------------------------------------------------------------------------------------------
+
+
+class _Exit(SystemExit):
+    """What ``sys.exit`` raises; knows whether it ends the process, or somebody catches it.
+
+    The interpreter, when nothing has caught it, asks for ``code``, with no Python frame left.
+    """
+
+    @property
+    def code(self) -> str | int | None:  # type: ignore[override]
+        global _exit_code
+        status: str | int | None = self.args[0] if self.args else None
+        try:
+            sys._getframe(1)
+        except ValueError:
+            _exit_code = int(status) if isinstance(status, int) else int(status is not None)
+        return status
+
+
+def _exit(status: str | int | None = None, /) -> NoReturn:
+    raise _Exit(status)
+
+
+def _announced(leave: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that ends this program at once, announced to the other ranks."""
+
+    def announced(*arguments: Any) -> None:
+        if os.getpid() == _process:  # not a child, of a data loader for example
+            _left(arguments[0] if isinstance(arguments[0], int) else 0, at_once=True)
+        leave(*arguments)
+
+    return announced
+
+
+def _leave() -> None:
+    """At the end of the interpreter. An exception that a foreign excepthook printed is known by its trace alone."""
+    _left(_exit_code or int(getattr(sys, "last_value", None) is not None), at_once=False)
+
+
+def _left(code: int, *, at_once: bool) -> None:
+    global _leaving
+    if _comm is None or _leaving or os.getpid() != _process or MPI.Is_finalized():
+        return
+    _leaving = True
+    ending = _Ending(_comm, "leaving")
+    if ending.all_within(_LEAVE_S):
+        return
+    if code or at_once:
+        _end_job(f"rank {MPI.COMM_WORLD.rank} left with exit code {code} and the others did not", code or 1)
+    _wait_for_others(_comm, ending)
+
+
+def _wait_for_others(comm: MPI.Intracomm, ending: _Ending) -> None:
+    """Until they have ended, too, or each of them waits for messages, which nobody will send."""
+    others = [rank for rank in range(comm.size) if rank != comm.rank]
+    told = [comm.isend(None, rank, _LEFT) for rank in others]
+    stuck: dict[int, str] = {}
+    left = set()
+    confirmed = 0
+    while not ending.all_within(watchdog.PAUSE_S):
+        MPI.Request.Testall(told)
+        while comm.Iprobe(tag=_LEFT):
+            status = MPI.Status()
+            comm.recv(tag=_LEFT, status=status)
+            left.add(status.source)
+        while comm.Iprobe(tag=_STUCK):
+            status = MPI.Status()
+            stuck[status.source] = comm.recv(tag=_STUCK, status=status)
+        waiting = {rank: text for rank, text in stuck.items() if text and rank not in left}
+        # Twice: one of them may have gone on, and said so only now.
+        confirmed = confirmed + 1 if len(waiting) + len(left) == len(others) else 0
+        if confirmed >= 2 and waiting and not any(rank < comm.rank for rank in left):
+            what = "; ".join(f"rank {_world_ranks[rank]} waits {text}" for rank, text in sorted(waiting.items())[:4])
+            _end_job(f"rank {MPI.COMM_WORLD.rank} has left, at the end of its program, but {what}", 1)
+
+
+def _end_job(why: str, code: int) -> None:
+    print(f"distconv: {why}; ending the job", file=sys.stderr, flush=True)
+    watchdog.abort(code)
+
+
+class _Stayer:
+    """Tells ranks that have left whether this one is waiting; in the watchdog's thread."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self._left: dict[int, str] = {}
+        """Ranks that have left, and what each was told last."""
+        self._sent: list[MPI.Request] = []
+        self._call: tuple[float, FrameType, int] | None = None
+        """Since when the main thread is where it is."""
+
+    def look(self) -> None:
+        """To be called now and then."""
+        if _leaving or MPI.Is_finalized():
+            return
+        text = self._waits_for()
+        while (text or self._left) and self._comm.Iprobe(tag=_LEFT):
+            status = MPI.Status()
+            self._comm.recv(tag=_LEFT, status=status)
+            self._left[status.source] = ""
+        for rank, told in self._left.items():
+            if bool(told) != bool(text):
+                self._sent.append(self._comm.isend(text, rank, _STUCK))
+                self._left[rank] = text
+        MPI.Request.Testall(self._sent)
+
+    def _waits_for(self) -> str:
+        """What this rank has been waiting for, as a clause; empty if it may be doing something."""
+        waits = watchdog.waiting_longer_than(_STUCK_S)
+        if waits:
+            return f"in {waits[0]}"
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        if frame is None:
+            return ""
+        now = time.monotonic()
+        if self._call is None or self._call[1] is not frame or self._call[2] != frame.f_lasti:
+            self._call = (now, frame, frame.f_lasti)
+        if now - self._call[0] < _STUCK_S:
+            return ""
+        method = call_stack.mpi_method(frame)
+        return f"in {method} at {call_stack.described(frame)}" if method else ""
+
+
+_c_exit = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: _left(0, at_once=True))
+"""Kept, as C does not."""
+
+
+def _at_exit_of_c() -> None:
+    """Look after ``exit`` of C and ``STOP`` of Fortran, which know nothing of Python's ``atexit``."""
+    c = ctypes.CDLL(None)
+    register, run = getattr(c, "__cxa_atexit", None), getattr(c, "__cxa_finalize", None)
+    if register is None or run is None:
+        return
+    key = ctypes.create_string_buffer(1)
+    register(_c_exit, None, key)
+    # Behind Python's own end it must not be called. To run it is to take it away; it finds that this rank has left.
+    atexit.register(lambda: run(key))
+
+
+# -- failing ----------------------------------------------------------------------------------------------------------
+
+
+def _failed(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+    if _comm is None or MPI.Is_finalized():
+        traceback.print_exception(kind, value, trace)
+        return
+    code = DISAGREEMENT if isinstance(value, MismatchError) else 1
+    if _leaving or os.getpid() != _process:
+        _print_failure(kind, value, trace)
+        watchdog.abort(code)
+    first = _comm.rank == 0
+    if first:
+        _print_failure(kind, value, trace)
+    ending = _Ending(_comm, f"{kind.__qualname__}: {value}")
+    if ending.all_within(_FAIL_S) and ending.alike():
+        if not first:
+            time.sleep(_LEAVE_S)  # rank 0 ends the job
+    elif not first:
+        _print_failure(kind, value, trace)
+    watchdog.abort(code)
+
+
+def _failed_in_thread(failed: threading.ExceptHookArgs) -> None:
+    _print_failure(failed.exc_type, failed.exc_value, failed.exc_traceback)
+    watchdog.abort(DISAGREEMENT if isinstance(failed.exc_value, MismatchError) else 1)
+
+
+def _print_failure(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> None:
+    text = _formatted(kind, value, trace) + out_of_memory.explanation(value, trace)
+    print(f"distconv: rank {MPI.COMM_WORLD.rank} failed\n{text}", file=sys.stderr, end="", flush=True)
+
+
+def _formatted(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> str:
+    """The traceback; of an error that speaks for itself without what is below the user's call."""
+    told = traceback.TracebackException(kind, value, trace)  # type: ignore[arg-type]
+    frames = [frame for frame, _ in traceback.walk_tb(trace)]
+    users = [line for line, frame in zip(told.stack, frames, strict=True) if not call_stack.is_ours(frame)]
+    if isinstance(value, DistconvError) and users and TRACEBACK.value() != "full":
+        told.stack = traceback.StackSummary.from_list(users)
+        told.__cause__ = told.__context__ = None
+    return "".join(told.format())
