@@ -2,14 +2,12 @@
 
 ::
 
-    allocator           How this process's memory is kept, so that large activations are not fetched anew at each step
-    caching_allocators  Allocators that keep freed blocks without holes: which are installed, which this process has
     call_stack          Where a thread is, as its user knows it: their line, the layer, the function of torch
     command_start       What comes first: a command starts once more with such an allocator, variables are checked
     endings             How ranks end: all together, or the job ends and names the rank that left or failed
     environment         The environment variables that distconv reads: all of them are here
     information         Print what distconv runs on
-    out_of_memory       What to say when a rank has run out of memory
+    memory              How memory is kept from step to step, and what to say when there is none left
     profiling           Named ranges in the traces of ``torch.profiler``: ``distconv::conv2d``, ``distconv::wait``, ...
     startup             What a process does when distconv is imported under MPI
     stop_requests       Signals that ask a training to stop

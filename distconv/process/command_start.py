@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from distconv.errors import BAD_INPUT, EnvironmentVariableError
-from distconv.process import caching_allocators
 from distconv.process.environment import MALLOC, check
+from distconv.process.memory import caching_allocators
 
 _TAKEN = "DISTCONV_PRELOADED"
 """Tells the second start what the first one took in."""

@@ -28,8 +28,9 @@ import numpy as np
 from mpi4py import MPI
 
 from distconv.errors import DISAGREEMENT, DistconvError, MismatchError
-from distconv.process import call_stack, out_of_memory, watchdog
+from distconv.process import call_stack, watchdog
 from distconv.process.environment import TRACEBACK
+from distconv.process.memory import out_of_memory
 
 _LEAVE_S = 2.0
 """Ranks that leave within this time of each other leave together."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from distconv.errors import EnvironmentVariableError
-from distconv.process import caching_allocators
+from distconv.process.memory import caching_allocators
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -15,7 +15,8 @@ from mpi4py import MPI
 
 import distconv
 from distconv.communication import nccl, staging
-from distconv.process import allocator, environment
+from distconv.process import environment
+from distconv.process.memory import allocator
 
 EXAMPLES = """\
 examples:

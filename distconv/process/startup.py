@@ -10,7 +10,8 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import ReplicationWarning
-from distconv.process import allocator, endings, environment, watchdog
+from distconv.process import endings, environment, watchdog
+from distconv.process.memory import allocator
 
 
 def _cores() -> frozenset[int]:

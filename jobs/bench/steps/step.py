@@ -26,7 +26,7 @@ from distconv.jobs.bench import report
 from distconv.jobs.bench.steps import torch_step
 from distconv.jobs.planning.options import wait_asleep
 from distconv.jobs.training.options import grid_extents, positive
-from distconv.process import allocator, caching_allocators
+from distconv.process.memory import allocator, caching_allocators
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -20,7 +20,7 @@ import os, sys
 print("given", sys.argv[1:], __name__)
 print("inherited", [each for each in os.environ.get("LD_PRELOAD", "").split() if "malloc" in each])
 import distconv as dc
-from distconv.process import allocator
+from distconv.process.memory import allocator
 print("kind", allocator.kind, dc.ProcessGrid)
 """
 

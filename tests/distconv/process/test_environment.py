@@ -10,8 +10,9 @@ import pytest
 
 import distconv as dc
 from distconv import cli
-from distconv.process import allocator, environment
+from distconv.process import environment
 from distconv.process.environment import CHECK, MALLOC, TIMEOUT_S, TRANSPORT, VARIABLES, check
+from distconv.process.memory import allocator
 from tests.distconv.layouts import raises_everywhere
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from distconv.process.out_of_memory import explanation
+from distconv.process.memory.out_of_memory import explanation
 
 HUGE = 1 << 45
 
@@ -68,7 +68,7 @@ def test_a_rank_without_memory_ends_the_job(mpiexec: Any) -> None:
         import torch, torch.nn as nn
         from mpi4py import MPI
         import distconv as dc
-        from tests.distconv.process.test_out_of_memory import Greedy
+        from tests.distconv.process.memory.test_out_of_memory import Greedy
         if MPI.COMM_WORLD.rank == 1:
             nn.Sequential(Greedy())(torch.zeros(1))
         MPI.COMM_WORLD.Barrier()

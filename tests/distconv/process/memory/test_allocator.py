@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from distconv.process import allocator, caching_allocators
+from distconv.process.memory import allocator, caching_allocators
 
 MEGABYTE, LARGEST = 1 << 20, 2**31 - 1
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
@@ -25,14 +25,19 @@ def told(monkeypatch):
         calls.append((name, value))
         return int((name, value) not in refused)
 
-    library = SimpleNamespace(CDLL=lambda name: SimpleNamespace(mallopt=mallopt), memset=ctypes.memset)
+    trimmed: list[int] = []
+    libc = SimpleNamespace(mallopt=mallopt, malloc_trim=trimmed.append)
+    library = SimpleNamespace(CDLL=lambda name: libc, memset=ctypes.memset)
+    # Of a heap that is bounded the bound's first look trims.
+    bounded = lambda give_back: SimpleNamespace(start=give_back)  # noqa: E731
+    monkeypatch.setattr(allocator.bound, "HeapBound", bounded)
     monkeypatch.setattr(allocator, "ctypes", library)
     monkeypatch.setenv("DISTCONV_MALLOC", "1")
     monkeypatch.setattr(os, "environ", dict(os.environ))
     monkeypatch.setattr(allocator, "kind", "system")
     monkeypatch.setattr(caching_allocators, "loaded", lambda: None)
     os.environ.pop("THP_MEM_ALLOC_ENABLE", None)
-    return SimpleNamespace(calls=calls, refused=refused)
+    return SimpleNamespace(calls=calls, refused=refused, trimmed=trimmed)
 
 
 @pytest.fixture
@@ -104,6 +109,7 @@ def test_where_huge_pages_are_cheap_blocks_from_a_megabyte_on_are_mapped_by_them
     pages_cost(2.0)
     assert allocator.keep_memory(2) == "pages"
     assert told.calls == PAGES
+    assert told.trimmed == []
     assert os.environ["THP_MEM_ALLOC_ENABLE"] == "1"
 
 
@@ -112,6 +118,7 @@ def test_where_they_are_dear_everything_stays_in_the_heap(kernel, told, pages_co
     pages_cost(9.0)
     assert allocator.keep_memory(2) == "heap"
     assert told.calls == HEAP
+    assert told.trimmed == [0]
     assert "THP_MEM_ALLOC_ENABLE" not in os.environ
 
 

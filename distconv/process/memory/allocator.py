@@ -1,11 +1,11 @@
 """How this process's memory is kept, so that large activations are not fetched anew from the kernel at each step.
 
-With an allocator that keeps freed blocks (:mod:`distconv.process.caching_allocators`) there is nothing to do. Two
-settings of glibc's serve else. Where the kernel offers transparent huge pages, blocks above a megabyte are mapped by
-themselves in pages of 2 MB and given back when freed: no holes, and cheap where fresh pages are. Else everything stays
-in the heap, whose holes can cost as much memory again. A fresh block and a kept one are timed to choose between them:
-a hypervisor may hand out pages slowly, and torch asks for huge ones only if it was told before its first tensor.
-``DISTCONV_MALLOC`` has the last word.
+With an allocator that keeps freed blocks (:mod:`.caching_allocators`) there is nothing to do. Two settings of glibc's
+serve else. Where the kernel offers transparent huge pages, blocks above a megabyte are mapped by themselves in pages of
+2 MB and given back when freed: no holes, cheap where fresh pages are. Else everything stays in the heap, whose holes
+could cost as much memory again and are given back (:mod:`.bound`). A fresh block and a kept one are timed to choose
+between them: a hypervisor may hand out pages slowly, and torch asks for huge ones only if it was told before its first
+tensor. ``DISTCONV_MALLOC`` has the last word.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from distconv.process import caching_allocators
 from distconv.process.environment import MALLOC
+from distconv.process.memory import bound, caching_allocators
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _LARGEST = (1 << 31) - 1
@@ -36,7 +36,7 @@ DEAR = 4.0
 
 KINDS = {
     "pages": "large blocks mapped in huge pages, given back when freed",
-    "heap": "all that is freed stays in the heap",
+    "heap": "what is freed stays in the heap, but for its holes",
     "system": "as the C library has it",
 }
 
@@ -89,7 +89,8 @@ def huge_pages() -> bool:
 
 def _set() -> str:
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        libc = ctypes.CDLL(None)
+        mallopt, trim = libc.mallopt, libc.malloc_trim
     except (OSError, AttributeError):
         return "system"
     if huge_pages() and fresh_over_kept(_mapped) < DEAR:
@@ -100,7 +101,10 @@ def _set() -> str:
             return "pages"
     # A library that refuses so high a threshold can still be told not to map at all.
     kept = mallopt(_MMAP_THRESHOLD, _LARGEST) or mallopt(_MMAP_MAX, 0)
-    return "heap" if kept and mallopt(_TRIM_THRESHOLD, _LARGEST) else "system"
+    if not (kept and mallopt(_TRIM_THRESHOLD, _LARGEST)):
+        return "system"
+    bound.HeapBound(lambda: trim(0)).start()
+    return "heap"
 
 
 def _mapped() -> torch.Tensor:

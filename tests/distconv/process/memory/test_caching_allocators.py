@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from distconv.process import caching_allocators
-from distconv.process.caching_allocators import FILES, installed, loaded
+from distconv.process.memory import caching_allocators
+from distconv.process.memory.caching_allocators import FILES, installed, loaded
 
 
 @pytest.fixture

@@ -1,0 +1,9 @@
+"""How a process's memory is kept from step to step, and what to say when there is none left.
+
+::
+
+    allocator           Which way of keeping memory this process has
+    bound               Bounds what a heap that keeps freed memory holds beyond what is in use
+    caching_allocators  Allocators that keep freed blocks without holes: which are installed, which this process has
+    out_of_memory       What to say when a rank has run out of memory
+"""
