@@ -231,7 +231,8 @@ def _no_command(given: Sequence[str]) -> int:
     """Overall help, the list below ``distconv train``, or what is wrong."""
     groups = sorted({words[0] for words in COMMANDS})
     group = given[0] if given and given[0] in groups else None
-    asked = not given or any(word in ("-h", "--help") for word in given[:2]) or (group is not None and len(given) == 1)
+    within = given[1:] if group else given
+    asked = not within or within[0] in ("-h", "--help")
     parser = Parser(
         prog="distconv",
         usage="distconv COMMAND [options]\n       distconv --version",

@@ -28,6 +28,13 @@ class ShapeError(DistconvError, ValueError, RuntimeError):
     """Shapes that an operator cannot take; the text is torch's own where torch has one."""
 
 
+class DtypeError(ShapeError, TypeError):
+    """Dtypes that an operator cannot take together; the text is torch's own where torch has one.
+
+    A ShapeError, too, which it was before it had a name of its own.
+    """
+
+
 class CoordinateError(DistconvError, ValueError):
     """Coordinates of a sparse tensor that cannot be: not integers, repeated, of no sample, or too far apart."""
 

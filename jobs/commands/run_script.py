@@ -7,6 +7,7 @@ imports distconv by itself cannot have. All else is as ``python train.py`` has i
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import runpy
 import sys
 from pathlib import Path
@@ -33,12 +34,14 @@ def run(options: argparse.Namespace) -> int:
     Raises
     ------
     DataError
-        If there is no such file.
+        If there is no such file or module.
     """
     if not options.module and not Path(options.script).is_file():
         raise DataError(f"there is no file {options.script}; to run a module, put -m before it")
     sys.argv = [options.script, *options.arguments]
     sys.path.insert(0, "" if options.module else str(Path(options.script).resolve().parent))
+    if options.module and not _is_module(options.script):
+        raise DataError(f"there is no module {options.script} here or installed; to run a file, leave -m out")
     try:
         if options.module:
             runpy.run_module(options.script, run_name="__main__", alter_sys=True)
@@ -48,3 +51,12 @@ def run(options: argparse.Namespace) -> int:
         sys.excepthook(*sys.exc_info())  # with its traceback, also of errors that end our own commands in a line
         return 1
     return 0
+
+
+def _is_module(name: str) -> bool:
+    """Whether ``name`` can be found; packages that it is in are imported for that, as ``python -m`` does."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        # What one of those packages misses is the user's to see.
+        return not f"{name}.".startswith(f"{error.name}.")

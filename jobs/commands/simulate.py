@@ -30,6 +30,8 @@ examples:
 schedules:
 """ + "\n".join(f"  {name:<12} {family.summary}" for name, family in FAMILIES.items())
 
+MOST_PASSES = 1_000_000
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv simulate``."""
@@ -59,10 +61,16 @@ def run(options: argparse.Namespace) -> int:
     Raises
     ------
     DistconvError
-        If a picture is asked for and matplotlib is not installed.
+        If a picture is asked for and matplotlib is not installed, or there are too many passes.
     """
     if options.plot is not None and find_spec("matplotlib") is None:
         raise DistconvError("--plot needs matplotlib; install it, or distconv[plot]")
+    passes = 2 * options.stages * options.microbatches
+    if passes > MOST_PASSES:
+        raise DistconvError(
+            f"--stages {options.stages} with --microbatches {options.microbatches} are {passes:,} passes; "
+            f"at most {MOST_PASSES:,} are simulated, which takes minutes"
+        )
     timeline = simulate(
         _schedule(options),
         options.forward,

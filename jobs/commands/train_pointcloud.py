@@ -146,6 +146,8 @@ def _baselines(trainer: Classifier) -> dict[str, float]:
     if "test" not in groups:
         return {}
     train, test = groups["train"], groups["test"]
+    if trainer.comm.rank == 0:
+        print(f"training what it is compared with: a perceptron, {max(1, trainer.epoch)} epochs", flush=True)
     learn = partial(perceptron, train, test, epochs=max(1, trainer.epoch), seed=trainer.settings.seed)
     return {
         "majority vote": majority_vote(train.labels, test.labels),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -73,7 +74,7 @@ def timeline(choice: Choice) -> Timeline:
     made = schedule(name, stages, ROUNDS * stages if endless else choice.microbatches)
     costs = choice.costs
     return simulate(
-        made,
+        replace(made, name=choice.schedule),  # as the choice is printed
         costs.forward,
         costs.backward,
         transfer=(*costs.transfer, 0.0),

@@ -10,13 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from distconv.checkpoint.lock import LOCK, lock
 from distconv.communication.agreement import together
 from distconv.errors import CheckpointError, CommunicatorError, DataError, DistconvError, PipelineError
 from distconv.process.stop_requests import EXIT_CODE, StopRequests
 
+from . import progress
 from .report import METRICS, SUMMARY, Metrics
 from .training import Training
 
@@ -111,9 +110,7 @@ def _take_steps(
     """Take the steps; whether they were stopped."""
     directory, every = str(Path(options.out) / CHECKPOINTS), options.checkpoint_every
     lines = _Lines(trainer, metrics)
-    with tqdm(
-        total=trainer.steps, initial=trainer.step_count, disable=trainer.comm.rank != 0, unit="step", mininterval=1.0
-    ) as bar:
+    with progress.bar(rank=trainer.comm.rank, total=trainer.steps, initial=trainer.step_count, unit="step") as bar:
         began = time.perf_counter()
         for batch in trainer.batches():
             epoch = trainer.epoch

@@ -240,7 +240,11 @@ def run(options: argparse.Namespace) -> int:
     own = MODELS[options.model].sample[1:]
     size = options.size or ((64, 64) if mesh else own)
     if len(size) != len(own):
-        raise DataError(f"--size {'x'.join(map(str, size))}: {options.model} takes {len(own)} extents")
+        example = "x".join(map(str, (size * len(own))[: len(own)]))
+        raise DataError(
+            f"--size {'x'.join(map(str, size))}: samples of {options.model} have {len(own)} extents, not {len(size)}; "
+            f"for example --size {example}"
+        )
     settings = Settings(
         options.model,
         options.width or (8 if mesh else None),

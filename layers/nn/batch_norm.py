@@ -25,7 +25,7 @@ from distconv.communication.collectives import apply, enter, sum_over
 from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
 from distconv.distribution import Interval
-from distconv.errors import NoRule, ShapeError, UnsupportedOperation
+from distconv.errors import DtypeError, NoRule, ShapeError, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import BatchNormGradient, as_kernels_read, by_definition, may_be_misread, taken_near
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
@@ -181,7 +181,7 @@ def batch_norm(
     if not isinstance(input, DistTensor):
         raise NoRule("batch norm of a plain tensor with a distributed weight: scatter the input first")
     if weight is not None and weight.dtype not in (input.dtype, widened(input.dtype)):
-        raise ShapeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
+        raise DtypeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
     if training and running_mean is not None and recomputation.active:
         recomputation.may_move_statistics()
     if input.dim() < 2:  # torch takes it if it has no elements

@@ -24,7 +24,7 @@ from distconv.autograd.derivatives import gradients as recorded_gradients
 from distconv.communication.collectives import apply, enter, sum_over
 from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
-from distconv.errors import NoRule, ShapeError
+from distconv.errors import DtypeError, NoRule
 from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import by_definition, gradients, subtract_line, taken_near
 from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
@@ -188,7 +188,7 @@ def _prepared(
     ------
     UnsupportedOperation
         If the input is no DistTensor.
-    ShapeError
+    DtypeError
         If the parameters' dtype does not go with the input's.
     """
     if not isinstance(input, DistTensor):
@@ -198,7 +198,7 @@ def _prepared(
     dtypes = {p.dtype for p in (weight, bias) if p is not None}
     if len(dtypes) > 1 or not dtypes <= {x.dtype, widened(x.dtype)}:
         listed = ", ".join(sorted(map(str, dtypes)))
-        raise ShapeError(f"{name} of {x.dtype} with parameters of {listed}: convert the model or the input")
+        raise DtypeError(f"{name} of {x.dtype} with parameters of {listed}: convert the model or the input")
     return x
 
 

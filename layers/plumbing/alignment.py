@@ -11,7 +11,7 @@ import torch
 from distconv.communication.collectives import assemble, enter
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution
-from distconv.errors import ShapeError
+from distconv.errors import DtypeError, ShapeError
 from distconv.grid import ProcessGrid
 from distconv.precision import HALF
 from distconv.tensor import DistTensor
@@ -188,12 +188,15 @@ def _tried(function: Callable[..., Any], args: Any, kwargs: Any) -> None:
 
 
 def check_dtypes(function: Callable[..., Any], input: torch.Tensor, *operands: Any) -> None:
-    """Raise ShapeError with torch's text on all ranks if an operand's dtype is not the input's.
+    """Raise DtypeError with torch's text on all ranks if torch refuses an operand that has not the input's dtype.
 
     torch itself would refuse only where a block is not empty. ``operands`` are the further arguments of ``function``.
     """
     if any(isinstance(t, torch.Tensor) and t.dtype != input.dtype for t in operands):
-        check_as_torch(function, input, *operands)
+        try:
+            check_as_torch(function, input, *operands)
+        except ShapeError as error:
+            raise DtypeError(str(error)) from None
 
 
 def check_as_torch(function: Callable[..., Any], *args: Any) -> None:

@@ -97,7 +97,10 @@ class Pipeline:
         _check_kinds(self.modules, schedule, loss, optimizer, batch_norm)
         self._chunks = chunks_of(schedule, options)
         if not self.modules or len(self.modules) % self._chunks:
-            raise ScheduleError(f"{len(self.modules)} stages cannot be {self._chunks} on each rank")
+            raise ScheduleError(
+                f"{len(self.modules)} stages cannot be {self._chunks} on each rank: "
+                f"cut the model into {self._chunks * comm.size} for {comm.size} ranks"
+            )
         count = len(self.modules) // self._chunks
         if replicas is None:
             replicas = (isinstance(schedule, Schedule) and schedule.replicas) or 1

@@ -55,7 +55,7 @@ def test_help_lists_all_commands_and_shows_examples(
         (["verify", "fly"], "there is no command 'verify fly'; there are verify conformance, verify differential, "),
         (["reproduce", "fly"], "there are reproduce dryden, reproduce bapipe, reproduce bppsa, reproduce sparsepipe, "),
         (["verify", "exactness", "--size", "axb"], "argument --size: 'axb' is not the extents of an image"),
-        (["verify", "exactness", "--size", "4x4x4"], "--size 4x4x4: unet takes 2 extents"),
+        (["verify", "exactness", "--size", "4x4x4"], "--size 4x4x4: samples of unet have 2 extents, not 3"),
         (["verify", "exactness", "--grid", "h=7"], "process grid h=7 has 7 parts but the communicator has"),
         (["reproduce", "dryden", "--out", "/nowhere/a.md"], "--out /nowhere/a.md: there is no folder /nowhere"),
         (["reproduce", "sparsepipe", "/nowhere.txt"], "profile /nowhere.txt cannot be read"),
@@ -69,6 +69,10 @@ def test_help_lists_all_commands_and_shows_examples(
         (["train", "mesh", "--data", "/nowhere.h5"], "[Errno 2] No such file or directory: '/nowhere.h5'"),
         (["train", "mesh", "--data", "x", "--grid", "h=7"], "process grid h=7 has 7 parts but the communicator has"),
         (["data", "mesh"], "data mesh needs --out PATH"),
+        (["nonsense", "--help"], "there is no command 'nonsense'"),
+        (["train", "nonsense", "-h"], "there is no command 'train nonsense'"),
+        (["run", "-m", "no_such.module"], "there is no module no_such.module here or installed"),
+        (["verify", "exactness", "--size", "32"], "2 extents, not 1; for example --size 32x32"),
     ],
 )
 def test_bad_input_is_one_line_on_rank_0_and_code_2(

@@ -162,7 +162,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _print(size: int, times: dict[str, list[float]]) -> None:
     (ranks, one, *torchs, one_thread) = times
-    fastest = min(torchs, key=lambda name: statistics.median(times[name]))
+    fastest = min((*torchs, one_thread), key=lambda name: statistics.median(times[name]))
     print(f"\n{size} x {size}\n{report.table_head(ratio='to ' + fastest)}")
     for name, values in times.items():
         print(report.row(name, values, statistics.median(times[fastest])))

@@ -7,17 +7,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
-from tqdm import tqdm
-
 from distconv.errors import DataError
 from distconv.jobs.mesh.hydro.initial_conditions import FAMILIES
 from distconv.jobs.mesh.hydro.solver import Hydro
+from distconv.jobs.training import progress as progress_bars
 
 from .parts import Parts, Stream
 from .run import Criteria, perform_run, run_seed
 
 if TYPE_CHECKING:
     from mpi4py import MPI
+    from tqdm import tqdm
 
 __all__ = ["collectively", "produce", "warm_up"]
 
@@ -77,7 +77,7 @@ def produce(
     rank = 0 if comm is None else comm.rank
     failure: str | None = None
     total = sum(stream.quota for stream in wanted)
-    with tqdm(total=total, unit="sample", disable=not progress or rank != 0, desc=f"{size} x {size}") as bar:
+    with progress_bars.bar(rank=rank if progress else -1, total=total, unit="sample", desc=f"{size} x {size}") as bar:
         try:
             work(parts, wanted, size=size, seed=seed, criteria=criteria, bar=bar)
         except DataError as error:

@@ -8,6 +8,7 @@ Source: Dryden et al. 2019, VI-A, and VI-B, Tables I, II and III.
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from mpi4py import MPI
@@ -38,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
 def _page(path: Path | None) -> None:
     if path is not None:
         check_writable("--out", path)
+    print("fitting the machine and predicting all rows: about four minutes", file=sys.stderr, flush=True)
     text = page(Results.of(Machine.load("lassen")))
     if path is not None:
         path.write_text(text)

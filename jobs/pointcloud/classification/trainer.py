@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from distconv.data.loader import Batch
 from distconv.errors import PlanError
 from distconv.grid import ProcessGrid
 from distconv.jobs.pointcloud.batches import Recipe
-from distconv.jobs.training import training
+from distconv.jobs.training import progress, training
 from distconv.jobs.training.pipeline_options import Pipelining
 from distconv.jobs.training.pipeline_training import PipelineTrainer as AnyPipelineTrainer
 from distconv.jobs.training.score import Score, score
@@ -66,11 +66,15 @@ class Classifier(training.Training):
 
     def evaluate(self, group: str) -> Score:
         """Loss and accuracy on the clouds of ``train`` or ``test``, without point dropout. Collective."""
-        return score(
-            self.samples.name,
-            group,
-            ((batch.samples, batch.tensors[1].cpu(), logits) for batch, logits in self.predictions(group)),
-        )
+        clouds = len(self.samples.groups[group].labels)
+        with progress.bar(rank=self.comm.rank, total=clouds, unit="cloud", desc=f"evaluating {group}") as bar:
+
+            def predicted() -> Iterator[tuple[Sequence[int], torch.Tensor, torch.Tensor]]:
+                for batch, logits in self.predictions(group):
+                    yield batch.samples, batch.tensors[1].cpu(), logits
+                    bar.update(len(batch.samples))
+
+            return score(self.samples.name, group, predicted())
 
 
 class Trainer(Classifier, training.Trainer):

@@ -51,3 +51,12 @@ def test_an_error_of_a_script_ends_with_its_traceback_and_an_exit_with_its_code(
 def test_a_file_that_is_not_there_is_one_line(capsys: Any) -> None:
     assert cli.main(["run", "/nowhere/train.py"]) == 2
     assert "there is no file /nowhere/train.py; to run a module, put -m before it" in capsys.readouterr().err
+
+
+def test_what_a_module_misses_is_its_own_error(script: Any, capsys: Any, monkeypatch: Any) -> None:
+    package = script("").parent / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("import no_such_library\n")
+    monkeypatch.chdir(package.parent)
+    assert cli.main(["run", "-m", "package.train"]) == 1
+    assert "No module named 'no_such_library'" in capsys.readouterr().err

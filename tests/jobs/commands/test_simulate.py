@@ -46,6 +46,7 @@ def test_costs_may_be_one_per_stage_and_options_go_to_their_schedule(comm, capfd
         (["--chunks", "2"], "1f1b-so: option 'chunks' does not apply"),
         (["--plot", "/nowhere/so.png"], "No such file or directory: '/nowhere/so.png'"),
         (["--plot", "so.xyz"], "Format 'xyz' is not supported"),
+        (["--stages", "1000000"], "passes; at most 1,000,000 are simulated"),
     ],
 )
 def test_bad_input_is_one_line(comm, capfd, extra, message):

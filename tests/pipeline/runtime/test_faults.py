@@ -30,7 +30,12 @@ REFUSED = {
     "no stages": (0, {}, ScheduleError, "0 stages"),
     "too many stages for the ranks": (3, {}, GridError, r"3 ranks, but the communicator has 2"),
     "too few stages for the ranks": (1, {}, GridError, "1 ranks, but the communicator has 2"),
-    "stages that are not whole chunks": (3, {"schedule": "interleaved"}, ScheduleError, "3 stages cannot be 2"),
+    "stages that are not whole chunks": (
+        3,
+        {"schedule": "interleaved"},
+        ScheduleError,
+        "3 stages cannot be 2 on each rank: cut the model into",
+    ),
     "no chunks": (2, {"schedule": "interleaved", "chunks": 0}, ScheduleError, "chunks=0"),
     "chunks for others": (2, {"chunks": 2}, ScheduleError, "'chunks' does not apply"),
     "no micro-batches": (2, {"microbatches": 0}, ScheduleError, "microbatches=0"),
