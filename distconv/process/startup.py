@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from mpi4py import MPI
 
+from distconv import local_device
 from distconv.errors import ReplicationWarning
 from distconv.process import allocator, watchdog
 
@@ -45,6 +46,7 @@ def set_up() -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads_for(_cores(), node.allgather(_cores())))
     watchdog.know(dict(node.allgather((MPI.COMM_WORLD.rank, os.getpid()))))
+    local_device.number_on(node)
     node.Free()
     if MPI.COMM_WORLD.rank:
         # All ranks warn alike. Behind the user's own filters, which may make errors of warnings.
