@@ -210,7 +210,7 @@ def device_name(text: str) -> str:
 
     Raises
     ------
-    argparse.ArgumentTypeError
+    ArgumentTypeError
         If it does not.
     """
     if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
