@@ -8,12 +8,14 @@ messages go through MPI. Between CPUs the same is done by gloo, which no one nee
 from __future__ import annotations
 
 import atexit
+import itertools
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +34,7 @@ _OPERATIONS = ((MPI.SUM, "SUM"), (MPI.PROD, "PRODUCT"), (MPI.MAX, "MAX"), (MPI.M
 
 _MESSAGES, _SUMS = "messages", "sums"
 
-_channels: weakref.WeakSet[Channel] = weakref.WeakSet()
+_channels: list[weakref.ref[Channel]] = []
 
 
 @dataclass(eq=False)
@@ -60,15 +62,22 @@ def _waited_for() -> Iterator[tuple[float, Callable[[], str]]]:
     It asks from its own thread, whose questions to CUDA would open a context on GPU 0, and end the capture of a graph:
     so CUDA is asked only about what looks as if the job must end.
     """
-    for channel in list(_channels):
-        launch = next(iter(list(channel.launches)), None)
-        if launch is None or not _overdue(launch):
-            continue
-        with rendezvous.on(channel.device):
-            over = launch.over()
-        if not over:
-            yield launch.since, lambda: f"{launch.what} (by {channel.name})"  # noqa: B023  (at most one is asked for)
-            return
+    for channel in channels():
+        for launch in itertools.takewhile(_overdue, list(channel.launches)):
+            with rendezvous.on(channel.device):
+                over = launch.over()
+            if not over:
+                yield launch.since, partial(_described, launch, channel)
+                break
+
+
+def channels() -> list[Channel]:
+    """Those that there are."""
+    return [channel for each in list(_channels) if (channel := each()) is not None]
+
+
+def _described(launch: Launch, channel: Channel) -> str:
+    return f"{launch.what} (by {channel.name})"
 
 
 def _overdue(launch: Launch) -> bool:
@@ -91,7 +100,7 @@ class Channel:
         self.launches: deque[Launch] = deque()
         """What was not over yet at the last launch, oldest first."""
         self._groups = rendezvous.connected(comm, device, _group, (_MESSAGES, _SUMS))
-        _channels.add(self)
+        _channels[:] = [each for each in _channels if each() is not None] + [weakref.ref(self)]
         watchdog.look_at(_waited_for)
 
     def exchange(self, sends: Sequence[Message], receives: Sequence[Message], what: str) -> Launch:
@@ -140,7 +149,7 @@ class Channel:
             If a peer was lost; the channel is of no use any more.
         """
         try:
-            with watchdog.waiting(lambda: f"{launch.what} (by {self.name})"):
+            with watchdog.waiting(partial(_described, launch, self)):
                 for work in launch.works:
                     work.wait()
             launch.joined = True
@@ -174,14 +183,14 @@ class Channel:
                 self._groups.popitem()[1].shutdown()
 
     def __del__(self) -> None:
-        if not MPI.Is_finalized():
+        if self._groups and not MPI.Is_finalized():
             self.close()
 
 
 # Runs behind what the watchdog does at the end of a process, which was registered later: all ranks have come by then.
 @atexit.register
 def _close_all() -> None:
-    for channel in list(_channels):
+    for channel in channels():
         channel.close()
 
 

@@ -30,5 +30,5 @@ def by_gloo(comm: MPI.Intracomm) -> Iterator[tuple[Channel, MPI.Intracomm]]:
         except BaseException:
             forget_channels()
             raise
-        for each in list(nccl._channels):
+        for each in nccl.channels():
             each.close()

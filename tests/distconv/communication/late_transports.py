@@ -38,13 +38,13 @@ def by(transport: str, order: str, comm: MPI.Intracomm) -> Iterator[tuple[LateGp
         except BaseException:
             forget_channels()
             raise
-        for channel in list(nccl._channels):
+        for channel in nccl.channels():
             channel.close()
 
 
 def forget_channels() -> None:
     """Leave process groups alone behind a test that failed: the other ranks may not be there."""
-    for channel in list(nccl._channels):
+    for channel in nccl.channels():
         channel._groups.clear()
 
 
