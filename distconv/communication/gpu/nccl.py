@@ -99,7 +99,7 @@ class Channel:
         self._groups: dict[str, rendezvous.Backend] = {}
         self.launches: deque[Launch] = deque()
         """What was not over yet at the last launch, oldest first."""
-        self._groups = rendezvous.connected(comm, device, _group, (_MESSAGES, _SUMS))
+        self._groups, self._server = rendezvous.connected(comm, device, _group, (_MESSAGES, _SUMS))
         _channels[:] = [each for each in _channels if each() is not None] + [weakref.ref(self)]
         watchdog.look_at(_waited_for)
 
@@ -202,7 +202,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 def _group(store: Any, name: str, comm: MPI.Intracomm, device: torch.device) -> rendezvous.Backend:
     """A process group; waits for those of the other ranks."""
     # Torch ends a process whose work lasts longer: behind the watchdog, which says what for.
-    limit = timedelta(seconds=2 * watchdog.timeout_s) if watchdog.timeout_s else timedelta(days=365)
+    limit = timedelta(seconds=watchdog.timeout_s + 60) if watchdog.timeout_s else timedelta(days=365)
     if device.type == "cpu":
         return dist.ProcessGroupGloo(store, comm.rank, comm.size, limit)
     options = dist.ProcessGroupNCCL.Options()

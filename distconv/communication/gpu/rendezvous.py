@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as distributed
@@ -24,6 +24,7 @@ CONNECT_S = 120.0
 """How long it may take until all ranks are connected."""
 
 _PAUSE_S = 0.005
+_LEAVE_S = 1.0
 
 dist: Any = distributed
 """Torch exports from it what its types do not say."""
@@ -35,7 +36,14 @@ Group = Callable[[Any, str, MPI.Intracomm, torch.device], Backend]
 """Makes one by torch's store, of that name, over the ranks of a communicator, for tensors of a device."""
 
 
-def connected(comm: MPI.Intracomm, device: torch.device, group: Group, names: Sequence[str]) -> dict[str, Backend]:
+class Connected(NamedTuple):
+    """Process groups by their names, and on rank 0 what serves their store."""
+
+    groups: dict[str, Backend]
+    server: list[Any]
+
+
+def connected(comm: MPI.Intracomm, device: torch.device, group: Group, names: Sequence[str]) -> Connected:
     """Process groups of these ``names``, each made by ``group``. Collective.
 
     Raises
@@ -45,15 +53,16 @@ def connected(comm: MPI.Intracomm, device: torch.device, group: Group, names: Se
     """
     hosts = comm.allgather(MPI.Get_processor_name())
     host = hosts[0] if len(set(hosts)) > 1 else "localhost"
-    served = together(comm, lambda: _store(host, 0, True) if comm.rank == 0 else None, CommunicatorError)
-    port = comm.bcast(served.port if served is not None else 0)
+    server = together(comm, lambda: [_store(host, 0, True)] if comm.rank == 0 else [], CommunicatorError)
+    port = comm.bcast(server[0].port if server else 0)
 
     def connect() -> dict[str, Backend]:
         with on(device):
-            store = served or _store(host, port, False)
+            store = _store(host, port, False)
             return {name: group(dist.PrefixStore(name, store), name, comm, device) for name in names}
 
-    return everywhere(comm, connect, _abort)
+    # Without its server the store lets go of those that wait in it.
+    return Connected(everywhere(comm, connect, _abort, give_up=server.clear), server)
 
 
 def _store(host: str, port: int, serves: bool) -> Any:
@@ -66,11 +75,13 @@ def _abort(groups: dict[str, Backend]) -> None:
         group.abort()
 
 
-def everywhere(comm: MPI.Intracomm, attempt: Callable[[], T], undo: Callable[[T], None]) -> T:
+def everywhere(
+    comm: MPI.Intracomm, attempt: Callable[[], T], undo: Callable[[T], None], give_up: Callable[[], object]
+) -> T:
     """What ``attempt`` returns, which waits for the other ranks' attempts. Collective.
 
-    It runs in a thread: where it fails on one rank, the others would never come back from theirs. These are left alone,
-    and undone if they come through after all.
+    It runs in a thread: where it fails on one rank, the others would never come back from theirs. Then all call
+    ``give_up``, which is to make them come back, and what comes through after all is undone.
 
     Raises
     ------
@@ -86,7 +97,8 @@ def everywhere(comm: MPI.Intracomm, attempt: Callable[[], T], undo: Callable[[T]
         except Exception as error:  # whatever it is, the other ranks are to hear of it
             outcome.set_exception(RuntimeError(first_line(error)))
 
-    threading.Thread(target=run, name="distconv-rendezvous", daemon=True).start()
+    thread = threading.Thread(target=run, name="distconv-rendezvous", daemon=True)
+    thread.start()
     try:
         while True:
             done, late = outcome.done(), time.monotonic() > end
@@ -95,7 +107,9 @@ def everywhere(comm: MPI.Intracomm, attempt: Callable[[], T], undo: Callable[[T]
                 return outcome.result()
             time.sleep(_PAUSE_S)
     except CommunicatorError:
+        give_up()
         outcome.add_done_callback(lambda came: None if came.exception() else undo(came.result()))
+        thread.join(_LEAVE_S)
         raise
 
 
