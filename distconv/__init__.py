@@ -18,6 +18,7 @@
     distribution      Distributions: which rank owns which indices of a tensor. Pure arithmetic
     errors            The errors distconv raises
     grid              Process grids: a Cartesian view of the ranks with named axes
+    local_device      The GPU of this rank
     memory_order      Strides that a tensor would have in one process
     parallel          ``parallelize``: make an ordinary module train on distributed tensors with exact gradients
     parameters        Parameters on a grid: their blocks, and when their gradients are summed
@@ -65,6 +66,7 @@ from distconv.errors import (
     UnsupportedOperation,
 )
 from distconv.grid import ProcessGrid
+from distconv.local_device import device
 from distconv.parallel import parallelize
 from distconv.parameters.gradient_reduction import no_sync
 from distconv.parameters.optimizer_state import shard_optimizer
@@ -109,6 +111,7 @@ __all__ = [
     "UnsupportedOperation",
     "block_range",
     "check_replicas",
+    "device",
     "from_local",
     "gather",
     "load_checkpoint",

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from distconv.communication import agreement, collectives, nccl
+from distconv.communication import agreement, collectives
 from distconv.communication.digest import digest
+from distconv.communication.gpu import device_transport
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistributionError
 from distconv.grid import ProcessGrid
@@ -67,7 +68,7 @@ def scatter(
         return tensor.redistribute(_distribution(target, dims, tensor.dim()))
     dist = _agreed(tensor, target, dims)
     assert tensor is not None
-    nccl.offer(dist.grid.world, tensor)
+    device_transport.offer(dist.grid.world, tensor)
     local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
     # The block is never the caller's memory, whatever the grid: changing one must not change the other.
     made = DistTensor(local.clone() if local.data_ptr() == tensor.data_ptr() else local, dist, tensor.shape)
@@ -139,7 +140,7 @@ def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | 
         tensor = torch.empty((0, *rows[1:]), dtype=dtype, device=device, requires_grad=requires_grad)
     elif not shape:
         tensor = tensor.reshape(1)
-    nccl.offer(grid.world, tensor)
+    device_transport.offer(grid.world, tensor)
     # All rows on the root: an uneven distribution like any other.
     at_root = (0,) * (root + 1) + (rows[0],) * (grid.size - root)
     source = Distribution(grid.flat, ("n",) + (None,) * (len(rows) - 1), boundaries={"n": at_root})
@@ -175,5 +176,5 @@ def from_local(local: torch.Tensor, dist: Distribution, shape: Sequence[int]) ->
             )
 
     agreement.together(dist.grid.world, check, DistributionError)
-    nccl.offer(dist.grid.world, local)
+    device_transport.offer(dist.grid.world, local)
     return DistTensor(local.contiguous(), dist, shape)

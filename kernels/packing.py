@@ -9,6 +9,7 @@ import enum
 import functools
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -90,9 +91,28 @@ class PackedRegions:
         launch(table, blocks, (memory, *addresses, np.int32(self._cells), np.int64(self._elements), np.int32(action)))
 
 
-def available() -> bool:
-    """Whether the kernel can be launched: with CuPy 14 or newer, and a torch whose streams it takes."""
-    return _cupy() is not None and hasattr(torch.cuda.Stream, "__cuda_stream__")
+@functools.cache
+def available(device: torch.device, dtype: torch.dtype, dims: int) -> bool:
+    """Whether the kernel for such tensors runs on ``device``; with CuPy 14 or newer it is tried, on one element.
+
+    What may fail then is the compiler, a driver older than it, a GPU older than the kernel (compute capability 7.0).
+    """
+    if _cupy() is None or not hasattr(torch.cuda.Stream, "__cuda_stream__"):
+        return False  # no CuPy, or a torch whose streams it does not take
+    sent, message = (torch.full((dtype.itemsize,), n, dtype=torch.uint8, device=device) for n in (1, 0))
+    once = (1,) * dims
+    try:
+        element = PackedRegions([(Region(0, (0,) * dims, once), 0)], [once])
+        element.pack([sent.view(dtype).view(once)], message.view(dtype))
+        reason = "" if torch.equal(sent, message) else "it does not move what it should"
+    except Exception as error:  # CuPy's errors have no common base
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    if reason:
+        warnings.warn(
+            f"messages of {dtype} are packed box by box, as CuPy's kernel does not run on {device}: {reason}",
+            stacklevel=2,
+        )
+    return not reason
 
 
 @functools.cache

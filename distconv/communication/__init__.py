@@ -6,10 +6,9 @@
     collectives  Differentiable communication: pairs of a forward and its adjoint, on the local blocks
     derived      Communicators derived from another one, which go back to MPI when no rank uses them any more
     digest       Digests of tensors, by which ranks find out that theirs differ
-    nccl         NCCL: messages and sums between GPUs that no host waits for
+    gpu          How tensors of GPUs cross ranks: by NCCL, by an MPI that takes device memory, or by way of the host
     packing      Packing: boxes of tensors side by side in contiguous messages, and back
     routes       Routes: which boxes of a tensor a rank sends to whom, and receives from whom. Pure arithmetic
-    staging      Staging: tensors of a GPU on their way to and from MPI, which sees no streams
     transfer     The mover: everything that crosses ranks is an intersection of boxes
     transport    Transport: nonblocking messages between tensors, and allreduces, on the host or a GPU
 """

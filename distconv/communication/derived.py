@@ -17,7 +17,7 @@ from mpi4py import MPI
 from distconv.process import watchdog
 
 if TYPE_CHECKING:
-    from distconv.communication.nccl import Channel
+    from distconv.communication.gpu.device_transport import DeviceTransport
 
 FEW = 64
 """Communicators that may exist before Python is asked to look for dropped ones in cycles."""
@@ -35,10 +35,8 @@ class Derived:
     def __init__(self) -> None:
         self._made: list[_Made] = []
         self._few = FEW
-        self.offered = False
-        """Whether it was decided if messages between GPUs go by NCCL (:func:`distconv.communication.nccl.offer`)."""
-        self.channel: Channel | None = None
-        """That NCCL communicator; all duplicates share it."""
+        self.transport: DeviceTransport | None = None
+        """By what tensors of GPUs cross, over all duplicates; None until :mod:`.gpu.device_transport` decides."""
         self._common: MPI.Intracomm | None = None
 
     @staticmethod

@@ -79,7 +79,7 @@ class Packing:
         if room.buffer is None:
             return
         layout = self._layout(tensors, in_place=True)
-        if _by_kernel(room.buffer):
+        if _by_kernel(tensors[0]):
             layout.by_kernel.unpack(tensors, room.buffer)
             return
         for region, place in layout.places(room.buffer):
@@ -94,7 +94,7 @@ class Packing:
         if room.buffer is None:
             return
         layout = self._layout(tensors, in_place=False)
-        if _by_kernel(room.buffer, adds=True):
+        if _by_kernel(tensors[0], adds=True):
             layout.by_kernel.add(tensors, room.buffer)
             return
         for region, place in layout.places(room.buffer):
@@ -175,8 +175,9 @@ def _contiguous(region: Region, tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _by_kernel(tensor: torch.Tensor, adds: bool = False) -> bool:
+    """Whether one kernel moves boxes of such tensors."""
     if not tensor.is_cuda:
         return False
     from distconv.kernels import packing
 
-    return packing.available() and (not adds or packing.adds(tensor.dtype))
+    return packing.available(tensor.device, tensor.dtype, tensor.dim()) and (not adds or packing.adds(tensor.dtype))

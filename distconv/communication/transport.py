@@ -1,7 +1,7 @@
 """Transport: nonblocking messages between tensors, and allreduces, on the host or a GPU.
 
-CPU tensors are sent from and received into their own memory; those of a GPU go through NCCL (:mod:`.nccl`) or, as
-:mod:`.staging` has it, through MPI.
+CPU tensors are sent from and received into their own memory; those of a GPU go as :mod:`.gpu.device_transport` decided:
+through NCCL (:mod:`.gpu.nccl`), or through MPI from their memory or by way of the host's (:mod:`.gpu.staging`).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import torch
 from mpi4py import MPI
 
-from distconv.communication import nccl
 from distconv.communication.agreement import check_usable
+from distconv.communication.gpu import device_transport, nccl
+from distconv.communication.gpu.staging import Staging
 from distconv.communication.packing import in_memory
-from distconv.communication.staging import Staging
 from distconv.precision import widened
 from distconv.process import watchdog
 from distconv.process.profiling import section
@@ -86,7 +86,7 @@ class Exchange:
     """
 
     _staging: Staging | None = None
-    _over: torch.cuda.Event | None = None
+    _launch: nccl.Launch | None = None
 
     def __init__(self, comm: MPI.Intracomm, sends: Sequence[Message], receives: Sequence[Message], what: str) -> None:
         self._requests: list[MPI.Request] = []
@@ -98,11 +98,12 @@ class Exchange:
             traffic.sent[what] += sum(tensor.nbytes for _, tensor in sends)
         self._receives, self._sends = [(*each, each[1]) for each in receives], [(*each, each[1]) for each in sends]
         tensors = [tensor for _, tensor in (*sends, *receives)]
-        self._channel = nccl.of(comm, tensors[0]) if tensors else None
+        way = device_transport.of(comm, tensors[0]) if tensors else device_transport.HOST
+        self._channel = way.channel
         if self._channel is not None:
-            self._over = self._channel.exchange(sends, receives, what)
+            self._launch = self._channel.exchange(sends, receives, what)
             return
-        self._staging = staging = Staging.of(tensors)
+        self._staging = staging = Staging.of(tensors, way.by_mpi.messages)
         if staging is not None:
             self._receives = [(peer, tensor, staging.incoming(tensor)) for peer, tensor in receives]
             self._sends = [(peer, tensor, staging.outgoing(tensor)) for peer, tensor in sends]
@@ -126,13 +127,13 @@ class Exchange:
     def post(self) -> None:
         """Hand the messages to MPI, and before them any that are still to be: they arrive in the order they were made.
 
-        On a GPU blocks until it has written them.
+        On a GPU blocks until it has written them, and no longer uses what MPI is to write.
         """
         while self in _unposted:
             _unposted.pop(0)._post()
 
     def _post(self) -> None:
-        if self._staging is not None:
+        if self._staging is not None and (self._sends or self._late):
             self._staging.wait_until_written()
         if self._late:
             self._receive()
@@ -142,14 +143,14 @@ class Exchange:
     def done(self) -> bool:
         """Whether every message has been sent and received; ``wait()`` then returns at once."""
         self.post()
-        return self._over.query() if self._over is not None else bool(MPI.Request.Testall(self._requests))
+        return self._launch.over() if self._launch is not None else bool(MPI.Request.Testall(self._requests))
 
     def wait(self, what: str | None = None) -> None:
         """Block until every message has been sent and received; ``what`` for, if it was not known at the start."""
         self._what = what or self._what
-        if self._channel is not None and self._over is not None:
-            self._channel.join(self._over)
-            self._over = None
+        if self._channel is not None and self._launch is not None:
+            self._channel.join(self._launch)
+            self._launch = None
             self._sends.clear()
             return
         self.post()
@@ -162,6 +163,11 @@ class Exchange:
             self._staging.close()
         self._sends.clear()
 
+    @property
+    def received(self) -> list[torch.Tensor]:
+        """What came, once it is waited for, where MPI wrote it: of a GPU's tensors perhaps on the host."""
+        return [buffer for *_, buffer in self._receives]
+
     def cancel(self) -> None:
         """Give up receives that nothing was sent for."""
         self.post()
@@ -172,7 +178,7 @@ class Exchange:
 
     def __del__(self) -> None:
         # An exception came between start and finish: MPI may still read and write this memory.
-        if self._requests or self._over is not None:
+        if self._requests or self._launch is not None:
             _abandoned.append(self)
 
     def _describe(self) -> str:
@@ -196,12 +202,13 @@ class Reduction:
         self._wide = in_memory(tensor.to(widened(tensor.dtype)))
         for traffic in _counting:
             traffic.reduced[what, comm.size] += self._wide.nbytes
-        self._channel = nccl.offer(comm, self._wide)
+        way = device_transport.offer(comm, self._wide)
+        self._channel = way.channel
         if self._channel is not None:
-            self._over = self._channel.reduce(self._wide, op, what)
+            self._launch = self._channel.reduce(self._wide, op, what)
             return
         self._buffer = self._wide
-        self._staging = staging = Staging.of([tensor])
+        self._staging = staging = Staging.of([tensor], way.by_mpi.sums)
         if staging is not None:
             self._buffer = staging.outgoing(self._wide)
             staging.sealed()
@@ -212,7 +219,7 @@ class Reduction:
     def wait(self) -> torch.Tensor:
         """Block until the sum is there; returns the tensor."""
         if self._channel is not None:
-            self._channel.join(self._over)
+            self._channel.join(self._launch)
         else:
             with watchdog.waiting(lambda: f"{self._what} over {self._size} ranks"):
                 MPI.Request.Waitall(self._requests)

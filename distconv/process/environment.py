@@ -90,8 +90,8 @@ TRANSPORT = Variable[str | None](
     "DISTCONV_TRANSPORT",
     "host, cuda-aware or nccl",
     "how CUDA tensors cross ranks: through MPI by way of pinned host memory or as device buffers, or through NCCL",
-    "NCCL between the ranks of a grid, if CuPy is there, each rank has its own GPU and messages are faster than by "
-    "MPI; with MPI device buffers if it says that it takes them and a message confirms it; else host",
+    "NCCL between the ranks of a grid, if torch has it, each rank has its own GPU and messages are faster than by "
+    "MPI; with MPI device buffers if it says that it takes them and messages between the ranks confirm it; else host",
     None,
     {name: name for name in ("host", "cuda-aware", "nccl")}.__getitem__,
 )

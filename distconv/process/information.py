@@ -14,7 +14,9 @@ import torch
 from mpi4py import MPI
 
 import distconv
-from distconv.communication import nccl, staging
+from distconv.communication.gpu import cuda_aware, device_transport
+from distconv.errors import CommunicatorError
+from distconv.local_device import device
 from distconv.process import environment
 from distconv.process.memory import allocator
 
@@ -69,6 +71,7 @@ def describe(comm: MPI.Intracomm) -> list[tuple[str, str]]:
             f"{min(threads)} to {max(threads)} per rank" if len(set(threads)) > 1 else f"{threads[0]} per rank",
         ),
         ("CUDA devices", ", ".join(torch.cuda.get_device_name(i) for i in range(devices)) or "none"),
+        ("devices of the ranks", ", ".join(dict.fromkeys(comm.allgather(str(device()))))),
         ("transport", _transport(comm)),
         ("allocator", allocator.describe()),
         *((variable.name, _in_force(variable)) for variable in environment.VARIABLES),
@@ -76,10 +79,16 @@ def describe(comm: MPI.Intracomm) -> list[tuple[str, str]]:
 
 
 def _transport(comm: MPI.Intracomm) -> str:
-    by_mpi = "device buffers (MPI is CUDA-aware)" if staging.cuda_aware() else "host memory"
-    if not all(comm.allgather(torch.cuda.is_available())):
-        return by_mpi
-    missing = nccl.missing(comm, torch.device("cuda", torch.cuda.current_device()))
+    gpu = device()
+    if not all(comm.allgather(gpu.type == "cuda")):
+        return "host memory"
+    try:
+        taken = cuda_aware.taken(comm, gpu)
+    except CommunicatorError as error:
+        return str(error)
+    by_mpi = "MPI from device memory" if taken.messages else "MPI by way of host memory"
+    by_mpi += ", sums by way of host memory" if taken.messages and not taken.sums else ""
+    missing = device_transport.missing(comm, gpu)
     return f"{by_mpi}; no NCCL: {missing}" if missing else f"NCCL, or {by_mpi}: what is faster"
 
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from mpi4py import MPI
 
+from distconv import local_device
 from distconv.errors import ReplicationWarning
 from distconv.process import endings, environment, watchdog
 from distconv.process.memory import allocator
@@ -34,7 +35,7 @@ def threads_for(mine: frozenset[int], everyone: Sequence[frozenset[int]]) -> int
     return max(1, len(mine) // sum(bool(mine & other) for other in everyone))
 
 
-_ready = False
+_memory_kept = _ready = False
 
 
 def set_up(comm: MPI.Intracomm | None = None) -> None:
@@ -42,20 +43,23 @@ def set_up(comm: MPI.Intracomm | None = None) -> None:
 
     Collective over ``comm`` (default: all ranks). Does nothing to threads and excepthooks of a process that runs alone.
     """
-    global _ready
+    global _memory_kept, _ready
     if _ready or not MPI.Is_initialized() or MPI.Is_finalized():
         return
-    if comm is not None:
-        environment.check(comm)
-    comm = comm or MPI.COMM_WORLD
-    allocator.keep_memory(MPI.COMM_WORLD.size)
+    if not _memory_kept:
+        allocator.keep_memory(MPI.COMM_WORLD.size)
+        _memory_kept = True
+    late, comm = comm is not None, comm or MPI.COMM_WORLD
     if comm.size == 1:
         return
+    if late:
+        environment.check(comm)
     _ready = True
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(threads_for(_cores(), node.allgather(_cores())))
     watchdog.know(dict(node.allgather((MPI.COMM_WORLD.rank, os.getpid()))))
+    local_device.number_on(node)
     node.Free()
     if MPI.COMM_WORLD.rank:
         # All ranks warn alike. Behind the user's own filters, which may make errors of warnings.

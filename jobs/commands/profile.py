@@ -29,7 +29,7 @@ from distconv.jobs.pointcloud.classification.trainer import NETWORKS
 from distconv.jobs.pointcloud.sampling import DRAWN_POINTS
 from distconv.jobs.pointcloud.shapes import Shapes
 from distconv.jobs.training.model_factory import build_model
-from distconv.jobs.training.options import device_for, positive
+from distconv.jobs.training.options import add_device_argument, device_for, positive
 from distconv.layers.models import MODELS
 from distconv.layers.sparse import SparseTensor
 from distconv.perfmodel.cost.operation_work import LocalCall
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv profile``."""
     parser.add_argument("--out", type=Path, metavar="FILE", help="machine file to write, or to add to")
     parser.add_argument("--name", default=platform.node() or "here", help="name of the machine (default: %(default)s)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    add_device_argument(parser)
     add_network_arguments(parser, required=False)
     parser.add_argument(
         "--ranks",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import TypeVar
@@ -16,6 +17,7 @@ from distconv.batch_norm import BATCH_NORM
 from distconv.communication.agreement import together
 from distconv.errors import GridError
 from distconv.grid import ProcessGrid
+from distconv.local_device import device
 from distconv.plan import Plan
 
 from .training import Settings
@@ -66,7 +68,7 @@ def add_training_arguments(
         action="store_true",
         help="split the optimizer's state over the ranks that hold the same weights",
     )
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    add_device_argument(parser)
     parser.add_argument("--seed", type=seed, default=defaults.seed, help="default: %(default)s")
     parser.add_argument("--drop-last", action="store_true", help="leave out an epoch's last batch if it is smaller")
     parser.add_argument("--out", type=Path, default=Path(out), metavar="DIR", help="default: %(default)s")
@@ -192,17 +194,50 @@ def default_grid(ranks: int, batch: int) -> dict[str, int]:
     return {"n": along_n, "h": ranks // along_n}
 
 
-def device_for(name: str, comm: MPI.Intracomm) -> str:
-    """The device of this rank: ranks on a node take its GPUs in turn. Collective."""
+def add_device_argument(parser: argparse.ArgumentParser, what: str = "") -> None:
+    """The option; ``what`` begins its help."""
+    parser.add_argument(
+        "--device",
+        type=device_name,
+        metavar="cpu|cuda|cuda:N",
+        help=f"{what}cuda: each rank has a GPU of its node in turn; cuda:N: all have that one (default: cuda if there "
+        "is a GPU, else cpu)",
+    )
 
-    def find() -> str:
-        if name == "cuda":
-            if not torch.cuda.is_available():
-                raise GridError(f"--device {name}: this machine has no CUDA device; use --device cpu")
-            node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-            name_here = f"cuda:{node.rank % torch.cuda.device_count()}"
-            node.Free()
-            return name_here
-        return str(torch.device(name))
 
-    return together(comm, find, GridError)
+def device_name(text: str) -> str:
+    """``text`` if it names a device.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it does not.
+    """
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not cpu, cuda or cuda:N")
+    return text
+
+
+def device_for(name: str | None, comm: MPI.Intracomm) -> str:
+    """The device of this rank by the option's value, made torch's current one. Collective.
+
+    Raises
+    ------
+    GridError
+        On all ranks, if one of them has no such GPU.
+    """
+    return together(comm, lambda: str(_found(name)), GridError)
+
+
+def _found(name: str | None) -> torch.device:
+    if name == "cpu":
+        return torch.device(name)
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name is None or (name == "cuda" and gpus):
+        return device()
+    wanted = torch.device(name)
+    if wanted.index is None or wanted.index >= gpus:
+        there = f"the last GPU of this machine is cuda:{gpus - 1}" if gpus else "this machine has no CUDA device"
+        raise GridError(f"--device {name}: {there}; use --device {'cuda' if gpus else 'cpu'}")
+    torch.cuda.set_device(wanted)
+    return wanted

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from mpi4py import MPI
 
+from distconv.communication.gpu import device_transport
+from distconv.communication.gpu.staging import put
 from distconv.communication.routes import Peer, Piece, Routes
 from distconv.communication.transport import Exchange
 from distconv.errors import PipelineError
@@ -44,7 +46,7 @@ class _Outgoing:
     def send(self, header: Header, payload: torch.Tensor, what: str) -> None:
         """Send ``payload``, which begins with room for the header."""
         self.under_way = [exchange for exchange in self.under_way if not exchange.done()]
-        payload[:HEADER_BYTES].view(torch.int64).copy_(header.encode())
+        put(header.encode(), payload[:HEADER_BYTES].view(torch.int64))
         parts = [payload]
         if header.nbytes > self.capacity:
             parts = [payload[:HEADER_BYTES], payload[HEADER_BYTES:]]
@@ -79,7 +81,9 @@ class _Incoming:
     def take(self, what: str) -> tuple[Header, torch.Tensor]:
         """The next message, and its tensors one after the other."""
         self.standing.wait(what)
-        header = Header.decode(self.buffer[:HEADER_BYTES].view(torch.int64).tolist())
+        # As it came by way of the host: what it says is known before the GPU has it.
+        (received,) = self.standing.received
+        header = Header.decode(received[:HEADER_BYTES].view(torch.int64).cpu().tolist())
         payload = self.buffer[HEADER_BYTES:]
         if header.nbytes > self.capacity:
             payload = torch.empty(header.nbytes, dtype=torch.uint8, device=self.device)
@@ -113,6 +117,8 @@ class Mailbox:
         self, comm: MPI.Intracomm, placement: Placement, place: Place, grid: ProcessGrid | None, device: torch.device
     ) -> None:
         self._comms = {Kind.F: comm.Dup(), Kind.B: comm.Dup()}
+        for each in self._comms.values():
+            device_transport.offer_mpi(each, device)
         self._rank: int = comm.rank
         self._placement, self._place, self._grid, self._device = placement, place, grid, device
         self._outgoing: dict[tuple[Kind, int], _Outgoing] = {}

@@ -93,6 +93,12 @@ CASES = {
     73: "a checkpoint that not all ranks see: waited for, then all",
     74: "old checkpoints: deleted behind the new one's commit",
     75: "a clock that went back: the step decides which is newest",
+    # GPUs.
+    96: "a rank on which NCCL cannot begin: all through MPI, with a warning; if it was forced to: all",
+    97: "an MPI that does not carry the device memory it says it takes, on one rank: all",
+    98: "a peer lost under NCCL, or that does not come: an error where it is waited for, or code 75",
+    99: "a device that is not there: code 2, in one line",
+    100: "a tensor on another GPU than its rank's first: an error that names both",
     # Ranks that part.
     101: "a rank that leaves while others wait for it, however it leaves: the job ends within seconds, naming it",
     102: "an error that all ranks raise: told once, by rank 0, with the lines of the user alone",

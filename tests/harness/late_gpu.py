@@ -77,6 +77,7 @@ class Stream:
         return event
 
     def synchronize(self) -> None:
+        self.gpu.host_waits += 1
         self.get_to(self.given)
 
     def query(self) -> bool:
@@ -101,6 +102,7 @@ class Event:
         (stream or LateGpu.running.stream).wait_event(self)
 
     def synchronize(self) -> None:
+        LateGpu.running.host_waits += 1
         if self.stream is not None:
             self.stream.get_to(self.end)
 
@@ -260,6 +262,9 @@ class LateGpu:
 
     def __init__(self, order: str) -> None:
         self.sides_early = order == "sides first"
+        self.capturing = False
+        self.host_waits = 0
+        """How often the host waited until a stream had got somewhere."""
         self.streams: dict[int, Stream] = {}
         self.kept: list[torch.Tensor] = []
         self._pinned: dict[int, Stream] = {}
@@ -345,6 +350,7 @@ class LateGpu:
             "device": lambda device: contextlib.nullcontext(),
             "get_device_properties": lambda device: self,
             "is_available": lambda: True,
+            "is_current_stream_capturing": lambda: self.capturing,
             "synchronize": self.synchronize,
         }.items():
             patch.setattr(torch.cuda, name, value)

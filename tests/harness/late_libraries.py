@@ -1,4 +1,4 @@
-"""CuPy and its NCCL for a GPU that is not there (:mod:`.late_gpu`): they move bytes when its streams get there."""
+"""CuPy and NCCL for a GPU that is not there (:mod:`.late_gpu`): they move bytes when its streams get there."""
 
 from __future__ import annotations
 
@@ -9,76 +9,82 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 from mpi4py import MPI
 
-from distconv.communication import nccl, staging
+from distconv.communication import transport
+from distconv.communication.gpu import nccl, staging
 from distconv.kernels import packing
 from tests.harness import kernels_in_c
 from tests.harness.late_gpu import DEVICE, LateGpu, Stream
 
 
-class LateNccl:
-    """CuPy's binding of NCCL: what it launches moves when its stream gets there."""
+class LateWork:
+    """What a process group was given, as torch's ``Work``."""
 
-    NCCL_FLOAT32, NCCL_FLOAT64, NCCL_INT32, NCCL_INT64, NCCL_UINT8 = (
-        MPI.FLOAT,
-        MPI.DOUBLE,
-        MPI.INT32_T,
-        MPI.INT64_T,
-        MPI.BYTE,
-    )
-    _OPERATIONS = (MPI.SUM, MPI.PROD, MPI.MAX, MPI.MIN)
+    def __init__(self, group: LateGroup) -> None:
+        self._group, self._end = group, group.stream.record_event()
 
-    class NcclError(RuntimeError):
-        """As CuPy's."""
+    def is_completed(self) -> bool:
+        return self._end.query()
+
+    def wait(self) -> None:
+        if self._group.lost:
+            raise RuntimeError("NCCL error: unhandled system error\nException raised from checkForNCCLErrors")
+        LateGpu.running.stream.wait_event(self._end)
+
+
+class LateGroup:
+    """Torch's process group by NCCL: what it is given moves when its stream gets there."""
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self.comm = comm
-        self.grouped: list[tuple[Any, int, Sequence[Any], int]] = []
+        self.comm, self.stream, self.lost, self.ended = comm, Stream(), False, ""
+        self._grouped: list[tuple[Any, int, Any]] | None = None
 
-    def get_unique_id(self) -> str:
-        return "number"
+    def _start_coalescing(self) -> None:
+        assert self._grouped is None
+        self._grouped = []
 
-    def NcclCommunicator(self, size: int, identifier: str, rank: int) -> LateCommunicator:
-        assert (size, identifier, rank) == (self.comm.size, "number", self.comm.rank)
-        return LateCommunicator(self, self.comm.Dup())
+    def send(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> None:
+        assert self._grouped is not None
+        self._grouped.append((self.comm.Isend, peer, *tensors))
 
-    def groupStart(self) -> None:
-        assert not self.grouped
+    def recv(self, tensors: Sequence[torch.Tensor], peer: int, tag: int) -> None:
+        assert self._grouped is not None
+        self._grouped.append((self.comm.Irecv, peer, *tensors))
 
-    def groupEnd(self) -> None:
-        grouped, self.grouped = self.grouped, []
+    def _end_coalescing(self) -> LateWork | None:
+        assert self._grouped is not None
+        grouped, self._grouped = self._grouped, None
         if not grouped:
-            return
-        assert len({stream for *_, stream in grouped}) == 1
+            return None
 
         def work() -> None:
-            MPI.Request.Waitall([act([_bytes(*memory), MPI.BYTE], peer) for act, peer, memory, _ in grouped])
+            MPI.Request.Waitall([act([_memory(tensor), MPI.BYTE], peer) for act, peer, tensor in grouped])
 
-        LateGpu.running.streams[grouped[0][-1]].give(work)
+        return self._given(work)
+
+    def allreduce(self, tensors: Sequence[torch.Tensor], options: Any) -> LateWork:
+        (tensor,) = tensors
+        operation = next(op for op, name in nccl._OPERATIONS if options.reduceOp == getattr(dist.ReduceOp, name))
+        memory, kind, reduce = _memory(tensor), transport._MPI_TYPES[tensor.dtype], self.comm.Allreduce
+        return self._given(lambda: reduce(MPI.IN_PLACE, [memory, kind], operation))
+
+    def _given(self, work: Callable[[], None]) -> LateWork:
+        self.stream.wait_stream(LateGpu.running.stream)
+        self.stream.give(work)
+        return LateWork(self)
+
+    def shutdown(self) -> None:
+        self.ended = "shut down"
+
+    def abort(self) -> None:
+        self.ended = "aborted"
 
 
-class LateCommunicator:
-    """As CuPy's."""
-
-    def __init__(self, library: LateNccl, comm: MPI.Intracomm) -> None:
-        self.library, self.comm, self.lost = library, comm, False
-
-    def send(self, address: int, count: int, kind: MPI.Datatype, peer: int, stream: int) -> None:
-        self.library.grouped.append((self.comm.Isend, peer, (address, count * kind.Get_size()), stream))
-
-    def recv(self, address: int, count: int, kind: MPI.Datatype, peer: int, stream: int) -> None:
-        self.library.grouped.append((self.comm.Irecv, peer, (address, count * kind.Get_size()), stream))
-
-    def allReduce(self, sent: int, into: int, count: int, kind: MPI.Datatype, op: int, stream: int) -> None:
-        assert sent == into
-        memory = _bytes(into, count * kind.Get_size())
-        reduce, operation = self.comm.Allreduce, self.library._OPERATIONS[op]
-        LateGpu.running.streams[stream].give(lambda: reduce(MPI.IN_PLACE, [memory, kind], operation))
-
-    def check_async_error(self) -> None:
-        if self.lost:
-            raise self.library.NcclError("unhandled system error")
+def _memory(tensor: torch.Tensor) -> Any:
+    return _bytes(tensor.data_ptr(), tensor.nbytes)
 
 
 def _bytes(address: int, nbytes: int) -> Any:
@@ -119,7 +125,7 @@ class LateCupy:
 @contextlib.contextmanager
 def late_gpu(order: str) -> Iterator[LateGpu]:
     """A late GPU while the block runs; all that it was given is done at the end. Collective, if ranks exchange."""
-    caches = (staging._copying, staging.cuda_aware, nccl._stream, packing.compiled)
+    caches = (staging._copying, packing.available, packing.compiled)
     gpu = LateGpu(order)
     with pytest.MonkeyPatch.context() as patch:
         gpu.install(patch)
@@ -133,5 +139,4 @@ def late_gpu(order: str) -> Iterator[LateGpu]:
         finally:
             for cache in caches:
                 cache.cache_clear()
-            nccl._under_way.clear()
             LateGpu.running = None

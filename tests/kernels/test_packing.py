@@ -16,7 +16,7 @@ from distconv.kernels import packing
 from tests.distconv.layouts import counting
 from tests.harness import kernels_in_c
 from tests.harness.late_gpu import LateGpu
-from tests.harness.late_libraries import late_gpu
+from tests.harness.late_libraries import LateCupy, late_gpu
 
 SUMMED = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -240,3 +240,27 @@ def test_nvrtc_compiles_the_kernel_without_a_warning(dtype):
     library.nvrtcGetPTX(program, ptx)
     library.nvrtcDestroyProgram(ctypes.byref(program))
     assert b".visible .entry move(" in ptx.value
+
+
+@in_c
+@pytest.mark.parametrize(
+    ("kernel", "reason"),
+    [
+        (RuntimeError("CUDA_ERROR_UNSUPPORTED_PTX_VERSION\nin cuModuleLoad"), "RuntimeError: CUDA_ERROR_UNSUPPORTED"),
+        (lambda *launch: None, "it does not move what it should"),
+    ],
+)
+def test_where_the_kernel_does_not_run_boxes_are_packed_by_torch(kernel, reason, monkeypatch):
+    def raw_kernel(cupy, text, name):
+        if isinstance(kernel, Exception):
+            raise kernel
+        return kernel
+
+    with late_gpu("late") as gpu:
+        monkeypatch.setattr(LateCupy, "RawKernel", raw_kernel)
+        x, plan = gpu.tensor(counting(4, 3)), Packing([[Region(0, (0, 1), (4, 1))]])
+        with pytest.warns(UserWarning, match=f"float64 are packed box by box, .* does not run on cuda:0: {reason}"):
+            (message,) = plan.pack([x])
+        assert message.cpu().tolist() == counting(4, 3)[:, 1].tolist()
+        (again,) = plan.pack([x])  # tried, and told, once
+        assert again.cpu().tolist() == counting(4, 3)[:, 1].tolist()

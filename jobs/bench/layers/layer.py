@@ -24,7 +24,7 @@ from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
 from distconv.jobs.planning.options import add_machine_argument, on_rank_0, wait_asleep
-from distconv.jobs.training.options import device_for, positive
+from distconv.jobs.training.options import add_device_argument, device_for, positive
 from distconv.parallel import parallelize
 from distconv.parameters.channel_split import AXIS
 from distconv.parameters.sharding import convolution_split
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=paper_layers.LAYERS,
         help="this layer, float32 (with --grid, --batch, --device and --machine)",
     )
-    parser.add_argument("--device", help="of --layer: cpu or cuda (default: cpu)")
+    add_device_argument(parser, "of --layer: ")
     add_machine_argument(parser, required=False)
     parser.add_argument("--batch", type=positive, default=1, help="samples per step (default: %(default)s)")
     for name, text in (
@@ -117,7 +117,7 @@ def run(options: argparse.Namespace) -> int:
     _check(options)
     if options.layer is not None:
         machine = on_rank_0(comm, lambda: Machine.load(options.machine)) if options.machine else None
-        device = torch.device(device_for(options.device or "cpu", comm))
+        device = torch.device(device_for(options.device, comm))
         figures = paper_layers.run(options.layer, options.batch, axes, device, machine)
         if figures is not None:
             report.give_json(figures, options.json)

@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
-from distconv.jobs.training.options import device_for, positive, positive_float
+from distconv.jobs.training.options import add_device_argument, device_for, positive, positive_float
 from distconv.kernels.recurrence import compiled
 from distconv.layers.recurrent import Method, ScanGRU, ScanRNN
 from distconv.layers.recurrent.methods import Problem, fastest
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=positive_float, default=2.0, metavar="S", help="of a step (default: %(default)s)"
     )
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    add_device_argument(parser)
     report.add_json_argument(parser)
 
 

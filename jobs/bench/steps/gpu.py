@@ -19,16 +19,16 @@ from mpi4py import MPI
 from torch import nn
 
 import distconv as dc
-from distconv.communication import nccl
 from distconv.communication.derived import Derived
-from distconv.communication.staging import cuda_aware
+from distconv.communication.gpu import device_transport
+from distconv.communication.gpu.device_transport import DeviceTransport
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, default_axes
 from distconv.jobs.bench import report
 from distconv.jobs.bench.comparison import random, timed
 from distconv.jobs.planning.options import add_network_arguments, on_first_ranks
 from distconv.jobs.training.model_factory import build_model
-from distconv.jobs.training.options import device_for, positive
+from distconv.jobs.training.options import add_device_argument, device_for, positive
 from distconv.kernels.convolution import Geometry
 from distconv.layers.plumbing.input_windows import window_needs
 
@@ -47,7 +47,7 @@ LOCAL, CONVOLUTION, EXCHANGE = "local work alone", "convolution by", "exchange a
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv bench gpu``."""
     add_network_arguments(parser)
-    parser.add_argument("--device", default="cuda", help="cpu or cuda (default: %(default)s)")
+    add_device_argument(parser)
     parser.add_argument("--channels", type=positive, default=64, help="of the convolution (default: %(default)s)")
     parser.add_argument("--rounds", type=positive, default=11, help="turns of each variant (default: %(default)s)")
     report.add_json_argument(parser)
@@ -57,8 +57,6 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
     device = torch.device(device_for(options.device, comm))
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     alone = on_first_ranks(comm, 1, lambda: _in_turns(MPI.COMM_SELF, device, _steps(options, device), options.rounds))
     split = _in_turns(comm, device, _convolution(options, comm, device), options.rounds) if comm.size > 1 else {}
     if comm.rank == 0:
@@ -115,23 +113,19 @@ def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch
         for rows in ghosts:
             y[:, :, :1] += F.conv2d(rows, layer.weight[:, :, :1], padding=(0, 1))
 
-    taken = nccl.offer(grid.world, x.local)
-    channels = {by_mpi(): None} | ({"NCCL": taken} if taken else {})
+    chosen = device_transport.offer(grid.world, x.local)
+    by_mpi = "MPI, device memory" if chosen.by_mpi.messages else "MPI, host memory"
+    ways = {by_mpi: chosen._replace(channel=None)} | ({"NCCL": chosen} if chosen.channel else {})
     actions: Actions = {LOCAL: work}
-    for way, channel in channels.items():
-        actions[f"{CONVOLUTION} {way}"] = _by(channel, grid, torch.no_grad()(lambda: layer(x)))
-        actions[f"{EXCHANGE} {way}"] = _by(channel, grid, lambda: plan.start(x.local).finish())
+    for name, way in ways.items():
+        actions[f"{CONVOLUTION} {name}"] = _by(way, grid, torch.no_grad()(lambda: layer(x)))
+        actions[f"{EXCHANGE} {name}"] = _by(way, grid, lambda: plan.start(x.local).finish())
     return actions
 
 
-def by_mpi() -> str:
-    """What MPI is handed."""
-    return "MPI, device memory" if cuda_aware() else "MPI, host memory"
-
-
-def _by(channel: nccl.Channel | None, grid: dc.ProcessGrid, action: Callable[[], object]) -> Callable[[], object]:
+def _by(way: DeviceTransport, grid: dc.ProcessGrid, action: Callable[[], object]) -> Callable[[], object]:
     def act() -> None:
-        Derived.of(grid.world).channel = channel
+        Derived.of(grid.world).transport = way
         action()
 
     return act

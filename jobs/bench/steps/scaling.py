@@ -28,7 +28,7 @@ from distconv.jobs.planning.options import (
 )
 from distconv.jobs.planning.strong_scaling import Curves, curves, rank_counts, strategies
 from distconv.jobs.training.model_factory import build_model
-from distconv.jobs.training.options import device_for, positive
+from distconv.jobs.training.options import add_device_argument, device_for, positive
 from distconv.parallel import parallelize
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.selection import pure
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--predict-to", type=positive, default=2048, metavar="RANKS", help="on up to so many (default: %(default)s)"
     )
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default: %(default)s)")
+    add_device_argument(parser)
     parser.add_argument("--rounds", type=positive, default=5, help="turns of each variant (default: %(default)s)")
     parser.add_argument("--plot", type=Path, metavar="PICTURE", help="draw all of it")
     report.add_json_argument(parser)
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     for ranks, variants in plans.items():
         for name, times in measured(options, comm, ranks, variants, device).items():
             found.setdefault(name, {})[ranks] = times
-    on_rank_0(comm, lambda: _report(options, plans, predicted, found))
+    on_rank_0(comm, lambda: _report(options, device, plans, predicted, found))
     return 0
 
 
@@ -141,6 +141,7 @@ def _training(options: argparse.Namespace, comm: MPI.Intracomm, plan: Plan, devi
 
 def _report(
     options: argparse.Namespace,
+    device: torch.device,
     plans: Mapping[int, Plans],
     predicted: Curves,
     measured: Mapping[str, Mapping[int, list[float]]],
@@ -148,7 +149,7 @@ def _report(
     what = f"{options.model}, {options.batch} samples of {' x '.join(map(str, options.input))}"
     print(
         report.heading(
-            f"training step of {what}, float32, {options.device}, {torch.get_num_threads()} thread(s) per rank, "
+            f"training step of {what}, float32, {device.type}, {torch.get_num_threads()} thread(s) per rank, "
             f"predicted for {options.machine}"
         )
     )

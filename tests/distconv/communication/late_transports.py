@@ -10,9 +10,9 @@ import pytest
 import torch
 from mpi4py import MPI
 
-from distconv.communication import nccl
+from distconv.communication.gpu import device_transport, nccl
 from tests.harness.late_gpu import LateGpu
-from tests.harness.late_libraries import LateNccl, late_gpu
+from tests.harness.late_libraries import LateGroup, late_gpu
 
 TRANSPORTS = ("host", "cuda-aware", "nccl")
 CASES = list(itertools.product(TRANSPORTS, LateGpu.ORDERS))
@@ -24,10 +24,30 @@ def by(transport: str, order: str, comm: MPI.Intracomm) -> Iterator[tuple[LateGp
     with pytest.MonkeyPatch.context() as patch, late_gpu(order) as gpu:
         patch.setenv("DISTCONV_TRANSPORT", transport)
         patch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-        library = LateNccl(comm)
-        patch.setattr(nccl, "_library", lambda: library)
+        patch.setattr(nccl, "available", lambda: True)
+        groups = late_groups(comm)
+        patch.setattr(nccl, "_group", lambda store, name, comm, device: next(groups))
         own = comm.Dup()
-        channel = nccl.offer(own, gpu.tensor(torch.zeros(1)))
-        assert (channel is not None) == (transport == "nccl" and comm.size > 1)
-        yield gpu, own
-        gpu.synchronize()
+        chosen = device_transport.offer(own, gpu.tensor(torch.zeros(1)))
+        assert (chosen.channel is not None) == (transport == "nccl" and comm.size > 1)
+        assert chosen.by_mpi.messages == (transport == "cuda-aware" and comm.size > 1)
+        del chosen
+        try:
+            yield gpu, own
+            gpu.synchronize()
+        except BaseException:
+            forget_channels()
+            raise
+        for channel in nccl.channels():
+            channel.close()
+
+
+def forget_channels() -> None:
+    """Leave process groups alone behind a test that failed: the other ranks may not be there."""
+    for channel in nccl.channels():
+        channel._groups.clear()
+
+
+def late_groups(comm: MPI.Intracomm) -> Iterator[LateGroup]:
+    """Process groups over ``comm``, as many as a test may need. Collective."""
+    return iter([LateGroup(comm.Dup()) for _ in range(8)])

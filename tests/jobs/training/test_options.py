@@ -88,8 +88,36 @@ def test_batch_norm_is_the_plans_where_the_options_say_nothing(comm, shared_tmp_
     assert options.settings_of(without, More).batch_norm == "global"
 
 
+@pytest.mark.fault(99)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs the package's CPU build")
 @pytest.mark.ranks(1, 2)
-def test_a_device_that_is_not_there_is_refused_on_all_ranks(comm) -> None:
-    assert options.device_for("cpu", comm) == "cpu"
-    raises_everywhere(comm, dc.GridError, "this machine has no CUDA device", lambda: options.device_for("cuda", comm))
+@pytest.mark.parametrize("name", ["cuda", "cuda:0", "cuda:99"])
+def test_a_device_that_is_not_there_is_refused_on_all_ranks(comm, name) -> None:
+    assert options.device_for("cpu", comm) == options.device_for(None, comm) == "cpu"
+    refused = f"^--device {name}: this machine has no CUDA device; use --device cpu"
+    raises_everywhere(comm, dc.GridError, refused, lambda: options.device_for(name, comm))
+
+
+@pytest.mark.fault(99)
+@pytest.mark.ranks(2)
+def test_a_gpu_beyond_those_of_one_machine_is_refused_on_all_ranks(comm, monkeypatch) -> None:
+    current: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4 - comm.rank)
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
+    refused = r"^--device cuda:3: the last GPU of this machine is cuda:2; use --device cuda \(on rank 1\)"
+    raises_everywhere(comm, dc.GridError, refused, lambda: options.device_for("cuda:3", comm))
+    current.clear()
+    assert options.device_for("cuda:2", comm) == "cuda:2"
+    assert current == [torch.device("cuda", 2)]
+    monkeypatch.setattr(options, "device", lambda: torch.device("cuda", comm.rank))
+    assert options.device_for("cuda", comm) == options.device_for(None, comm) == f"cuda:{comm.rank}"
+
+
+@pytest.mark.fault(99)
+@pytest.mark.parametrize("name", ["meta", "gpu", "cuda:", "cuda:-1", "cuda:x", "CUDA", ""])
+def test_what_names_no_device_is_refused_before_anything_runs(name, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed("--device", name)
+    assert ended.value.code == 2
+    assert f"argument --device: {name!r} is not cpu, cuda or cuda:N" in capsys.readouterr().err

@@ -13,13 +13,15 @@ from distconv.pipeline.runtime.p2p import Mailbox
 from distconv.pipeline.runtime.placement import Placement
 from distconv.pipeline.schedules.actions import Kind, Message
 from tests.distconv.layouts import normal
+from tests.harness.late_gpu import DEVICE, LateGpu
+from tests.harness.late_libraries import late_gpu
 
 SHAPES = ((), (0,), (1,), (3, 4), (2, 3, 5), (100, 100), (0, 3, 2), (7,), (300, 200), (2, 2))
 
 
-def mailbox(comm):
+def mailbox(comm, device=None):
     placement = Placement(comm.size, (1,) * comm.size)
-    return Mailbox(comm, placement, placement.places[comm.rank], None, torch.empty(0).device)
+    return Mailbox(comm, placement, placement.places[comm.rank], None, device or torch.empty(0).device)
 
 
 def same(found, expected):
@@ -146,3 +148,25 @@ def test_ranks_that_were_given_other_samples_are_an_error_that_names_both(comm):
         with pytest.raises(PipelineError, match="rank 0 works on a mini-batch of 6 samples, this rank was given 5"):
             box.take(Message(Kind.F, 0, 1), 0, Minibatch(0, 5), "a test")
     box.close()
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("order", LateGpu.ORDERS)
+@pytest.mark.parametrize(("transport", "waits"), [("host", (1, 0)), ("cuda-aware", (1, 2))])
+def test_messages_from_a_gpu_arrive_and_the_host_waits_for_it_once_where_they_go_by_the_host(
+    comm, monkeypatch, transport, waits, order
+):
+    monkeypatch.setenv("DISTCONV_TRANSPORT", transport)
+    with late_gpu(order) as gpu:
+        box = mailbox(comm, DEVICE)
+        for step, shape in enumerate([(30, 40)] + [(20, 40)] * 3):
+            before = gpu.host_waits
+            arrived = pass_on(comm, box, step, [gpu.tensor(normal(*shape, seed=step)) * 2, None], loss=step / 3)
+            if step:  # the first is longer than the receive that stands
+                assert gpu.host_waits - before == waits[comm.rank]
+            if arrived is not None:
+                (found, none), loss = arrived
+                assert torch.equal((found * 1).cpu(), normal(*shape, seed=step) * 2)
+                assert (none, loss) == (None, step / 3)
+        box.close()

@@ -1,0 +1,153 @@
+"""By what the tensors of GPUs cross the ranks of a communicator: decided once, by all of them."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from distconv.communication.agreement import check_usable
+from distconv.communication.derived import Derived
+from distconv.communication.gpu import nccl
+from distconv.communication.gpu.cuda_aware import Taken, memory_of, taken
+from distconv.communication.gpu.nccl import Channel
+from distconv.errors import CommunicatorError
+from distconv.process.environment import TRANSPORT
+
+_PROBE_BYTES, _PROBES = 1 << 20, 5
+"""Messages by which NCCL is compared with MPI: a halo of a large layer."""
+
+
+class DeviceTransport(NamedTuple):
+    """NCCL's channel if there is one, else MPI, which is handed device memory for what it takes that."""
+
+    channel: Channel | None = None
+    by_mpi: Taken = Taken()
+
+
+HOST = DeviceTransport()
+"""MPI, and memory of the host."""
+
+
+def of(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
+    """That of ``tensor`` over ``comm`` and its duplicates; by the host if nobody was asked.
+
+    Raises
+    ------
+    CommunicatorError
+        On this rank, if its channel is for another GPU than that of ``tensor``.
+    """
+    if not _on_gpu(tensor):
+        return HOST
+    found = Derived.of(comm).transport or HOST
+    if found.channel is not None and found.channel.device != tensor.device:
+        raise CommunicatorError(
+            f"a tensor on {tensor.device}, but rank {comm.rank} sends by {found.channel.name} from "
+            f"{found.channel.device}, where its first tensor was; keep all of a rank's tensors on one GPU, dc.device()"
+        )
+    return found
+
+
+def offer(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
+    """As :func:`of`, but at the first tensor of a GPU decide: NCCL if it can be had and is faster. Collective.
+
+    Raises
+    ------
+    CommunicatorError
+        On all ranks, if NCCL is forced and cannot be had, or MPI does not carry what it says it takes.
+    """
+    if not _on_gpu(tensor):
+        return HOST
+    derived = Derived.of(comm)
+    if derived.transport is None:
+        derived.transport = _chosen(comm, tensor.device) if comm.size > 1 else HOST
+    return of(comm, tensor)
+
+
+def offer_mpi(comm: MPI.Intracomm, device: torch.device) -> None:
+    """Decide what MPI is handed over ``comm``, whose ranks launch in no common order. Collective.
+
+    Raises
+    ------
+    CommunicatorError
+        On all ranks, if MPI does not carry what it says it takes.
+    """
+    if device.type == "cuda":
+        Derived.of(comm).transport = DeviceTransport(None, taken(comm, device))
+
+
+def _on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def _chosen(comm: MPI.Intracomm, device: torch.device) -> DeviceTransport:
+    by_mpi = taken(comm, device)
+    if TRANSPORT.value() not in (None, "nccl"):
+        return DeviceTransport(None, by_mpi)
+    return DeviceTransport(_channel(comm, device, by_mpi), by_mpi)
+
+
+def _channel(comm: MPI.Intracomm, device: torch.device, by_mpi: Taken) -> Channel | None:
+    forced = TRANSPORT.value() == "nccl"
+    reason = missing(comm, device)
+    if reason:
+        if forced:
+            raise CommunicatorError(f"{TRANSPORT.name}=nccl: {reason}; set {TRANSPORT.name}=host")
+        return None
+    try:
+        channel = Channel(comm, device)
+    except CommunicatorError as error:
+        if forced:
+            raise CommunicatorError(f"{TRANSPORT.name}=nccl: {error}; set {TRANSPORT.name}=host") from None
+        if comm.rank == 0:
+            warnings.warn(f"messages between GPUs go through MPI, as NCCL says: {error}", stacklevel=2)
+        return None
+    return channel if forced or _faster(channel, comm, device, by_mpi) else None
+
+
+def missing(comm: MPI.Intracomm, device: torch.device) -> str:
+    """Why the ranks of ``comm`` can have no channel; empty if they can. Collective."""
+    check_usable(comm, "NCCL")
+    shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
+    gpu = comm.rank if shared else str(torch.cuda.get_device_properties(device).uuid)
+    found = comm.allgather((nccl.available(), gpu))
+    without = [rank for rank, (has_library, _) in enumerate(found) if not has_library]
+    if without:
+        return f"torch on rank {without[0]} has no NCCL (2.6 or newer, built for CUDA)"
+    if len({gpu for _, gpu in found}) < comm.size:
+        return f"{comm.size} ranks share {len({gpu for _, gpu in found})} GPUs, and NCCL needs one for each"
+    return ""
+
+
+def _faster(channel: Channel, comm: MPI.Intracomm, device: torch.device, by_mpi: Taken) -> bool:
+    """Whether a ring of messages takes less time by ``channel`` than by MPI, on the slowest rank. Collective."""
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    sent, received = torch.zeros(2, _PROBE_BYTES, dtype=torch.uint8, device=device)
+    on_host = torch.zeros(2, _PROBE_BYTES, dtype=torch.uint8, pin_memory=True)
+
+    def ring_by_nccl() -> None:
+        channel.join(channel.exchange([(after, sent)], [(before, received)], "a probe"))
+
+    def ring_by_mpi() -> None:
+        out, into = (sent, received) if by_mpi.messages else (on_host[0].copy_(sent), on_host[1])
+        comm.Sendrecv([memory_of(out), MPI.BYTE], after, recvbuf=[memory_of(into), MPI.BYTE], source=before)
+        received.copy_(into)
+
+    def seconds(ring: Callable[[], None]) -> float:
+        ring()
+        torch.cuda.synchronize(device)
+        start = time.perf_counter()
+        for _ in range(_PROBES):
+            ring()
+        torch.cuda.synchronize(device)
+        return time.perf_counter() - start
+
+    times = np.array([seconds(ring_by_nccl), seconds(ring_by_mpi)])
+    comm.Allreduce(MPI.IN_PLACE, times, MPI.MAX)
+    return bool(times[0] < times[1])

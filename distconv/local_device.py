@@ -1,0 +1,75 @@
+"""The GPU of this rank."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Sequence
+
+import torch
+from mpi4py import MPI
+
+_VARIABLES = (
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "MPI_LOCALRANKID",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "PALS_LOCAL_RANKID",
+    "SLURM_LOCALID",
+)
+"""In which launchers number the ranks of a node. Slurm's is last: ``mpiexec`` in a batch script passes its 0 to all."""
+
+_local_rank: int | None = None
+
+
+def number_on(node: MPI.Comm) -> None:
+    """Find this rank's number among those of ``node``, which share memory. Collective."""
+    global _local_rank
+    _local_rank = local_number(node.allgather(launchers_numbers()), node.rank)
+
+
+def launchers_numbers() -> tuple[str, ...]:
+    """What the launchers say of this rank."""
+    return tuple(os.environ.get(name, "") for name in _VARIABLES)
+
+
+def local_number(given: Sequence[tuple[str, ...]], place: int) -> int:
+    """The number of rank ``place`` among those of a node, of which launchers say what is ``given``.
+
+    That of a launcher, by which it may have bound cores, if it gave each rank one; else ``place``. A rank that sees no
+    other one, as in a container of its own, takes the launcher's word.
+    """
+    for values in zip(*given, strict=True):
+        if all(value.isdecimal() for value in values) and len(set(values)) == len(values):
+            return int(values[place])
+    return place
+
+
+@functools.cache
+def device() -> torch.device:
+    """The GPU of this rank, made torch's current one; ``torch.device("cpu")`` where there is none.
+
+    The ranks of a node take the GPUs that they see in turn: one each where there are as many; more ranks than GPUs
+    share them. Where each rank sees one alone (``CUDA_VISIBLE_DEVICES``, ``srun --gpus-per-task=1``) it is ``cuda:0``.
+
+    ::
+
+        device = dc.device()                  # once, before the first tensor on a GPU
+        model = Net().to(device)              # from here on .cuda() is the same
+        x = dc.scatter(images.to(device), grid)
+    """
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    found = torch.device("cuda", _number() % torch.cuda.device_count())
+    torch.cuda.set_device(found)
+    return found
+
+
+def _number() -> int:
+    if _local_rank is not None:
+        return _local_rank
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        return local_number([launchers_numbers()], 0)
+    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    number_on(node)
+    node.Free()
+    return _number()

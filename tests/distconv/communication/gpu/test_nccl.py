@@ -1,0 +1,245 @@
+"""Messages and sums by torch's process groups: for real by gloo, and by a late NCCL; more in ``test_transport.py``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mpi4py import MPI
+
+from distconv.communication.derived import Derived
+from distconv.communication.gpu import device_transport, nccl
+from distconv.communication.transport import Exchange, Reduction, allreduce
+from distconv.errors import CommunicatorError
+from tests.distconv.communication.by_gloo import by_gloo
+from tests.distconv.communication.late_transports import by
+from tests.distconv.layouts import grid_over, normal
+from tests.harness import late_gpu
+from tests.layers.compare import same_as_one_process
+
+
+@pytest.fixture
+def by_nccl(comm, monkeypatch):
+    monkeypatch.setenv("DISTCONV_TRANSPORT", "nccl")
+    if device_transport.missing(comm, torch.device("cuda", torch.cuda.current_device())):
+        pytest.skip("NCCL needs a GPU for each rank")
+    for state in (derived := Derived.of(comm)), Derived.of(MPI.COMM_WORLD):
+        monkeypatch.setattr(state, "transport", None)
+    return device_transport.offer(comm, torch.zeros(1, device="cuda")).channel, derived
+
+
+def neighbours(comm):
+    return (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+
+
+def network(x, weight, scale):
+    y = F.conv2d(x, weight, padding=1)
+    y = F.batch_norm(y, None, None, scale, None, True)
+    return F.max_pool2d(y.relu(), 3, 2, 1)
+
+
+def ring_and_sums(comm, channel, device):
+    """Check messages between neighbours, an empty one with them, and sums of all kinds."""
+    after, before = neighbours(comm)
+    for dtype in (torch.float64, torch.bfloat16, torch.int64, torch.complex64, torch.bool):
+        sent = normal(300, 300, seed=comm.rank).to(dtype).to(device)
+        received, nothing = torch.zeros_like(sent), sent[:0]
+        exchange = Exchange(comm, [(after, sent), (after, nothing)], [(before, received), (before, nothing)], "a ring")
+        assert exchange._channel is channel
+        exchange.wait()
+        assert torch.equal(received, normal(300, 300, seed=before).to(dtype).to(device))
+    for op, expected in ((MPI.SUM, sum(range(comm.size))), (MPI.MAX, comm.size - 1), (MPI.MIN, 0), (MPI.PROD, 0)):
+        for dtype in (torch.float64, torch.bfloat16, torch.int64):
+            found = allreduce(comm, torch.full((5,), comm.rank, dtype=dtype, device=device), "a sum", op)
+            assert found.tolist() == [expected] * 5
+    total = allreduce(comm, torch.full((2,), 1 + 2j, device=device), "a sum")
+    assert total.tolist() == [comm.size * (1 + 2j)] * 2
+
+
+# -- for real, by gloo -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2, 3)
+def test_messages_and_sums_by_a_process_group_are_those_of_mpi(comm):
+    with by_gloo(comm) as (channel, own):
+        ring_and_sums(own, channel, "cpu")
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2, 3)
+def test_messages_by_a_process_group_arrive_in_their_order(comm):
+    with by_gloo(comm) as (_, own):
+        after, before = neighbours(own)
+        received = [torch.zeros(4, dtype=torch.float64) for _ in range(6)]
+        under_way = [
+            Exchange(own, [(after, normal(4, seed=10 * own.rank + i))], [(before, into)], "a ring")
+            for i, into in enumerate(received)
+        ]
+        for exchange in reversed(under_way):
+            exchange.wait()
+        for i, into in enumerate(received):
+            assert torch.equal(into, normal(4, seed=10 * before + i))
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("axes", ["h", "w", "c", "n"])
+def test_layers_by_a_process_group_equal_one_process(comm, axes):
+    with by_gloo(comm) as (_, own):
+        grid = grid_over(own, **{axes: own.size})
+        tensors = [normal(4, 4, 9, 8), normal(4, 4, 3, 3, seed=1), normal(4, seed=2)]
+        same_as_one_process(grid, network, tensors[0], plain=tensors[1:])
+        transport = Derived.of(grid.world).transport
+        assert transport is not None
+        assert transport.channel is not None
+
+
+@pytest.mark.cpu
+@pytest.mark.fault(98)
+@pytest.mark.ranks(2)
+def test_a_peer_whose_process_group_has_ended_is_an_error_where_it_is_waited_for(comm):
+    with by_gloo(comm) as (channel, own):
+        if own.rank == 0:
+            channel.close()
+            own.Barrier()
+        else:
+            own.Barrier()
+            with pytest.raises(CommunicatorError, match=r"^gloo: .*losed by peer"):
+                Reduction(own, torch.ones(3), "a sum").wait()
+            assert not channel._groups
+
+
+ENDS = """
+    import torch
+    import distconv as dc
+    from mpi4py import MPI
+    from distconv.communication.transport import Reduction, allreduce
+    from tests.distconv.communication.by_gloo import by_gloo
+
+    with by_gloo(MPI.COMM_WORLD) as (channel, comm):
+        assert allreduce(comm, torch.ones(2), "a sum").tolist() == [2, 2]
+        {end}
+"""
+
+
+@pytest.mark.fault(98)
+@pytest.mark.ranks(1)
+def test_a_sum_that_one_rank_does_not_come_to_ends_the_job(mpiexec):
+    end = "comm.rank or Reduction(comm, torch.ones(2), 'a lone sum').wait(); MPI.COMM_WORLD.Barrier()"
+    ended = mpiexec(2, ENDS.format(end=end), timeout=40, env={"DISTCONV_TIMEOUT_S": "1"})
+    assert ended.returncode == 75
+    assert "in a lone sum (by gloo)" in ended.stderr
+
+
+@pytest.mark.ranks(1)
+def test_a_process_ends_with_its_process_groups_and_without_a_word(mpiexec):
+    end = "kept = Reduction(comm, torch.ones(2), 'a sum nobody waits for'); raise SystemExit"
+    ended = mpiexec(2, ENDS.format(end=end), timeout=40)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+# -- by NCCL, which is late --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2, 3)
+def test_the_watchdog_hears_of_the_oldest_work_that_the_gpu_has_had_for_too_long(comm, monkeypatch):
+    monkeypatch.setattr(late_gpu, "IDLE_S", 60.0)
+    with by("nccl", "late", comm) as (gpu, own):
+        monkeypatch.setattr(nccl, "_overdue", lambda launch: True)
+        assert not list(nccl._waited_for())
+        first = Reduction(own, gpu.tensor(torch.ones(3)), "the first sum")
+        second = Reduction(own, gpu.tensor(torch.ones(3)), "the second sum")
+        ((_, what),) = nccl._waited_for()
+        assert what() == "the first sum (by NCCL)"
+        first.wait().cpu()
+        ((_, what),) = nccl._waited_for()
+        assert what() == "the second sum (by NCCL)"
+        second.wait().cpu()
+        assert not list(nccl._waited_for())
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2)
+def test_cuda_is_asked_neither_from_the_watchdogs_thread_in_time_nor_while_a_graph_is_captured(comm, monkeypatch):
+    def asked(launch):
+        raise AssertionError("CUDA was asked")
+
+    monkeypatch.setattr(late_gpu, "IDLE_S", 60.0)
+    with by("nccl", "late", comm) as (gpu, own):
+        with monkeypatch.context() as patch:
+            patch.setattr(nccl.Launch, "over", asked)
+            gpu.capturing = True
+            sums = [Reduction(own, gpu.tensor(torch.ones(3)), "a sum") for _ in range(3)]
+            assert not list(nccl._waited_for())
+            gpu.capturing = False
+            with pytest.raises(AssertionError, match="CUDA was asked"):
+                Reduction(own, gpu.tensor(torch.ones(3)), "a sum")
+        for each in sums:
+            assert each.wait().cpu().tolist() == [2] * 3
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2)
+def test_a_message_does_not_wait_for_the_sums_that_were_launched_before_it(comm, monkeypatch):
+    monkeypatch.setattr(late_gpu, "IDLE_S", 60.0)
+    with by("nccl", "late", comm) as (gpu, own):
+        peer = 1 - own.rank
+        total, into = gpu.tensor(torch.ones(3)), gpu.tensor(torch.zeros(4, dtype=torch.float64))
+        reduction = Reduction(own, total, "a sum of gradients")
+        Exchange(own, [(peer, gpu.tensor(normal(4, seed=own.rank)))], [(peer, into)], "a halo").wait()
+        assert torch.equal(into.cpu(), normal(4, seed=peer))
+        assert not reduction._launch.over()
+        assert reduction.wait().cpu().tolist() == [2] * 3
+
+
+@pytest.mark.cpu
+@pytest.mark.fault(98)
+@pytest.mark.ranks(2)
+def test_a_peer_that_was_lost_is_an_error_where_it_is_waited_for_and_the_gpu_is_set_free(comm):
+    with by("nccl", "late", comm) as (gpu, own):
+        reduction = Reduction(own, gpu.tensor(torch.ones(3)), "a sum")
+        channel = Derived.of(own).transport.channel
+        groups = list(channel._groups.values())
+        channel._groups["sums"].lost = True
+        with pytest.raises(CommunicatorError, match=r"^NCCL: NCCL error: unhandled system error$"):
+            reduction.wait()
+        assert [group.ended for group in groups] == ["aborted"] * 2
+        assert not channel.launches
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2)
+def test_process_groups_of_a_communicator_that_is_gone_end_when_the_gpu_is_done(comm):
+    with by("nccl", "late", comm) as (gpu, own):
+        channel = Derived.of(own).transport.channel
+        groups, total = list(channel._groups.values()), gpu.tensor(torch.ones(3))
+        reduction = Reduction(own, total, "a sum")
+        launch = channel.launches[-1]
+        reduction.wait()
+        del channel, reduction
+        Derived.of(own).transport = None
+        assert launch.over()
+        assert [group.ended for group in groups] == ["shut down"] * 2
+        assert total.cpu().tolist() == [2] * 3
+
+
+# -- by NCCL, on GPUs --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.ranks(at_least=2)
+def test_messages_and_sums_by_nccl_are_those_of_the_cpu(comm, by_nccl):
+    ring_and_sums(comm, by_nccl[0], "cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.ranks(at_least=2)
+@pytest.mark.parametrize("axes", ["h", "w", "c", "n"])
+def test_layers_by_nccl_equal_one_process(comm, by_nccl, axes):
+    grid = grid_over(comm, **{axes: comm.size})
+    tensors = [normal(4, 4, 9, 8), normal(4, 4, 3, 3, seed=1), normal(4, seed=2)]
+    x, *plain = [tensor.cuda() for tensor in tensors]
+    same_as_one_process(grid, network, x, plain=plain)
+    assert Derived.of(grid.world).transport.channel is not None

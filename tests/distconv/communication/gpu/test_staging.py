@@ -1,0 +1,62 @@
+"""The way of a GPU's tensors by host memory; that it is written by then is in ``test_transport.py``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from distconv.communication.gpu.staging import Staging, put
+from distconv.communication.transport import Exchange, allreduce
+from tests.distconv.layouts import normal
+from tests.harness import late_gpu as late
+from tests.harness.late_libraries import late_gpu
+
+
+@pytest.mark.fault(54)
+def test_on_the_cpu_nothing_is_staged():
+    assert Staging.of([torch.zeros(3, device="cpu")], direct=False) is None
+
+
+@pytest.mark.cpu
+def test_what_goes_out_does_not_wait_for_what_comes_in_nor_the_other_way(monkeypatch):
+    monkeypatch.setattr(late, "IDLE_S", 60.0)
+    with late_gpu("late") as gpu:
+        x, y = gpu.tensor(torch.ones(3)), gpu.tensor(torch.zeros(3))
+        out, into = Staging(late.DEVICE, direct=False), Staging(late.DEVICE, direct=False)
+        out.outgoing(x)
+        out.sealed()
+        into.deliver(y, torch.full((3,), 2.0))
+        into.close()
+        assert y.cpu().tolist() == [2.0] * 3
+        assert not out._written.query()
+        received = into.incoming(y).copy_(torch.full((3,), 3.0))
+        into.deliver(y, received)
+        out.wait_until_written()
+        assert not into._in.query()
+
+
+@pytest.mark.cpu
+def test_numbers_of_the_host_are_put_into_device_memory_without_a_wait():
+    with late_gpu("late") as gpu:
+        x, values = gpu.tensor(torch.zeros(3)), torch.ones(3)
+        waits = gpu.host_waits
+        put(values, x)
+        values.zero_()
+        assert gpu.host_waits == waits
+        assert x.cpu().tolist() == [1.0] * 3
+    plain = torch.zeros(3, device="cpu")
+    put(torch.ones(3, device="cpu"), plain)
+    assert plain.tolist() == [1.0] * 3
+
+
+@pytest.mark.fault(54)
+@pytest.mark.gpu
+@pytest.mark.ranks(at_least=2)
+def test_messages_and_sums_of_a_gpu_are_those_of_the_cpu(comm):
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    received = torch.zeros(300, 300, device="cuda", dtype=torch.float64)
+    exchange = Exchange(comm, [(after, normal(300, 300, seed=comm.rank).cuda())], [(before, received)], "a ring")
+    exchange.wait()
+    assert torch.equal(received.cpu(), normal(300, 300, seed=before))
+    total = allreduce(comm, normal(50, seed=comm.rank).cuda(), "a sum").cpu()
+    torch.testing.assert_close(total, sum(normal(50, seed=rank) for rank in range(comm.size)), rtol=1e-13, atol=1e-13)
