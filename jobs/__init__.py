@@ -9,6 +9,7 @@
     papers        Reproductions of published tables: ``distconv reproduce``, a folder for each paper
     planning      What the commands that plan share
     pointcloud    Point clouds: meshes and shapes to sample, files, voxels
+    progress      Progress of long work: a bar on a terminal, a line now and then in a log
     sequence      Labelled sequences: bitstreams, sounds, training of recurrent networks
     training      What all training jobs share
     verification  Checks against one process and against measurements: ``distconv verify``

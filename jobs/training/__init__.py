@@ -10,7 +10,6 @@
     pipeline_options   Command-line options of training as a pipeline, and what they come to for a number of ranks
     pipeline_stages    Where a model is cut into the stages of a pipeline
     pipeline_training  Training of a model as a pipeline over ranks, with the settings
-    progress           Progress of long work: a bar on a terminal, a line now and then in a log
     report             What a training run leaves behind besides its checkpoints
     run                The run of a training job: its folder, where it starts, and the loop with progress
     score              How a classifier does on labelled samples

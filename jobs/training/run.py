@@ -13,9 +13,9 @@ from typing import Any
 from distconv.checkpoint.lock import LOCK, lock
 from distconv.communication.agreement import together
 from distconv.errors import CheckpointError, CommunicatorError, DataError, DistconvError, PipelineError
+from distconv.jobs import progress
 from distconv.process.stop_requests import EXIT_CODE, StopRequests
 
-from . import progress
 from .report import METRICS, SUMMARY, Metrics
 from .training import Training
 

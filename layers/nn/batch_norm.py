@@ -171,6 +171,8 @@ def batch_norm(
     ------
     ShapeError
         With torch's text, if there is one value per channel in training.
+    DtypeError
+        If the weight's dtype does not go with the input's.
     NoRule
         For a plain tensor with a distributed weight.
     """

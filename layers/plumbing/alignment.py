@@ -191,6 +191,11 @@ def check_dtypes(function: Callable[..., Any], input: torch.Tensor, *operands: A
     """Raise DtypeError with torch's text on all ranks if torch refuses an operand that has not the input's dtype.
 
     torch itself would refuse only where a block is not empty. ``operands`` are the further arguments of ``function``.
+
+    Raises
+    ------
+    DtypeError
+        With torch's text, where torch refuses them.
     """
     if any(isinstance(t, torch.Tensor) and t.dtype != input.dtype for t in operands):
         try:

@@ -8,9 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from distconv.errors import DataError
+from distconv.jobs import progress as progress_bars
 from distconv.jobs.mesh.hydro.initial_conditions import FAMILIES
 from distconv.jobs.mesh.hydro.solver import Hydro
-from distconv.jobs.training import progress as progress_bars
 
 from .parts import Parts, Stream
 from .run import Criteria, perform_run, run_seed

@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from distconv.data.loader import Batch
 from distconv.errors import PlanError
 from distconv.grid import ProcessGrid
+from distconv.jobs import progress
 from distconv.jobs.pointcloud.batches import Recipe
-from distconv.jobs.training import progress, training
+from distconv.jobs.training import training
 from distconv.jobs.training.pipeline_options import Pipelining
 from distconv.jobs.training.pipeline_training import PipelineTrainer as AnyPipelineTrainer
 from distconv.jobs.training.score import Score, score

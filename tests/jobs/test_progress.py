@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from distconv.jobs.training import progress
+from distconv.jobs import progress
 
 
 class Stream(io.StringIO):
