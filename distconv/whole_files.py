@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 PARTIAL = ".partial"
 """Ending of what is not finished."""
@@ -198,6 +199,19 @@ def write_file(path: str | os.PathLike[str], content: str | bytes | memoryview) 
         return
     with Folder(place.parent) as folder:
         folder.write(place.name, pieces)
+
+
+def write_picture(path: str | os.PathLike[str], figure: Any, dpi: int) -> None:
+    """Write a figure of matplotlib, drawn in the format that the ending of ``path`` names, as :func:`write_file` does.
+
+    Raises
+    ------
+    OSError
+        That names ``path``, if it cannot be.
+    """
+    image = io.BytesIO()
+    figure.savefig(image, format=Path(path).suffix[1:], dpi=dpi)
+    write_file(path, image.getbuffer())
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from distconv.errors import DataError
+from distconv.whole_files import PARTIAL
 
 from .recipe import CHANNELS, VERSION, Recipe, Summary
 
@@ -154,7 +155,7 @@ def prepare(target: Path, recipe: Recipe) -> str:
         if not note.exists():
             write_atomically(note, json.dumps(recipe.of_a_run()).encode())
         made = json.loads(note.read_text())
-        for claim in (*folder.glob("*.claim-*"), *folder.glob("alarm-*"), *folder.glob("*.unfinished")):
+        for claim in (*folder.glob("*.claim-*"), *folder.glob("alarm-*"), *folder.glob(f"*{PARTIAL}")):
             claim.unlink(missing_ok=True)
     except (OSError, ValueError) as refusal:
         raise DataError(f"{folder}: cannot be used for the runs of {target.name}: {refusal}") from refusal

@@ -231,5 +231,6 @@ def check_writable(option: str, path: Path) -> None:
         raise DataError(f"{option} {path}: that is a folder; name a file")
     if not path.parent.is_dir():
         raise DataError(f"{option} {path}: there is no folder {path.parent}; make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    # A file is written beside and renamed, which is for the folder to allow; a device or a pipe is written to.
+    if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
         raise DataError(f"{option} {path}: no permission to write there")

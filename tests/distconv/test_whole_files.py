@@ -89,7 +89,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("file")
     with open_regular(tmp_path / "link") as file:
         assert file.read() == b"it"
-    with pytest.raises(OSError, match="link', and is not followed|it is a link, and is not followed"):
+    with pytest.raises(OSError, match="it is a link, and is not followed"):
         open_regular(tmp_path / "link", follow_links=False)
 
 

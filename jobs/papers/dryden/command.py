@@ -16,6 +16,7 @@ from distconv.jobs.papers.dryden.page import page
 from distconv.jobs.papers.dryden.predictions import Results
 from distconv.jobs.planning.options import check_writable, on_rank_0
 from distconv.perfmodel.machine.machine import Machine
+from distconv.whole_files import write_file
 
 EXAMPLES = """\
 examples:
@@ -40,6 +41,6 @@ def _page(path: Path | None) -> None:
         check_writable("--out", path)
     text = page(Results.of(Machine.load("lassen")))
     if path is not None:
-        path.write_text(text)
+        write_file(path, text)
     else:
         print(text, end="")

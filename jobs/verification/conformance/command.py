@@ -28,6 +28,7 @@ from distconv.jobs.verification.differential import launch
 from distconv.jobs.verification.torch_samples import command as torch_samples
 from distconv.jobs.verification.torch_samples import page as torch_samples_page
 from distconv.jobs.verification.torch_samples.command import RUNS as SAMPLES
+from distconv.whole_files import write_file
 
 EXAMPLES = """\
 examples:
@@ -68,7 +69,8 @@ def run(options: argparse.Namespace) -> int:
             report.write_json(options.json, lines)
         if options.page:
             samples = _of_samples(options)
-            options.page.write_text(torch_samples_page.page(lines, options.samples) if samples else page.page(lines))
+            text = torch_samples_page.page(lines, options.samples) if samples else page.page(lines)
+            write_file(options.page, text)
     return 1 if any(line.verdict in BAD for line in lines) else 0
 
 
