@@ -197,7 +197,9 @@ def write_file(path: str | os.PathLike[str], content: str | bytes | memoryview) 
         with _named(place):
             _send(place, pieces)
         return
-    with Folder(place.parent) as folder:
+    with _named(place):
+        folder = Folder(place.parent)
+    with folder:
         folder.write(place.name, pieces)
 
 
@@ -220,7 +222,9 @@ def made_beside(path: Path) -> Iterator[Path]:
 
     It is not there yet: whoever makes it must insist on that ("x"), or may follow a link.
     """
-    with Folder(path.parent) as folder:
+    with _named(path):
+        folder = Folder(path.parent)
+    with folder:
         partial = path.with_name(f"{path.name[:60]}.{secrets.token_hex(4)}{PARTIAL}")
         try:
             yield partial
