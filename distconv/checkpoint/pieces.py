@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from distconv.checkpoint.files import stored_as
+from distconv.data.opened_file import own_place
 from distconv.distribution import Box, Interval, slices_within
-from distconv.errors import CheckpointError
+from distconv.errors import CheckpointError, DataError
 
 MOST_CELLS = 10**6
 """More than any grid of pieces has: a manifest that claims so many was not written by us."""
@@ -69,7 +70,10 @@ def copy_piece(file: h5py.File, name: str, box: Box, out: torch.Tensor, needed: 
     CheckpointError
         If the file has no such piece.
     """
-    found = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
+    try:
+        found = file[name] if own_place(file, name) == f"/{name}" else None
+    except DataError:
+        found = None
     # Values lie in it as they are: what is compressed may become any size.
     if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external or found.chunks:
         raise CheckpointError(f"there is no dataset {name!r} in its file")

@@ -203,7 +203,7 @@ class _Reading:
             with h5py.File(io.BytesIO(image), "r") as file:
                 for tensor, box in needed:
                     copy_piece(file, tensor, box, blocks[tensor], self._boxes[tensor])
-        except (CheckpointError, KeyError, TypeError, ValueError, OSError) as error:
+        except (CheckpointError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
             raise CheckpointError(f"checkpoint {self._folder} is damaged: {error}") from error
 
     def _verified(self, name: str) -> bytes:

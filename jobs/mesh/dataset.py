@@ -22,10 +22,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
+from distconv.data.opened_file import opened
 from distconv.errors import DataError
 from distconv.whole_files import PARTIAL
 
@@ -128,7 +128,7 @@ def existing(target: Path, recipe: Recipe) -> Summary | None:
     if not target.exists():
         return None
     try:
-        with h5py.File(target, "r", locking=False) as file:
+        with opened(target)[0] as file:
             made = json.loads(file.attrs["recipe"])
             summary = json.loads(file.attrs["summary"])
     except (OSError, KeyError, ValueError):

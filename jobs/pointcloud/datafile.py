@@ -24,6 +24,7 @@ import numpy as np
 from mpi4py import MPI
 
 from distconv.communication.agreement import agree, together
+from distconv.data.opened_file import opened
 from distconv.errors import DataError
 from distconv.whole_files import open_regular
 
@@ -46,7 +47,7 @@ def made_from(path: Path) -> str | None:
     if not path.exists():
         return None
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with opened(path)[0] as file:
             return str(file.attrs.get("made_from", ""))
     except OSError:
         return ""
