@@ -35,7 +35,9 @@ CIFAR_RECORD = 1 + math.prod(CIFAR_SHAPE)
 
 MOST_BYTES = 1 << 30
 """Every rank holds all of it."""
-_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 20
+_MOST_DICTIONARY = 128 << 20
+"""Bytes; xz -9 needs 65 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +126,7 @@ class _Content:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def read(self, count: int) -> bytes:
+    def read(self, count: int) -> bytearray:
         """Up to ``count`` more bytes.
 
         Raises
@@ -133,7 +135,10 @@ class _Content:
             If the file is damaged, or has more than a rank should hold, or than so small a file can have.
         """
         try:
-            found = self._stream.read(count)
+            found = bytearray()
+            # Piece by piece: at once it takes three times the memory.
+            while len(found) < count and (piece := self._stream.read(min(_AT_ONCE, count - len(found)))):
+                found += piece
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
             raise DataError(
                 f"{self._path} ({self._stored} bytes) is truncated or damaged: {error}; fetch it again"
@@ -143,6 +148,7 @@ class _Content:
 
     def _check(self, count: int) -> None:
         if count > self.most:
+            self._file.close()
             raise DataError(
                 f"{self._path} ({self._stored} bytes) holds more than {self.most} bytes, and every rank would have to "
                 "hold them; write HDF5 (train.h5), of which each rank reads its part"
@@ -153,7 +159,7 @@ class _Xz(io.RawIOBase):
     """An xz file as a stream, whose dictionary does not take whatever memory it asks for."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._decompressor = file, lzma.LZMADecompressor(memlimit=SMALL_BYTES * 2)
+        self._file, self._decompressor = file, lzma.LZMADecompressor(memlimit=_MOST_DICTIONARY)
 
     def readable(self) -> bool:
         """It is."""
