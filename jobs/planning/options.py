@@ -198,16 +198,17 @@ def on_first_ranks(comm: MPI.Intracomm, ranks: int, attempt: Callable[[], T]) ->
     DistconvError
         On all ranks with the same text, if ``attempt`` raises it or an OSError.
     """
-    result, failed = None, ""
+    result, failed, unread = None, "", None
     if comm.rank < ranks:
         try:
             result = attempt()
         except (DistconvError, OSError) as error:
             failed = str(error) or type(error).__name__
+            unread = error if isinstance(error, BrokenPipeError) else None
     wait_asleep(comm)
     for text in comm.allgather(failed):
         if text:
-            raise DistconvError(text)
+            raise DistconvError(text) from unread
     found: T = comm.bcast(result)
     return found
 

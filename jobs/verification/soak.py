@@ -29,7 +29,7 @@ from mpi4py import MPI
 from distconv import checkpoint
 from distconv.checkpoint.manifest import Commit, commits
 from distconv.errors import DistconvError
-from distconv.jobs.training.options import positive, seed
+from distconv.jobs.training.options import natural, positive
 from distconv.jobs.verification.differential import launch
 
 EXAMPLES = """\
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv verify soak``."""
     parser.add_argument("--faults", type=positive, default=20, help="how often to disturb it (default: %(default)s)")
     parser.add_argument("--ranks", type=positive, default=2, help="default: %(default)s")
-    parser.add_argument("--seed", type=seed, default=0, help="of the faults (default: %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0, help="of the faults (default: %(default)s)")
     parser.add_argument("--mpiexec", default=launch.mpiexec(), help="how to start a job (default: %(default)s)")
 
 

@@ -20,6 +20,7 @@ from mpi4py import MPI
 
 from distconv.errors import DataError, DistconvError
 from distconv.jobs.planning.options import check_writable, on_rank_0
+from distconv.jobs.training.options import natural
 from distconv.jobs.verification.conformance import page, report
 from distconv.jobs.verification.conformance.case import Case
 from distconv.jobs.verification.conformance.families import TABLE
@@ -49,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--operator", nargs="+", metavar="NAME", help="only operators of these names")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as a page in Markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every line as an object")
-    parser.add_argument("--samples", type=int, metavar="N", help="of torch's samples: the first N of each operator")
+    parser.add_argument("--samples", type=natural, metavar="N", help="of torch's samples: the first N of each operator")
     parser.add_argument(
         "--journal",
         type=Path,
