@@ -161,6 +161,10 @@ class Stream:
             while left:
                 left = left[os.write(self._descriptor, left) :]
 
+    def fileno(self) -> int:
+        """Its descriptor."""
+        return self._descriptor
+
     def last_byte(self) -> bytes:
         """What the file ends with, if it has anything."""
         size = os.fstat(self._descriptor).st_size

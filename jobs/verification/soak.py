@@ -31,6 +31,7 @@ from distconv.checkpoint.manifest import Commit, commits
 from distconv.errors import DistconvError
 from distconv.jobs.training.options import natural, positive
 from distconv.jobs.verification.differential import launch
+from distconv.whole_files import Folder
 
 EXAMPLES = """\
 examples:
@@ -96,7 +97,7 @@ class _Training:
     @contextlib.contextmanager
     def job(self, *more: str) -> Iterator[_Job]:
         """One of its jobs; nothing of it is left behind."""
-        with self._log.open("a") as log:
+        with Folder(self._log.parent) as folder, folder.extended(self._log.name) as log:
             job = _Job([*self._command, *more], log.fileno())
             try:
                 yield job
