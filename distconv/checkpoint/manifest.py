@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ def _commit(step: int, folder: Path) -> Commit:
         return Commit(folder, step, "")
     digest = hashlib.sha256(content).hexdigest()
     try:
-        manifest = _verified(folder, content)
+        manifest = _verified(folder, content, schema.check_head)
     except CheckpointError:
         return Commit(folder, step, digest)
     return Commit(folder, step, digest, manifest.get("serial", 0), tuple(manifest.get("damaged", ())))
@@ -138,7 +138,7 @@ def read(folder: Path) -> dict[str, Any]:
     CheckpointError
         If it is missing, damaged, of a newer format or of another step.
     """
-    return _verified(folder, _content(folder))
+    return _verified(folder, _content(folder), schema.check)
 
 
 def _content(folder: Path) -> bytes:
@@ -156,8 +156,8 @@ def _content(folder: Path) -> bytes:
         raise CheckpointError(f"checkpoint {folder} is damaged: {error}; {WAY_OUT}") from error
 
 
-def _verified(folder: Path, content: bytes) -> dict[str, Any]:
-    """What the manifest says.
+def _verified(folder: Path, content: bytes, check: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
+    """What the manifest says, as far as ``check`` looks at it.
 
     Raises
     ------
@@ -178,7 +178,7 @@ def _verified(folder: Path, content: bytes) -> dict[str, Any]:
     try:
         if kind != FORMAT or isinstance(kind, bool):
             raise CheckpointError(f"it has no format that was ever written, but {kind!r}")
-        schema.check(manifest)
+        check(manifest)
     except CheckpointError as error:
         raise CheckpointError(f"checkpoint {folder} is damaged: {MANIFEST}: {error}; {WAY_OUT}") from error
     match = _STEP.fullmatch(folder.name)

@@ -34,9 +34,7 @@ def check(manifest: Mapping[str, Any]) -> None:
     CheckpointError
         If it is not.
     """
-    _demand("step", manifest.get("step"), _is_count)
-    _demand("serial", manifest.get("serial", 0), _is_count)
-    _demand("damaged", manifest.get("damaged", []), lambda each: isinstance(each, list) and all(map(_is_digest, each)))
+    check_head(manifest)
     for name in ("values", "files", "tensors"):
         _demand(name, manifest.get(name), lambda each: isinstance(each, dict))
     try:
@@ -52,6 +50,19 @@ def check(manifest: Mapping[str, Any]) -> None:
     for name, entry in manifest["tensors"].items():
         _check_tensor(name, entry, manifest["files"])
     _check_sizes(manifest)
+
+
+def check_head(manifest: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless its step and its place among the commits are such: quickly, however long it is.
+
+    Raises
+    ------
+    CheckpointError
+        If they are not.
+    """
+    _demand("step", manifest.get("step"), _is_count)
+    _demand("serial", manifest.get("serial", 0), _is_count)
+    _demand("damaged", manifest.get("damaged", []), lambda each: isinstance(each, list) and all(map(_is_digest, each)))
 
 
 def _check_tensor(name: str, entry: Any, files: Mapping[str, Any]) -> None:

@@ -169,7 +169,7 @@ class Saving:
         except OSError as error:
             raise self._cannot(error) from error
         # It is committed: nothing that fails from here on makes it less than that.
-        return [*self._gone_back(earlier), *_tidied(self.folder, {*files, MANIFEST}, keep)]
+        return [*self._gone_back(earlier), *_tidied(self.folder, {*files, MANIFEST}, earlier, keep)]
 
     def _gone_back(self, earlier: list[Commit]) -> list[str]:
         step, last = self._manifest["step"], earlier[-1] if earlier else None
@@ -231,22 +231,21 @@ def _step_of(step: Any) -> int:
     return number
 
 
-def _tidied(folder: Path, of_it: set[str], keep: int) -> list[str]:
+def _tidied(folder: Path, of_it: set[str], earlier: list[Commit], keep: int) -> list[str]:
     """Delete what earlier attempts at this step have left, and old checkpoints; what could not be deleted, and why."""
     try:
         _delete(folder, but=of_it)
         note_whole(folder)
-        _delete_old(folder.parent, max(keep, 1))
+        _delete_old(earlier, keep - 1)
     except OSError as error:
         return [f"checkpoint {folder} is committed, but what is older could not be deleted: {error}"]
     return []
 
 
-def _delete_old(directory: Path, keep: int) -> None:
+def _delete_old(earlier: list[Commit], keep: int) -> None:
     """Delete all that were committed before the last ``keep`` that are whole, but what this version cannot read."""
-    order = commits(directory)
     whole = 0
-    for each in reversed(order if len(order) > keep else []):
+    for each in reversed(earlier if len(earlier) > keep else []):
         if whole < keep:
             whole += is_whole(each.folder)
         elif each.serial is not None:
