@@ -29,6 +29,7 @@
     tensor            DistTensor: a torch.Tensor whose elements are split over the ranks of a process grid
     text_files        Reading of the small text files that others write: plans, machines, layer profiles
     transformations   Programs that torch transforms: compiled ones run eagerly, others are refused
+    whole_files       Files that are written whole or not at all, in folders where others may have put links
 """
 
 from distconv.process import command_start as _command_start  # may start this process once more

@@ -189,6 +189,8 @@ def _main(arguments: Sequence[str] | None) -> int:
     except PipelineError:
         raise  # on this rank alone: the excepthook ends the job
     except DistconvError as error:
+        if isinstance(error.__cause__, BrokenPipeError):
+            raise error.__cause__ from None
         # Raised on all ranks alike: all of them end here.
         if MPI.COMM_WORLD.rank == 0:
             print(f"{prog}: {error}", file=sys.stderr, flush=True)
@@ -197,7 +199,12 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 def _run(prog: str, command: Command, arguments: Sequence[str]) -> int:
     job = _job(command)
-    code: int = job.run(parser_of(prog, job).parse_args(arguments))
+    parser = parser_of(prog, job)
+    for option, word in zip(("", *arguments), arguments, strict=False):
+        # An empty path would be the folder where the job happens to run.
+        if prog != "distconv run" and (not word or re.fullmatch(r"--[\w-]+=", word)):
+            parser.error(f"argument {word.rstrip('=') or option}: is empty")
+    code: int = job.run(parser.parse_args(arguments))
     return code
 
 

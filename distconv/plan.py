@@ -32,6 +32,7 @@ from distconv.communication.agreement import agree, alike
 from distconv.errors import PlanError
 from distconv.grid import ProcessGrid
 from distconv.text_files import json_document
+from distconv.whole_files import write_file
 
 FORMAT = "distconv-plan"
 VERSION = 1
@@ -99,7 +100,7 @@ class Plan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON. Every rank that calls it writes."""
-        Path(path).write_text(self.to_json() + "\n")
+        write_file(path, self.to_json() + "\n")
 
     def to_json(self) -> str:
         """The content of a plan file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import torch
 from mpi4py import MPI
 
 from distconv import checkpoint
-from distconv.checkpoint.manifest import finished, read
+from distconv.checkpoint.manifest import MANIFEST, commits, nothing_in, read
 from distconv.communication.agreement import together
 from distconv.errors import CheckpointError
+from distconv.whole_files import write_file
 
 EXAMPLES = """\
 examples:
@@ -54,14 +56,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _folders(directory: Path) -> list[Path]:
-    """Finished checkpoints in or below ``directory``, by step."""
+    """Finished checkpoints in or below ``directory``, what was committed last at the end."""
     places = (directory, directory / "checkpoints")
-    found = {step: folder for place in places for step, folder in finished(place).items()}
-    if not found and (directory / "manifest.json").is_file():
+    found = [each.folder for place in places for each in commits(place)]
+    if not found and (directory / MANIFEST).is_file():
         return [directory]
     if not found:
-        raise CheckpointError(f"there is no finished checkpoint in {directory}")
-    return [found[step] for step in sorted(found)]
+        raise CheckpointError(nothing_in(places[1] if places[1].is_dir() else directory))
+    return found
 
 
 def _tell(folder: Path, *, verify: bool) -> int:
@@ -86,7 +88,7 @@ def _lines(folder: Path, *, verify: bool) -> Iterator[str]:
     )
     if not verify:
         for key, value in found["values"].items():
-            yield f"  {key}: {value}"
+            yield f"  {_printable(key)}: {_printable(str(value))}"
 
 
 def _export(folder: Path, out: Path | None) -> int:
@@ -94,6 +96,13 @@ def _export(folder: Path, out: Path | None) -> int:
         raise CheckpointError("export needs --out FILE")
     tensors = checkpoint.load(folder, MPI.COMM_SELF).tensors
     state = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
-    torch.save(state, out)
+    image = io.BytesIO()
+    torch.save(state, image)
+    write_file(out, image.getbuffer())
     print(f"{out}: {len(state)} tensors of {folder}")
     return 0
+
+
+def _printable(text: str) -> str:
+    """``text``, which may come from anybody, without what moves a terminal's cursor or is no character at all."""
+    return text if text.isprintable() else ascii(text)

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and tensors as HDF5 in memory."""
+"""Files of tensors: HDF5 laid out in memory, and checksums."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import mmap
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 import h5py
 import torch
@@ -18,9 +17,7 @@ def file_of(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
     ``tensors`` are contiguous and on the host. HDF5 lays the file out, but does not write it: a disk that fills up
     meanwhile ends the process with a segmentation fault.
     """
-    most = _MOST_DESCRIBING + sum(
-        _MOST_DESCRIBING * (2 + name.count("/")) + len(name) + tensor.nbytes for name, tensor in tensors.items()
-    )
+    most = room_for({name: tensor.nbytes for name, tensor in tensors.items()})
     layout = _Layout(-1, most, mmap.MAP_PRIVATE)
     with h5py.File(layout, "w") as file:
         offsets = {name: _make_room(file, name, tensor) for name, tensor in tensors.items()}
@@ -30,6 +27,12 @@ def file_of(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
         pieces += [described[at:offset], values]
         at = offset + len(values)
     return [*pieces, described[at : layout.used]]
+
+
+def room_for(sizes: Mapping[str, int]) -> int:
+    """More bytes than a file takes of tensors of these names and bytes."""
+    described = (_MOST_DESCRIBING * (2 + name.count("/")) + len(name) + size for name, size in sizes.items())
+    return _MOST_DESCRIBING + sum(described)
 
 
 _MOST_DESCRIBING = 2**12
@@ -83,50 +86,9 @@ def stored_as(dtype: torch.dtype) -> torch.dtype:
     return dtype
 
 
-def write_file(path: Path, content: bytes) -> None:
-    """Write beside ``path``, force it to the disk, then give it its name."""
-    partial = path.with_name(f"{path.name}.partial")
-    write_synced(partial, [memoryview(content)])
-    rename_synced(partial, path)
-
-
-def write_synced(path: Path, pieces: Iterable[memoryview]) -> None:
-    """Write to ``path`` and force it to the disk; nothing is left of it if that cannot be."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    try:
-        for left in pieces:
-            while left:
-                left = left[os.write(descriptor, left) :]
-        os.fsync(descriptor)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(descriptor)
-
-
-def rename_synced(partial: Path, path: Path) -> None:
-    """Give ``partial``, in the same folder, the name ``path`` for good; nothing is left of it if that cannot be."""
-    try:
-        partial.replace(path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def digest_of(pieces: Iterable[memoryview]) -> str:
+def digest_of(pieces: Iterable[bytes | memoryview]) -> str:
     """The checksum of a file."""
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
     return digest.hexdigest()
-
-
-def sync_folder(folder: Path) -> None:
-    """Force the names in ``folder`` to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import socket
+import stat
 from pathlib import Path
 
 from distconv.errors import CheckpointError
@@ -29,7 +30,7 @@ def lock(directory: Path) -> None:
     Raises
     ------
     CheckpointError
-        If another process has it.
+        If another process has it, or something else has its name.
     """
     directory.mkdir(parents=True, exist_ok=True)
     place = directory.resolve()
@@ -38,7 +39,7 @@ def lock(directory: Path) -> None:
             return
         os.close(_held.pop(place))
     # Open for writing, or NFS gives no exclusive lock.
-    descriptor = os.open(place / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = _opened(place / LOCK)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -57,6 +58,21 @@ def lock(directory: Path) -> None:
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, _owner().encode(), 0)
+
+
+def _opened(path: Path) -> int:
+    """The file of the lock, open; never another one that a link leads to."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO):
+            raise
+        raise CheckpointError(f"{path} is a link or a pipe, and no lock of ours; delete it") from error
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+        os.close(descriptor)
+        raise CheckpointError(f"{path} is a second name of another file, or none, and no lock of ours; delete it")
+    return descriptor
 
 
 def _is_still(path: Path, descriptor: int) -> bool:

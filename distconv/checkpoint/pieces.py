@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from distconv.checkpoint.files import stored_as
+from distconv.data.opened_file import own_place
 from distconv.distribution import Box, Interval, slices_within
-from distconv.errors import CheckpointError
+from distconv.errors import CheckpointError, DataError
 
-MOST_CELLS = 10**7
+MOST_CELLS = 10**6
 """More than any grid of pieces has: a manifest that claims so many was not written by us."""
 
 
@@ -69,11 +70,16 @@ def copy_piece(file: h5py.File, name: str, box: Box, out: torch.Tensor, needed: 
     CheckpointError
         If the file has no such piece.
     """
-    found = file[name] if isinstance(file.get(name, getlink=True), h5py.HardLink) else None
-    if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external:
+    try:
+        found = file[name] if own_place(file, name) == f"/{name}" else None
+    except DataError:
+        found = None
+    # Values lie in it as they are: what is compressed may become any size.
+    if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external or found.chunks:
         raise CheckpointError(f"there is no dataset {name!r} in its file")
-    if found.shape != tuple(i.extent for i in box):
-        raise CheckpointError(f"a piece of {name!r} has shape {found.shape}")
+    kept_as = torch.empty(0, dtype=stored_as(out.dtype), device="cpu").numpy().dtype
+    if found.shape != tuple(i.extent for i in box) or found.dtype != kept_as:
+        raise CheckpointError(f"a piece of {name!r} is {found.dtype} {found.shape}")
     both = tuple(one.intersect(other) for one, other in zip(box, needed, strict=True))
     values = torch.from_numpy(np.asarray(found[slices_within(both, box)]))
     as_bits = stored_as(out.dtype) != out.dtype

@@ -5,19 +5,21 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
 import h5py
 import torch
 from mpi4py import MPI
 
 from distconv.checkpoint import manifest
-from distconv.checkpoint.pieces import box_of, check_cover, copy_piece, is_needed, whole
+from distconv.checkpoint.pieces import box_of, copy_piece, is_needed, whole
+from distconv.checkpoint.schema import dtype_of
+from distconv.checkpoint.values import from_json
+from distconv.checkpoint.verification import listed, note_whole, open_file
 from distconv.communication.agreement import agree, together
 from distconv.distribution import Box, Distribution
 from distconv.errors import CheckpointError
@@ -29,7 +31,12 @@ LAG_S = 30.0
 LayoutOf = Callable[[str, Sequence[int]], Distribution | None]
 """How a rank wants the tensor of this name and shape: under a layout, or whole."""
 
-_STATE = re.compile(r"state-[0-9a-f]{12}\.h5")
+
+class Described(NamedTuple):
+    """What a checkpoint says of a tensor."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -43,11 +50,28 @@ class Checkpoint:
     """What is wrong with newer ones, in place of which this one was read."""
 
 
-def load(folder: str | os.PathLike[str], comm: MPI.Intracomm, layout_of: LayoutOf | None = None) -> Checkpoint:
+class Contents(NamedTuple):
+    """What a checkpoint says of itself, before any tensor is read."""
+
+    step: int
+    tensors: dict[str, Described]
+    values: dict[str, Any]
+
+
+Check = Callable[[Contents], None]
+"""Raises CheckpointError if a checkpoint is of something else. All ranks come to the same."""
+
+
+def load(
+    folder: str | os.PathLike[str],
+    comm: MPI.Intracomm,
+    layout_of: LayoutOf | None = None,
+    check: Check | None = None,
+) -> Checkpoint:
     """Read and verify the checkpoint in ``folder`` (one step's). Collective.
 
     A rank reads the files that hold something of its blocks. Tensors for which ``layout_of`` names a layout come as
-    DistTensors on the CPU, the others whole.
+    DistTensors on the CPU, the others whole. ``check`` refuses what fits nothing, before anything is made room for.
 
     Raises
     ------
@@ -57,18 +81,29 @@ def load(folder: str | os.PathLike[str], comm: MPI.Intracomm, layout_of: LayoutO
     agree(comm, "checkpoint to load", str(folder))
     place = Path(folder)
     # Rank 0 says what belongs to it: others may see the folder as it was some time ago.
-    found = comm.bcast(together(comm, lambda: _listed(place) if comm.rank == 0 else None, CheckpointError))
-    return together(comm, lambda: _Reading(place, found, comm, layout_of).read(), CheckpointError)
+    found = comm.bcast(together(comm, lambda: listed(place) if comm.rank == 0 else None, CheckpointError))
+    contents = Contents(
+        found["step"],
+        {name: Described(dtype_of(entry), tuple(entry["shape"])) for name, entry in found["tensors"].items()},
+        from_json(found["values"]),
+    )
+    if check is not None:
+        together(comm, lambda: check(contents), _Other)
+    read = together(comm, lambda: _Reading(place, found, comm, layout_of).read(contents), CheckpointError)
+    if comm.rank == 0:
+        note_whole(place)
+    return read
 
 
 def load_newest(
     directory: str | os.PathLike[str],
     comm: MPI.Intracomm,
     layout_of: LayoutOf | None = None,
+    check: Check | None = None,
     *,
     fallback: bool = False,
 ) -> Checkpoint | None:
-    """:func:`load` of the newest finished checkpoint below ``directory``, or None if there is none. Collective.
+    """:func:`load` of the checkpoint below ``directory`` that was committed last, or None if there is none. Collective.
 
     With ``fallback`` those that are damaged are passed over.
 
@@ -80,7 +115,9 @@ def load_newest(
     skipped: list[str] = []
     for folder in manifest.newest_first(directory, comm):
         try:
-            return replace(load(folder, comm, layout_of), skipped=tuple(skipped))
+            return replace(load(folder, comm, layout_of, check), skipped=tuple(skipped))
+        except _Other:
+            raise
         except CheckpointError as error:
             if not fallback:
                 raise
@@ -90,8 +127,12 @@ def load_newest(
     return None
 
 
+class _Other(CheckpointError):
+    """A checkpoint that may be whole, but fits nothing here: none to be passed over."""
+
+
 def compare(
-    found: Mapping[str, torch.Tensor],
+    found: Mapping[str, torch.Tensor | Described],
     wanted: Mapping[str, torch.Tensor],
     what: str,
     *,
@@ -100,7 +141,7 @@ def compare(
 ) -> None:
     """Raise CheckpointError, listing every difference in names, shapes and dtypes, unless there is none.
 
-    ``strict=False`` lets names differ, ``convert_dtype=True`` dtypes.
+    ``strict=False`` lets names differ, ``convert_dtype=True`` dtypes of the same kind.
 
     Raises
     ------
@@ -111,38 +152,14 @@ def compare(
     wrong += [f"{name!r} is not in the model" for name in found if strict and name not in wanted]
     for name in (name for name in wanted if name in found):
         have, want = found[name], wanted[name]
-        if have.shape != want.shape or (have.dtype != want.dtype and not convert_dtype):
-            wrong.append(f"{name!r} is {have.dtype} {tuple(have.shape)}, not {want.dtype} {tuple(want.shape)}")
+        fits = torch.can_cast(have.dtype, want.dtype) if convert_dtype else have.dtype == want.dtype
+        if tuple(have.shape) != tuple(want.shape) or not fits:
+            wrong.append(
+                f"{name!r} is {have.dtype} {tuple(have.shape)} in the checkpoint, {want.dtype} {tuple(want.shape)} "
+                "in the model"
+            )
     if wrong:
         raise CheckpointError(f"{what} does not fit, {len(wrong)} differences: {'; '.join(wrong)}")
-
-
-def _listed(folder: Path) -> dict[str, Any]:
-    """The manifest of ``folder``, whose pieces cover their tensors, and whose files are there."""
-    found = manifest.read(folder)
-    for name, entry in found["files"].items():
-        if not _STATE.fullmatch(name):
-            raise CheckpointError(f"checkpoint {folder} is damaged: it refers to the file {name!r}")
-        _check_size(folder / name, entry["bytes"])
-    for name, entry in found["tensors"].items():
-        if not all(piece.get("file") in found["files"] for piece in entry["pieces"]):
-            raise CheckpointError(f"checkpoint {folder} is damaged: a piece of {name!r} is in none of its files")
-        try:
-            check_cover(name, entry)
-        except CheckpointError as error:
-            raise CheckpointError(f"checkpoint {folder} is damaged: {error}") from error
-    return found
-
-
-def _check_size(path: Path, nbytes: int) -> None:
-    try:
-        size = path.stat().st_size
-    except OSError as error:
-        raise CheckpointError(f"checkpoint {path.parent} is incomplete: {error}") from error
-    if size != nbytes:
-        raise CheckpointError(
-            f"checkpoint {path.parent} is damaged: {path.name} has {size} bytes, not {nbytes}; {manifest.WAY_OUT}"
-        )
 
 
 class _Reading:
@@ -157,9 +174,9 @@ class _Reading:
         self._boxes: dict[str, Box] = {name: whole(shape) for name, shape in shapes.items()}
         self._boxes |= {name: layout.box(None, shapes[name]) for name, layout in self._layouts.items()}
 
-    def read(self) -> Checkpoint:
+    def read(self, contents: Contents) -> Checkpoint:
         blocks = {
-            name: torch.empty([i.extent for i in self._boxes[name]], dtype=_dtype(entry), device="cpu")
+            name: torch.empty([i.extent for i in self._boxes[name]], dtype=dtype_of(entry), device="cpu")
             for name, entry in self._found["tensors"].items()
         }
         # The blocks of all ranks cover each tensor: every file is read, and verified, by some rank.
@@ -178,7 +195,7 @@ class _Reading:
             else block
             for name, block in blocks.items()
         }
-        return Checkpoint(self._found["step"], tensors, self._found["values"])
+        return Checkpoint(contents.step, tensors, contents.values)
 
     def _read_file(self, name: str, needed: Sequence[tuple[str, Box]], blocks: Mapping[str, torch.Tensor]) -> None:
         image = self._verified(name)
@@ -186,20 +203,21 @@ class _Reading:
             with h5py.File(io.BytesIO(image), "r") as file:
                 for tensor, box in needed:
                     copy_piece(file, tensor, box, blocks[tensor], self._boxes[tensor])
-        except (CheckpointError, KeyError, TypeError, ValueError, OSError) as error:
+        except (CheckpointError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
             raise CheckpointError(f"checkpoint {self._folder} is damaged: {error}") from error
 
     def _verified(self, name: str) -> bytes:
         path, entry = self._folder / name, self._found["files"][name]
         while True:
             try:
-                _check_size(path, entry["bytes"])
+                file = open_file(path, entry["bytes"])
                 break
             except CheckpointError:
                 if self._comm.rank == 0 or time.monotonic() > self._until:
                     raise
                 time.sleep(0.1)
-        image = read_bytes(path)
+        with file:
+            image = read_bytes(file, entry["bytes"])
         if hashlib.sha256(image).hexdigest() != entry["sha256"]:
             raise CheckpointError(
                 f"checkpoint {self._folder} is damaged: the checksum of {name} is wrong; {manifest.WAY_OUT}"
@@ -207,10 +225,6 @@ class _Reading:
         return image
 
 
-def _dtype(entry: Mapping[str, Any]) -> torch.dtype:
-    return getattr(torch, entry["dtype"].removeprefix("torch."))  # type: ignore[no-any-return]
-
-
-def read_bytes(path: Path) -> bytes:
-    """All of a file."""
-    return path.read_bytes()
+def read_bytes(file: BinaryIO, nbytes: int) -> bytes:
+    """The first ``nbytes`` of a file."""
+    return file.read(nbytes)

@@ -1,7 +1,4 @@
-"""A module, its optimizer and the random number generators as named tensors and plain values, and back.
-
-Optimizer state goes by the parameter's name, not its number, so that it fits whatever order the parameters come in.
-"""
+"""A module, its optimizer and the random number generators as named tensors and plain values, and back."""
 
 from __future__ import annotations
 
@@ -14,11 +11,19 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
-from distconv.checkpoint.reading import Checkpoint, LayoutOf, compare, load_newest
+from distconv.checkpoint.manifest import nothing_in
+from distconv.checkpoint.optimizers import (
+    below,
+    check_state,
+    optimizer_state,
+    other_optimizer,
+    restore_optimizer,
+)
+from distconv.checkpoint.reading import Checkpoint, Contents, LayoutOf, compare, load_newest
 from distconv.checkpoint.writing import save
+from distconv.communication.agreement import together
 from distconv.distribution import Distribution
 from distconv.errors import CheckpointError
-from distconv.parameters.optimizer_state import split_of
 from distconv.tensor import DistTensor
 
 Tensors = dict[str, torch.Tensor]
@@ -45,17 +50,17 @@ def save_checkpoint(
     directory: str | os.PathLike[str],
     step: int,
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None = None,
     values: Mapping[str, Any] | None = None,
     *,
     comm: MPI.Intracomm | None = None,
     keep: int = 2,
 ) -> Path:
-    """Write model, optimizer, random numbers and ``values`` (what JSON can carry) as this step's checkpoint.
+    """Write model, optimizer (if any), random numbers and ``values`` (what JSON can carry) as this step's checkpoint.
 
     Collective: all ranks of ``comm`` (default: all of the job) take part, and each writes what it alone has of sharded
-    weights. The newest ``keep`` checkpoints stay. Returns the folder. :class:`Saving` does it beside the training that
-    goes on::
+    weights. The ``keep`` checkpoints that were committed last and are whole stay, older ones are deleted; a step behind
+    that of the last commit is warned of. Returns the folder. :class:`Saving` does it beside the training that goes on::
 
         dc.save_checkpoint("run", step, model, optimizer, {"scheduler": scheduler.state_dict()})
 
@@ -72,18 +77,19 @@ def save_checkpoint(
 def load_checkpoint(
     directory: str | os.PathLike[str],
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None = None,
     *,
     comm: MPI.Intracomm | None = None,
     strict: bool = True,
     convert_dtype: bool = False,
     fallback: bool = False,
+    missing_ok: bool = False,
 ) -> Loaded | None:
-    """Put the newest finished checkpoint below ``directory`` into model and optimizer, bit for bit. Collective.
+    """Put what was committed last below ``directory`` into model and optimizer, bit for bit. Collective.
 
     Any number of ranks and any grid reads what any other wrote, each rank the blocks that it has; with as many ranks
-    the random numbers go on, too. Returns the step and the values that were saved with it, or None if there is no
-    checkpoint.
+    the random numbers go on, too. Returns the step and the values that were saved with it. Without an ``optimizer``
+    the model and the random numbers alone are taken.
 
     strict
         False: names may be missing or unexpected, which the result lists; of another optimizer nothing is taken.
@@ -91,16 +97,25 @@ def load_checkpoint(
         Let dtypes differ: what is read gets the model's.
     fallback
         Where the newest is damaged take the newest that is whole; the result says why.
+    missing_ok
+        Return None where there is no finished checkpoint, as in the first start of a job that goes on by itself.
 
     Raises
     ------
     CheckpointError
-        On all ranks, if it is damaged or of another model or optimizer; nothing has been changed then.
+        On all ranks, if there is none, it is damaged, or of another model or optimizer; nothing has been changed then.
     """
     comm = comm or MPI.COMM_WORLD
-    found = load_newest(directory, comm, layouts_of(model), fallback=fallback)
-    if found is None:
+
+    def check(contents: Contents) -> None:
+        check_fits(contents, model, optimizer, strict=strict, convert_dtype=convert_dtype)
+
+    found = load_newest(directory, comm, layouts_of(model), check, fallback=fallback)
+    if found is None and missing_ok:
         return None
+    if found is None:
+        reason = comm.bcast(nothing_in(directory) if comm.rank == 0 else "")
+        raise CheckpointError(f"{reason}; with missing_ok=True that is none, and the job starts anew")
     missing, unexpected = restore(found, model, optimizer, comm, strict=strict, convert_dtype=convert_dtype)
     return Loaded(found.step, found.values.get(_USER, {}), missing, unexpected, found.skipped)
 
@@ -119,23 +134,22 @@ def layouts_of(model: torch.nn.Module) -> LayoutOf:
 
 
 def capture(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, comm: MPI.Intracomm
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, comm: MPI.Intracomm
 ) -> tuple[Tensors, dict[str, Any]]:
     """The state of all of them: tensors, sharded ones as they are, and values for JSON. Collective."""
     tensors = {f"model/{name}": tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
-    moments, scalars = _optimizer_state(model, optimizer)
+    moments, values = optimizer_state(model, optimizer)
     tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
     for name, state in _random_states(model).items():
         states = comm.gather(state.numpy(), root=0) or []
         tensors[f"random/{name}"] = torch.from_numpy(np.array(states, dtype=np.uint8))
-    groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    return tensors, {"optimizer": type(optimizer).__name__, "groups": groups, "optimizer_scalars": scalars}
+    return tensors, values
 
 
 def restore(
     checkpoint: Checkpoint,
     model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | None,
     comm: MPI.Intracomm,
     *,
     strict: bool = True,
@@ -150,35 +164,84 @@ def restore(
     CheckpointError
         If it is of another model or optimizer; nothing has been changed then.
     """
+    check_fits(checkpoint, model, optimizer, strict=strict, convert_dtype=convert_dtype)
+    found, wanted = below("model/", checkpoint.tensors), model.state_dict(keep_vars=True)
     what = f"checkpoint of step {checkpoint.step}"
-    found, wanted = _below("model/", checkpoint.tensors), model.state_dict(keep_vars=True)
-    compare(found, wanted, what, strict=strict, convert_dtype=convert_dtype)
-    other = _other_optimizer(checkpoint, optimizer)
-    if strict and other:
-        raise CheckpointError(f"{what} {other}")
-    beside = {name: found[name].to(wanted[name].device) for name in wanted if name in found}
+
+    def converted() -> tuple[Tensors, Tensors]:
+        beside = {name: as_dtype(found[name], wanted[name], name, what) for name in wanted if name in found}
+        return beside, _random_numbers(checkpoint, model, comm)
+
+    beside, random = together(comm, converted, CheckpointError)
     model.load_state_dict(beside, strict=strict)
-    unused = list(_below("optimizer/", checkpoint.tensors))
-    if not other:
-        for group, values in zip(optimizer.param_groups, checkpoint.values["groups"], strict=True):
-            group.update({key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
-        unused = _restore_optimizer(checkpoint, model, optimizer, convert_dtype=convert_dtype)
-    for name in _random_states(model):
-        if f"random/{name}" in checkpoint.tensors:
-            random = checkpoint.tensors[f"random/{name}"]
-            _set_random_state(model, name, random[comm.rank if len(random) == comm.size else 0].clone())
+    unused = list(below("optimizer/", checkpoint.tensors))
+    if optimizer is not None and not other_optimizer(checkpoint.values, optimizer):
+        unused = restore_optimizer(checkpoint, model, optimizer, convert_dtype=convert_dtype)
+    for name, state in random.items():
+        _set_random_state(model, name, state)
     unexpected = [f"model/{name}" for name in found if name not in wanted] + [f"optimizer/{name}" for name in unused]
     return tuple(f"model/{name}" for name in wanted if name not in found), tuple(unexpected)
 
 
-def _other_optimizer(checkpoint: Checkpoint, optimizer: torch.optim.Optimizer) -> str:
-    """How that of the checkpoint differs; empty if it does not."""
-    saved, groups = checkpoint.values["optimizer"], checkpoint.values["groups"]
-    if saved != type(optimizer).__name__:
-        return f"is of {saved}, not of {type(optimizer).__name__}"
-    if len(groups) != len(optimizer.param_groups):
-        return f"has {len(groups)} parameter groups, not {len(optimizer.param_groups)}"
-    return ""
+def check_fits(
+    contents: Contents | Checkpoint,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    *,
+    strict: bool = True,
+    convert_dtype: bool = False,
+) -> None:
+    """Refuse what is of another model or optimizer, by what a checkpoint says of its tensors.
+
+    Raises
+    ------
+    CheckpointError
+        If it is; the text lists all differences.
+    """
+    what = f"checkpoint of step {contents.step}"
+    wanted = model.state_dict(keep_vars=True)
+    compare(below("model/", contents.tensors), wanted, what, strict=strict, convert_dtype=convert_dtype)
+    if optimizer is None:
+        return
+    other = other_optimizer(contents.values, optimizer)
+    if other and strict:
+        raise CheckpointError(f"{what} {other}")
+    if not other:
+        check_state(contents, model, optimizer, what)
+
+
+def as_dtype(found: torch.Tensor, wanted: torch.Tensor, name: str, what: str) -> torch.Tensor:
+    """``found`` with the dtype of ``wanted``, beside it.
+
+    Raises
+    ------
+    CheckpointError
+        If it has values that are too large for that.
+    """
+    values = found.to(wanted.device, wanted.dtype)
+    if values.dtype != found.dtype:
+        before, after = (x.local if isinstance(x, DistTensor) else x for x in (found, values))
+        if (torch.isfinite(before).to(after.device) & ~torch.isfinite(after)).any():
+            raise CheckpointError(f"{what}: {name!r} has values of {found.dtype} that {values.dtype} cannot hold")
+    return values
+
+
+def _random_numbers(checkpoint: Checkpoint, model: torch.nn.Module, comm: MPI.Intracomm) -> Tensors:
+    """The state of each of this rank's generators that the checkpoint has."""
+    states = {}
+    for name, now in _random_states(model).items():
+        saved = checkpoint.tensors.get(f"random/{name}")
+        if saved is None:
+            continue
+        if saved.dtype != now.dtype or saved.dim() != 2 or not len(saved) or saved.shape[1] != len(now):
+            raise CheckpointError(
+                f"checkpoint of step {checkpoint.step}: 'random/{name}' is {saved.dtype} {tuple(saved.shape)}, but a "
+                f"generator's state has {len(now)} bytes"
+            )
+        states[name] = saved[comm.rank if len(saved) == comm.size else 0].clone()
+        if name == "torch":
+            torch.Generator().set_state(states[name])  # refuses what is none
+    return states
 
 
 def _random_states(model: torch.nn.Module) -> Tensors:
@@ -198,45 +261,3 @@ def _set_random_state(model: torch.nn.Module, name: str, state: torch.Tensor) ->
 
 def _gpu(model: torch.nn.Module) -> torch.device | None:
     return next((parameter.device for parameter in model.parameters() if parameter.is_cuda), None)
-
-
-def _below(prefix: str, tensors: Tensors) -> Tensors:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _optimizer_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> tuple[Tensors, dict[str, Any]]:
-    tensors: Tensors = {}
-    scalars: dict[str, Any] = {}
-    split = split_of(optimizer)
-    state = optimizer.state if split is None else split.whole(optimizer)
-    for name, parameter in model.named_parameters():
-        for key, value in state.get(parameter, {}).items():
-            if isinstance(value, torch.Tensor):
-                tensors[f"{name}/{key}"] = value
-            else:
-                scalars[f"{name}/{key}"] = value
-    return tensors, scalars
-
-
-def _restore_optimizer(
-    checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer, *, convert_dtype: bool
-) -> list[str]:
-    """Put the optimizer's state back; the names of what belongs to no parameter."""
-    parameters = dict(model.named_parameters())
-    found = _below("optimizer/", checkpoint.tensors) | checkpoint.values["optimizer_scalars"]
-    optimizer.state.clear()
-    unused = []
-    for name, value in found.items():
-        owner, _, key = name.rpartition("/")
-        if owner not in parameters:
-            unused.append(name)
-            continue
-        # torch keeps Adam's step count on the CPU, the rest beside the parameter.
-        if isinstance(value, torch.Tensor) and value.dim():
-            converts = convert_dtype and value.is_floating_point()
-            value = value.to(parameters[owner].device, parameters[owner].dtype if converts else value.dtype)
-        optimizer.state[parameters[owner]][key] = value
-    split = split_of(optimizer)
-    if split is not None:
-        split.deal(optimizer)
-    return unused

@@ -2,15 +2,19 @@
 
 Rank 0 writes what is the same on all ranks; of a sharded tensor every block is written by the first of the ranks that
 have it. Nothing is gathered.
+
+What is deleted bears our names: nobody else's files, no folder that they lie in, and nothing that a link leads to.
 """
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import hashlib
+import operator
 import os
-import shutil
+import re
 import threading
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,13 +23,19 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from distconv.checkpoint.files import digest_of, file_of, rename_synced, sync_folder, write_file, write_synced
+from distconv.checkpoint.files import digest_of, file_of
 from distconv.checkpoint.lock import lock
-from distconv.checkpoint.manifest import FORMAT, MANIFEST, finished, folder_of, text_of
+from distconv.checkpoint.manifest import FORMAT, MANIFEST, Commit, behind, commits, folder_of, text_of
+from distconv.checkpoint.values import to_json
+from distconv.checkpoint.verification import is_whole, note_whole
 from distconv.communication.agreement import agree, together
 from distconv.distribution import Box, Interval
 from distconv.errors import CheckpointError
 from distconv.tensor import DistTensor
+from distconv.whole_files import PARTIAL, Folder
+
+_OURS = re.compile(rf"state-[0-9a-f]{{12}}\.h5|{re.escape(MANIFEST)}|.*{re.escape(PARTIAL)}")
+"""What a save leaves in the folder of its step, finished or not."""
 
 Entry = dict[str, Any]
 
@@ -46,9 +56,10 @@ class Saving:
         comm: MPI.Intracomm,
     ) -> None:
         agree(comm, "checkpoint", f"step {step} in {directory}")
-        self.folder, self._comm = folder_of(directory, step), comm
-        self._manifest: Entry = {"format": FORMAT, "step": step, "values": copy.deepcopy(dict(values))}
-        together(comm, self._begin, CheckpointError)
+        number = _step_of(step)
+        self.folder, self._comm = folder_of(directory, number), comm
+        self._manifest: Entry = {"format": FORMAT, "step": number}
+        together(comm, lambda: self._begin(values), CheckpointError)
         boxes = {name: box for name, x in tensors.items() if (box := _box_to_write(x, comm.rank)) is not None}
         # What all ranks need and what some need lie apart.
         parts = [[name for name in boxes if isinstance(tensors[name], DistTensor) == split] for split in (False, True)]
@@ -71,8 +82,11 @@ class Saving:
         """Bytes of the files that this rank has written."""
         return sum(file["bytes"] for file in self._files.values())
 
-    def _begin(self) -> None:
-        text_of(self._manifest)
+    def _begin(self, values: Mapping[str, Any]) -> None:
+        try:
+            self._manifest["values"] = {name: to_json(value, f"value {name!r}") for name, value in values.items()}
+        except (ValueError, RecursionError) as error:
+            raise self._cannot(error) from error
         try:
             if self._comm.rank == 0:
                 lock(self.folder.parent)
@@ -81,45 +95,52 @@ class Saving:
 
     def _write(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for blocks in filter(None, self._parts):
-                self._write_file(blocks)
+            with (
+                Folder(self.folder.parent, make=True) as directory,
+                Folder(self.folder.name, make=True, within=directory) as folder,
+            ):
+                for blocks in filter(None, self._parts):
+                    self._write_file(folder, blocks)
         except Exception as error:  # whatever it is: finish() must not commit what is not there
             self._failed = error
 
-    def _write_file(self, blocks: dict[str, torch.Tensor]) -> None:
-        pieces, partial = file_of(blocks), self.folder / f"state-{self._comm.rank}.partial"
+    def _write_file(self, folder: Folder, blocks: dict[str, torch.Tensor]) -> None:
+        pieces = file_of(blocks)
         with ThreadPoolExecutor(1) as beside:
             hashed = beside.submit(digest_of, pieces)
-            write_synced(partial, pieces)
+            partial = folder.write_beside(f"state-{self._comm.rank}", pieces)
             digest = hashed.result()
         # A name for each rank and content: ranks may have equal blocks, and a finished step is not written over.
         name = f"state-{hashlib.sha256(f'{self._comm.rank} {digest}'.encode()).hexdigest()[:12]}.h5"
-        rename_synced(partial, self.folder / name)
+        folder.rename(partial, name)
         for tensor in blocks:
             self._entries[tensor]["pieces"][0]["file"] = name
         blocks.clear()
         self._files[name] = {"bytes": sum(map(len, pieces)), "sha256": digest}
 
     def finish(self, keep: int = 2) -> Path:
-        """Wait until all ranks have written, and commit; of the finished checkpoints the newest ``keep`` stay.
+        """Wait until all ranks have written, and commit; the ``keep`` that were committed last and are whole stay.
 
-        Collective. Returns the folder.
+        Collective. Returns the folder. Where the step is an earlier one than that of the last commit, rank 0 warns.
 
         Raises
         ------
         CheckpointError
             On all ranks, with the system's reason, if it could not be written; earlier checkpoints are intact.
         """
+        remarks: list[str] = []
         try:
             together(self._comm, self._wait, CheckpointError)
             found = self._comm.gather((self._files, self._entries), root=0)
-            together(self._comm, lambda: self._commit(found, keep) if found else None, CheckpointError)
+            together(self._comm, lambda: remarks.extend(self._commit(found, keep)) if found else None, CheckpointError)
         except CheckpointError:
             if self._comm.rank == 0 and not (self.folder / MANIFEST).is_file():
                 # A full disk needs the room that the others' files take.
-                shutil.rmtree(self.folder, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    _delete(self.folder)
             raise
+        for remark in remarks:
+            warnings.warn(remark, stacklevel=2)
         return self.folder
 
     def _wait(self) -> None:
@@ -130,22 +151,34 @@ class Saving:
     def _cannot(self, error: BaseException) -> CheckpointError:
         return CheckpointError(f"checkpoint {self.folder} could not be written: {error or type(error).__name__}")
 
-    def _commit(self, found: list[tuple[Entry, Entry]], keep: int) -> None:
+    def _commit(self, found: list[tuple[Entry, Entry]], keep: int) -> list[str]:
+        """Write the commit mark; what is to be said of it."""
         files: Entry = {}
         tensors: Entry = {}
         for own_files, entries in found:
             files |= own_files
             for name, entry in entries.items():
                 tensors.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]
+        directory = self.folder.parent
         try:
-            write_file(self.folder / MANIFEST, text_of({**self._manifest, "files": files, "tensors": tensors}))
-            sync_folder(self.folder.parent)
-            for left in self.folder.iterdir():
-                if left.name not in (*files, MANIFEST):
-                    left.unlink()
-            _delete_old(self.folder.parent, keep)
+            earlier = [each for each in commits(directory) if each.folder != self.folder]
+            content = text_of({**self._manifest, **behind(earlier), "files": files, "tensors": tensors})
+            with Folder(directory) as above, Folder(self.folder.name, within=above) as folder:
+                folder.write(MANIFEST, [memoryview(content)])
+                above.sync()
         except OSError as error:
             raise self._cannot(error) from error
+        # It is committed: nothing that fails from here on makes it less than that.
+        return [*self._gone_back(earlier), *_tidied(self.folder, {*files, MANIFEST}, earlier, keep)]
+
+    def _gone_back(self, earlier: list[Commit]) -> list[str]:
+        step, last = self._manifest["step"], earlier[-1] if earlier else None
+        if last is None or last.step <= step:
+            return []
+        return [
+            f"checkpoint {self.folder} is of an earlier step than {last.folder.name}, which was committed before it: "
+            "the run has gone back; what was committed last is loaded first and kept longest"
+        ]
 
 
 def save(
@@ -159,7 +192,7 @@ def save(
 ) -> Path:
     """Write ``tensors`` (distributed, or equal on all ranks) and ``values`` as this step's checkpoint. Collective.
 
-    The newest ``keep`` are kept; older ones are deleted once this one is committed.
+    The ``keep`` that were committed last and are whole stay; older ones are deleted once this one is committed.
 
     Raises
     ------
@@ -188,9 +221,46 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return block.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
-def _delete_old(directory: Path, keep: int) -> None:
-    steps = finished(directory)
-    for step in sorted(steps)[: max(0, len(steps) - max(keep, 1))]:
-        # The mark goes first: half a checkpoint must not count as one.
-        (steps[step] / MANIFEST).unlink()
-        shutil.rmtree(steps[step])
+def _step_of(step: Any) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise CheckpointError(f"a checkpoint cannot be of step {step!r}; count steps by whole numbers from 0 on")
+    return number
+
+
+def _tidied(folder: Path, of_it: set[str], earlier: list[Commit], keep: int) -> list[str]:
+    """Delete what earlier attempts at this step have left, and old checkpoints; what could not be deleted, and why."""
+    try:
+        _delete(folder, but=of_it)
+        note_whole(folder)
+        _delete_old(earlier, keep - 1)
+    except OSError as error:
+        return [f"checkpoint {folder} is committed, but what is older could not be deleted: {error}"]
+    return []
+
+
+def _delete_old(earlier: list[Commit], keep: int) -> None:
+    """Delete all that were committed before the last ``keep`` that are whole, but what this version cannot read."""
+    whole = 0
+    for each in reversed(earlier if len(earlier) > keep else []):
+        if whole < keep:
+            whole += is_whole(each.folder)
+        elif each.serial is not None:
+            _delete(each.folder)
+
+
+def _delete(step: Path, but: set[str] | frozenset[str] = frozenset()) -> None:
+    """Delete our files from the folder of a step, and the folder if nothing else is in it."""
+    with Folder(step.parent) as directory:
+        with Folder(step.name, within=directory) as folder:
+            names = [name for name in folder.names() if _OURS.fullmatch(name) and name not in but]
+            # The mark goes first: half a checkpoint must not count as one.
+            for name in sorted(names, key=lambda name: name != MANIFEST):
+                with contextlib.suppress(IsADirectoryError):
+                    folder.remove(name)
+        if not but:
+            with contextlib.suppress(OSError):
+                directory.remove_folder(step.name)

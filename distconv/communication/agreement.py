@@ -115,21 +115,23 @@ def largest(comm: MPI.Intracomm, value: int, what: str) -> int:
 def together(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvError]) -> T:
     """Run ``attempt`` on every rank; if it fails on any of them raise ``error`` with that rank's reason on all.
 
-    For what only one rank may notice, such as a file its node cannot see. Collective over ``comm``.
+    For what only one rank may notice, such as a file its node cannot see. Nobody who reads what it prints any more is
+    the error's cause there, which ends a command without a word. Collective over ``comm``.
     """
     check_running()
     result: T | None = None
-    reason = ""
+    reason, unread = "", None
     try:
         result = attempt()
     except (DistconvError, OSError, KeyError, ValueError, RuntimeError, MemoryError) as failure:
         reason = f"{failure}" or type(failure).__name__
+        unread = failure if isinstance(failure, BrokenPipeError) else None
     worst = np.array([comm.rank if reason else -1], dtype=np.int64)
     with watchdog.waiting(lambda: "agreement on an outcome"):
         comm.Allreduce(MPI.IN_PLACE, worst, MPI.MAX)
     if worst[0] >= 0:
         text = comm.bcast(reason, root=int(worst[0]))
-        raise error(text if comm.size == 1 else f"{text} (on rank {worst[0]})")
+        raise error(text if comm.size == 1 else f"{text} (on rank {worst[0]})") from unread
     return result  # type: ignore[return-value]
 
 

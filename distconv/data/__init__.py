@@ -6,6 +6,7 @@
     channel_statistics  Mean, spread and range of each channel of a dataset
     hdf5                HDF5 files of samples: every rank opens them read-only and reads only its own boxes
     loader              A loader that reads ahead: batches of samples as distributed tensors
+    opened_file         An HDF5 file that is open for reading, from itself alone
     source              What the loader and the moments ask of where samples come from; ``SampleFile`` is a source
 """
 

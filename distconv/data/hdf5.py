@@ -20,6 +20,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import agree, together
+from distconv.data.opened_file import dataset, identity, opened, own_place
 from distconv.distribution import Box
 from distconv.errors import DataError
 
@@ -65,7 +66,7 @@ class SampleFile:
         self.path = Path(path)
         self.comm = comm = MPI.COMM_WORLD if comm is None else comm
         agree(comm, "HDF5 file", f"{self.path} with {sorted(layouts)}")
-        self._file, self._identity = together(comm, lambda: _open(self.path), DataError)
+        self._file, self._identity = together(comm, lambda: opened(self.path), DataError)
         try:
             self._datasets = together(comm, lambda: self._checked(layouts), DataError)
             agree(comm, f"{self.path} as each rank sees it", f"{self._identity.size} bytes, {self._described()}")
@@ -74,7 +75,7 @@ class SampleFile:
             raise
 
     def _checked(self, layouts: Mapping[str, Layout] | Sequence[str]) -> dict[str, h5py.Dataset]:
-        found = {name: _dataset(self._file, name, self.path, self._identity.size) for name in layouts}
+        found = {name: dataset(self._file, name, self.path, self._identity.size) for name in layouts}
         for name, layout in layouts.items() if isinstance(layouts, Mapping) else ():
             wrong = layout.mismatch(found[name].dtype, found[name].shape)
             if wrong:
@@ -109,16 +110,23 @@ class SampleFile:
 
     def attribute(self, name: str, group: str = "/") -> object:
         """An attribute of the file or of a group, or None."""
-        return self._file[group].attrs.get(name)
+        place = own_place(self._file, group)
+        return None if place is None else self._file[place].attrs.get(name)
 
     def column(self, name: str) -> list[object] | None:
         """A small dataset with one value per sample (family, seed, ...), or None if it is not there. Collective."""
 
         def read() -> list[object] | None:
-            if name not in self._file:
+            place = own_place(self._file, name)
+            found = None if place is None else self._file[place]
+            if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external or found.ndim != 1:
                 return None
-            values = self._file[name][()]
-            return [v.decode() if isinstance(v, bytes) else v for v in values.tolist()]
+            samples = len(next(iter(self._datasets.values())))
+            if len(found) > samples:
+                raise DataError(
+                    f"{self.path}: {name!r} has {len(found)} values for {samples} samples; write one for each"
+                )
+            return [v.decode() if isinstance(v, bytes) else v for v in found[()].tolist()]
 
         return together(self.comm, read, DataError)
 
@@ -145,7 +153,7 @@ class SampleFile:
         """Raise DataError on all ranks if the file was replaced or changed since it was opened. Collective."""
 
         def check() -> None:
-            now = _identity(self.path)
+            now = identity(self.path)
             if now != self._identity:
                 raise DataError(f"{self.path} has been {self._identity.change(now)} since it was opened; start again")
 
@@ -160,74 +168,3 @@ class SampleFile:
                 f"neighbours read the same chunks; write the file with smaller chunks, or split fewer dimensions",
                 stacklevel=3,
             )
-
-
-@dataclass(frozen=True)
-class _Identity:
-    device: int
-    inode: int
-    size: int
-    modified_ns: int
-
-    def change(self, now: _Identity) -> str:
-        if (self.device, self.inode) != (now.device, now.inode):
-            return "replaced by another file"
-        if self.size != now.size:
-            return f"changed from {self.size} to {now.size} bytes"
-        return "written to"
-
-
-def _identity(path: Path) -> _Identity:
-    status = path.stat()
-    return _Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
-
-
-def _open(path: Path) -> tuple[h5py.File, _Identity]:
-    # The operating system's reasons are clearer than HDF5's, so it is asked first.
-    os.close(os.open(path, os.O_RDONLY))
-    if path.is_dir():
-        raise DataError(f"{path} is a directory, not an HDF5 file")
-    identity = _identity(path)
-    if identity.size == 0:
-        raise DataError(f"{path} is empty (0 bytes): it was never written, or its writer has not finished")
-    try:
-        return h5py.File(path, "r", locking=False), identity
-    except OSError as error:
-        raise DataError(f"{path} cannot be opened as HDF5 ({identity.size} bytes): {error}") from error
-
-
-def _dataset(file: h5py.File, name: str, path: Path, file_bytes: int) -> h5py.Dataset:
-    """The dataset called ``name`` if all of it is in this file."""
-    try:
-        link = file.get(name, getlink=True)
-        found = None if isinstance(link, h5py.ExternalLink) else file.get(name)
-    except (KeyError, RuntimeError, ValueError, OSError) as error:
-        raise DataError(f"{path}: dataset {name!r} cannot be opened: {error}") from error
-    if found is None:
-        has = ", ".join(sorted(file)) or "nothing"
-        raise DataError(f"{path}: there is no dataset {name!r} in it; at its top are {has}")
-    if not isinstance(found, h5py.Dataset):
-        raise DataError(f"{path}: {name!r} is a group, not a dataset; it has {', '.join(sorted(found)) or 'nothing'}")
-    if found.is_virtual or found.external or found.file.filename != file.filename:
-        raise DataError(f"{path}: dataset {name!r} lies in other files; copy it into this one")
-    if found.dtype.kind == "O" or found.ndim == 0:
-        raise DataError(
-            f"{path}: dataset {name!r} is {'ragged' if found.ndim else 'a single value'}; samples must be equal arrays"
-        )
-    stored = found.id.get_storage_size()
-    if found.compression is None and stored < found.nbytes:
-        raise DataError(
-            f"{path}: dataset {name!r} is incomplete: {found.shape} takes {found.nbytes} bytes "
-            f"but {stored} were written"
-        )
-    if found.chunks and (written := found.id.get_num_chunks()) < (needed := _chunks_of(found)):
-        raise DataError(
-            f"{path}: dataset {name!r} is incomplete: {found.shape} takes {needed} chunks but {written} were written"
-        )
-    if stored > file_bytes:
-        raise DataError(f"{path}: dataset {name!r} claims {stored} bytes, more than the file's {file_bytes}")
-    return found
-
-
-def _chunks_of(dataset: h5py.Dataset) -> int:
-    return math.prod(-(-extent // chunk) for extent, chunk in zip(dataset.shape, dataset.chunks, strict=True))

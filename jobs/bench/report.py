@@ -16,6 +16,7 @@ import torch
 
 from distconv.errors import DataError
 from distconv.jobs.planning.options import check_writable
+from distconv.whole_files import write_file
 
 
 def machine() -> dict[str, Any]:
@@ -71,7 +72,7 @@ def give_json(figures: Mapping[str, Any], path: Path | None) -> None:
     text = json.dumps({"command": _command(), "machine": machine(), **figures})
     print(text, flush=True)
     if path is not None:
-        path.write_text(text + "\n")
+        write_file(path, text + "\n")
 
 
 def _command() -> str:

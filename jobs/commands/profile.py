@@ -29,7 +29,7 @@ from distconv.jobs.pointcloud.classification.trainer import NETWORKS
 from distconv.jobs.pointcloud.sampling import DRAWN_POINTS
 from distconv.jobs.pointcloud.shapes import Shapes
 from distconv.jobs.training.model_factory import build_model
-from distconv.jobs.training.options import add_device_argument, device_for, positive
+from distconv.jobs.training.options import add_device_argument, device_for, natural, positive
 from distconv.layers.models import MODELS
 from distconv.layers.sparse import SparseTensor
 from distconv.perfmodel.cost.operation_work import LocalCall
@@ -80,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time each layer in training steps of one process; --out (default: MODEL-layers.json): layer profile",
     )
-    parser.add_argument("--warmup", type=int, metavar="N", help=f"steps before (--layers; default: {WARM_UP})")
+    parser.add_argument("--warmup", type=natural, metavar="N", help=f"steps before (--layers; default: {WARM_UP})")
     parser.add_argument("--iterations", type=positive, metavar="N", help=f"steps measured (default: {ITERATIONS})")
 
 

@@ -8,24 +8,36 @@ message: the caller agrees the errors of the ranks.
 from __future__ import annotations
 
 import gzip
+import io
 import lzma
 import math
+import os
 import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from distconv.data.opened_file import MOST_COMPRESSED, SMALL_BYTES
 from distconv.errors import DataError
+from distconv.whole_files import open_regular
 
 IDX_IMAGES, IDX_LABELS = 0x803, 0x801
 """Magic numbers: unsigned bytes in 3 dimensions and in 1."""
 CIFAR_SHAPE = (3, 32, 32)
 CIFAR_RECORD = 1 + math.prod(CIFAR_SHAPE)
 """Bytes of a record: the label, then the red, green and blue planes."""
+
+
+MOST_BYTES = 1 << 30
+"""Every rank holds all of it."""
+_AT_ONCE = 1 << 20
+_MOST_DICTIONARY = 128 << 20
+"""Bytes; xz -9 needs 65 MiB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,40 +72,108 @@ def read_cifar10(paths: Sequence[Path]) -> Images:
 
 
 def _idx(path: Path, magic: int, what: str) -> NDArray[np.uint8]:
-    content = _content(path)
     start = 4 * (1 + (magic & 0xFF))  # the magic number's last byte counts the dimensions
-    if len(content) < start:
-        raise DataError(f"{path}: {len(content)} bytes are no idx file of {what}; fetch it again")
-    found, *shape = struct.unpack_from(f">{start // 4}I", content)
-    if found != magic:
-        raise DataError(
-            f"{path}: the magic number is 0x{found:08x} but idx {what} have 0x{magic:08x}; give the right file"
-        )
-    expected = math.prod(shape)
-    if not len(content) - start == expected > 0:
-        raise DataError(
-            f"{path}: the header says {' x '.join(map(str, shape))} {what}, {expected} bytes, but "
-            f"{len(content) - start} follow; fetch it again"
-        )
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
+    with _Content(path) as content:
+        header = content.read(start)
+        if len(header) < start:
+            raise DataError(f"{path}: {len(header)} bytes are no idx file of {what}; fetch it again")
+        found, *shape = struct.unpack(f">{start // 4}I", header)
+        if found != magic:
+            raise DataError(
+                f"{path}: the magic number is 0x{found:08x} but idx {what} have 0x{magic:08x}; give the right file"
+            )
+        expected = math.prod(shape)
+        values = content.read(min(expected, content.most) + 1)
+        if not len(values) == expected > 0:
+            more = "more" if len(values) > expected else len(values)
+            raise DataError(
+                f"{path}: the header says {' x '.join(map(str, shape))} {what}, {expected} bytes, but {more} follow; "
+                "fetch it again"
+            )
+    return np.frombuffer(values, np.uint8).reshape(shape)
 
 
 def _cifar_records(path: Path) -> NDArray[np.uint8]:
-    content = _content(path)
-    if len(content) % CIFAR_RECORD or not content:
+    with _Content(path) as content:
+        records = content.read(content.most + 1)
+    if len(records) % CIFAR_RECORD or not records:
         raise DataError(
-            f"{path}: {len(content)} bytes are no whole number of CIFAR-10 records of {CIFAR_RECORD} bytes "
-            f"({len(content) / CIFAR_RECORD:.2f}); fetch it again"
+            f"{path}: {len(records)} bytes are no whole number of CIFAR-10 records of {CIFAR_RECORD} bytes "
+            f"({len(records) / CIFAR_RECORD:.2f}); fetch it again"
         )
-    return np.frombuffer(content, np.uint8).reshape(-1, CIFAR_RECORD)
+    return np.frombuffer(records, np.uint8).reshape(-1, CIFAR_RECORD)
 
 
-def _content(path: Path) -> bytes:
-    """What is in the file, decompressed as its ending says."""
-    stored = path.read_bytes()
-    try:
+class _Content:
+    """What is in a file, decompressed as its ending says, as far as it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._file = path, open_regular(path)
+        self._stored = os.fstat(self._file.fileno()).st_size
+        packed = path.suffix in (".gz", ".xz")
+        self.most = min(MOST_BYTES, max(SMALL_BYTES, MOST_COMPRESSED * self._stored)) if packed else MOST_BYTES
+        if not packed:
+            self._check(self._stored)
+        self._stream: io.BufferedIOBase | IO[bytes] = self._file
         if path.suffix == ".gz":
-            return gzip.decompress(stored)
-        return lzma.decompress(stored) if path.suffix == ".xz" else stored
-    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
-        raise DataError(f"{path} ({len(stored)} bytes) is truncated or damaged: {error}; fetch it again") from error
+            self._stream = gzip.GzipFile(fileobj=self._file)
+        elif path.suffix == ".xz":
+            self._stream = io.BufferedReader(_Xz(self._file))
+
+    def __enter__(self) -> _Content:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def read(self, count: int) -> bytearray:
+        """Up to ``count`` more bytes.
+
+        Raises
+        ------
+        DataError
+            If the file is damaged, or has more than a rank should hold, or than so small a file can have.
+        """
+        try:
+            found = bytearray()
+            # Piece by piece: at once it takes three times the memory.
+            while len(found) < count and (piece := self._stream.read(min(_AT_ONCE, count - len(found)))):
+                found += piece
+        except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+            raise DataError(
+                f"{self._path} ({self._stored} bytes) is truncated or damaged: {error}; fetch it again"
+            ) from error
+        self._check(len(found))
+        return found
+
+    def _check(self, count: int) -> None:
+        if count > self.most:
+            self._file.close()
+            raise DataError(
+                f"{self._path} ({self._stored} bytes) holds more than {self.most} bytes, and every rank would have to "
+                "hold them; write HDF5 (train.h5), of which each rank reads its part"
+            )
+
+
+class _Xz(io.RawIOBase):
+    """An xz file as a stream, whose dictionary does not take whatever memory it asks for."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._decompressor = file, lzma.LZMADecompressor(memlimit=_MOST_DICTIONARY)
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        """Fill ``buffer`` as far as there is something."""
+        view = memoryview(buffer)
+        while not self._decompressor.eof:
+            given = self._file.read(_AT_ONCE) if self._decompressor.needs_input else b""
+            if self._decompressor.needs_input and not given:
+                raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+            found = self._decompressor.decompress(given, len(view))
+            if found:
+                view[: len(found)] = found
+                return len(found)
+        return 0

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from distconv.communication.agreement import agree, together
 from distconv.data.hdf5 import Layout, SampleFile
+from distconv.data.opened_file import opened, own_place
 from distconv.data.source import Source
 from distconv.distribution import Interval
 from distconv.errors import DataError
@@ -176,8 +177,9 @@ def _has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
 
     def look() -> bool:
         try:
-            with h5py.File(path, "r", locking=False) as file:
-                return isinstance(file.get(group), h5py.Group)
+            with opened(path)[0] as file:
+                place = own_place(file, group)
+                return place is not None and isinstance(file[place], h5py.Group)
         except OSError:
             return False
 

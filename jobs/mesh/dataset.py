@@ -22,11 +22,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 
+from distconv.data.opened_file import opened
 from distconv.errors import DataError
+from distconv.whole_files import PARTIAL
 
 from .recipe import CHANNELS, VERSION, Recipe, Summary
 
@@ -127,7 +128,7 @@ def existing(target: Path, recipe: Recipe) -> Summary | None:
     if not target.exists():
         return None
     try:
-        with h5py.File(target, "r", locking=False) as file:
+        with opened(target)[0] as file:
             made = json.loads(file.attrs["recipe"])
             summary = json.loads(file.attrs["summary"])
     except (OSError, KeyError, ValueError):
@@ -154,7 +155,7 @@ def prepare(target: Path, recipe: Recipe) -> str:
         if not note.exists():
             write_atomically(note, json.dumps(recipe.of_a_run()).encode())
         made = json.loads(note.read_text())
-        for claim in (*folder.glob("*.claim-*"), *folder.glob("alarm-*"), *folder.glob("*.unfinished")):
+        for claim in (*folder.glob("*.claim-*"), *folder.glob("alarm-*"), *folder.glob(f"*{PARTIAL}")):
             claim.unlink(missing_ok=True)
     except (OSError, ValueError) as refusal:
         raise DataError(f"{folder}: cannot be used for the runs of {target.name}: {refusal}") from refusal

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distconv.whole_files import write_picture
+
 Map = NDArray[Any]
 
 
@@ -53,7 +55,7 @@ def draw(
     for axis in axes[-1]:
         axis.remove()
     _draw_losses(figure.add_subplot(grid[-1, :]), losses)
-    figure.savefig(path, dpi=110)
+    write_picture(path, figure, dpi=110)
 
 
 def _draw_example(figure: Any, row: Any, example: Example, channel: str, threshold: float) -> None:

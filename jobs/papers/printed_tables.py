@@ -10,6 +10,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from distconv.jobs.planning.options import check_writable, on_rank_0
+from distconv.whole_files import write_file
 
 Rows = list[dict[str, object]]
 """A table's figures, one mapping for each row."""
@@ -28,6 +29,6 @@ def print_tables(tables: Callable[[], Mapping[str, Rows]], path: Path | None) ->
             check_writable("--json", path)
         rows = tables()
         if path is not None:
-            path.write_text(json.dumps(rows, indent=1))
+            write_file(path, json.dumps(rows, indent=1))
 
     on_rank_0(MPI.COMM_WORLD, action)

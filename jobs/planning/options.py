@@ -198,16 +198,17 @@ def on_first_ranks(comm: MPI.Intracomm, ranks: int, attempt: Callable[[], T]) ->
     DistconvError
         On all ranks with the same text, if ``attempt`` raises it or an OSError.
     """
-    result, failed = None, ""
+    result, failed, unread = None, "", None
     if comm.rank < ranks:
         try:
             result = attempt()
         except (DistconvError, OSError) as error:
             failed = str(error) or type(error).__name__
+            unread = error if isinstance(error, BrokenPipeError) else None
     wait_asleep(comm)
     for text in comm.allgather(failed):
         if text:
-            raise DistconvError(text)
+            raise DistconvError(text) from unread
     found: T = comm.bcast(result)
     return found
 
@@ -231,5 +232,6 @@ def check_writable(option: str, path: Path) -> None:
         raise DataError(f"{option} {path}: that is a folder; name a file")
     if not path.parent.is_dir():
         raise DataError(f"{option} {path}: there is no folder {path.parent}; make it first")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    # A file is written beside and renamed, which is for the folder to allow; a device or a pipe is written to.
+    if not os.access(path if path.exists() and not path.is_file() else path.parent, os.W_OK):
         raise DataError(f"{option} {path}: no permission to write there")

@@ -15,6 +15,7 @@ from distconv.errors import DataError
 from distconv.jobs.bench.comparison import deviation
 from distconv.perfmodel.cost.evaluation import Prediction
 from distconv.perfmodel.strategy.selection import Strategy
+from distconv.whole_files import write_picture
 
 from .report import FIGURES
 from .strong_scaling import Curves, Point
@@ -52,7 +53,7 @@ def draw(path: Path, strategy: Strategy, curves: Curves, memory: float, title: s
     _draw_splits(splits, strategy.prediction)
     _draw_times(times, strategy.prediction)
     draw_scaling(figure.add_subplot(grid[2]), curves, memory)
-    figure.savefig(path, dpi=110)
+    write_picture(path, figure, dpi=110)
 
 
 def draw_measured(
@@ -67,7 +68,7 @@ def draw_measured(
         mean, spread = ([1e3 * f(times) for times in found.values()] for f in (statistics.fmean, deviation))
         axis.errorbar(list(found), mean, spread, fmt=marker, color=colour, markersize=9, label=f"{name}, measured")
     axis.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    write_picture(path, figure, dpi=110)
 
 
 def _figure(size: tuple[float, float], title: str) -> Any:

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +24,9 @@ import numpy as np
 from mpi4py import MPI
 
 from distconv.communication.agreement import agree, together
+from distconv.data.opened_file import opened
 from distconv.errors import DataError
+from distconv.whole_files import open_regular
 
 from .clouds import Cloud, Clouds
 
@@ -45,7 +47,7 @@ def made_from(path: Path) -> str | None:
     if not path.exists():
         return None
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with opened(path)[0] as file:
             return str(file.attrs.get("made_from", ""))
     except OSError:
         return ""
@@ -103,7 +105,7 @@ def _discard(file: h5py.File | None, unfinished: Path) -> None:
 def _created(path: Path, groups: Mapping[str, Clouds], source: str) -> h5py.File:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = h5py.File(path, "w")
+        file = h5py.File(path, "x")
     except OSError as error:
         raise DataError(f"{path} cannot be written: {error}") from error
     file.attrs["made_from"] = source
@@ -132,18 +134,29 @@ def _fill(file: h5py.File | None, name: str, clouds: Clouds, comm: MPI.Intracomm
 def _put(file: h5py.File | None, name: str, gathered: list[dict[int, Cloud]]) -> None:
     if file is None:
         return
-    for made in gathered:
-        for index, cloud in made.items():
-            file[f"{name}/points"][index] = cloud.points
-            if cloud.part is not None:
-                file[f"{name}/part"][index] = cloud.part
+    with _named(file.filename):
+        for made in gathered:
+            for index, cloud in made.items():
+                file[f"{name}/points"][index] = cloud.points
+                if cloud.part is not None:
+                    file[f"{name}/part"][index] = cloud.part
 
 
 def _commit(file: h5py.File | None, unfinished: Path, path: Path) -> None:
     """To the disk, then under the final name."""
     if file is None:
         return
-    file.close()
-    with unfinished.open("rb+") as plain:
-        os.fsync(plain.fileno())
-    unfinished.replace(path)
+    with _named(path):
+        file.close()
+        with open_regular(unfinished, follow_links=False) as plain:
+            os.fsync(plain.fileno())
+        unfinished.replace(path)
+
+
+@contextmanager
+def _named(path: str | Path) -> Iterator[None]:
+    """What HDF5 says of a disk names no file."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"{path} cannot be written: {error}") from error

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from distconv.communication.agreement import agree, together
 from distconv.data.hdf5 import Layout, SampleFile
+from distconv.data.opened_file import opened, own_place
 from distconv.distribution import Interval
 from distconv.errors import DataError
 
@@ -199,9 +200,10 @@ def _formats(path: Path) -> dict[str, dict[str, Layout]]:
     """The datasets to open in each group. If there are no clouds, opening what is missing will say so."""
     found: dict[str, dict[str, Layout]] = {"train": OURS}
     try:
-        with h5py.File(path, "r", locking=False) as file:
+        with opened(path)[0] as file:
             for group in GROUPS:
-                there = file.get(group)
+                place = own_place(file, group)
+                there = None if place is None else file[place]
                 if isinstance(there, h5py.Group):
                     found[group] = QUANTISED if "q" in there else OURS | (PARTS if "part" in there else {})
     except OSError:

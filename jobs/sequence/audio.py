@@ -18,18 +18,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import scipy.io.wavfile
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import together
+from distconv.data.opened_file import opened, own_place, values
 from distconv.errors import DataError
+from distconv.whole_files import open_regular
 
 from .mfcc import Recipe, mfcc
 
 HELD_OUT_TAKES = 5
+MOST_CLASSES = 10**5
+"""More than any set of sounds has: a larger label is no class."""
+
+_KINDS = {"iu": "whole numbers", "iuf": "numbers", "iufb": "numbers"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,36 +74,58 @@ def recordings(path: Path) -> Recordings:
 
 def _of_file(path: Path) -> Recordings:
     try:
-        with h5py.File(path, "r", locking=False) as file:
-            missing = [name for name in ("audio", "offset", "label") if name not in file]
-            if missing or "sample_rate" not in file.attrs:
-                raise DataError(
-                    f"{path}: has no {', '.join(missing) or 'attribute sample_rate'}; sounds are audio, offset, label "
-                    "and the attribute sample_rate"
-                )
-            audio, offset, label = (file[name][:] for name in ("audio", "offset", "label"))
-            held_out = _held_out(file, len(label))
-            rate = float(file.attrs["sample_rate"])
+        file, state = opened(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read as HDF5: {error}") from error
+    with file:
+
+        def numbers(name: str, kinds: str) -> NDArray[Any]:
+            found = values(file, name, path, state.size)
+            if found.ndim != 1 or found.dtype.kind not in kinds:
+                raise DataError(f"{path}: {name!r} is {found.dtype} {found.shape} but must be a row of {_KINDS[kinds]}")
+            return found
+
+        missing = [name for name in ("audio", "offset", "label") if own_place(file, name) is None]
+        if missing or "sample_rate" not in file.attrs:
+            raise DataError(
+                f"{path}: has no {', '.join(missing) or 'attribute sample_rate'}; sounds are audio, offset, label "
+                "and the attribute sample_rate"
+            )
+        audio, offset, label = numbers("audio", "iuf"), numbers("offset", "iu"), numbers("label", "iu")
+        held_out = np.zeros(len(label), bool)
+        if own_place(file, "test") is not None:
+            held_out = numbers("test", "iufb").astype(bool)
+        elif own_place(file, "take") is not None:
+            held_out = numbers("take", "iuf") < HELD_OUT_TAKES
+        rate = _rate(file.attrs["sample_rate"], path)
+    if len(held_out) != len(label):
+        raise DataError(f"{path}: {len(held_out)} clips are held out or not, but there are {len(label)} labels")
+    offset = offset.astype(np.int64)
     if len(offset) != len(label) + 1 or offset[0] < 0 or offset[-1] > len(audio) or (np.diff(offset) < 0).any():
         raise DataError(
             f"{path}: offset has {len(offset)} values up to {offset[-1] if len(offset) else 0} for {len(label)} labels "
             f"and {len(audio)} samples; it must rise from the first clip's begin to the last one's end"
         )
+    label = label.astype(np.int64)
+    if len(label) and not 0 <= label.min() <= label.max() < MOST_CLASSES:
+        raise DataError(f"{path}: labels go from {label.min()} to {label.max()}; classes are numbered from 0 on")
     groups = {}
     for group, chosen in (("train", ~held_out), ("test", held_out)):
         places = np.flatnonzero(chosen)
         if len(places):
             sounds = [audio[offset[i] : offset[i + 1]] for i in places]
-            groups[group] = Clips(sounds, label[places].astype(np.int64))
+            groups[group] = Clips(sounds, label[places])
     return Recordings(groups, tuple(map(str, range(int(label.max(initial=0)) + 1))), rate)
 
 
-def _held_out(file: h5py.File, count: int) -> NDArray[np.bool_]:
-    if "test" in file:
-        return np.asarray(file["test"][:], bool)
-    return np.asarray(file["take"][:] < HELD_OUT_TAKES if "take" in file else np.zeros(count, bool))
+def _rate(given: object, path: Path) -> float:
+    try:
+        rate = float(given)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        rate = 0.0
+    if not 0 < rate < np.inf:
+        raise DataError(f"{path}: its attribute sample_rate is {given!r}, but must be a number of Hz above zero")
+    return rate
 
 
 def _of_folder(path: Path) -> Recordings:
@@ -110,7 +137,8 @@ def _of_folder(path: Path) -> Recordings:
         sounds = []
         for file in files:
             try:
-                rate, sound = scipy.io.wavfile.read(file)
+                with open_regular(file) as stream:
+                    rate, sound = scipy.io.wavfile.read(stream)
             except (OSError, ValueError) as error:
                 raise DataError(f"{file}: cannot be read as WAV: {error}") from error
             rates.setdefault(float(rate), file)

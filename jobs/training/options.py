@@ -69,7 +69,7 @@ def add_training_arguments(
         help="split the optimizer's state over the ranks that hold the same weights",
     )
     add_device_argument(parser)
-    parser.add_argument("--seed", type=seed, default=defaults.seed, help="default: %(default)s")
+    parser.add_argument("--seed", type=natural, default=defaults.seed, help="default: %(default)s")
     parser.add_argument("--drop-last", action="store_true", help="leave out an epoch's last batch if it is smaller")
     parser.add_argument("--out", type=Path, default=Path(out), metavar="DIR", help="default: %(default)s")
     earlier = parser.add_mutually_exclusive_group()
@@ -84,7 +84,7 @@ def add_training_arguments(
     )
     earlier.add_argument("--overwrite", action="store_true", help="erase the run that --out holds")
     parser.add_argument(
-        "--checkpoint-every", type=int, default=200, metavar="STEPS", help="0: never (default: %(default)s)"
+        "--checkpoint-every", type=natural, default=200, metavar="STEPS", help="0: never (default: %(default)s)"
     )
     parser.add_argument(
         "--check-replicas-every",
@@ -122,7 +122,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def seed(text: str) -> int:
+def natural(text: str) -> int:
     """A whole number from zero on.
 
     Raises

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from distconv.whole_files import write_picture
+
 from .curves import draw_accuracies, draw_losses
 
 
@@ -46,7 +48,7 @@ def draw_training(
     draw_accuracies(figure.add_subplot(grid[0, columns // 2 :]), lines)
     for index, draw in enumerate(drawers):
         draw(figure.add_subplot(grid[1 + index // columns, index % columns], projection=layout.projection))
-    figure.savefig(path, dpi=110)
+    write_picture(path, figure, dpi=110)
 
 
 def name_example(axis: Any, label: object, predicted: object) -> None:

@@ -7,10 +7,11 @@ import resource
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from distconv.communication.agreement import together
 from distconv.errors import DataError
+from distconv.whole_files import Folder, Stream, open_regular, write_file
 
 from .training import Training
 
@@ -25,16 +26,15 @@ class Metrics:
 
     def __init__(self, folder: Path, trainer: Training) -> None:
         self.folder, self.path = folder, folder / METRICS
-        self._stream: TextIO | None = None
+        self._stream: Stream | None = None
         together(trainer.comm, lambda: self._open(trainer) if trainer.comm.rank == 0 else None, DataError)
 
     def _open(self, trainer: Training) -> None:
         done = trainer.step_count
         kept = [line for line in self.lines() if line["step"] <= done] if done else []
-        self._stream = self.path.open("w", buffering=1)
-        for line in kept:
-            if "evaluation" not in line or line["step"] < trainer.steps:
-                self.write(**line)
+        kept = [line for line in kept if "evaluation" not in line or line["step"] < trainer.steps]
+        with Folder(self.folder) as folder:
+            self._stream = folder.stream(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
 
     def write(self, **values: Any) -> None:
         """Add a line."""
@@ -43,12 +43,17 @@ class Metrics:
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """The lines of the file, but for one that a killed run left unfinished."""
-        for text in self.path.read_text().splitlines() if self.path.exists() else []:
+        try:
+            with open_regular(self.path, follow_links=False) as file:
+                texts = file.read().decode(errors="replace").splitlines()
+        except FileNotFoundError:
+            texts = []
+        for text in texts:
             try:
                 line = json.loads(text)
             except ValueError:
                 continue
-            if isinstance(line, dict) and "step" in line:
+            if isinstance(line, dict) and isinstance(line.get("step"), int):
                 yield line
 
     def losses(self) -> list[tuple[int, float]]:
@@ -91,7 +96,7 @@ def conclude(trainer: Training, metrics: Metrics, results: dict[str, Any], show:
             **results,
             "peak_memory_bytes": peaks,
         }
-        (metrics.folder / SUMMARY).write_text(json.dumps(summary, indent=1) + "\n")
+        write_file(metrics.folder / SUMMARY, json.dumps(summary, indent=1) + "\n")
         show()
         print(f"peak memory per rank: {', '.join(f'{peak / 2**20:.0f}' for peak in peaks)} MiB")
 

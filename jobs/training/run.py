@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
 import time
@@ -15,6 +16,7 @@ from distconv.communication.agreement import together
 from distconv.errors import CheckpointError, CommunicatorError, DataError, DistconvError, PipelineError
 from distconv.jobs import progress
 from distconv.process.stop_requests import EXIT_CODE, StopRequests
+from distconv.whole_files import Folder
 
 from .report import METRICS, SUMMARY, Metrics
 from .training import Training
@@ -34,7 +36,7 @@ def prepare(options: argparse.Namespace, trainer: Training) -> bool:
         On all ranks, if another job writes there.
     """
     folder, comm = Path(options.out), trainer.comm
-    together(comm, lambda: folder.mkdir(parents=True, exist_ok=True), DataError)
+    together(comm, lambda: _make(folder), DataError)
     together(comm, lambda: lock(folder / CHECKPOINTS) if comm.rank == 0 else None, CheckpointError)
     if options.resume:
         if not trainer.resume(str(folder / CHECKPOINTS), fallback=options.resume == "whole"):
@@ -56,12 +58,23 @@ def _make_room(folder: Path, overwrite: bool) -> None:
             "--resume, erase it by --overwrite, or name another folder"
         )
     for path in found:
-        for each in _inside(path) if path.is_dir() else (path,):
-            shutil.rmtree(each) if each.is_dir() else each.unlink()
+        for each in _inside(path) if _is_folder(path) else (path,):
+            shutil.rmtree(each) if _is_folder(each) else each.unlink()
+
+
+def _make(folder: Path) -> None:
+    """Make the folder of the run, and in it that of its checkpoints, which is no way to elsewhere."""
+    with Folder(folder, make=True) as out, Folder(CHECKPOINTS, make=True, within=out):
+        pass
+
+
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
 
 
 def _holds_something(path: Path) -> bool:
-    return any(_inside(path)) if path.is_dir() else path.exists() and path.stat().st_size > 0
+    """A link is a file that holds something, whatever it leads to."""
+    return any(_inside(path)) if _is_folder(path) else os.path.lexists(path) and path.lstat().st_size > 0
 
 
 def _inside(folder: Path) -> list[Path]:

@@ -284,12 +284,17 @@ class Training(ABC):
         CheckpointError
             On all ranks, if it is damaged, or of other settings or data.
         """
-        found = checkpoint.load_newest(directory, self.comm, checkpoint.layouts_of(self.model), fallback=fallback)
+
+        def check(contents: checkpoint.Contents) -> None:
+            self._check_settings(contents)
+            checkpoint.check_fits(contents, self.model, self.optimizer)
+
+        layouts = checkpoint.layouts_of(self.model)
+        found = checkpoint.load_newest(directory, self.comm, layouts, check, fallback=fallback)
         if found is None:
             return False
         for text in found.skipped if self.comm.rank == 0 else ():
             print(f"passed over: {text}")
-        self._check_settings(found)
         checkpoint.restore(found, self.model, self.optimizer, self.comm)
         self.step_count = found.step
         then = self._steps_of(found.values["settings"])
@@ -301,11 +306,18 @@ class Training(ABC):
             )
         return True
 
-    def _check_settings(self, found: checkpoint.Checkpoint) -> None:
+    def _check_settings(self, found: checkpoint.Contents) -> None:
+        try:
+            settings, position = found.values["settings"], found.values["position"]
+            # What a checkpoint does not know yet was as it is by default.
+            then = asdict(type(self.settings)()) | settings | {"training samples": position["samples"]}
+            self._steps_of(then)
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"checkpoint of step {found.step} is none of distconv train: it has no settings and position; one of "
+                "dc.save_checkpoint is read by dc.load_checkpoint"
+            ) from error
         now = asdict(self.settings) | {"training samples": self.loader.samples}
-        # What a checkpoint does not know yet was as it is by default.
-        then = asdict(type(self.settings)()) | found.values["settings"]
-        then["training samples"] = found.values["position"]["samples"]
         wrong = [
             f"{key} was {then.get(key)!r} and is {value!r}"
             for key, value in now.items()

@@ -27,10 +27,11 @@ import torch
 from mpi4py import MPI
 
 from distconv import checkpoint
-from distconv.checkpoint.manifest import finished
+from distconv.checkpoint.manifest import Commit, commits
 from distconv.errors import DistconvError
-from distconv.jobs.training.options import positive, seed
+from distconv.jobs.training.options import natural, positive
 from distconv.jobs.verification.differential import launch
+from distconv.whole_files import Folder
 
 EXAMPLES = """\
 examples:
@@ -47,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv verify soak``."""
     parser.add_argument("--faults", type=positive, default=20, help="how often to disturb it (default: %(default)s)")
     parser.add_argument("--ranks", type=positive, default=2, help="default: %(default)s")
-    parser.add_argument("--seed", type=seed, default=0, help="of the faults (default: %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0, help="of the faults (default: %(default)s)")
     parser.add_argument("--mpiexec", default=launch.mpiexec(), help="how to start a job (default: %(default)s)")
 
 
@@ -96,7 +97,7 @@ class _Training:
     @contextlib.contextmanager
     def job(self, *more: str) -> Iterator[_Job]:
         """One of its jobs; nothing of it is left behind."""
-        with self._log.open("a") as log:
+        with Folder(self._log.parent) as folder, folder.extended(self._log.name) as log:
             job = _Job([*self._command, *more], log.fileno())
             try:
                 yield job
@@ -107,9 +108,9 @@ class _Training:
         """The end of what its jobs have printed."""
         return self._log.read_text()[-3000:] if self._log.exists() else ""
 
-    def checkpoints(self) -> dict[int, Path]:
-        """Those that are finished, by step."""
-        return finished(self.out / "checkpoints")
+    def checkpoints(self) -> list[Commit]:
+        """Those that are finished, what was committed last at the end."""
+        return commits(self.out / "checkpoints")
 
     def losses(self) -> list[tuple[int, float]]:
         """Step and loss of each line of the metrics."""
@@ -213,7 +214,7 @@ def _disturb(training: _Training, faults: int, draw: random.Random) -> Counter[s
                 with contextlib.suppress(IndexError, ProcessLookupError):  # it has ended meanwhile
                     FAULTS[kind](job, draw)
                     done[kind] += 1
-            if job.wait(LIMIT_S) == 0 and training.steps not in training.checkpoints():
+            if job.wait(LIMIT_S) == 0 and training.steps not in [each.step for each in training.checkpoints()]:
                 raise _Wrong(f"a job ended with code 0 and was not done: {kind}")
         if kind == DAMAGE and len(training.checkpoints()) > 1:
             _damage(training, draw)
@@ -244,8 +245,7 @@ def _reaches(training: _Training, job: _Job, steps: int) -> bool:
 
 def _damage(training: _Training, draw: random.Random) -> None:
     """Flip a bit of the newest checkpoint, or cut a file of it."""
-    steps = training.checkpoints()
-    path = draw.choice(sorted(steps[max(steps)].iterdir()))
+    path = draw.choice(sorted(training.checkpoints()[-1].folder.iterdir()))
     content = bytearray(path.read_bytes())
     place = draw.randrange(len(content))
     if draw.random() < 0.5:

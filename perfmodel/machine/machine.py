@@ -30,6 +30,7 @@ from distconv.perfmodel.machine import collectives, units
 from distconv.perfmodel.machine.collectives import SUM_PASSES, Level, Levels
 from distconv.perfmodel.machine.links import Group, Link
 from distconv.perfmodel.machine.units import BANDWIDTH, ELEMENTS, MEMORY, RATE, TIME, Section
+from distconv.whole_files import write_file
 
 __all__ = ["Compute", "Group", "Link", "Machine", "Overlap", "Roofline"]
 
@@ -176,7 +177,7 @@ class Machine:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file that :meth:`load` reads as an equal machine."""
-        Path(path).write_text(units.dumped(_content(self)), encoding="utf-8")
+        write_file(path, units.dumped(_content(self)))
 
 
 def built_in() -> list[str]:

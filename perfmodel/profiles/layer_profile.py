@@ -33,6 +33,7 @@ import networkx as nx
 from distconv.errors import DistconvError
 from distconv.perfmodel.machine.units import number
 from distconv.text_files import parsed_json, read_text, short
+from distconv.whole_files import write_file
 
 _FIGURES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
 _NODE = re.compile(
@@ -178,7 +179,7 @@ class Profile:
         rows = ",\n  ".join(json.dumps(asdict(layer)) for layer in self.layers)
         edges = ",\n  ".join(json.dumps(edge) for edge in self.edges or ())
         try:
-            Path(path).write_text(f'{{"layers": [\n  {rows}\n ],\n "edges": [\n  {edges}\n ]}}\n', encoding="utf-8")
+            write_file(path, f'{{"layers": [\n  {rows}\n ],\n "edges": [\n  {edges}\n ]}}\n')
         except OSError as error:
             raise ProfileError(f"profile {path} cannot be written: {error.strerror or error}") from error
 

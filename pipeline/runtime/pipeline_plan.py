@@ -27,6 +27,7 @@ from distconv.pipeline.schedules.actions import ScheduleError
 from distconv.pipeline.schedules.registry import FAMILIES, schedule
 from distconv.plan import Plan
 from distconv.text_files import json_document, short
+from distconv.whole_files import write_file
 
 from .placement import StagePlan
 
@@ -163,7 +164,7 @@ class PipelinePlan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON. Every rank that calls it writes."""
-        Path(path).write_text(self.to_json() + "\n")
+        write_file(path, self.to_json() + "\n")
 
     def to_json(self) -> str:
         """The content of a plan file."""

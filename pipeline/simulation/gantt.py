@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distconv.pipeline.schedules.actions import Kind, Schedule, ScheduleError
+from distconv.whole_files import write_picture
 
 from .span import Span
 
@@ -44,7 +45,7 @@ def draw(
     axis.set_xlabel("time")
     axis.set_title(title)
     _label_kinds(axis, {span.action.kind for span in seen})
-    figure.savefig(path, dpi=130)
+    write_picture(path, figure, dpi=130)
 
 
 def _draw_span(axis: Any, span: Span, row: int, schedule: Schedule, numbered: bool) -> None:

@@ -7,6 +7,7 @@ import os
 from dataclasses import dataclass
 
 from distconv.pipeline.schedules.actions import Schedule
+from distconv.whole_files import write_file
 
 from .gantt import draw
 from .span import Span
@@ -62,8 +63,7 @@ class Timeline:
             {"name": "process_name", "ph": "M", "pid": stage, "args": {"name": f"stage {stage}"}}
             for stage in range(len(self.schedule.stages))
         ]
-        with open(path, "w") as file:
-            json.dump({"traceEvents": names + [_event(span) for span in self.spans]}, file)
+        write_file(path, json.dumps({"traceEvents": names + [_event(span) for span in self.spans]}))
 
 
 def _event(span: Span) -> dict[str, object]:

@@ -92,7 +92,12 @@ CASES = {
     72: "two jobs with one folder: the second is refused",
     73: "a checkpoint that not all ranks see: waited for, then all",
     74: "old checkpoints: deleted behind the new one's commit",
-    75: "a clock that went back: the step decides which is newest",
+    75: "a clock that went back: the order of the commits decides which is newest",
+    76: "a run that begins anew beside later steps: what it saves is kept and is the newest, and it says so",
+    77: "damaged checkpoints: do not count among those that are kept",
+    78: "links and pipes where we write: replaced or refused, never followed",
+    79: "a manifest that somebody made up: all, and passed over if asked for",
+    80: "small files that claim much, have no end or are pipes: refused before they cost memory or time",
     # GPUs.
     96: "a rank on which NCCL cannot begin: all through MPI, with a warning; if it was forced to: all",
     97: "an MPI that does not carry the device memory it says it takes, on one rank: all",

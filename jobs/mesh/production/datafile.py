@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,6 +15,7 @@ import numpy as np
 from distconv.errors import DataError
 from distconv.jobs.mesh.hydro.initial_conditions import CELLS_PER_UNIT, FAMILIES
 from distconv.jobs.mesh.recipe import CHANNELS, VERSION, Recipe, Summary
+from distconv.whole_files import made_beside
 
 from .parts import SPLITS, Parts, Run, Stream, write_atomically
 
@@ -146,13 +146,8 @@ def write_large(target: Path, needed: int, write: Callable[[h5py.File], None]) -
     free = shutil.disk_usage(target.parent).free
     if free < 1.05 * needed:
         raise DataError(f"{target}: needs {needed / 1e9:.1f} GB on a disk with {free / 1e9:.1f} GB free")
-    unfinished = target.with_name(f"{target.name}.{os.getpid()}.unfinished")
     try:
-        with h5py.File(unfinished, "w") as file:
+        with made_beside(target) as unfinished, h5py.File(unfinished, "x") as file:
             write(file)
-        with unfinished.open("rb+") as plain:
-            os.fsync(plain.fileno())
-        unfinished.replace(target)
     except OSError as refusal:
-        unfinished.unlink(missing_ok=True)
         raise DataError(f"{target}: cannot write {needed:,} bytes: {refusal}") from refusal

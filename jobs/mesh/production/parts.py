@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from distconv.errors import DataError
 from distconv.jobs.mesh.hydro.initial_conditions import FAMILIES
+from distconv.whole_files import write_file
 
 from .run import Labelled, RunResult, run_seed
 
@@ -225,13 +226,7 @@ def write_atomically(path: Path, image: memoryview | bytes) -> None:
     DataError
         If the file system refuses; nothing is left behind.
     """
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
-        with unfinished.open("wb") as file:
-            file.write(image)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
+        write_file(path, image)
     except OSError as refusal:
-        unfinished.unlink(missing_ok=True)
         raise DataError(f"{path}: cannot write {len(image):,} bytes: {refusal}") from refusal

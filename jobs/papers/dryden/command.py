@@ -17,6 +17,7 @@ from distconv.jobs.papers.dryden.page import page
 from distconv.jobs.papers.dryden.predictions import Results
 from distconv.jobs.planning.options import check_writable, on_rank_0
 from distconv.perfmodel.machine.machine import Machine
+from distconv.whole_files import write_file
 
 EXAMPLES = """\
 examples:
@@ -42,6 +43,6 @@ def _page(path: Path | None) -> None:
     print("fitting the machine and predicting all rows: about four minutes", file=sys.stderr, flush=True)
     text = page(Results.of(Machine.load("lassen")))
     if path is not None:
-        path.write_text(text)
+        write_file(path, text)
     else:
         print(text, end="")

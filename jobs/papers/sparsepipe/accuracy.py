@@ -23,7 +23,7 @@ from distconv.jobs.papers.printed_tables import Rows, add_json_argument, print_t
 from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
 from distconv.jobs.pointcloud.clouds import Clouds
-from distconv.jobs.training.options import positive, positive_float
+from distconv.jobs.training.options import natural, positive, positive_float
 from distconv.jobs.training.training import learning_rate, set_rate
 from distconv.layers.models.sparse import dense_vgg16_bn, sparse_vgg16_bn
 from distconv.layers.sparse import SparseTensor, to_dense
@@ -42,7 +42,7 @@ EVALUATED = 32
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv reproduce sparsepipe-accuracy``."""
     parser.add_argument("--data", type=Path, metavar="PATH", help="clouds (default: embedded shapes)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], metavar="N", help="default: 0 1 2")
+    parser.add_argument("--seeds", type=natural, nargs="+", default=[0, 1, 2], metavar="N", help="default: 0 1 2")
     for name, value, text in (
         ("train", 600, "clouds to train on"),
         ("test", 300, "clouds to test on"),

@@ -22,7 +22,7 @@ from mpi4py import MPI
 from distconv.errors import DataError
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.planning.options import on_rank_0
-from distconv.jobs.training.options import positive, seed
+from distconv.jobs.training.options import natural, positive
 from distconv.jobs.training.report import picture
 from distconv.layers.models import MODELS
 from distconv.pipeline import split
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--results", type=Path, metavar="FILE", help="default: runs/staleness/NETWORK.jsonl")
     parser.add_argument("--variants", nargs="+", metavar="VARIANT", help="default: those of the recipe")
-    parser.add_argument("--seeds", type=seed, nargs="+", default=[0, 1, 2], metavar="N", help="default: 0 1 2")
+    parser.add_argument("--seeds", type=natural, nargs="+", default=[0, 1, 2], metavar="N", help="default: 0 1 2")
     parser.add_argument("--iterations", type=positive, metavar="N", help="default: the recipe's")
     parser.add_argument(
         "--schedule", type=positive, metavar="N", help="iterations over which the rate falls (default: those made)"

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from distconv.whole_files import write_picture
+
 from .table import Row
 
 
@@ -33,7 +35,7 @@ def draw(path: Path, rows: Sequence[Row], title: str) -> None:
         title="against the percentage of stale weights",
     )
     curves.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    write_picture(path, figure, dpi=110)
 
 
 def _draw_row(curves: Any, shares: Any, row: Row, colour: str) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from distconv.whole_files import Folder
 
 from .training import Run
 
@@ -36,13 +37,11 @@ class Results:
     def add(self, run: Run, result: dict[str, Any]) -> None:
         """Add a line, and have it on the disk."""
         self._found.append({"run": asdict(run), "result": result})
-        with self.path.open("a+b") as file:
+        with Folder(self.path.parent) as folder, folder.extended(self.path.name) as lines:
             # After an unfinished line a new one begins.
-            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-            start = b"" if file.read() in (b"", b"\n") else b"\n"
-            file.write(start + json.dumps(self._found[-1]).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
+            start = "" if lines.last_byte() in (b"", b"\n") else "\n"
+            lines.write(start + json.dumps(self._found[-1]) + "\n")
+            lines.sync()
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from mpi4py import MPI
 
 from distconv.errors import DataError, DistconvError
 from distconv.jobs.planning.options import check_writable, on_rank_0
+from distconv.jobs.training.options import natural
 from distconv.jobs.verification.conformance import page, report
 from distconv.jobs.verification.conformance.case import Case
 from distconv.jobs.verification.conformance.families import TABLE
@@ -28,6 +29,7 @@ from distconv.jobs.verification.differential import launch
 from distconv.jobs.verification.torch_samples import command as torch_samples
 from distconv.jobs.verification.torch_samples import page as torch_samples_page
 from distconv.jobs.verification.torch_samples.command import RUNS as SAMPLES
+from distconv.whole_files import write_file
 
 EXAMPLES = """\
 examples:
@@ -48,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--operator", nargs="+", metavar="NAME", help="only operators of these names")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as a page in Markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every line as an object")
-    parser.add_argument("--samples", type=int, metavar="N", help="of torch's samples: the first N of each operator")
+    parser.add_argument("--samples", type=natural, metavar="N", help="of torch's samples: the first N of each operator")
     parser.add_argument(
         "--journal",
         type=Path,
@@ -68,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
             report.write_json(options.json, lines)
         if options.page:
             samples = _of_samples(options)
-            options.page.write_text(torch_samples_page.page(lines, options.samples) if samples else page.page(lines))
+            text = torch_samples_page.page(lines, options.samples) if samples else page.page(lines)
+            write_file(options.page, text)
     return 1 if any(line.verdict in BAD for line in lines) else 0
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from distconv.jobs.verification.conformance.runner import Line, Verdict
+from distconv.whole_files import write_file
 
 
 def described(lines: Sequence[Line]) -> list[str]:
@@ -58,7 +59,7 @@ def totals(lines: Sequence[Line]) -> str:
 
 def write_json(path: str | Path, lines: Sequence[Line]) -> None:
     """Every line as an object."""
-    Path(path).write_text(json.dumps([plain(line) for line in lines], indent=0) + "\n")
+    write_file(path, json.dumps([plain(line) for line in lines], indent=0) + "\n")
 
 
 def read_json(path: str | Path) -> list[Line]:

@@ -10,7 +10,7 @@ import argparse
 
 from mpi4py import MPI
 
-from distconv.jobs.training.options import positive, seed
+from distconv.jobs.training.options import natural, positive
 from distconv.jobs.verification.differential import launch
 from distconv.jobs.verification.differential.runs import KINDS, Run
 from distconv.jobs.verification.differential.verdicts import Verdict
@@ -26,10 +26,10 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv verify differential``."""
     parser.add_argument("--cases", type=positive, default=500, metavar="N", help="how many (default: %(default)s)")
-    parser.add_argument("--seed", type=seed, default=0, help="another seed draws other cases (default: %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0, help="another seed draws other cases (default: %(default)s)")
     parser.add_argument("--only", choices=KINDS, default="all", help="what is drawn (default: %(default)s)")
-    parser.add_argument("--case", type=seed, metavar="NUMBER", help="run this one and say what came of it")
-    parser.add_argument("--first", type=seed, default=0, metavar="NUMBER", help="first case (default: %(default)s)")
+    parser.add_argument("--case", type=natural, metavar="NUMBER", help="run this one and say what came of it")
+    parser.add_argument("--first", type=natural, default=0, metavar="NUMBER", help="first case (default: %(default)s)")
     launch.add_arguments(parser)
 
 

@@ -24,6 +24,7 @@ from distconv.jobs.verification.differential import launch
 from distconv.jobs.verification.torch_samples import database
 from distconv.jobs.verification.torch_samples.database import Sample
 from distconv.jobs.verification.torch_samples.runner import DTENSOR, FAMILY, Run
+from distconv.whole_files import Folder
 
 
 def _dtensor(comm: MPI.Intracomm) -> Any:
@@ -146,8 +147,8 @@ class Journal:
     def _note(self, entry: dict[str, Any]) -> None:
         self._take(entry)
         if self._path is not None:
-            with self._path.open("a") as file:
-                print(json.dumps(entry), file=file)
+            with Folder(self._path.parent) as folder, folder.extended(self._path.name) as lines:
+                lines.write(json.dumps(entry) + "\n")
 
     def begin(self, family: str, ranks: int, sample: Sample) -> None:
         """``sample`` begins."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,18 @@ def on_rank_0(comm: Any, act: Callable[[], Any]) -> None:
 
 def rewritten(folder: Path, **changed: Any) -> None:
     """Change the manifest and give it a right checksum, as somebody who means harm would."""
-    path = folder / MANIFEST
-    manifest = json.loads(path.read_text()) | changed
-    manifest.pop("sha256")
-    manifest["sha256"] = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
-    path.write_text(json.dumps(manifest))
+    resigned(folder, json.loads((folder / MANIFEST).read_text()) | changed)
+
+
+def resigned(folder: Path, manifest: dict[str, Any]) -> None:
+    """Write the manifest with a right checksum."""
+    unsigned = {key: value for key, value in manifest.items() if key != "sha256"}
+    digest = hashlib.sha256(json.dumps(unsigned, sort_keys=True).encode()).hexdigest()
+    (folder / MANIFEST).write_text(json.dumps({**unsigned, "sha256": digest}))
+
+
+@contextlib.contextmanager
+def warned(comm: Any, pattern: str) -> Iterator[None]:
+    """Rank 0 warns of it, and no other."""
+    with pytest.warns(UserWarning, match=pattern) if comm.rank == 0 else contextlib.nullcontext():
+        yield

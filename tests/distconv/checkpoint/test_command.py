@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import torch
 from torch import nn
 
 import distconv as dc
-from distconv import cli
+from distconv import checkpoint, cli
 from tests.distconv.checkpoint.damage import on_rank_0, only_file
 
 pytestmark = pytest.mark.ranks(1, 2)
@@ -69,9 +71,35 @@ def test_weights_are_exported_for_torch(comm: Any, shared_tmp_path: Path, capsys
         assert torch.equal(found[name], tensor)
 
 
+@pytest.mark.fault(58)
+def test_an_export_to_a_full_disk_names_the_file_and_leaves_what_was_there(
+    comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(comm, shared_tmp_path)
+    out = shared_tmp_path / "weights.pt"
+    on_rank_0(comm, lambda: out.write_text("good"))
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        assert cli.main(["checkpoint", "export", str(shared_tmp_path), "--out", str(out)]) == 2
+    assert f"No space left on device: '{out}'" in capsys.readouterr().err or comm.rank
+    assert out.read_text() == "good"
+    assert not list(shared_tmp_path.glob("*.partial"))
+
+
 def test_a_folder_without_any_is_one_line_and_code_2(
     comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["checkpoint", "info", str(shared_tmp_path)]) == 2
     error = capsys.readouterr().err
     assert "there is no finished checkpoint in" in error or comm.rank
+
+
+def test_texts_of_others_move_no_cursor(comm: Any, shared_tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint.save(shared_tmp_path, 1, {"x": torch.ones(1)}, {"\x1b[2J": "\ud800"}, comm)
+    comm.Barrier()
+    lines = printed(comm, capsys, 0, "info", str(shared_tmp_path))
+    assert comm.rank or lines[-1] == r"  '\x1b[2J': '\ud800'"

@@ -103,3 +103,22 @@ def test_a_file_system_without_locks_keeps_nobody_out(
     monkeypatch.setattr(fcntl, "flock", none)
     checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
     assert checkpoint.newest(shared_tmp_path, comm) == shared_tmp_path / "step-000001"
+
+
+@pytest.mark.fault(78)
+@pytest.mark.parametrize("kind", ["link", "pipe", "second name"])
+def test_what_another_file_is_reached_by_is_no_lock(comm: Any, shared_tmp_path: Path, kind: str) -> None:
+    place, mine = shared_tmp_path / LOCK, shared_tmp_path / "mine"
+
+    def lay() -> None:
+        mine.write_text("mine")
+        if kind == "pipe":
+            os.mkfifo(place)
+        else:
+            place.symlink_to(mine) if kind == "link" else place.hardlink_to(mine)
+
+    on_rank_0(comm, lay)
+    text = refused(comm, lambda: checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm))
+    assert f"{place} is a " in text
+    assert "no lock of ours; delete it" in text
+    assert mine.read_text() == "mine"

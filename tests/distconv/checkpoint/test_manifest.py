@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from distconv import checkpoint
-from tests.distconv.checkpoint.damage import VALUES, on_rank_0, refused, rewritten, tensors
+from distconv.checkpoint.manifest import MANIFEST
+from tests.distconv.checkpoint.damage import VALUES, on_rank_0, refused, rewritten, tensors, warned
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
 
 @pytest.mark.fault(75)
-def test_the_newest_is_chosen_by_its_step_not_by_its_time(comm: Any, shared_tmp_path: Path) -> None:
+def test_the_newest_is_what_was_committed_last_whatever_its_time_or_step(comm: Any, shared_tmp_path: Path) -> None:
     assert checkpoint.newest(shared_tmp_path / "nothing", comm) is None
-    for step in (9, 1000000, 20):
-        checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm, keep=9)
-    newest = checkpoint.newest(shared_tmp_path, comm)
-    assert newest == shared_tmp_path / "step-1000000"
+    for step in (9, 1000000):
+        folder = checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm, keep=9)
+        on_rank_0(comm, lambda folder=folder: os.utime(folder / MANIFEST, (0, 0)))
+    assert checkpoint.newest(shared_tmp_path, comm) == shared_tmp_path / "step-1000000"
+    with warned(comm, "step-000020 is of an earlier step than step-1000000"):
+        folder = checkpoint.save(shared_tmp_path, 20, tensors(), VALUES, comm, keep=9)
+    on_rank_0(comm, lambda: os.utime(folder / MANIFEST, (0, 0)))
+    assert checkpoint.newest(shared_tmp_path, comm) == folder
+    # Saved again, a step is the last to be committed.
+    with warned(comm, "step-000009 is of an earlier step than step-000020"):
+        checkpoint.save(shared_tmp_path, 9, tensors(), VALUES, comm, keep=9)
+    assert checkpoint.newest(shared_tmp_path, comm) == shared_tmp_path / "step-000009"
+
+
+def test_those_from_before_commits_were_numbered_come_first_by_their_steps(comm: Any, shared_tmp_path: Path) -> None:
+    for step in (9, 20):
+        folder = checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm, keep=9)
+        on_rank_0(comm, lambda folder=folder: rewritten(folder, serial=0))
+    assert checkpoint.newest(shared_tmp_path, comm) == shared_tmp_path / "step-000020"
+    with warned(comm, "step-000003 is of an earlier step than step-000020"):
+        checkpoint.save(shared_tmp_path, 3, tensors(), VALUES, comm, keep=9)
+    assert checkpoint.newest(shared_tmp_path, comm) == shared_tmp_path / "step-000003"
 
 
 @pytest.mark.fault(70, 71)

@@ -88,5 +88,21 @@ def test_a_rank_copies_what_its_block_has_of_a_piece_and_follows_no_link() -> No
         for name in ("link", "soft", "nothing"):
             with pytest.raises(CheckpointError, match=f"there is no dataset '{name}'"):
                 copy_piece(file, name, box((2, 5), (1, 7)), out, box((0, 3), (3, 8)))
-        with pytest.raises(CheckpointError, match=r"a piece of 'x' has shape \(3, 6\)"):
+        with pytest.raises(CheckpointError, match=r"a piece of 'x' is float32 \(3, 6\)"):
             copy_piece(file, "x", box((2, 5), (1, 6)), out, box((0, 3), (3, 8)))
+
+
+@pytest.mark.fault(71)
+@pytest.mark.parametrize("kind", ["double", "complex", "text", "compressed"])
+def test_values_of_another_kind_than_was_written_are_refused(kind: str) -> None:
+    stored = {"double": [1e300], "complex": [1j], "text": [b"long" * 99], "compressed": [1.0]}[kind]
+    out, image = torch.zeros(1), io.BytesIO()
+    with h5py.File(image, "w") as file:
+        if kind == "compressed":
+            file.create_dataset("x", data=np.array(stored, "f4"), chunks=(1,), compression="gzip")
+        else:
+            file["x"] = np.array(stored)
+        with pytest.raises(
+            CheckpointError, match="there is no dataset 'x'" if kind == "compressed" else "a piece of 'x' is"
+        ):
+            copy_piece(file, "x", box((0, 1)), out, box((0, 1)))

@@ -71,9 +71,9 @@ def test_all_differences_from_the_model_are_listed(comm: Any, shared_tmp_path: P
     text = refused(comm, lambda: checkpoint.restore(found, other, optimizer_of("sgd", other), comm))
     for part in (
         "'4.weight' is missing",
-        "'3.weight' is torch.float64 (1, 4, 3, 3), not torch.float32 (2, 4, 3, 3)",
-        "'3.bias' is torch.float64 (1,), not torch.float32 (2,)",
-        "'1.running_mean' is torch.float64 (4,), not torch.float32 (4,)",
+        "'3.weight' is torch.float64 (1, 4, 3, 3) in the checkpoint, torch.float32 (2, 4, 3, 3) in the model",
+        "'3.bias' is torch.float64 (1,) in the checkpoint, torch.float32 (2,) in the model",
+        "'1.running_mean' is torch.float64 (4,) in the checkpoint, torch.float32 (4,) in the model",
     ):
         assert part in text
     text = refused(comm, lambda: checkpoint.restore(found, network(), optimizer_of("adam", network()), comm))
@@ -103,7 +103,7 @@ def test_a_users_own_loop_goes_on_on_another_grid(
     grid = grid_over(comm, **{before: comm.size})
     model = dc.parallelize(network(8), grid)
     optimizer = optimizer_of(name, model)
-    assert dc.load_checkpoint(shared_tmp_path, model, optimizer, comm=comm) is None
+    assert dc.load_checkpoint(shared_tmp_path, model, optimizer, comm=comm, missing_ok=True) is None
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     torch.manual_seed(7)
     on_grid(grid, model, optimizer, 2)
@@ -139,7 +139,7 @@ def test_a_rank_reads_its_blocks_and_what_is_whole_and_no_more(
     folder = dc.save_checkpoint(shared_tmp_path, 1, model, optimizer, comm=comm)
     files = [entry["bytes"] for entry in read(folder)["files"].values()]
     read_bytes, counted = reading.read_bytes, []
-    monkeypatch.setattr(reading, "read_bytes", lambda path: counted.append(path.stat().st_size) or read_bytes(path))
+    monkeypatch.setattr(reading, "read_bytes", lambda file, size: counted.append(size) or read_bytes(file, size))
     assert len(files) == comm.size + 1
     for axis in "ch":
         counted.clear()
@@ -186,7 +186,7 @@ def test_names_may_differ_where_that_is_asked_for_and_are_listed(comm: Any, shar
     assert not plain.state
     # Shapes may not.
     text = refused(comm, lambda: dc.load_checkpoint(shared_tmp_path, network(3), plain, comm=comm, strict=False))
-    assert "'0.weight' is torch.float64 (4, 2, 3, 3), not torch.float64 (3, 2, 3, 3)" in text
+    assert "'0.weight' is torch.float64 (4, 2, 3, 3) in the checkpoint, torch.float64 (3, 2, 3, 3) in the model" in text
 
 
 @pytest.mark.fault(68)
@@ -202,7 +202,10 @@ def test_another_dtype_is_taken_where_that_is_asked_for(comm: Any, shared_tmp_pa
             comm,
             lambda strict=strict: dc.load_checkpoint(shared_tmp_path, half, half_optimizer, comm=comm, strict=strict),
         )
-        assert "'0.weight' is torch.float64 (4, 2, 3, 3), not torch.bfloat16 (4, 2, 3, 3)" in text
+        assert (
+            "'0.weight' is torch.float64 (4, 2, 3, 3) in the checkpoint, torch.bfloat16 (4, 2, 3, 3) in the model"
+            in text
+        )
     dc.load_checkpoint(shared_tmp_path, half, half_optimizer, comm=comm, convert_dtype=True)
     for (name, found), expected in zip(half.state_dict().items(), model.state_dict().values(), strict=True):
         assert torch.equal(found, expected.to(found.dtype)), name
@@ -242,3 +245,92 @@ def test_the_newest_whole_one_is_taken_where_that_is_asked_for(comm: Any, shared
     on_rank_0(comm, lambda: [each.write_bytes(b"") for each in shared_tmp_path.glob(f"*/{MANIFEST}")])
     text = refused(comm, lambda: dc.load_checkpoint(shared_tmp_path, model, optimizer, comm=comm, fallback=True))
     assert f"no checkpoint in {shared_tmp_path} is whole" in text
+
+
+def test_a_folder_without_any_is_an_error_unless_that_is_allowed(comm: Any, shared_tmp_path: Path) -> None:
+    model = network()
+    optimizer = optimizer_of("sgd", model)
+
+    def told(folder: Path) -> str:
+        return refused(comm, lambda: dc.load_checkpoint(folder, model, optimizer, comm=comm))
+
+    assert "nothere: there is no such folder; with missing_ok=True" in told(shared_tmp_path / "nothere")
+    assert dc.load_checkpoint(shared_tmp_path / "nothere", model, optimizer, comm=comm, missing_ok=True) is None
+    folder = dc.save_checkpoint(shared_tmp_path, 3, model, optimizer, comm=comm)
+    comm.Barrier()
+    assert f"it is one itself; name {shared_tmp_path}" in told(folder)
+    on_rank_0(comm, (folder / MANIFEST).unlink)
+    assert "step-000003 was never finished" in told(shared_tmp_path)
+
+
+def test_an_optimizer_may_be_left_out(comm: Any, shared_tmp_path: Path) -> None:
+    model, twin = network(), network()
+    optimizer = optimizer_of("adam", model)
+    steps(model, optimizer, 1)
+    dc.save_checkpoint(shared_tmp_path / "with", 1, model, optimizer, comm=comm)
+    found = dc.load_checkpoint(shared_tmp_path / "with", twin, comm=comm)
+    assert found is not None
+    assert "optimizer/0.weight/exp_avg" in found.unexpected
+    assert torch.equal(twin[0].weight, model[0].weight)
+    dc.save_checkpoint(shared_tmp_path / "without", 1, model, comm=comm)
+    assert dc.load_checkpoint(shared_tmp_path / "without", twin, comm=comm) == (1, {}, (), (), ())
+    other = optimizer_of("adam", twin)
+    text = refused(comm, lambda: dc.load_checkpoint(shared_tmp_path / "without", twin, other, comm=comm))
+    assert "checkpoint of step 1 was saved without an optimizer; load it without, or with strict=False" in text
+    assert dc.load_checkpoint(shared_tmp_path / "without", twin, other, comm=comm, strict=False) is not None
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (lambda: 1, "value 'user'['x'] is a builtins.function, which JSON cannot carry"),
+        ({1, 2}, "value 'user'['x'] is a builtins.set, which JSON cannot carry"),
+        (torch.zeros(2), "value 'user'['x'] is a torch.Tensor, which JSON cannot carry"),
+        ([0.0, float("inf")], "value 'user'['x'][1] is inf, for which JSON has no word"),
+    ],
+)
+def test_a_value_that_json_cannot_carry_is_named(comm: Any, shared_tmp_path: Path, value: object, why: str) -> None:
+    model = network()
+    assert why in refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, model, values={"x": value}, comm=comm))
+
+
+def test_milestones_of_a_learning_rate_come_back_as_numbers(comm: Any, shared_tmp_path: Path) -> None:
+    model = network()
+    optimizer = optimizer_of("sgd", model)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], 0.1)
+    dc.save_checkpoint(shared_tmp_path, 1, model, optimizer, {"schedule": schedule.state_dict()}, comm=comm)
+    found = dc.load_checkpoint(shared_tmp_path, model, optimizer, comm=comm)
+    assert found is not None
+    again = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], 0.1)
+    again.load_state_dict(found.values["schedule"])
+    rates = []
+    for _ in range(5):
+        optimizer.step()
+        again.step()
+        rates.append(again.get_last_lr()[0])
+    assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+def test_values_that_the_models_dtype_cannot_hold_are_refused(comm: Any, shared_tmp_path: Path) -> None:
+    model = nn.Linear(2, 1).double()
+    with torch.no_grad():
+        model.weight[0, 0] = 1e300
+    dc.save_checkpoint(shared_tmp_path / "large", 1, model, comm=comm)
+    dc.save_checkpoint(shared_tmp_path / "complex", 1, nn.Linear(2, 1, dtype=torch.complex64), comm=comm)
+    small = nn.Linear(2, 1).float()
+    for kind, why in (
+        ("large", "'weight' has values of torch.float64 that torch.float32 cannot hold"),
+        ("complex", "'weight' is torch.complex64 (1, 2) in the checkpoint, torch.float32 (1, 2) in the model"),
+    ):
+        place = shared_tmp_path / kind
+        text = refused(comm, lambda place=place: dc.load_checkpoint(place, small, comm=comm, convert_dtype=True))
+        assert why in text
+
+
+def test_a_checkpoint_of_another_model_is_refused_before_its_tensors_are_read(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dc.save_checkpoint(shared_tmp_path, 1, nn.Linear(100, 100), comm=comm)
+    monkeypatch.setattr(reading, "read_bytes", None)
+    text = refused(comm, lambda: dc.load_checkpoint(shared_tmp_path, nn.Linear(3, 4), comm=comm, fallback=True))
+    assert "'weight' is torch.float32 (100, 100) in the checkpoint, torch.float32 (4, 3) in the model" in text

@@ -12,11 +12,11 @@ import torch
 
 import distconv as dc
 from distconv import checkpoint
-from distconv.checkpoint import files, writing
+from distconv.checkpoint import writing
 from distconv.checkpoint.manifest import MANIFEST, read
 from distconv.communication.transport import counted
 from distconv.distribution import Distribution
-from tests.distconv.checkpoint.damage import VALUES, on_rank_0, refused, tensors
+from tests.distconv.checkpoint.damage import VALUES, on_rank_0, only_file, refused, tensors, warned
 from tests.distconv.layouts import grid_over, normal
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
@@ -51,7 +51,7 @@ def test_a_step_that_was_never_finished_does_not_count(comm: Any, shared_tmp_pat
     assert checkpoint.newest(shared_tmp_path, comm) == first
     assert "is incomplete: it has no manifest.json" in refused(comm, lambda: checkpoint.load(second, comm))
     # What an interrupted save left does not stand in the way of the next one.
-    on_rank_0(comm, lambda: (second / "state-000000000000.h5.partial").write_bytes(b"half"))
+    on_rank_0(comm, lambda: (second / "state-0.0123abcd.partial").write_bytes(b"half"))
     checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm)
     assert checkpoint.load(second, comm).step == 2
     assert len(list(second.iterdir())) == 2
@@ -74,7 +74,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_intact(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(files.os, "write", full)
+        patched.setattr(os, "write", full)
         text = refused(comm, lambda: checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm))
     assert "could not be written: [Errno 28] No space left on device" in text
     assert not list(shared_tmp_path.rglob("*.partial"))
@@ -92,7 +92,7 @@ def test_whatever_stops_the_writing_nothing_is_committed(
         raise ValueError("nobody thought of this")
 
     with monkeypatch.context() as patched:
-        patched.setattr(writing, "write_synced", odd)
+        patched.setattr(writing, "file_of", odd)
         text = refused(comm, lambda: checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm))
     assert "could not be written: nobody thought of this" in text
     assert checkpoint.newest(shared_tmp_path, comm) == first
@@ -157,7 +157,7 @@ def test_one_rank_that_cannot_write_its_blocks_fails_all(
         def broken(*_: object) -> int:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        monkeypatch.setattr(files.os, "write", broken)
+        monkeypatch.setattr(os, "write", broken)
     text = refused(comm, lambda: checkpoint.save(shared_tmp_path, 2, given, VALUES, comm))
     assert "could not be written: [Errno 5] Input/output error" in text
     assert checkpoint.newest(shared_tmp_path, comm) == first
@@ -170,3 +170,104 @@ def test_ranks_whose_blocks_are_equal_do_not_write_over_each_other(comm: Any, sh
         folder = checkpoint.save(shared_tmp_path, step, {"x": dc.scatter(torch.zeros(8, 3), dist)}, VALUES, comm)
     assert torch.equal(checkpoint.load(folder, comm).tensors["x"], torch.zeros(8, 3, device="cpu"))
     assert len(list(folder.glob("*.h5"))) == comm.size
+
+
+def kept(comm: Any, folder: Path) -> list[int]:
+    comm.Barrier()
+    steps = sorted(int(path.name[5:]) for path in folder.glob("step-*"))
+    comm.Barrier()
+    return steps
+
+
+@pytest.mark.fault(76)
+def test_a_run_that_begins_anew_says_so_and_its_checkpoints_are_the_newest(comm: Any, shared_tmp_path: Path) -> None:
+    for step in (1000, 2000):
+        checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm)
+    with warned(comm, "step-000010 is of an earlier step than step-002000, .* the run has gone back"):
+        folder = checkpoint.save(shared_tmp_path, 10, tensors(), VALUES, comm)
+    assert checkpoint.newest(shared_tmp_path, comm) == folder
+    assert kept(comm, shared_tmp_path) == [10, 2000]
+    found = checkpoint.load_newest(shared_tmp_path, comm)
+    assert found is not None
+    assert found.step == 10
+    checkpoint.save(shared_tmp_path, 20, tensors(), VALUES, comm)  # and says no more
+    assert kept(comm, shared_tmp_path) == [10, 20]
+
+
+@pytest.mark.fault(77)
+@pytest.mark.parametrize("target", ["state", "manifest"])
+def test_nothing_whole_is_deleted_while_fewer_are_kept_than_asked_for(
+    comm: Any, shared_tmp_path: Path, target: str
+) -> None:
+    folders = [checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm, keep=3) for step in (10, 20, 30)]
+    comm.Barrier()
+    for folder in folders[1:]:
+        path = only_file(folder) if target == "state" else folder / MANIFEST
+        on_rank_0(comm, lambda path=path: path.write_bytes(path.read_bytes()[:-9] + b"otherwise"))
+    found = checkpoint.load_newest(shared_tmp_path, comm, fallback=True)
+    assert found is not None
+    assert (found.step, len(found.skipped)) == (10, 2)
+    with warned(comm, "step-000012 is of an earlier step than step-000030"):
+        checkpoint.save(shared_tmp_path, 12, tensors(), VALUES, comm)
+    assert kept(comm, shared_tmp_path) == [10, 12, 20, 30]
+    again = checkpoint.load_newest(shared_tmp_path, comm)
+    assert again is not None
+    assert (again.step, again.skipped) == (12, ())
+    checkpoint.save(shared_tmp_path, 14, tensors(), VALUES, comm)
+    # What cannot be read is not deleted: it may be of a newer version.
+    assert kept(comm, shared_tmp_path) == ([12, 14] if target == "state" else [12, 14, 20, 30])
+
+
+@pytest.mark.fault(77)
+def test_a_checkpoint_that_was_damaged_since_it_was_written_does_not_count(comm: Any, shared_tmp_path: Path) -> None:
+    checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
+    second = checkpoint.save(shared_tmp_path, 2, tensors(), VALUES, comm)
+    comm.Barrier()
+    on_rank_0(comm, lambda: only_file(second).write_bytes(only_file(second).read_bytes()[:-1] + b"x"))
+    checkpoint.save(shared_tmp_path, 3, tensors(), VALUES, comm)
+    assert kept(comm, shared_tmp_path) == [1, 2, 3]
+    checkpoint.save(shared_tmp_path, 4, tensors(), VALUES, comm)
+    assert kept(comm, shared_tmp_path) == [3, 4]
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "7"])
+def test_a_step_that_is_none_is_refused(comm: Any, shared_tmp_path: Path, step: Any) -> None:
+    text = refused(comm, lambda: checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm))
+    assert f"a checkpoint cannot be of step {step!r}; count steps by whole numbers from 0 on" in text
+
+
+def test_what_is_not_ours_in_the_folder_of_a_step_stays_and_stops_nothing(comm: Any, shared_tmp_path: Path) -> None:
+    def leave(folder: Path) -> None:
+        (folder / "notes").mkdir(parents=True)
+        (folder / "notes.txt").write_text("mine")
+
+    on_rank_0(comm, lambda: leave(shared_tmp_path / "step-000001"))
+    for step in range(1, 4):
+        checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm)
+    assert kept(comm, shared_tmp_path) == [1, 2, 3]
+    assert sorted(path.name for path in (shared_tmp_path / "step-000001").iterdir()) == ["notes", "notes.txt"]
+    assert checkpoint.newest(shared_tmp_path, comm) == shared_tmp_path / "step-000003"
+
+
+@pytest.mark.fault(78)
+def test_no_link_is_followed_when_a_checkpoint_is_written_or_deleted(comm: Any, shared_tmp_path: Path) -> None:
+    folder, mine = shared_tmp_path / "run", shared_tmp_path / "mine"
+
+    def lay_links() -> None:
+        (folder / "step-000001").mkdir(parents=True)
+        mine.mkdir()
+        (mine / MANIFEST).write_text("mine")
+        (folder / "step-000000").symlink_to(mine)
+        for name in (MANIFEST, f"{MANIFEST}.partial", "state-0.partial"):
+            (folder / "step-000001" / name).symlink_to(mine / MANIFEST)
+
+    on_rank_0(comm, lay_links)
+    for step in (1, 2, 3):
+        checkpoint.save(folder, step, tensors(), VALUES, comm)
+    assert kept(comm, folder) == [0, 2, 3]
+    text = refused(comm, lambda: checkpoint.save(folder, 0, tensors(), VALUES, comm))
+    assert "step-000000 could not be written" in text
+    assert "it is a link, and is not followed" in text
+    assert (folder / "step-000000").is_symlink()
+    assert [path.name for path in mine.iterdir()] == [MANIFEST]
+    assert (mine / MANIFEST).read_text() == "mine"

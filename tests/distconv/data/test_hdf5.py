@@ -13,7 +13,6 @@ import h5py
 import numpy as np
 import pytest
 
-from distconv.data import hdf5
 from distconv.data.hdf5 import SampleFile
 from distconv.distribution import Interval
 from distconv.errors import DataError, MismatchError
@@ -71,7 +70,7 @@ def test_a_file_that_one_rank_may_not_read_is_refused_on_all(
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
     if comm.rank == comm.size - 1:  # a superuser may read everything, so the system call is replaced
-        monkeypatch.setattr(hdf5.os, "open", no_permission)
+        monkeypatch.setattr(os, "open", no_permission)
     text = refused(path, comm)
     assert f"[Errno {errno.EACCES}]" in text
     assert comm.size == 1 or f"on rank {comm.size - 1}" in text
@@ -178,7 +177,7 @@ def enormous_if_uncompressed(file: h5py.File) -> None:
         (group, "'x' is a group, not a dataset; it has inner"),
         (single, "dataset 'x' is a single value"),
         (unwritten, "dataset 'x' is incomplete: (7, 3, 9, 10) takes 7560 bytes but 0 were written"),
-        (linked, "there is no dataset 'x' in it"),
+        (linked, "dataset 'x' lies in other files"),
         (virtual, "dataset 'x' lies in other files"),
         (stored_elsewhere, "dataset 'x' lies in other files"),
         (enormous, "dataset 'x' is incomplete: (1125899906842624, 3, 32, 32) takes 13835058055282163712 bytes"),
@@ -303,3 +302,65 @@ def test_a_chunk_larger_than_a_ranks_block_warns_on_rank_0(comm: Any, shared_tmp
                 file.warn_of_large_chunks("x", (3, 2, 4))
         else:
             file.warn_of_large_chunks("x", (3, 2, 4))
+
+
+@pytest.mark.fault(71, 80)
+@pytest.mark.parametrize("kind", ["pipe", "endless", "link to a pipe"])
+def test_what_is_no_file_is_refused_at_once(comm: Any, shared_tmp_path: Path, kind: str) -> None:
+    path = shared_tmp_path / "odd.h5"
+    if comm.rank == 0:
+        os.mkfifo(shared_tmp_path / "pipe")
+        path.symlink_to({"pipe": "pipe", "endless": "/dev/zero", "link to a pipe": shared_tmp_path / "pipe"}[kind])
+    comm.Barrier()
+    assert "is no regular file but a folder, a pipe or a device" in refused(path, comm)
+
+
+@pytest.mark.fault(71)
+def test_links_within_a_file_are_followed_and_others_open_nothing(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "linked.h5"
+    write(path, comm)
+    if comm.rank == 0:
+        os.mkfifo(shared_tmp_path / "pipe")  # whoever opens it waits for ever
+        with h5py.File(path, "a") as file:
+            file["out"] = h5py.ExternalLink(str(shared_tmp_path / "pipe"), "/")
+            file["inner/x"] = h5py.SoftLink("/x")
+            file["round"] = h5py.SoftLink("round")
+            file["by"] = h5py.SoftLink("/out/x")
+    comm.Barrier()
+    with SampleFile(path, ["inner/x"], comm) as file:
+        assert file.shape("inner/x")[0] == SAMPLES
+        assert file.attribute("any", "inner") is None
+    for name in ("out/x", "by", "round"):
+        with pytest.raises(DataError, match=f"dataset '{name}' lies in other files"):
+            SampleFile(path, [name], comm)
+
+
+@pytest.mark.parametrize("first", ["ours", "the user's"])
+@pytest.mark.parametrize("locking", [None, False, True, "best-effort"])
+def test_a_user_may_have_the_same_file_open(comm: Any, shared_tmp_path: Path, first: str, locking: Any) -> None:
+    path = shared_tmp_path / "good.h5"
+    write(path, comm)
+    if first == "ours":
+        with SampleFile(path, LAYOUTS, comm), h5py.File(path, "r", locking=locking) as other:
+            assert len(other["x"]) == SAMPLES
+    else:
+        with h5py.File(path, "r", locking=locking), SampleFile(path, LAYOUTS, comm) as file:
+            assert file.shape("x")[0] == SAMPLES
+
+
+def test_a_column_has_a_value_for_each_sample_and_lies_in_the_file(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "good.h5"
+    write(path, comm)
+    if comm.rank == 0:
+        with h5py.File(path, "a") as file:
+            file["family"] = ["blast"] * SAMPLES
+            file["claims"] = np.zeros(SAMPLES + 1)
+            file["away"] = h5py.ExternalLink("/etc/passwd", "x")
+    comm.Barrier()
+    with SampleFile(path, LAYOUTS, comm) as file:
+        assert file.column("family") == ["blast"] * SAMPLES
+        assert file.column("none") is None
+        with pytest.raises(DataError, match="'claims' has 8 values for 7 samples; write one for each"):
+            file.column("claims")
+        with pytest.raises(DataError, match="'away' lies in other files"):
+            file.column("away")

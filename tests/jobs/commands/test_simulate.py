@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 
 import pytest
 
@@ -24,6 +26,27 @@ def test_it_prints_time_and_memory_and_writes_picture_and_trace(comm, tmp_path_f
         assert picture.stat().st_size > 0 and json.loads(trace.read_text())["traceEvents"]
     else:
         assert out == ""
+
+
+@pytest.mark.fault(58)
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("option", ["--plot", "--trace"])
+def test_a_full_disk_is_one_line_with_the_file_that_stays_as_it_was(comm, tmp_path_factory, capfd, monkeypatch, option):
+    path = comm.bcast(tmp_path_factory.mktemp("simulate") if comm.rank == 0 else None) / "so.png"
+    if comm.rank == 0:
+        path.write_text("good")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        assert main([*SO, option, str(path)]) == BAD_INPUT
+    comm.Barrier()
+    if comm.rank == 0:
+        assert f"distconv simulate: [Errno 28] No space left on device: '{path}'" in capfd.readouterr().err
+        assert path.read_text() == "good"
+        assert [each.name for each in path.parent.iterdir()] == ["so.png"]
 
 
 @pytest.mark.ranks(1)

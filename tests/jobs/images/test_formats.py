@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import lzma
+import os
+import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from distconv.errors import DataError
+from distconv.jobs.images import formats
 from distconv.jobs.images.formats import read_cifar10, read_idx
 from distconv.jobs.images.groups import locate
 from tests.jobs.images import image_files
@@ -63,3 +68,43 @@ def test_a_checksum_of_xz_is_verified(tmp_path: Path) -> None:
     path.write_bytes(content)
     with pytest.raises(DataError, match="truncated or damaged"):
         read_cifar10([path])
+
+
+@pytest.mark.fault(80)
+@pytest.mark.parametrize("ending", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("honest", [True, False])
+def test_files_that_claim_or_hold_far_more_than_they_are_cost_no_memory(
+    tmp_path: Path, ending: str, honest: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few kB, and 40 MiB of zeros behind a header that says so, or says ten images."""
+    monkeypatch.setattr(formats, "SMALL_BYTES", 1 << 20)
+    header = struct.pack(">4I", 0x803, (40 << 20) // 784 if honest else 10, 28, 28)
+    pack = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress}[ending]
+    path = tmp_path / f"images{ending}"
+    path.write_bytes(pack(header + bytes(40 << 20 if ending else 9000)))
+    if honest and not ending:
+        os.truncate(path, 2 << 30)
+    (tmp_path / "labels").write_bytes(struct.pack(">2I", 0x801, 1) + b"1")
+    why = r"holds more than \d+ bytes, and every rank" if honest else "10 x 28 x 28 images, 7840 bytes, but more follow"
+    tracemalloc.start()
+    with pytest.raises(DataError, match=why):
+        read_idx(tmp_path / f"images{ending}", tmp_path / "labels")
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.fault(80)
+def test_an_xz_file_that_asks_for_much_memory_or_ends_early_is_refused(tmp_path: Path) -> None:
+    whole = records(*arrays(4, (3, 32, 32)))
+    large = lzma.compress(whole, filters=[{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 30}])
+    for content in (large, lzma.compress(whole)[:-40]):
+        (tmp_path / "data_batch_1.bin.xz").write_bytes(content)
+        with pytest.raises(DataError, match=r"truncated or damaged: (Memory usage limit|Compressed file ended)"):
+            read_cifar10([tmp_path / "data_batch_1.bin.xz"])
+
+
+@pytest.mark.fault(80)
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "data_batch_1.bin")
+    with pytest.raises(OSError, match="is no regular file"):
+        read_cifar10([tmp_path / "data_batch_1.bin"])

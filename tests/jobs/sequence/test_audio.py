@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -55,11 +56,40 @@ def test_a_sound_of_two_channels_is_their_mean(tmp_path):
         ({"offset": np.arange(13) * 10**6}, "offset has 13 values up to 12000000 for 12 labels"),
         ({"test": np.ones(12)}, "no sound to train on"),
         ({"offset": np.minimum(np.arange(13), 4)}, "sound 4 of 'train' is empty; leave it out"),
+        ({"audio": "text"}, "dataset 'audio' is a single value"),
+        ({"audio": np.zeros((3, 4))}, "'audio' is float64 (3, 4) but must be a row of numbers"),
+        ({"audio": h5py.ExternalLink("/etc/passwd", "x")}, "'audio' lies in other files"),
+        ({"offset": np.arange(13) / 2}, "'offset' is float64 (13,) but must be a row of whole numbers"),
+        ({"label": np.array([b"a"] * 12)}, "'label' is |S1 (12,) but must be a row of whole numbers"),
+        ({"label": np.full(12, -1)}, "labels go from -1 to -1"),
+        ({"label": np.full(12, 2**40)}, f"labels go from {2**40} to {2**40}"),
+        ({"test": np.ones(3)}, "3 clips are held out or not, but there are 12 labels"),
     ],
 )
 def test_files_that_are_wrong_say_what_is(tmp_path, replaced, message):
     with pytest.raises(dc.DataError, match=re.escape(message)):
         recordings(write_file(tmp_path / "a.h5", **replaced))
+
+
+@pytest.mark.fault(80)
+@pytest.mark.parametrize("rate", ["fast", np.zeros(2), 0, float("nan")])
+def test_a_rate_that_is_none_is_refused(tmp_path, rate):
+    with h5py.File(write_file(tmp_path / "a.h5"), "a") as file:
+        file.attrs["sample_rate"] = rate
+    with pytest.raises(dc.DataError, match=r"its attribute sample_rate is .*, but must be a number of Hz above zero"):
+        recordings(tmp_path / "a.h5")
+
+
+@pytest.mark.fault(80)
+def test_sounds_that_are_claimed_and_not_there_take_no_memory(tmp_path):
+    path = write_file(tmp_path / "a.h5", audio=None)
+    with h5py.File(path, "a") as file:
+        file.create_dataset("audio", (1 << 30,), "i2", chunks=(1 << 20,))
+    with pytest.raises(dc.DataError, match="dataset 'audio' is incomplete"):
+        recordings(path)
+    os.mkfifo(tmp_path / "b.h5")
+    with pytest.raises(dc.DataError, match="is no regular file"):
+        recordings(tmp_path / "b.h5")
 
 
 def test_folders_and_files_that_cannot_be_read_say_so(tmp_path):

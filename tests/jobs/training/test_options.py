@@ -18,7 +18,7 @@ from tests.distconv.layouts import raises_everywhere
     ("read", "right", "wrong"),
     [
         (options.positive, {"1": 1, "12": 12}, ["0", "-1", "1.5", "", "x"]),
-        (options.seed, {"0": 0, "7": 7}, ["-1", "1.0"]),
+        (options.natural, {"0": 0, "7": 7}, ["-1", "1.0"]),
         (options.positive_float, {"0.5": 0.5, "1e-3": 1e-3}, ["0", "-1", "nan", "inf", "x"]),
         (options.not_negative, {"0": 0.0, "2": 2.0}, ["-0.1", "nan", "inf"]),
         (options.grid_extents, {"n=2,h=2": {"n": 2, "h": 2}}, ["h=0", "x=2", ""]),

@@ -61,6 +61,39 @@ def test_a_new_run_erases_an_earlier_one_only_when_asked(comm: Any, shared_tmp_p
     assert not prepare(options(shared_tmp_path), trainer)
 
 
+@pytest.mark.fault(78)
+@on_ranks
+def test_nothing_in_the_folder_of_a_run_leads_elsewhere(comm: Any, shared_tmp_path: Path) -> None:
+    trainer: Any = StandIn(comm)
+    out, mine = options(shared_tmp_path).out, shared_tmp_path / "mine"
+    if comm.rank == 0:
+        mine.mkdir()
+        (mine / "notes").write_text("mine")
+        (out / CHECKPOINTS).mkdir(parents=True)
+        (out / CHECKPOINTS / "step-000001").symlink_to(mine)
+        for name in ("metrics.jsonl", "summary.json"):
+            (out / name).symlink_to(mine / "notes")
+    comm.Barrier()
+    with pytest.raises(DataError, match=r"holds an earlier run \(checkpoints, metrics.jsonl, summary.json\)"):
+        prepare(options(shared_tmp_path), trainer)
+    assert not prepare(options(shared_tmp_path, overwrite=True), trainer)
+    with Metrics(out, trainer) as metrics:
+        metrics.write(step=1, loss=0.5)
+    comm.Barrier()
+    assert (out / "metrics.jsonl").read_text() == '{"step": 1, "loss": 0.5}\n'
+    assert not (out / CHECKPOINTS / "step-000001").exists()
+    comm.Barrier()
+    if comm.rank == 0:
+        (out / CHECKPOINTS / ".lock").unlink()
+        (out / CHECKPOINTS).rmdir()
+        (out / CHECKPOINTS).symlink_to(mine)
+    comm.Barrier()
+    with pytest.raises(DataError, match="it is a link, and is not followed"):
+        prepare(options(shared_tmp_path, overwrite=True), trainer)
+    assert [path.name for path in mine.iterdir()] == ["notes"]
+    assert (mine / "notes").read_text() == "mine"
+
+
 @on_ranks
 def test_a_finished_run_goes_on_to_more_epochs(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

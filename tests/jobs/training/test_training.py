@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+import distconv as dc
 from distconv import checkpoint
-from distconv.checkpoint import files
 from distconv.jobs.images.classification import Settings, Trainer
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.training import learning_rate
@@ -51,6 +51,16 @@ def test_what_is_saved_beside_the_steps_is_as_it_was_before_them(
         assert torch.equal(one, other)
 
 
+@on_ranks
+def test_a_checkpoint_of_a_users_own_loop_is_refused_by_a_training(comm: Any, shared_tmp_path: Path) -> None:
+    trainer = trainer_on(comm, written(comm, shared_tmp_path))
+    saved = shared_tmp_path / "saved"
+    dc.save_checkpoint(saved, 1, trainer.model, trainer.optimizer, comm=comm)
+    for fallback in (False, True):
+        text = refused(comm, lambda fallback=fallback: trainer.resume(str(saved), fallback=fallback))
+        assert "checkpoint of step 1 is none of distconv train: it has no settings and position" in text
+
+
 @pytest.mark.fault(58)
 @on_ranks
 def test_steps_go_on_when_one_rank_finds_the_disk_full_beside_them(
@@ -69,7 +79,7 @@ def test_steps_go_on_when_one_rank_finds_the_disk_full_beside_them(
 
     with monkeypatch.context() as patched:
         if comm.rank == 0:
-            patched.setattr(files.os, "write", full)
+            patched.setattr(os, "write", full)
         trainer.start_saving(saved)
         trainer.step(*next(batches).tensors)
         text = refused(comm, trainer.finish_saving)

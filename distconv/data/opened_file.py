@@ -1,0 +1,163 @@
+"""An HDF5 file that is open for reading: regular, read from itself alone, and beside whatever else has it open."""
+
+from __future__ import annotations
+
+import math
+import posixpath
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from distconv.errors import DataError
+from distconv.whole_files import open_regular
+
+SMALL_BYTES = 64 << 20
+MOST_COMPRESSED = 100
+"""What is larger than both, the first in bytes and the second in what is stored of it, was made to fill memories."""
+
+_MOST_LINKS = 16
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Which file it is, and its state."""
+
+    device: int
+    inode: int
+    size: int
+    modified_ns: int
+
+    def change(self, now: Identity) -> str:
+        """What has become of it, in words."""
+        if (self.device, self.inode) != (now.device, now.inode):
+            return "replaced by another file"
+        if self.size != now.size:
+            return f"changed from {self.size} to {now.size} bytes"
+        return "written to"
+
+
+def identity(path: Path) -> Identity:
+    """That of the file which ``path`` leads to now."""
+    status = path.stat()
+    return Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+def opened(path: Path) -> tuple[h5py.File, Identity]:
+    """The HDF5 file ``path``, open for reading, whoever else has it open and how.
+
+    Raises
+    ------
+    DataError
+        If it is empty, or no HDF5 file.
+    """
+    # The operating system's reasons are clearer than HDF5's, so it is asked first; and HDF5 would wait for a pipe.
+    if path.is_dir():
+        raise DataError(f"{path} is a directory, not an HDF5 file")
+    open_regular(path).close()
+    state = identity(path)
+    if state.size == 0:
+        raise DataError(f"{path} is empty (0 bytes): it was never written, or its writer has not finished")
+    try:
+        # A driver other than h5py's own: HDF5 refuses a file that it has open already with another way of locking, and
+        # the user's way is the user's choice.
+        return h5py.File(path, "r", driver="stdio", locking=False), state
+    except OSError as error:
+        raise DataError(f"{path} cannot be opened as HDF5 ({state.size} bytes): {error}") from error
+
+
+def own_place(file: h5py.File, name: str) -> str | None:
+    """Where in ``file`` the name ends, or None if it is not there. Nothing else is opened on the way.
+
+    Raises
+    ------
+    DataError
+        If a link leads to another file, or links lead nowhere.
+    """
+    place, parts, hops = "/", name.split("/"), 0
+    while parts:
+        part = parts.pop(0)
+        if part in ("", "."):
+            continue
+        above = file[place]
+        if not isinstance(above, h5py.Group) or not above.id.links.exists(part.encode()):
+            return None
+        kind = above.id.links.get_info(part.encode()).type
+        if kind == h5py.h5l.TYPE_HARD:
+            place = posixpath.join(place, part)
+            continue
+        hops += 1
+        if kind != h5py.h5l.TYPE_SOFT or hops > _MOST_LINKS:
+            raise DataError(f"{name!r} lies in other files; copy it into this one")
+        target = above.id.links.get_val(part.encode()).decode()
+        place, parts = "/" if target.startswith("/") else place, [*target.split("/"), *parts]
+    return place
+
+
+def values(file: h5py.File, name: str, path: Path, file_bytes: int) -> NDArray[Any]:
+    """All of the dataset called ``name``, if that is not out of all proportion to the file.
+
+    Raises
+    ------
+    DataError
+        As :func:`dataset`, or if its values would take far more memory than they take in the file.
+    """
+    found = dataset(file, name, path, file_bytes)
+    stored = found.id.get_storage_size()
+    if found.nbytes > max(SMALL_BYTES, MOST_COMPRESSED * stored):
+        raise DataError(
+            f"{path}: dataset {name!r} claims {found.nbytes} bytes, for which {stored} are in the file; no data are so "
+            "much alike; write it again with less compression"
+        )
+    try:
+        return np.asarray(found[()])
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DataError(f"{path}: cannot read dataset {name!r}: {error}") from error
+
+
+def dataset(file: h5py.File, name: str, path: Path, file_bytes: int) -> h5py.Dataset:
+    """The dataset called ``name`` if all of it is in this file.
+
+    Raises
+    ------
+    DataError
+        If it is missing, incomplete, in other files, or none.
+    """
+    try:
+        place = own_place(file, name)
+        found = None if place is None else file[place]
+    except DataError as error:
+        raise DataError(f"{path}: dataset {error}") from error
+    except (KeyError, RuntimeError, ValueError, OSError) as error:
+        raise DataError(f"{path}: dataset {name!r} cannot be opened: {error}") from error
+    if found is None:
+        has = ", ".join(sorted(file)) or "nothing"
+        raise DataError(f"{path}: there is no dataset {name!r} in it; at its top are {has}")
+    if not isinstance(found, h5py.Dataset):
+        raise DataError(f"{path}: {name!r} is a group, not a dataset; it has {', '.join(sorted(found)) or 'nothing'}")
+    if found.is_virtual or found.external or found.file.filename != file.filename:
+        raise DataError(f"{path}: dataset {name!r} lies in other files; copy it into this one")
+    if found.dtype.kind == "O" or found.ndim == 0:
+        raise DataError(
+            f"{path}: dataset {name!r} is {'ragged' if found.ndim else 'a single value'}; samples must be equal arrays"
+        )
+    stored = found.id.get_storage_size()
+    if found.compression is None and stored < found.nbytes:
+        raise DataError(
+            f"{path}: dataset {name!r} is incomplete: {found.shape} takes {found.nbytes} bytes "
+            f"but {stored} were written"
+        )
+    if found.chunks and (written := found.id.get_num_chunks()) < (needed := _chunks_of(found)):
+        raise DataError(
+            f"{path}: dataset {name!r} is incomplete: {found.shape} takes {needed} chunks but {written} were written"
+        )
+    if stored > file_bytes:
+        raise DataError(f"{path}: dataset {name!r} claims {stored} bytes, more than the file's {file_bytes}")
+    return found
+
+
+def _chunks_of(dataset: h5py.Dataset) -> int:
+    return math.prod(-(-extent // chunk) for extent, chunk in zip(dataset.shape, dataset.chunks, strict=True))

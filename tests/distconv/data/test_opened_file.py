@@ -1,0 +1,48 @@
+"""An HDF5 file is read as far as its size bears out what it claims."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from distconv.data.opened_file import SMALL_BYTES, opened, own_place, values
+from distconv.errors import DataError
+
+
+@pytest.mark.fault(80)
+def test_what_a_few_bytes_claim_to_be_is_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "claims.h5"
+    with h5py.File(path, "w") as file:
+        count = 1 << 28
+        made = file.create_dataset("zeros", (count,), "f8", chunks=(count // 8,), compression="gzip", shuffle=True)
+        packed = zlib.compress(bytes(8 * 1000))
+        for chunk in range(8):
+            made.id.write_direct_chunk((chunk * count // 8,), packed)
+        file.create_dataset("small", data=np.zeros(SMALL_BYTES // 8), chunks=True, compression="gzip")
+    with opened(path)[0] as file:
+        with pytest.raises(DataError, match=f"dataset 'zeros' claims {8 * count} bytes, for which"):
+            values(file, "zeros", path, path.stat().st_size)
+        assert not values(file, "small", path, path.stat().st_size).any()
+
+
+def test_a_name_ends_where_links_within_the_file_lead(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["train/x"] = [1]
+        file["train/again"] = h5py.SoftLink("x")
+        file["alias"] = h5py.SoftLink("train")
+    with opened(tmp_path / "a.h5")[0] as file:
+        found = {
+            name: own_place(file, name) for name in ("train/x", "alias/again", "/alias/./x", "train/x/y", "no", "")
+        }
+    assert found == {
+        "train/x": "/train/x",
+        "alias/again": "/train/x",
+        "/alias/./x": "/train/x",
+        "train/x/y": None,
+        "no": None,
+        "": "/",
+    }
