@@ -68,6 +68,11 @@ def registered() -> dict[object, Operator]:
     return dict(_OPERATORS)
 
 
+def has_operator(function: object) -> bool:
+    """Whether ``function`` has an operator."""
+    return function in _OPERATORS
+
+
 def replace(function: object, operator: Operator) -> None:
     """Let ``operator`` serve ``function``, which has one, from now on."""
     assert function in _OPERATORS, f"{name_of(function)} has no operator"

@@ -96,11 +96,9 @@ class DistTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return args[0].item()  # given where torch expects a number: torch.full((2,), x), torch.arange(x)
-        if func is torch.ops.aten.detach.default and not args[0].dist.split_axes:
-            return args[0].local.detach()  # torch.tensor(loss)
-        raise UnsupportedOperation(f"{func} reached a DistTensor {_BELOW}")
+        if not dispatch.has_operator(func):
+            raise UnsupportedOperation(f"{func} reached a DistTensor {_BELOW}")
+        return dispatch.called(func, args, kwargs or {})
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 

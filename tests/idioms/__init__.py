@@ -18,6 +18,7 @@ refused with one clear sentence on all ranks.
     images         Augmentation, mixing of samples, metrics
     layers         Fourier transforms, sampling, normalizations
     losses         Losses of classification, detection, restoration and contrast
+    memory         The memory of plain tensors taken from distributed ones
     objectives     Self-supervised, distilled and diffusion training
     optimizers     torch's optimizers and people's own
     parameters     Weights read, written, tied, computed, saved and loaded

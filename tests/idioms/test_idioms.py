@@ -19,6 +19,7 @@ from tests.idioms import (
     images,
     layers,
     losses,
+    memory,
     objectives,
     optimizers,
     parameters,
@@ -34,8 +35,9 @@ from tests.idioms import (
 from tests.idioms.table import IDIOMS, Idiom, alone, ending
 
 MODULES = [
-    accumulation, adversarial, attention, averages, calls, distributions, functions, gradients, images, layers, losses,
-    objectives, optimizers, parameters, random, recomputation, segmentation, shapes, solvers, steps, training, views,
+    accumulation, adversarial, attention, averages, calls, distributions, functions, gradients, images, layers,
+    losses, memory, objectives, optimizers, parameters, random, recomputation, segmentation, shapes, solvers, steps,
+    training, views,
 ]  # fmt: skip
 
 GRIDS: dict[int, list[dict[str, int]]] = {
