@@ -80,6 +80,7 @@ _process.set_up()
 from distconv import layers as layers  # noqa: E402
 from distconv import plain_tensors as _plain_tensors  # noqa: E402, F401  (sets torch's setters)
 from distconv import transformations as _transformations  # noqa: E402, F401  (checks what is called now)
+from distconv.autograd import gradient_edges as _gradient_edges  # noqa: E402, F401  (sets torch's own)
 from distconv.autograd import user_functions as _user_functions  # noqa: E402, F401  (checks what is applied now)
 from distconv.layers.math.contractions import einsum, tensordot, transpose  # noqa: E402, F401  (looked for here)
 

@@ -36,7 +36,7 @@ METADATA = frozenset(
     getattr(torch.Tensor, name).__get__
     for name in (
         "layout", "is_cuda", "is_sparse", "is_sparse_csr", "is_quantized", "is_meta", "is_nested", "is_mkldnn",
-        "is_xla", "is_mps", "is_cpu", "itemsize", "nbytes", "output_nr",
+        "is_xla", "is_mps", "is_cpu", "itemsize", "nbytes",
     )
 ) | frozenset((
     torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed, torch._has_compatible_shallow_copy_type,

@@ -85,6 +85,12 @@ def type_(input: DistTensor, dtype: Any = None, non_blocking: bool = False) -> A
     return found if isinstance(found, str) else DistTensor(found, input.dist, input.shape)
 
 
+@implements(vars(torch._C.TensorBase)["output_nr"].__get__)
+def output_nr(input: DistTensor) -> int:
+    """``Tensor.output_nr``: which result of its ``grad_fn`` the block is."""
+    return int(input.local.output_nr)
+
+
 @implements(vars(torch._C.TensorBase)["_version"].__get__)
 def version(input: DistTensor) -> int:
     """``Tensor._version`` of the block: it grows with every change in place."""

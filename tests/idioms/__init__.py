@@ -15,6 +15,7 @@ refused with one clear sentence on all ranks.
     distributions  torch.distributions
     functions      autograd Functions, closures, straight-through estimators, torch.func
     gradients      Clipping, penalties, hooks, second derivatives
+    graph          Edges, seeds and hooks of autograd's graph; packed sequences, encoders in evaluation
     images         Augmentation, mixing of samples, metrics
     layers         Fourier transforms, sampling, normalizations
     losses         Losses of classification, detection, restoration and contrast

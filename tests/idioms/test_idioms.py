@@ -16,6 +16,7 @@ from tests.idioms import (
     distributions,
     functions,
     gradients,
+    graph,
     images,
     layers,
     losses,
@@ -35,9 +36,9 @@ from tests.idioms import (
 from tests.idioms.table import IDIOMS, Idiom, alone, ending
 
 MODULES = [
-    accumulation, adversarial, attention, averages, calls, distributions, functions, gradients, images, layers,
-    losses, memory, objectives, optimizers, parameters, random, recomputation, segmentation, shapes, solvers, steps,
-    training, views,
+    accumulation, adversarial, attention, averages, calls, distributions, functions, gradients, graph, images,
+    layers, losses, memory, objectives, optimizers, parameters, random, recomputation, segmentation, shapes,
+    solvers, steps, training, views,
 ]  # fmt: skip
 
 GRIDS: dict[int, list[dict[str, int]]] = {
