@@ -2,6 +2,7 @@
 
 ::
 
+    anomalies       ``torch.autograd.detect_anomaly``: all ranks learn of a NaN on any
     derivatives     Backward passes that have no derivative of their own
     gradient_edges  Edges by which gradients are asked for and given: what passes there is whole
     graph_nodes     Nodes of autograd's graph as users of ``grad_fn`` meet them

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.autograd import graph
 
+from distconv.autograd import anomalies
 from distconv.autograd.graph_nodes import Layout
 from distconv.errors import ShapeError
 from distconv.tensor import LAYOUTS, DistTensor
@@ -62,7 +63,10 @@ def _seeds(outputs: Sequence[Any], gradients: Sequence[Any], is_grads_batched: b
 def _gradients(
     outputs: Any, seeds: Any, keep: Any, create: Any, inputs: Sequence[Any], *options: Any, **named: Any
 ) -> Any:
-    found = _run(outputs, seeds, keep, create, inputs, *options, **named)
+    def run() -> Any:
+        return _run(outputs, seeds, keep, create, inputs, *options, **named)
+
+    found = anomalies.decided_together(outputs, run) if anomalies.checks() else run()
     return LAYOUTS.wholes(found, [_layout(i) for i in inputs]) if found else found
 
 

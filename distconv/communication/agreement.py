@@ -122,7 +122,7 @@ def together(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[Distconv
     reason = ""
     try:
         result = attempt()
-    except (DistconvError, OSError, KeyError, ValueError, RuntimeError, MemoryError) as failure:
+    except (DistconvError, OSError, LookupError, ValueError, RuntimeError, MemoryError) as failure:
         reason = f"{failure}" or type(failure).__name__
     worst = np.array([comm.rank if reason else -1], dtype=np.int64)
     with watchdog.waiting(lambda: "agreement on an outcome"):

@@ -16,7 +16,7 @@ from distconv.errors import LabelError, NoRule, ShapeError
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, check_as_torch, result_shape
 from distconv.layers.plumbing.empty_blocks import like_other_ranks
-from distconv.layers.plumbing.index_check import outside
+from distconv.layers.plumbing.value_check import outside
 from distconv.tensor import DistTensor
 
 

@@ -12,7 +12,7 @@ from distconv.dispatch import implements, name_of
 from distconv.errors import NoRule
 from distconv.layers.math.pointwise import in_place
 from distconv.layers.plumbing.alignment import as_distributed, result_shape
-from distconv.layers.plumbing.index_check import outside
+from distconv.layers.plumbing.value_check import outside
 from distconv.layers.tensor.index_select import whole_index
 from distconv.tensor import DistTensor
 
