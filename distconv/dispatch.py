@@ -30,7 +30,7 @@ METADATA = frozenset(
     getattr(torch.Tensor, name)
     for name in (
         "dim", "ndimension", "size", "numel", "nelement", "is_floating_point", "is_complex", "is_signed",
-        "element_size", "is_contiguous", "get_device", "__dir__",
+        "element_size", "get_device", "__dir__",
     )
 ) | frozenset(
     getattr(torch.Tensor, name).__get__

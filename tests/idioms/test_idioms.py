@@ -13,6 +13,7 @@ from tests.idioms import (
     attention,
     averages,
     calls,
+    counts,
     distributions,
     functions,
     gradients,
@@ -21,6 +22,7 @@ from tests.idioms import (
     layers,
     losses,
     memory,
+    names,
     objectives,
     optimizers,
     parameters,
@@ -36,9 +38,9 @@ from tests.idioms import (
 from tests.idioms.table import IDIOMS, Idiom, alone, ending
 
 MODULES = [
-    accumulation, adversarial, attention, averages, calls, distributions, functions, gradients, graph, images,
-    layers, losses, memory, objectives, optimizers, parameters, random, recomputation, segmentation, shapes,
-    solvers, steps, training, views,
+    accumulation, adversarial, attention, averages, calls, counts, distributions, functions, gradients, graph,
+    images, layers, losses, memory, names, objectives, optimizers, parameters, random, recomputation, segmentation,
+    shapes, solvers, steps, training, views,
 ]  # fmt: skip
 
 GRIDS: dict[int, list[dict[str, int]]] = {
