@@ -76,10 +76,11 @@ _DIVISIONS = frozenset(
 """Of whole numbers, which a zero does not divide."""
 
 
-def _looks_at_values(function: Any, operands: Sequence[torch.Tensor]) -> bool:
+def _looks_at_values(function: Any, args: Sequence[Any], operands: Sequence[torch.Tensor]) -> bool:
     """Whether torch looks at the values of ``operands`` before it computes, and may refuse them."""
     if function in _DIVISIONS:
-        return not any(t.is_floating_point() or t.is_complex() for t in operands)
+        by_number = len(args) > 1 and isinstance(args[1], int) and args[1] != 0 and "__r" not in function.__name__
+        return not by_number and not any(t.is_floating_point() or t.is_complex() for t in operands)
     return getattr(function, "func", None) is F.binary_cross_entropy
 
 
@@ -109,7 +110,7 @@ def pointwise(function: Callable[..., Any], *args: Any, out: torch.Tensor | None
         return aligned(value, dist, shape)
 
     blocks, named = [block(a) for a in args], {k: block(v) for k, v in kwargs.items()}
-    checked = _looks_at_values(function, operands)
+    checked = _looks_at_values(function, args, operands)
     result = decided_together(dist.grid, function, *blocks, **named) if checked else function(*blocks, **named)
     first = operands[0]
     if isinstance(first, DistTensor) and result is first.local:
@@ -156,7 +157,7 @@ def in_place(function: Callable[..., Any], target: Any, *args: Any, **kwargs: An
         return aligned(value, target.dist, target.shape) if isinstance(value, torch.Tensor) else value
 
     blocks, named = [block(a) for a in args], {k: block(v) for k, v in kwargs.items()}
-    if _looks_at_values(function, (target, *others)):
+    if _looks_at_values(function, (target, *args), (target, *others)):
         decided_together(target.grid, function, target.local, *blocks, **named)
     else:
         function(target.local, *blocks, **named)
