@@ -23,6 +23,7 @@
     parallel          ``parallelize``: make an ordinary module train on distributed tensors with exact gradients
     parameters        Parameters on a grid: their blocks, and when their gradients are summed
     placement         Tensors on their way onto a grid and off it: scatter, gather, and blocks that ranks have already
+    plain_tensors     Plain tensors that are given a distributed one by ways on which torch asks the plain one alone
     plan              Plans: which layer of a model runs on which process grid
     precision         Half precision: which dtypes it is, and what sums of them are taken in
     process           What a process does beside computing: its start, its memory, its waits
@@ -61,6 +62,7 @@ from distconv.errors import (
     LabelError,
     MachineError,
     MismatchError,
+    NumericalError,
     PlanError,
     ReplicationWarning,
     ShapeError,
@@ -81,7 +83,9 @@ _process.set_up()
 
 # Fills the operator registry.
 from distconv import layers as layers  # noqa: E402
+from distconv import plain_tensors as _plain_tensors  # noqa: E402, F401  (sets torch's setters)
 from distconv import transformations as _transformations  # noqa: E402, F401  (checks what is called now)
+from distconv.autograd import gradient_edges as _gradient_edges  # noqa: E402, F401  (sets torch's own)
 from distconv.autograd import user_functions as _user_functions  # noqa: E402, F401  (checks what is applied now)
 from distconv.layers.math.contractions import einsum, tensordot, transpose  # noqa: E402, F401  (looked for here)
 
@@ -103,6 +107,7 @@ __all__ = [
     "LabelError",
     "MachineError",
     "MismatchError",
+    "NumericalError",
     "Plan",
     "PlanError",
     "ProcessGrid",

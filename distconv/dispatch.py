@@ -30,13 +30,13 @@ METADATA = frozenset(
     getattr(torch.Tensor, name)
     for name in (
         "dim", "ndimension", "size", "numel", "nelement", "is_floating_point", "is_complex", "is_signed",
-        "element_size", "is_contiguous", "get_device", "__dir__",
+        "element_size", "get_device", "__dir__",
     )
 ) | frozenset(
     getattr(torch.Tensor, name).__get__
     for name in (
         "layout", "is_cuda", "is_sparse", "is_sparse_csr", "is_quantized", "is_meta", "is_nested", "is_mkldnn",
-        "is_xla", "is_mps", "is_cpu", "itemsize", "nbytes", "output_nr",
+        "is_xla", "is_mps", "is_cpu", "itemsize", "nbytes",
     )
 ) | frozenset((
     torch.numel, torch.is_floating_point, torch.is_complex, torch.is_signed, torch._has_compatible_shallow_copy_type,
@@ -66,6 +66,11 @@ def implements(*functions: object) -> Callable[[F], F]:
 def registered() -> dict[object, Operator]:
     """Every function that has an operator, and that."""
     return dict(_OPERATORS)
+
+
+def has_operator(function: object) -> bool:
+    """Whether ``function`` has an operator."""
+    return function in _OPERATORS
 
 
 def replace(function: object, operator: Operator) -> None:

@@ -35,6 +35,10 @@ class DtypeError(ShapeError, TypeError):
     """
 
 
+class NumericalError(DistconvError, ValueError, RuntimeError, IndexError):
+    """Values that an operator cannot take, on whatever rank they are; the text is torch's own."""
+
+
 class CoordinateError(DistconvError, ValueError):
     """Coordinates of a sparse tensor that cannot be: not integers, repeated, of no sample, or too far apart."""
 

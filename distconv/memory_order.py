@@ -186,9 +186,9 @@ def _fits(tensor: _Frozen, shape: tuple[int, ...]) -> bool:
     return True
 
 
-def unfilled(tensor: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
+def unfilled(tensor: Any, dtype: torch.dtype | None = None, device: Any = None) -> torch.Tensor:
     """A plain tensor of unknown values, of the shape and with the strides of the whole ``tensor``."""
-    options: dict[str, Any] = {"dtype": dtype or tensor.dtype, "device": tensor.device}
+    options: dict[str, Any] = {"dtype": dtype or tensor.dtype, "device": device or tensor.device}
     if tensor._strides is None:
         return torch.empty(tensor.shape, **options)
     return torch.empty_strided(tensor.shape, tensor._strides, **options)

@@ -68,6 +68,9 @@ def scatter(
         return tensor.redistribute(_distribution(target, dims, tensor.dim()))
     dist = _agreed(tensor, target, dims)
     assert tensor is not None
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        # A subclass such as MONAI's MetaTensor would see the calls of blocks.
+        tensor = tensor.as_subclass(torch.Tensor)
     device_transport.offer(dist.grid.world, tensor)
     local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
     # The block is never the caller's memory, whatever the grid: changing one must not change the other.

@@ -96,11 +96,9 @@ class DistTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return args[0].item()  # given where torch expects a number: torch.full((2,), x), torch.arange(x)
-        if func is torch.ops.aten.detach.default and not args[0].dist.split_axes:
-            return args[0].local.detach()  # torch.tensor(loss)
-        raise UnsupportedOperation(f"{func} reached a DistTensor {_BELOW}")
+        if not dispatch.has_operator(func):
+            raise UnsupportedOperation(f"{func} reached a DistTensor {_BELOW}")
+        return dispatch.called(func, args, kwargs or {})
 
     # -- what it is ---------------------------------------------------------------------------------------------------
 
@@ -361,16 +359,23 @@ class DistTensor(torch.Tensor):
         """All values as nested lists, on every rank. Collective."""
         return self.replicated().local.tolist()
 
+    def _number(self) -> Any:
+        if self.numel() != 1:
+            raise ValueError("only one element tensors can be converted to Python scalars")
+        return self.item()
+
     def __float__(self) -> float:
-        return float(self.item())
+        return float(self._number())
 
     def __int__(self) -> int:
-        return int(self.item())
+        return int(self._number())
 
     def __complex__(self) -> complex:
-        return complex(self.item())
+        return complex(self._number())
 
     def __bool__(self) -> bool:
+        if self.numel() > 1:
+            raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
         return bool(self.item())
 
     def __format__(self, spec: str) -> str:

@@ -83,7 +83,8 @@ def _let_alone(convert: Callable[..., Any], types: Any) -> Callable[..., Any]:
         if getattr(self._torchdynamo_orig_backend, "_one_graph", False):
             raise UnsupportedOperation(
                 "torch.compile(fullgraph=True) of a function that is called with a DistTensor: without fullgraph=True "
-                "it is not compiled for such calls, and runs"
+                "it is not compiled for such calls, and runs; torch.cond and flex_attention compile so, too: use "
+                "Python's if, and scaled_dot_product_attention"
             )
         skip = types.FrameExecStrategy(types.FrameAction.SKIP, types.FrameAction.SKIP)
         return types.ConvertFrameReturn(frame_exec_strategy=skip, apply_to_code=False)

@@ -77,7 +77,7 @@ class BatchNormGradient:
     """Gradients of batch norm where x (N, C, ...) also decides the moments, in two halves about a sum over blocks.
 
     ``sums`` (2, C): this block's shares of those of weight and bias. Summed over all blocks that the moments are taken
-    over they give, with ``of_input``, dL/dx.
+    over they give, with ``of_input``, dL/dx. ``moments`` are not in half precision.
     """
 
     def __init__(
@@ -88,8 +88,11 @@ class BatchNormGradient:
         moments: Moments,
         eps: float,
     ) -> None:
-        # The GPU's kernels take the moments of half precision in float32.
-        self._mean, var = (moment.to(widened(moment.dtype)) if x.is_cuda else moment for moment in moments)
+        self._dtype, self._mean, var = x.dtype, moments[0], moments[1]
+        if not x.is_cuda:
+            # Rounded once, at the end: a slope of 1 / variance may be none of the numbers of half precision.
+            grad, x = (t.to(widened(t.dtype)) for t in (grad, x))
+            weight = None if weight is None else weight.to(var.dtype)
         self._x, self._weight, self._inverse = x, weight, (var + eps).rsqrt()
         grad = self._partial = as_kernels_read(grad)
         if not x.numel():
@@ -105,7 +108,7 @@ class BatchNormGradient:
     def of_input(self, count: int) -> torch.Tensor:
         """dL/dx, once ``sums`` are those over all ``count`` values of each channel. To be called once."""
         if not self._x.numel():
-            return torch.empty_like(self._x)
+            return torch.empty_like(self._x, dtype=self._dtype)
         slope, level = self.sums / count
         if self._x.is_cuda:
             one = torch.ones(1, dtype=torch.int32, device=self._x.device)
@@ -117,7 +120,7 @@ class BatchNormGradient:
         shape = (1, -1) + (1,) * (self._x.dim() - 2)
         line = (t.view(shape).to(self._x.dtype) for t in (self._mean, factor * self._inverse * slope, factor * level))
         subtract_line(self._partial, self._x, *line)
-        return self._partial
+        return self._partial.to(self._dtype)
 
 
 def subtract_line(

@@ -81,6 +81,19 @@ class GradFn:
     def __repr__(self) -> str:
         return repr(self._node)
 
+    def __call__(self, *_: Any) -> None:
+        """Nothing that one process has.
+
+        Raises
+        ------
+        UnsupportedOperation
+            Always.
+        """
+        raise UnsupportedOperation(
+            "grad_fn of a DistTensor, called with a gradient: its steps are not those of one process; use "
+            "torch.autograd.grad(y, x, gradient)"
+        )
+
     @property
     def next_functions(self) -> tuple[tuple[Any, int], ...]:
         """The nodes behind this one."""

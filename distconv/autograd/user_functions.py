@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd import graph
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils import checkpoint
 
@@ -107,6 +106,3 @@ _register_on_node = _NODE.register_hook
 _NODE.register_hook = _register_hook
 
 torch.autograd.Function.apply = classmethod(_checked)  # type: ignore[assignment]
-
-_node_of = graph._get_grad_fn_or_grad_acc
-graph._get_grad_fn_or_grad_acc = lambda t: _node_of(t.local if isinstance(t, DistTensor) else t)

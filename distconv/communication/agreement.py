@@ -123,7 +123,7 @@ def together(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[Distconv
     reason, unread = "", None
     try:
         result = attempt()
-    except (DistconvError, OSError, KeyError, ValueError, RuntimeError, MemoryError) as failure:
+    except (DistconvError, OSError, LookupError, ValueError, RuntimeError, MemoryError) as failure:
         reason = f"{failure}" or type(failure).__name__
         unread = failure if isinstance(failure, BrokenPipeError) else None
     worst = np.array([comm.rank if reason else -1], dtype=np.int64)

@@ -16,8 +16,9 @@ from distconv.process import watchdog
 def bytes_of(tensor: torch.Tensor) -> np.ndarray:
     """The elements of a plain tensor, in the order of its indices, as they are in memory."""
     flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
-    # One element counts as contiguous whatever its stride, but cannot be seen as bytes then.
-    flat = flat.clone(memory_format=torch.contiguous_format) if flat.numel() == 1 else flat
+    # One element counts as contiguous whatever its stride, but cannot be seen as bytes then; and memory that NumPy has
+    # seen cannot grow any more, as an observer's empty buffers do.
+    flat = flat.clone(memory_format=torch.contiguous_format) if flat.numel() <= 1 else flat
     return flat.view(torch.uint8).numpy()
 
 

@@ -2,8 +2,9 @@
 
 A contribution to the gradient of a leaf parameter that :func:`mark` has marked goes to a side buffer; buffers are
 summed in buckets while backward goes on, and added to ``.grad`` before ``backward()`` returns. ``.grad`` itself is
-never reduced. Under :func:`no_sync` the buffers are kept until the next pass outside of it, or until somebody asks for
-``.grad``. Everything else (plain tensors, ``torch.autograd.grad``, parameters with hooks) is summed at once.
+never reduced. Whoever asks for the ``.grad`` of a parameter earlier, in a hook, finds what one process would have added
+by then. Under :func:`no_sync` the buffers are kept until the next pass outside of it, or until somebody asks.
+Everything else (plain tensors, ``torch.autograd.grad``, parameters with hooks) is summed at once.
 
 Source: Dryden et al. 2019, III-A (allreduce of dL/dw) and V-A (hidden behind the layers that follow).
 """
@@ -103,11 +104,12 @@ class _Bucket:
             self.reduction.wait()
         for leaf, total in zip(self.leaves, self.shares, strict=True):
             total = total.to(self.dtype)
-            if leaf.grad is None:
+            grad = _GRAD.__get__(leaf)
+            if grad is None:
                 # No view of the bucket for autograd, which refuses to detach_() one.
-                leaf.grad = total.detach()
+                _GRAD.__set__(leaf, total.detach())
             else:
-                leaf.grad += total
+                grad += total
 
     def comparison(self) -> Comparison | None:
         """Whether the leaves are the same on all ranks, by what rode with their gradients; None if nothing did."""
@@ -119,10 +121,15 @@ class _Bucket:
 class _Backward:
     """The buckets of one backward pass. Only that pass holds it, so a pass that fails leaves nothing behind."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: int = -1) -> None:
+        self.task = task
         self.open: dict[tuple[int, torch.dtype, torch.device], _Bucket] = {}
         self.launched: list[_Bucket] = []
         self._turn = next(_turns)
+
+    def holds(self, leaf: torch.Tensor) -> bool:
+        """Whether something is still to be added to ``leaf.grad``."""
+        return any(leaf is each for bucket in (*self.open.values(), *self.launched) for each in bucket.leaves)
 
     def add(self, leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
         key = (comm.handle, share.dtype, share.device)
@@ -139,6 +146,12 @@ class _Backward:
     def finish(self) -> None:
         for leaf, share, comm in _take_kept():
             self.add(leaf, share, comm)
+        self.add_all()
+        _running.pop(self.task, None)
+        _watch_gradients()
+
+    def add_all(self) -> None:
+        """Add to ``.grad`` what there is so far."""
         for key in list(self.open):
             self._launch(key)
         comparisons = [_late.pop(0) for _ in range(len(_late))]
@@ -152,6 +165,8 @@ class _Backward:
             comparison.check()
 
     def __del__(self) -> None:
+        _running.pop(self.task, None)
+        _watch_gradients()
         # MPI may still write to the buffers of sums that a failed backward has started.
         _orphans.extend(self.launched)
 
@@ -174,7 +189,8 @@ def defer(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
     task: int = torch._C._current_graph_task_id()
     backward = _running.get(task)
     if backward is None:
-        backward = _running[task] = _Backward()
+        backward = _running[task] = _Backward(task)
+        _watch_gradients()
         torch.autograd.Variable._execution_engine.queue_callback(backward.finish)
     backward.add(leaf, share, comm)
 
@@ -218,9 +234,8 @@ def no_sync() -> Iterator[None]:
 
 
 def _keep(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
-    if not _kept:
-        torch.nn.Parameter.grad = property(_whole_grad, _set_grad, _delete_grad)  # type: ignore[assignment]
     shares = _kept.setdefault(id(leaf), _Kept(leaf)).shares
+    _watch_gradients()
     with torch.no_grad():
         before = shares.get(comm.handle)
         shares[comm.handle] = (share.clone() if before is None else before[0] + share, comm)
@@ -229,27 +244,42 @@ def _keep(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
 def _take_kept() -> list[tuple[torch.Tensor, torch.Tensor, MPI.Intracomm]]:
     """All shares that are kept, which are kept no longer."""
     taken = [(kept.leaf, share, comm) for kept in _kept.values() for share, comm in kept.shares.values()]
-    if _kept:
-        del torch.nn.Parameter.grad
     _kept.clear()
     return taken
 
 
+def _watch_gradients() -> None:
+    """Let whoever asks for a parameter's gradient find it whole, while shares of any are still to be added."""
+    if not (_kept or _running):
+        if "grad" in vars(torch.nn.Parameter):
+            del torch.nn.Parameter.grad
+    elif "grad" not in vars(torch.nn.Parameter):
+        torch.nn.Parameter.grad = property(_whole_grad, _set_grad, _delete_grad)  # type: ignore[assignment]
+
+
 def settle(leaf: torch.Tensor) -> None:
-    """Make ``leaf.grad`` whole if shares of it are kept, and with it all others. Collective."""
+    """Make ``leaf.grad`` whole if shares of it are kept or on their way, and with it all others. Collective."""
+    _add_running(leaf)
     if id(leaf) in _kept:
         _Backward().finish()
 
 
+def _add_running(leaf: torch.Tensor) -> None:
+    for backward in list(_running.values()):
+        if backward.holds(leaf):
+            backward.add_all()
+
+
 def forget(leaf: torch.Tensor) -> None:
-    """Give up what is kept for ``leaf``: its gradient gets another value."""
+    """Give up what is still to be added for ``leaf``: its gradient gets another value."""
+    _add_running(leaf)
     kept = _kept.get(id(leaf))
     if kept is not None:
         kept.shares.clear()
 
 
 _GRAD: Any = torch.Tensor.grad
-"""What ``Parameter.grad`` is while nothing is kept."""
+"""What ``Parameter.grad`` is while nothing is to be added."""
 
 
 def _whole_grad(parameter: torch.nn.Parameter) -> torch.Tensor | None:

@@ -4,6 +4,7 @@
 
     complex       Complex numbers: their parts, and what makes them of these
     contractions  Contractions by the names and arguments under which opt_einsum looks for them
+    counting      How often values occur: each rank counts in its block, and the counts are added up
     extremes      Largest and smallest elements and where they are, with torch's conventions for ties
     fourier       Fourier transforms: one dimension after another is made whole
     matmul        Matrix products and their like

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 
 from distconv.dispatch import implements
 from distconv.errors import NoRule
+from distconv.layers.math.matmul import batch_labels, contract
 from distconv.layers.math.reductions import Dims, dtype_of, folding, of_all_ranks, summed
 from distconv.layers.plumbing.alignment import broadcast_shape, result_shape
 from distconv.precision import widened
@@ -138,3 +140,22 @@ def pairwise_distance(
     result_shape(F.pairwise_distance, x1, x2, p, eps, keepdim)
     length: torch.Tensor = torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
     return length
+
+
+_MM = "use_mm_for_euclid_dist"
+
+_FEW_POINTS = 25
+"""Up to so many torch does not take distances from products."""
+
+
+@implements(torch.cdist)
+def cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: str = f"{_MM}_if_necessary") -> DistTensor:
+    """``torch.cdist`` of (..., P, M) and (..., R, M): points of both keep their splits, as far as axes differ."""
+    shape = result_shape(torch.cdist, x1, x2, p)
+    if compute_mode == f"{_MM}_if_necessary":
+        # By the numbers of points of one process, not of a block.
+        compute_mode = _MM if max(shape[-2:]) > _FEW_POINTS else f"donot_{_MM}"
+    function = partial(torch.cdist, p=p, compute_mode=compute_mode)
+    labels = [[*batch_labels(x1, 2), "p", "m"], [*batch_labels(x2, 2), "r", "m"]]
+    batch = max(batch_labels(x1, 2), batch_labels(x2, 2), key=len)
+    return contract(function, [x1, x2], labels, [*batch, "p", "r"], shape, ["m"])

@@ -5,7 +5,7 @@ Source: Dryden et al. 2019, III-B.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from distconv.layers.plumbing.alignment import (
 )
 from distconv.layers.plumbing.inplace_views import changed, viewed
 from distconv.layers.plumbing.sharded_weights import parameter_block
+from distconv.layers.plumbing.value_check import decided_together
 from distconv.tensor import DistTensor
 
 _POINTWISE = """
@@ -63,6 +64,26 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     return [v for v in values if isinstance(v, torch.Tensor)]
 
 
+_DIVISIONS = frozenset(
+    getattr(holder, name)
+    for name in (
+        "floor_divide", "remainder", "fmod", "div", "divide", "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__",
+        "floor_divide_", "remainder_", "fmod_", "div_", "divide_", "__ifloordiv__", "__imod__",
+    )
+    for holder in (torch.Tensor, torch)
+    if hasattr(holder, name)
+)  # fmt: skip
+"""Of whole numbers, which a zero does not divide."""
+
+
+def _looks_at_values(function: Any, args: Sequence[Any], operands: Sequence[torch.Tensor]) -> bool:
+    """Whether torch looks at the values of ``operands`` before it computes, and may refuse them."""
+    if function in _DIVISIONS:
+        by_number = len(args) > 1 and isinstance(args[1], int) and args[1] != 0 and "__r" not in function.__name__
+        return not by_number and not any(t.is_floating_point() or t.is_complex() for t in operands)
+    return getattr(function, "func", None) is F.binary_cross_entropy
+
+
 def _local(value: Any) -> Any:
     return value.local if isinstance(value, DistTensor) else value
 
@@ -88,7 +109,9 @@ def pointwise(function: Callable[..., Any], *args: Any, out: torch.Tensor | None
             return value.local
         return aligned(value, dist, shape)
 
-    result = function(*(block(a) for a in args), **{k: block(v) for k, v in kwargs.items()})
+    blocks, named = [block(a) for a in args], {k: block(v) for k, v in kwargs.items()}
+    checked = _looks_at_values(function, args, operands)
+    result = decided_together(dist.grid, function, *blocks, **named) if checked else function(*blocks, **named)
     first = operands[0]
     if isinstance(first, DistTensor) and result is first.local:
         if kwargs.get("inplace"):
@@ -133,7 +156,11 @@ def in_place(function: Callable[..., Any], target: Any, *args: Any, **kwargs: An
     def block(value: Any) -> Any:
         return aligned(value, target.dist, target.shape) if isinstance(value, torch.Tensor) else value
 
-    function(target.local, *(block(a) for a in args), **{k: block(v) for k, v in kwargs.items()})
+    blocks, named = [block(a) for a in args], {k: block(v) for k, v in kwargs.items()}
+    if _looks_at_values(function, (target, *args), (target, *others)):
+        decided_together(target.grid, function, target.local, *blocks, **named)
+    else:
+        function(target.local, *blocks, **named)
     changed(target)
     return target
 

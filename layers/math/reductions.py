@@ -225,4 +225,7 @@ def _truth(
 
 
 for _name, _op in (("any", MPI.MAX), ("all", MPI.MIN)):
-    implements(getattr(torch, _name), getattr(torch.Tensor, _name))(partial(_truth, getattr(torch, _name), _op))
+    _function = getattr(torch, _name)
+    implements(_function, getattr(torch.Tensor, _name), getattr(torch, f"_is_{_name}_true"))(
+        partial(_truth, _function, _op)
+    )

@@ -68,11 +68,13 @@ class _BatchNorm(torch.autograd.Function):
     ) -> torch.Tensor:
         mean, var = _moments(x, running, reach)
         _update_running(running, mean, var, reach)
-        dtype = x.dtype if weight is None else weight.dtype
+        # Never in half precision, in which a small variance has hardly a digit.
+        dtype = widened(x.dtype if weight is None else weight.dtype)
         mean, var = mean[reach.channels].to(dtype), var[reach.channels].to(dtype)
         ctx.save_for_backward(x, weight, mean, var)
         ctx.eps, ctx.reach = eps, reach
         # With the statistics known this is torch's fused kernel for evaluation.
+        weight, bias = (None if t is None else t.to(dtype) for t in (weight, bias))
         return F.batch_norm(x, mean, var, weight, bias, False, 0.0, eps) if x.numel() else torch.empty_like(x)
 
     @staticmethod

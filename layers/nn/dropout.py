@@ -140,3 +140,10 @@ def _rrelu(
 
 implements(F.rrelu, torch.rrelu)(partial(_rrelu, False))
 implements(torch.rrelu_)(partial(_rrelu, True))
+
+
+@implements(torch.native_dropout)
+def native_dropout(input: DistTensor, p: float, train: bool | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """``torch.native_dropout``: what is left, and the mask."""
+    factors = F.dropout(torch.ones_like(input), p, train is not False)
+    return input * factors, factors != 0

@@ -56,6 +56,15 @@ def _at_points(whole: torch.Tensor, places: torch.Tensor, *options: Any) -> torc
     return F.grid_sample(whole, places, *options)
 
 
+@implements(torch.grid_sampler, torch.grid_sampler_2d, torch.grid_sampler_3d)
+def grid_sampler(
+    input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
+) -> DistTensor:
+    """``torch.grid_sampler``: ``F.grid_sample`` with numbers for the modes."""
+    mode, padding = ("bilinear", "nearest", "bicubic"), ("zeros", "border", "reflection")
+    return grid_sample(input, grid, mode[interpolation_mode], padding[padding_mode], align_corners)
+
+
 @implements(F.affine_grid)
 def affine_grid(theta: DistTensor, size: Sequence[int], align_corners: bool | None = None) -> DistTensor:
     """``F.affine_grid`` of theta (N, 2, 3) or (N, 3, 4): points (N, [D,] H, W, 2 or 3), split over samples."""

@@ -312,6 +312,19 @@ def _update_running(
             running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
 
 
+@implements(torch.instance_norm)
+def aten_instance_norm(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    *options: Any,
+) -> DistTensor:
+    """``torch.instance_norm``: ``F.instance_norm`` with its arguments in another order."""
+    return instance_norm(input, running_mean, running_var, weight, bias, *options[:3])
+
+
 @implements(F.layer_norm, torch.layer_norm)
 def layer_norm(
     input: torch.Tensor,

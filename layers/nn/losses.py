@@ -16,7 +16,7 @@ from distconv.errors import LabelError, NoRule, ShapeError
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, check_as_torch, result_shape
 from distconv.layers.plumbing.empty_blocks import like_other_ranks
-from distconv.layers.plumbing.index_check import outside
+from distconv.layers.plumbing.value_check import outside
 from distconv.tensor import DistTensor
 
 
@@ -277,3 +277,26 @@ def _divisor(
         return torch.tensor(losses.numel(), device=losses.device)
     valid = labels != ignore_index
     return valid.sum() if weight is None else weight[labels[valid]].sum()
+
+
+# -- torch's other names for them, with a number for the reduction ----------------------------------------------------
+
+_NUMBERED = {
+    "kl_div": "input target reduction log_target",
+    "binary_cross_entropy_with_logits": "input target weight pos_weight reduction",
+    "hinge_embedding_loss": "input target margin reduction",
+    "poisson_nll_loss": "input target log_input full eps reduction",
+    "margin_ranking_loss": "input1 input2 target margin reduction",
+    "cosine_embedding_loss": "input1 input2 target margin reduction",
+}
+"""Functions of ``torch``, and their arguments in its order."""
+
+
+def _numbered(loss: Callable[..., torch.Tensor], names: str, *args: Any, **named: Any) -> torch.Tensor:
+    """``loss``, of torch.nn.functional, for the arguments of its namesake in ``torch``."""
+    given = dict(zip(names.split(), args, strict=False)) | named
+    return _reduced(loss(**given | {"reduction": "none"}), ("none", "mean", "sum")[given.get("reduction", 1)])
+
+
+for _name, _names in _NUMBERED.items():
+    implements(getattr(torch, _name))(partial(_numbered, getattr(F, _name), _names))

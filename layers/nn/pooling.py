@@ -18,8 +18,8 @@ from distconv.errors import NoRule, ShapeError
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.plumbing.alignment import as_distributed, balanced_input, result_shape
 from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
-from distconv.layers.plumbing.index_check import outside
 from distconv.layers.plumbing.input_windows import needed_block, spatial_box, spread
+from distconv.layers.plumbing.value_check import outside
 from distconv.tensor import DistTensor
 
 Size = int | Sequence[int]

@@ -135,8 +135,9 @@ def _laid_out(name: str, result: Any, arguments: Sequence[_Gathered], dims: Sequ
             f"{name} reaches a DistTensor other than by its arguments (a closure, a module's weight), whose gradient "
             "would be lost: pass it as an argument"
         )
-    if not isinstance(result, torch.Tensor) or result.layout is not torch.strided:
-        return result  # What is sparse stays plain: torch's own functions take it, and it is replicated.
+    special = isinstance(result, torch.Tensor) and (result.is_quantized or result.is_nested)
+    if not isinstance(result, torch.Tensor) or special or result.layout is not torch.strided:
+        return result  # What is sparse, quantized or nested stays plain: torch's own functions take it, replicated.
     for argument in arguments:
         if result is argument.whole:
             return argument.given

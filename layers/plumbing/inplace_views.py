@@ -105,7 +105,7 @@ def one_of_several(view: DistTensor, source: DistTensor, again: Again, name: str
             "autograd does not let be changed in place; use the out-of-place operator"
         )
 
-    return _follow(view, source, again, refuse) if view.requires_grad else view
+    return _follow(view, source, again, refuse) if view.requires_grad and torch.is_grad_enabled() else view
 
 
 def changed(tensor: DistTensor) -> None:

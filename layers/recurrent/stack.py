@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from distconv.errors import ShapeError
-from distconv.layers.plumbing.alignment import aligned, balanced_input, whole_over
+from distconv.layers.plumbing.alignment import aligned, as_distributed, balanced_input, whole_over
 from distconv.tensor import DistTensor
 
 from .cells import Cell
@@ -63,7 +63,12 @@ class Stack:
     def packed(
         self, data: torch.Tensor, batch_sizes: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same for the data of a PackedSequence."""
+        """The same for the data of a PackedSequence, which is whole on every rank: torch packs whole tensors."""
+        like = next((t for t in (data, batch_sizes, start, *weights) if isinstance(t, DistTensor)), None)
+        if like is not None:
+            whole = [as_distributed(t, like.grid).replicated().local for t in (data, batch_sizes, start, *weights)]
+            y, last = self.packed(whole[0], whole[1], whole[2], whole[3:])
+            return as_distributed(y, like.grid), as_distributed(last, like.grid)
         way = Recurrence(self.cell, self.method)
         return self._through(partial(_packed, way, batch_sizes), data, start, weights)
 

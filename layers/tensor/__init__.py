@@ -8,6 +8,7 @@
     index_select  Picking elements by tensors of indices
     indexing      ``x[index]`` and ``x[index] = value``
     joining       cat, stack and what is made of them: each rank puts together its block of the result
+    masks         ``x[mask]``: each rank picks from its block
     queries       Questions about tensors whose answer is no tensor; it is the same on all ranks
     refused       What stays refused: functions that reach below values
     reshaping     Views: dimensions that are merged, parted, reordered

@@ -1,4 +1,4 @@
-"""``torch.autograd.grad`` of distributed tensors."""
+"""``torch.autograd.grad`` and ``backward`` of distributed tensors."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
 
 from distconv.dispatch import implements
 from distconv.tensor import DistTensor, laid_out
 
 
 def _listed(values: Any) -> list[Any]:
-    return [values] if isinstance(values, torch.Tensor) or values is None else list(values)
+    return [values] if isinstance(values, (torch.Tensor, GradientEdge)) or values is None else list(values)
 
 
 def _block(tensor: Any, like: Any) -> Any:
@@ -20,6 +21,30 @@ def _block(tensor: Any, like: Any) -> Any:
     if isinstance(like, DistTensor) and tensor is not None:
         return laid_out(tensor, like.dist).local
     return tensor
+
+
+def _blocks_of(outputs: Any, seeds: Any) -> tuple[list[Any], list[Any]]:
+    """What autograd starts from: ``outputs``, a loss in full, and their gradients, as many."""
+    whole = [o.replicated() if isinstance(o, DistTensor) and o.numel() == 1 else o for o in _listed(outputs)]
+    given = _listed(seeds)
+    given = [None] * len(whole) if len(given) == 1 and given[0] is None else given
+    return [_block(o, o) for o in whole], [_block(s, o) for s, o in zip(given, whole, strict=True)]
+
+
+@implements(torch.autograd.backward)
+def backward(
+    tensors: torch.Tensor | Sequence[torch.Tensor],
+    grad_tensors: Any = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    *,
+    grad_variables: Any = None,
+    inputs: Any = None,
+) -> None:
+    """``torch.autograd.backward``. Collective."""
+    whole, seeds = _blocks_of(tensors, grad_variables if grad_tensors is None else grad_tensors)
+    inputs = None if inputs is None else [_block(i, i) for i in _listed(inputs)]
+    torch.autograd.backward(whole, seeds, retain_graph, create_graph, inputs=inputs)
 
 
 @implements(torch.autograd.grad)
@@ -32,14 +57,12 @@ def grad(
     """``torch.autograd.grad``: whole gradients of plain inputs, distributed ones of distributed inputs. Collective."""
     if options.pop("is_grads_batched", False):
         return _batched(outputs, inputs, _listed(grad_outputs), options)
-    whole = [o.replicated() if isinstance(o, DistTensor) and o.numel() == 1 else o for o in _listed(outputs)]
-    seeds = _listed(grad_outputs)
-    seeds = [None] * len(whole) if len(seeds) == 1 and seeds[0] is None else seeds
+    whole, seeds = _blocks_of(outputs, grad_outputs)
     wanted = _listed(inputs)
     found = torch.autograd.grad(
-        [_block(o, o) for o in whole],
+        whole,
         [_block(i, i) for i in wanted],
-        [_block(s, o) for s, o in zip(seeds, whole, strict=True)],
+        seeds,
         **options,
     )
     return tuple(

@@ -14,9 +14,9 @@ from mpi4py import MPI
 
 from distconv.communication.transport import allreduce
 from distconv.dispatch import implements
-from distconv.errors import UnsupportedOperation
 from distconv.layers.plumbing.alignment import as_distributed
-from distconv.tensor import DistTensor
+from distconv.layers.plumbing.inplace_views import changed
+from distconv.tensor import DistTensor, laid_out
 
 _NAMES = """
 abs acos asin atan ceil cos cosh erf erfc exp expm1 floor frac lgamma log log10 log1p log2 neg reciprocal round rsqrt
@@ -86,16 +86,31 @@ def unscale(self: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: to
     allreduce(grid.world, found_inf, "check for infinite gradients", MPI.MAX)
 
 
-@implements(*(getattr(torch, f"_fused_{name}_") for name in ("sgd", "adam", "adamw", "adagrad")))
-def fused(*_: Any, **__: Any) -> None:
-    """Fused optimizers, which see no blocks.
+def _fused(function: Callable[..., Any], *lists: Any, **options: Any) -> None:
+    """A fused optimizer, which treats each element by itself: of blocks, laid out as the parameters are."""
+    parameters = lists[0]
 
-    Raises
-    ------
-    UnsupportedOperation
-        Always.
-    """
-    raise UnsupportedOperation("a fused optimizer with distributed parameters: make it with fused=False")
+    def blocks(values: Any) -> Any:
+        if not isinstance(values, (list, tuple)) or len(values) != len(parameters):
+            return values
+        return [_block_for(value, like) for value, like in zip(values, parameters, strict=True)]
+
+    function(*map(blocks, lists), **{name: blocks(value) for name, value in options.items()})
+    for parameter in parameters:
+        if isinstance(parameter, DistTensor):
+            changed(parameter)
+
+
+def _block_for(value: Any, like: torch.Tensor) -> Any:
+    if isinstance(like, DistTensor):
+        alone = isinstance(value, torch.Tensor) and value.shape == like.shape
+        return laid_out(value, like.dist).local if alone else value
+    return value.gather() if isinstance(value, DistTensor) else value
+
+
+for _name in ("sgd", "adam", "adamw", "adagrad"):
+    _function = getattr(torch, f"_fused_{_name}_")
+    implements(_function)(partial(_fused, _function))
 
 
 def _orthogonalized(whole: Any, grad: torch.Tensor, *options: Any) -> torch.Tensor:

@@ -15,8 +15,8 @@ from distconv.dispatch import Numbers, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import as_distributed, common_distribution, result_shape
-from distconv.layers.plumbing.index_check import outside
 from distconv.layers.plumbing.inplace_views import moved, no_way_back, viewed
+from distconv.layers.plumbing.value_check import outside
 from distconv.layers.tensor.joining import cat
 from distconv.layers.tensor.reshaping import reshape, sizes
 from distconv.layers.tensor.slicing import part

@@ -10,16 +10,14 @@ import torch
 
 from distconv.dispatch import implements
 from distconv.errors import NoRule
+from distconv.grid import ProcessGrid
 from distconv.layers.plumbing.alignment import aligned, as_distributed, result_shape
 from distconv.layers.plumbing.block_edges import is_cyclic
 from distconv.layers.plumbing.inplace_views import changed, moved, viewed
 from distconv.layers.tensor.index_select import looked_up, selected
+from distconv.layers.tensor.masks import masked
 from distconv.layers.tensor.slicing import ALL, cut
 from distconv.tensor import DistTensor
-
-_MASK = (
-    "the extent of the result depends on values: use torch.where or masked_fill, or gather first (dc.gather(x)[mask])"
-)
 
 
 def _entries(index: Any, count: int) -> list[Any]:
@@ -69,11 +67,11 @@ def getitem(input: torch.Tensor, index: Any) -> DistTensor:
     Raises
     ------
     NoRule
-        For a mask, and for a plain tensor with several indices of which some are distributed.
+        For a mask among other indices, and for a plain tensor with several indices of which some are distributed.
     """
     entries = _entries(index, input.dim())
     if any(map(_is_mask, entries)):
-        raise NoRule(f"indexing a DistTensor with a mask: {_MASK}")
+        return _by_mask(input, entries)
     if not isinstance(input, DistTensor):
         if isinstance(index, DistTensor):
             return looked_up(input, index)
@@ -83,6 +81,25 @@ def getitem(input: torch.Tensor, index: Any) -> DistTensor:
     # As in torch, and unlike NumPy, numbers are taken before the tensors' places are looked at.
     x = _basic_item(input, [ALL if isinstance(e, torch.Tensor) else e for e in entries])
     return selected(x, [e if isinstance(e, torch.Tensor) else ALL for e in entries if not isinstance(e, int)])
+
+
+def _by_mask(input: torch.Tensor, entries: list[Any]) -> DistTensor:
+    """A mask for the first dimensions, or for one other."""
+    masks = [i for i, e in enumerate(entries) if _is_mask(e)]
+    at = masks[0]
+    if len(masks) > 1 or isinstance(entries[at], bool) or any(e != ALL for i, e in enumerate(entries) if i != at):
+        raise NoRule("indexing a DistTensor with a mask and other indices: use one after the other, or torch.where")
+    mask = entries[at]
+    if at == 0:
+        return masked(input, mask)
+    if mask.dim() > 1 or mask.shape[0] != input.shape[at]:
+        raise NoRule("indexing a DistTensor with a mask for dimensions behind others: permute those to the front")
+    chosen = (mask.gather() if isinstance(mask, DistTensor) else mask).nonzero()[:, 0]
+    return selected(as_distributed(input, _grid(input, mask)), [ALL] * at + [chosen])
+
+
+def _grid(*tensors: torch.Tensor) -> ProcessGrid:
+    return next(t.grid for t in tensors if isinstance(t, DistTensor))
 
 
 def _basic_item(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
@@ -121,7 +138,10 @@ def setitem(input: torch.Tensor, index: Any, value: Any) -> None:
         For other indices, and for a plain tensor that would take a distributed value.
     """
     if not isinstance(input, DistTensor):
-        raise NoRule("assigning a DistTensor to a part of a plain tensor: gather it first (dc.gather(x))")
+        raise NoRule(
+            "assigning a DistTensor to a part of a plain tensor, which is whole on every rank: make that of the "
+            "distributed one, x.new_zeros(...) instead of torch.zeros(...), or gather first (dc.gather(x))"
+        )
     entries = _entries(index, input.dim())
     if len(entries) and _is_mask(entries[0]) and all(e == ALL for e in entries[1:]):
         _fill(input, entries[0], value)

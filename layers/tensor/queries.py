@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from distconv.dispatch import implements
-from distconv.memory_order import contiguous
+from distconv.memory_order import contiguous, unfilled
 from distconv.tensor import DistTensor
 
 
@@ -72,6 +72,14 @@ def stride(input: DistTensor, dim: int | None = None) -> Any:
     return strides if dim is None else strides[dim]
 
 
+@implements(torch.Tensor.is_contiguous)
+def is_contiguous(input: DistTensor, memory_format: torch.memory_format = torch.contiguous_format) -> bool:
+    """``Tensor.is_contiguous`` of the global tensor, as one process would have it."""
+    if input._strides is None and memory_format is torch.contiguous_format:
+        return True
+    return unfilled(input, device="meta").is_contiguous(memory_format=memory_format)
+
+
 @implements(torch.Tensor.storage_offset)
 def storage_offset(input: DistTensor) -> int:
     """``Tensor.storage_offset`` of the global tensor."""
@@ -85,10 +93,22 @@ def type_(input: DistTensor, dtype: Any = None, non_blocking: bool = False) -> A
     return found if isinstance(found, str) else DistTensor(found, input.dist, input.shape)
 
 
+@implements(vars(torch._C.TensorBase)["output_nr"].__get__)
+def output_nr(input: DistTensor) -> int:
+    """``Tensor.output_nr``: which result of its ``grad_fn`` the block is."""
+    return int(input.local.output_nr)
+
+
 @implements(vars(torch._C.TensorBase)["_version"].__get__)
 def version(input: DistTensor) -> int:
     """``Tensor._version`` of the block: it grows with every change in place."""
     return int(input.local._version)
+
+
+@implements(vars(torch._C.TensorBase)["retains_grad"].__get__)
+def retains_grad(input: DistTensor) -> bool:
+    """``Tensor.retains_grad``."""
+    return bool(input.local.retains_grad)
 
 
 def _of_block(function: Any, input: DistTensor) -> Any:
@@ -96,6 +116,6 @@ def _of_block(function: Any, input: DistTensor) -> Any:
     return function(input.local)
 
 
-for _name in ("is_inference", "is_coalesced", "is_distributed"):
+for _name in ("is_inference", "is_coalesced", "is_distributed", "is_pinned"):
     for _function in {getattr(h, _name) for h in (torch, torch.Tensor) if hasattr(h, _name)}:
         implements(_function)(partial(_of_block, _function))

@@ -10,17 +10,16 @@ from typing import Any, NoReturn
 
 import torch
 
-from distconv.dispatch import implements, name_of
-from distconv.errors import UnsupportedOperation
+from distconv.dispatch import fallback, implements, name_of
+from distconv.errors import NoRule, UnsupportedOperation
+from distconv.layers.plumbing.alignment import as_distributed
 from distconv.tensor import DistTensor
-
-_MANY = "the elements of a DistTensor lie on many ranks: use gather() for the whole or .local for this rank's block"
 
 _REASONS = {
     "the memory of a DistTensor lies on many ranks: use .local for this rank's block": """
-        data_ptr const_data_ptr untyped_storage storage storage_type _typed_storage is_set_to set_ _base.__get__
+        data_ptr const_data_ptr untyped_storage storage storage_type _typed_storage is_set_to set_
         __cuda_array_interface__.__get__ __dlpack__ __dlpack_device__ record_stream share_memory_ is_shared pin_memory
-        is_pinned to_mkldnn _cdata.__get__
+        to_mkldnn _cdata.__get__
         """,
     "in torch the result depends on strides, which a DistTensor does not keep: use reshape, permute or slices": """
         as_strided_ dim_order _is_view
@@ -28,7 +27,9 @@ _REASONS = {
     "a DistTensor keeps its shape: use a new one, x = x[...] or F.pad(x, ...)": """
         resize resize_ resize_as resize_as_ resize_as_sparse_ sparse_resize_ sparse_resize_and_clear_
         """,
-    _MANY: "__array_wrap__ __setstate__ module_load",
+    "the elements of a DistTensor lie on many ranks: use gather() for the whole or .local for this rank's block": """
+        __setstate__ module_load
+        """,
 }
 
 
@@ -51,12 +52,51 @@ for _reason, _names in _REASONS.items():
             implements(_function)(partial(_refuse, name_of(_function), _reason))
 
 
-def _array(function: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
-    """``Tensor.numpy`` of what is whole on every rank, such as a loss."""
-    if input.dist.split_axes:
-        _refuse(name_of(function), _MANY)
-    return function(input.local, *args, **named)
+# -- NumPy ------------------------------------------------------------------------------------------------------------
+
+
+def _read_only(function: Any, whole: torch.Tensor, *args: Any, **named: Any) -> Any:
+    array = function(whole, *args, **named)
+    array.flags.writeable = False
+    return array
+
+
+def _array(function: Any, of_whole: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
+    """``Tensor.numpy``: of what is split the whole, which is a copy and cannot be written to."""
+    if not input.dist.split_axes:
+        return function(input.local, *args, **named)
+    reason = NoRule(
+        f"{name_of(function)} of a split DistTensor: compute with torch's functions, or gather it once (dc.gather(x))"
+    )
+    return fallback(reason, of_whole, (input, *args), named)
 
 
 for _function in (torch.Tensor.numpy, torch.Tensor.__array__):
-    implements(_function)(partial(_array, _function))
+    implements(_function)(partial(_array, _function, partial(_read_only, _function)))
+
+
+@implements(torch.Tensor.__array_wrap__)
+def array_wrap(input: DistTensor, array: Any, *_: Any) -> DistTensor:
+    """What NumPy's functions of a tensor give."""
+    found = as_distributed(torch.from_numpy(array), input.grid)
+    return found.redistribute(input.dist) if found.shape == input.shape else found
+
+
+# -- what it is a view of ---------------------------------------------------------------------------------------------
+
+
+@implements(vars(torch._C.TensorBase)["_base"].__get__)
+def base(input: DistTensor) -> torch.Tensor | None:
+    """``Tensor._base``, where that is known.
+
+    Raises
+    ------
+    UnsupportedOperation
+        For a tensor that shares its memory with another, either of which may be the view.
+    """
+    if input._view is not None:
+        source: DistTensor = input._view.source
+        return source if source._view is None else base(source)
+    if input._memory is not None:
+        raise UnsupportedOperation("Tensor._base of a DistTensor that shares its memory: which is the view is not kept")
+    return None

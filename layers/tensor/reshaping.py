@@ -11,7 +11,7 @@ import torch
 
 from distconv.dispatch import Numbers, implements
 from distconv.distribution import Distribution
-from distconv.errors import NoRule, UnsupportedOperation
+from distconv.errors import NoRule, ShapeError, UnsupportedOperation
 from distconv.grid import cached_on_grid
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.block_edges import Edges, balanced_edges, edges_of, irregular, is_cyclic, layout
@@ -43,11 +43,18 @@ def view(input: DistTensor, *shape: Numbers, **named: Numbers) -> DistTensor:
     ------
     NoRule
         For a view as another dtype.
+    ShapeError
+        With torch's text, where one process would have to copy.
     """
     shape = shape or tuple(named.values())
     if isinstance(shape[0], torch.dtype):
         raise NoRule("view(dtype) of a DistTensor: convert with .to(dtype) instead")
     out_shape = result_shape(torch.reshape, input, sizes(shape))
+    if not as_view(input, out_shape):
+        raise ShapeError(
+            "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
+            "contiguous subspaces). Use .reshape(...) instead."
+        )
     return _reshaped(input, out_shape)
 
 

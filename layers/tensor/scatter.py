@@ -1,4 +1,7 @@
-"""Writing to positions given by a tensor of indices: scatter and scatter_add, as for one-hot labels."""
+"""Writing to positions given by tensors of indices: scatter, as for one-hot labels, and sums of what goes to one place.
+
+Ranks that share what is summed add up their own, and then their sums.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,36 @@ from typing import Any
 
 import torch
 
+from distconv.communication.collectives import enter
 from distconv.dispatch import implements, name_of
-from distconv.errors import NoRule
+from distconv.errors import NoRule, NumericalError
 from distconv.layers.math.pointwise import in_place
-from distconv.layers.plumbing.alignment import as_distributed, result_shape
-from distconv.layers.plumbing.index_check import outside
+from distconv.layers.math.reductions import folding, summed
+from distconv.layers.plumbing.alignment import (
+    aligned,
+    as_distributed,
+    balanced_input,
+    broadcast_shape,
+    common_distribution,
+    result_shape,
+)
+from distconv.layers.plumbing.value_check import outside
 from distconv.layers.tensor.index_select import whole_index
 from distconv.tensor import DistTensor
 
 
 def _written(src: tuple[Any, ...], named: dict[str, Any]) -> Any:
     """What is written, a tensor or a number, however the caller passed it; the other options stay in ``named``."""
-    (values,) = src or [named.pop(name) for name in ("src", "value") if name in named]
+    (values, *reduce) = src or [named.pop(name) for name in ("src", "value") if name in named]
+    if reduce:
+        (named["reduce"],) = reduce
     return values
 
 
 def _scatter(
     function: Callable[..., torch.Tensor], input: torch.Tensor, dim: int, index: torch.Tensor, *src: Any, **named: Any
 ) -> DistTensor:
-    """``torch.scatter`` or ``torch.scatter_add``; ``dim`` is gathered and split again.
+    """``torch.scatter`` or one of its kin; ``dim`` is gathered and split again.
 
     If the operands' extents differ in another dimension, too, all of them are gathered.
     """
@@ -62,7 +76,79 @@ def _scatter_in_place(
     return input.copy_(function(input, dim, whole_index(index), whole_index(values), **named))
 
 
-for _name in ("scatter", "scatter_add"):
+for _name in ("scatter", "scatter_add", "scatter_reduce"):
     _function = getattr(torch, _name)
     implements(_function, getattr(torch.Tensor, _name))(partial(_scatter, _function))
     implements(getattr(torch.Tensor, f"{_name}_"))(partial(_scatter_in_place, _function))
+
+
+# -- sums -------------------------------------------------------------------------------------------------------------
+
+
+def _add_to(input: torch.Tensor, sums: DistTensor, inplace: bool) -> torch.Tensor:
+    """``input`` and ``sums``, which a plain tensor gets whole."""
+    if not inplace:
+        return input + sums
+    return input.add_(sums if isinstance(input, DistTensor) else sums.gather())
+
+
+def _index_add(
+    inplace: bool, input: torch.Tensor, dim: int, index: torch.Tensor, source: torch.Tensor, *, alpha: Any = 1
+) -> torch.Tensor:
+    """``torch.index_add``: of a split dimension of ``source`` each rank adds up what it has.
+
+    Raises
+    ------
+    NoRule
+        Where nothing but ``input`` is split, and where torch refuses.
+    """
+    result_shape(torch.index_add, input, dim, index, source)
+    if not isinstance(source, DistTensor) or not input.dim() or source.dtype is not input.dtype:
+        raise NoRule("index_add of a plain tensor to a distributed one: scatter that first (dc.scatter)")
+    dim %= input.dim()
+    x = balanced_input(source)
+    places = aligned(index, x.dist.with_axes([x.dist.axes[dim]]), index.shape)
+    _check_places(places, input.shape[dim], dim, x)
+    fold = folding(x, dim, keepdim=True)
+    shape = torch.Size(input.shape[dim] if d == dim else n for d, n in enumerate(x.shape))
+    own = x.local.new_zeros(fold.dist.local_shape(shape)).index_add(dim, places, x.local, alpha=alpha)
+    return _add_to(input, DistTensor(summed(own, fold), fold.dist, shape), inplace)
+
+
+def _index_put(
+    inplace: bool, input: torch.Tensor, indices: Any, values: torch.Tensor, accumulate: bool = False
+) -> torch.Tensor:
+    """``torch.index_put`` that adds one value to places in a plain tensor, as for a confusion matrix.
+
+    Raises
+    ------
+    NoRule
+        For anything else.
+    """
+    places = [t for t in indices if isinstance(t, torch.Tensor)]
+    counts = accumulate and len(places) == len(indices) == input.dim() and values.numel() == 1
+    if not counts or isinstance(input, DistTensor) or any(t.dtype in (torch.bool, torch.uint8) for t in places):
+        raise NoRule("index_put of a DistTensor: use torch.where, slices and numbers, or index_add along one dimension")
+    shape = broadcast_shape(tuple(t.shape for t in places))
+    dist = common_distribution(places, shape)
+    own = [aligned(t, dist, shape) for t in places]
+    like = DistTensor(own[0], dist, shape)
+    for dim, (place, extent) in enumerate(zip(own, input.shape, strict=True)):
+        _check_places(torch.where(place < 0, place + extent, place), extent, dim, like)
+    value = as_distributed(values, dist.grid).replicated().local.reshape(())
+    written = input.new_zeros(input.shape).index_put(
+        tuple(own), enter(value, dist.grid, dist.split_axes), accumulate=True
+    )
+    return _add_to(input, as_distributed(summed(written, folding(like, None)), dist.grid), inplace)
+
+
+def _check_places(places: torch.Tensor, extent: int, dim: int, like: DistTensor) -> None:
+    wrong = outside(places, extent, like.grid)
+    if wrong is not None:
+        raise NumericalError(f"index {wrong} is out of bounds for dimension {dim} with size {extent}")
+
+
+for _name, _rule in (("index_add", _index_add), ("index_put", _index_put)):
+    for _in_place, _called in ((False, _name), (True, f"{_name}_")):
+        for _function in {getattr(h, _called) for h in (torch, torch.Tensor) if hasattr(h, _called)}:
+            implements(_function)(partial(_rule, _in_place))

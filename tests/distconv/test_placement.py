@@ -308,3 +308,13 @@ def test_how_often_values_are_compared_is_the_users_choice(comm, monkeypatch, le
 def test_tensors_of_any_strides_and_sizes_are_scattered(comm, tensor):
     with dc.ProcessGrid(comm, n=comm.size) as grid:
         assert torch.equal(dc.gather(dc.scatter(tensor, grid)), tensor)
+
+
+class _Named(torch.Tensor):
+    """A subclass with functions of its own, such as MONAI's MetaTensor."""
+
+
+def test_of_a_subclass_the_values_are_scattered(comm):
+    x = dc.scatter(normal(5, 3, 8, 6).as_subclass(_Named), grid_over(comm, h=comm.size))
+    assert type(x.local) is torch.Tensor
+    assert type(dc.gather(torch.nn.functional.max_pool2d(x, 2))) is torch.Tensor

@@ -12,12 +12,16 @@ refused with one clear sentence on all ranks.
     attention      Attention over places, windows and channels
     averages       Moving averages of weights, and weights for evaluation
     calls          Modules called, hooked, converted and wrapped in unusual ways; Python's numbers
+    counts         Masks, counts, sums of what belongs together, distances
     distributions  torch.distributions
     functions      autograd Functions, closures, straight-through estimators, torch.func
     gradients      Clipping, penalties, hooks, second derivatives
+    graph          Edges, seeds and hooks of autograd's graph; packed sequences, encoders in evaluation
     images         Augmentation, mixing of samples, metrics
     layers         Fourier transforms, sampling, normalizations
     losses         Losses of classification, detection, restoration and contrast
+    memory         The memory of plain tensors taken from distributed ones
+    names          Functions by other names, NumPy, fused optimizers, quantization, questions about memory
     objectives     Self-supervised, distilled and diffusion training
     optimizers     torch's optimizers and people's own
     parameters     Weights read, written, tied, computed, saved and loaded

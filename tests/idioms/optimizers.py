@@ -63,7 +63,7 @@ def adam_with_the_largest_second_moments(b: Bench) -> Found:
     return stepped(b, torch.optim.Adam(b.model.parameters(), 1e-2, amsgrad=True, foreach=True))
 
 
-@idiom("make it with fused=False")
+@idiom()
 def fused_steps(b: Bench) -> Found:
     return stepped(b, torch.optim.Adam(b.model.parameters(), 1e-2, fused=True))
 

@@ -13,12 +13,16 @@ from tests.idioms import (
     attention,
     averages,
     calls,
+    counts,
     distributions,
     functions,
     gradients,
+    graph,
     images,
     layers,
     losses,
+    memory,
+    names,
     objectives,
     optimizers,
     parameters,
@@ -34,8 +38,9 @@ from tests.idioms import (
 from tests.idioms.table import IDIOMS, Idiom, alone, ending
 
 MODULES = [
-    accumulation, adversarial, attention, averages, calls, distributions, functions, gradients, images, layers, losses,
-    objectives, optimizers, parameters, random, recomputation, segmentation, shapes, solvers, steps, training, views,
+    accumulation, adversarial, attention, averages, calls, counts, distributions, functions, gradients, graph,
+    images, layers, losses, memory, names, objectives, optimizers, parameters, random, recomputation, segmentation,
+    shapes, solvers, steps, training, views,
 ]  # fmt: skip
 
 GRIDS: dict[int, list[dict[str, int]]] = {

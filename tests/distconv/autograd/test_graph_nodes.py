@@ -140,3 +140,10 @@ def test_a_node_looks_like_torchs_own(comm):
     assert y.grad_fn.name() == "SinBackward0" and "SinBackward0" in repr(y.grad_fn)
     assert y.grad_fn == y.grad_fn and len({y.grad_fn, y.grad_fn}) == 1
     assert y.grad_fn.next_functions[0][0].name() == "torch::autograd::AccumulateGrad"
+
+
+@RANKS
+def test_a_node_that_is_called_says_what_to_do(comm):
+    y = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size)).requires_grad_() * 2
+    match = r"use torch\.autograd\.grad\(y, x, gradient\)"
+    raises_everywhere(comm, dc.UnsupportedOperation, match, lambda: y.grad_fn(normal(*SHAPE)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -66,3 +67,18 @@ def test_normalized_vectors_equal_one_process(comm, dim):
     x[0, :, 0, 0] = 0
     for grid in grids(comm, "ch"):
         same_as_one_process(grid, lambda x: F.normalize(x, dim=dim), x)
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize(("points", "p"), [(4, 2.0), (30, 2.0), (4, 1.0)])
+def test_distances_of_all_pairs(comm: Any, points: int, p: float) -> None:
+    for grid in grids(comm, "nch"):
+        x, c = normal(5, 3, 7, 9).requires_grad_(), normal(points, 3, seed=1).requires_grad_()
+        d, e = dc.scatter(x.detach(), grid).requires_grad_(), c.detach().clone().requires_grad_()
+        found = []
+        for given, centres in ((x, c), (d, e)):
+            found.append(torch.cdist(given.flatten(2).transpose(1, 2), centres, p=p))
+            (found[-1] ** 2).sum().backward()
+        torch.testing.assert_close(dc.gather(found[1]), found[0])
+        torch.testing.assert_close(e.grad, c.grad)
+        torch.testing.assert_close(dc.gather(d.grad), x.grad)

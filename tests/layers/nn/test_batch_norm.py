@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -276,3 +277,26 @@ y = dc.gather(dc.parallelize(layer, dc.ProcessGrid(n=2))(dc.scatter(x, dc.Proces
 torch.testing.assert_close(y, torch.nn.BatchNorm1d(3).double()(x))
 torch.distributed.destroy_process_group()
 """
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("scale", [1.0, 3e-3, 1e-3])
+def test_gradients_in_half_precision_are_as_near_as_torchs(comm: Any, scale: float) -> None:
+    torch.manual_seed(0)
+    x, dy = (torch.randn(6, 4, 9, 8) * scale).half(), (torch.randn(6, 4, 9, 8) + 0.3).half()
+    exact, plain, parallel = nn.BatchNorm2d(4).double(), nn.BatchNorm2d(4).half(), nn.BatchNorm2d(4).half()
+
+    def gradient(layer: nn.Module, given: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+        given = given.detach().requires_grad_()
+        layer(given).backward(seed)
+        assert given.grad is not None
+        return given.grad
+
+    expected = gradient(exact, x.double(), dy.double())
+    found = [gradient(plain, x, dy)]
+    for axis in "nhc":
+        grid = grid_over(comm, **{axis: comm.size})
+        found.append(dc.gather(gradient(dc.parallelize(parallel, grid), dc.scatter(x, grid), dc.scatter(dy, grid))))
+    off = [float((each.double() - expected).norm() / expected.norm()) for each in found]
+    assert max(off[1:]) <= 1.5 * off[0]

@@ -8,7 +8,7 @@ from torch import optim
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 
 import distconv as dc
-from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.distconv.layouts import grid_over, normal
 from tests.layers.compare import close, whole
 from tests.layers.spread import TABLE
 
@@ -165,8 +165,16 @@ def test_an_optimizer_goes_on_from_its_state(comm):
     assert torch.equal(dc.gather(again.state[found[0]]["exp_avg"]), dc.gather(before))
 
 
-def test_a_fused_optimizer_is_refused(comm):
-    found = parameters(grid_over(comm, c=comm.size))
-    loss(*found).backward()
-    optimizer = optim.SGD(found, lr=0.1, fused=True)
-    raises_everywhere(comm, dc.UnsupportedOperation, "fused=False", optimizer.step)
+@pytest.mark.parametrize("kind", [optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad])
+def test_a_fused_optimizer_steps_as_one_that_is_not(comm, kind):
+    stepped = []
+    for fused in (False, True):
+        found = parameters(grid_over(comm, c=comm.size))
+        optimizer = kind(found, lr=0.1, fused=fused)
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss(*found).backward()
+            optimizer.step()
+        stepped.append([whole(p.detach()) for p in found])
+    for one, other in zip(*stepped, strict=True):
+        close(other, one, kind.__name__)

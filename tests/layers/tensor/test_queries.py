@@ -49,3 +49,45 @@ def test_a_version_grows_with_changes_in_place(comm):
 def test_a_fraction_is_no_index(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, TypeError, "only integer tensors of a single element", lambda: [1, 2][x.sum()])
+
+
+@pytest.mark.ranks(2, 3)
+def test_contiguity_is_that_of_one_process(comm):
+    p = normal(*SHAPE)
+    for grid in (grid_over(comm, **{axis: comm.size}) for axis in "nch"):
+        x = dc.scatter(p, grid)
+        for change in (
+            lambda t: t,
+            lambda t: t.permute(0, 2, 3, 1),
+            lambda t: t[:, :, 1:],
+            lambda t: t.contiguous(memory_format=torch.channels_last),
+        ):
+            found, expected = change(x), change(p)
+            for layout in (torch.contiguous_format, torch.channels_last):
+                assert found.is_contiguous(memory_format=layout) == expected.is_contiguous(memory_format=layout)
+            assert found.is_contiguous() == expected.is_contiguous()
+
+
+@pytest.mark.ranks(2)
+def test_views_that_one_process_refuses_are_refused(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=2)).permute(0, 2, 3, 1)
+    raises_everywhere(comm, dc.ShapeError, "view size is not compatible.*Use .reshape", lambda: x.view(3, -1))
+    assert x.reshape(3, -1).shape == (3, 140)
+
+
+@pytest.mark.ranks(2)
+def test_many_elements_are_no_number_and_nothing_is_sent_for_them(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=2))
+    for convert in (int, float, complex):
+        raises_everywhere(comm, ValueError, "only one element tensors can be converted", lambda c=convert: c(x))
+    raises_everywhere(comm, RuntimeError, "Boolean value of Tensor with more than one value", lambda: bool(x))
+
+
+@pytest.mark.ranks(2)
+def test_whether_a_gradient_is_kept_is_said(comm):
+    x = dc.scatter(normal(*SHAPE), grid_over(comm, h=2)).requires_grad_()
+    y = x * 2
+    assert not y.retains_grad
+    y.retain_grad()
+    assert y.retains_grad
+    assert not y.is_pinned()

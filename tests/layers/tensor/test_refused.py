@@ -17,8 +17,6 @@ CALLS = {
     "set_": (lambda x: x.set_(torch.zeros(3, dtype=torch.float64)), "cannot become"),
     "strides": (lambda x: x.as_strided_((2,), (1,)), "use reshape"),
     "shape": (lambda x: x.resize_(2, 2), "use a new one"),
-    "array": (np.asarray, "use gather"),
-    "numpy": (lambda x: x.numpy(), "use gather"),
 }
 
 
@@ -28,3 +26,25 @@ def test_what_reaches_below_values_stays_refused(comm, name):
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
     call, way_out = CALLS[name]
     raises_everywhere(comm, dc.UnsupportedOperation, way_out, lambda: call(x))
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning", "ignore:__array_wrap__")
+@pytest.mark.parametrize("call", [np.asarray, torch.Tensor.numpy])
+def test_an_array_of_a_split_tensor_is_the_whole_and_cannot_be_written_to(comm, call):
+    x = dc.scatter(normal(3, 4, 5), grid_over(comm, w=comm.size))
+    with pytest.warns(dc.ReplicationWarning, match="of a split DistTensor: compute with torch's functions"):
+        array = call(x)
+    assert np.array_equal(array, normal(3, 4, 5).numpy())
+    assert not array.flags.writeable
+    assert isinstance(np.negative(x), dc.DistTensor)
+
+
+@pytest.mark.ranks(2)
+def test_what_a_tensor_is_a_view_of_is_said_where_it_is_known(comm):
+    x = dc.scatter(normal(3, 4, 5), grid_over(comm, w=comm.size))
+    assert x._base is None
+    assert x[..., 1]._base is x
+    y = x[1:]
+    raises_everywhere(comm, dc.UnsupportedOperation, "which is the view", lambda: y._base)

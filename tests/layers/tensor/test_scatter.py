@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -64,3 +66,60 @@ def test_writing_into_a_plain_tensor_under_autograd_is_refused(comm):
     i = dc.scatter(indices(*SHAPE), grid_over(comm, h=comm.size))
     x = normal(*SHAPE).requires_grad_() * 1
     raises_everywhere(comm, dc.UnsupportedOperation, "into a plain tensor", lambda: x.scatter_(1, i, 1.0))
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_what_goes_to_one_place_is_added_up(comm: Any, in_place: bool) -> None:
+    places = (normal(315, seed=40) * 2).long().abs() % 5
+    for grid in grids(comm, "nch"):
+        x = normal(5, 3, 7, 9).requires_grad_()
+        d = dc.scatter(x.detach(), grid).requires_grad_()
+        sums = []
+        for given, index in ((x, places), (d, dc.scatter(places, grid, "n"))):
+            features = given.permute(0, 2, 3, 1).reshape(-1, 3)
+            start = torch.ones(5, 3, dtype=torch.float64)
+            add = start.index_add_ if in_place else start.index_add
+            sums.append(add(0, index, features, alpha=2))
+            (sums[-1] ** 2).sum().backward()
+        torch.testing.assert_close(dc.gather(sums[1]) if isinstance(sums[1], dc.DistTensor) else sums[1], sums[0])
+        assert d.grad is not None
+        torch.testing.assert_close(dc.gather(d.grad), x.grad)
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_confusion_matrix_is_counted_where_the_pixels_are(comm: Any) -> None:
+    labels = [(normal(5, 7, 9, seed=seed) * 2).long().abs() % 5 for seed in (40, 41)]
+    one = torch.ones((), dtype=torch.float64)
+    for grid in grids(comm, "nhw"):
+        found, expected = (torch.zeros(5, 5, dtype=torch.float64) for _ in range(2))
+        found.index_put_(tuple(dc.scatter(t, grid, "nhw") for t in labels), one, accumulate=True)
+        expected.index_put_(tuple(labels), one, accumulate=True)
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.ranks(2)
+def test_a_place_that_is_not_there_is_refused_on_all_ranks(comm: Any) -> None:
+    grid = grids(comm, "n")[0]
+    places = torch.tensor([0, 1, 2, 3, 9])
+    index, source = dc.scatter(places, grid, "n"), dc.scatter(normal(5, 3), grid)
+    target = torch.zeros(5, 3, dtype=torch.float64)
+    raises_everywhere(comm, dc.NumericalError, "index 9 is out of bounds", lambda: target.index_add(0, index, source))
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("reduce", ["sum", "amax", "mean"])
+def test_scatter_reduce_along_a_dimension(comm: Any, reduce: str) -> None:
+    index = (normal(5, 3, 7, 9, seed=1) * 5).long().abs() % 9
+    for grid in grids(comm, "nch"):
+        x = normal(5, 3, 7, 9).requires_grad_()
+        d = dc.scatter(x.detach(), grid).requires_grad_()
+        y, z = (
+            t.scatter_reduce(3, i, t * 2, reduce, include_self=False)
+            for t, i in ((x, index), (d, dc.scatter(index, grid)))
+        )
+        (y**2).sum().backward()
+        (z**2).sum().backward()
+        torch.testing.assert_close(dc.gather(z), y)
+        assert d.grad is not None
+        torch.testing.assert_close(dc.gather(d.grad), x.grad)

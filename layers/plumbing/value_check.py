@@ -1,11 +1,16 @@
-"""Indices that must lie in a range: all ranks learn of one that does not, since torch would raise on its rank alone."""
+"""Checks of values: all ranks learn of one that fails, since torch would raise on that rank alone."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from mpi4py import MPI
 
+from distconv.communication import agreement
 from distconv.communication.transport import allreduce
+from distconv.errors import NumericalError
 from distconv.grid import ProcessGrid
 
 _NONE = -(1 << 62)
@@ -23,3 +28,16 @@ def outside(values: torch.Tensor, extent: int, grid: ProcessGrid, ignored: int |
     example = int(found[0]) if found.numel() else _NONE
     highest = int(allreduce(grid.world, torch.tensor([example]), "check of indices", MPI.MAX).item())
     return None if highest == _NONE else highest
+
+
+def decided_together(grid: ProcessGrid, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """``function`` of blocks whose values torch checks. Collective.
+
+    Raises
+    ------
+    NumericalError
+        With torch's text, if it refuses the values of any rank.
+    """
+    if grid.size == 1:
+        return function(*args, **kwargs)
+    return agreement.together(grid.world, lambda: function(*args, **kwargs), NumericalError)

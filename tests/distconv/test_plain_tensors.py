@@ -1,0 +1,80 @@
+"""Plain tensors that are given a distributed one, or made of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
+
+
+def _images(comm: Any) -> dc.DistTensor:
+    return dc.scatter(normal(5, 3, 7, 9), grid_over(comm, h=comm.size))
+
+
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.ranks(2, 3)
+def test_data_assigned_to_a_plain_tensor_is_the_whole_and_warned_about(comm: Any) -> None:
+    p = torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    with pytest.warns(dc.ReplicationWarning, match=r"data of a plain tensor.*new_zeros"):
+        p.data = _images(comm)
+    assert type(p.data) is torch.Tensor
+    assert torch.equal(p + 1, normal(5, 3, 7, 9) + 1)
+
+
+@pytest.mark.ranks(2)
+def test_data_assigned_to_a_plain_tensor_is_refused_where_nothing_is_gathered(comm: Any) -> None:
+    p = torch.zeros(1)
+    raises_everywhere(
+        comm, dc.UnsupportedOperation, "data of a plain tensor", lambda: setattr(p, "data", _images(comm))
+    )
+    assert torch.equal(p, torch.zeros(1))
+
+
+def test_plain_tensors_keep_torchs_own_attributes() -> None:
+    for name in ("data", "real", "imag"):
+        assert getattr(torch.Tensor, name) is vars(torch._C.TensorBase)[name]
+    z = torch.zeros(2, dtype=torch.complex128)
+    z.real, z.imag = 1.0, torch.ones(2)
+    z.data = z.data * 2
+    assert torch.equal(z, torch.full((2,), 2 + 2j, dtype=torch.complex128))
+    with pytest.raises(RuntimeError, match="Deleting tensor data"):
+        del z.data
+
+
+def _capsule(x: torch.Tensor) -> Any:
+    return torch.utils.dlpack.to_dlpack(x)
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (_capsule, "the memory of a DistTensor lies on many ranks"),
+        (torch.to_dlpack, "the memory of a DistTensor lies on many ranks"),
+        (torch.tensor, r"torch\.tensor\(x\).*use x\.detach\(\)\.clone\(\)"),
+        (torch.zeros(1).new_tensor, r"new_tensor\(x\).*use x\.detach\(\)\.clone\(\)"),
+        (torch.Tensor, r"torch\.Tensor\(x\).*use x itself"),
+    ],
+)
+def test_what_makes_plain_tensors_of_the_memory_says_what_to_do(
+    comm: Any, make: Callable[[torch.Tensor], Any], match: str
+) -> None:
+    raises_everywhere(comm, dc.UnsupportedOperation, match, lambda: make(_images(comm).float()))
+
+
+@pytest.mark.ranks(2)
+def test_a_capsule_of_a_plain_tensor_is_torchs(comm: Any) -> None:
+    assert torch.equal(torch.from_dlpack(_capsule(torch.ones(3))), torch.ones(3))
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
+@pytest.mark.ranks(2)
+def test_a_loss_becomes_a_plain_tensor(comm: Any) -> None:
+    loss = _images(comm).sum()
+    assert type(torch.tensor(loss.item())) is type(torch.tensor(loss)) is torch.Tensor

@@ -1,0 +1,63 @@
+"""Checks of values: what torch refuses on one rank is refused on all."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
+
+SHAPE = (5, 3, 7, 9)
+
+
+def _wrong_at_the_end(values: torch.Tensor, value: float, grid: dc.ProcessGrid) -> torch.Tensor:
+    values[(-1,) * values.dim()] = value
+    return dc.scatter(values, grid)
+
+
+DIVISIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "//": operator.floordiv,
+    "%": operator.mod,
+    "//=": operator.ifloordiv,
+    "%=": operator.imod,
+    "fmod": torch.fmod,
+    "div": partial(torch.div, rounding_mode="trunc"),
+    "remainder_": torch.Tensor.remainder_,
+    "number //": lambda _, y: 7 // y,
+    "number %": lambda _, y: 7 % y,
+}
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_a_zero_that_divides_a_whole_number_is_refused_on_all_ranks(comm: Any, name: str) -> None:
+    for axis in "nhc":
+        grid = grid_over(comm, **{axis: comm.size})
+        x, ones = dc.scatter(torch.arange(945).reshape(SHAPE), grid), torch.ones(SHAPE, dtype=torch.int64)
+        y = _wrong_at_the_end(ones.clone(), 0, grid)
+        raises_everywhere(comm, dc.NumericalError, "ZeroDivisionError", lambda x=x, y=y: DIVISIONS[name](x, y))
+        assert dc.gather(DIVISIONS[name](x, dc.scatter(ones, grid))).shape == SHAPE
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("value", [1.5, float("nan")])
+def test_a_probability_outside_of_zero_to_one_is_refused_on_all_ranks(comm: Any, value: float) -> None:
+    for axis in "nhc":
+        grid = grid_over(comm, **{axis: comm.size})
+        p, q = normal(*SHAPE).sigmoid(), normal(*SHAPE, seed=1).sigmoid()
+        wrong = _wrong_at_the_end(p.clone(), value, grid)
+        match = r"all elements of input should be between 0 and 1 \(on rank"
+        target = dc.scatter(q, grid)
+        loss = partial(F.binary_cross_entropy, wrong, target)
+        raises_everywhere(comm, dc.NumericalError, match, loss)
+        found = F.binary_cross_entropy(dc.scatter(p, grid), target)
+        torch.testing.assert_close(dc.gather(found), F.binary_cross_entropy(p, q))
