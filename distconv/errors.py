@@ -28,10 +28,11 @@ class ShapeError(DistconvError, ValueError, RuntimeError):
     """Shapes that an operator cannot take; the text is torch's own where torch has one."""
 
 
-class DtypeError(ShapeError, TypeError):
+class DtypeError(ShapeError):
     """Dtypes that an operator cannot take together; the text is torch's own where torch has one.
 
-    A ShapeError, too, which it was before it had a name of its own.
+    A ShapeError, which it was before it had a name of its own. No TypeError: Python would take that from ``x @ y`` for
+    an operator that ``x`` does not have.
     """
 
 

@@ -38,6 +38,8 @@ class Derived:
         self.transport: DeviceTransport | None = None
         """By what tensors of GPUs cross, over all duplicates; None until :mod:`.gpu.device_transport` decides."""
         self._common: MPI.Intracomm | None = None
+        self.backward_passes = 0
+        """How many have summed gradients over it: the same number on all of its ranks."""
 
     @staticmethod
     def of(comm: MPI.Intracomm) -> Derived:

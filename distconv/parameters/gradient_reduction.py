@@ -11,7 +11,6 @@ Source: Dryden et al. 2019, III-A (allreduce of dL/dw) and V-A (hidden behind th
 
 from __future__ import annotations
 
-import itertools
 import sys
 import weakref
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from mpi4py import MPI
 from torch.autograd.graph import Node
 
 from distconv.communication import agreement
+from distconv.communication.derived import Derived
 from distconv.communication.transport import Reduction
 from distconv.parameters.weight_digest import Comparison, riders
 from distconv.process.profiling import section
@@ -125,7 +125,7 @@ class _Backward:
         self.task = task
         self.open: dict[tuple[int, torch.dtype, torch.device], _Bucket] = {}
         self.launched: list[_Bucket] = []
-        self._turn = next(_turns)
+        self._turns: dict[int, int] = {}
 
     def holds(self, leaf: torch.Tensor) -> bool:
         """Whether something is still to be added to ``leaf.grad``."""
@@ -141,7 +141,16 @@ class _Backward:
     def _launch(self, key: tuple[int, torch.dtype, torch.device]) -> None:
         bucket = self.open.pop(key)
         self.launched.append(bucket)
-        bucket.launch(self._turn)
+        bucket.launch(self._turn(bucket.comm))
+
+    def _turn(self, comm: MPI.Intracomm) -> int:
+        """The number of this pass among those over ``comm``, whose ranks may have had others with other ranks."""
+        turn = self._turns.get(comm.handle)
+        if turn is None:
+            derived = Derived.of(comm)
+            derived.backward_passes += 1
+            turn = self._turns[comm.handle] = derived.backward_passes
+        return turn
 
     def finish(self) -> None:
         for leaf, share, comm in _take_kept():
@@ -174,8 +183,6 @@ class _Backward:
 _running: weakref.WeakValueDictionary[int, _Backward] = weakref.WeakValueDictionary()
 _orphans: list[_Bucket] = []
 _late: list[Comparison] = []
-_turns = itertools.count()
-"""Of backward passes, the same on all ranks."""
 
 
 def defer(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:

@@ -21,7 +21,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -181,8 +181,9 @@ class _Stayer:
         self._left: dict[int, str] = {}
         """Ranks that have left, and what each was told last."""
         self._sent: list[MPI.Request] = []
-        self._call: tuple[float, FrameType, int] | None = None
-        """Since when the main thread is where it is."""
+        self._place: tuple[int, int] | None = None
+        """Where the main thread was: its frame's id, since the frame itself would keep what it has, and instruction."""
+        self._there_since = 0.0
 
     def look(self) -> None:
         """To be called now and then."""
@@ -207,10 +208,10 @@ class _Stayer:
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         if frame is None:
             return ""
-        now = time.monotonic()
-        if self._call is None or self._call[1] is not frame or self._call[2] != frame.f_lasti:
-            self._call = (now, frame, frame.f_lasti)
-        if now - self._call[0] < _STUCK_S:
+        now, place = time.monotonic(), (id(frame), frame.f_lasti)
+        if place != self._place:
+            self._place, self._there_since = place, now
+        if now - self._there_since < _STUCK_S:
             return ""
         method = call_stack.mpi_method(frame)
         return f"in {method} at {call_stack.described(frame)}" if method else ""

@@ -204,7 +204,7 @@ def test_no_gradient_is_summed_within_no_sync(comm, monkeypatch):
     bench = Bench(grid_over(comm, n=comm.size))
     started, launch = [], gradient_reduction._Bucket.launch
     monkeypatch.setattr(
-        gradient_reduction._Bucket, "launch", lambda bucket, turn: started.append(bucket) or launch(bucket, turn)
+        gradient_reduction._Bucket, "launch", lambda bucket, *turn: started.append(bucket) or launch(bucket, *turn)
     )
     with dc.no_sync():
         bench.loss(1).backward()

@@ -116,6 +116,19 @@ def test_blocks_of_sharded_weights_are_compared_where_there_are_several(comm):
     assert "one on rank 1, another one on rank 3" in text
 
 
+@pytest.mark.ranks(3)
+def test_ranks_may_have_had_other_passes_with_others_before(comm):
+    """A weight that is looked at in parts: ranks must take the same part."""
+    pair = comm.Split(comm.rank < 2)
+    for ranks in [pair] * (comm.rank < 2) + [comm]:
+        grid = dc.ProcessGrid(ranks, n=ranks.size)
+        model = dc.parallelize(nn.Linear(100, 3 * WHOLE // 100).double(), grid, broadcast=True)
+        for _ in range(2):
+            model(dc.scatter(normal(6, 100), grid)).sum().backward()
+        grid.free()
+    pair.Free()
+
+
 @pytest.mark.ranks(2)
 def test_weights_that_are_the_same_pass_and_gradients_are_as_without(comm, monkeypatch):
     found = []
