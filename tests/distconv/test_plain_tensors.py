@@ -16,6 +16,7 @@ def _images(comm: Any) -> dc.DistTensor:
     return dc.scatter(normal(5, 3, 7, 9), grid_over(comm, h=comm.size))
 
 
+@pytest.mark.fault(90)
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.ranks(2, 3)
 def test_data_assigned_to_a_plain_tensor_is_the_whole_and_warned_about(comm: Any) -> None:
@@ -26,6 +27,7 @@ def test_data_assigned_to_a_plain_tensor_is_the_whole_and_warned_about(comm: Any
     assert torch.equal(p + 1, normal(5, 3, 7, 9) + 1)
 
 
+@pytest.mark.fault(90)
 @pytest.mark.ranks(2)
 def test_data_assigned_to_a_plain_tensor_is_refused_where_nothing_is_gathered(comm: Any) -> None:
     p = torch.zeros(1)
@@ -50,6 +52,7 @@ def _capsule(x: torch.Tensor) -> Any:
     return torch.utils.dlpack.to_dlpack(x)
 
 
+@pytest.mark.fault(91)
 @pytest.mark.filterwarnings("ignore:To copy construct from a tensor")
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize(

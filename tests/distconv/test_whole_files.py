@@ -27,7 +27,7 @@ def test_a_file_has_the_new_content_and_nothing_is_beside_it(tmp_path: Path) -> 
     assert os.listdir(tmp_path) == ["plan.json"]
 
 
-@pytest.mark.fault(58)
+@pytest.mark.fault(58, 85)
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
 def test_what_cannot_be_written_is_named_and_the_old_content_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
@@ -106,6 +106,7 @@ def test_a_folder_within_another_is_no_link(tmp_path: Path) -> None:
     assert (tmp_path / "mine" / "a").read_text() == "b"
 
 
+@pytest.mark.fault(86)
 def test_a_folder_that_is_held_open_stays_the_same_when_another_takes_its_path(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     with Folder(tmp_path / "run", make=True) as folder:

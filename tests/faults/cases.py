@@ -98,6 +98,22 @@ CASES = {
     78: "links and pipes where we write: replaced or refused, never followed",
     79: "a manifest that somebody made up: all, and passed over if asked for",
     80: "small files that claim much, have no end or are pipes: refused before they cost memory or time",
+    81: "a folder without a checkpoint: all, unless that is allowed",
+    82: "state that an optimizer's next step needs and that is not there: all, before anything changes",
+    83: "values that JSON cannot carry: all, naming the place",
+    84: "values that the model's dtype cannot hold: all",
+    85: "a file that cannot be written, whoever writes it: named; the old one stays and nothing is beside it",
+    86: "a link that takes a folder's place while we write: nothing goes there",
+    87: "sounds that claim what is not there, or lead elsewhere: all",
+    88: "a reader that has had enough: the command ends without a word",
+    # Operators and commands.
+    89: "commands, modules and arguments that are none: code 2, in one line",
+    90: "a distributed tensor as the memory of a plain one: the whole of it, or all",
+    91: "the memory of a distributed tensor, asked for from outside: all",
+    92: "values that an operator cannot take, on one rank: all",
+    93: "NaN that a backward pass is to look for, on one rank: all",
+    94: "the gradient at an edge of the graph: the whole tensor's",
+    95: "gradients in half precision: as near as torch's",
     # GPUs.
     96: "a rank on which NCCL cannot begin: all through MPI, with a warning; if it was forced to: all",
     97: "an MPI that does not carry the device memory it says it takes, on one rank: all",
@@ -110,6 +126,12 @@ CASES = {
     103: "an environment variable that differs between ranks: all, at the first import",
     104: "a weight that comes apart on one rank: all, within 10 steps, naming the weight and the ranks",
     105: "another batch on one rank, at any step: all, within 10 steps",
+    # The process.
+    106: "MPI that begins after the import: looked after from the first grid on",
+    107: "holes in memory that is kept: given back",
+    108: "schedules of too many passes: code 2, before anything is simulated",
+    109: "stages that are not as many as the ranks' chunks: all, with the number that would be",
+    110: "a data file that its user has open, too: both read",
 }
 
 

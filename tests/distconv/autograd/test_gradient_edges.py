@@ -12,6 +12,7 @@ import distconv as dc
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 
 
+@pytest.mark.fault(94)
 @pytest.mark.ranks(2, 3)
 def test_the_gradient_at_an_edge_is_the_tensors(comm: Any) -> None:
     x = dc.scatter(normal(5, 7, 6, 4), grid_over(comm, c=comm.size)).requires_grad_()

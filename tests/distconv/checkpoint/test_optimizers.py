@@ -41,6 +41,7 @@ def without(checkpoint_: Any, *names: str) -> Any:
     return dataclasses.replace(checkpoint_, tensors=tensors)
 
 
+@pytest.mark.fault(82)
 @pytest.mark.ranks(1, 2)
 def test_state_that_the_next_step_needs_must_be_there(comm: Any, shared_tmp_path: Path) -> None:
     model = network()

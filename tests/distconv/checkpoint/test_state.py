@@ -247,6 +247,7 @@ def test_the_newest_whole_one_is_taken_where_that_is_asked_for(comm: Any, shared
     assert f"no checkpoint in {shared_tmp_path} is whole" in text
 
 
+@pytest.mark.fault(81)
 def test_a_folder_without_any_is_an_error_unless_that_is_allowed(comm: Any, shared_tmp_path: Path) -> None:
     model = network()
     optimizer = optimizer_of("sgd", model)
@@ -280,6 +281,7 @@ def test_an_optimizer_may_be_left_out(comm: Any, shared_tmp_path: Path) -> None:
     assert dc.load_checkpoint(shared_tmp_path / "without", twin, other, comm=comm, strict=False) is not None
 
 
+@pytest.mark.fault(83)
 @pytest.mark.parametrize(
     ("value", "why"),
     [
@@ -311,6 +313,7 @@ def test_milestones_of_a_learning_rate_come_back_as_numbers(comm: Any, shared_tm
     assert rates == pytest.approx([0.1, 0.01, 0.01, 0.001, 0.001])
 
 
+@pytest.mark.fault(84)
 def test_values_that_the_models_dtype_cannot_hold_are_refused(comm: Any, shared_tmp_path: Path) -> None:
     model = nn.Linear(2, 1).double()
     with torch.no_grad():

@@ -335,6 +335,7 @@ def test_links_within_a_file_are_followed_and_others_open_nothing(comm: Any, sha
             SampleFile(path, [name], comm)
 
 
+@pytest.mark.fault(110)
 @pytest.mark.parametrize("first", ["ours", "the user's"])
 @pytest.mark.parametrize("locking", [None, False, True, "best-effort"])
 def test_a_user_may_have_the_same_file_open(comm: Any, shared_tmp_path: Path, first: str, locking: Any) -> None:

@@ -232,7 +232,7 @@ def test_what_ranks_raise_differently_is_printed_by_each(ended):
     assert "ZeroDivisionError" in ended["each fails"].stderr
 
 
-@pytest.mark.fault(45)
+@pytest.mark.fault(45, 106)
 def test_ranks_are_looked_after_where_mpi_begins_after_the_import(ended):
     assert ended["late"].returncode == 1
     assert "rank 1 failed\nTraceback" in ended["late"].stderr

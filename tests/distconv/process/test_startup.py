@@ -41,7 +41,7 @@ assert sys.excepthook is not hook
 """
 
 
-@pytest.mark.fault(103)
+@pytest.mark.fault(103, 106)
 def test_where_mpi_begins_later_the_first_grid_does_what_the_import_does(mpiexec):
     ended = mpiexec(2, LATE, timeout=60)
     assert ended.returncode == 0, ended.stderr

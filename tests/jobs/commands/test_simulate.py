@@ -56,6 +56,7 @@ def test_costs_may_be_one_per_stage_and_options_go_to_their_schedule(comm, capfd
     assert "time 78, bubble 7.7%" in capfd.readouterr().out
 
 
+@pytest.mark.fault(108)
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize(
     ("extra", "message"),

@@ -47,6 +47,7 @@ def test_a_sound_of_two_channels_is_their_mean(tmp_path):
     assert np.array_equal(recordings(folder).groups["train"].sounds[0], left / 2)
 
 
+@pytest.mark.fault(87)
 @pytest.mark.parametrize(
     ("replaced", "message"),
     [
@@ -80,7 +81,7 @@ def test_a_rate_that_is_none_is_refused(tmp_path, rate):
         recordings(tmp_path / "a.h5")
 
 
-@pytest.mark.fault(80)
+@pytest.mark.fault(80, 87)
 def test_sounds_that_are_claimed_and_not_there_take_no_memory(tmp_path):
     path = write_file(tmp_path / "a.h5", audio=None)
     with h5py.File(path, "a") as file:

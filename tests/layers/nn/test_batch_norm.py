@@ -279,6 +279,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.fault(95)
 @pytest.mark.cpu
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("scale", [1.0, 3e-3, 1e-3])

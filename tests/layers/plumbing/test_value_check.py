@@ -35,6 +35,7 @@ DIVISIONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+@pytest.mark.fault(92)
 @pytest.mark.cpu
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("name", DIVISIONS)
@@ -47,6 +48,7 @@ def test_a_zero_that_divides_a_whole_number_is_refused_on_all_ranks(comm: Any, n
         assert dc.gather(DIVISIONS[name](x, dc.scatter(ones, grid))).shape == SHAPE
 
 
+@pytest.mark.fault(92)
 @pytest.mark.cpu
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("value", [1.5, float("nan")])

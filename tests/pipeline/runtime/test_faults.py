@@ -64,7 +64,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.fault(27)
+@pytest.mark.fault(27, 109)
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_refuses_on_all_ranks(comm, name):

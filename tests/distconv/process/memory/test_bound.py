@@ -86,6 +86,7 @@ print(allocator.kind, resident() - before)
 """
 
 
+@pytest.mark.fault(107)
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
 def test_a_heap_with_holes_holds_little_more_than_what_is_in_use() -> None:
     code = subprocess.run(
