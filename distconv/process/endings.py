@@ -38,7 +38,7 @@ _LEAVE_S = 2.0
 _FAIL_S = 1.0
 """The same for ranks that fail: what rank 0 has printed the others do not repeat."""
 
-_STUCK_S = 1.5
+_STUCK_S = 1.0
 """A rank that has waited this long may wait for one that left."""
 
 _LEFT, _STUCK = 1, 2
@@ -66,7 +66,10 @@ def watch(comm: MPI.Intracomm) -> None:
     _at_exit_of_c()
     atexit.register(_leave)
     if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-        watchdog.call(_Stayer(_comm).look)
+        stayer = _Stayer(_comm)
+        watchdog.call(stayer.look)
+        # MPI_Finalize, whoever calls it, drops the attributes of COMM_SELF first (MPI-4.1, 11.2.4).
+        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=stayer.stop), True)
 
 
 class _Ending:
@@ -184,16 +187,28 @@ class _Stayer:
         self._place: tuple[int, int] | None = None
         """Where the main thread was: its frame's id, since the frame itself would keep what it has, and instruction."""
         self._there_since = 0.0
+        self._looking = threading.Lock()
+        self._over = False
 
     def look(self) -> None:
-        """To be called now and then."""
-        if _leaving or MPI.Is_finalized():
-            return
-        text = self._waits_for()
-        while (text or self._left) and self._comm.Iprobe(tag=_LEFT):
+        """To be called now and then. Frames are looked at only when a rank has left: it keeps what they hold alive."""
+        with self._looking:
+            if not (_leaving or self._over):
+                self._look()
+
+    def stop(self, *_: Any) -> None:
+        """MPI is about to end: what is under way in the watchdog's thread ends before, and no more is begun."""
+        held = self._looking.acquire(timeout=_STUCK_S)
+        self._over = True
+        if held:
+            self._looking.release()
+
+    def _look(self) -> None:
+        while self._comm.Iprobe(tag=_LEFT):
             status = MPI.Status()
             self._comm.recv(tag=_LEFT, status=status)
             self._left[status.source] = ""
+        text = self._waits_for() if self._left else ""
         for rank, told in self._left.items():
             if bool(told) != bool(text):
                 self._sent.append(self._comm.isend(text, rank, _STUCK))

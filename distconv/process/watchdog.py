@@ -24,7 +24,7 @@ from distconv.process.profiling import section
 ABORT_CODE = 75
 """Exit code of a job that the watchdog ended (EX_TEMPFAIL)."""
 
-PAUSE_S = 0.5
+PAUSE_S = 0.25
 """How often, at least, it looks."""
 
 _OTHERS_S = 1.5

@@ -162,7 +162,17 @@ if grid.rank == 1:
     raise ValueError("only here")
 MPI.COMM_WORLD.Barrier()
 """
+FINALIZED = """
+import distconv
+from mpi4py import MPI
+from distconv.process import watchdog
+(stayer,) = (call.__self__ for call in watchdog._calls)
+before = stayer._over
+MPI.Finalize()
+print(before, stayer._over)
+"""
 PROGRAMS = {
+    "finalized": FINALIZED,
     "caught": CAUGHT,
     "all at once": ALL_AT_ONCE,
     "all exit": ALL_EXIT,
@@ -190,6 +200,10 @@ def ended():
 @pytest.mark.parametrize("name", QUICK)
 def test_an_end_of_one_rank_ends_the_job_and_is_told(ended, name):
     told(QUICK[name], ended[name])
+
+
+def test_no_message_is_looked_for_once_mpi_ends(ended):
+    assert (ended["finalized"].returncode, ended["finalized"].stdout) == (0, "False True\n" * 2)
 
 
 def test_an_exit_that_is_caught_ends_nothing(ended):
