@@ -38,7 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and print. Collective over MPI.COMM_WORLD."""
     world = MPI.COMM_WORLD
-    parameters = list(resnet50(width=options.width).parameters())
+    named = dict(resnet50(width=options.width).named_parameters())
+    parameters = list(named.values())
+    for name, parameter in named.items():
+        gradient_reduction.mark(parameter, name)
     nbytes = sum(parameter.nbytes for parameter in parameters)
     whole = torch.zeros(nbytes // 4)
     shares = [torch.zeros_like(parameter) for parameter in parameters]
