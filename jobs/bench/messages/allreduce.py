@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure and print. Collective over MPI.COMM_WORLD."""
     world = MPI.COMM_WORLD
+    torch.manual_seed(0)
     named = dict(resnet50(width=options.width).named_parameters())
     parameters = list(named.values())
     for name, parameter in named.items():
