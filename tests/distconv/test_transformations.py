@@ -16,7 +16,7 @@ SHAPE = (3, 2, 7, 4)
 
 
 def riders_bytes(ranks: int) -> int:
-    """Of the digest of weights that rides with their gradients: pieces of 11 bits on 2 to 4 ranks, and their squares."""
+    """Of the digest of weights that rides with their gradients: 32 bits in pieces, and their squares."""
     return 2 * {2: 3, 3: 3, 4: 3, 6: 4, 8: 4}[ranks] * 8
 
 
