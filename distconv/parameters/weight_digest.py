@@ -19,6 +19,9 @@ from distconv.errors import MismatchError
 WHOLE, TURNS = 4096, 8
 """A weight of more elements has its turn in so many parts."""
 
+_LONG, _ALIGNED = 1024, 16
+"""Longer parts are summed where they are; parts begin at multiples of so many elements."""
+
 _BITS = 32
 """Of the digest that rides."""
 
@@ -36,22 +39,34 @@ def riders(weights: Sequence[torch.Tensor], turn: int, ranks: int) -> torch.Tens
     ``weights`` are of one dtype. float32, 2 x pieces; computed where the weights are, without waiting for a GPU.
     """
     parts = [part(weight, turn) for weight in weights]
-    # Filled up to whole words of 64 bits, which torch sums at the speed of memory.
-    per_word = max(1, 8 // parts[0].element_size())
-    parts.append(parts[0].new_zeros(-sum(map(len, parts)) % per_word))
-    words = torch.cat(parts).view(torch.int64).sum()
+    long = [values for values in parts if len(values) > _LONG and _is_of_words(values)]
+    short = [values for values in parts if len(values) <= _LONG or not _is_of_words(values)]
+    # Filled up to whole words of 64 bits, which torch sums at the speed of memory; copying takes longer than that.
+    short.append(parts[0].new_zeros(-sum(map(len, short)) % _per_word(parts[0])))
+    words = torch.stack([values.view(torch.int64).sum() for values in (torch.cat(short), *long)]).sum()
     bits = _piece_bits(ranks)
     digest = words ^ (words >> _BITS)
     pieces = (digest >> torch.arange(0, _BITS, bits, device=digest.device)) & ((1 << bits) - 1)
     return torch.cat([pieces, pieces.square()]).float()
 
 
+def _per_word(values: torch.Tensor) -> int:
+    return max(1, 8 // values.element_size())
+
+
+def _is_of_words(values: torch.Tensor) -> bool:
+    per_word = _per_word(values)
+    return values.storage_offset() % per_word == 0 and len(values) % per_word == 0
+
+
 def part(weight: torch.Tensor, turn: int) -> torch.Tensor:
     """The elements of ``weight`` that are looked at in a turn: after ``TURNS`` of them it was all of them."""
-    flat = weight.detach().reshape(-1)
+    values = weight.detach()
+    # In the order of memory, where nothing has to be copied.
+    flat = values.permute(sorted(range(values.dim()), key=values.stride, reverse=True)).reshape(-1)
     if len(flat) <= WHOLE:
         return flat
-    length = -(-len(flat) // TURNS)
+    length = -(-len(flat) // (TURNS * _ALIGNED)) * _ALIGNED
     begin = turn % TURNS * length
     return flat[begin : begin + length]
 

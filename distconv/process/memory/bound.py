@@ -17,7 +17,7 @@ from collections.abc import Callable
 SLACK = 1.12
 """Resident memory over what is in use at most."""
 
-FREE_BYTES = 64 << 20
+FREE_BYTES = 160 << 20
 """So much may be free in any case."""
 
 PAUSE_S = 0.02
