@@ -168,7 +168,8 @@ def _wait_for_others(comm: MPI.Intracomm, ending: _Ending) -> None:
         confirmed = confirmed + 1 if len(waiting) + len(left) == len(others) else 0
         if confirmed >= 2 and waiting and not any(rank < comm.rank for rank in left):
             what = "; ".join(f"rank {_world_ranks[rank]} waits {text}" for rank, text in sorted(waiting.items())[:4])
-            _end_job(f"rank {MPI.COMM_WORLD.rank} has left, at the end of its program, but {what}", 1)
+            why = f"rank {MPI.COMM_WORLD.rank} has left, at the end of its program, but {what}"
+            _end_job(why, watchdog.ABORT_CODE)
 
 
 def _end_job(why: str, code: int) -> None:
