@@ -38,6 +38,7 @@ except dc.EnvironmentVariableError as error:
 del os.environ["DISTCONV_FALLBACK"]
 dc.ProcessGrid(MPI.COMM_WORLD, n=2)
 assert sys.excepthook is not hook
+MPI.Finalize()
 """
 
 
