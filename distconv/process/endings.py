@@ -152,17 +152,12 @@ def _wait_for_others(comm: MPI.Intracomm, ending: _Ending) -> None:
     others = [rank for rank in range(comm.size) if rank != comm.rank]
     told = [comm.isend(None, rank, _LEFT) for rank in others]
     stuck: dict[int, str] = {}
-    left = set()
+    left: set[int] = set()
     confirmed = 0
     while not ending.all_within(watchdog.PAUSE_S):
         MPI.Request.Testall(told)
-        while comm.Iprobe(tag=_LEFT):
-            status = MPI.Status()
-            comm.recv(tag=_LEFT, status=status)
-            left.add(status.source)
-        while comm.Iprobe(tag=_STUCK):
-            status = MPI.Status()
-            stuck[status.source] = comm.recv(tag=_STUCK, status=status)
+        left |= _arrived(comm, _LEFT).keys()
+        stuck |= _arrived(comm, _STUCK)
         waiting = {rank: text for rank, text in stuck.items() if text and rank not in left}
         # Twice: one of them may have gone on, and said so only now.
         confirmed = confirmed + 1 if len(waiting) + len(left) == len(others) else 0
@@ -170,6 +165,15 @@ def _wait_for_others(comm: MPI.Intracomm, ending: _Ending) -> None:
             what = "; ".join(f"rank {_world_ranks[rank]} waits {text}" for rank, text in sorted(waiting.items())[:4])
             why = f"rank {MPI.COMM_WORLD.rank} has left, at the end of its program, but {what}"
             _end_job(why, watchdog.ABORT_CODE)
+
+
+def _arrived(comm: MPI.Intracomm, tag: int) -> dict[int, Any]:
+    """The last message that each rank has sent with this tag, of those that are there."""
+    found, status = {}, MPI.Status()
+    while comm.Iprobe(tag=tag):
+        message = comm.recv(tag=tag, status=status)
+        found[status.source] = message
+    return found
 
 
 def _end_job(why: str, code: int) -> None:
@@ -205,10 +209,7 @@ class _Stayer:
             self._looking.release()
 
     def _look(self) -> None:
-        while self._comm.Iprobe(tag=_LEFT):
-            status = MPI.Status()
-            self._comm.recv(tag=_LEFT, status=status)
-            self._left[status.source] = ""
+        self._left |= dict.fromkeys(_arrived(self._comm, _LEFT), "")
         text = self._waits_for() if self._left else ""
         for rank, told in self._left.items():
             if bool(told) != bool(text):

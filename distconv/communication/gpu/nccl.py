@@ -187,7 +187,7 @@ class Channel:
             self.close()
 
 
-# Runs behind what the watchdog does at the end of a process, which was registered later: all ranks have come by then.
+# Runs behind what waits for all ranks at the end of a process (distconv.process.endings), which is registered later.
 @atexit.register
 def _close_all() -> None:
     for channel in channels():
