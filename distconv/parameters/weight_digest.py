@@ -16,7 +16,7 @@ from mpi4py import MPI
 from distconv.communication.digest import difference
 from distconv.errors import MismatchError
 
-WHOLE, TURNS = 4096, 8
+WHOLE, TURNS = 4096, 10
 """A weight of more elements has its turn in so many parts."""
 
 _LONG, _ALIGNED = 1024, 16
@@ -62,8 +62,10 @@ def _is_of_words(values: torch.Tensor) -> bool:
 def part(weight: torch.Tensor, turn: int) -> torch.Tensor:
     """The elements of ``weight`` that are looked at in a turn: after ``TURNS`` of them it was all of them."""
     values = weight.detach()
-    # In the order of memory, where nothing has to be copied.
-    flat = values.permute(sorted(range(values.dim()), key=values.stride, reverse=True)).reshape(-1)
+    if not values.is_contiguous():
+        # In the order of memory, where nothing has to be copied.
+        values = values.permute(sorted(range(values.dim()), key=values.stride, reverse=True))
+    flat = values.reshape(-1)
     if len(flat) <= WHOLE:
         return flat
     length = -(-len(flat) // (TURNS * _ALIGNED)) * _ALIGNED

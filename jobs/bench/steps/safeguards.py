@@ -28,8 +28,11 @@ from distconv.jobs.bench.messages.turns import in_turns, medians, table
 from distconv.jobs.bench.steps import model_options
 from distconv.jobs.training.options import positive
 from distconv.parallel import parallelize
+from distconv.parameters.gradient_reduction import BUCKET_BYTES
 from distconv.parameters.replicas import check_replicas
+from distconv.parameters.weight_digest import riders
 from distconv.placement import COMPARED_EVERY, scatter
+from distconv.tensor import DistTensor
 
 EXAMPLES = """\
 examples:
@@ -37,7 +40,7 @@ examples:
   mpiexec -n 4 distconv bench safeguards --model mesh1k --size 512 --batch 1 --grid h=2,w=2 --directory /scratch
 """
 
-STEP, BARE, BESIDE, RAW = "step", "step, DISTCONV_CHECK=off", "step beside an asynchronous save", "raw file write"
+STEP, DIGESTS, BESIDE, RAW = "step", "digests of weights", "step beside an asynchronous save", "raw file write"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
     world = MPI.COMM_WORLD
     grid = ProcessGrid(world, **(options.grid or {"h": world.size}))
     model = parallelize(model_options.model_of(options), grid)
+    buckets = _buckets([p.local if isinstance(p, DistTensor) else p for p in model.parameters()])
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
     shape = model_options.shape_of(options)
     x, sample = random(Distribution(grid, default_axes("nchw", 4)), shape, model_options.CPU), torch.ones(shape)
@@ -64,9 +68,9 @@ def run(options: argparse.Namespace) -> int:
         model_options.loss_of(options, model(x)).backward()
         optimizer.step()
 
-    def bare() -> None:
-        with _checking("off"):
-            step()
+    def digests() -> None:
+        for bucket in buckets:
+            riders(bucket, 0, world.size)
 
     def scatters(level: str) -> None:
         with _checking(level):
@@ -75,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 
     guards: dict[str, Callable[[], object]] = {
         STEP: step,
-        BARE: bare,
+        DIGESTS: digests,
         f"{COMPARED_EVERY} scatters, DISTCONV_CHECK=off": lambda: scatters("off"),
         f"{COMPARED_EVERY} scatters, DISTCONV_CHECK=plan": lambda: scatters("plan"),
         "check_replicas": lambda: check_replicas(model, world),
@@ -92,12 +96,20 @@ def run(options: argparse.Namespace) -> int:
         print(f"\nfiles of {saves.nbytes / 1e6:.1f} MB on rank 0\n{table(written, RAW)}")
         off, plan = (statistics.median(times[name]) for name in list(guards)[2:4])
         share = (plan - off) / COMPARED_EVERY / statistics.median(times[STEP])
-        riders = statistics.median(a - b for a, b in zip(times[STEP], times[BARE], strict=True))
-        print(f"digests of weights beside their gradients take {riders / statistics.median(times[BARE]):.2%} of a step")
         print(f"comparing what is scattered takes {share:.2%} of a step for each tensor")
         figures = {"median_s": {**medians(times), **medians(stalls), **medians(written)}, "bytes": saves.nbytes}
         report.give_json(figures, options.json)
     return 0
+
+
+def _buckets(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """What is summed together, last layer first."""
+    found: list[list[torch.Tensor]] = [[]]
+    for parameter in reversed(parameters):
+        if sum(each.nbytes for each in found[-1]) >= BUCKET_BYTES:
+            found.append([])
+        found[-1].append(parameter)
+    return found
 
 
 @contextlib.contextmanager
