@@ -88,7 +88,7 @@ def load(
         from_json(found["values"]),
     )
     if check is not None:
-        together(comm, lambda: check(contents), _Other)
+        together(comm, lambda: check(contents), _UnfitCheckpointError)
     read = together(comm, lambda: _Reading(place, found, comm, layout_of).read(contents), CheckpointError)
     if comm.rank == 0:
         note_whole(place)
@@ -116,7 +116,7 @@ def load_newest(
     for folder in manifest.newest_first(directory, comm):
         try:
             return replace(load(folder, comm, layout_of, check), skipped=tuple(skipped))
-        except _Other:
+        except _UnfitCheckpointError:
             raise
         except CheckpointError as error:
             if not fallback:
@@ -127,7 +127,7 @@ def load_newest(
     return None
 
 
-class _Other(CheckpointError):
+class _UnfitCheckpointError(CheckpointError):
     """A checkpoint that may be whole, but fits nothing here: none to be passed over."""
 
 

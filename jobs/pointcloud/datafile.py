@@ -12,10 +12,8 @@ A cloud is a chunk, with a checksum. Attributes of the file: ``class_names``; ``
 
 from __future__ import annotations
 
-import os
-import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,7 +24,7 @@ from mpi4py import MPI
 from distconv.communication.agreement import agree, together
 from distconv.data.opened_file import opened
 from distconv.errors import DataError
-from distconv.whole_files import open_regular
+from distconv.whole_files import made_beside
 
 from .clouds import Cloud, Clouds
 
@@ -78,36 +76,25 @@ def write_clouds(
             f"{path} exists and was made from {there or 'something else'}, not from {source}; remove it or choose "
             f"another name"
         )
-    # Ranks of other jobs may write the same file: each job a name of its own, and the last one stays.
-    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(4)}.unfinished")
-    file = together(comm, lambda: _created(unfinished, groups, source) if comm.rank == 0 else None, DataError)
     try:
-        for name, clouds in groups.items():
-            _fill(file, name, clouds, comm)
-        together(comm, lambda: _commit(file, unfinished, path), DataError)
+        with ExitStack() as unfinished:
+            file = together(
+                comm, lambda: _created(path, unfinished, groups, source) if comm.rank == 0 else None, DataError
+            )
+            for name, clouds in groups.items():
+                _fill(file, name, clouds, comm)
+            together(comm, lambda: _finish(path, unfinished), DataError)
     except DataError:
-        _discard(file, unfinished)
         comm.Barrier()  # it was raised on all ranks: none goes on before the file is gone
-        raise
-    except BaseException:
-        _discard(file, unfinished)
         raise
     return True
 
 
-def _discard(file: h5py.File | None, unfinished: Path) -> None:
-    if file is not None:
-        with suppress(OSError, RuntimeError):
-            file.close()
-        unfinished.unlink(missing_ok=True)
-
-
-def _created(path: Path, groups: Mapping[str, Clouds], source: str) -> h5py.File:
-    try:
+def _created(path: Path, unfinished: ExitStack, groups: Mapping[str, Clouds], source: str) -> h5py.File:
+    """The file under a name that nobody has, until ``unfinished`` is closed: then it becomes ``path``."""
+    with _named(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = h5py.File(path, "x")
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error}") from error
+        file = unfinished.enter_context(h5py.File(unfinished.enter_context(made_beside(path)), "x"))
     file.attrs["made_from"] = source
     for name, clouds in groups.items():
         count, points = len(clouds.labels), clouds.points
@@ -142,15 +129,9 @@ def _put(file: h5py.File | None, name: str, gathered: list[dict[int, Cloud]]) ->
                     file[f"{name}/part"][index] = cloud.part
 
 
-def _commit(file: h5py.File | None, unfinished: Path, path: Path) -> None:
-    """To the disk, then under the final name."""
-    if file is None:
-        return
+def _finish(path: Path, unfinished: ExitStack) -> None:
     with _named(path):
-        file.close()
-        with open_regular(unfinished, follow_links=False) as plain:
-            os.fsync(plain.fileno())
-        unfinished.replace(path)
+        unfinished.close()
 
 
 @contextmanager
