@@ -1,7 +1,7 @@
 """A loader that reads ahead: batches of samples as distributed tensors, each rank reading only its own blocks.
 
-The order of the samples, their mirroring and their crops follow from the seed, the epoch and the sample alone, never
-from the grid.
+The order of the samples, their mirroring, transposition and crops follow from the seed, the epoch and the sample alone,
+never from the grid.
 A thread reads the next batch meanwhile. It makes no MPI call: whether all ranks could read is agreed by the main
 threads at the step that the batch belongs to.
 """
@@ -24,7 +24,7 @@ from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.tensor import DistTensor
 
-_ORDER, _MIRRORS, _CROPS = 0, 1, 3
+_ORDER, _MIRRORS, _CROPS, _TRANSPOSES = 0, 1, 3, 4
 """Streams of random numbers that must not repeat each other; 2 is a job's."""
 
 
@@ -41,6 +41,8 @@ class Field:
     """Values become (value - shift) / scale; one number per channel."""
     odd: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Per axis the factor of each channel when the sample is mirrored along it: -1 for a velocity across the mirror."""
+    exchanged: Sequence[tuple[int, float]] = ()
+    """For each channel of the transposed sample the channel that it comes from and a factor; empty: as they are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +69,13 @@ class Loader:
         shuffle: bool = True,
         drop_last: bool = False,
         mirror: str = "",
+        transpose: bool = False,
         crop: Mapping[str, int] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         """``mirror`` names the axes along which a sample is mirrored with probability one half, for example "hw".
 
+        ``transpose``: its rows become its columns with probability one half, too; both are equally many then.
         ``crop`` is how much is taken of a sample along some axes, ``{"h": 256, "w": 256}``, at a place drawn for it.
 
         Raises
@@ -81,6 +85,7 @@ class Loader:
         """
         self.file, self.fields, self.grid, self.batch = file, tuple(fields), grid, batch
         self.seed, self.shuffle, self.drop_last, self.mirror = seed, shuffle, drop_last, mirror
+        self.transpose = transpose
         self.crop = dict(crop or {})
         self.device = torch.device(device)
         self.samples = file.shape(fields[0].dataset)[0]
@@ -111,6 +116,10 @@ class Loader:
         drawn = np.random.default_rng((self.seed, _MIRRORS, epoch, sample)).integers(0, 2, len(self.mirror))
         return "".join(axis for axis, flip in zip(self.mirror, drawn, strict=True) if flip)
 
+    def transposed(self, epoch: int, sample: int) -> bool:
+        """Whether rows and columns of this sample change places in this epoch."""
+        return self.transpose and bool(np.random.default_rng((self.seed, _TRANSPOSES, epoch, sample)).integers(2))
+
     def cropped(self, epoch: int, sample: int) -> dict[str, int]:
         """Where the part begins that is taken of this sample in this epoch, along each axis that is cropped."""
         random = np.random.default_rng((self.seed, _CROPS, epoch, sample))
@@ -132,6 +141,11 @@ class Loader:
                 raise DataError(
                     f"{self.file.path}: crop {axis}={extent}: samples have {whole.get(axis, 'nothing')} there"
                 )
+        height, width = (self.crop.get(axis, whole.get(axis, 0)) for axis in "hw")
+        if self.transpose and height != width:
+            raise DataError(
+                f"{self.file.path}: samples of {height} x {width} cannot be transposed: crop squares of them"
+            )
 
     def _extents(self, each: Field) -> tuple[int, ...]:
         """Those of a sample as the loader gives it."""
@@ -181,6 +195,23 @@ class Loader:
         return block
 
     def _prepared(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[np.generic]:
+        """The values in ``space`` of one sample, which is cropped, then mirrored, then transposed."""
+        transposed = self.transposed(epoch, sample)
+        there = _before_transposing(each, space) if transposed else space
+        values = self._mirrored_values(each, sample, there, epoch)
+        if transposed:
+            values = values.swapaxes(-1, -2)
+            if each.exchanged:
+                sources = each.exchanged[space[0].start : space[0].stop]
+                values = values[[source - there[0].start for source, _ in sources]]
+                values = values * _per_channel([factor for _, factor in sources], values)
+        if each.shift is not None:
+            values = values - _per_channel(each.shift[space[0].start : space[0].stop], values)
+        if each.scale is not None:
+            values = values / _per_channel(each.scale[space[0].start : space[0].stop], values)
+        return values
+
+    def _mirrored_values(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[np.generic]:
         """The values in ``space`` of one sample, which is cropped and then mirrored."""
         mirrored, begins = self.mirrored(epoch, sample), self.cropped(epoch, sample)
         # Index i of the mirrored sample is E - 1 - i of the one in the file: read the mirrored box, then reverse it.
@@ -194,20 +225,22 @@ class Loader:
         values = values.astype(np.result_type(values, _numpy(each.dtype)), copy=False)
         for axis in mirrored:
             if axis in each.odd:
-                values = values * _per_channel(each.odd[axis], values, space[0])
-        if each.shift is not None:
-            values = values - _per_channel(each.shift, values, space[0])
-        if each.scale is not None:
-            values = values / _per_channel(each.scale, values, space[0])
+                values = values * _per_channel(each.odd[axis][space[0].start : space[0].stop], values)
         return values
+
+
+def _before_transposing(each: Field, space: list[Interval]) -> list[Interval]:
+    """Where the values in ``space`` of a transposed sample, channels (if any), rows, columns, are in the sample."""
+    *channels, rows, columns = space
+    sources = [source for source, _ in each.exchanged[space[0].start : space[0].stop]]
+    if sources:
+        channels = [Interval(min(sources), max(sources) + 1)]
+    return [*channels, columns, rows]
 
 
 def _numpy(dtype: torch.dtype) -> np.dtype:
     return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
 
 
-def _per_channel(
-    numbers: Sequence[float] | NDArray[np.float64], values: NDArray[np.generic], channels: Interval
-) -> NDArray[np.generic]:
-    mine = np.asarray(numbers, values.dtype)[channels.start : channels.stop]
-    return mine.reshape(-1, *(1,) * (values.ndim - 1))
+def _per_channel(numbers: Sequence[float] | NDArray[np.float64], values: NDArray[np.generic]) -> NDArray[np.generic]:
+    return np.asarray(numbers, values.dtype).reshape(-1, *(1,) * (values.ndim - 1))

@@ -1,4 +1,4 @@
-"""The mesh-tangling data set: its layout, its generation over ranks, and mirror images of samples.
+"""The mesh-tangling data set: its layout, its generation over ranks, and mirror images and transposes of samples.
 
 A file has the groups ``train`` and ``heldout``, whose samples come from different runs::
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from distconv.jobs.mesh.production.cost import StepCost
 
-__all__ = ["CHANNELS", "VERSION", "Recipe", "Summary", "flip", "generate", "step_cost"]
+__all__ = ["CHANNELS", "VERSION", "Recipe", "Summary", "flip", "generate", "step_cost", "transpose"]
 
 Array = TypeVar("Array", bound=npt.NDArray[Any])
 
@@ -58,6 +58,19 @@ def flip(channels: Array, label: Array, axis: str) -> tuple[Array, Array]:
     for name in ("velocity v" if axis == "h" else "velocity u", "vorticity", "skew"):
         mirrored[..., CHANNELS.index(name), :, :] *= -1
     return mirrored, np.flip(label, dimension).copy()
+
+
+def transpose(channels: Array, label: Array) -> tuple[Array, Array]:
+    """Mirror image of a sample in the diagonal: the rows of its channels (..., 18, H, W) and label become columns.
+
+    The velocities change places; the vorticity and the log aspect ratio change sign.
+    """
+    turned = np.swapaxes(channels, -1, -2).copy()
+    u, v = CHANNELS.index("velocity u"), CHANNELS.index("velocity v")
+    turned[..., [u, v], :, :] = turned[..., [v, u], :, :]
+    for name in ("vorticity", "log aspect ratio"):
+        turned[..., CHANNELS.index(name), :, :] *= -1
+    return turned, np.swapaxes(label, -1, -2).copy()
 
 
 def generate(

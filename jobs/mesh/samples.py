@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import numpy as np
@@ -14,7 +15,7 @@ from distconv.data.loader import Field, Loader
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 
-from .dataset import CHANNELS, flip
+from .dataset import CHANNELS, flip, transpose
 
 LAYOUTS = {
     "input": Layout("float32", (None, len(CHANNELS), None, None)),
@@ -85,11 +86,14 @@ class MeshSamples:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
     ) -> Loader:
-        """Batches of normalised inputs (N, 18, H, W) and labels (N, H, W), both of ``dtype``."""
+        """Batches of normalised inputs (N, 18, H, W) and labels (N, H, W), both of ``dtype``.
+
+        ``augment``: samples are mirrored, and transposed where they are squares, at random.
+        """
+        height, width = self.size
+        odd = {axis: signs(axis) for axis in "hw"}
         fields = (
-            Field(
-                f"{group}/input", "nchw", dtype, self.input.mean, self.input.std, {axis: signs(axis) for axis in "hw"}
-            ),
+            Field(f"{group}/input", "nchw", dtype, self.input.mean, self.input.std, odd, exchanged()),
             Field(f"{group}/label", "nhw", dtype),
         )
         return Loader(
@@ -101,6 +105,7 @@ class MeshSamples:
             shuffle=shuffle,
             drop_last=drop_last,
             mirror="hw" if augment else "",
+            transpose=augment and height == width,
             device=device,
         )
 
@@ -114,6 +119,13 @@ def signs(axis: str) -> tuple[float, ...]:
     ones = np.ones((len(CHANNELS), 1, 1), np.float32)
     mirrored, _ = flip(ones, np.zeros((1, 1), np.uint8), axis)
     return tuple(float(value) for value in mirrored[:, 0, 0])
+
+
+def exchanged() -> tuple[tuple[int, float], ...]:
+    """For each channel of a transposed sample the channel that it comes from, and its factor."""
+    numbers = np.arange(1.0, len(CHANNELS) + 1).reshape(-1, 1, 1)
+    turned, _ = transpose(numbers, np.zeros((1, 1)))
+    return tuple((round(abs(value)) - 1, math.copysign(1.0, value)) for value in turned[:, 0, 0])
 
 
 def _group(path: str | os.PathLike[str], group: str, layouts: dict[str, Layout], comm: MPI.Intracomm) -> SampleFile:

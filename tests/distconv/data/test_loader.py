@@ -20,7 +20,8 @@ from tests.distconv.data.sample_files import LAYOUTS, SAMPLES, arrays, common, f
 pytestmark = pytest.mark.ranks(1, 2, 4)
 
 ODD = {"h": (1.0, 1.0, -1.0), "w": (1.0, -1.0, 1.0)}
-FIELDS = (Field("x", "nchw", torch.float64, odd=ODD), Field("y", "nhw", torch.float32))
+EXCHANGED = ((0, -1.0), (2, 1.0), (1, 1.0))
+FIELDS = (Field("x", "nchw", torch.float64, odd=ODD, exchanged=EXCHANGED), Field("y", "nhw", torch.float32))
 GRIDS = {1: ["n=1"], 2: ["n=2", "h=2", "w=2", "c=2"], 4: ["n=4", "h=4", "h=2,w=2", "n=2,h=2", "c=2,h=2"]}
 
 
@@ -40,20 +41,26 @@ def expected(loader: Loader, epoch: int, samples: tuple[int, ...]) -> tuple[Any,
             dim = {"h": -2, "w": -1}[axis]
             image = np.flip(image, dim) * np.array(ODD[axis]).reshape(3, 1, 1)
             label = np.flip(label, dim)
+        if loader.transposed(epoch, sample):
+            image, label = np.stack([-image[0].T, image[2].T, image[1].T]), label.T
         images.append(image)
         labels.append(label)
     return np.stack(images), np.stack(labels)
 
 
-@pytest.mark.parametrize(("batch", "crop"), [(1, {}), (3, {}), (4, {"h": 5, "w": 6}), (7, {"w": 7})])
-def test_batches_equal_the_cropped_and_mirrored_samples_on_any_grid(
+@pytest.mark.parametrize(
+    ("batch", "crop"), [(1, {}), (3, {}), (4, {"h": 5, "w": 6}), (7, {"w": 7}), (3, {"h": 7, "w": 7})]
+)
+def test_batches_equal_the_cropped_mirrored_and_transposed_samples_on_any_grid(
     comm: Any, shared_tmp_path: Path, batch: int, crop: dict[str, int]
 ) -> None:
     path = shared_tmp_path / "samples.h5"
     write(path, comm)
     with SampleFile(path, LAYOUTS, comm) as file:
         for grid in grids(comm):
-            loader = Loader(file, FIELDS, grid, batch, seed=3, mirror="hw", crop=crop)
+            square = len(set(crop.values())) == 1 and len(crop) == 2
+            loader = Loader(file, FIELDS, grid, batch, seed=3, mirror="hw", transpose=square, crop=crop)
+            assert square == any(loader.transposed(0, sample) for sample in range(SAMPLES))
             assert bool(crop) == (len({tuple(loader.cropped(0, sample).values()) for sample in range(SAMPLES)}) > 1)
             for epoch in (0, 1):
                 seen: list[int] = []
@@ -187,3 +194,5 @@ def test_a_batch_that_cannot_be_made_is_refused(comm: Any, shared_tmp_path: Path
             Loader(file, FIELDS, grid, 8, drop_last=True)
         with pytest.raises(DataError, match="no batch of 0"):
             Loader(file, FIELDS, grid, 0)
+        with pytest.raises(DataError, match="samples of 9 x 10 cannot be transposed"):
+            Loader(file, FIELDS, grid, 2, transpose=True)

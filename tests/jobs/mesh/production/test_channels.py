@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distconv.jobs.mesh.dataset import CHANNELS, flip
+from distconv.jobs.mesh.dataset import CHANNELS, flip, transpose
 from distconv.jobs.mesh.hydro.cell_geometry import (
     lower_to_minimum_jacobian,
 )
@@ -55,4 +55,22 @@ def test_a_flipped_sample_is_the_sample_of_the_mirrored_flow(axis: str) -> None:
     np.testing.assert_array_equal(flipped_label, np.flip(label, along))
     # Each sign matters: these channels are not near zero.
     for name in ("velocity u", "velocity v", "vorticity", "skew"):
+        assert np.abs(channels[CHANNELS.index(name)]).max() > 0.01
+
+
+def test_a_transposed_sample_is_the_sample_of_the_flow_mirrored_in_the_diagonal() -> None:
+    hydro = Hydro(initial_condition("triple-point", SIZE, run_seed(5, 0, 3, 0)))
+    hydro.run(0.08)
+    gas = hydro.gas
+    turned_gas = gas._replace(mass=gas.mass.T.copy(), gamma=gas.gamma.T.copy(), volume0=gas.volume0.T.copy())
+    x, y, u, v, energy = (array.T.copy() for array in hydro.state)
+    expected = sample_channels(State(y, x, v, u, energy), turned_gas, hydro.coefficients)
+    channels = sample_channels(hydro.state, gas, hydro.coefficients)
+    label = (channels[12] < 0.9).astype(np.uint8)
+    turned, turned_label = transpose(channels, label)
+    np.testing.assert_allclose(turned, expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(turned_label, label.T)
+    # Each change matters: the velocities differ, and the channels that change sign are not near zero.
+    assert np.abs(channels[CHANNELS.index("velocity u")] - channels[CHANNELS.index("velocity v")]).max() > 0.1
+    for name in ("vorticity", "log aspect ratio"):
         assert np.abs(channels[CHANNELS.index(name)]).max() > 0.01
