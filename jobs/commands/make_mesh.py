@@ -11,6 +11,7 @@ from mpi4py import MPI
 from distconv.communication.agreement import together
 from distconv.errors import DataError
 from distconv.jobs.mesh import dataset
+from distconv.jobs.mesh.recipe import TAU
 
 EXAMPLES = """\
 examples:
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--heldout", type=int, help="more samples, from other runs (default: a third as many)")
     parser.add_argument("--out", type=Path, metavar="PATH", help="HDF5 file to write")
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
-    parser.add_argument("--tau", type=float, default=0.1, help="time that labels look ahead (default: %(default)s)")
+    parser.add_argument("--tau", type=float, default=TAU, help="time that labels look ahead (default: %(default)s)")
     parser.add_argument(
         "--threshold",
         type=float,

@@ -19,7 +19,7 @@ from distconv.jobs.mesh import baselines
 from distconv.jobs.mesh.picture import Example, draw
 from distconv.jobs.mesh.recipe import CHANNELS
 from distconv.jobs.mesh.samples import MeshSamples
-from distconv.jobs.mesh.scores import Threshold, Verdict, judge, table
+from distconv.jobs.mesh.scores import Threshold, Verdict, gains, headline, judge, table
 from distconv.jobs.mesh.segmentation import Settings, Trainer
 from distconv.jobs.training.options import add_training_arguments, device_for, place_of, settings_of
 from distconv.jobs.training.report import Metrics, announcement, conclude, picture, times
@@ -48,7 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", choices=MESH_MODELS, default=defaults.model, help="default: %(default)s")
     add_training_arguments(parser, defaults, out="runs/mesh")
     parser.add_argument("--baselines", action="store_true", help="judge simple predictors on the same samples too")
-    parser.add_argument("--no-augment", dest="augment", action="store_false", help="do not mirror samples at random")
+    parser.add_argument(
+        "--no-augment", dest="augment", action="store_false", help="do not mirror and transpose samples at random"
+    )
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def _judge(options: argparse.Namespace, trainer: Trainer) -> tuple[list[Verdict]
         verdicts += baselines.constant_answers(samples)
         verdicts.append(baselines.best_channel(samples))
         verdicts += baselines.extrapolation(samples, q_star)
-        verdicts.append(baselines.perceptron(samples, trainer.grid, trainer.settings.batch, trainer.settings.seed))
+        verdicts.append(baselines.perceptron(samples, trainer.grid, trainer.settings))
     verdicts.append(judge(trainer.settings.model, training, trainer.scores("heldout"), threshold))
     return verdicts, threshold
 
@@ -124,6 +126,7 @@ def _report(trainer: Trainer, metrics: Metrics, outcome: Outcome) -> None:
         "positive_fraction": trainer.samples.positive_fraction,
         "threshold": outcome.threshold.value,
         "f1": [asdict(verdict) for verdict in outcome.verdicts],
+        "gains": gains(outcome.verdicts) if outcome.verdicts else {},
         "training_s": outcome.training_s,
         "total_s": outcome.total_s,
     }
@@ -132,7 +135,7 @@ def _report(trainer: Trainer, metrics: Metrics, outcome: Outcome) -> None:
         for verdict in outcome.verdicts[-1:]:
             metrics.write(step=trainer.step_count, evaluation="heldout", f1=verdict.heldout, families=verdict.families)
         if outcome.verdicts:
-            print(f"\n{table(outcome.verdicts)}\n")
+            print(f"\n{headline(outcome.verdicts)}\n\n{table(outcome.verdicts)}\n")
         print(times(outcome.training_s, outcome.total_s))
         print(_picture(trainer, metrics, outcome, examples))
 
@@ -146,7 +149,16 @@ def _picture(trainer: Trainer, metrics: Metrics, outcome: Outcome, examples: lis
     title = f"{trainer.settings.model} after {trainer.step_count} steps on {trainer.where}{f1}"
     channel, threshold = CHANNELS[SHOWN_CHANNEL], outcome.threshold.value
     return picture(
-        path, lambda: draw(path, examples, channel=channel, threshold=threshold, losses=metrics.losses(), title=title)
+        path,
+        lambda: draw(
+            path,
+            examples,
+            channel=channel,
+            threshold=threshold,
+            losses=metrics.losses(),
+            verdicts=outcome.verdicts,
+            title=title,
+        ),
     )
 
 

@@ -29,7 +29,7 @@ from distconv.data.opened_file import opened
 from distconv.errors import DataError
 from distconv.whole_files import PARTIAL
 
-from .recipe import CHANNELS, VERSION, Recipe, Summary
+from .recipe import CHANNELS, TAU, VERSION, Recipe, Summary
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -79,7 +79,7 @@ def generate(
     size: int,
     samples: int,
     heldout: int | None = None,
-    tau: float = 0.1,
+    tau: float = TAU,
     threshold: float = 0.4,
     seed: int = 0,
     comm: MPI.Comm | None = None,

@@ -1,4 +1,4 @@
-"""The picture at the end of training: input, label and prediction of held-out samples, and the loss curve."""
+"""The picture at the end of training: input, label and prediction of held-out samples; loss; precision by recall."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distconv.whole_files import write_picture
+
+from .scores import Verdict
 
 Map = NDArray[Any]
 
@@ -32,9 +34,10 @@ def draw(
     channel: str,
     threshold: float,
     losses: Sequence[tuple[int, float]],
+    verdicts: Sequence[Verdict],
     title: str,
 ) -> None:
-    """Write the picture.
+    """Write the picture. Of ``verdicts`` those that have a threshold to choose are shown, the last one on top.
 
     Raises
     ------
@@ -54,7 +57,10 @@ def draw(
     grid = axes[-1, 0].get_gridspec()
     for axis in axes[-1]:
         axis.remove()
-    _draw_losses(figure.add_subplot(grid[-1, :]), losses)
+    judged = [verdict for verdict in verdicts if verdict.curve]
+    _draw_losses(figure.add_subplot(grid[-1, : 2 if judged else 4]), losses)
+    if judged:
+        _draw_curves(figure.add_subplot(grid[-1, 2:]), judged)
     write_picture(path, figure, dpi=110)
 
 
@@ -95,3 +101,15 @@ def _draw_losses(axis: Any, losses: Sequence[tuple[int, float]]) -> None:
         axis.plot(steps[middle : middle + len(mean)], mean, color="tab:blue", label=f"mean of {window} steps")
     axis.set(xlabel="step", ylabel="loss", yscale="log")
     axis.legend(fontsize=8)
+
+
+def _draw_curves(axis: Any, verdicts: Sequence[Verdict]) -> None:
+    for verdict in reversed(verdicts):
+        recall, precision = zip(*verdict.curve, strict=True)
+        network = verdict is verdicts[-1]
+        axis.plot(
+            recall, precision, linewidth=2.0 if network else 1.2, label=f"{verdict.name}: F1 {verdict.heldout:.3f}"
+        )
+    axis.set(xlabel="recall of held-out cells", ylabel="precision", xlim=(0, 1), ylim=(0, 1.02))
+    axis.grid(color="0.9")
+    axis.legend(fontsize=8, loc="lower left")

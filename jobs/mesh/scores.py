@@ -1,4 +1,6 @@
-"""Thresholds and F1 from counts: how often a score falls into each bin, for positives and negatives of each family.
+"""Thresholds, F1, precision and recall from counts.
+
+Counted is how often a score falls into each bin, for positives and negatives of each family.
 
 Counts are whole numbers: summed over the ranks they are the same on any grid.
 """
@@ -6,7 +8,7 @@ Counts are whole numbers: summed over the ranks they are the same on any grid.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from distconv.distribution import Distribution
 
 BINS = 4096
+CURVE_POINTS = 50
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,15 @@ class Histogram:
         # 2 TP / (2 TP + FP + FN): called positive plus positive.
         return 2 * int(called[1].sum()) / max(int(called.sum()) + int(counts[1].sum()), 1)
 
+    def curve(self, above: bool) -> list[tuple[float, float]]:
+        """Recall and precision of the thresholds that reach 2 %, 4 %, ... 100 % of the positives of all families."""
+        negative, positive = self.counts.sum(0)[:, :: -1 if above else 1].cumsum(1)
+        wanted = np.ceil(positive[-1] * np.arange(1, CURVE_POINTS + 1) / CURVE_POINTS)
+        reached = np.searchsorted(positive, np.maximum(wanted, 1))
+        reached = np.unique(reached[reached < self.bins])
+        found, false = positive[reached], negative[reached]
+        return list(zip((found / positive[-1]).tolist(), (found / (found + false)).tolist(), strict=True))
+
     def positive_fraction(self, family: str | None = None) -> float:
         """Share of the cells that are positive."""
         counts = self.counts.sum(0) if family is None else self.counts[self.families.index(family)]
@@ -91,13 +103,30 @@ class Verdict:
     training: float
     heldout: float
     families: dict[str, float]
+    curve: list[tuple[float, float]] = field(default_factory=list)
+    """Recall and precision on the held-out samples by threshold; empty where there is nothing to choose."""
 
 
 def judge(name: str, training: Histogram, heldout: Histogram, threshold: Threshold | None = None) -> Verdict:
     """Fit the threshold on ``training`` (unless it is given) and apply it to ``heldout``."""
     chosen = threshold or training.best_threshold()
     families = {family: heldout.f1(chosen, family) for family in heldout.families}
-    return Verdict(name, str(chosen), training.f1(chosen), heldout.f1(chosen), families)
+    curve = heldout.curve(chosen.above) if heldout.bins > 2 else []
+    return Verdict(name, str(chosen), training.f1(chosen), heldout.f1(chosen), families, curve)
+
+
+def gains(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    """How far the held-out F1 of the last one lies above that of each of the others."""
+    *others, network = verdicts
+    return {other.name: network.heldout - other.heldout for other in others}
+
+
+def headline(verdicts: Sequence[Verdict]) -> str:
+    """The last verdict's held-out F1 and its gains over others with a threshold to choose, the smallest first."""
+    network, over = verdicts[-1], gains([verdict for verdict in verdicts if verdict.curve])
+    ranked = sorted(over.items(), key=lambda item: item[1])
+    text = ", ".join(f"{gain:+.3f} against {name}" for name, gain in ranked)
+    return f"held-out F1 of {network.name}: {network.heldout:.3f}" + (f" ({text})" if text else "")
 
 
 def table(verdicts: Sequence[Verdict]) -> str:

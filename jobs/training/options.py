@@ -20,7 +20,7 @@ from distconv.grid import ProcessGrid
 from distconv.local_device import device
 from distconv.plan import Plan
 
-from .training import Settings
+from .training import OPTIMIZERS, Settings
 
 S = TypeVar("S", bound=Settings)
 
@@ -41,9 +41,16 @@ def add_training_arguments(
     )
     parser.add_argument("--epochs", type=positive, default=defaults.epochs, help="default: %(default)s")
     parser.add_argument("--steps", type=positive, help="number of steps, in place of --epochs")
-    parser.add_argument("--optimizer", choices=("sgd", "adam"), default=defaults.optimizer, help="default: %(default)s")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=defaults.optimizer, help="default: %(default)s")
     parser.add_argument(
         "--lr", type=positive_float, default=defaults.lr, help="peak learning rate (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=share,
+        default=defaults.warm_up,
+        metavar="SHARE",
+        help="of the steps, over which the learning rate rises to its peak (default: %(default)s)",
     )
     parser.add_argument(
         "--momentum", type=not_negative, default=defaults.momentum, help="of sgd (default: %(default)s)"
@@ -158,6 +165,19 @@ def not_negative(text: str) -> float:
     """
     if not _number(text) >= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return _number(text)
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the text is none.
+    """
+    if not 0 <= _number(text) <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
     return _number(text)
 
 

@@ -26,11 +26,10 @@ from distconv.parameters.replicas import check_replicas
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
 
+OPTIMIZERS = ("sgd", "adam", "adamw")
+
 FREE = ("epochs", "steps", "shard_optimizer")
 """The settings in which a run may differ from the one that it goes on with."""
-
-WARM_UP = 0.1
-"""Share of the steps over which the learning rate rises."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +44,8 @@ class Settings:
     """Number of steps, in place of ``epochs``."""
     optimizer: str = "sgd"
     lr: float = 0.1
+    warm_up: float = 0.1
+    """Share of the steps over which the learning rate rises."""
     momentum: float = 0.9
     weight_decay: float = 0.0
     dtype: str = "float32"
@@ -59,9 +60,9 @@ class Settings:
     """Leave out the last batch of an epoch when it would be smaller."""
 
 
-def learning_rate(step: int, steps: int, peak: float) -> float:
-    """Linear rise to ``peak`` over the first tenth, then half a cosine down to zero."""
-    rise = max(1, round(WARM_UP * steps))
+def learning_rate(step: int, steps: int, peak: float, warm_up: float = 0.1) -> float:
+    """Linear rise to ``peak`` over the share ``warm_up`` of the steps, then half a cosine down to zero."""
+    rise = max(1, round(warm_up * steps))
     if step < rise:
         return peak * (step + 1) / rise
     return peak * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
@@ -71,7 +72,8 @@ def make_optimizer(settings: Settings, parameters: Iterable[torch.nn.Parameter])
     """The optimizer that the settings ask for."""
     if settings.optimizer == "sgd":
         return torch.optim.SGD(parameters, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-    return torch.optim.Adam(parameters, settings.lr, weight_decay=settings.weight_decay)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimizer]
+    return kind(parameters, settings.lr, weight_decay=settings.weight_decay)
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -171,7 +173,7 @@ class Training(ABC):
     @property
     def rate(self) -> float:
         """The learning rate of the next step."""
-        return learning_rate(self.step_count, self.steps, self.settings.lr)
+        return learning_rate(self.step_count, self.steps, self.settings.lr, self.settings.warm_up)
 
     def autocast(self) -> torch.autocast:
         """Where the model is called for training: computes with the settings' precision."""

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from distconv.distribution import Distribution, default_axes
 from distconv.jobs.bench.comparison import random
 from distconv.jobs.mesh.recipe import CHANNELS
-from distconv.jobs.mesh.segmentation import segmentation_loss
 from distconv.jobs.training.options import grid_extents, positive
 from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.tensor import DistTensor
@@ -50,4 +49,4 @@ def loss_of(options: argparse.Namespace, y: DistTensor) -> torch.Tensor:
         return F.cross_entropy(y, random(Distribution(y.grid, ("n",)), y.shape[:1], CPU).abs().long())
     shape = (options.batch, options.size, options.size)
     label = random(Distribution(y.grid, default_axes("nhw", 3)), shape, CPU)
-    return segmentation_loss(y, (label > 1.5).float(), 0.07)
+    return F.binary_cross_entropy_with_logits(y.squeeze(1), (label > 1.5).float())

@@ -12,7 +12,7 @@ from distconv.jobs.mesh.hydro.cell_geometry import lower_to_minimum_jacobian
 from distconv.jobs.mesh.hydro.initial_conditions import FAMILIES, initial_condition
 from distconv.jobs.mesh.hydro.solver import Hydro
 
-from .run import Criteria, finish, look, perform_run, run_seed
+from .run import LOOKS, Criteria, finish, look, perform_run, run_seed
 
 __all__ = ["StepCost", "step_cost"]
 
@@ -45,7 +45,7 @@ class StepCost:
 def step_cost(size: int, steps: int, *, family: str = "taylor-green", seed: int = 0) -> StepCost:
     """Measure ``steps`` steps of a run, with the search for bad corners in each, and the making of one sample.
 
-    Three snapshots are held meanwhile and two samples are made at the end, as in a whole run, so that the peak memory
+    As many snapshots are held meanwhile and two samples are made at the end as in a whole run, so that the peak memory
     is that of a whole run.
 
     Raises
@@ -61,14 +61,14 @@ def step_cost(size: int, steps: int, *, family: str = "taylor-green", seed: int 
     reference = perform_run(family, min(size, REFERENCE_SIZE), origin)
     criteria = Criteria()
     hydro = Hydro(initial_condition(family, size, origin))
-    held = [look(hydro, criteria) for _ in range(3)]
+    held = [look(hydro, criteria) for _ in range(LOOKS + 1)]
     record = held[-1].record
     start = time.perf_counter()
     for _ in range(steps):
         hydro.step(criteria.last_time)
         lower_to_minimum_jacobian(hydro.state.x, hydro.state.y, record)
     seconds = (time.perf_counter() - start) / steps
-    samples = [finish(hydro, candidate, record, criteria) for candidate in held[:2]]
+    samples = [finish(hydro, candidate, criteria) for candidate in held[:2]]
     # Linux counts in kilobytes, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,15 +1,16 @@
 """One run: from an initial condition to the samples that are accepted.
 
-The run is looked at every tau / 2. A candidate at time t is labelled by what happens up to t + tau::
+The run is looked at every tau / 4. A candidate at time t is labelled by what happens up to t + tau::
 
-    time     0       tau/2      tau      3/2 tau
-    records  |--- 0 ---|--- 1 ---|--- 2 ---|      smallest Jacobian of each cell over the interval, every step
-    windows  |------ of 0 -------|
-                       |------ of 1 -------|
+    time     0    tau/4   tau/2            tau   5/4 tau
+    records  |-- 0 --|-- 1 --|-- 2 --|-- 3 --|-- 4 --|      smallest Jacobian of each cell over the interval, every step
+    windows  |------------ of 0 -------------|
+                     |------------ of 1 -------------|
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -20,10 +21,18 @@ from distconv.jobs.mesh.hydro.cell_geometry import lower_to_minimum_jacobian
 from distconv.jobs.mesh.hydro.initial_conditions import initial_condition
 from distconv.jobs.mesh.hydro.solver import Hydro, RunStopped
 from distconv.jobs.mesh.hydro.state import State
+from distconv.jobs.mesh.recipe import TAU
 
 from .channels import Singles, extrapolated_jacobian, sample_channels
 
 __all__ = ["Criteria", "Labelled", "RunResult", "perform_run", "run_seed"]
+
+
+LOOKS = 4
+"""Candidates per horizon.
+
+A mesh that degrades shortens the time step, so that the end of a run costs most; candidates that lie close share it.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,7 @@ class Criteria:
     run gives ``per_run`` snapshots at most and ends at ``last_time`` if it has not degraded by then.
     """
 
-    tau: float = 0.1
+    tau: float = TAU
     threshold: float = 0.4
     bad: float = 0.25
     most_bad: float = 0.03
@@ -76,7 +85,7 @@ class RunResult:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A snapshot with the record of the interval that follows it; without a state if too many cells are bad already."""
+    """A snapshot with the record of what follows it; without a state if too many cells are bad already."""
 
     state: State | None
     time: float
@@ -103,33 +112,34 @@ def perform_run(
     """
     hydro = Hydro(initial_condition(family, size, seed))
     result = RunResult()
-    accepted: list[tuple[Candidate, Singles]] = []
-    before: Candidate | None = None
+    accepted: list[Candidate] = []
+    pending: deque[Candidate] = deque()
     result.ending = "last time"
-    for index in range(round(2.0 * criteria.last_time / criteria.tau)):
-        here = look(hydro, criteria)
-        result.degraded += here.state is None
-        if here.state is None and (before is None or before.state is None):
+    for index in range(round(LOOKS * criteria.last_time / criteria.tau)):
+        pending.append(look(hydro, criteria))
+        result.degraded += pending[-1].state is None
+        if all(candidate.state is None for candidate in pending):
             result.ending = "the mesh has degraded"
             break
         try:
-            advance(hydro, 0.5 * criteria.tau * (index + 1), here.record, watch)
+            advance(hydro, criteria.tau * (index + 1) / LOOKS, [candidate.record for candidate in pending], watch)
         except RunStopped as stop:
             result.ending = str(stop)
-            result.unfinished = sum(pending is not None and pending.state is not None for pending in (before, here))
+            result.unfinished = sum(candidate.state is not None for candidate in pending)
             break
-        if before is not None and before.state is not None:
-            window = np.minimum(before.record, here.record)
-            if float(np.mean(window < criteria.threshold)) < criteria.least_labelled:
+        if len(pending) < LOOKS:
+            continue
+        complete = pending.popleft()
+        if complete.state is not None:
+            if float(np.mean(complete.record < criteria.threshold)) < criteria.least_labelled:
                 result.quiet += 1
             else:
-                accepted.append((before, window))
+                accepted.append(complete)
         if len(accepted) == criteria.per_run:
             result.ending = "enough snapshots"
             break
-        before = here
     result.steps, result.end_time = hydro.steps, hydro.time
-    result.samples = [finish(hydro, candidate, window, criteria) for candidate, window in accepted]
+    result.samples = [finish(hydro, candidate, criteria) for candidate in accepted]
     return result
 
 
@@ -141,19 +151,22 @@ def look(hydro: Hydro, criteria: Criteria) -> Candidate:
     return Candidate(hydro.state.copy() if sound else None, hydro.time, hydro.steps, record)
 
 
-def advance(hydro: Hydro, end: float, record: Singles, watch: Callable[[Hydro], None] | None) -> None:
-    """Advance to time ``end``, lowering ``record`` to the smallest Jacobian of each cell at every step."""
+def advance(hydro: Hydro, end: float, records: list[Singles], watch: Callable[[Hydro], None] | None) -> None:
+    """Advance to time ``end``, lowering ``records`` to the smallest Jacobian of each cell at every step."""
+    here = np.full_like(records[0], 2.0)
     while hydro.time < end:
         hydro.step(end)
-        lower_to_minimum_jacobian(hydro.state.x, hydro.state.y, record)
+        lower_to_minimum_jacobian(hydro.state.x, hydro.state.y, here)
         if watch is not None:
             watch(hydro)
+    for record in records:
+        np.minimum(record, here, out=record)
 
 
-def finish(hydro: Hydro, candidate: Candidate, window: Singles, criteria: Criteria) -> Labelled:
+def finish(hydro: Hydro, candidate: Candidate, criteria: Criteria) -> Labelled:
     """The sample of an accepted candidate."""
     assert candidate.state is not None
-    label = (window < criteria.threshold).astype(np.uint8)
+    label = (candidate.record < criteria.threshold).astype(np.uint8)
     return Labelled(
         channels=sample_channels(candidate.state, hydro.gas, hydro.coefficients),
         label=label,
@@ -161,5 +174,5 @@ def finish(hydro: Hydro, candidate: Candidate, window: Singles, criteria: Criter
         time=candidate.time,
         step=candidate.step,
         positives=float(np.mean(label)),
-        inversions=int(np.count_nonzero(window <= 0.0)),
+        inversions=int(np.count_nonzero(candidate.record <= 0.0)),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distconv.jobs.mesh.scores import Histogram, Threshold, Verdict, table
+from distconv.jobs.mesh.scores import Histogram, Threshold, Verdict, gains, headline, table
 
 
 def test_f1_and_the_best_threshold_are_those_of_brute_force() -> None:
@@ -22,6 +22,43 @@ def test_f1_and_the_best_threshold_are_those_of_brute_force() -> None:
         assert histogram.f1(found) == pytest.approx(f1)
         assert all(histogram.f1(Threshold(edge, found.above, 0.0)) <= histogram.f1(found) for edge in range(4097))
         assert histogram.positive_fraction() == pytest.approx(label.mean())
+
+
+@pytest.mark.parametrize("above", [True, False])
+def test_recall_and_precision_are_those_of_brute_force(above: bool) -> None:
+    random = np.random.default_rng(2)
+    label = random.random(3000) < 0.2
+    score = np.clip(0.5 + (0.1 if above else -0.1) * label + 0.1 * random.standard_normal(3000), 0, 1)
+    histogram = Histogram(0.0, 1.0, ["one", "two"], bins=64)
+    histogram.add(score[:1000], label[:1000], "one")
+    histogram.add(score[1000:], label[1000:], "two")
+    every = []
+    for edge in np.arange(65) / 64:
+        called = score >= edge if above else score < edge
+        if called.any():
+            every.append(((called & label).sum() / label.sum(), (called & label).sum() / called.sum()))
+    curve = histogram.curve(above)
+    assert all(min(abs(recall - r) + abs(precision - p) for r, p in every) < 1e-12 for recall, precision in curve)
+    # Each fiftieth of the positives is reached by the strictest threshold that does.
+    for level in np.arange(1, 51) / 50:
+        assert min(r for r, _ in every if r >= level - 1e-12) == pytest.approx(
+            min(r for r, _ in curve if r >= level - 1e-12)
+        )
+    assert [recall for recall, _ in curve] == sorted({recall for recall, _ in curve})
+    assert Histogram(0.0, 1.0).curve(above) == []
+
+
+def test_the_headline_names_gains_over_what_has_a_threshold_to_choose() -> None:
+    curve = [(0.5, 0.5)]
+    verdicts = [
+        Verdict("always", ">= 0", 0.2, 0.2, {}),
+        Verdict("one channel", ">= 1", 0.5, 0.5, {}, curve),
+        Verdict("one cell", ">= 0.5", 0.7, 0.65, {}, curve),
+        Verdict("net", ">= 0.5", 0.8, 0.75, {}, curve),
+    ]
+    assert headline(verdicts) == "held-out F1 of net: 0.750 (+0.100 against one cell, +0.250 against one channel)"
+    assert headline(verdicts[-1:]) == "held-out F1 of net: 0.750"
+    assert gains(verdicts) == pytest.approx({"always": 0.55, "one channel": 0.25, "one cell": 0.1})
 
 
 def test_the_table_is_aligned() -> None:

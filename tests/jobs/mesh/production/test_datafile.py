@@ -18,7 +18,7 @@ pytestmark = pytest.mark.time_limit(240)  # the first that comes compiles the ke
 def test_a_file_has_the_layout_that_training_reads(small: Path) -> None:
     with h5py.File(small, "r") as file:
         assert list(file.attrs["channels"]) == list(CHANNELS)
-        assert (file.attrs["tau"], file.attrs["threshold"], file.attrs["cell_size"]) == (0.1, 0.4, 1 / 128)
+        assert (file.attrs["tau"], file.attrs["threshold"], file.attrs["cell_size"]) == (0.3, 0.4, 1 / 128)
         assert 0.0 <= file.attrs["rejection_rate"] < 1.0
         for name, count in (("train", 7), ("heldout", 5)):
             group = file[name]

@@ -10,21 +10,21 @@ from distconv.jobs.mesh.hydro.cell_geometry import (
 )
 from distconv.jobs.mesh.hydro.initial_conditions import initial_condition
 from distconv.jobs.mesh.hydro.solver import Hydro
-from distconv.jobs.mesh.production.run import Criteria, perform_run, run_seed
+from distconv.jobs.mesh.production.run import LOOKS, Criteria, perform_run, run_seed
 
 pytestmark = pytest.mark.time_limit(240)  # the first that comes compiles the kernels
 
 
 def test_labels_are_what_every_step_of_the_run_says() -> None:
-    seed, criteria = run_seed(0, 0, 1, 0), Criteria()
+    seed, criteria = run_seed(0, 0, 1, 0), Criteria(tau=0.1)
     result = perform_run("vortices", 64, seed, criteria)
     assert len(result.samples) == 2
-    assert result.samples[1].time - result.samples[0].time >= criteria.tau / 2 - 1e-12
+    assert result.samples[1].time - result.samples[0].time >= criteria.tau / LOOKS - 1e-12
     hydro = Hydro(initial_condition("vortices", 64, seed))
     history = [(0.0, 0, extreme_jacobians(hydro.state.x, hydro.state.y)[0])]
     for stop in range(1, 40):
-        while hydro.time < 0.5 * criteria.tau * stop:
-            hydro.step(0.5 * criteria.tau * stop)
+        while hydro.time < criteria.tau * stop / LOOKS:
+            hydro.step(criteria.tau * stop / LOOKS)
             history.append((hydro.time, hydro.steps, extreme_jacobians(hydro.state.x, hydro.state.y)[0]))
         if hydro.time > result.end_time - 1e-12:
             break
@@ -40,6 +40,6 @@ def test_labels_are_what_every_step_of_the_run_says() -> None:
 
 
 def test_a_snapshot_with_too_few_labels_is_rejected() -> None:
-    result = perform_run("vortices", 32, run_seed(0, 0, 1, 0), Criteria(least_labelled=1.1, last_time=0.2))
+    result = perform_run("vortices", 32, run_seed(0, 0, 1, 0), Criteria(tau=0.1, least_labelled=1.1, last_time=0.2))
     assert result.samples == []
     assert result.quiet > 0
