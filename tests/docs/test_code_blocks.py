@@ -1,4 +1,4 @@
-"""Every code block of the pages: Python is run on 2 ranks, a page in one namespace; files are read by what reads them."""
+"""Code blocks of the pages: Python is run on 2 ranks, a page in one namespace; other files are read by what takes them."""
 
 from __future__ import annotations
 
