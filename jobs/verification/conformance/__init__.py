@@ -1,7 +1,7 @@
 """Conformance: every operator and option on every kind of grid against one process, from one table.
 
 ``case.py`` (a case is data) and ``layouts.py`` (how its tensors are split) -> ``families/`` (the table) ->
-``runner.py`` (one process, then the ranks) -> ``report.py`` (lines, totals, JSON) -> ``page.py`` (docs/evidence/conformance.md).
+``runner.py`` (one process, then the ranks) -> ``report.py`` (lines, totals, JSON) -> ``page.py`` (the page).
 
 ::
 

@@ -26,7 +26,7 @@ from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.candidates import candidates
 from distconv.perfmodel.strategy.selection import select
 
-PAGE = Path(__file__).parents[4] / "docs" / "paper-tables.md"
+PAGE = Path(__file__).parents[4] / "docs" / "evidence" / "paper-tables.md"
 KEEP_ALL = {"memory_model": "keep-all", "workspace": 2**30}
 
 

@@ -23,7 +23,7 @@ from distconv.jobs.verification.conformance.runner import Run, Verdict, names_a_
 from tests.distconv.layouts import grid_over, normal
 
 ROOT = Path(__file__).resolve().parents[4]
-PAGE = ROOT / "docs" / "conformance.md"
+PAGE = ROOT / "docs" / "evidence" / "conformance.md"
 X = Input("N C H W")
 
 
@@ -213,7 +213,7 @@ def test_the_page_has_the_rows_and_cells_of_the_table():
         for family, cases in TABLE.items()
         for case in cases
     }
-    assert rows(text) == expected, "run: distconv verify conformance --page docs/evidence/conformance.md --ranks 2,3,4,6,8"
+    assert rows(text) == expected, f"run: distconv verify conformance --page {PAGE.relative_to(ROOT)} --ranks 2,3,4,6,8"
 
 
 # -- bytes --------------------------------------------------------------------------------------------------------
