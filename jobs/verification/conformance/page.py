@@ -64,7 +64,8 @@ _WORST = [
 _PREFACE = """\
 # Conformance
 
-<!-- Generated; do not edit. Command: distconv verify conformance --page docs/evidence/conformance.md --ranks {ranks} -->
+<!-- Generated; do not edit.
+Command: distconv verify conformance --page docs/evidence/conformance.md --ranks {ranks} -->
 
 Every operator and option of one table, on every kind of grid, against one process: plain torch, float64 unless a row
 says otherwise. Compared are all results, the gradients of all inputs and parameters, and the buffers, block by block,

@@ -1,4 +1,4 @@
-"""The page ``docs/evidence/torch-samples.md``: what came of torch's samples, beside DTensor, and all that is refused."""
+"""The page ``docs/evidence/torch-samples.md``: what came of torch's samples, beside DTensor, and what is refused."""
 
 from __future__ import annotations
 
