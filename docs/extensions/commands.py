@@ -7,6 +7,7 @@ import textwrap
 
 from docutils import nodes
 from sphinx.application import Sphinx
+from sphinx.domains.std import StandardDomain
 from sphinx.util.docutils import SphinxDirective
 
 from distconv import cli
@@ -30,6 +31,8 @@ class Commands(SphinxDirective):
 def setup(app: Sphinx) -> dict[str, bool]:
     """Add the directive to Sphinx."""
     app.add_directive("commands", Commands)
+    # Else a search for a word of a command lists each of its options before any page.
+    StandardDomain.object_types["cmdoption"].attrs["searchprio"] = -1
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
@@ -60,4 +63,5 @@ def _literal(text: str, language: str) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([\\*`|_<>])", r"\\\1", text)
+    """``text`` of a help message, where code stands between single backticks."""
+    return re.sub(r"`([^`\n]+)`|([\\*`|_<>])", lambda found: f"``{found[1]}``" if found[1] else rf"\{found[2]}", text)
