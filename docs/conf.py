@@ -24,7 +24,6 @@ html_show_search_summary = False
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["width.css"]
-smartquotes = False  # they would make one dash of the two of an option
 copybutton_exclude = ".linenos, .gp, .go"
 
 autodoc_typehints = "signature"

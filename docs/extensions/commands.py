@@ -63,5 +63,6 @@ def _literal(text: str, language: str) -> list[str]:
 
 
 def _escaped(text: str) -> str:
-    """``text`` of a help message, where code stands between single backticks."""
-    return re.sub(r"`([^`\n]+)`|([\\*`|_<>])", lambda found: f"``{found[1]}``" if found[1] else rf"\{found[2]}", text)
+    """``text`` of a help message, where code stands between single backticks, and options without."""
+    code = r"`([^`\n]+)`|(?<![\w-])(--[a-z][\w-]*)|([\\*`|_<>])"
+    return re.sub(code, lambda found: rf"\{found[3]}" if found[3] else f"``{found[1] or found[2]}``", text)
