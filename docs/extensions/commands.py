@@ -7,7 +7,6 @@ import textwrap
 
 from docutils import nodes
 from sphinx.application import Sphinx
-from sphinx.domains.std import StandardDomain
 from sphinx.util.docutils import SphinxDirective
 
 from distconv import cli
@@ -31,8 +30,6 @@ class Commands(SphinxDirective):
 def setup(app: Sphinx) -> dict[str, bool]:
     """Add the directive to Sphinx."""
     app.add_directive("commands", Commands)
-    # Else a search for a word of a command lists each of its options before any page.
-    StandardDomain.object_types["cmdoption"].attrs["searchprio"] = -1
     return {"parallel_read_safe": True, "parallel_write_safe": True}
 
 
