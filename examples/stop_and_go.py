@@ -29,6 +29,7 @@ stop = False
 
 
 def ask_to_stop(number, frame):
+    """Only remember it: a step that has begun is finished."""
     global stop
     stop = True
 
@@ -50,6 +51,7 @@ begin = saved.step if saved else 0
 if saved:
     scheduler.load_state_dict(saved.values["scheduler"])
 
+losses = []
 for step in range(begin + 1, options.steps + 1):
     # What a step trains on follows from its number, so that it is the same after a stop.
     images = torch.randn(4, 3, options.size, options.size, generator=torch.Generator().manual_seed(step)).to(device)
@@ -60,9 +62,9 @@ for step in range(begin + 1, options.steps + 1):
     loss.backward()
     optimizer.step()
     scheduler.step()
-    value = loss.item()  # on all ranks
+    losses.append(loss.item())  # on all ranks
     if comm.rank == 0:
-        print(f"step {step} loss {value:.12f}", flush=True)
+        print(f"step {step} loss {losses[-1]:.12f}", flush=True)
     asked = comm.allreduce(stop, MPI.LOR)  # all ranks end with the same step
     if asked or step % 20 == 0 or step == options.steps:
         dc.save_checkpoint(options.out, step, model, optimizer, {"scheduler": scheduler.state_dict()})
