@@ -16,13 +16,13 @@ import distconv as dc
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--grid", type=dc.parse_grid, default={"h": MPI.COMM_WORLD.size})
-parser.add_argument("--steps", type=int, default=150)
+parser.add_argument("--steps", type=int, default=400)
 parser.add_argument("--size", type=int, default=64)
-parser.add_argument("--flows", type=int, default=24)
+parser.add_argument("--flows", type=int, default=96)
 options = parser.parse_args()
 
 
-def advance(vorticity, time, dt=0.02, nu=1e-3):
+def advance(vorticity, time, dt=0.005, nu=2e-3):
     """The vorticity (samples, 1, size, size) after ``time``, by the midpoint rule on two thirds of the wave numbers."""
     size = vorticity.shape[-1]
     k = torch.fft.fftfreq(size, 1 / size).view(-1, 1)
@@ -65,9 +65,12 @@ class FourierLayer(nn.Module):
 
 torch.manual_seed(0)
 smooth = F.interpolate(torch.randn(options.flows, 1, 8, 8), size=options.size, mode="bicubic")
-start = advance(4 * (smooth - smooth.mean((2, 3), keepdim=True)), 1.0)
-later = advance(start, 1.0)
-held_out = options.flows // 4
+states = [advance(3 * (smooth - smooth.mean((2, 3), keepdim=True)), 0.5)]
+for _ in range(4):
+    states.append(advance(states[-1], 0.25))
+# Of each flow four pairs; flow by flow, so that held-out pairs are of other flows.
+start, later = (torch.stack(part, 1).flatten(0, 1) for part in (states[:-1], states[1:]))
+held_out = len(start) // 4
 
 device = dc.device()
 grid = dc.ProcessGrid(MPI.COMM_WORLD, **options.grid)
@@ -84,7 +87,7 @@ def error(predicted, wanted):
 
 losses = []
 for _ in range(options.steps):
-    batch = held_out + torch.randint(options.flows - held_out, (4,))
+    batch = held_out + torch.randint(len(start) - held_out, (8,))
     x, wanted = dc.scatter(start[batch].to(device), grid), dc.scatter(later[batch].to(device), grid)
     loss = error(x + model(x), wanted)
     optimizer.zero_grad()

@@ -18,7 +18,7 @@ import distconv as dc
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--grid", type=dc.parse_grid, default={"w": MPI.COMM_WORLD.size})
-parser.add_argument("--steps", type=int, default=200)
+parser.add_argument("--steps", type=int, default=600)
 parser.add_argument("--longitudes", type=int, default=96)
 options = parser.parse_args()
 

@@ -120,11 +120,28 @@ finished() {
     [ "${restarts%% *}" -ge "${2:-0}" ] || { echo "it never went back into the queue: $shown"; return 1; }
 }
 
-# stopped_by_hand JOB FILE: sends USR1 when FILE has 40 lines.
-stopped_by_hand() {
-    for _ in $(seq 120); do
-        [ ! -e "$2" ] || [ "$(wc -l <"$2")" -lt 40 ] || { scancel --signal=USR1 "$1"; return; }
+# has_lines FILE: waits until it has 40.
+has_lines() {
+    for _ in $(seq 240); do
+        [ ! -e "$1" ] || [ "$(wc -l <"$1")" -lt 40 ] || return 0
         sleep 0.5
+    done
+    return 1
+}
+
+# stopped_by_hand JOB FILE: sends USR1 when FILE has 40 lines.
+stopped_by_hand() { has_lines "$2" && scancel --signal=USR1 "$1"; }
+
+# stopped_by_limit JOB FILE: when FILE has 40 lines, the job's time is over in two minutes at most, which is when its
+# --signal=USR1@100 is due; in its second run it has an hour again. Slurm looks every half minute.
+stopped_by_limit() {
+    has_lines "$2"
+    local ran
+    ran=$(scontrol show job -o "$1" | sed 's/.*RunTime=00:0*\([0-9]*\):.*/\1/')
+    scontrol update JobId="$1" TimeLimit=$((${ran:-0} + 2))
+    for _ in $(seq 120); do
+        [ "$(squeue -h -j "$1" -o %T)" = RUNNING ] || { scontrol update JobId="$1" TimeLimit=60; return; }
+        sleep 1
     done
     return 1
 }
@@ -173,7 +190,7 @@ small=(--device cpu --checkpoint-every 50)
 mesh() { submit "${cpu[@]}" jobs/train_mesh.sbatch "$place/mesh.h5" "$1" --grid n=2,h=2 --width 4 --steps 120 "${small[@]}"; }
 classify() {
     local options=("${cpu[@]}" "${@:2}")
-    submit "${options[@]}" jobs/train_classify.sbatch digits lenet5 "$1" --grid n=2,h=2 --batch 32 --steps 1200 "${small[@]}"
+    submit "${options[@]}" jobs/train_classify.sbatch digits lenet5 "$1" --grid n=2,h=2 --batch 32 --steps 1500 "${small[@]}"
 }
 own() { submit "${cpu[@]}" jobs/train_own.sbatch examples/stop_and_go.py --grid n=2,h=2 --steps 400 --out "$1"; }
 
@@ -217,9 +234,9 @@ jobs_go_on() {
     check "scancel --signal=USR1 to train_own" stopped_by_hand "$job" "$place/log/job-$job"
     check "   it goes back into the queue and ends well" finished "$job" 1
     check "   it went on" went_on "$place/log/job-$job" "$own_undisturbed"
-    # Slurm looks every 30 s, and may send the signal a minute early.
-    job=$(classify "$place/classify-limited" --time=1 --signal=USR1@10)
-    check "train_classify with a time limit of a minute: back into the queue" finished "$job" 1
+    job=$(classify "$place/classify-limited" --time=60 --signal=USR1@100)
+    check "train_classify comes to the end of its time" stopped_by_limit "$job" "$place/classify-limited/metrics.jsonl"
+    check "   it goes back into the queue and ends well" finished "$job" 1
     check "   it went on" went_on "$place/classify-limited/metrics.jsonl" "$place/classify-undisturbed/metrics.jsonl"
 }
 
