@@ -79,7 +79,7 @@ def check_wheel() -> None:
 
 def import_mpi() -> None:
     """Import MPI, and so start it."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), launchers.told_if_mpi_ends_it():
         # mpi4py's warning of what check_launch ends.
         warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
         importlib.import_module("mpi4py.MPI")

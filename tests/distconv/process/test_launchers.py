@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from distconv.process import launchers
 from distconv.process.launchers import Start, start_of
 from tests.harness.launch import LAUNCHER_PREFIXES
 
+FOUND = "DISTCONV_LAUNCH_FOUND"
 ROOT = Path(__file__).resolve().parents[3]
 
 BATCH = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_PROCID": "0", "SLURM_LOCALID": "0"}
@@ -111,7 +113,7 @@ def test_what_it_may_understand_is_left_to_mpi(
 def only(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
     for name in [*os.environ]:
         monkeypatch.delenv(name)
-    for name, value in environment.items():
+    for name, value in {FOUND: "", **environment}.items():  # check sets that one, which so is put back
         monkeypatch.setenv(name, value)
 
 
@@ -147,6 +149,7 @@ def test_what_a_rank_starts_is_none_unless_a_launcher_starts_it(monkeypatch: pyt
 
 SCRIPT = """\
 import sys
+import textwrap
 try:
     import distconv as dc
 finally:
@@ -156,7 +159,9 @@ print("trains alone")
 
 
 def clean() -> dict[str, str]:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith((*LAUNCHER_PREFIXES, FOUND))
+    }
     return {**environment, "PYTHONPATH": str(ROOT)}
 
 
@@ -187,3 +192,32 @@ def test_torchrun_ends_with_a_sentence(tmp_path: Path) -> None:
     ended = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=60)
     assert ended.returncode == 1 and "trains alone" not in ended.stdout
     assert ended.stderr.count("distconv: torchrun started 2 processes of which MPI does not know") == 1
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_an_mpi_that_ends_the_process_when_it_starts_is_told_by_the_first(tmp_path: Path, rank: int) -> None:
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").touch()
+    (tmp_path / "mpi4py" / "MPI.py").write_text("import os\nos._exit(16)\n")
+    environment = {**clean(), **STEP, "SLURM_PROCID": str(rank), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    command = [sys.executable, "-c", "import distconv"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 16 and ended.stdout == ""
+    expected = "distconv: srun started 4 processes in which MPI did not start; use srun with another --mpi="
+    assert ended.stderr.startswith(expected if rank == 0 else "") and ended.stderr.count("\n") == (rank == 0)
+
+
+def test_nothing_is_told_where_mpi_starts_or_is_missing() -> None:
+    script = """
+        import sys
+        from distconv.process import launchers
+        del sys.modules["mpi4py.MPI"]
+        try:
+            with launchers.told_if_mpi_ends_it({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "0"}):
+                raise ImportError
+        except ImportError:
+            print("as it was")
+        """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    ended = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=60)
+    assert (ended.stdout, ended.stderr) == ("as it was\n", "")
