@@ -69,4 +69,6 @@ for step in range(begin + 1, options.steps + 1):
     if asked or step % 20 == 0 or step == options.steps:
         dc.save_checkpoint(options.out, step, model, optimizer, {"scheduler": scheduler.state_dict()})
     if asked:
+        if comm.rank == 0:
+            print(f"stopped after step {step}", flush=True)
         sys.exit(143)

@@ -115,6 +115,7 @@ finished() {
         case $shown in *JobState=PENDING* | *JobState=RUNNING* | *JobState=COMPLETING*) sleep 1 ;; *) break ;; esac
     done
     tail -20 "$place/log/job-$1"
+    sed -n 's/^stopped .*after \(step [0-9]*\).*/>>stopped after \1/p' "$place/log/job-$1" | tail -1
     [[ $shown == *JobState=COMPLETED*ExitCode=0:0* ]] || { echo "$shown"; return 1; }
     local restarts=${shown#*Restarts=}
     [ "${restarts%% *}" -ge "${2:-0}" ] || { echo "it never went back into the queue: $shown"; return 1; }
@@ -185,7 +186,7 @@ prints() {
 
 # -- what people do ---------------------------------------------------------------------------------------------------
 
-cpu=(--gpus-per-node=0 --ntasks-per-node=2)
+cpu=(--gpus-per-node=0 --ntasks-per-node=2 --cpus-per-task=1)
 small=(--device cpu --checkpoint-every 50)
 mesh() { submit "${cpu[@]}" jobs/train_mesh.sbatch "$place/mesh.h5" "$1" --grid n=2,h=2 --width 4 --steps 120 "${small[@]}"; }
 classify() {
@@ -250,6 +251,7 @@ PYTHON
     check "wrong: srun --mpi=none, MPICH" told srun -n 4 --mpi=none python "$train"
     check "wrong: srun --mpi=pmix, MPICH" told srun -N 1 -n 4 --mpi=pmix python "$train"
     check "wrong: srun --mpi=none distconv info" told srun -n 4 --mpi=none distconv info
+    check "wrong: srun --mpi=none, Debian's Open MPI" told srun -n 4 --mpi=none "$open_mpi" "$train"
     check "wrong: mpiexec of Open MPI, MPICH" told mpiexec.openmpi --oversubscribe -n 3 python "$train"
     check "wrong: mpiexec of MPICH, Open MPI" told mpiexec -n 3 "$open_mpi" "$train"
     check "wrong: torchrun" told torchrun --nproc-per-node 2 "$train"
