@@ -22,6 +22,7 @@ html_theme = "furo"
 html_title = f"distconv {release}"
 html_show_search_summary = False
 html_copy_source = False
+html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["width.css"]
 copybutton_exclude = ".linenos, .gp, .go"
