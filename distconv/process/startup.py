@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from distconv import local_device
 from distconv.errors import ReplicationWarning
-from distconv.process import endings, environment, watchdog
+from distconv.process import command_start, endings, environment, watchdog
 from distconv.process.memory import allocator
 
 
@@ -50,6 +50,8 @@ def set_up(comm: MPI.Intracomm | None = None) -> None:
         allocator.keep_memory(MPI.COMM_WORLD.size)
         _memory_kept = True
     late, comm = comm is not None, comm or MPI.COMM_WORLD
+    if late:
+        command_start.check_launch()
     if comm.size == 1:
         return
     if late:

@@ -32,8 +32,8 @@ class SparseConv(nn.Module):
     - ``transposed`` (torch's ``conv_transpose`` with the same p): the finer sites that the input's sites came from by a
       stride; if there are none, all that any input reaches.
 
-    The weight has torch's shape, (F, C, *kernel), transposed (C, F, *kernel), with offsets (F, C, K), so that state
-    dictionaries fit ``nn.Conv1d`` to ``nn.Conv3d`` and their transposed ones; in memory the offsets come first.
+    The weight has torch's shape, ``(F, C, *kernel)``, transposed ``(C, F, *kernel)``, with offsets (F, C, K), so that
+    state dictionaries fit ``nn.Conv1d`` to ``nn.Conv3d`` and their transposed ones; in memory the offsets come first.
     Dimensions 1 to 4. Under autocast the result has the low dtype.
 
     Raises

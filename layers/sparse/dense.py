@@ -14,7 +14,7 @@ from .tensor import SparseTensor
 def to_dense(
     x: SparseTensor, size: Sequence[int] | None = None, *, origin: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """The volume (B, C, *size) with the features at the active sites and zeros elsewhere; differentiable.
+    """The volume ``(B, C, *size)`` with the features at the active sites and zeros elsewhere; differentiable.
 
     Extents are in cells of the tensor's stride. The first cell is ``origin`` (in steps of the finest grid; zeros if
     left out); ``size`` ends behind the last site if left out.

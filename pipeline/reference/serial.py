@@ -50,7 +50,7 @@ class SerialPipeline:
       (running statistics) do not change again.
     - ``predict``: both passes use weights extrapolated by the last update to version m + floor(k / 2) (SpecTrain).
 
-    A synchronous schedule takes ``weights="recompute"`` or none. Random numbers are those of :func:`seeded` for
+    A synchronous schedule takes ``weights="recompute"`` or none. Random numbers are those of ``seeded`` for
     torch's seed at construction, the mini-batch, the micro-batch, and the stage; the loss belongs to the last stage.
 
     Attributes: ``losses``, pairs of mini-batch (counted from 0) and loss; ``optimizers``, one for each stage, or None.

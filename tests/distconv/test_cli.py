@@ -173,17 +173,20 @@ def test_a_group_lists_its_commands_and_examples_alone(
 
 def printed_commands() -> Iterator[tuple[str, list[str]]]:
     """Where each command of the documents and of the examples stands, and its words behind ``distconv``."""
-    texts = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "docs").glob("*.md")}
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "docs").rglob("*.md")}
     texts |= {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "jobs" / "papers").glob("*/*.md")}
     texts |= {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}
-    texts = {name: "\n".join(re.findall(r"^```bash\n(.*?)^```", text, re.M | re.S)) for name, text in texts.items()}
+    shells = r"^```(?:bash|console)(?: \w+)?\n(.*?)^```"
+    texts = {name: "\n".join(re.findall(shells, text, re.M | re.S)) for name, text in texts.items()}
     for command in cli.COMMANDS.values():
         texts[command.module] = getattr(importlib.import_module(command.module), "EXAMPLES", "")
     texts["distconv --help"] = cli.EXAMPLES
     for name, text in texts.items():
         for line in text.replace("\\\n", " ").splitlines():
-            if found := re.match(r"\s*(?:[A-Z_]+=\S+ )*(?:mpiexec -n \d+ )?distconv (.*)", line):
-                yield name, shlex.split(found[1], comments=True)
+            launchers = r"(?:mpiexec -n \d+ |srun (?:--\S+ |-\w \d+ )*(?:apptainer exec --nv \S+ )?)?"
+            if found := re.match(rf"\s*(?:\$ )?(?:[A-Z_]+=\S+ )*{launchers}distconv (.*)", line):
+                words = shlex.split(found[1].partition(" || ")[0], comments=True)
+                yield name, [word for word in words if not re.fullmatch(r"\$\{\w+\[@\]\}", word)]
 
 
 def test_every_printed_command_is_one_that_is_accepted(capsys: pytest.CaptureFixture[str]) -> None:

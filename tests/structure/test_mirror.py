@@ -19,6 +19,10 @@ TESTED_ELSEWHERE = {
 """Modules, or folders with all that is below them, and why they have no test file of their name."""
 
 OF_NO_MODULE = {
+    "tests/docs/test_code_blocks.py": "the pages of docs/: their code",
+    "tests/docs/test_console.py": "commands of the pages, and what they print",
+    "tests/docs/test_site.py": "the pages as a site",
+    "tests/examples/test_examples.py": "the scripts of examples/, over ranks and as plain PyTorch",
     "tests/faults/test_cases.py": "the list of faults: each has a test",
     "tests/faults/test_checkpoint_files.py": "checkpoints on failing disks, in killed jobs, from other times",
     "tests/faults/test_long_runs.py": "shapes and grids that vary for thousands of steps",

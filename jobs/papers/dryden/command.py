@@ -22,7 +22,7 @@ from distconv.whole_files import write_file
 EXAMPLES = """\
 examples:
   distconv reproduce dryden
-  distconv reproduce dryden --out docs/paper-tables.md
+  distconv reproduce dryden --out docs/evidence/paper-tables.md
 """
 
 

@@ -99,7 +99,7 @@ def _head(results: Results) -> Iterator[str]:
     yield from (
         "# The paper's tables, predicted",
         "",
-        "<!-- Generated; do not edit. Command: distconv reproduce dryden --out docs/paper-tables.md -->",
+        "<!-- Generated; do not edit. Command: distconv reproduce dryden --out docs/evidence/paper-tables.md -->",
         "",
         *_caveats(results),
         "",

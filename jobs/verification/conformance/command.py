@@ -37,8 +37,8 @@ examples:
   mpiexec -n 4 distconv verify conformance --family convolution pooling --json found.json
   mpiexec -n 3 distconv verify conformance --operator max_pool2d
   distconv verify conformance --family torch-samples --ranks 2,3,4 --json found.json
-  distconv verify conformance --family torch-samples dtensor --ranks 2 --samples 4 --page docs/torch-samples.md
-  distconv verify conformance --page docs/conformance.md --ranks 2,3,4,6,8
+  distconv verify conformance --family torch-samples dtensor --ranks 2 --samples 4 --page docs/evidence/torch-samples.md
+  distconv verify conformance --page docs/evidence/conformance.md --ranks 2,3,4,6,8
 """
 
 

@@ -1,4 +1,4 @@
-"""The page ``docs/conformance.md``: lines of runs on several rank counts as tables."""
+"""The page ``docs/evidence/conformance.md``: lines of runs on several rank counts as tables."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ _WORST = [
 _PREFACE = """\
 # Conformance
 
-<!-- Generated; do not edit. Command: distconv verify conformance --page docs/conformance.md --ranks {ranks} -->
+<!-- Generated; do not edit.
+Command: distconv verify conformance --page docs/evidence/conformance.md --ranks {ranks} -->
 
 Every operator and option of one table, on every kind of grid, against one process: plain torch, float64 unless a row
 says otherwise. Compared are all results, the gradients of all inputs and parameters, and the buffers, block by block,

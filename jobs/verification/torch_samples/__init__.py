@@ -9,6 +9,6 @@
     command   ``distconv verify conformance --family torch-samples``: every sample of torch, past those that hang
     database  torch's samples: every operator and module that its own tests know, with their variants
     dtensor   The same samples through torch's DTensor, for comparison
-    page      The page ``docs/torch-samples.md``: what came of them, beside torch's DTensor, and all that is refused
+    page      The page ``docs/evidence/torch-samples.md``: what came of them, beside DTensor, and all that is refused
     runner    Runs samples over the ranks of a job on every split, and says what came of each
 """

@@ -1,4 +1,4 @@
-"""The page ``docs/torch-samples.md``: what came of torch's samples, beside torch's DTensor, and all that is refused."""
+"""The page ``docs/evidence/torch-samples.md``: what came of torch's samples, beside DTensor, and what is refused."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def page(lines: Sequence[Line], most: int | None = None) -> str:
     counts = sorted({line.ranks for line in lines})
     own = [line for line in lines if line.family == FAMILY]
     families = " ".join(dict.fromkeys(line.family for line in lines))
-    options = f"--family {families} --ranks {','.join(map(str, counts))} --page docs/torch-samples.md"
+    options = f"--family {families} --ranks {','.join(map(str, counts))} --page docs/evidence/torch-samples.md"
     preface = _PREFACE.format(
         options=options + (f" --samples {most}" if most else ""),
         most=f"the first {most} of each" if most else "all of them",

@@ -331,6 +331,19 @@ def test_a_job_that_is_stopped_goes_back_into_the_queue_and_resumes(tmp_path: Pa
         assert ("scontrol requeue 7" in found.stdout) == (code == 143)
 
 
+@pytest.mark.parametrize(("code", "ended"), [(143, 0), (0, 0), (2, 2)])
+def test_a_script_of_ones_own_goes_back_into_the_queue_when_it_was_stopped(
+    tmp_path: Path, code: int, ended: int
+) -> None:
+    _slurm(tmp_path)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7", "CODE": str(code)}
+    arguments = ["bash", str(ROOT / "jobs" / "train_own.sbatch"), "train.py", "--epochs", "3"]
+    found = subprocess.run(arguments, env=environment, capture_output=True, text=True)
+    assert found.returncode == ended, found.stderr
+    assert "srun distconv run train.py --epochs 3" in found.stdout
+    assert ("scontrol requeue 7" in found.stdout) == (code == 143)
+
+
 def _slurm(folder: Path) -> None:
     for name, status in (("srun", "$CODE"), ("scontrol", "0")):
         (folder / name).write_text(f'#!/bin/sh\necho {name} "$@"\nexit {status}\n')

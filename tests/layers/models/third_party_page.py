@@ -1,6 +1,6 @@
-"""Writes docs/third-party.md: other people's networks over four grids of four ranks against one process.
+"""Writes docs/evidence/third-party.md: other people's networks over four grids of four ranks against one process.
 
-``mpiexec -n 4 python -m tests.layers.models.third_party_page docs/third-party.md`` with the extra third-party.
+``mpiexec -n 4 python -m tests.layers.models.third_party_page docs/evidence/third-party.md`` with the extra third-party.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEAD = """\
 # Networks of other packages
 
 <!-- Generated; do not edit.
-Command: mpiexec -n 4 python -m tests.layers.models.third_party_page docs/third-party.md -->
+Command: mpiexec -n 4 python -m tests.layers.models.third_party_page docs/evidence/third-party.md -->
 
 Built as their packages build them and not changed in a line: one step of SGD with momentum in training mode, then an
 evaluation, in float64 (where a network insists on float32, in that). Outputs, gradients of weights and of the input,

@@ -39,7 +39,7 @@ def every_cut(stages):
 
 
 def test_cuts_that_are_searched_for_are_all_but_the_best_of_all():
-    """The figures are those that cuts.py and docs/partitioning.md give."""
+    """The figures are those that cuts.py and docs/evidence/partitioning.md give."""
     fitting = optimal = 0
     for seed in range(300):
         stages = random_stages(seed)

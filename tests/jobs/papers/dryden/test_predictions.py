@@ -26,7 +26,7 @@ from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.candidates import candidates
 from distconv.perfmodel.strategy.selection import select
 
-PAGE = Path(__file__).parents[4] / "docs" / "paper-tables.md"
+PAGE = Path(__file__).parents[4] / "docs" / "evidence" / "paper-tables.md"
 KEEP_ALL = {"memory_model": "keep-all", "workspace": 2**30}
 
 
@@ -71,7 +71,7 @@ def test_the_error_is_well_below_that_of_amdahls_law(predictions: Predictions):
 
 
 def test_the_page_has_the_errors_of_the_present_model(predictions: Predictions):
-    assert error_row("**calibrated**", predictions.error) in PAGE.read_text(), "make docs/paper-tables.md anew"
+    assert error_row("**calibrated**", predictions.error) in PAGE.read_text(), "make docs/evidence/paper-tables.md anew"
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from distconv.jobs.verification.conformance.runner import Run, Verdict, names_a_
 from tests.distconv.layouts import grid_over, normal
 
 ROOT = Path(__file__).resolve().parents[4]
-PAGE = ROOT / "docs" / "conformance.md"
+PAGE = ROOT / "docs" / "evidence" / "conformance.md"
 X = Input("N C H W")
 
 
@@ -166,7 +166,7 @@ def test_the_command_starts_a_job_for_each_rank_count_and_writes_one_page(tmp_pa
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "== 2 ranks" in ended.stdout and "2 ranks: 1 operators" in ended.stdout
-    assert "--page docs/conformance.md --ranks 1,2 -->" in written.read_text()
+    assert "--page docs/evidence/conformance.md --ranks 1,2 -->" in written.read_text()
 
 
 @pytest.mark.ranks(2)
@@ -204,7 +204,7 @@ def rows(text):
 
 def test_the_page_has_the_rows_and_cells_of_the_table():
     text = PAGE.read_text()
-    command = re.search(r"--page docs/conformance.md --ranks ([\d,]+)", text)
+    command = re.search(r"--page docs/evidence/conformance.md --ranks ([\d,]+)", text)
     assert command
     ranks = [int(count) for count in command[1].split(",")]
     assert {2, 3, 4, 6} <= set(ranks)
@@ -213,7 +213,7 @@ def test_the_page_has_the_rows_and_cells_of_the_table():
         for family, cases in TABLE.items()
         for case in cases
     }
-    assert rows(text) == expected, "run: distconv verify conformance --page docs/conformance.md --ranks 2,3,4,6,8"
+    assert rows(text) == expected, f"run: distconv verify conformance --page {PAGE.relative_to(ROOT)} --ranks 2,3,4,6,8"
 
 
 # -- bytes --------------------------------------------------------------------------------------------------------

@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Makes a site of docs/, which opens without a network: bash jobs/docs.sh; then open docs/_build/html/index.html.
+# A warning is an error: a name without a page, a link that leads nowhere. See environment.sh for the variables.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+cd "$root"
+
+stage "installation" install test,docs editable
+stage "site" "$venv/bin/sphinx-build" -W -n --keep-going -q -d docs/_build/doctrees docs docs/_build/html
+echo "== open $root/docs/_build/html/index.html"

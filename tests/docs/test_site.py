@@ -1,0 +1,130 @@
+"""The site of the pages: Sphinx has nothing to say, every link leads somewhere, and nothing comes from a network."""
+
+from __future__ import annotations
+
+import html
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import distconv as dc
+from distconv import cli
+from tests.docs.blocks import ROOT
+
+FIRST = "index.html"
+
+
+class Page(HTMLParser):
+    """Where a page's links lead, what it loads, and the places in it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.places: set[str] = set()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value for name, value in attrs if value}
+        self.places |= {found[name] for name in ("id", "name") if name in found}
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+        self.loaded += [found[name] for name in ("src", "href") if tag in ("script", "img", "link") and name in found]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [
+        sys.executable,
+        "-m",
+        "sphinx",
+        "-W",
+        "-n",
+        "-q",
+        "-d",
+        folder / "doctrees",
+        ROOT / "docs",
+        folder / "html",
+    ]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return folder / "html"
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[Path, Page]:
+    return {path: Page(path) for path in site.rglob("*.html")}
+
+
+@pytest.mark.time_limit(180)
+def test_every_link_leads_to_a_page_and_a_place_in_it(pages: dict[Path, Page]) -> None:
+    lost = []
+    for path, page in pages.items():
+        for link in page.links:
+            parts = urlsplit(link)
+            if parts.scheme:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not target.exists() or (parts.fragment and unquote(parts.fragment) not in pages[target].places):
+                lost.append((path.name, link))
+    assert not lost and sum(len(page.links) for page in pages.values()) > 1000
+
+
+def test_nothing_is_loaded_from_a_network(site: Path, pages: dict[Path, Page]) -> None:
+    assert not [link for page in pages.values() for link in page.loaded if urlsplit(link).netloc]
+    styles = [path.read_text() for path in site.rglob("*.css")]
+    assert styles and not [style for style in styles if re.search(r"url\(['\"]?https?:|@import", style)]
+
+
+def test_every_name_and_every_option_has_a_place(site: Path, pages: dict[Path, Page]) -> None:
+    names = pages[site / "reference" / "api.html"].places
+    assert {f"distconv.{name}" for name in dc.__all__} <= names
+    commands = pages[site / "reference" / "commands.html"].places
+    assert {f"command-{'-'.join(words)}" for words in cli.COMMANDS} <= commands
+    assert {"cmdoption-distconv-train-mesh-grid", "cmdoption-distconv-bench-halo-kernel"} <= commands
+
+
+def dom(path: Path, query: str = "") -> str:
+    """What Chromium makes of a page that it opens as a file."""
+    browser = shutil.which("chromium")
+    if browser is None:
+        pytest.skip("needs the package chromium")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=8000", "--dump-dom"]
+    return subprocess.run([browser, *options, f"{path.as_uri()}{query}"], capture_output=True, text=True).stdout
+
+
+def links_of(text: str) -> Iterator[tuple[str, str]]:
+    """Where the links of the first page's article lead, and their texts."""
+    article = text.split('<article role="main"')[1].split("</article>")[0]
+    for link, inner in re.findall(r'<a class="reference internal" href="([^"#]+)"[^>]*>(.*?)</a>', article, re.S):
+        yield link, html.unescape(re.sub(r"<[^>]+>", "", inner))
+
+
+@pytest.mark.slow
+@pytest.mark.time_limit(300)
+def test_a_browser_opens_the_first_page_and_what_it_links_to(site: Path) -> None:
+    text = dom(site / FIRST)
+    assert "<title>distconv" in text
+    links = dict(links_of(text))
+    assert {"tutorial.html", "axes.html", "when-not.html", "reference/api.html", "evidence/index.html"} <= set(links)
+    for link in links:
+        found = dom(site / link)
+        title = html.unescape(re.search(r"<title>(.*?) - distconv [\d.]+</title>", found)[1])
+        heading = re.search(r"<h1>(.*?)<a class=\"headerlink\"", found, re.S)[1]
+        assert title == html.unescape(re.sub(r"<[^>]+>", "", heading))
+
+
+@pytest.mark.slow
+def test_the_search_finds_pages_without_a_server(site: Path) -> None:
+    found = dom(site / "search.html", "?q=halo")
+    assert re.search(r"found \d+ pages matching", found)
+    assert 'href="time.html' in found and 'href="axes.html' in found
+    assert "did not match any documents" in dom(site / "search.html", "?q=zzyzx")
