@@ -112,6 +112,8 @@ def _plan(options: argparse.Namespace) -> None:
     options = argparse.Namespace(**vars(options) | {"ranks": ranks})
     print(report.heading(options, graph, machine, memory))
     _print(options, strategy)
+    if options.memory_model == "autograd":
+        print(report.process(graph, strategy, machine, options.ranks, memory))
     if remark:
         print(remark)
     if options.out is not None:

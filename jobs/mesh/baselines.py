@@ -62,7 +62,7 @@ def extrapolation(samples: MeshSamples, q_star: float) -> list[Verdict]:
 
 
 def perceptron(samples: MeshSamples, grid: ProcessGrid, settings: Settings) -> Verdict:
-    """A perceptron that sees the 18 channels of one cell, trained as the network with these ``settings``: as long, too."""
+    """A perceptron that sees the 18 channels of one cell, trained as the network of these ``settings`` is, as long."""
     settings = replace(settings, model="perceptron", width=None, lr=PIXEL_RATE)
     trainer = Trainer(settings, samples, grid)
     for batch in trainer.batches():

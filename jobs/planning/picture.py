@@ -102,7 +102,7 @@ def _draw_times(axis: Any, prediction: Prediction) -> None:
         axis.bar(range(len(layers)), times, bottom=below, width=0.85, label=head)
         below += times
     axis.set(ylabel="ms, nothing hidden")
-    axis.legend(fontsize=7, ncols=len(FIGURES))
+    axis.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))  # beside the bars, not on them
     if len(layers) <= MOST_NAMES:
         axis.set_xticks(range(len(layers)), list(prediction.layers), rotation=90, fontsize=6)
 
@@ -119,6 +119,8 @@ def draw_scaling(axis: Any, curves: Curves, memory: float) -> None:
     axis.set(xscale="log", yscale="log", xlabel="ranks", ylabel="ms per step")
     axis.set_xticks(list(curves["planned"]), list(map(str, curves["planned"])))
     axis.set_xticks([], minor=True)
+    for each in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+        each("{x:g}")  # less than a decade has no major tick
     axis.set_title("strong scaling" + (" (hollow: does not fit)" if memory < math.inf else ""), fontsize=9)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)

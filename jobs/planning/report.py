@@ -7,7 +7,9 @@ from collections.abc import Iterator
 
 from distconv.jobs.mesh.recipe import CHANNELS
 from distconv.layers.models import MESH_MODELS
+from distconv.perfmodel.cost.block_geometry import Parts
 from distconv.perfmodel.cost.evaluation import Prediction
+from distconv.perfmodel.cost.process_memory import MARGIN, process_memory
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.selection import Strategy
@@ -58,6 +60,21 @@ def _gap(strategy: Strategy) -> str:
     if strategy.bound <= 0:
         return "nothing is proven"
     return f"gap {strategy.gap:.2%}{', the best' if strategy.optimal else ''}"
+
+
+def process(graph: LayerGraph, strategy: Strategy, machine: Machine, ranks: int, memory: float) -> str:
+    """What a rank takes that is a process on a CPU, and whether that fits."""
+    grids = {
+        name: Parts.of(layer.parts, ranks, machine.ranks_per_node) for name, layer in strategy.prediction.layers.items()
+    }
+    found = process_memory(graph, grids, strategy.memory)
+    fits = "fits" if found.fits(memory) else "does not fit"
+    return (
+        f"  where ranks compute on CPUs, a process takes {found.total / 1e9:.4g} GB: "
+        f"tensors {found.tensors / 1e9:.4g}, libraries {found.libraries / 1e9:.4g}, "
+        f"inside convolutions {found.convolutions / 1e9:.4g}, "
+        f"free in the heap {found.holes / 1e9:.4g}; {fits} into {memory / 1e9:.4g} GB with {MARGIN:.0%} to spare"
+    )
 
 
 def layers(prediction: Prediction) -> Iterator[str]:

@@ -8,5 +8,6 @@
     evaluation          ``evaluate``: time and memory of a training step under a plan
     operation_cost      What one operation costs under one distribution
     operation_work      What one rank computes in one operation
+    process_memory      What a process on a CPU has resident at most, beyond the tensors of a training step
     step_memory         Memory of a training step on the fullest rank, as terms of a strategy's problem
 """

@@ -13,8 +13,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +32,34 @@ from distconv.jobs.planning.options import on_rank_0
 from distconv.jobs.training.report import peak_memory_bytes
 from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
+from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.evaluation import evaluate
+from distconv.perfmodel.cost.process_memory import ProcessMemory, process_memory
+from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.machine.machine import Machine
 
 EXAMPLES = """\
 examples:
   mpiexec -n 4 distconv bench memory --model mesh1k --size 1024 --grid h=4
   mpiexec -n 4 distconv bench memory --model unet --size 512 --batch 2 --grid n=2,h=2 --json memory.json
+  mpiexec -n 4 distconv bench memory --model package.module:factory --input 4,640,640 --optimizer adamw --grid h=4
   mpiexec -n 4 distconv bench memory --model vgg16_bn --size 32 --batch 16 --optimizer adam --shard-optimizer
 """
 
-OPTIMIZERS: dict[str, tuple[Any, int]] = {"sgd": (torch.optim.SGD, 1), "adam": (torch.optim.Adam, 2)}
-"""With the steps until all its memory is in use: Adam has no state before the end of the first."""
+OPTIMIZERS: dict[str, tuple[Any, int]] = {
+    "sgd": (torch.optim.SGD, 0),
+    "momentum": (partial(torch.optim.SGD, momentum=0.9), 1),
+    "adam": (torch.optim.Adam, 2),
+    "adamw": (torch.optim.AdamW, 2),
+}
+"""With the tensors of state per parameter, which are there after the first step."""
 
-TRAINED = {"sgd": "one step of SGD", "adam": "two steps of Adam"}
+TRAINED = {
+    "sgd": "one step of SGD",
+    "momentum": "two steps of SGD with momentum",
+    "adam": "two steps of Adam",
+    "adamw": "two steps of AdamW",
+}
 
 LAUNCHER_PREFIXES = ("PMI", "HYD", "MPI_LOCAL", "MPIR_CVAR_CH3", "OMPI_", "PRTE_")
 """Variables by which a process believes that a launcher started it as one rank of many."""
@@ -67,9 +84,12 @@ class Peak:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv bench memory``."""
-    model_options.add_arguments(parser, model="mesh1k", size=1024, batch=1)
+    model_options.add_arguments(parser, model="mesh1k", size=1024, batch=1, own=True)
     parser.add_argument(
-        "--optimizer", choices=OPTIMIZERS, default="sgd", help="adam: two steps, the second with state (default: sgd)"
+        "--optimizer",
+        choices=OPTIMIZERS,
+        default="sgd",
+        help="with state: two steps, the second with it (default: sgd)",
     )
     parser.add_argument(
         "--shard-optimizer",
@@ -103,17 +123,28 @@ def measure(options: argparse.Namespace, grid: ProcessGrid, *, split: bool = Fal
     """Training on random samples over ``grid``; ``split``: with the optimizer's state. Collective."""
     before = peak_memory_bytes()
     model = parallelize(model_options.model_of(options), grid)
-    make, steps = OPTIMIZERS[options.optimizer]
+    make, slots = OPTIMIZERS[options.optimizer]
     optimizer = make(model.parameters(), 1e-3)
     if split:
         shard_optimizer(optimizer, grid.world)
-    x = random(Distribution(grid, default_axes("nchw", 4)), model_options.shape_of(options), model_options.CPU)
-    for _ in range(steps):
+    shape = model_options.shape_of(options)
+    x = random(Distribution(grid, default_axes(None, len(shape))), shape, model_options.CPU)
+    for _ in range(2 if slots else 1):
         start = time.perf_counter()
         model_options.loss_of(options, model(x)).backward()
         optimizer.step()
         optimizer.zero_grad()
     return Peak(before, peak_memory_bytes(), time.perf_counter() - start)
+
+
+def predicted(options: argparse.Namespace, axes: Mapping[str, int], ranks: int) -> ProcessMemory:
+    """What a rank of a grid with these axes takes, as ``distconv plan`` says."""
+    machine = Machine.load("localhost")
+    graph = trace(model_options.model_of(options), model_options.shape_of(options))
+    slots = OPTIMIZERS[options.optimizer][1]
+    tensors = evaluate(graph, {"*": dict(axes)}, machine, ranks, optimizer_slots=slots).memory
+    parts = Parts.of(axes, ranks, machine.ranks_per_node)
+    return process_memory(graph, dict.fromkeys(graph.deciding, parts), tensors)
 
 
 def by_itself(options: argparse.Namespace) -> Peak:
@@ -126,6 +157,8 @@ def by_itself(options: argparse.Namespace) -> Peak:
     """
     words = ["memory", "--alone", "--model", options.model, "--size", str(options.size), "--batch", str(options.batch)]
     words += ["--optimizer", options.optimizer]
+    words += ["--input", ",".join(map(str, options.input))] if options.input else []
+    words += ["--classes", str(options.classes)] if options.classes else []
     return in_new_process(words + (["--width", str(options.width)] if options.width else []))
 
 
@@ -185,6 +218,12 @@ def _report(
     ratio, whole = worst_used / alone.used, worst / alone.peak
     print(f"peak of the model per rank, against one rank: {ratio:.3f} (1/{grid.size} = {1 / grid.size:.3f})")
     print(f"peak of the whole process, libraries included:  {whole:.3f}")
+    prediction = predicted(options, {axis: n for axis, n in grid.shape.items() if n > 1} or {"n": 1}, grid.size)
+    print(
+        f"predicted for the process: {prediction.total / MIB:.0f} MiB (tensors {prediction.tensors / MIB:.0f}, "
+        f"libraries {prediction.libraries / MIB:.0f}, convolutions {prediction.convolutions / MIB:.0f}, holes "
+        f"{prediction.holes / MIB:.0f}); worst rank: measured / predicted {worst / prediction.total:.2f}"
+    )
     if split is not None:
         less = max(peak.used for peak in split)
         print(f"peak of the model per rank with split state: {less / MIB:.0f} of {worst_used / MIB:.0f} MiB")
@@ -193,6 +232,7 @@ def _report(
         "ranks": [asdict(peak) for peak in peaks],
         "ratio": ratio,
         "process_ratio": whole,
+        "predicted": asdict(prediction),
         "split": None if split is None else [asdict(peak) for peak in split],
     }
     report.give_json({"model": options.model, "size": options.size, "grid": grid.describe(), **figures}, options.json)

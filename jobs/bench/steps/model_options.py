@@ -6,10 +6,13 @@ import argparse
 
 import torch
 import torch.nn.functional as F
+from mpi4py import MPI
 
 from distconv.distribution import Distribution, default_axes
 from distconv.jobs.bench.comparison import random
 from distconv.jobs.mesh.recipe import CHANNELS
+from distconv.jobs.planning.options import extents
+from distconv.jobs.training.model_factory import build_model
 from distconv.jobs.training.options import grid_extents, positive
 from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.tensor import DistTensor
@@ -20,9 +23,17 @@ CLASSIFIED = ("vgg16", "vgg16_bn")
 CPU = torch.device("cpu")
 
 
-def add_arguments(parser: argparse.ArgumentParser, model: str, size: int, batch: int) -> None:
-    """``--model``, ``--width``, ``--size``, ``--batch`` and ``--grid``, with these defaults."""
-    parser.add_argument("--model", choices=(*MESH_MODELS, *CLASSIFIED), default=model, help="default: %(default)s")
+def add_arguments(parser: argparse.ArgumentParser, model: str, size: int, batch: int, *, own: bool = False) -> None:
+    """``--model``, ``--width``, ``--size``, ``--batch`` and ``--grid``, with these defaults.
+
+    ``own``: with any model, as package.module:factory, too, and with ``--input`` and ``--classes``.
+    """
+    if own:
+        parser.add_argument("--model", default=model, help=f"{', '.join(MODELS)}; or package.module:factory")
+        parser.add_argument("--input", type=extents, metavar="C,H,W", help="extents of one sample, instead of --size")
+        parser.add_argument("--classes", type=positive, help="what the model predicts (default: the model's own)")
+    else:
+        parser.add_argument("--model", choices=(*MESH_MODELS, *CLASSIFIED), default=model, help="default: %(default)s")
     parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
     parser.add_argument(
         "--size", type=positive, default=size, help="height and width of the samples (default: %(default)s)"
@@ -33,20 +44,25 @@ def add_arguments(parser: argparse.ArgumentParser, model: str, size: int, batch:
 
 def model_of(options: argparse.Namespace) -> torch.nn.Module:
     """The model, with the same weights on all ranks."""
-    torch.manual_seed(0)
-    model: torch.nn.Module = MODELS[options.model](**({} if options.width is None else {"width": options.width}))
-    return model
+    shape, classes = shape_of(options), getattr(options, "classes", None)
+    return build_model(options.model, MPI.COMM_SELF, seed=0, in_channels=shape[1], classes=classes, width=options.width)
 
 
-def shape_of(options: argparse.Namespace) -> tuple[int, int, int, int]:
+def shape_of(options: argparse.Namespace) -> tuple[int, ...]:
     """Of a mini-batch."""
+    if getattr(options, "input", None):
+        return options.batch, *options.input
     return options.batch, 3 if options.model in CLASSIFIED else len(CHANNELS), options.size, options.size
 
 
 def loss_of(options: argparse.Namespace, y: DistTensor) -> torch.Tensor:
     """That of the model's output with random labels."""
-    if options.model in CLASSIFIED:
-        return F.cross_entropy(y, random(Distribution(y.grid, ("n",)), y.shape[:1], CPU).abs().long())
+    if y.shape[1] > 1:  # a class for each sample, or for each of its positions
+        shape = (y.shape[0], *y.shape[2:])
+        axes = tuple(axis for dim, axis in enumerate(default_axes(None, y.dim())) if dim != 1)
+        return F.cross_entropy(y, random(Distribution(y.grid, axes), shape, CPU).long().clamp(0, 1))
+    if getattr(options, "input", None):
+        return F.binary_cross_entropy_with_logits(y, torch.zeros_like(y))
     shape = (options.batch, options.size, options.size)
     label = random(Distribution(y.grid, default_axes("nhw", 3)), shape, CPU)
     return F.binary_cross_entropy_with_logits(y.squeeze(1), (label > 1.5).float())
