@@ -194,7 +194,7 @@ class Loader:
             values[row] = self._prepared(each, sample, space, epoch)
         return block
 
-    def _prepared(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[np.generic]:
+    def _prepared(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[Any]:
         """The values in ``space`` of one sample, which is cropped, then mirrored, then transposed."""
         transposed = self.transposed(epoch, sample)
         there = _before_transposing(each, space) if transposed else space
@@ -211,7 +211,7 @@ class Loader:
             values = values / _per_channel(each.scale[space[0].start : space[0].stop], values)
         return values
 
-    def _mirrored_values(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[np.generic]:
+    def _mirrored_values(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[Any]:
         """The values in ``space`` of one sample, which is cropped and then mirrored."""
         mirrored, begins = self.mirrored(epoch, sample), self.cropped(epoch, sample)
         # Index i of the mirrored sample is E - 1 - i of the one in the file: read the mirrored box, then reverse it.
@@ -242,5 +242,5 @@ def _numpy(dtype: torch.dtype) -> np.dtype:
     return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
 
 
-def _per_channel(numbers: Sequence[float] | NDArray[np.float64], values: NDArray[np.generic]) -> NDArray[np.generic]:
+def _per_channel(numbers: Sequence[float] | NDArray[np.float64], values: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(numbers, values.dtype).reshape(-1, *(1,) * (values.ndim - 1))

@@ -70,6 +70,7 @@ class Trainer(training.Trainer):
         self, settings: Settings, samples: MeshSamples, place: ProcessGrid | Plan, device: str = "cpu"
     ) -> None:
         super().__init__(settings, build(settings), place, samples.comm, device)
+        self.settings: Settings = settings
         self.samples = samples
         self.loader = samples.loader(
             "train",

@@ -72,7 +72,7 @@ def make_optimizer(settings: Settings, parameters: Iterable[torch.nn.Parameter])
     """The optimizer that the settings ask for."""
     if settings.optimizer == "sgd":
         return torch.optim.SGD(parameters, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[settings.optimizer]
+    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
     return kind(parameters, settings.lr, weight_decay=settings.weight_decay)
 
 
