@@ -89,9 +89,14 @@ def test_it_prints_times_memory_bound_and_pure_parallelism_once(comm: Any, capsy
 @pytest.mark.ranks(1)
 def test_each_layer_has_a_line_if_asked_for(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan("--layers", "--method", "longest-path") == 0
-    lines = capsys.readouterr().out.splitlines()
-    start = next(index for index, line in enumerate(lines) if line.startswith("  ms of each layer"))
-    assert [line.split()[0] for line in lines[start + 1 :]] == ["0", "2", "5"]
+    assert [line.split()[0] for line in lines_of_layers(capsys.readouterr().out)] == ["0", "2", "5"]
+
+
+def lines_of_layers(text: str) -> list[str]:
+    """Those of the table of layers, which is followed by what a process takes."""
+    table, process = text.split("  ms of each layer", 1)[1].split("  where ranks compute on CPUs, ")
+    assert process.count("\n") == 1
+    return table.splitlines()[1:]
 
 
 @pytest.mark.ranks(1)
@@ -169,12 +174,11 @@ def test_columns_of_long_steps_do_not_run_together(comm: Any, capsys: pytest.Cap
     machine = planned_files.MACHINE.replace("1 GFLOP/s", "1 MFLOP/s").replace("1 GB/s", "1 kB/s")
     Path("slow.yaml").write_text(machine)
     assert plan("--layers", "--machine", "./slow.yaml") == 0
-    lines = capsys.readouterr().out.splitlines()
-    totals = next(line for line in lines if line.startswith("  this plan"))
+    text = capsys.readouterr().out
+    totals = next(line for line in text.splitlines() if line.startswith("  this plan"))
     assert float(totals.split()[-2]) > 1e5
     assert len(totals.split()) == 2 + len(report.FIGURES) + 3
-    start = next(index for index, line in enumerate(lines) if line.startswith("  ms of each layer"))
-    assert all(len(line.split()) == 2 + len(report.FIGURES) for line in lines[start + 1 :])
+    assert all(len(line.split()) == 2 + len(report.FIGURES) for line in lines_of_layers(text))
 
 
 @pytest.mark.ranks(2)

@@ -100,7 +100,7 @@ def test_a_finished_run_goes_on_to_more_epochs(
 ) -> None:
     monkeypatch.setattr(train_classify, "draw", lambda *_: None)
     # A rate that does not depend on the number of steps: then the longer run is that which was never interrupted.
-    monkeypatch.setattr(training, "learning_rate", lambda step, steps, peak: peak / (1 + step))
+    monkeypatch.setattr(training, "learning_rate", lambda step, steps, peak, warm_up: peak / (1 + step))
     data = written(comm, shared_tmp_path)
     float64 = ("--dtype", "float64")
     assert cli.main(command(comm, data, *float64, "--epochs", "3")) == 0
