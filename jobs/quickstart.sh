@@ -15,7 +15,7 @@ train=(train mesh --data "$out/mesh.h5" --model unet --width 8 --grid n=2,h=2 --
 echo "Times in brackets are those of a machine with 2 cores."
 mkdir -p "$out"
 stage "1 of 3: install distconv and what it needs into $venv (1 to 2 minutes)" install mesh,plot,allocator
-stage "2 of 3: simulate 48 flows on 2 ranks: 72 samples of 128 x 128 cells, 24 held out (4 minutes)" \
+stage "2 of 3: simulate some 50 flows on 2 ranks: 72 samples of 128 x 128 cells, 24 held out (4 minutes)" \
     ranks 2 "${data[@]}"
 stage "3 of 3: train a U-Net on 4 ranks, grid n=2,h=2, to find the cells that will tangle, and what it has to beat (4 minutes)" \
     ranks 4 "${train[@]}" --seed "$seed"
