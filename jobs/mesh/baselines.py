@@ -20,7 +20,7 @@ from .scores import BINS, Histogram, Threshold, Verdict, judge
 from .segmentation import Settings, Trainer
 
 PIXEL_RATE = 1e-2
-"""Learning rate of the perceptron: the best on validation samples of 1e-2 and 3e-2."""
+"""Learning rate of the perceptron; with 3e-2 it does as well on validation samples."""
 
 GROUPS = ("train", "heldout")
 Values = NDArray[Any]

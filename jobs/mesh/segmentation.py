@@ -66,11 +66,12 @@ def segmentation_loss(logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor
 class Trainer(training.Trainer):
     """A segmentation model in training on mesh samples."""
 
+    settings: Settings
+
     def __init__(
         self, settings: Settings, samples: MeshSamples, place: ProcessGrid | Plan, device: str = "cpu"
     ) -> None:
         super().__init__(settings, build(settings), place, samples.comm, device)
-        self.settings: Settings = settings
         self.samples = samples
         self.loader = samples.loader(
             "train",

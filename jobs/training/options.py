@@ -41,21 +41,7 @@ def add_training_arguments(
     )
     parser.add_argument("--epochs", type=positive, default=defaults.epochs, help="default: %(default)s")
     parser.add_argument("--steps", type=positive, help="number of steps, in place of --epochs")
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=defaults.optimizer, help="default: %(default)s")
-    parser.add_argument(
-        "--lr", type=positive_float, default=defaults.lr, help="peak learning rate (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--warm-up",
-        type=share,
-        default=defaults.warm_up,
-        metavar="SHARE",
-        help="of the steps, over which the learning rate rises to its peak (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--momentum", type=not_negative, default=defaults.momentum, help="of sgd (default: %(default)s)"
-    )
-    parser.add_argument("--weight-decay", type=not_negative, default=defaults.weight_decay, help="default: %(default)s")
+    _add_optimisation(parser, defaults)
     parser.add_argument("--dtype", choices=("float32", "float64"), default=defaults.dtype, help="default: %(default)s")
     parser.add_argument(
         "--precision",
@@ -100,6 +86,25 @@ def add_training_arguments(
         help="end the job when ranks no longer have the same weights (default: never look)",
     )
     return place
+
+
+def _add_optimisation(parser: argparse.ArgumentParser, defaults: Settings) -> None:
+    """How weights follow from gradients."""
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=defaults.optimizer, help="default: %(default)s")
+    parser.add_argument(
+        "--lr", type=positive_float, default=defaults.lr, help="peak learning rate (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=share,
+        default=defaults.warm_up,
+        metavar="SHARE",
+        help="of the steps, over which the learning rate rises to its peak (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--momentum", type=not_negative, default=defaults.momentum, help="of sgd (default: %(default)s)"
+    )
+    parser.add_argument("--weight-decay", type=not_negative, default=defaults.weight_decay, help="default: %(default)s")
 
 
 def grid_extents(text: str) -> dict[str, int]:
