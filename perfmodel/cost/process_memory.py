@@ -50,13 +50,11 @@ class ProcessMemory:
         return (1 + MARGIN) * self.total <= limit
 
 
-def process_memory(
-    graph: LayerGraph, grids: Mapping[str, Parts], tensors: float, libraries: float = LIBRARIES_BYTES
-) -> ProcessMemory:
+def process_memory(graph: LayerGraph, grids: Mapping[str, Parts], tensors: float) -> ProcessMemory:
     """Of the process of a rank whose ``tensors`` take so much, as :func:`.evaluate` predicts, over the ``grids``."""
     convolutions = max((_inside(op, grids[op.layer]) for op in graph.operations if _convolves(op)), default=0.0)
     # Resident memory may be so much above what was in use at most when free memory is given back.
-    return ProcessMemory(tensors, libraries, convolutions, (SLACK - 1) * tensors + FREE_BYTES)
+    return ProcessMemory(tensors, LIBRARIES_BYTES, convolutions, (SLACK - 1) * tensors + FREE_BYTES)
 
 
 def _convolves(op: Operation) -> bool:
