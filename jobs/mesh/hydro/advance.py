@@ -22,10 +22,11 @@ def stable_step(state: State, gas: Gas, cfl: float, volume_change: float) -> flo
     viscosity. Compression: no cell changes its volume by more than the fraction ``volume_change``.
     """
     x, y, u, v, energy = state
-    step = inf
-    for j in range(gas.mass.shape[0]):
+    height, width = gas.mass.shape
+    step, row, f = inf, np.empty(width), gas.fraction
+    for j in range(height):
         k = j + 1
-        for i in range(gas.mass.shape[1]):
+        for i in range(width):
             m = i + 1
             ax, ay = x[k, m] - x[j, i], y[k, m] - y[j, i]
             bx, by = x[k, i] - x[j, m], y[k, i] - y[j, m]
@@ -33,7 +34,7 @@ def stable_step(state: State, gas: Gas, cfl: float, volume_change: float) -> flo
             a_u, a_v = u[k, m] - u[j, i], v[k, m] - v[j, i]
             b_u, b_v = u[k, i] - u[j, m], v[k, i] - v[j, m]
             divergence = 0.5 * (a_u * by - b_u * ay + ax * b_v - bx * a_v) / volume
-            gamma, f = gas.gamma[j, i], gas.fraction
+            gamma = gas.gamma[j, i]
             sound = sqrt(gamma * (gamma - 1.0) * max(energy[j, i], 0.0))
             sound += 0.5 * (gamma + 1.0) * max(0.0, -divergence) * sqrt(volume)
             stiffness = 0.25 * (
@@ -41,7 +42,10 @@ def stable_step(state: State, gas: Gas, cfl: float, volume_change: float) -> flo
                 + (ax * ax + ay * ay) * (1.0 / f[1, j, i] + 1.0 / f[3, j, i])
             )
             acoustic = 2.0 * cfl * volume / (sound * sqrt(stiffness))
-            step = min(step, min(acoustic, volume_change / max(abs(divergence), 1e-300)))
+            row[i] = min(acoustic, volume_change / max(abs(divergence), 1e-300))
+        # By itself: the loop above uses vectors then.
+        for limit in row:
+            step = min(step, limit)
     return step
 
 

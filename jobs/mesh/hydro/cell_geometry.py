@@ -56,18 +56,16 @@ def corner_volumes(x: Floats, y: Floats) -> Floats:
 def sine(ax: float, ay: float, bx: float, by: float) -> float:
     """Scaled corner Jacobian: the sine from edge a to edge b. An edge without length counts as inverted."""
     lengths = (ax * ax + ay * ay) * (bx * bx + by * by)
-    if lengths <= 0.0:
-        return -1.0
-    return (ax * by - ay * bx) / sqrt(lengths)
+    return -1.0 if lengths <= 0.0 else (ax * by - ay * bx) / sqrt(lengths)
 
 
 @kernel
-def cell_sines(x: Floats, y: Floats, j: int, i: int) -> tuple[float, float, float, float]:
-    """Scaled Jacobians of the four corners of cell (j, i)."""
-    ax, ay = x[j, i + 1] - x[j, i], y[j, i + 1] - y[j, i]
-    bx, by = x[j + 1, i + 1] - x[j, i + 1], y[j + 1, i + 1] - y[j, i + 1]
-    cx, cy = x[j + 1, i] - x[j + 1, i + 1], y[j + 1, i] - y[j + 1, i + 1]
-    dx, dy = x[j, i] - x[j + 1, i], y[j, i] - y[j + 1, i]
+def cell_sines(
+    x0: float, y0: float, x1: float, y1: float, x2: float, y2: float, x3: float, y3: float
+) -> tuple[float, float, float, float]:
+    """Scaled Jacobians of the four corners of a cell."""
+    ax, ay, bx, by = x1 - x0, y1 - y0, x2 - x1, y2 - y1
+    cx, cy, dx, dy = x3 - x2, y3 - y2, x0 - x3, y0 - y3
     return sine(dx, dy, ax, ay), sine(ax, ay, bx, by), sine(bx, by, cx, cy), sine(cx, cy, dx, dy)
 
 
@@ -77,8 +75,10 @@ def extreme_jacobians(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     height, width = x.shape[0] - 1, x.shape[1] - 1
     smallest, largest = np.empty((height, width)), np.empty((height, width))
     for j in range(height):
+        k = j + 1
         for i in range(width):
-            s0, s1, s2, s3 = cell_sines(x, y, j, i)
+            m = i + 1
+            s0, s1, s2, s3 = cell_sines(x[j, i], y[j, i], x[j, m], y[j, m], x[k, m], y[k, m], x[k, i], y[k, i])
             smallest[j, i] = min(min(s0, s1), min(s2, s3))
             largest[j, i] = max(max(s0, s1), max(s2, s3))
     return smallest, largest
@@ -89,6 +89,8 @@ def lower_to_minimum_jacobian(x: Floats, y: Floats, record: npt.NDArray[np.float
     """Lower each cell of ``record`` (H, W) to its smallest scaled corner Jacobian now, where that is smaller."""
     height, width = record.shape
     for j in range(height):
+        k = j + 1
         for i in range(width):
-            s0, s1, s2, s3 = cell_sines(x, y, j, i)
+            m = i + 1
+            s0, s1, s2, s3 = cell_sines(x[j, i], y[j, i], x[j, m], y[j, m], x[k, m], y[k, m], x[k, i], y[k, i])
             record[j, i] = min(record[j, i], np.float32(min(min(s0, s1), min(s2, s3))))

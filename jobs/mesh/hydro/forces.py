@@ -31,14 +31,14 @@ def set_pressure_row(state: State, gas: Gas, fx: Floats, fy: Floats, j: int) -> 
         bx, by = x[k, i] - x[j, m], y[k, i] - y[j, m]
         volume = 0.5 * (ax * by - bx * ay)
         half_pressure = 0.5 * (gamma[j, i] - 1.0) * mass[j, i] * energy[j, i] / volume
-        fx[0, i] = -half_pressure * by
-        fx[1, i] = half_pressure * ay
-        fx[2, i] = half_pressure * by
-        fx[3, i] = -half_pressure * ay
-        fy[0, i] = half_pressure * bx
-        fy[1, i] = -half_pressure * ax
-        fy[2, i] = -half_pressure * bx
-        fy[3, i] = half_pressure * ax
+        fx[0, j, i] = -half_pressure * by
+        fx[1, j, i] = half_pressure * ay
+        fx[2, j, i] = half_pressure * by
+        fx[3, j, i] = -half_pressure * ay
+        fy[0, j, i] = half_pressure * bx
+        fy[1, j, i] = -half_pressure * ax
+        fy[2, j, i] = -half_pressure * bx
+        fy[3, j, i] = half_pressure * ax
 
 
 @kernel
@@ -68,14 +68,14 @@ def add_hourglass_row(state: State, gas: Gas, damping: float, fx: Floats, fy: Fl
         strength = damping * mass[j, i] / sqrt(volume) * sound / (g0 * g0 + g1 * g1 + g2 * g2 + g3 * g3)
         qx = -strength * (g0 * u[j, i] + g1 * u[j, m] + g2 * u[k, m] + g3 * u[k, i])
         qy = -strength * (g0 * v[j, i] + g1 * v[j, m] + g2 * v[k, m] + g3 * v[k, i])
-        fx[0, i] += g0 * qx
-        fx[1, i] += g1 * qx
-        fx[2, i] += g2 * qx
-        fx[3, i] += g3 * qx
-        fy[0, i] += g0 * qy
-        fy[1, i] += g1 * qy
-        fy[2, i] += g2 * qy
-        fy[3, i] += g3 * qy
+        fx[0, j, i] += g0 * qx
+        fx[1, j, i] += g1 * qx
+        fx[2, j, i] += g2 * qx
+        fx[3, j, i] += g3 * qx
+        fy[0, j, i] += g0 * qy
+        fy[1, j, i] += g1 * qy
+        fy[2, j, i] += g2 * qy
+        fy[3, j, i] += g3 * qy
 
 
 @kernel
@@ -113,14 +113,14 @@ def add_subzone_row(state: State, gas: Gas, merit: float, fx: Floats, fy: Floats
         # All corners of a cell share p g; the corner itself has -4 p g more, its two neighbours p d turned.
         ex = gy * (p0 - p2) + hy * (p1 - p3)
         ey = -gx * (p0 - p2) - hx * (p1 - p3)
-        fx[0, i] += ex - 4.0 * p0 * gy + p3 * d3y - p1 * d1y
-        fx[1, i] += ex - 4.0 * p1 * hy + p0 * d0y - p2 * d2y
-        fx[2, i] += ex + 4.0 * p2 * gy + p1 * d1y - p3 * d3y
-        fx[3, i] += ex + 4.0 * p3 * hy + p2 * d2y - p0 * d0y
-        fy[0, i] += ey + 4.0 * p0 * gx - p3 * d3x + p1 * d1x
-        fy[1, i] += ey + 4.0 * p1 * hx - p0 * d0x + p2 * d2x
-        fy[2, i] += ey - 4.0 * p2 * gx - p1 * d1x + p3 * d3x
-        fy[3, i] += ey - 4.0 * p3 * hx - p2 * d2x + p0 * d0x
+        fx[0, j, i] += ex - 4.0 * p0 * gy + p3 * d3y - p1 * d1y
+        fx[1, j, i] += ex - 4.0 * p1 * hy + p0 * d0y - p2 * d2y
+        fx[2, j, i] += ex + 4.0 * p2 * gy + p1 * d1y - p3 * d3y
+        fx[3, j, i] += ex + 4.0 * p3 * hy + p2 * d2y - p0 * d0y
+        fy[0, j, i] += ey + 4.0 * p0 * gx - p3 * d3x + p1 * d1x
+        fy[1, j, i] += ey + 4.0 * p1 * hx - p0 * d0x + p2 * d2x
+        fy[2, j, i] += ey - 4.0 * p2 * gx - p1 * d1x + p3 * d3x
+        fy[3, j, i] += ey - 4.0 * p3 * hx - p2 * d2x + p0 * d0x
 
 
 @kernel
@@ -129,11 +129,10 @@ def corner_forces(
 ) -> None:
     """Fill ``fx, fy`` (4, H, W) with all forces of each cell on its corners."""
     for j in range(gas.mass.shape[0]):
-        row_x, row_y = fx[:, j], fy[:, j]
-        set_pressure_row(state, gas, row_x, row_y, j)
-        add_viscosity_row(state, gas, coefficients, openness, row_x, row_y, j)
-        add_hourglass_row(state, gas, coefficients.hourglass, row_x, row_y, j)
-        add_subzone_row(state, gas, coefficients.subzone, row_x, row_y, j)
+        set_pressure_row(state, gas, fx, fy, j)
+        add_viscosity_row(state, gas, coefficients, openness, fx, fy, j)
+        add_hourglass_row(state, gas, coefficients.hourglass, fx, fy, j)
+        add_subzone_row(state, gas, coefficients.subzone, fx, fy, j)
 
 
 @kernel
@@ -144,4 +143,4 @@ def viscous_forces(
     for j in range(gas.mass.shape[0]):
         fx[:, j] = 0.0
         fy[:, j] = 0.0
-        add_viscosity_row(state, gas, coefficients, openness, fx[:, j], fy[:, j], j)
+        add_viscosity_row(state, gas, coefficients, openness, fx, fy, j)

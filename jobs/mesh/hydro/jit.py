@@ -18,6 +18,10 @@ Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 try:
+    llvm: Any = importlib.import_module("llvmlite.binding")
+    # A loop over rows of ten arrays uses vectors only after many checks that they do not overlap, for which LLVM has no
+    # patience by default. They cost nothing beside a row, and vectors take a third of the time.
+    llvm.set_option("distconv", "--vectorize-memory-check-threshold=1000")
     numba: Any = importlib.import_module("numba")
 except ImportError as missing:
     raise DataError(

@@ -12,34 +12,33 @@ from __future__ import annotations
 
 from math import sqrt
 
+import numpy as np
+
 from .jit import Floats, kernel
 from .state import Coefficients, Gas, Openness, State
 
 __all__ = ["add_viscosity_row", "edge_openness"]
 
+Edge, Edges = tuple[float, float, float, float], tuple[Floats, Floats, Floats, Floats]
+"""Differences of x, y, u and v from the first node of an edge to the second; the same of several edges."""
+
 
 @kernel
-def openness(state: State, j: int, i: int, dj: int, di: int, back: int, front: int) -> float:
-    """1 - psi of the edge from node (j, i) to (j+dj, i+di): 0 in linear flow, 1 where the velocity changes abruptly.
+def openness(before: Edge, edge: Edge, after: Edge) -> float:
+    """1 - psi of an edge: 0 in linear flow, 1 where the velocity changes abruptly.
 
-    psi compares the velocity gradients along the mesh line before and after the edge with its own. ``back`` and
-    ``front`` are 1, or -1 where there is no such neighbour: beyond a wall the flow continues mirrored, which is the
-    edge itself with the component along the wall reversed.
+    psi compares the velocity gradients along the mesh line before and after the edge with its own.
     """
-    x, y, u, v, _ = state
-    dx, dy = x[j + dj, i + di] - x[j, i], y[j + dj, i + di] - y[j, i]
-    du, dv = u[j + dj, i + di] - u[j, i], v[j + dj, i + di] - v[j, i]
-    a, b, turn_x, turn_y = j - back * dj, i - back * di, 1 - di + di * back, 1 - dj + dj * back
-    along = turn_x * (x[j, i] - x[a, b]) * dx + turn_y * (y[j, i] - y[a, b]) * dy
-    before = (turn_x * (u[j, i] - u[a, b]) * du + turn_y * (v[j, i] - v[a, b]) * dv) / along
+    dx, dy, du, dv = edge
+    along = before[0] * dx + before[1] * dy
+    slope_before = (before[2] * du + before[3] * dv) / along
     # A mesh line that folds back has no gradient to compare with.
-    before = before if along > 0.0 else 0.0
-    c, d, turn_x, turn_y = j + dj + front * dj, i + di + front * di, 1 - di + di * front, 1 - dj + dj * front
-    along = turn_x * (x[c, d] - x[j + dj, i + di]) * dx + turn_y * (y[c, d] - y[j + dj, i + di]) * dy
-    after = (turn_x * (u[c, d] - u[j + dj, i + di]) * du + turn_y * (v[c, d] - v[j + dj, i + di]) * dv) / along
-    after = after if along > 0.0 else 0.0
-    smaller = before if before < after else after
-    middle = 0.5 * (before + after)
+    slope_before = slope_before if along > 0.0 else 0.0
+    along = after[0] * dx + after[1] * dy
+    slope_after = (after[2] * du + after[3] * dv) / along
+    slope_after = slope_after if along > 0.0 else 0.0
+    smaller = slope_before if slope_before < slope_after else slope_after
+    middle = 0.5 * (slope_before + slope_after)
     speed = du * du + dv * dv
     psi = (middle if middle < 2.0 * smaller else 2.0 * smaller) * (dx * dx + dy * dy) / speed
     psi = psi if psi > 0.0 else 0.0
@@ -47,19 +46,55 @@ def openness(state: State, j: int, i: int, dj: int, di: int, back: int, front: i
 
 
 @kernel
+def set_openness(before: Edges, edge: Edges, after: Edges, result: Floats) -> None:
+    """Set ``result`` to 1 - psi of a row of edges."""
+    bx, by, bu, bv = before
+    x, y, u, v = edge
+    ax, ay, au, av = after
+    for i in range(result.shape[0]):
+        result[i] = openness((bx[i], by[i], bu[i], bv[i]), (x[i], y[i], u[i], v[i]), (ax[i], ay[i], au[i], av[i]))
+
+
+@kernel
+def row(edges: Floats, j: int, first: int, count: int) -> Edges:
+    """The edges of row ``j`` of (4, rows, columns) ``count`` of them from column ``first``."""
+    last = first + count
+    return edges[0, j, first:last], edges[1, j, first:last], edges[2, j, first:last], edges[3, j, first:last]
+
+
+@kernel
+def set_differences(values: Floats, across: Floats, up: Floats, sign: float) -> None:
+    """Set ``across`` (H+1, W+2) and ``up`` (H+2, W+1) to the differences of ``values`` (H+1, W+1) along edges.
+
+    The first and the last edge of a line lie beyond a wall. There the flow continues mirrored: they are their
+    neighbours with the component along the wall reversed. ``sign`` is 1 for components along x, -1 along y.
+    """
+    lines, columns = values.shape
+    for j in range(lines):
+        for i in range(columns - 1):
+            across[j, i + 1] = values[j, i + 1] - values[j, i]
+        across[j, 0], across[j, columns] = sign * across[j, 1], sign * across[j, columns - 1]
+    for j in range(lines - 1):
+        for i in range(columns):
+            up[j + 1, i] = values[j + 1, i] - values[j, i]
+    for i in range(columns):
+        up[0, i], up[lines, i] = -sign * up[1, i], -sign * up[lines - 1, i]
+
+
+@kernel
 def edge_openness(state: State, result: Openness) -> None:
-    """Fill 1 - psi of all edges. The inner loops leave out the ends, so that they contain no branch and use vectors."""
+    """Fill 1 - psi of all edges."""
     along_x, along_y = result
-    height, width = along_y.shape[0], along_x.shape[1]
+    height, width = state.energy.shape
+    across, up = np.empty((4, height + 1, width + 2)), np.empty((4, height + 2, width + 1))
+    for part in range(4):
+        set_differences(state[part], across[part], up[part], 1.0 if part % 2 == 0 else -1.0)
     for j in range(height + 1):
-        for i in range(1, width - 1):
-            along_x[j, i] = openness(state, j, i, 0, 1, 1, 1)
-        along_x[j, 0] = openness(state, j, 0, 0, 1, -1, 1 if width > 1 else -1)
-        along_x[j, width - 1] = openness(state, j, width - 1, 0, 1, 1 if width > 1 else -1, -1)
+        before, edge, after = row(across, j, 0, width), row(across, j, 1, width), row(across, j, 2, width)
+        set_openness(before, edge, after, along_x[j])
     for j in range(height):
-        back, front = 1 if j > 0 else -1, 1 if j < height - 1 else -1
-        for i in range(width + 1):
-            along_y[j, i] = openness(state, j, i, 1, 0, back, front)
+        before, edge, after = row(up, j, 0, width + 1), row(up, j + 1, 0, width + 1), row(up, j + 2, 0, width + 1)
+        set_openness(before, edge, after, along_y[j])
 
 
 @kernel
@@ -86,7 +121,7 @@ def edge_force(
 def add_viscosity_row(
     state: State, gas: Gas, coefficients: Coefficients, openness: Openness, fx: Floats, fy: Floats, j: int
 ) -> None:
-    """Add the viscous forces of row ``j`` of cells to the corner forces ``fx, fy`` (4, W)."""
+    """Add the viscous forces of row ``j`` of cells to the corner forces ``fx, fy`` (4, H, W)."""
     x, y, u, v, energy = state
     mass, gamma = gas.mass, gas.gamma
     linear, quadratic = coefficients.linear, coefficients.quadratic
@@ -109,11 +144,11 @@ def add_viscosity_row(
         fx1, fy1 = edge_force(u2 - u1, v2 - v1, by, -bx, density * along_y[j, m], sound, steep)
         fx2, fy2 = edge_force(u3 - u2, v3 - v2, -ay, ax, density * along_x[k, i], sound, steep)
         fx3, fy3 = edge_force(u0 - u3, v0 - v3, -by, bx, density * along_y[j, i], sound, steep)
-        fx[0, i] += fx3 - fx0
-        fx[1, i] += fx0 - fx1
-        fx[2, i] += fx1 - fx2
-        fx[3, i] += fx2 - fx3
-        fy[0, i] += fy3 - fy0
-        fy[1, i] += fy0 - fy1
-        fy[2, i] += fy1 - fy2
-        fy[3, i] += fy2 - fy3
+        fx[0, j, i] += fx3 - fx0
+        fx[1, j, i] += fx0 - fx1
+        fx[2, j, i] += fx1 - fx2
+        fx[3, j, i] += fx2 - fx3
+        fy[0, j, i] += fy3 - fy0
+        fy[1, j, i] += fy0 - fy1
+        fy[2, j, i] += fy1 - fy2
+        fy[3, j, i] += fy2 - fy3
