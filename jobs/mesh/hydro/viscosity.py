@@ -19,8 +19,11 @@ from .state import Coefficients, Gas, Openness, State
 
 __all__ = ["add_viscosity_row", "edge_openness"]
 
-Edge, Edges = tuple[float, float, float, float], tuple[Floats, Floats, Floats, Floats]
-"""Differences of x, y, u and v from the first node of an edge to the second; the same of several edges."""
+Edge = tuple[float, float, float, float]
+"""Differences of x, y, u and v from the first node of an edge to the second."""
+
+Edges = tuple[Floats, Floats, Floats, Floats]
+"""The same of several edges."""
 
 
 @kernel
