@@ -5,8 +5,8 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 cd "$root"
 
-out=runs/quickstart
 seed=${1:-0}
+out=runs/quickstart${1:+-$1}
 ranks() { "$venv/bin/mpiexec" "${launcher[@]}" -n "$1" "$venv/bin/distconv" "${@:2}"; }
 
 data=(data mesh --size 128 --samples 72 --out "$out/mesh.h5" --seed "$seed")

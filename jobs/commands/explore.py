@@ -21,7 +21,7 @@ from mpi4py import MPI
 
 from distconv.errors import DistconvError
 from distconv.jobs.commands.profile import machine_of, profiled
-from distconv.jobs.planning import chosen_pipeline, picture
+from distconv.jobs.planning import chosen_pipeline, exploration_picture, picture
 from distconv.jobs.planning.options import (
     add_machine_argument,
     add_network_arguments,
@@ -79,7 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"some of {', '.join(RUNNABLE)} (default: {','.join(DEFAULT)})",
     )
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the choice to this file")
-    parser.add_argument("--plot", type=Path, metavar="PICTURE", help="draw when the passes of the choice run")
+    parser.add_argument(
+        "--plot", type=Path, metavar="PICTURE", help="draw what was looked at, and when the passes of the choice run"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -206,7 +208,7 @@ def _explore(options: argparse.Namespace, known: Known) -> None:
         plan.save(options.out)
         print(f"plan: {options.out}; train with it: {_training(options)}")
     if options.plot is not None:
-        chosen_pipeline.timeline(found.best).plot(options.plot)
+        exploration_picture.draw(options.plot, found)
         print(f"picture: {options.plot}")
 
 

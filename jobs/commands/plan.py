@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from distconv.batch_norm import BATCH_NORM
 from distconv.jobs.planning import picture, report
+from distconv.jobs.planning.halo_picture import largest_halo
 from distconv.jobs.planning.options import (
     add_machine_argument,
     add_network_arguments,
@@ -25,7 +26,7 @@ from distconv.jobs.planning.options import (
     quantity,
     traced,
 )
-from distconv.jobs.planning.strong_scaling import curves, rank_counts, strategies
+from distconv.jobs.planning.strong_scaling import Scaling, rank_counts, strategies
 from distconv.perfmodel.cost.assumptions import MEMORY_MODELS, Settings
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.units import MEMORY
@@ -124,7 +125,9 @@ def _plan(options: argparse.Namespace) -> None:
         title = (
             f"{options.model}, {options.batch} samples, on {options.ranks} ranks of {machine.name} ({strategy.method})"
         )
-        picture.draw(options.plot, strategy, curves({**fewer, options.ranks: strategy}), memory, title)
+        scaling = Scaling.of(graph, machine, {**fewer, options.ranks: strategy})
+        halo = largest_halo(graph, strategy.prediction, options.ranks, machine.ranks_per_node)
+        picture.draw(options.plot, strategy, scaling, halo=halo, memory=memory, title=title)
         print(f"picture: {options.plot}")
 
 

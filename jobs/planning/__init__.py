@@ -2,10 +2,12 @@
 
 ::
 
-    chosen_pipeline     From what an exploration found to what runs: its pipeline plan and simulated timeline
-    options             What the commands that plan have in common
-    picture             Pictures of plans: which layer is split how, where its time goes
-    pipeline_overheads  What a pipelined step takes beside its layers and links, measured
-    report              What ``distconv plan`` prints besides the strategy's own reasons
-    strong_scaling      Predicted step times over numbers of ranks
+    chosen_pipeline      From what an exploration found to what runs: its pipeline plan and simulated timeline
+    exploration_picture  The picture of an exploration: what was looked at, and when the passes of the choice run
+    halo_picture         The largest halo of a plan as a diagram
+    options              What the commands that plan have in common
+    picture              Pictures of plans: which layer is split how, where its time goes
+    pipeline_overheads   What a pipelined step takes beside its layers and links, measured
+    report               What ``distconv plan`` prints besides the strategy's own reasons
+    strong_scaling       Predicted step times over numbers of ranks
 """

@@ -17,8 +17,9 @@ from distconv.perfmodel.cost.evaluation import Prediction
 from distconv.perfmodel.strategy.selection import Strategy
 from distconv.whole_files import write_picture
 
+from .halo_picture import Halo, draw_halo
 from .report import FIGURES
-from .strong_scaling import Curves, Point
+from .strong_scaling import Point, Scaling
 
 MOST_NAMES = 90
 """More layers than this stay without their names."""
@@ -44,25 +45,27 @@ def check_format(path: Path) -> None:
         raise DataError(f"--plot {path}: not a picture that can be drawn; its name ends in one of {', '.join(known)}")
 
 
-def draw(path: Path, strategy: Strategy, curves: Curves, memory: float, title: str) -> None:
-    """Write the picture of a strategy: layers and axes, stacked times of each layer, strong scaling."""
+def draw(path: Path, strategy: Strategy, scaling: Scaling, *, halo: Halo | None, memory: float, title: str) -> None:
+    """Write the picture of a strategy: layers and axes, stacked times of layers, strong scaling, the largest halo."""
     figure = _figure((14.0, 10.0), title)
-    grid = figure.add_gridspec(3, 1, height_ratios=[1.0, 1.6, 2.2])
-    splits = figure.add_subplot(grid[0])
-    times = figure.add_subplot(grid[1], sharex=splits)
+    grid = figure.add_gridspec(3, 2, height_ratios=[1.0, 1.6, 2.2], width_ratios=[2.2, 1.0])
+    splits = figure.add_subplot(grid[0, :])
+    times = figure.add_subplot(grid[1, :], sharex=splits)
     _draw_splits(splits, strategy.prediction)
     _draw_times(times, strategy.prediction)
-    draw_scaling(figure.add_subplot(grid[2]), curves, memory)
+    draw_scaling(figure.add_subplot(grid[2, : 1 if halo else 2]), scaling, memory)
+    if halo is not None:
+        draw_halo(figure.add_subplot(grid[2, 1]), halo)
     write_picture(path, figure, dpi=110)
 
 
 def draw_measured(
-    path: Path, curves: Curves, measured: Mapping[str, Mapping[int, Sequence[float]]], title: str
+    path: Path, scaling: Scaling, measured: Mapping[str, Mapping[int, Sequence[float]]], title: str
 ) -> None:
     """Write the picture of predicted step times with ``measured`` ones (seconds of each round) among them."""
     figure = _figure((9.0, 6.0), title)
     axis = figure.add_subplot()
-    draw_scaling(axis, curves, math.inf)
+    draw_scaling(axis, scaling, math.inf)
     for name, found in measured.items():
         colour, marker = STYLES[name]
         mean, spread = ([1e3 * f(times) for times in found.values()] for f in (statistics.fmean, deviation))
@@ -107,20 +110,27 @@ def _draw_times(axis: Any, prediction: Prediction) -> None:
         axis.set_xticks(range(len(layers)), list(prediction.layers), rotation=90, fontsize=6)
 
 
-def draw_scaling(axis: Any, curves: Curves, memory: float) -> None:
+def draw_scaling(axis: Any, scaling: Scaling, memory: float) -> None:
     """Predicted times over ranks; what does not fit into ``memory`` bytes per rank is a hollow marker."""
+    curves = scaling.curves
     for name, points in curves.items():
         colour, marker = STYLES[name]
         times = [1e3 * point.time for point in points.values()]
         axis.plot(list(points), times, color=colour, linewidth=1.0, label=f"{name}, predicted")
         for ranks, point in points.items():
             axis.plot(ranks, 1e3 * point.time, marker, color=colour, markersize=5, fillstyle=_fill(point, memory))
+    counts = list(curves["planned"])
     _draw_ideal(axis, curves["planned"])
     axis.set(xscale="log", yscale="log", xlabel="ranks", ylabel="ms per step")
-    axis.set_xticks(list(curves["planned"]), list(map(str, curves["planned"])))
+    axis.set_xticks(counts, list(map(str, counts)))
     axis.set_xticks([], minor=True)
     for each in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
         each("{x:g}")  # less than a decade has no major tick
+    if scaling.ends:
+        last = counts.index(scaling.profiled)
+        edge = math.sqrt(counts[last] * counts[last + 1])  # half-way on a log axis
+        axis.axvspan(edge, axis.get_xlim()[1], color="0.93", zorder=0, label="layers not measured: roofline")
+        axis.set_xlim(right=axis.get_xlim()[1])
     axis.set_title("strong scaling" + (" (hollow: does not fit)" if memory < math.inf else ""), fontsize=9)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from distconv.errors import PlanError
+from distconv.perfmodel.cost.block_geometry import Parts
 from distconv.perfmodel.cost.evaluation import Prediction
+from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.selection import Strategy, select
@@ -31,6 +33,24 @@ class Point:
 
 Curves = dict[str, dict[int, Point]]
 """By the kind of parallelism and the number of ranks; what is not possible is not there."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Curves, and the number of ranks up to which they rest on measured layers (None: on none)."""
+
+    curves: Curves
+    profiled: int | None = None
+
+    @classmethod
+    def of(cls, graph: LayerGraph, machine: Machine, planned: Mapping[int, Strategy]) -> Scaling:
+        """Those of these plans."""
+        return cls(curves(planned), profiled_up_to(graph, machine, planned))
+
+    @property
+    def ends(self) -> bool:
+        """Whether measured layers end before the curves do."""
+        return self.profiled is not None and self.profiled < max(self.curves["planned"])
 
 
 def rank_counts(most: int) -> list[int]:
@@ -69,3 +89,19 @@ def curves(planned: Mapping[int, Strategy]) -> Curves:
             if alone is not None:
                 found.setdefault(f"pure {name}", {})[ranks] = Point.of(alone)
     return found
+
+
+def profiled_up_to(graph: LayerGraph, machine: Machine, planned: Mapping[int, Strategy]) -> int | None:
+    """The largest number of ranks up to which all convolution and linear layers of the plans were measured.
+
+    Beyond it the roofline takes the place of measured times, and a curve may jump there. None: no layer was measured.
+    """
+    last = None
+    for ranks, strategy in sorted(planned.items()):
+        table = machine.computing(ranks).table
+        for name, layer in strategy.prediction.layers.items():
+            parts = Parts.of(layer.parts, ranks, machine.ranks_per_node)
+            if any(f"{local_call(op, parts).key} forward" not in table for op in graph.by_layer.get(name, ())):
+                return last
+        last = ranks
+    return last

@@ -12,6 +12,8 @@ from distconv.whole_files import write_picture
 from .span import Span
 
 COLOURS = {Kind.F: "#9ecae1", Kind.B: "#a1d99b", Kind.W: "#fdd0a2", Kind.UPDATE: "#bcbddc"}
+ROW_INCHES = 0.45
+
 LABELS_AT_MOST = 600
 """More passes than this carry no number: it could not be read."""
 
@@ -33,19 +35,23 @@ def draw(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rows = [(stage, replica) for stage, count in enumerate(replicas) for replica in range(count)]
-    figure = Figure(figsize=(12.0, 1.6 + 0.45 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(12.0, 1.6 + ROW_INCHES * sum(replicas)), layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
+    draw_spans(axis, schedule, spans, replicas)
+    axis.set(xlabel="time, in the unit of the costs", title=title)
+    write_picture(path, figure, dpi=130)
+
+
+def draw_spans(axis: Any, schedule: Schedule, spans: Sequence[Span], replicas: Sequence[int]) -> None:
+    """Draw the same on axes of matplotlib, which still need the unit of time."""
+    rows = [(stage, replica) for stage, count in enumerate(replicas) for replica in range(count)]
     seen = [span for span in spans if span.end > span.start]
     for span in seen:
         _draw_span(axis, span, rows.index((span.action.stage, span.replica)), schedule, len(spans) <= LABELS_AT_MOST)
     _label_rows(axis, rows)
     axis.set_xlim(0, max((span.end for span in seen), default=1))
-    axis.set_xlabel("time")
-    axis.set_title(title)
     _label_kinds(axis, {span.action.kind for span in seen})
-    write_picture(path, figure, dpi=130)
 
 
 def _draw_span(axis: Any, span: Span, row: int, schedule: Schedule, numbered: bool) -> None:

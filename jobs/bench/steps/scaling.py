@@ -26,7 +26,7 @@ from distconv.jobs.planning.options import (
     on_rank_0,
     traced,
 )
-from distconv.jobs.planning.strong_scaling import Curves, curves, rank_counts, strategies
+from distconv.jobs.planning.strong_scaling import Curves, Scaling, rank_counts, strategies
 from distconv.jobs.training.model_factory import build_model
 from distconv.jobs.training.options import add_device_argument, device_for, positive
 from distconv.parallel import parallelize
@@ -64,19 +64,19 @@ def run(options: argparse.Namespace) -> int:
     """Predict on rank 0, measure, print and draw. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
     device = torch.device(device_for(options.device, comm))
-    plans, predicted = on_rank_0(comm, lambda: _predicted(options, comm.size))
+    plans, scaling = on_rank_0(comm, lambda: _predicted(options, comm.size))
     found: dict[str, dict[int, list[float]]] = {}
     for ranks, variants in plans.items():
         for name, times in measured(options, comm, ranks, variants, device).items():
             found.setdefault(name, {})[ranks] = times
-    on_rank_0(comm, lambda: _report(options, device, plans, predicted, found))
+    on_rank_0(comm, lambda: _report(options, device, plans, scaling, found))
     return 0
 
 
 # -- predicting -------------------------------------------------------------------------------------------------------
 
 
-def _predicted(options: argparse.Namespace, most: int) -> tuple[dict[int, Plans], Curves]:
+def _predicted(options: argparse.Namespace, most: int) -> tuple[dict[int, Plans], Scaling]:
     """What to measure on up to ``most`` ranks, and predictions for these and more."""
     if options.plot is not None:
         check_writable("--plot", options.plot)
@@ -88,7 +88,7 @@ def _predicted(options: argparse.Namespace, most: int) -> tuple[dict[int, Plans]
     for ranks in rank_counts(most):
         alone = {f"pure {name}": Plan({"*": parts}, ranks) for name, parts in pure(graph, ranks).items() if parts}
         plans[ranks] = {"planned": planned[ranks].plan} | (alone if ranks > 1 else {})
-    return plans, curves(planned)
+    return plans, Scaling.of(graph, machine, planned)
 
 
 # -- measuring --------------------------------------------------------------------------------------------------------
@@ -143,9 +143,10 @@ def _report(
     options: argparse.Namespace,
     device: torch.device,
     plans: Mapping[int, Plans],
-    predicted: Curves,
+    scaling: Scaling,
     measured: Mapping[str, Mapping[int, list[float]]],
 ) -> None:
+    predicted = scaling.curves
     what = f"{options.model}, {options.batch} samples of {' x '.join(map(str, options.input))}"
     print(
         report.heading(
@@ -169,13 +170,15 @@ def _report(
         for name in variants:
             print(comparison.row(rows[name][ranks]))
     _print_predictions(predicted)
+    if scaling.ends:
+        print(f"beyond {scaling.profiled} ranks layers were not measured: the roofline takes the place of their times")
     figures: dict[str, Any] = {
         "measured": {name: {ranks: row.figures() for ranks, row in found.items()} for name, found in rows.items()},
         "predicted_s": {name: {n: point.time for n, point in found.items()} for name, found in predicted.items()},
     }
     report.give_json(figures, options.json)
     if options.plot is not None:
-        picture.draw_measured(options.plot, predicted, measured, what)
+        picture.draw_measured(options.plot, scaling, measured, what)
         print(f"picture: {options.plot}")
 
 

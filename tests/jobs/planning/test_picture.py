@@ -8,7 +8,7 @@ import pytest
 
 from distconv.errors import DataError
 from distconv.jobs.planning import picture
-from distconv.jobs.planning.strong_scaling import Point
+from distconv.jobs.planning.strong_scaling import Point, Scaling
 
 
 def test_bars_are_the_deviations_of_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +16,7 @@ def test_bars_are_the_deviations_of_the_tables(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr("matplotlib.axes.Axes.errorbar", lambda self, x, y, yerr, **_: drawn.append((x, y, yerr)))
     monkeypatch.setattr("matplotlib.axes.Axes.legend", lambda *_, **__: None)
     curves = {"planned": {1: Point(2.0, 1.0), 2: Point(1.0, 1.0)}}
-    picture.draw_measured(tmp_path / "x.png", curves, {"planned": {1: [1.0, 3.0], 2: [1.0]}}, "title")
+    picture.draw_measured(tmp_path / "x.png", Scaling(curves), {"planned": {1: [1.0, 3.0], 2: [1.0]}}, "title")
     assert drawn == [([1, 2], [2000.0, 1000.0], [pytest.approx(1000 * 2**0.5), 0.0])]
 
 
@@ -24,3 +24,16 @@ def test_a_picture_of_a_format_that_is_not_known_is_refused_with_those_that_are(
     picture.check_format(tmp_path / "x.png")
     with pytest.raises(DataError, match=r"x\.doc: not a picture that can be drawn; its name ends in one of .*png"):
         picture.check_format(tmp_path / "x.doc")
+
+
+@pytest.mark.parametrize(("profiled", "edges"), [(None, []), (2, [8**0.5]), (4, [])])
+def test_where_measured_layers_end_is_marked_between_two_numbers_of_ranks(
+    profiled: int | None, edges: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib.figure import Figure
+
+    drawn = []
+    monkeypatch.setattr("matplotlib.axes.Axes.axvspan", lambda self, start, end, **_: drawn.append(start))
+    curves = {"planned": {ranks: Point(4.0 / ranks, 1.0) for ranks in (1, 2, 4)}}
+    picture.draw_scaling(Figure().add_subplot(), Scaling(curves, profiled), memory=2.0)
+    assert drawn == pytest.approx(edges)

@@ -1,0 +1,116 @@
+"""The largest halo of a plan as a diagram: a sample's blocks, and what one rank needs of its neighbours'."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from distconv.distribution import block_range
+from distconv.perfmodel.cost.block_geometry import Parts, axes_of, halo, halo_index
+from distconv.perfmodel.cost.evaluation import Prediction
+from distconv.perfmodel.graph.graph import LayerGraph, Operation
+
+LEAST = 0.08
+"""A halo is drawn at least as wide as this share of its block: one row of a thousand could not be seen."""
+
+BLOCK, OWN, GHOSTS = "0.95", "#9ecae1", "#fdae6b"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A dimension of a layer's input: its extent, its parts, the block that is shown, and rows before and after it."""
+
+    axis: str
+    extent: int
+    parts: int
+    index: int = 0
+    before: int = 0
+    after: int = 0
+
+    def block(self, index: int) -> range:
+        """Indices that the part ``index`` owns."""
+        return block_range(self.extent, self.parts, index)
+
+
+@dataclass(frozen=True)
+class Halo:
+    """What the rank of a layer that needs most receives of its input; ``sides`` are the two dimensions that are drawn.
+
+    ``elements`` are those of one sample with all channels, over all spatial dimensions.
+    """
+
+    layer: str
+    sides: tuple[Side, Side]
+    elements: int
+
+
+def largest_halo(graph: LayerGraph, prediction: Prediction, ranks: int, per_node: int) -> Halo | None:
+    """Of the convolutions under a plan; None where none has a halo and two spatial dimensions."""
+    found = [
+        made
+        for name, layer in prediction.layers.items()
+        for op in graph.by_layer.get(name, ())
+        for made in _halo_of(op, Parts.of(layer.parts, ranks, per_node))
+    ]
+    return max(found, key=lambda each: each.elements, default=None)
+
+
+def _halo_of(op: Operation, parts: Parts) -> Iterator[Halo]:
+    window, shape = op.window, op.x.shape
+    if window is None or len(shape) < 4:
+        return
+    sides = []
+    for dim, axis in enumerate(axes_of(shape)[2:]):
+        count, extents = parts.along(axis), (shape[dim + 2], op.y.shape[dim + 2])
+        rows = halo(window, *extents, count, dim) if count > 1 else (0, 0)
+        index = halo_index(window, *extents, count, dim) if count > 1 else 0
+        sides.append(Side(str(axis), extents[0], count, index, *rows))
+    own = math.prod(len(side.block(side.index)) for side in sides)
+    needed = math.prod(len(side.block(side.index)) + side.before + side.after for side in sides)
+    if needed > own:
+        # The two with the most parts, in the order of the tensor.
+        drawn = sorted(sorted(sides, key=lambda side: -side.parts)[:2], key=sides.index)
+        yield Halo(op.layer, (drawn[0], drawn[1]), (needed - own) * shape[1])
+
+
+def draw_halo(axis: Any, found: Halo) -> None:
+    """Draw the blocks of a sample, and that of the rank that needs most with its halo around it."""
+    from matplotlib.patches import Rectangle
+
+    rows, columns = found.sides
+    for i, j in product(range(rows.parts), range(columns.parts)):
+        down, right = rows.block(i), columns.block(j)
+        mine = (i, j) == (rows.index, columns.index)
+        axis.add_patch(
+            Rectangle(
+                (right.start, down.start), len(right), len(down), facecolor=OWN if mine else BLOCK, edgecolor="0.4"
+            )
+        )
+    top, bottom = _ghosts(rows)
+    left, right_ = _ghosts(columns)
+    down, right = rows.block(rows.index), columns.block(columns.index)
+    corner, width, height = (
+        (right.start - left, down.start - top),
+        left + len(right) + right_,
+        top + len(down) + bottom,
+    )
+    axis.add_patch(Rectangle(corner, width, height, facecolor=GHOSTS, edgecolor="tab:orange", zorder=1.5))
+    axis.add_patch(
+        Rectangle((right.start, down.start), len(right), len(down), facecolor=OWN, edgecolor="0.4", zorder=2)
+    )
+    words = [f"{len(down)} x {len(right)}"]
+    words += [f"{side.axis}: {side.before} before, {side.after} after" for side in found.sides if side.parts > 1]
+    middle = (right.start + len(right) / 2, down.start + len(down) / 2)
+    axis.text(*middle, "\n".join(words), ha="center", va="center", fontsize=7, zorder=3)
+    axis.set(xlim=(0, columns.extent), ylim=(rows.extent, 0), xlabel=columns.axis, ylabel=rows.axis)
+    axis.set_title(f"largest halo: {found.layer}, {found.elements:,} elements a sample\n(not to scale)", fontsize=9)
+
+
+def _ghosts(side: Side) -> tuple[float, float]:
+    """Widths as they are drawn."""
+    least = LEAST * len(side.block(side.index))
+    before, after = (max(rows, least) if rows else 0.0 for rows in (side.before, side.after))
+    return before, after

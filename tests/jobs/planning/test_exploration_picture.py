@@ -1,0 +1,65 @@
+"""The picture of an exploration: what it shows of an exploration made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from distconv.jobs.planning import exploration_picture
+from distconv.jobs.planning.exploration_picture import label, shown_of
+from distconv.layers.models import MODELS
+from distconv.perfmodel import Exploration, explore, trace
+from distconv.pipeline import possible_cuts
+
+
+@pytest.fixture(scope="module")
+def found() -> Exploration:
+    model = MODELS["resnet20"]()
+    return explore(
+        lambda size: trace(model, (size, 3, 32, 32)),
+        "localhost",
+        4,
+        16,
+        microbatches=[4, 8],
+        schedules=["dp", "gpipe"],
+        joint=True,
+        cuts=possible_cuts(model, torch.empty(2, 3, 32, 32)),
+    )
+
+
+def test_the_choice_and_the_fastest_others_are_shown_each_once(found):
+    shown = shown_of(found)
+    assert found.best in shown
+    assert len({label(choice) for choice in shown}) == len(shown)
+    assert shown == sorted(shown, key=lambda choice: choice.time)
+    fastest_of = {name: min(c.time for c in found.table if label(c) == name) for name in map(label, shown)}
+    assert [choice.time for choice in shown] == [fastest_of[label(choice)] for choice in shown]
+
+
+def test_a_choice_that_is_slower_than_what_does_not_fit_is_still_shown(found, monkeypatch):
+    monkeypatch.setattr(exploration_picture, "MOST_CHOICES", 3)
+    slow = max(found.table, key=lambda choice: choice.time)
+    only = Exploration(
+        slow, tuple(replace(c, fits=c is slow) if c is not slow else slow for c in found.table), 1e9, "q"
+    )
+    shown = shown_of(only)
+    assert len(shown) == 3 and shown[-1] is slow
+
+
+def test_a_combination_in_words(found):
+    assert {label(c) for c in found.table if c.schedule == "dp"} >= {"dp, 1 stage, 4 replicas, 8 micro-batches"}
+
+
+def test_times_are_in_milliseconds_and_every_stage_has_its_memory(found, tmp_path, monkeypatch):
+    pipeline = next(choice for choice in found.table if len(choice.memory) == 4 and choice.replicas == 1)
+    drawn = {}
+    monkeypatch.setattr(exploration_picture, "write_picture", lambda path, figure, dpi: drawn.update(figure=figure))
+    exploration_picture.draw(tmp_path / "x.png", replace(found, best=pipeline))
+    choices, memory, passes = drawn["figure"].axes
+    assert max(bar.get_width() for bar in choices.patches) == pytest.approx(1e3 * shown_of(found)[-1].time, rel=0.5)
+    assert [bar.get_height() for bar in memory.patches] == pytest.approx([size / 1e9 for size in pipeline.memory])
+    ends = [bar.get_x() + bar.get_width() for bar in passes.patches]
+    assert max(ends) == pytest.approx(1e3 * pipeline.time, rel=0.05)
+    assert "ms" in choices.get_xlabel() and "ms" in passes.get_xlabel() and "GB" in memory.get_ylabel()
