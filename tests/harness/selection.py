@@ -22,13 +22,20 @@ each of their tests the first case runs there, and whatever names the rank count
 MANY_PARTS = 6
 
 
-def quick(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """The first case of each test, without tests that are long or start jobs of their own."""
+def quick(items: Iterable[pytest.Item], most: int = 1) -> list[pytest.Item]:
+    """``most`` cases of each test, from its first to its last, without tests that are long or start jobs."""
     return [
-        cases[0]
+        case
         for test, cases in by_test(items).items()
         if test.split("::")[-1] not in LONG and not starts_jobs(cases[0])
+        for case in _spread(cases, most)
     ]
+
+
+def _spread(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
+    """``most`` of them, evenly from the first to the last."""
+    chosen = min(most, len(cases))
+    return [cases[i * (len(cases) - 1) // max(1, chosen - 1)] for i in range(chosen)]
 
 
 def thin(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:

@@ -58,6 +58,28 @@ def test_hooks_on_parameters_see_whole_gradients(comm):
         same(found, expected)
 
 
+@pytest.mark.parametrize("name", ["body.first.weight", "head.weight", "head.bias"])
+def test_a_hook_behind_the_sum_alone_sees_whole_gradients_too(comm, name):
+    grid = grid_over(comm, h=comm.size)
+    seen = []
+
+    def taken(parameter):
+        # As an optimizer that steps in the backward pass: nothing is to come after it.
+        seen.append(parameter.grad.clone())
+        parameter.grad.zero_()
+
+    for model, x, labels in (
+        (build(Pooled), IMAGES, LABELS),
+        (dc.parallelize(build(Pooled), grid), dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)),
+    ):
+        parameter = model.get_parameter(name)
+        parameter.register_post_accumulate_grad_hook(taken)
+        classify(model, x, labels).backward()
+        assert not parameter.grad.any()
+    assert len(seen) == 2
+    same(seen[1], seen[0])
+
+
 def test_autograd_grad_is_whole_at_once_and_leaves_grad_alone(comm):
     grid = grid_over(comm, h=comm.size)
     model, reference = dc.parallelize(build(Tied), grid), build(Tied)
@@ -208,7 +230,9 @@ def test_no_gradient_is_summed_within_no_sync(comm, monkeypatch):
     )
     with dc.no_sync():
         bench.loss(1).backward()
-        bench.loss(2).backward()
+        with dc.no_sync():
+            bench.loss(2).backward()
+        bench.loss(3).backward()
     assert not started
     assert all(parameter.grad is not None for parameter in bench.model.parameters())
     assert started
