@@ -30,12 +30,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
-from tests.harness import launch, records  # noqa: E402
+from tests.harness import launch, records, selection  # noqa: E402
 from tests.harness.rank import log_path  # noqa: E402
 
 SERIAL = 0
 COUNTS = (SERIAL, 1, 2, 3, 4, 6, 8)
-QUICK_COUNTS = (SERIAL, 2, 3)
+QUICK_COUNTS = (SERIAL, *selection.QUICK)
 QUICK_CASES = 8
 """Of each test, where a quick run is of some tests alone; of all tests it takes the first case of each."""
 PACKAGES = ("distconv", "kernels", "layers", "perfmodel", "pipeline", "jobs")

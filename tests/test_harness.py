@@ -204,8 +204,8 @@ def test_a_quick_run_of_some_tests_takes_eight_cases_of_each_that_is_not_long(ru
         def test_cases(n): assert n % 3 == 0
         def test_starts_jobs(mpiexec): assert False
         def test_any_number_of_ranks_makes_the_same_file(): assert False, "it is named as long"
-        @pytest.mark.parametrize("n", range(2))
-        def test_everywhere(comm, n): assert comm.size in (2, 3)
+        @pytest.mark.parametrize("n", range(3))
+        def test_everywhere(comm, n): assert comm.size in ((2, 3), (3,), (2,))[n]
         """,
         "--quick",
     )

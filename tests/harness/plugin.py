@@ -141,7 +141,8 @@ class RankSession:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         wanted = items
         if config.getoption("--quick"):
-            wanted = selection.quick(wanted, config.getoption("--quick"))
+            ranks = world().size if self.in_job else 0
+            wanted = selection.quick(wanted, config.getoption("--quick"), ranks)
         if config.getoption("--thin") and self.in_job:
             wanted = selection.thin(wanted, world().size)
         chosen = [item for item in wanted if self._chosen(item)]
