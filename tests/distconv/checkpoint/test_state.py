@@ -140,6 +140,17 @@ def test_a_users_own_loop_goes_on_on_another_grid(
         assert again == uninterrupted
 
 
+@pytest.mark.ranks(2, 4)
+def test_sharded_weights_and_their_state_are_read_as_they_lie(comm: Any) -> None:
+    model = dc.parallelize(network(8), grid_over(comm, c=comm.size))
+    layout_of, weight = checkpoint.state.layouts_of(model), model[0].weight
+    assert isinstance(weight, dc.DistTensor)
+    assert layout_of("model/0.weight", weight.shape) == layout_of("optimizer/0.weight/exp_avg", weight.shape)
+    assert layout_of("model/0.weight", weight.shape) == weight.dist
+    for name, shape in (("optimizer/0.weight/step", ()), ("model/0.weight", (1, 2, 3, 3)), ("random/torch", (2, 9))):
+        assert layout_of(name, shape) is None
+
+
 @pytest.mark.ranks(4)
 def test_a_rank_reads_its_blocks_and_what_is_whole_and_no_more(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -255,3 +255,30 @@ def test_a_model_that_only_some_ranks_still_have_does_not_part_them(comm):
     expected = dict(alone.model.named_parameters())
     for name, parameter in after.model.named_parameters():
         close(parameter.grad, expected[name].grad, name)
+
+
+def test_what_is_kept_is_no_memory_of_others(comm):
+    leaf, share = torch.nn.Parameter(torch.zeros(3)), torch.full((3,), comm.rank + 1.0)
+    gradient_reduction.mark(leaf, "leaf")
+    with dc.no_sync():
+        for _ in range(2):
+            gradient_reduction.defer(leaf, share, comm)
+        share.zero_()
+    assert torch.equal(leaf.grad, torch.full((3,), comm.size * (comm.size + 1.0)))
+
+
+def test_parameters_of_several_dtypes_get_gradients_of_their_own(comm):
+    grid = grid_over(comm, n=comm.size)
+    found = []
+    for target in (None, grid):
+        torch.manual_seed(1)
+        model = torch.nn.ModuleList([torch.nn.Linear(3, 4).double(), torch.nn.Linear(4, 2)])
+        x = normal(6, 3)
+        if target is not None:
+            dc.parallelize(model, target)
+            x = dc.scatter(x, target)
+        model[1](model[0](x).float()).square().sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for ours, theirs in zip(*found[::-1], strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

@@ -274,6 +274,9 @@ def test_state_from_before_is_dealt_out(comm):
     for each in (case, reference):
         each.step(0)
     dc.shard_optimizer(dc.shard_optimizer(case.optimizer, comm), comm)
+    counts = comm.allgather(len(case.optimizer.state))
+    # Each of the nine that have taken a step is on one rank.
+    assert sum(counts) == len(reference.optimizer.state) == 9
     for each in (case, reference):
         each.step(1)
     same(case, reference)
