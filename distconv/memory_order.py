@@ -31,6 +31,9 @@ _CONVOLUTIONS = frozenset(getattr(torch, f"conv{t}{d}d") for t in ("", "_transpo
 _LIKE_INPUT = _CONVOLUTIONS | {torch.nn.functional.group_norm, torch.group_norm, torch.roll, torch.Tensor.roll}
 """Whose results without memory are contiguous in any case, unlike those with."""
 
+_RRELU = frozenset((torch.nn.functional.rrelu, torch.rrelu))
+"""Whose results on a CPU are contiguous in any case in training, unlike those without memory."""
+
 
 _PLAIN = frozenset((int, float, bool, str, type(None)))
 """What most other arguments are."""
@@ -137,6 +140,9 @@ def _worked_out(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcom
         made = torch.empty_like(twins[0])
     if function in _LIKE_INPUT:
         made = torch.empty_like(made, memory_format=_format(function, twins, _on_gpu((args, kwargs))))
+    trains = function in _RRELU and (named.get("training") or any(given[3:4]))
+    if trains and made is not given[0] and not _on_gpu((args, kwargs)):
+        made = torch.empty(made.shape, device="meta")
     strides = tuple(None if t.is_contiguous() else t.stride() for t in _tensors(made))
     return _Outcome(strides, bool(given) and made is given[0])
 

@@ -5,6 +5,7 @@
     python tests/run.py --ranks 2,4 tests/distconv/test_grid.py -k name
     python tests/run.py layers/nn jobs/mesh/scores.py             what mirrors a folder or a module
     python tests/run.py --quick                                   the first case of each test, on few ranks
+    python tests/run.py --quick layers/nn                         eight cases of each test there, on few ranks
     python tests/run.py --ranks 4 -m slow                         the slow ones, which are left out without -m
     python tests/run.py --slowest 20                              and where the time went
 
@@ -29,12 +30,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[0] = str(ROOT)
 
-from tests.harness import launch, records  # noqa: E402
+from tests.harness import launch, records, selection  # noqa: E402
 from tests.harness.rank import log_path  # noqa: E402
 
 SERIAL = 0
 COUNTS = (SERIAL, 1, 2, 3, 4, 6, 8)
-QUICK_COUNTS = (SERIAL, 2, 3)
+QUICK_COUNTS = (SERIAL, *selection.QUICK)
+QUICK_CASES = 8
+"""Of each test, where a quick run is of some tests alone; of all tests it takes the first case of each."""
 PACKAGES = ("distconv", "kernels", "layers", "perfmodel", "pipeline", "jobs")
 RESTARTS = 3
 PARTS, AT_ONCE = 4, 2
@@ -82,14 +85,14 @@ def main() -> int:
 def parse() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=rank_counts, help=f"e.g. serial,2,4 (default: {COUNTS}, quick: {QUICK_COUNTS})")
-    parser.add_argument("--quick", action="store_true", help="of each test its first case; none that is long")
+    parser.add_argument("--quick", action="store_true", help="of each test its first case, of named ones eight")
     parser.add_argument("--slowest", type=int, default=0, metavar="N", help="list the N tests that took longest")
     parser.add_argument(
         "--results", type=lambda text: Path(text).resolve(), help="keep each rank's results and log in this folder"
     )
     options, arguments = parser.parse_known_args()
     if options.quick:
-        arguments.append("--quick")
+        arguments.append(f"--quick={QUICK_CASES if arguments else 1}")
     options.ranks = options.ranks or (QUICK_COUNTS if options.quick else COUNTS)
     return options, arguments
 

@@ -197,20 +197,20 @@ def test_a_rank_of_a_running_job_can_be_killed() -> None:
     assert job.processes() == []
 
 
-def test_a_quick_run_takes_the_first_case_of_each_test_that_is_not_long(run) -> None:
+def test_a_quick_run_of_some_tests_takes_eight_cases_of_each_that_is_not_long(run) -> None:
     code, output = run(
         """
-        @pytest.mark.parametrize("n", range(5))
-        def test_cases(n): assert n == 0
+        @pytest.mark.parametrize("n", range(22))
+        def test_cases(n): assert n % 3 == 0
         def test_starts_jobs(mpiexec): assert False
         def test_any_number_of_ranks_makes_the_same_file(): assert False, "it is named as long"
-        @pytest.mark.parametrize("n", range(5))
-        def test_everywhere(comm, n): assert n == 0
+        @pytest.mark.parametrize("n", range(3))
+        def test_everywhere(comm, n): assert comm.size in ((2, 3), (3,), (2,))[n]
         """,
         "--quick",
     )
     assert code == 0, output
-    assert last_line(output) == "3 passed, 0 failed, 0 skipped"
+    assert last_line(output) == "12 passed, 0 failed, 0 skipped"
 
 
 class Item:
@@ -223,6 +223,11 @@ class Item:
 
     def get_closest_marker(self, name: str) -> object:
         return self._mark
+
+
+def test_a_quick_run_of_everything_takes_the_first_case_of_each_test() -> None:
+    chosen = selection.quick(Item(number) for number in range(40))  # type: ignore[misc]
+    assert [item.nodeid for item in chosen] == [f"test_0.py::test_{number}[0]" for number in range(10)]
 
 
 def test_each_case_is_run_on_one_count_that_its_marker_allows_and_most_on_three() -> None:

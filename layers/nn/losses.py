@@ -293,9 +293,12 @@ _NUMBERED = {
 
 
 def _numbered(loss: Callable[..., torch.Tensor], names: str, *args: Any, **named: Any) -> torch.Tensor:
-    """``loss``, of torch.nn.functional, for the arguments of its namesake in ``torch``."""
+    """``loss``, of torch.nn.functional, for the arguments of its namesake in ``torch``.
+
+    Without a reduction it is 0 there, none, whatever the schema says: Python's arguments do not know its word for 1.
+    """
     given = dict(zip(names.split(), args, strict=False)) | named
-    return _reduced(loss(**given | {"reduction": "none"}), ("none", "mean", "sum")[given.get("reduction", 1)])
+    return _reduced(loss(**given | {"reduction": "none"}), ("none", "mean", "sum")[given.get("reduction", 0)])
 
 
 for _name, _names in _NUMBERED.items():

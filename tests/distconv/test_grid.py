@@ -154,3 +154,11 @@ def test_without_a_communicator_it_takes_all_ranks(comm):
     with dc.ProcessGrid(h=comm.size) as grid:
         assert (grid.size, grid.rank) == (comm.size, comm.rank)
         assert dc.gather(dc.scatter(torch.arange(5), grid, dims="h")).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_grid_forgets_all_results_when_it_has_many(comm, monkeypatch):
+    monkeypatch.setattr(dc.grid, "REMEMBERED", 3)
+    calls = []
+    remembered = dc.ProcessGrid(comm, n=comm.size).cached(lambda number: calls.append(number) or -number)
+    assert [remembered(number) for number in (0, 1, 2, 0, 1, 3, 0, 3)] == [0, -1, -2, 0, -1, -3, 0, -3]
+    assert calls == [0, 1, 2, 3, 0]

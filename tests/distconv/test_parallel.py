@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import distconv as dc
-from tests.distconv.layouts import grid_over, grids, raises_everywhere
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.distconv.small_models import IMAGES, LABELS, Pooled, SqueezeExcite, Tied, build, classify, compare
 
 
@@ -199,3 +199,31 @@ def test_a_model_needs_a_grid(comm):
     raises_everywhere(
         comm, dc.UnsupportedOperation, "needs a ProcessGrid", lambda: dc.parallelize(build(Pooled), "h=2")
     )
+
+
+def test_batch_norm_of_a_plan_is_over_what_the_plan_says(comm):
+    x = normal(2 * comm.size, 3, 4, 4)
+    plan = dc.Plan({"*": {"n": comm.size}}, batch_norm="local")
+    model, plain = (nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)).double() for _ in range(2))
+    plain.load_state_dict({name: comm.bcast(value) for name, value in model.state_dict().items()})
+    dc.parallelize(model, plan, broadcast=True, comm=comm)
+    y = model(dc.scatter(x, grid_over(comm, n=comm.size)))
+    expected = plain(x[2 * comm.rank : 2 * comm.rank + 2])
+    torch.testing.assert_close(y.local, expected, rtol=1e-10, atol=1e-11)
+    # The option decides before the plan.
+    twin = nn.Sequential(nn.Conv2d(3, 2, 1), nn.BatchNorm2d(2)).double()
+    dc.parallelize(twin, plan, broadcast=True, comm=comm, batch_norm="global")
+    plain.load_state_dict(twin.state_dict())
+    found = dc.gather(twin(dc.scatter(x, grid_over(comm, n=comm.size))))
+    torch.testing.assert_close(found, plain(x), rtol=1e-10, atol=1e-11)
+
+
+def test_a_linear_layer_of_a_plan_gets_its_features_split_not_what_lies_between(comm):
+    torch.manual_seed(0)
+    layer, seen = nn.Sequential(nn.Linear(6, 4)).double(), []
+    expected = layer(normal(3, 5, 6)).detach()
+    dc.parallelize(layer, dc.Plan({"0": {"c": comm.size}}), comm=comm)
+    layer[0].register_forward_hook(lambda _, args, y: seen.append(args[0].dist.axes))
+    y = layer(dc.scatter(normal(3, 5, 6), grid_over(comm, n=comm.size)))
+    assert seen == [("n", None, "c")]
+    torch.testing.assert_close(dc.gather(y).detach(), expected, rtol=1e-12, atol=1e-12)

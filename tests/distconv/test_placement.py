@@ -318,3 +318,9 @@ def test_of_a_subclass_the_values_are_scattered(comm):
     x = dc.scatter(normal(5, 3, 8, 6).as_subclass(_Named), grid_over(comm, h=comm.size))
     assert type(x.local) is torch.Tensor
     assert type(dc.gather(torch.nn.functional.max_pool2d(x, 2))) is torch.Tensor
+
+
+def test_a_scattered_tensor_has_the_order_of_memory_of_the_whole(comm):
+    x = normal(3, 4, 7, 5)
+    for given in (x, x.contiguous(memory_format=torch.channels_last), x.transpose(0, 3)):
+        assert dc.scatter(given, grid_over(comm, h=comm.size)).stride() == given.stride()

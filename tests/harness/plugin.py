@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--only", choices=["serial", "ranks"], help="tests that use no `comm`, or those that do")
     group.addoption("--results", type=Path, help="folder for this rank's result file")
     group.addoption("--done", type=Path, help="file that names tests to leave out, one a line")
-    group.addoption("--quick", action="store_true", help="of each test its first case; none that is long")
+    group.addoption("--quick", type=int, metavar="N", help="of each test so many cases; none that is long")
     group.addoption("--part", help="I-of-N: the tests of every N-th file, from the I-th on")
     group.addoption("--device", help="where tensors and modules are made that name no device, e.g. cuda")
     group.addoption("--thin", action="store_true", help="on other rank counts than 3 a share of the cases")
@@ -141,7 +141,8 @@ class RankSession:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         wanted = items
         if config.getoption("--quick"):
-            wanted = selection.quick(wanted)
+            ranks = world().size if self.in_job else 0
+            wanted = selection.quick(wanted, config.getoption("--quick"), ranks)
         if config.getoption("--thin") and self.in_job:
             wanted = selection.thin(wanted, world().size)
         chosen = [item for item in wanted if self._chosen(item)]

@@ -15,6 +15,9 @@ LONG = frozenset((Path(__file__).parent / "long_tests.txt").read_text().split())
 TURNS = (2, 3, 3, 4, 3, 3, 3, 3, 4, 3, 3, 2, 3, 3, 1, 3, 3, 2, 3)
 """Rank counts that cases are run on, in turn; on 3, which divides least, most of them. No parameter has 19 values."""
 
+QUICK = (2, 3)
+"""Rank counts of a quick run."""
+
 MANY = {6: 0, 8: 1}
 """Rank counts on which only a share of the files (which one) is imported, which takes all of these ranks seconds: of
 each of their tests the first case runs there, and whatever names the rank count."""
@@ -22,13 +25,30 @@ each of their tests the first case runs there, and whatever names the rank count
 MANY_PARTS = 6
 
 
-def quick(items: Iterable[pytest.Item]) -> list[pytest.Item]:
-    """The first case of each test, without tests that are long or start jobs of their own."""
+def quick(items: Iterable[pytest.Item], most: int = 1, ranks: int = 0) -> list[pytest.Item]:
+    """``most`` cases of each test, from its first to its last, without tests that are long or start jobs.
+
+    The first one is run on all rank counts of a quick run, the others in turn on one of them.
+    """
     return [
-        cases[0]
+        case
         for test, cases in by_test(items).items()
         if test.split("::")[-1] not in LONG and not starts_jobs(cases[0])
+        for number, case in enumerate(_spread(cases, most))
+        if number == 0 or _has_quick_turn(case, number, ranks)
     ]
+
+
+def _spread(cases: list[pytest.Item], most: int) -> list[pytest.Item]:
+    """``most`` of them, evenly from the first to the last."""
+    chosen = min(most, len(cases))
+    return [cases[i * (len(cases) - 1) // max(1, chosen - 1)] for i in range(chosen)]
+
+
+def _has_quick_turn(item: pytest.Item, number: int, ranks: int) -> bool:
+    mark = item.get_closest_marker("ranks")
+    turns = [count for count in QUICK if mark is None or runs_on(mark, count)]
+    return ranks not in turns or turns[number % len(turns)] == ranks
 
 
 def thin(items: list[pytest.Item], ranks: int) -> list[pytest.Item]:

@@ -68,3 +68,45 @@ def test_far_from_the_origin_moments_keep_their_digits():
     expected, offset = torch.var_mean(x - 1e8, correction=0)  # a difference without rounding
     torch.testing.assert_close((var, mean), (expected, 1e8 + offset), rtol=1e-12, atol=0)
     assert not torch.isclose(about(origin)[1], expected, rtol=1e-3)
+
+
+def test_one_channel_far_from_its_origin_is_enough_to_take_all_moments_again():
+    x = torch.stack([normal(1000), 1e8 + normal(1000, seed=1)])
+
+    def about(origin):
+        offset = x - origin[:, None]
+        mean = offset.mean(1)
+        return origin + mean, (offset * offset).mean(1) - mean * mean
+
+    _, var = taken_near(about, torch.zeros(2, dtype=torch.float64))
+    expected = torch.var(x - torch.tensor([[0.0], [1e8]], dtype=torch.float64), 1, correction=0)
+    torch.testing.assert_close(var, expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.cpu
+def test_in_half_precision_the_gradient_is_rounded_once():
+    x, grad = (normal(8, 3, 5, 4, seed=seed).bfloat16() for seed in (0, 1))
+    x[:, 1] *= 1e-3  # a small variance, by which much is divided
+    w = normal(3, seed=2).float()
+    mean, var = moments(x.double())
+    wide = x.double().requires_grad_()
+    F.batch_norm(wide, None, None, w.double(), None, True, eps=EPS).backward(grad.double())
+    gradient = BatchNormGradient(grad, x, w, (mean.float(), var.float()), EPS)
+    found = gradient.of_input(x.numel() // 3)
+    assert found.dtype == torch.bfloat16
+    # Half a unit in the last of 8 bits, and what float32 adds up to.
+    allowed = wide.grad.abs() * 2.0**-8 * 1.01 + 1e-6 * wide.grad.abs().max()
+    assert ((found.double() - wide.grad).abs() <= allowed).all()
+
+
+@pytest.mark.parametrize("strides", [(12, 1, 24, 3), (1, 1, 1, 3), (2, 1, 12, 3)])
+def test_strides_of_extents_of_one_may_be_anything(strides):
+    """torch's own kernel errs with these."""
+    x, grad = normal(1, 3, 1, 4), normal(1, 3, 1, 4, seed=1)
+    given = moments(x)
+    expected = gradients(grad, x, None, given, EPS)
+    odd = [t.contiguous(memory_format=torch.channels_last).as_strided(t.shape, strides) for t in (x, grad)]
+    assert all(torch.equal(a, b) for a, b in zip(odd, (x, grad), strict=True))
+    for dy, values in ((odd[1], x), (grad, odd[0]), (odd[1], odd[0])):
+        for found, wanted in zip(gradients(dy, values, None, given, EPS), expected, strict=True):
+            close(found, wanted)

@@ -31,6 +31,17 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach()
 
 
+def same_gradient(found: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    """Check that the leaf ``found`` has the gradient of ``expected``, split as it is, or none if that has none."""
+    assert (found.grad is None) == (expected.grad is None), f"{what}: {found.grad} instead of {expected.grad}"
+    if found.grad is None or expected.grad is None:
+        return
+    close(whole(found.grad), expected.grad, what)
+    if isinstance(found, dc.DistTensor):
+        assert isinstance(found.grad, dc.DistTensor), what
+        assert found.grad.dist == found.dist, what
+
+
 def leaf(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that gathers a gradient, if its dtype can have one."""
     return tensor.detach().clone().requires_grad_(tensor.is_floating_point())
@@ -45,7 +56,9 @@ def same_as_one_process(
 ) -> dc.DistTensor:
     """Call ``function(*tensors, *plain)`` in one process and with ``tensors`` split; compare results and gradients.
 
-    ``dims`` says for each of ``tensors`` which grid axes split it. Returns the distributed result.
+    What the call leaves of the operands is compared, too, and whether the result has a gradient, and that its strides
+    are those of one process or of contiguous memory. ``dims`` says for each of ``tensors`` which grid axes split it.
+    Returns the distributed result.
     """
     given = [leaf(t) for t in (*tensors, *plain)]
     y = function(*given)
@@ -58,13 +71,17 @@ def same_as_one_process(
     whole_ones = [leaf(t) for t in plain]
     found = function(*split, *whole_ones)
     close(whole(found), y.detach(), f"y on {target}")
+    assert found.requires_grad == y.requires_grad, f"y on {target}"
+    orders = y.stride(), torch.empty(y.shape, device="meta").stride()
+    assert found.stride() in orders, f"y on {target}: strides {found.stride()}, which are neither of {orders}"
+    for number, (one, expected) in enumerate(zip([*split, *whole_ones], given, strict=True)):
+        close(whole(one), expected.detach(), f"input {number} after the call on {target}")
     if y.requires_grad:
         gradient = normal(*y.shape, seed=17).to(y)
         y.backward(gradient)
         found.backward(gradient)
         for number, (one, expected) in enumerate(zip([*split, *whole_ones], given, strict=True)):
-            if expected.grad is not None:
-                close(whole(one.grad), expected.grad, f"gradient of input {number} on {target}")
+            same_gradient(one, expected, f"gradient of input {number} on {target}")
     return found
 
 
@@ -75,8 +92,7 @@ def module_as_in_one_process(
     twin = copy.deepcopy(module)
     found = same_as_one_process(target, _Alternating(module, twin), *tensors)
     for (name, expected), other in zip(module.named_parameters(), twin.parameters(), strict=True):
-        if expected.grad is not None:
-            close(other.grad, expected.grad, f"dL/d{name} on {target}")
+        same_gradient(other, expected, f"dL/d{name} on {target}")
     for (name, buffer), other in zip(module.named_buffers(), twin.buffers(), strict=True):
         close(other, buffer, f"{name} on {target}")
     module.zero_grad()

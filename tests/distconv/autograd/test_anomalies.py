@@ -55,6 +55,24 @@ def test_where_the_anomaly_was_made_is_said(comm: Any) -> None:
             loss.backward()
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+@pytest.mark.ranks(2, 3)
+def test_of_several_anomalies_the_first_step_counts_not_the_first_rank(comm: Any) -> None:
+    grid = grid_over(comm, n=comm.size)
+    # 0 / 0 behind the first root on rank 0, and before that, on the way back, behind the second on the last rank.
+    values = torch.tensor([0.0, *[4.0] * (comm.size - 1)], dtype=torch.float64)
+    less = torch.tensor([*[-1.0] * (comm.size - 1), 2.0], dtype=torch.float64)
+    with torch.autograd.detect_anomaly():
+        x = dc.scatter(values, grid).requires_grad_()
+        first = torch.sqrt(x)
+        second = torch.sqrt(first + 1 - (dc.scatter(less, grid) + 1))
+        with (
+            pytest.warns(UserWarning, match=f"detected on rank {comm.size - 1}"),
+            pytest.raises(dc.NumericalError, match=rf"SqrtBackward0' returned nan.*\(on rank {comm.size - 1}\)"),
+        ):
+            (second * 0).sum().backward()
+
+
 def test_plain_tensors_get_torchs_own_check() -> None:
     x = torch.zeros(1, requires_grad=True)
     with (

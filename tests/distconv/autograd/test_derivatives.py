@@ -11,7 +11,7 @@ from torch import nn
 from torch.func import functional_call
 
 import distconv as dc
-from distconv.autograd.derivatives import first_order
+from distconv.autograd.derivatives import first_order, gradients
 from tests.distconv.layouts import grid_over, grids, normal
 
 FEW_RANKS = pytest.mark.ranks(2, 3, 4)
@@ -219,3 +219,15 @@ def test_a_backward_pass_that_is_marked_refuses_to_be_differentiated():
     torch.testing.assert_close(torch.autograd.grad(Cube.apply(x).sum(), x)[0], 3 * x.detach() ** 2)
     with pytest.raises(dc.UnsupportedOperation, match=r"a second derivative .* of a cube has no rule"):
         torch.autograd.grad(Cube.apply(x).sum(), x, create_graph=True)
+
+
+def test_each_input_counts_by_itself_though_another_was_computed_from_it():
+    x = normal(3).requires_grad_()
+    y = 2 * x
+    by_x, by_z, by_y = gradients(lambda a, b, c: a * c**2, (x, None, y), (True, True, True), torch.ones(3).double())
+    assert by_z is None
+    torch.testing.assert_close(by_x, 4 * x**2)  # y^2, and nothing by way of y
+    torch.testing.assert_close(by_y, 4 * x**2)  # 2 x y
+    (second,) = torch.autograd.grad(by_x.sum(), x)
+    torch.testing.assert_close(second, 8 * x)  # now by way of y
+    assert gradients(lambda a, b: a * b, (x, y), (False, True), torch.ones(3).double())[0] is None

@@ -31,6 +31,10 @@ def test_a_seed_of_another_shape_than_its_edge_is_refused_alike(comm: Any) -> No
     seed = dc.scatter(normal(5, 3, 5, 4), grid_over(comm, h=comm.size))
     match = r"gradient of shape \(5, 3, 5, 4\).*\(5, 3, 6, 4\)"
     raises_everywhere(comm, dc.ShapeError, match, lambda: torch.autograd.grad(edge, x, seed))
+    # As many elements are not enough.
+    seed = dc.scatter(normal(5, 3, 4, 6), grid_over(comm, h=comm.size))
+    match = r"gradient of shape \(5, 3, 4, 6\).*\(5, 3, 6, 4\)"
+    raises_everywhere(comm, dc.ShapeError, match, lambda: torch.autograd.grad(edge, x, seed))
 
 
 def test_plain_edges_and_seeds_are_torchs() -> None:

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from distconv import checkpoint
+from distconv.checkpoint import reading
 from distconv.checkpoint.manifest import MANIFEST
+from distconv.errors import CheckpointError
 from tests.distconv.checkpoint.damage import VALUES, on_rank_0, only_file, refused, rewritten, tensors
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
@@ -44,6 +46,50 @@ def test_files_of_another_step_and_missing_files_are_found(comm: Any, shared_tmp
     assert "holds step 1: its files come from elsewhere" in refused(comm, lambda: checkpoint.load(second, comm))
     on_rank_0(comm, lambda: only_file(first).unlink())
     assert "is incomplete: [Errno 2]" in refused(comm, lambda: checkpoint.load(first, comm))
+
+
+class Clock:
+    """Time that passes where somebody sleeps."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.ranks(2, 4)
+def test_other_ranks_wait_for_files_that_rank_0_sees_already(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
+    opened, tries = reading.open_file, []
+
+    def late(*arguments: Any) -> Any:
+        tries.append(comm.rank)
+        if len(tries) <= (3 if comm.rank == comm.size - 1 else 0):
+            raise CheckpointError("is not here yet")
+        return opened(*arguments)
+
+    monkeypatch.setattr(reading, "open_file", late)
+    found = checkpoint.load(folder, comm)
+    assert len(tries) == (4 if comm.rank == comm.size - 1 else 1)
+    assert torch.equal(found.tensors["model/weight"], tensors()["model/weight"])
+
+    # Not for ever, and rank 0, which said that they are there, not at all.
+    def never(*arguments: Any) -> Any:
+        tries.append(comm.rank)
+        raise CheckpointError(f"is not there for rank {comm.rank}")
+
+    tries.clear()
+    monkeypatch.setattr(reading, "LAG_S", 0.35)
+    monkeypatch.setattr(reading, "time", Clock())
+    monkeypatch.setattr(reading, "open_file", never)
+    text = refused(comm, lambda: checkpoint.load(folder, comm))
+    assert f"is not there for rank {comm.size - 1}" in text
+    assert len(tries) == (1 if comm.rank == 0 else 5)  # at 0, 0.1, ..., 0.4 s
 
 
 @pytest.mark.fault(65)

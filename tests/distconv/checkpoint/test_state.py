@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from mpi4py import MPI
 from torch import nn
 
 import distconv as dc
@@ -59,6 +60,23 @@ def test_training_goes_on_as_if_nothing_had_happened(comm: Any, shared_tmp_path:
     assert steps(other, other_optimizer, 20) == uninterrupted
     for (key, expected), found in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
         assert torch.equal(found, expected), key
+
+
+def test_each_rank_goes_on_with_its_own_random_numbers_and_others_with_those_of_rank_0(
+    comm: Any, shared_tmp_path: Path
+) -> None:
+    model = network()
+    torch.manual_seed(7 + comm.rank)
+    folder = dc.save_checkpoint(shared_tmp_path, 1, model, comm=comm)
+    expected = torch.rand(4)
+    everywhere = comm.allgather(expected.tolist())
+    assert len(set(map(tuple, everywhere))) == comm.size
+    torch.manual_seed(99)
+    dc.load_checkpoint(shared_tmp_path, network(), comm=comm)
+    assert torch.equal(torch.rand(4), expected)
+    # A job of another number of ranks.
+    checkpoint.restore(checkpoint.load(folder, MPI.COMM_SELF), network(), None, MPI.COMM_SELF)
+    assert torch.rand(4).tolist() == everywhere[0]
 
 
 @pytest.mark.fault(64, 68)
@@ -120,6 +138,17 @@ def test_a_users_own_loop_goes_on_on_another_grid(
     assert again == pytest.approx(uninterrupted, rel=1e-11)
     if before == after:
         assert again == uninterrupted
+
+
+@pytest.mark.ranks(2, 4)
+def test_sharded_weights_and_their_state_are_read_as_they_lie(comm: Any) -> None:
+    model = dc.parallelize(network(8), grid_over(comm, c=comm.size))
+    layout_of, weight = checkpoint.state.layouts_of(model), model[0].weight
+    assert isinstance(weight, dc.DistTensor)
+    assert layout_of("model/0.weight", weight.shape) == layout_of("optimizer/0.weight/exp_avg", weight.shape)
+    assert layout_of("model/0.weight", weight.shape) == weight.dist
+    for name, shape in (("optimizer/0.weight/step", ()), ("model/0.weight", (1, 2, 3, 3)), ("random/torch", (2, 9))):
+        assert layout_of(name, shape) is None
 
 
 @pytest.mark.ranks(4)

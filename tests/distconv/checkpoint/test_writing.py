@@ -43,6 +43,16 @@ def test_old_ones_are_deleted_once_the_new_one_is_there(comm: Any, shared_tmp_pa
     assert sorted(path.name for path in shared_tmp_path.glob("step-*")) == ["step-000003", "step-000004"]
 
 
+@pytest.mark.parametrize("keep", [0, 1, 3])
+def test_so_many_stay_as_are_to_be_kept_and_always_the_new_one(comm: Any, shared_tmp_path: Path, keep: int) -> None:
+    for step in range(5):
+        folder = checkpoint.save(shared_tmp_path, step, tensors(), VALUES, comm, keep=keep)
+    comm.Barrier()
+    names = [f"step-{step:06d}" for step in range(5)]
+    assert sorted(path.name for path in shared_tmp_path.glob("step-*")) == names[-max(keep, 1) :]
+    assert checkpoint.load(folder, comm).step == 4
+
+
 @pytest.mark.fault(57)
 def test_a_step_that_was_never_finished_does_not_count(comm: Any, shared_tmp_path: Path) -> None:
     first = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)

@@ -62,17 +62,43 @@ def test_at_level_all_each_operator_is_compared(comm, monkeypatch):
     assert "torch.Tensor.sin" in text
 
 
-@pytest.mark.parametrize("failure", [FileNotFoundError, dc.DistconvError])
-def test_a_failure_on_one_rank_is_raised_on_all(comm, failure):
+FAILURES = (FileNotFoundError, dc.DistconvError, KeyError, IndexError, ValueError, RuntimeError, MemoryError)
+
+
+def test_a_failure_on_one_rank_is_raised_on_all(comm):
     last = comm.size - 1
 
-    def attempt():
+    def attempt(failure):
         if comm.rank == last:
             raise failure("mesh.h5 is not here")
         return comm.rank
 
-    match = "mesh.h5 is not here" if comm.size == 1 else rf"mesh.h5 is not here \(on rank {last}\)"
-    raises_everywhere(comm, dc.DataError, match, lambda: agreement.together(comm, attempt, dc.DataError))
+    match = "mesh.h5 is not here" if comm.size == 1 else rf"mesh.h5 is not here'? \(on rank {last}\)"
+    for failure in FAILURES:
+        raises_everywhere(
+            comm, dc.DataError, match, lambda f=failure: agreement.together(comm, lambda: attempt(f), dc.DataError)
+        )
+
+
+@pytest.mark.ranks(at_least=2)
+def test_of_several_failures_the_last_ranks_is_told_and_a_rank_may_read_no_more(comm):
+    def attempt():
+        raise BrokenPipeError("nobody reads") if comm.rank == 0 else ValueError(f"bad row {comm.rank}")
+
+    with pytest.raises(dc.DataError, match=rf"bad row {comm.size - 1} \(on rank {comm.size - 1}\)") as caught:
+        agreement.together(comm, attempt, dc.DataError)
+    assert isinstance(caught.value.__cause__, BrokenPipeError) == (comm.rank == 0)
+
+
+@pytest.mark.ranks(at_least=2)
+def test_what_ranks_find_must_be_alike(comm):
+    assert agreement.alike(comm, lambda: (1, "a"), dc.DataError, "rows") == (1, "a")
+    raises_everywhere(
+        comm,
+        dc.MismatchError,
+        "rows: ranks disagree: 0 on rank 0; 1 on rank 1",
+        lambda: agreement.alike(comm, lambda: comm.rank, dc.DataError, "rows"),
+    )
 
 
 def test_what_succeeds_everywhere_gives_each_rank_its_result(comm):

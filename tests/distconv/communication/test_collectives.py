@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import distconv as dc
 from distconv.communication import collectives
 from distconv.communication.transfer import transfer_plan
+from distconv.parameters import gradient_reduction
 from tests.distconv.communication.drawn_layouts import FEW, layouts, needs, shapes
 from tests.distconv.layouts import counting, cut, grid_over, grids, normal, twenty_layouts
 
@@ -108,3 +109,34 @@ def test_what_enters_split_work_gets_its_gradient_summed_over_just_these_axes(co
         collectives.enter(w, grid, ("h", "w")).backward(torch.full((2,), comm.rank + 1.0).double())
         expected = sum(rank + 1.0 for rank in grid.comm(("h", "w")).allgather(comm.rank))
         assert w.grad.tolist() == [expected] * 2
+
+
+@pytest.mark.ranks(at_least=2)
+def test_no_result_is_the_memory_of_what_went_in(comm):
+    grid, shape = grid_over(comm, h=comm.size), (8, 3)
+    whole = counting(*shape)
+    # Rank 0 has the same under both layouts, others have not.
+    src = dc.Distribution(grid, (None, None))
+    dst = dc.Distribution(grid, ("h", None), boundaries={"h": (0, *(8,) * comm.size)})
+    local = cut(whole, src)
+    collectives.redistribute(local, src, dst, shape).zero_()
+    assert torch.equal(local, whole)
+    for made in (collectives.sum_over(local, grid, ("h",)), collectives.enter(local, grid, ("h",)).clone()):
+        made.zero_()
+        assert torch.equal(local, whole)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+@pytest.mark.ranks(at_least=2)
+def test_a_gradient_that_is_to_be_differentiated_is_summed_at_once(comm):
+    grid = grid_over(comm, n=comm.size)
+    weight = torch.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    gradient_reduction.mark(weight, "weight")
+    total = comm.size * (comm.size + 1) / 2
+    # The sum over ranks of (rank + 1) w^3.
+    loss = collectives.sum_over((comm.rank + 1) * collectives.enter(weight, grid, ("n",)) ** 3, grid, ("n",))
+    assert loss.item() == 8 * total
+    loss.backward(create_graph=True)
+    assert weight.grad.item() == 12 * total
+    (second,) = torch.autograd.grad(weight.grad, weight)
+    assert second.item() == 12 * total

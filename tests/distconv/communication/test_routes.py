@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distconv.arrangement import Arrangement
-from distconv.communication.routes import Routes
-from distconv.distribution import Distribution, default_axes
+from distconv.communication.routes import Needs, Routes
+from distconv.distribution import Distribution, Interval, default_axes
 from distconv.errors import DistributionError
 
 GRIDS = (
@@ -26,6 +26,14 @@ GRIDS = (
     {"r": 2, "h": 2},
 )
 SHAPES = ((), (5,), (1, 7), (4, 3), (2, 3, 5), (3, 2, 7, 4), (2, 2, 1, 1), (0, 3, 4, 4), (2, 3, 4, 5, 6))
+
+
+def test_needs_end_where_the_tensor_does():
+    base = Distribution(Arrangement(h=2), ("h", None))
+    needs = Needs(base, ((0, (Interval(-1, 5), Interval(3, 9))),))
+    assert [needs.intervals(0, index, 8) for index in (0, 1)] == [(Interval(0, 5),), (Interval(3, 8),)]
+    assert needs.intervals(1, 0, 6) == (Interval(0, 6),)
+    assert needs.intervals(0, 0, 0)[0].extent == 0
 
 
 def blocks(whole, dist):

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from mpi4py import MPI
 
 import distconv as dc
 from distconv.data import BoxFunction, Field, Loader, SampleFile
+from distconv.distribution import Interval
 from distconv.layers.models import MODELS
 from tests.distconv.data.sample_files import common
 
@@ -140,3 +142,11 @@ def test_a_crop_that_is_larger_than_the_samples_is_refused(comm: Any) -> None:
 def test_shapes_that_differ_between_ranks_are_refused(comm: Any) -> None:
     with pytest.raises(dc.MismatchError, match="BoxFunction: ranks disagree"):
         BoxFunction({"image": (COUNT + comm.rank, 4)}, short, comm)
+
+
+def test_values_of_another_shape_are_refused_though_they_are_as_many() -> None:
+    box = (Interval(0, 1), Interval(0, 2), Interval(0, 3))
+    for shape in ((1, 3, 2), (2, 3), (1, 2, 4)):
+        source = BoxFunction({"x": (4, 2, 3)}, lambda name, box, shape=shape: np.zeros(shape), MPI.COMM_SELF)
+        with pytest.raises(dc.DataError, match=r"gives .* for \[0:1, 0:2, 0:3\] of 'x'"):
+            source.read("x", box)

@@ -196,3 +196,16 @@ def test_a_batch_that_cannot_be_made_is_refused(comm: Any, shared_tmp_path: Path
             Loader(file, FIELDS, grid, 0)
         with pytest.raises(DataError, match="samples of 9 x 10 cannot be transposed"):
             Loader(file, FIELDS, grid, 2, transpose=True)
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_crop_may_begin_wherever_it_fits(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    with SampleFile(path, LAYOUTS, comm) as file:
+        loader = Loader(file, FIELDS, grids(comm)[0], 3, crop={"h": 7, "w": 10})
+        places = [loader.cropped(epoch, sample) for epoch in range(20) for sample in range(SAMPLES)]
+        assert {place["h"] for place in places} == {0, 1, 2}  # of 9 rows
+        assert {place["w"] for place in places} == {0}
+        orders = [tuple(loader.order(epoch)) for epoch in range(3)]
+        assert len(set(orders)) == 3 and orders[0] == tuple(loader.order(0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zlib
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from distconv.data.opened_file import SMALL_BYTES, opened, own_place, values
+from distconv.data.opened_file import SMALL_BYTES, identity, opened, own_place, values
 from distconv.errors import DataError
 
 
@@ -46,3 +47,18 @@ def test_a_name_ends_where_links_within_the_file_lead(tmp_path: Path) -> None:
         "no": None,
         "": "/",
     }
+
+
+def test_a_file_that_is_written_to_or_replaced_is_another(tmp_path: Path) -> None:
+    path, other = tmp_path / "a.h5", tmp_path / "b.h5"
+    for each in (path, other):
+        each.write_bytes(b"12345678")
+        os.utime(each, ns=(10**18, 10**18))
+    before = identity(path)
+    assert identity(path) == before
+    os.utime(path, ns=(10**18, 10**18 + 1))
+    assert before.change(identity(path)) == "written to" and identity(path) != before
+    path.write_bytes(b"123456789")
+    assert before.change(identity(path)) == "changed from 8 to 9 bytes"
+    other.replace(path)
+    assert before.change(identity(path)) == "replaced by another file"

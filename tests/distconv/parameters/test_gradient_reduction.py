@@ -58,6 +58,28 @@ def test_hooks_on_parameters_see_whole_gradients(comm):
         same(found, expected)
 
 
+@pytest.mark.parametrize("name", ["body.first.weight", "head.weight", "head.bias"])
+def test_a_hook_behind_the_sum_alone_sees_whole_gradients_too(comm, name):
+    grid = grid_over(comm, h=comm.size)
+    seen = []
+
+    def taken(parameter):
+        # As an optimizer that steps in the backward pass: nothing is to come after it.
+        seen.append(parameter.grad.clone())
+        parameter.grad.zero_()
+
+    for model, x, labels in (
+        (build(Pooled), IMAGES, LABELS),
+        (dc.parallelize(build(Pooled), grid), dc.scatter(IMAGES, grid), dc.scatter(LABELS, grid)),
+    ):
+        parameter = model.get_parameter(name)
+        parameter.register_post_accumulate_grad_hook(taken)
+        classify(model, x, labels).backward()
+        assert not parameter.grad.any()
+    assert len(seen) == 2
+    same(seen[1], seen[0])
+
+
 def test_autograd_grad_is_whole_at_once_and_leaves_grad_alone(comm):
     grid = grid_over(comm, h=comm.size)
     model, reference = dc.parallelize(build(Tied), grid), build(Tied)
@@ -208,7 +230,9 @@ def test_no_gradient_is_summed_within_no_sync(comm, monkeypatch):
     )
     with dc.no_sync():
         bench.loss(1).backward()
-        bench.loss(2).backward()
+        with dc.no_sync():
+            bench.loss(2).backward()
+        bench.loss(3).backward()
     assert not started
     assert all(parameter.grad is not None for parameter in bench.model.parameters())
     assert started
@@ -231,3 +255,30 @@ def test_a_model_that_only_some_ranks_still_have_does_not_part_them(comm):
     expected = dict(alone.model.named_parameters())
     for name, parameter in after.model.named_parameters():
         close(parameter.grad, expected[name].grad, name)
+
+
+def test_what_is_kept_is_no_memory_of_others(comm):
+    leaf, share = torch.nn.Parameter(torch.zeros(3)), torch.full((3,), comm.rank + 1.0)
+    gradient_reduction.mark(leaf, "leaf")
+    with dc.no_sync():
+        for _ in range(2):
+            gradient_reduction.defer(leaf, share, comm)
+        share.zero_()
+    assert torch.equal(leaf.grad, torch.full((3,), comm.size * (comm.size + 1.0)))
+
+
+def test_parameters_of_several_dtypes_get_gradients_of_their_own(comm):
+    grid = grid_over(comm, n=comm.size)
+    found = []
+    for target in (None, grid):
+        torch.manual_seed(1)
+        model = torch.nn.ModuleList([torch.nn.Linear(3, 4).double(), torch.nn.Linear(4, 2)])
+        x = normal(6, 3)
+        if target is not None:
+            dc.parallelize(model, target)
+            x = dc.scatter(x, target)
+        model[1](model[0](x).float()).square().sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for ours, theirs in zip(*found[::-1], strict=True):
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

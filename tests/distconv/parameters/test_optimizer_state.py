@@ -117,8 +117,27 @@ def test_each_rank_keeps_about_its_share_of_the_state(comm):
         )
         sizes = [p.numel() for p in case.model.parameters() if p.grad is not None and not isinstance(p, dc.DistTensor)]
         assert comm.allreduce(held) == 3 * sum(sizes)
-        # Whole parameters: no rank has more than the largest beyond its share.
-        assert held <= 3 * (sum(sizes) / comm.size + max(sizes, default=0))
+        # Whole parameters: no rank has more than the largest beyond what another has.
+        loads = comm.allgather(held)
+        assert max(loads) - min(loads) <= 3 * max(sizes, default=0)
+
+
+@pytest.mark.ranks(at_least=2)
+def test_parameters_are_dealt_out_by_their_elements_not_by_their_number(comm):
+    """One of 6 elements, and three of 2 for each other rank, come to 6 on each."""
+    others = 3 * (comm.size - 1)
+    parameters = [nn.Parameter(torch.ones(n, dtype=torch.float64)) for n in (*[2] * others, 6)]
+    optimizer = dc.shard_optimizer(torch.optim.Adam(parameters), comm)
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    held = sum(entries["exp_avg"].numel() for entries in optimizer.state.values())
+    assert comm.allgather(held) == [6] * comm.size
+    # One that comes later goes to the first of those that have least.
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1, dtype=torch.float64))]})
+    optimizer.param_groups[1]["params"][0].grad = torch.ones(1, dtype=torch.float64)
+    optimizer.step()
+    assert comm.allgather(len(optimizer.state)) == [2, *[3] * (comm.size - 1)]
 
 
 def with_closure(case):
@@ -255,6 +274,9 @@ def test_state_from_before_is_dealt_out(comm):
     for each in (case, reference):
         each.step(0)
     dc.shard_optimizer(dc.shard_optimizer(case.optimizer, comm), comm)
+    counts = comm.allgather(len(case.optimizer.state))
+    # Each of the nine that have taken a step is on one rank.
+    assert sum(counts) == len(reference.optimizer.state) == 9
     for each in (case, reference):
         each.step(1)
     same(case, reference)

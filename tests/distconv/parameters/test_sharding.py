@@ -54,6 +54,26 @@ def test_each_rank_has_its_share_of_weights_gradients_and_optimizer_state(comm):
             assert comm.allreduce(held.local.numel()) == weight.shape.numel()
 
 
+@pytest.mark.ranks(at_least=2)
+def test_what_is_frozen_stays_so_and_gradients_that_are_there_are_kept(comm):
+    torch.manual_seed(2)
+    layer = nn.Conv2d(4, 8, 3).double()
+    layer.weight.grad, layer.bias.grad = normal(8, 4, 3, 3, seed=1), normal(8, seed=2)
+    layer.weight.requires_grad_(False)
+    whole = {name: (p.detach().clone(), p.grad.clone()) for name, p in layer.named_parameters()}
+    grid = grid_over(comm, c=comm.size)
+    dc.parallelize(layer, grid)
+    for name, parameter in layer.named_parameters():
+        assert isinstance(parameter, dc.DistTensor), name
+        assert torch.equal(dc.gather(parameter.detach()), whole[name][0]), name
+        assert torch.equal(dc.gather(parameter.grad), whole[name][1]), name
+        trains = name == "bias"
+        assert (parameter.requires_grad, parameter.local.requires_grad) == (trains, trains), name
+    layer(dc.scatter(normal(2, 4, 5, 5), grid)).sum().backward()
+    assert torch.equal(dc.gather(layer.weight.grad), whole["weight"][1])
+    torch.testing.assert_close(dc.gather(layer.bias.grad), whole["bias"][1] + 2 * 3 * 3, rtol=1e-12, atol=1e-12)
+
+
 def test_a_model_and_its_optimizer_may_be_copied_saved_and_resumed(comm):
     def scenario(bench):
         for step in range(2):

@@ -221,3 +221,10 @@ def test_nothing_is_told_where_mpi_starts_or_is_missing() -> None:
     command = [sys.executable, "-c", textwrap.dedent(script)]
     ended = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=60)
     assert (ended.stdout, ended.stderr) == ("as it was\n", "")
+
+
+def test_the_first_of_the_processes_speaks() -> None:
+    for environment, rank in ((PMI2, "PMI_RANK"), (OPEN_MPI, "OMPI_COMM_WORLD_RANK"), (HYDRA, "PMI_RANK")):
+        assert not launchers.speaks(environment)
+        assert launchers.speaks({**environment, rank: "0"})
+    assert launchers.speaks({})

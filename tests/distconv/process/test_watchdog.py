@@ -227,6 +227,21 @@ def test_a_call_that_one_rank_alone_makes_is_found_at_once_where_all_calls_are_c
     assert 'File "<string>", line 11' in ended.stderr.partition("rank 0 failed")[2]
 
 
+def test_the_end_of_an_inner_wait_leaves_the_outer_one_with_its_time():
+    def told(seconds=-1.0):
+        return [text.partition(", for ")[0] for text in watchdog.waiting_longer_than(seconds)]
+
+    assert told() == []
+    with watchdog.waiting(lambda: "outer"):
+        time.sleep(0.2)
+        with watchdog.waiting(lambda: "inner"):
+            assert told() == ["inner"]
+            assert told(0.2) == []
+        assert told(0.2) == ["outer"]
+        assert told(60.0) == []
+    assert told() == []
+
+
 def test_a_process_that_is_stopped_or_gone_is_told_from_one_that_waits():
     process = subprocess.Popen(["sleep", "60"])
     assert watchdog._state(process.pid) == ""

@@ -67,3 +67,11 @@ def test_an_unknown_method_is_refused():
         backpropagate(normal(1, 4), stack(3, 1), "hillis")
     with pytest.raises(ScanError, match="depth -1"):
         backpropagate(normal(1, 4), stack(3, 1), "truncated", depth=-1)
+
+
+def test_a_truncated_scan_of_no_levels_is_linear_and_fewer_are_refused():
+    jacobians, gradient = stack(5), normal(2, 4, seed=1)
+    close(backpropagate(gradient, jacobians, "truncated", depth=0), one_after_another(gradient, jacobians))
+    for method, depth in (("truncated", -1), ("tree", None)):
+        with pytest.raises(ScanError, match=rf"method '{method}', depth {depth}: pass one of .*, depth >= 0"):
+            backpropagate(gradient, jacobians, method, depth=depth)

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from distconv.communication.transport import counted
-from distconv.kernels.scan import Identity, backpropagate, recorded
-from distconv.kernels.scan.ranks import WHAT
-from tests.kernels.scan.chains import block, close, mixed, normal, one_after_another, stack
+from distconv.kernels.scan import Identity, Problem, Size, backpropagate, recorded
+from distconv.kernels.scan.elements import Affine
+from distconv.kernels.scan.ranks import WHAT, Seat
+from tests.kernels.scan.chains import block, close, csr, dense_of, mixed, normal, one_after_another, stack
 
 METHODS = [("linear", None), ("blelloch", None), ("truncated", 1), ("auto", None)]
 
@@ -67,6 +68,24 @@ def test_a_rank_sends_one_product_and_one_vector_and_multiplies_no_matrices_down
     assert len(over) <= comm.size.bit_length()
     header = 6 * 8
     assert traffic.sent[WHAT] <= header + 8 * width * width + 8 * width * comm.size.bit_length()
+
+
+@pytest.mark.ranks(at_least=2)
+def test_a_map_arrives_as_it_was_with_its_shift(comm):
+    problem = Problem((2, 4), "torch.float64 on cpu", ((Size(4, 4),),) * comm.size, stacked=False)
+    seat, shift = Seat(comm, problem, problem.like()), normal(2, 4, seed=2)
+    dense = normal(2, 4, 4, seed=1)
+    for matrix in (dense, dense.transpose(1, 2), dense[:1], csr(dense[0]), csr(dense[1], 2), Identity()):
+        # The identity has no rows to say how long a shift is; it takes none.
+        for given in (None, *([] if isinstance(matrix, Identity) else [shift, shift.t().contiguous().t()])):
+            if comm.rank == 0:
+                seat.send_map(1, Affine(matrix, given))
+            elif comm.rank == 1:
+                found = seat.receive_map(0)
+                assert type(found.matrix) is type(matrix)
+                assert isinstance(matrix, Identity) or torch.equal(dense_of(found.matrix), dense_of(matrix))
+                assert (found.shift is None) == (given is None)
+                assert given is None or torch.equal(found.shift, given)
 
 
 def test_float32_stays_float32(comm):

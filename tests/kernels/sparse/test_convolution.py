@@ -7,7 +7,7 @@ import torch
 
 from distconv.errors import UnsupportedOperation
 from distconv.kernels.sparse import KernelMap, box_offsets, kernel_map, sparse_convolution
-from tests.kernels.sparse.test_kernel_map import random_sites, sorted_rows
+from tests.kernels.sparse.test_kernel_map import kernel_maps, random_sites, sorted_rows
 
 
 def normal(*shape, seed=0):
@@ -20,8 +20,14 @@ def random_map(same):
     return kernel_map(inputs, outputs, box_offsets((3, 3), (1, 1)), 1, sorted_rows(inputs))
 
 
+@pytest.fixture(params=[kernel_maps.GROUP_PAIRS, 30], ids=["one group", "groups"])
+def in_groups(request, monkeypatch):
+    """All offsets of a map together, and some at a time."""
+    monkeypatch.setattr(kernel_maps, "GROUP_PAIRS", request.param)
+
+
 @pytest.mark.parametrize("same", [True, False])
-def test_convolution_is_the_sum_over_pairs(same):
+def test_convolution_is_the_sum_over_pairs(in_groups, same):
     pairs = random_map(same)
     x, weight, bias = normal(pairs.in_sites, 3), normal(9, 3, 2, seed=1), normal(2, seed=2)
     expected = bias.repeat(pairs.out_sites, 1)
@@ -32,7 +38,7 @@ def test_convolution_is_the_sum_over_pairs(same):
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_gradcheck(same):
+def test_gradcheck(in_groups, same):
     pairs = random_map(same)
     arguments = normal(pairs.in_sites, 2), normal(9, 2, 3, seed=1), normal(3, seed=2)
     arguments = [a.requires_grad_() for a in arguments]
@@ -49,7 +55,7 @@ def test_the_transposed_map_gives_the_adjoint(same):
     torch.testing.assert_close(there, back, rtol=1e-12, atol=1e-12)
 
 
-def test_sums_of_half_precision_are_taken_in_float32():
+def test_sums_of_half_precision_are_taken_in_float32(in_groups):
     """1 + 256 terms of 2^-8: in bfloat16 each of them would be lost."""
     one = torch.tensor([0])
     pairs = KernelMap(((one, one),) * 257, 1, 1)
@@ -71,3 +77,10 @@ def test_double_backward_raises():
     for result in (sparse_convolution(x, weight, pairs).square().sum(), sparse_convolution(x, weight, pairs).sum()):
         with pytest.raises(UnsupportedOperation, match=r"second derivative .* of a sparse convolution has no rule"):
             torch.autograd.grad(result, x, create_graph=True)
+
+
+def test_the_gradient_of_any_offsets_is_that_of_their_pairs():
+    line = torch.tensor([[0, n] for n in range(6)])
+    pairs = kernel_map(line, line, ((1,), (0,), (1,)))
+    arguments = [normal(6, 2).requires_grad_(), normal(3, 2, 2, seed=1).requires_grad_()]
+    assert torch.autograd.gradcheck(lambda x, w: sparse_convolution(x, w, pairs), arguments)

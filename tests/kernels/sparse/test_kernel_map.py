@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import itertools
 import random
 
 import pytest
 import torch
 
 from distconv.kernels.sparse import box_offsets, coarsened, kernel_map, sorted_rows
+
+kernel_maps = importlib.import_module("distconv.kernels.sparse.kernel_map")
 
 
 def random_sites(seed, dimension, sites=40, reach=4):
@@ -96,3 +100,27 @@ def test_empty_sets_have_maps(inputs, outputs, active):
 def test_maps_between_sets_far_apart_are_empty():
     found = kernel_map(torch.tensor([[0, 0, 0]]), torch.tensor([[0, 1 << 30, 1 << 30]]), ((0, 0), (1, 1)))
     assert found.active_pairs == 0
+
+
+def test_offsets_come_in_groups_of_as_many_pairs_as_are_worked_on_together(monkeypatch):
+    inputs = random_sites(7, 2)
+    found = kernel_map(inputs, inputs, box_offsets((3, 3), (1, 1)), 1, sorted_rows(inputs))
+    sizes = [len(outputs) for _, outputs in found.pairs]
+    most = max(sizes) + 3
+    monkeypatch.setattr(kernel_maps, "GROUP_PAIRS", most)
+    groups = found.groups
+    assert len(groups) > 2
+    assert [k for group in groups for k in group.offsets] == list(range(9))
+    assert [n for group in groups for n in group.sizes] == sizes
+    assert all(sum(group.sizes) <= most for group in groups)
+    # None could have had its successor's first offset as well.
+    assert all(sum(a.sizes) + b.sizes[0] > most for a, b in itertools.pairwise(groups))
+
+
+def test_only_offsets_that_come_in_mirrored_pairs_make_a_mirrored_map():
+    line = torch.tensor([[0, n] for n in range(6)])
+    assert kernel_map(line, line, ((-1,), (0,), (1,))).is_mirrored
+    # As many pairs, but others: -1 and 1 in one order, and 2 and 2 in both directions.
+    assert not kernel_map(line, line, ((1,), (0,), (1,))).is_mirrored
+    assert not kernel_map(line, line.clone(), ((-1,), (0,), (1,))).is_mirrored
+    assert not kernel_map(line, line, ((-1,), (1,))).is_mirrored

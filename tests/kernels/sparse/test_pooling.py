@@ -13,7 +13,9 @@ from distconv.kernels.sparse import (
     sparse_max_pool,
     sparse_sum_pool,
 )
-from tests.kernels.sparse.test_convolution import normal, random_map
+from tests.kernels.sparse.test_convolution import in_groups, normal, random_map
+
+__all__ = ["in_groups"]
 
 WINDOWS = {
     sparse_max_pool: lambda rows: rows.amax(0),
@@ -43,7 +45,7 @@ def same(ours, theirs, x):
 
 @pytest.mark.parametrize("pool", WINDOWS)
 @pytest.mark.parametrize("submanifold", [True, False])
-def test_pooling_over_windows(submanifold, pool):
+def test_pooling_over_windows(in_groups, submanifold, pool):
     pairs = random_map(submanifold)
     x = normal(pairs.in_sites, 3).requires_grad_()
     same(pool(x, pairs), by_windows(x, pairs, WINDOWS[pool]), x)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import distconv as dc
-from tests.distconv.layouts import grids, normal, raises_everywhere
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 
 LABELS = (normal(5, 7, 9, seed=40) * 2).long().abs() % 5
 
@@ -58,3 +58,12 @@ def test_a_negative_number_is_refused_on_all_ranks(comm: Any) -> None:
     labels[-1] = -1
     t = dc.scatter(labels, grids(comm, "n")[0], "n")
     raises_everywhere(comm, dc.NumericalError, "non-negative", lambda: torch.bincount(t))
+
+
+def test_values_on_a_boundary_belong_to_the_side_that_is_asked_for(comm):
+    x = dc.scatter(torch.tensor([[1.0, 2.0, 2.5], [3.0, 0.0, 4.0]]).double(), grid_over(comm, n=comm.size))
+    edges = torch.tensor([1.0, 2.0, 3.0]).double()
+    for function in (torch.bucketize, lambda x, e, **o: torch.searchsorted(e, x, **o)):
+        assert dc.gather(function(x, edges)).tolist() == [[0, 1, 2], [2, 0, 3]]
+        assert dc.gather(function(x, edges, right=True)).tolist() == [[1, 2, 2], [3, 0, 3]]
+        assert function(x, edges, out_int32=True).dtype == torch.int32

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import same_as_one_process
 from tests.layers.spread import TABLE, spread
 
@@ -127,3 +129,16 @@ def test_every_rank_computes_in_autocasts_dtype(comm):
                 found, expected = dc.gather(ONE[name](y)), ONE[name](x)
                 assert found.dtype == expected.dtype == torch.bfloat16
                 assert torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
+
+
+def test_with_beta_zero_nothing_is_left_of_what_is_added_to(comm):
+    unknown = torch.full((6, 5), torch.nan, dtype=torch.float64)
+    for grid in grids(comm, "nc"):
+        same_as_one_process(grid, partial(torch.addmm, beta=0, alpha=2), unknown, normal(6, 4), normal(4, 5, seed=1))
+
+
+def test_labels_of_an_einsum_without_an_arrow_come_in_their_alphabets_order(comm):
+    for grid in grids(comm, "nc"):
+        for equation in ("ba", "ib,ia", "ba,ci"):
+            operands = [normal(6, 5, seed=i) for i in range(1 + equation.count(","))]
+            same_as_one_process(grid, partial(torch.einsum, equation), *operands)

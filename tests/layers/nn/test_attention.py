@@ -18,6 +18,7 @@ ATTENTION = {
     "attention": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1),
     "causal attention": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1, is_causal=True),
     "masked attention": lambda x: F.scaled_dot_product_attention(x[:, :, :3], x, x, attn_mask=(x @ x.mT)[:1, :1, :3]),
+    "scaled attention": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1, scale=0.3),
     "attention to several": lambda x: F.scaled_dot_product_attention(x[0], x * 2, x + 1),
     "attention of one head to all": lambda x: F.scaled_dot_product_attention(x, x[:, :1], x[:1] + 1),
     "grouped attention": lambda x: F.scaled_dot_product_attention(x, x[:, :2], x[:, 2:], enable_gqa=True),
@@ -29,6 +30,16 @@ ATTENTION = {
 def test_attention_equals_one_process(comm, name):
     for dist in spread(comm, SHAPE):
         same_as_one_process(dist, ATTENTION[name], normal(*SHAPE))
+
+
+def test_a_mask_is_left_aligned_if_no_place_is_kept_behind_a_gap(comm):
+    x = dc.scatter(normal(3, 4, 5), grid_over(comm, n=comm.size))
+    for rows, aligned in (
+        ([[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]], True),
+        ([[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 0]], False),
+        ([[0, 1, 1, 1], [1, 1, 1, 1], [1, 0, 0, 0]], False),
+    ):
+        assert torch._nested_tensor_from_mask_left_aligned(x, torch.tensor(rows).bool()) is aligned
 
 
 @pytest.mark.cpu

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+import torch
 import torch.nn.functional as F
 
 import distconv as dc
@@ -41,6 +42,15 @@ def test_points_may_be_whole_or_split_otherwise_than_the_input(comm):
         same_as_one_process(grid, lambda at, x: sample(x, at), at, plain=(x,), dims=["nwh-"])
         same_as_one_process(grid, sample, x, at, dims=["nchw", "-wh-"])
         same_as_one_process(grid, sample, x[:1], at[:1, :2], dims=["nchw", "nhw-"])
+
+
+def test_the_numbers_of_modes_are_torchs(comm):
+    for mode in range(3):
+        for padding in range(3):
+            sample = partial(torch.grid_sampler, interpolation_mode=mode, padding_mode=padding, align_corners=False)
+            same_as_one_process(
+                grid_over(comm, h=comm.size), sample, normal(3, 2, 7, 5), points(3, 4, 6), dims=["nchw", "nhw-"]
+            )
 
 
 def test_sampling_in_three_dimensions(comm):

@@ -288,3 +288,11 @@ def test_a_label_that_one_rank_alone_has_wrong_is_refused_on_all(comm):
     grid = grid_over(comm, h=comm.size)
     split = dc.scatter(normal(5, 4, 7, 3), grid), dc.scatter(target, grid, dims="nhw")
     raises_everywhere(comm, dc.LabelError, "Target 9 is out of bounds", lambda: F.cross_entropy(*split))
+
+
+def test_torchs_numbers_for_reductions_and_their_default(comm):
+    a, b = normal(6, 4), normal(6, 4, seed=1).sigmoid()
+    for grid in grids(comm, "nc"):
+        for loss in (torch.binary_cross_entropy_with_logits, torch.kl_div):
+            for options in ({}, {"reduction": 0}, {"reduction": 1}, {"reduction": 2}):
+                same_as_one_process(grid, partial(loss, **options), a, plain=(b,))

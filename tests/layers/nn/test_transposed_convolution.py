@@ -54,3 +54,15 @@ def test_split_channels_equal_one_process(comm, channels, filters, kernel, strid
     module = built(lambda: nn.ConvTranspose2d(channels, filters, kernel, stride, padding, extra))
     for grid in grids(comm, "ch"):
         module_as_in_one_process(grid, module, normal(2, channels, 5, 4))
+
+
+def test_every_option_counts_where_groups_do_not_divide_over_the_ranks(comm):
+    """Three groups over two ranks, and two over three: all ranks compute all filters."""
+    groups = 3 if comm.size % 3 else 2
+    grid = grid_over(comm, c=comm.size)
+    layer = built(
+        lambda: nn.ConvTranspose2d(
+            6 * groups, 6 * groups, 3, stride=3, padding=1, output_padding=2, groups=groups, dilation=2
+        )
+    )
+    module_as_in_one_process(grid, layer, normal(2, 6 * groups, 5, 4))

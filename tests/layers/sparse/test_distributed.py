@@ -136,6 +136,24 @@ def test_pooling_of_samples(comm, mode):
         assert_as_one_process(grid, SparseGlobalPool(mode), x)
 
 
+@pytest.mark.parametrize("mode", ["max", "avg", "sum"])
+def test_ranks_without_sites_say_nothing_of_a_sample(comm, mode):
+    """All features are negative: a zero for a sample that a rank has no site of would be the largest."""
+    coords = torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 1], [2, 0, 3]])
+    partition = Partition(grid_over(comm, h=comm.size), ((), tuple(range(5, 4 + comm.size)), ()))
+    features = torch.tensor([[-3.0, -1.0], [-2.0, -5.0], [-4.0, -4.0], [-7.0, -8.0]], dtype=torch.float64)
+    assert_as_one_process(
+        partition.grid, SparseGlobalPool(mode), SparseTensor(coords, features, batch_size=3), partition
+    )
+    found = SparseGlobalPool(mode)(
+        sparse.scatter(SparseTensor(coords, features, batch_size=3), partition.grid, partition)
+    )
+    expected = {"max": [-2, -1, 0, 0, -7, -8], "avg": [-3, -10 / 3, 0, 0, -7, -8], "sum": [-9, -10, 0, 0, -7, -8]}
+    torch.testing.assert_close(
+        dc.gather(found).flatten(), torch.tensor(expected[mode], dtype=torch.float64), rtol=1e-12, atol=0
+    )
+
+
 def test_what_goes_down_and_comes_back_up_has_the_finer_sites(comm):
     class Down(nn.Module):
         def __init__(self):
