@@ -126,8 +126,8 @@ def draw_scaling(axis: Any, scaling: Scaling, memory: float) -> None:
     axis.set_xticks([], minor=True)
     for each in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
         each("{x:g}")  # less than a decade has no major tick
-    if scaling.ends:
-        last = counts.index(scaling.profiled)
+    if scaling.profile_end is not None:
+        last = counts.index(scaling.profile_end)
         edge = math.sqrt(counts[last] * counts[last + 1])  # half-way on a log axis
         axis.axvspan(edge, axis.get_xlim()[1], color="0.93", zorder=0, label="layers not measured: roofline")
         axis.set_xlim(right=axis.get_xlim()[1])

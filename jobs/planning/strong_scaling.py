@@ -48,9 +48,9 @@ class Scaling:
         return cls(curves(planned), profiled_up_to(graph, machine, planned))
 
     @property
-    def ends(self) -> bool:
-        """Whether measured layers end before the curves do."""
-        return self.profiled is not None and self.profiled < max(self.curves["planned"])
+    def profile_end(self) -> int | None:
+        """Where measured layers end, if the curves go on."""
+        return None if self.profiled is None or self.profiled == max(self.curves["planned"]) else self.profiled
 
 
 def rank_counts(most: int) -> list[int]:

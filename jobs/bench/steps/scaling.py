@@ -170,8 +170,8 @@ def _report(
         for name in variants:
             print(comparison.row(rows[name][ranks]))
     _print_predictions(predicted)
-    if scaling.ends:
-        print(f"beyond {scaling.profiled} ranks layers were not measured: the roofline takes the place of their times")
+    if scaling.profile_end is not None:
+        print(f"beyond {scaling.profile_end} ranks layers were not measured: the roofline takes the place of their times")
     figures: dict[str, Any] = {
         "measured": {name: {ranks: row.figures() for ranks, row in found.items()} for name, found in rows.items()},
         "predicted_s": {name: {n: point.time for n, point in found.items()} for name, found in predicted.items()},
