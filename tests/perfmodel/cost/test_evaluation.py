@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from torch import nn
 
 from distconv.layers.models import MODELS
 from distconv.perfmodel.cost.assumptions import Settings, SettingsError
@@ -14,7 +15,7 @@ from distconv.perfmodel.cost.evaluation import Model, evaluate
 from distconv.perfmodel.cost.operation_cost import Costs
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.strategy.candidates import candidates
-from tests.perfmodel.networks import RandomNetwork, machine
+from tests.perfmodel.networks import FLOPS, KERNEL, RandomNetwork, machine, plain
 
 
 def _by_hand(graph, plan, here, ranks, settings):
@@ -56,6 +57,20 @@ def test_tables_evaluations_and_the_formula_by_hand_agree(overlap):
             assert found.time == pytest.approx(_by_hand(graph, plan, here, ranks, Settings()), rel=1e-12)
             assert float(problem.times(np.array(choices))) == pytest.approx(found.time, rel=1e-12)
             assert float(problem.memories(np.array(choices))) == pytest.approx(found.memory, rel=1e-12)
+
+
+def test_a_step_of_two_products_is_the_sum_of_its_parts_in_numbers():
+    """Nothing here comes from the code: 1x1 convolutions over samples, then over rows, on links of 1 MB/s."""
+    layers = nn.Conv2d(4, 8, 1, bias=False), nn.Conv2d(8, 2, 1, bias=False)
+    graph = trace(nn.Sequential(*layers), (4, 4, 8, 8))
+    found = evaluate(graph, {"0": {"n": 2}, "1": {"h": 2}}, plain(), 2)
+    first, second = 2 * (2 * 8 * 8) * 8 * 4 / FLOPS, 2 * (4 * 4 * 8) * 2 * 8 / FLOPS  # a rank's half
+    computed = 2 * first + 3 * second + 5 * KERNEL  # x needs no gradient
+    updates = 2 * KERNEL
+    # y and its gradient: a rank receives half of its new half, 256 x 2 elements; two kernels copy at no cost of memory.
+    shuffles = 2 * (1e-4 + 4 * 512 / 1e6 + 2 * KERNEL)
+    reductions = sum(1e-4 + 4 * weights / 1e6 for weights in (32, 16))  # two ranks: one exchange each
+    assert found.time == pytest.approx(computed + updates + shuffles + reductions, rel=1e-9)
 
 
 def test_a_prediction_adds_up_when_nothing_is_hidden():

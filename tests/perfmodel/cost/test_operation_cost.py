@@ -14,7 +14,7 @@ from distconv.perfmodel.cost.operation_cost import Costs
 from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.links import Group
-from distconv.perfmodel.machine.machine import Compute, Machine
+from distconv.perfmodel.machine.machine import Compute, Machine, Roofline
 from tests.perfmodel.networks import FLOPS, KERNEL, plain
 
 
@@ -160,3 +160,26 @@ def test_exchanges_and_redistributions_have_a_fixed_cost():
     moves = [cost.shuffle(op.x, Parts.of({"n": 2}, 2, 4), two) for cost in costs]
     assert halos[1] - halos[0] == pytest.approx(0.5) and moves[1] - moves[0] == pytest.approx(0.5)
     assert costs[1].operation(op, Parts.of({"n": 2}, 2, 4)).halo_forward == 0
+
+
+@pytest.mark.parametrize("slots", [0, 1, 2])
+def test_an_update_reads_weights_gradients_and_state_and_writes_weights_and_state(slots):
+    roofline = Roofline(FLOPS, 1e6, KERNEL)
+    here = replace(plain(), compute=(Compute(1, roofline),))
+    cost = Costs(here, 4, Settings(optimizer_slots=slots))
+    weights = 4 * 8 * 4 * 3 * 3
+    found = cost.operation(trace(convolution(), (8, 4, 16, 16)).operations[1], Parts.of({"n": 4}, 4, 4)).update
+    assert found == pytest.approx(KERNEL + (3 + 2 * slots) * weights / 1e6, rel=1e-12)
+
+
+def test_a_shuffle_costs_the_bytes_of_its_elements_whatever_was_asked_before():
+    # From halves of four samples to halves of eight rows: a rank keeps 2 x 4 x 4 x 8 elements and receives as many.
+    here, moved, kept = plain(), 256, 256
+    here = replace(here, compute=(Compute(1, Roofline(FLOPS, 1e7, KERNEL, exchange_s=2e-5)),))
+    costs = Costs(here, 2, Settings())
+    source, target = Parts.of({"n": 2}, 2, 4), Parts.of({"h": 2}, 2, 4)
+    value = trace(convolution(), (4, 4, 8, 8)).operations[0].x
+    for size in (4, 8, 2, 4):
+        copied = 2 * moved * size + kept * size  # packed and put in place; what is kept is copied once
+        seconds = 1e-4 + moved * size / 1e6 + 2 * KERNEL + 2 * 2.0 * copied / 1e7 + 2e-5
+        assert costs.shuffle(replace(value, itemsize=size), source, target) == pytest.approx(seconds, rel=1e-12)

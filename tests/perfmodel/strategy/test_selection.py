@@ -13,7 +13,7 @@ from distconv.layers.models import MODELS
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.strategy.candidates import candidates
-from distconv.perfmodel.strategy.selection import select
+from distconv.perfmodel.strategy.selection import pure, select
 from tests.perfmodel.networks import RandomNetwork, machine
 
 MOST_COMBINATIONS = 700
@@ -126,6 +126,14 @@ def test_a_network_at_one_sample_has_no_pure_sample_strategy():
     strategy = select(graph, machine(), 2, seconds=2)
     assert strategy.uniform["sample"] is None
     assert "pure sample parallelism: not possible, " in strategy.explain()
+
+
+def test_as_many_samples_as_ranks_are_pure_sample_parallelism_and_one_fewer_is_not():
+    graph = trace(_one(), (4, 3, 8, 8))
+    assert pure(graph, 4)["sample"] == {"n": 4}
+    assert pure(graph, 5)["sample"] is None
+    here = select(graph, machine(per_node=4), 4)
+    assert here.uniform["sample"].time == evaluate(graph, {"*": {"n": 4}}, machine(per_node=4), 4).time
 
 
 @pytest.mark.parametrize(("argument", "value"), [("method", "fastest"), ("memory", 0), ("memory", -1.0)])
