@@ -24,6 +24,21 @@ def test_f1_and_the_best_threshold_are_those_of_brute_force() -> None:
         assert histogram.positive_fraction() == pytest.approx(label.mean())
 
 
+def test_scores_from_minus_one_to_one_fall_into_equal_bins_and_what_lies_beyond_into_the_last() -> None:
+    histogram = Histogram(-1.0, 1.0, ["one", "two"], bins=4)
+    scores = np.array([-1.0, -0.51, -0.5, -0.01, 0.0, 0.49, 0.5, 0.99, 1.0, -7.0, 7.0])
+    histogram.add(scores, np.zeros(11), "two")
+    histogram.add(scores[:3], np.ones(3), "one")
+    np.testing.assert_array_equal(histogram.counts, [[[0, 0, 0, 0], [2, 1, 0, 0]], [[3, 2, 2, 4], [0, 0, 0, 0]]])
+    # Positives below -0.25, negatives above: the edge that parts them is one of -0.5 and 0.
+    parted = Histogram(-1.0, 1.0, bins=4)
+    parted.add(np.array([-0.9, -0.3, 0.3, 0.9]), np.array([1.0, 1.0, 0.0, 0.0]), "all")
+    assert (parted.best_threshold(both_directions=True).value, str(parted.best_threshold(both_directions=True))) == (
+        0.0,
+        "< 0",
+    )
+
+
 @pytest.mark.parametrize("above", [True, False])
 def test_recall_and_precision_are_those_of_brute_force(above: bool) -> None:
     random = np.random.default_rng(2)

@@ -48,3 +48,44 @@ def test_the_heading_says_what_is_planned_for_what() -> None:
         "mine: 4 samples of 3 x 16 x 16, float32, 2 convolution and linear layers, on 4 ranks of small (2 per node) "
         "with at most 2 GB each"
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "changes", "expected"),
+    [
+        (
+            "lenet5",
+            (3, 16, 16),
+            {},
+            "mpiexec -n 4 distconv train classify --data PATH --model lenet5 --batch 4 --plan p.json"),
+        (
+            "lenet5",
+            (3, 16, 16),
+            {"width": 8, "shard_optimizer": True},
+            "mpiexec -n 4 distconv train classify --data PATH --model lenet5 --width 8 --batch 4 --plan p.json "
+            "--shard-optimizer",
+        ),
+        ("unet", (18, 16, 16), {}, "mpiexec -n 4 distconv train mesh --data PATH --model unet --batch 4 --plan p.json"),
+        ("unet", (3, 16, 16), {}, "dc.parallelize(model, dc.Plan.load('p.json')) on 4 ranks"),
+        ("unet", (18, 16, 16), {"classes": 5}, "dc.parallelize(model, dc.Plan.load('p.json')) on 4 ranks"),
+    ],
+)  # fmt: skip
+def test_what_trains_with_a_plan_is_a_line_to_be_copied(
+    model: str, shape: tuple[int, ...], changes: dict[str, object], expected: str
+) -> None:
+    options = argparse.Namespace(
+        **{
+            "model": model,
+            "batch": 4,
+            "input": shape,
+            "ranks": 4,
+            "out": Path("p.json"),
+            "width": None,
+            "classes": None,
+        }
+        | {"shard_optimizer": False}
+        | changes
+    )
+    layers = [torch.nn.Conv2d(shape[0], 4, 3)]
+    layers += [] if model == "unet" else [torch.nn.Flatten(), torch.nn.Linear(4 * 14 * 14, 5)]
+    assert report.training(options, trace(torch.nn.Sequential(*layers), (4, *shape))) == expected

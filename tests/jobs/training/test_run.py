@@ -6,7 +6,9 @@ import argparse
 import os
 import signal
 import subprocess
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -151,7 +153,21 @@ def test_it_evaluates_behind_each_epoch_but_the_last_and_saves_when_asked(
     assert [(line["step"], line["epoch"], line["loss"]) for line in lines] == [
         (step, (step - 1) // 3, 1.0 / step) for step in range(1, 7)
     ]
-    assert all(line["lr"] == 0.5 and line["samples_per_s"] > 0 for line in lines)
+    assert all(line["lr"] == 0.5 for line in lines)
+
+
+def test_a_line_has_the_seconds_of_its_step_and_the_samples_of_its_batch_in_each(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = count()
+    monkeypatch.setattr("distconv.jobs.training.run.time", SimpleNamespace(perf_counter=lambda: 0.25 * next(ticks)))
+    trainer: Any = StandIn(comm)
+    prepare(options(shared_tmp_path), trainer)
+    with Metrics(options(shared_tmp_path).out, trainer) as metrics:
+        take_steps(options(shared_tmp_path), trainer, metrics)
+    comm.Barrier()
+    # A look at the clock before each step of two samples, and one behind it.
+    assert [(line["seconds"], line["samples_per_s"]) for line in metrics.lines()] == [(0.25, 8.0)] * 6
 
 
 @on_ranks

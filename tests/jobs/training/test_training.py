@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import distconv as dc
 from distconv import checkpoint
 from distconv.jobs.images.classification import Settings, Trainer
 from distconv.jobs.images.samples import ImageSamples
-from distconv.jobs.training.training import learning_rate
+from distconv.jobs.training.training import FREE, learning_rate, make_optimizer
 from tests.distconv.checkpoint.damage import refused
 from tests.jobs.images.grids import grid_of
 from tests.jobs.images.image_files import written
@@ -96,3 +97,53 @@ def test_the_learning_rate_rises_and_falls_to_zero() -> None:
     assert rates[9] == max(rates) == 2.0
     assert rates[100] == pytest.approx(0.0)
     assert all(a > b for a, b in itertools.pairwise(rates[10:]))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("sgd", lambda weights: torch.optim.SGD(weights, 0.02, momentum=0.8, weight_decay=0.3)),
+        ("adam", lambda weights: torch.optim.Adam(weights, 0.02, weight_decay=0.3)),
+        ("adamw", lambda weights: torch.optim.AdamW(weights, 0.02, weight_decay=0.3)),
+    ],
+)
+def test_an_optimizer_takes_the_steps_of_torchs_own(name: str, expected: Any) -> None:
+    settings = Settings(optimizer=name, lr=0.02, momentum=0.8, weight_decay=0.3)
+    weights = [torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64)) for _ in range(2)]
+    for weight, optimizer in zip(weights, (make_optimizer(settings, weights[:1]), expected(weights[1:])), strict=True):
+        for step in range(3):
+            optimizer.zero_grad()
+            (weight * torch.tensor([0.5 + step, -1.0])).sum().backward()
+            optimizer.step()
+    assert torch.equal(*weights)
+
+
+OTHER = {
+    "model": "alexnet",
+    "width": 3,
+    "batch": 8,
+    "optimizer": "adam",
+    "lr": 0.02,
+    "warm_up": 0.2,
+    "momentum": 0.5,
+    "weight_decay": 0.25,
+    "dtype": "float32",
+    "precision": "bf16",
+    "batch_norm": "local",
+    "seed": 1,
+    "drop_last": True,
+    "augment": "none",
+}
+
+
+def test_a_resumed_run_refuses_each_setting_that_numbers_depend_on(comm: Any, shared_tmp_path: Path) -> None:
+    trainer, saved = trainer_on(comm, written(comm, shared_tmp_path)), str(shared_tmp_path / "saved")
+    trainer.save(saved)
+    settings = trainer.settings
+    assert set(OTHER) | set(FREE) == {field.name for field in fields(settings)}
+    for name, value in OTHER.items():
+        trainer.settings = replace(settings, **{name: value})
+        text = refused(comm, lambda: trainer.resume(saved))
+        assert f"{name} was {getattr(settings, name)!r} and is {value!r}" in text
+    trainer.settings = replace(settings, epochs=7, steps=9, shard_optimizer=True)
+    assert trainer.resume(saved)

@@ -29,6 +29,61 @@ def test_extrapolation_is_exact_where_velocities_do_not_change() -> None:
     np.testing.assert_array_equal(extrapolated_jacobian(hydro.state, 0.3), record)
 
 
+def test_every_channel_of_a_cell_that_is_worked_out_by_hand() -> None:
+    """Parallelograms of sides (2, 0) and (1, 1) that rotate, stretch and shear; not a number here is the code's."""
+    i, j = np.meshgrid(np.arange(4.0), np.arange(4.0))
+    hydro = warped(size=3)
+    state, gas = hydro.state, hydro.gas
+    state.x[:], state.y[:] = 2.0 * i + j, j
+    # u = 0.2 - 3 x + 5 y, v = 0.1 + 7 x + 2 y
+    state.u[:], state.v[:] = 0.2 - 3.0 * state.x + 5.0 * state.y, 0.1 + 7.0 * state.x + 2.0 * state.y
+    state.energy[:], gas.mass[:], gas.gamma[:], gas.volume0[:] = 1.5, 6.0, 1.4, 0.5
+    channels = sample_channels(state, gas, hydro.coefficients)
+    found = dict(zip(CHANNELS, channels[:, 1, 2], strict=True))
+    x, y = 2.0 * 2.5 + 1.5, 1.5  # its middle: i = 2.5, j = 1.5
+    density, length = 3.0, np.sqrt(2.0)
+    assert found == {
+        "log density": pytest.approx(np.log(density)),
+        "log pressure": pytest.approx(np.log(0.4 * density * 1.5)),
+        "specific energy": pytest.approx(1.5),
+        "sound speed": pytest.approx(np.sqrt(1.4 * 0.4 * 1.5)),
+        "gamma": pytest.approx(1.4),
+        "velocity u": pytest.approx(0.2 - 3.0 * x + 5.0 * y),
+        "velocity v": pytest.approx(0.1 + 7.0 * x + 2.0 * y),
+        "divergence": pytest.approx(-3.0 + 2.0),
+        "vorticity": pytest.approx(7.0 - 5.0),
+        "strain rate": pytest.approx(np.hypot(-3.0 - 2.0, 7.0 + 5.0)),
+        "viscous heating": found["viscous heating"],
+        "log V/V0": pytest.approx(np.log(2.0 / 0.5)),
+        "minimum Jacobian": pytest.approx(1.0 / length),
+        "maximum Jacobian": pytest.approx(1.0 / length),
+        "log aspect ratio": pytest.approx(np.log(2.0 / length)),
+        "log edge ratio": pytest.approx(np.log(2.0 / length)),
+        "skew": pytest.approx(1.0 / length),  # 45 degrees
+        "taper": pytest.approx(0.0, abs=1e-6),
+    }
+
+
+def test_a_rigid_rotation_has_twice_its_angular_speed_as_vorticity_and_nothing_else() -> None:
+    hydro = warped()
+    state = hydro.state
+    state.u[:], state.v[:] = -0.3 * state.y, 0.3 * state.x  # counter-clockwise
+    channels = dict(zip(CHANNELS, sample_channels(state, hydro.gas, hydro.coefficients), strict=True))
+    np.testing.assert_allclose(channels["vorticity"], 0.6, rtol=1e-6)
+    for name in ("divergence", "strain rate"):
+        np.testing.assert_allclose(channels[name], 0.0, atol=1e-6)
+
+
+def test_a_trapezium_tapers_by_its_sides() -> None:
+    # Below 3 long, above 1, 2 high: the diagonals' middles lie 1 apart; doubled, over the shorter midline of 2.
+    hydro = warped(size=1)
+    hydro.state.x[:], hydro.state.y[:] = [[0.0, 3.0], [1.0, 2.0]], [[0.0, 0.0], [2.0, 2.0]]
+    channels = dict(zip(CHANNELS, sample_channels(hydro.state, hydro.gas, hydro.coefficients)[:, 0, 0], strict=True))
+    assert channels["taper"] == pytest.approx(1.0)
+    assert channels["log aspect ratio"] == pytest.approx(0.0, abs=1e-7)
+    assert channels["log edge ratio"] == pytest.approx(np.log(3.0))
+
+
 def mirror(state: State, side: float, axis: str) -> State:
     """The state seen in a mirror across the middle of the domain."""
     along = 1 if axis == "w" else 0
