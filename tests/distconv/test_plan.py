@@ -201,3 +201,10 @@ def test_plans_that_differ_between_ranks_are_a_mismatch(comm, tmp_path):
     plan.save(tmp_path / "plan.json")
     raises_everywhere(comm, dc.MismatchError, "disagree", lambda: dc.Plan.load(tmp_path / "plan.json", comm))
     raises_everywhere(comm, dc.MismatchError, "disagree", lambda: dc.parallelize(Net(), plan))
+
+
+def test_replicas_that_a_plan_names_are_among_its_parts(comm):
+    model = torch.nn.Sequential(torch.nn.Conv2d(2, 2, 1))
+    for parts in ({"r": comm.size}, {"h": 1, "r": comm.size}, {}):
+        (grid,) = dc.Plan({"*": parts}).grids(model, comm).values()
+        assert grid.shape["r"] == comm.size

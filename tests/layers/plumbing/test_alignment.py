@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from distconv.layers.plumbing.alignment import aligned, broadcast_shape, result_shape
-from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
+from distconv.layers.plumbing.alignment import aligned, broadcast_shape, common_distribution, entering, result_shape
+from tests.distconv.layouts import counting, grid_over, grids, normal, raises_everywhere, twenty_layouts
 from tests.layers.compare import same_as_one_process
 
 SHAPE = (3, 2, 7, 4)
@@ -117,3 +117,22 @@ def test_a_whole_tensor_gets_the_sum_of_what_the_ranks_give_it(comm):
         # Each rank gives each element of its part one.
         times = torch.full((7,), comm.size / grid.shape["h"], dtype=torch.float64)
         assert torch.equal(whole.grad, times.view(1, 7, 1).expand(2, 7, 1)), grid
+
+
+def test_a_dimension_that_broadcasts_takes_no_split_from_the_operand_that_has_it_once(comm):
+    for grid in grids(comm, "nc"):
+        axes = ("n", "c")
+        once = dc.scatter(normal(1, 4), dc.Distribution(grid, axes))
+        found = common_distribution([once, torch.zeros(6, 4)], torch.Size((6, 4)))
+        assert found.axes == (None, "c")
+        same_as_one_process(grid, lambda a, b: a * b, normal(1, 4), normal(6, 4, seed=1))
+
+
+def test_what_was_split_gets_the_sums_of_all_that_it_enters(comm):
+    grid, n = grid_over(comm, n=comm.size), comm.size
+    x = dc.scatter(counting(n), grid).requires_grad_()
+    # Whole in work that is split over the same axis: each rank uses all of it, rank + 1 times.
+    block = entering(x, dc.Distribution(grid, (None,)), ["n"])
+    assert torch.equal(block.detach(), counting(n))
+    (block * (comm.rank + 1)).sum().backward()
+    assert torch.equal(dc.gather(x.grad), torch.full((n,), n * (n + 1) / 2).double())

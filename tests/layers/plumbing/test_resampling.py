@@ -66,3 +66,12 @@ def test_the_result_has_memory_of_its_own(comm):
     close(dc.gather(x), normal(2, 2, 3, 4), "input")
     block = normal(2)
     assert own_memory(block, x) is block
+
+
+def test_where_values_and_gradients_come_from_different_places_both_count():
+    """As torch's nearest interpolation has it where its float32 indices disagree."""
+    x = normal(1, 1, 4).requires_grad_()
+    y = Resampling((0, 1, 3), (1, 1, 3), ()).apply(x, 2, (0, 3))
+    assert torch.equal(y.detach(), x.detach()[..., [0, 1, 3]])
+    y.backward(torch.tensor([[[1.0, 10.0, 100.0]]]).double())
+    assert x.grad.flatten().tolist() == [0, 11, 0, 100]

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import same_as_one_process
 from tests.layers.spread import TABLE, spread
 
@@ -62,3 +62,11 @@ def test_an_index_that_only_one_rank_sees_to_be_wrong_is_refused_everywhere(comm
 def test_what_depends_on_values_is_refused(comm, call):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     raises_everywhere(comm, dc.UnsupportedOperation, "gather the tensor once|leave dim out", lambda: call(x))
+
+
+def test_negative_indices_count_from_behind(comm):
+    for grid in grids(comm, "nc"):
+        same_as_one_process(grid, lambda x: x[torch.tensor([-1, 0, -4])], normal(4, 5))
+        same_as_one_process(grid, lambda x: x[:, torch.tensor([[-5, 4], [-1, 2]])], normal(4, 5))
+        x = dc.scatter(normal(4, 5), grid)
+        raises_everywhere(comm, IndexError, "index -5 is out of bounds", lambda x=x: x[torch.tensor([-5, 0])])

@@ -161,3 +161,17 @@ def test_a_value_of_the_wrong_shape_is_refused_in_torchs_words(comm):
     raises_everywhere(
         comm, dc.ShapeError, r"expanded size of the tensor \(5\) must match the existing size \(3\)", assign
     )
+
+
+def test_a_copy_that_stands_for_a_view_follows_what_is_assigned_to_its_source(comm):
+    def run(x):
+        y = x * 1
+        row = y[1]  # a copy on the ranks that do not have it
+        y[0:2] = 5.0
+        before = row.clone()
+        y[1, 1:] = torch.arange(2.0).double()
+        return torch.stack([before, row.clone()])
+
+    with torch.no_grad():
+        expected = run(normal(4, 3))
+        assert torch.equal(dc.gather(run(dc.scatter(normal(4, 3), grid_over(comm, n=comm.size)))), expected)

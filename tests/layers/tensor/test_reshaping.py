@@ -164,3 +164,15 @@ def test_a_dimension_out_of_range_is_refused_in_torchs_words(comm):
     x = dc.scatter(normal(*SHAPE), grid_over(comm, h=comm.size))
     for call in (lambda: x.permute(0, 1, 2, 4), lambda: x.transpose(1, 5), lambda: x.squeeze(4), lambda: x.flip(-5)):
         raises_everywhere(comm, IndexError, r"Dimension out of range \(expected to be in range of \[-4, 3\]", call)
+
+
+def test_a_copy_of_a_part_of_a_view_follows_the_source(comm):
+    def run(x):
+        y = x * 1
+        row = y.view(4, 6)[1]  # a copy on the ranks that do not have it
+        y.mul_(3)
+        return row.clone()
+
+    with torch.no_grad():
+        expected = run(normal(4, 2, 3))
+        assert torch.equal(dc.gather(run(dc.scatter(normal(4, 2, 3), grid_over(comm, n=comm.size)))), expected)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import distconv as dc
-from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.layers.compare import same_as_one_process
 from tests.layers.spread import TABLE, spread
 
@@ -82,3 +82,14 @@ def test_places_to_split_at_may_be_distributed(comm):
             torch.tensor_split(tensor, places, 2), normal(*SHAPE).tensor_split((2, 5), 2), strict=True
         ):
             assert torch.equal(dc.gather(found), expected)
+
+
+def test_quarter_turns_and_differences_equal_one_process(comm):
+    for grid in grids(comm, "nc"):
+        for turns in range(-1, 4):
+            same_as_one_process(grid, lambda x, k=turns: torch.rot90(x, k), normal(5, 4))
+        for order in (1, 2):
+            for dim in (0, 1):
+                same_as_one_process(grid, lambda x, n=order, d=dim: torch.diff(x, n, d), normal(5, 4))
+        flags = normal(5, 4) > 0
+        assert torch.equal(dc.gather(torch.diff(dc.scatter(flags, grid))), torch.diff(flags))
