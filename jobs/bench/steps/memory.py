@@ -234,6 +234,7 @@ def _report(
         "ratio": ratio,
         "process_ratio": whole,
         "predicted": asdict(prediction),
+        "predicted_alone": asdict(predicted(options, {"n": 1}, 1)),
         "split": None if split is None else [asdict(peak) for peak in split],
     }
     report.give_json({"model": options.model, "size": options.size, "grid": grid.describe(), **figures}, options.json)
