@@ -63,3 +63,20 @@ def test_a_layer_on_another_grid_has_a_copy_of_its_input():
     moved = evaluate(two, {"0": {"n": 2}, "1": {"h": 2}}, machine(), 2, memory_model="keep-all").memory
     stays = evaluate(two, {"*": {"n": 2}}, machine(), 2, memory_model="keep-all").memory
     assert moved - stays == 2 * (Y / 2)
+
+
+def test_what_has_no_distributed_operator_saves_whole_tensors():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.attend = nn.Linear(8, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x):
+            x = self.first(x)
+            return self.attend(x, x, x, need_weights=False)[0]
+
+    traced = trace(Attention(), (4, 64, 8))
+    whole, split = (memory(traced, {"n": n}, ranks=4) for n in (1, 4))
+    saved = next(op for op in traced.operations if op.kind == "multi_head_attention_forward").saved
+    kept = sum({v.storage: v.elements * v.itemsize for v in saved}.values())
+    assert kept > 4 * 4 * 2 * 64 * 64 and kept < split < whole
