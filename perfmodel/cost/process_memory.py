@@ -78,7 +78,8 @@ def _convolves(op: Operation) -> bool:
 def _by_onednn(op: Operation, block: tuple[int, ...]) -> bool:
     """Whether torch leaves a convolution of this block to oneDNN: ``use_mkldnn`` in its Convolution.cpp.
 
-    One sample of few elements is not, nor float64; of volumes torch counts all extents but the last, so that few can be many.
+    One sample of few elements is not, nor float64; of volumes torch counts all extents but the last, so that
+    few can be many.
     """
     assert op.window is not None
     if op.y.dtype != "float32":
