@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator
 
 from distconv.jobs.mesh.recipe import CHANNELS
+from distconv.jobs.training.model_factory import packages_bytes
 from distconv.layers.models import MESH_MODELS
 from distconv.perfmodel.cost.block_geometry import Parts
 from distconv.perfmodel.cost.evaluation import Prediction
@@ -67,7 +68,7 @@ def process(graph: LayerGraph, strategy: Strategy, machine: Machine, ranks: int,
     grids = {
         name: Parts.of(layer.parts, ranks, machine.ranks_per_node) for name, layer in strategy.prediction.layers.items()
     }
-    found = process_memory(graph, grids, strategy.memory)
+    found = process_memory(graph, grids, strategy.prediction, packages_bytes())
     fits = "fits" if found.fits(memory) else "does not fit"
     return (
         f"  where ranks compute on CPUs, a process takes {found.total / 1e9:.4g} GB: "

@@ -21,7 +21,7 @@ from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.block_geometry import Parts
 from distconv.perfmodel.cost.operation_cost import Costs
 from distconv.perfmodel.cost.operation_work import registered, unknown
-from distconv.perfmodel.cost.step_memory import memory_terms
+from distconv.perfmodel.cost.step_memory import lasting_bytes, memory_terms
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.candidates import Candidate, resolve
@@ -62,13 +62,14 @@ _FIGURES = ("fp", "bpx", "bpw", "bpa", "halo", "sync", "shuffle", "update")
 class Prediction:
     """A training step under a plan: ``time`` in seconds, ``memory`` in bytes on the fullest rank, and each layer.
 
-    ``hidden`` is communication that passes behind computation, ``unknown`` the functions without a cost of their own.
+    ``lasting`` is what stays of the memory from step to step. ``hidden`` is communication that passes behind computation, ``unknown`` the functions without a cost of their own.
     """
 
     time: float
     memory: float
     layers: dict[str, LayerPrediction]
     hidden: float
+    lasting: float
     unknown: tuple[str, ...] = field(default=())
 
 
@@ -205,7 +206,8 @@ def evaluate(
     time, memory = model.value(strategy)
     layers = _layers(model, strategy)
     spent = sum(layer.spent for layer in layers.values())
-    return Prediction(time, memory, layers, max(0.0, spent - time), unknown(graph))
+    lasting = sum(lasting_bytes(op, model.costs, model.parts(strategy[op.layer])) for op in graph.operations)
+    return Prediction(time, memory, layers, max(0.0, spent - time), lasting, unknown(graph))
 
 
 def _layers(model: Model, strategy: Assignment) -> dict[str, LayerPrediction]:

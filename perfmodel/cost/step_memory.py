@@ -4,6 +4,7 @@
                signals and unsaved results that wait for a later operation; at each operation what it works on
     keep-all   every output and every error signal, for the whole step: the paper's implementation
 
+A function that has no distributed operator is computed whole on every rank, which saves whole tensors.
 Both add the halos that a rank receives, copies in another distribution, and the workspace.
 
 Source: Dryden et al. 2019, V and VI-B1 (what fits a GPU); the terms are ours.
@@ -15,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from distconv.dispatch import has_operator
 from distconv.perfmodel.cost.block_geometry import Parts, axes_of, local_shape
 from distconv.perfmodel.cost.operation_cost import Costs
 from distconv.perfmodel.cost.operation_work import local_call
@@ -39,10 +41,15 @@ def block_bytes(value: Value, parts: Parts) -> float:
     return float(math.prod(local_shape(value.shape, parts)) * value.itemsize)
 
 
-def _state(op: Operation, costs: Costs, parts: Parts) -> float:
-    """Weights, their gradients and optimizer state."""
+def lasting_bytes(op: Operation, costs: Costs, parts: Parts) -> float:
+    """Weights and the optimizer's state: what is never freed."""
     call = local_call(op, parts)
-    return costs.parameter_bytes(op, call) * (2 + costs.settings.optimizer_slots / costs.updaters(call, parts))
+    return costs.parameter_bytes(op, call) * (1 + costs.settings.optimizer_slots / costs.updaters(call, parts))
+
+
+def _state(op: Operation, costs: Costs, parts: Parts) -> float:
+    """What lasts, and gradients."""
+    return lasting_bytes(op, costs, parts) + costs.parameter_bytes(op, local_call(op, parts))
 
 
 def _received(op: Operation, parts: Parts) -> float:
@@ -139,7 +146,11 @@ class _Kept:
                 yield Term(Kind.KEEP, (maker, op.layer), _copy(value, 1))
             else:
                 # Saved where it is used: as it was made, or as the copy that was moved there.
-                yield Term(Kind.KEEP, (op.layer,), lambda parts, value=value: block_bytes(value, parts))
+                yield Term(Kind.KEEP, (op.layer,), partial(self._size, op, value))
+
+    @staticmethod
+    def _size(op: Operation, value: Value, parts: Parts) -> float:
+        return block_bytes(value, parts) if has_operator(op.function) else float(value.elements * value.itemsize)
 
     @staticmethod
     def _given(op: Operation, value: Value) -> bool:

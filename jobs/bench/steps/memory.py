@@ -29,6 +29,7 @@ from distconv.jobs.bench import report
 from distconv.jobs.bench.comparison import random
 from distconv.jobs.bench.steps import model_options
 from distconv.jobs.planning.options import on_rank_0
+from distconv.jobs.training.model_factory import packages_bytes
 from distconv.jobs.training.report import peak_memory_bytes
 from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
@@ -142,9 +143,9 @@ def predicted(options: argparse.Namespace, axes: Mapping[str, int], ranks: int) 
     machine = Machine.load("localhost")
     graph = trace(model_options.model_of(options), model_options.shape_of(options))
     slots = OPTIMIZERS[options.optimizer][1]
-    tensors = evaluate(graph, {"*": dict(axes)}, machine, ranks, optimizer_slots=slots).memory
+    prediction = evaluate(graph, {"*": dict(axes)}, machine, ranks, optimizer_slots=slots)
     parts = Parts.of(axes, ranks, machine.ranks_per_node)
-    return process_memory(graph, dict.fromkeys(graph.deciding, parts), tensors)
+    return process_memory(graph, dict.fromkeys(graph.deciding, parts), prediction, packages_bytes())
 
 
 def by_itself(options: argparse.Namespace) -> Peak:
@@ -233,6 +234,7 @@ def _report(
         "ratio": ratio,
         "process_ratio": whole,
         "predicted": asdict(prediction),
+        "predicted_alone": asdict(predicted(options, {"n": 1}, 1)),
         "split": None if split is None else [asdict(peak) for peak in split],
     }
     report.give_json({"model": options.model, "size": options.size, "grid": grid.describe(), **figures}, options.json)

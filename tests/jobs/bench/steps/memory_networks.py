@@ -98,3 +98,34 @@ def monai_unet3d(in_channels=1, classes=2, width=16):
         strides=[2] * 3,
         num_res_units=2,
     )
+
+
+class Double64(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net.double()
+
+    def forward(self, x):
+        return self.net(x.double())
+
+
+def own64(in_channels=4, classes=3, width=16):
+    return Double64(own(in_channels, classes, width))
+
+
+def segresnet(in_channels=1, classes=2, width=16):
+    from monai.networks.nets import SegResNet
+
+    return SegResNet(spatial_dims=3, in_channels=in_channels, out_channels=classes, init_filters=width)
+
+
+def densenet(classes=10):
+    from torchvision.models import densenet121
+
+    return densenet121(num_classes=classes)
+
+
+def convnext(classes=10):
+    from torchvision.models import convnext_tiny
+
+    return convnext_tiny(num_classes=classes, stochastic_depth_prob=0.0)
