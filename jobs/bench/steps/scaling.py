@@ -171,7 +171,9 @@ def _report(
             print(comparison.row(rows[name][ranks]))
     _print_predictions(predicted)
     if scaling.profile_end is not None:
-        print(f"beyond {scaling.profile_end} ranks layers were not measured: the roofline takes the place of their times")
+        print(
+            f"beyond {scaling.profile_end} ranks layers were not measured: the roofline takes the place of their times"
+        )
     figures: dict[str, Any] = {
         "measured": {name: {ranks: row.figures() for ranks, row in found.items()} for name, found in rows.items()},
         "predicted_s": {name: {n: point.time for n, point in found.items()} for name, found in predicted.items()},

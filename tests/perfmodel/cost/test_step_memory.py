@@ -65,14 +65,14 @@ def test_a_layer_on_another_grid_has_a_copy_of_its_input():
     assert moved - stays == 2 * (Y / 2)
 
 
-<<<<<<< HEAD
 def test_autograd_holds_both_copies_that_a_redistribution_needs():
     # The fullest moment is the way of y to the other grid: packed and put in place, beside x and y, which are saved.
     layers = nn.Conv2d(4, 8, 1, bias=False), nn.Conv2d(8, 1, 1, bias=False)
     weights = 4 * (4 * 8 + 8 * 1)
     found = evaluate(trace(nn.Sequential(*layers), (4, 4, 8, 8)), {"0": {"n": 2}, "1": {"h": 2}}, machine(), 2).memory
     assert found == 3 * weights + X / 2 + Y / 2 + 2 * (Y / 2)
-=======
+
+
 def test_what_has_no_distributed_operator_saves_whole_tensors():
     class Attention(nn.Module):
         def __init__(self):
@@ -88,4 +88,3 @@ def test_what_has_no_distributed_operator_saves_whole_tensors():
     saved = next(op for op in traced.operations if op.kind == "multi_head_attention_forward").saved
     kept = sum({v.storage: v.elements * v.itemsize for v in saved}.values())
     assert kept > 4 * 4 * 2 * 64 * 64 and kept < split < whole
->>>>>>> memory2
