@@ -46,9 +46,9 @@ def check_format(path: Path) -> None:
 
 
 def draw(path: Path, strategy: Strategy, scaling: Scaling, *, halo: Halo | None, memory: float, title: str) -> None:
-    """Write the picture of a strategy: layers and axes, stacked times of layers, strong scaling, the largest halo."""
+    """Write the picture of a strategy: layers and axes, times of layers, strong scaling, the largest halo, memory."""
     figure = _figure((14.0, 10.0), title)
-    grid = figure.add_gridspec(3, 2, height_ratios=[1.0, 1.6, 2.2], width_ratios=[2.2, 1.0])
+    grid = figure.add_gridspec(3, 3, height_ratios=[1.0, 1.6, 2.2], width_ratios=[2.2, 1.0, 0.6])
     splits = figure.add_subplot(grid[0, :])
     times = figure.add_subplot(grid[1, :], sharex=splits)
     _draw_splits(splits, strategy.prediction)
@@ -56,6 +56,7 @@ def draw(path: Path, strategy: Strategy, scaling: Scaling, *, halo: Halo | None,
     draw_scaling(figure.add_subplot(grid[2, : 1 if halo else 2]), scaling, memory)
     if halo is not None:
         draw_halo(figure.add_subplot(grid[2, 1]), halo)
+    draw_memory(figure.add_subplot(grid[2, 2]), strategy, memory)
     write_picture(path, figure, dpi=110)
 
 
@@ -134,6 +135,25 @@ def draw_scaling(axis: Any, scaling: Scaling, memory: float) -> None:
     axis.set_title("strong scaling" + (" (hollow: does not fit)" if memory < math.inf else ""), fontsize=9)
     axis.grid(alpha=0.3)
     axis.legend(fontsize=8)
+
+
+def draw_memory(axis: Any, strategy: Strategy, memory: float) -> None:
+    """Bytes of tensors on the fullest rank, of the plan and of pure parallelism, with what lasts from step to step."""
+    known = {"planned": strategy.prediction} | {
+        f"pure {name}": alone for name, alone in strategy.uniform.items() if alone
+    }
+    lasting = [found.lasting / 1e9 for found in known.values()]
+    others = [(found.memory - found.lasting) / 1e9 for found in known.values()]
+    axis.bar(range(len(known)), lasting, color="tab:gray", label="weights, optimizer's state")
+    bars = axis.bar(range(len(known)), others, bottom=lasting, color="tab:cyan", label="of a step")
+    axis.bar_label(bars, [f"{found.memory / 1e9:.3g}" for found in known.values()], fontsize=7)
+    if memory < 4 * max(found.memory for found in known.values()):  # else bars could not be told apart
+        axis.axhline(memory / 1e9, color="tab:red", linewidth=1.0, label="limit")
+    axis.set_xticks(range(len(known)), list(known), rotation=30, fontsize=7)
+    axis.margins(y=0.2)
+    axis.set(ylabel="GB")
+    axis.set_title("tensors of the fullest rank", fontsize=9)
+    axis.legend(fontsize=7)
 
 
 def _fill(point: Point, memory: float) -> str:

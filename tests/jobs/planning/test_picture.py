@@ -5,10 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 from distconv.errors import DataError
 from distconv.jobs.planning import picture
 from distconv.jobs.planning.strong_scaling import Point, Scaling
+from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.strategy.selection import select
+from tests.perfmodel.networks import machine
 
 
 def test_bars_are_the_deviations_of_the_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -37,3 +41,21 @@ def test_where_measured_layers_end_is_marked_between_two_numbers_of_ranks(
     curves = {"planned": {ranks: Point(4.0 / ranks, 1.0) for ranks in (1, 2, 4)}}
     picture.draw_scaling(Figure().add_subplot(), Scaling(curves, profiled), memory=2.0)
     assert drawn == pytest.approx(edges)
+
+
+def test_bars_of_memory_are_what_lasts_and_what_a_step_adds() -> None:
+    from matplotlib.figure import Figure
+
+    network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    strategy = select(trace(network, (4, 3, 16, 16)), machine(), 2)
+    axis = Figure().add_subplot()
+    picture.draw_memory(axis, strategy, memory=1e9)
+    shown = [label.get_text() for label in axis.get_xticklabels()]
+    assert shown == ["planned", "pure sample", "pure spatial"]
+    weights = 4 * sum(parameter.numel() for parameter in network.parameters())
+    lasting, others = axis.patches[:3], axis.patches[3:]
+    assert lasting[1].get_height() == pytest.approx(2 * weights / 1e9)  # with momentum, on each rank
+    tops = [bar.get_y() + bar.get_height() for bar in others]
+    found = [strategy.prediction, strategy.uniform["sample"], strategy.uniform["spatial"]]
+    assert tops == pytest.approx([each.memory / 1e9 for each in found])
+    assert not axis.lines  # the limit is far
