@@ -62,13 +62,8 @@ _FIGURES = ("fp", "bpx", "bpw", "bpa", "halo", "sync", "shuffle", "update")
 class Prediction:
     """A training step under a plan: ``time`` in seconds, ``memory`` in bytes on the fullest rank, and each layer.
 
-<<<<<<< HEAD
     ``lasting`` is what stays of the memory from step to step. ``hidden`` is communication that passes behind
     computation, ``unknown`` the functions without a cost of their own.
-=======
-    ``lasting`` is what stays of the memory from step to step.
-    ``hidden`` is communication that passes behind computation, ``unknown`` the functions without a cost of their own.
->>>>>>> memory2
     """
 
     time: float
