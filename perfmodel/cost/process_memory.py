@@ -22,9 +22,12 @@ from distconv.perfmodel.cost.operation_work import LocalCall, local_call
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
 from distconv.process.memory.bound import FREE_BYTES, SLACK
 
-LIBRARIES_BYTES = 340 << 20
-"""Of a rank that has trained a tiny model: torch 2.13 (CPU), mpi4py and h5py on Linux (260 MiB), and torch's compiler
-with sympy, which the first optimizer imports (70 MiB). What a model's own packages take is beyond it."""
+START_BYTES = 260 << 20
+"""Of a rank that has imported distconv: the interpreter, torch 2.13 (CPU), mpi4py and h5py on Linux."""
+
+LIBRARIES_BYTES = START_BYTES + (80 << 20)
+"""Of one that has trained a tiny model: with torch's compiler and sympy, which the first optimizer imports (70 MiB). What
+a model's own packages take is beyond it."""
 
 SMALL = 20480
 """Elements up to which torch convolves one sample by itself."""

@@ -35,7 +35,7 @@ from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
 from distconv.perfmodel.cost.block_geometry import Parts
 from distconv.perfmodel.cost.evaluation import evaluate
-from distconv.perfmodel.cost.process_memory import ProcessMemory, process_memory
+from distconv.perfmodel.cost.process_memory import START_BYTES, ProcessMemory, process_memory
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.machine import Machine
 
@@ -138,14 +138,18 @@ def measure(options: argparse.Namespace, grid: ProcessGrid, *, split: bool = Fal
     return Peak(before, peak_memory_bytes(), time.perf_counter() - start)
 
 
-def predicted(options: argparse.Namespace, axes: Mapping[str, int], ranks: int) -> ProcessMemory:
-    """What a rank of a grid with these axes takes, as ``distconv plan`` says."""
+def predicted(options: argparse.Namespace, axes: Mapping[str, int], ranks: int, before: int) -> ProcessMemory:
+    """What a rank of a grid with these axes takes, as ``distconv plan`` says of a training.
+
+    ``before``: what it had before its model; this command has the planner's libraries, which a training has not.
+    """
     machine = Machine.load("localhost")
     graph = trace(model_options.model_of(options), model_options.shape_of(options))
     slots = OPTIMIZERS[options.optimizer][1]
     prediction = evaluate(graph, {"*": dict(axes)}, machine, ranks, optimizer_slots=slots)
     parts = Parts.of(axes, ranks, machine.ranks_per_node)
-    return process_memory(graph, dict.fromkeys(graph.deciding, parts), prediction, packages_bytes())
+    packages = packages_bytes() + max(0, before - START_BYTES)
+    return process_memory(graph, dict.fromkeys(graph.deciding, parts), prediction, packages)
 
 
 def by_itself(options: argparse.Namespace) -> Peak:
@@ -219,7 +223,8 @@ def _report(
     ratio, whole = worst_used / alone.used, worst / alone.peak
     print(f"peak of the model per rank, against one rank: {ratio:.3f} (1/{grid.size} = {1 / grid.size:.3f})")
     print(f"peak of the whole process, libraries included:  {whole:.3f}")
-    prediction = predicted(options, {axis: n for axis, n in grid.shape.items() if n > 1} or {"n": 1}, grid.size)
+    axes = {axis: n for axis, n in grid.shape.items() if n > 1} or {"n": 1}
+    prediction = predicted(options, axes, grid.size, max(peak.before for peak in peaks))
     print(
         f"predicted for the process: {prediction.total / MIB:.0f} MiB (tensors {prediction.tensors / MIB:.0f}, "
         f"libraries {prediction.libraries / MIB:.0f}, convolutions {prediction.convolutions / MIB:.0f}, holes "
@@ -234,7 +239,7 @@ def _report(
         "ratio": ratio,
         "process_ratio": whole,
         "predicted": asdict(prediction),
-        "predicted_alone": asdict(predicted(options, {"n": 1}, 1)),
+        "predicted_alone": asdict(predicted(options, {"n": 1}, 1, alone.before)),
         "split": None if split is None else [asdict(peak) for peak in split],
     }
     report.give_json({"model": options.model, "size": options.size, "grid": grid.describe(), **figures}, options.json)

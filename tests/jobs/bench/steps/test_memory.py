@@ -45,8 +45,8 @@ def test_figures_are_those_of_the_table_and_ratios_are_quotients_of_peaks(
     predicted = sum(figures["predicted"].values())
     worst = max(peak["peak"] for peak in figures["ranks"])
     assert lines[-2].endswith(f"worst rank: measured / predicted {worst / predicted:.2f}")
-    # A tiny network: nearly all is libraries, and what the heap may keep.
-    assert 0.6 < worst / predicted < 1.2
+    # A tiny network: nearly all is libraries.
+    assert 0.9 < worst / predicted < 1.1
     assert lines[-3].endswith(f"libraries included:  {figures['process_ratio']:.3f}")
 
 
