@@ -26,8 +26,9 @@ START_BYTES = 260 << 20
 """Of a rank that has imported distconv: the interpreter, torch 2.13 (CPU), mpi4py and h5py on Linux."""
 
 LIBRARIES_BYTES = START_BYTES + (80 << 20)
-"""Of one that has trained a tiny model: with torch's compiler and sympy, which the first optimizer imports (70 MiB). What
-a model's own packages take is beyond it."""
+"""Of one that has trained a tiny model: with torch's compiler and sympy, which the first optimizer imports (70 MiB).
+
+What a model's own packages take is beyond it."""
 
 SMALL = 20480
 """Elements up to which torch convolves one sample by itself."""
