@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import itertools
 import os
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import distconv as dc
 from distconv import checkpoint
 from distconv.jobs.images.classification import Settings, Trainer
 from distconv.jobs.images.samples import ImageSamples
-from distconv.jobs.training.training import FREE, learning_rate, make_optimizer
+from distconv.jobs.training import training
+from distconv.jobs.training.training import learning_rate, make_optimizer
 from tests.distconv.checkpoint.damage import refused
 from tests.jobs.images.grids import grid_of
 from tests.jobs.images.image_files import written
@@ -99,51 +100,62 @@ def test_the_learning_rate_rises_and_falls_to_zero() -> None:
     assert all(a > b for a, b in itertools.pairwise(rates[10:]))
 
 
+def test_the_learning_rate_by_hand() -> None:
+    # Two steps up, then half a cosine over eight: after four of them half is left.
+    rates = [learning_rate(step, 10, 2.0, 0.2) for step in (0, 1, 2, 4, 6, 8, 10)]
+    root = 0.5**0.5
+    assert rates == pytest.approx([1.0, 2.0, 2.0, 1 + root, 1.0, 1 - root, 0.0])
+    assert learning_rate(0, 10, 2.0, 0.0) == 2.0
+
+
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("optimizer", "expected"),
     [
-        ("sgd", lambda weights: torch.optim.SGD(weights, 0.02, momentum=0.8, weight_decay=0.3)),
-        ("adam", lambda weights: torch.optim.Adam(weights, 0.02, weight_decay=0.3)),
-        ("adamw", lambda weights: torch.optim.AdamW(weights, 0.02, weight_decay=0.3)),
+        # SGD: the gradient and decay * weight, the second time with momentum * what was moved before.
+        ("sgd", [2 - 0.1 * 1.4, 1.86 - 0.1 * (0.5 * 1.4 + 1 + 0.2 * 1.86)]),
+        # Adam moves by the rate in the direction of a gradient that barely changes, whatever its size.
+        ("adam", [1.9, 1.8]),
+        # AdamW shrinks the weight by rate * decay besides.
+        ("adamw", [2 * 0.98 - 0.1, (2 * 0.98 - 0.1) * 0.98 - 0.1]),
     ],
 )
-def test_an_optimizer_takes_the_steps_of_torchs_own(name: str, expected: Any) -> None:
-    settings = Settings(optimizer=name, lr=0.02, momentum=0.8, weight_decay=0.3)
-    weights = [torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64)) for _ in range(2)]
-    for weight, optimizer in zip(weights, (make_optimizer(settings, weights[:1]), expected(weights[1:])), strict=True):
-        for step in range(3):
-            optimizer.zero_grad()
-            (weight * torch.tensor([0.5 + step, -1.0])).sum().backward()
-            optimizer.step()
-    assert torch.equal(*weights)
+def test_two_steps_of_the_optimizers_by_hand(optimizer: str, expected: list[float]) -> None:
+    weight = torch.nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
+    settings = training.Settings(optimizer=optimizer, lr=0.1, momentum=0.5, weight_decay=0.2)
+    taken = make_optimizer(settings, [weight])
+    found = []
+    for _ in range(2):
+        weight.grad = torch.ones_like(weight)
+        taken.step()
+        found.append(weight.item())
+    assert found == pytest.approx(expected, abs=1e-4)
 
 
-OTHER = {
-    "model": "alexnet",
-    "width": 3,
-    "batch": 8,
-    "optimizer": "adam",
-    "lr": 0.02,
-    "warm_up": 0.2,
-    "momentum": 0.5,
-    "weight_decay": 0.25,
-    "dtype": "float32",
-    "precision": "bf16",
-    "batch_norm": "local",
-    "seed": 1,
-    "drop_last": True,
-    "augment": "none",
-}
+def test_decay_is_part_of_the_gradient_of_adam() -> None:
+    # With a gradient of -0.2 and decay 0.2 * 2, the weight falls by the rate; without decay it would rise.
+    weight = torch.nn.Parameter(torch.tensor([2.0]))
+    weight.grad = torch.full_like(weight, -0.2)
+    make_optimizer(training.Settings(optimizer="adam", lr=0.1, weight_decay=0.2), [weight]).step()
+    assert weight.item() == pytest.approx(1.9, abs=1e-5)
 
 
-def test_a_resumed_run_refuses_each_setting_that_numbers_depend_on(comm: Any, shared_tmp_path: Path) -> None:
-    trainer, saved = trainer_on(comm, written(comm, shared_tmp_path)), str(shared_tmp_path / "saved")
+@pytest.mark.ranks(1, 2)
+def test_a_run_goes_on_with_each_setting_as_it_was_but_its_length(comm: Any, shared_tmp_path: Path) -> None:
+    folder, saved = written(comm, shared_tmp_path), str(shared_tmp_path / "saved")
+    trainer = trainer_on(comm, folder)
     trainer.save(saved)
-    settings = trainer.settings
-    assert set(OTHER) | set(FREE) == {field.name for field in fields(settings)}
-    for name, value in OTHER.items():
-        trainer.settings = replace(settings, **{name: value})
-        text = refused(comm, lambda: trainer.resume(saved))
-        assert f"{name} was {getattr(settings, name)!r} and is {value!r}" in text
-    trainer.settings = replace(settings, epochs=7, steps=9, shard_optimizer=True)
-    assert trainer.resume(saved)
+    others = {int: 7, float: 0.375, str: "other", bool: True, type(None): 7}
+    for field in dataclasses.fields(Settings):
+        value = getattr(trainer.settings, field.name)
+        other = trainer_on(comm, folder)
+        other.settings = dataclasses.replace(trainer.settings, **{field.name: others[type(value)]})
+        if field.name in ("epochs", "steps", "shard_optimizer"):
+            assert other.resume(saved)
+        else:
+            text = refused(comm, lambda other=other: other.resume(saved))
+            assert f"made with other settings: {field.name} was {value!r} and is {others[type(value)]!r}" in text
+    again = trainer_on(comm, folder)
+    again.step_count = 9
+    again.save(saved)
+    text = refused(comm, lambda: trainer_on(comm, folder).resume(saved))
+    assert "checkpoint of step 9 lies beyond the 8 steps" in text
