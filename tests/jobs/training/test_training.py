@@ -141,21 +141,19 @@ def test_decay_is_part_of_the_gradient_of_adam() -> None:
 
 @pytest.mark.ranks(1, 2)
 def test_a_run_goes_on_with_each_setting_as_it_was_but_its_length(comm: Any, shared_tmp_path: Path) -> None:
-    folder, saved = written(comm, shared_tmp_path), str(shared_tmp_path / "saved")
-    trainer = trainer_on(comm, folder)
+    trainer, saved = trainer_on(comm, written(comm, shared_tmp_path)), str(shared_tmp_path / "saved")
     trainer.save(saved)
-    others = {int: 7, float: 0.375, str: "other", bool: True, type(None): 7}
+    settings, others = trainer.settings, {int: 7, float: 0.375, str: "other", bool: True, type(None): 7}
     for field in dataclasses.fields(Settings):
-        value = getattr(trainer.settings, field.name)
-        other = trainer_on(comm, folder)
-        other.settings = dataclasses.replace(trainer.settings, **{field.name: others[type(value)]})
+        value = getattr(settings, field.name)
+        other = others[type(value)]
+        trainer.settings = dataclasses.replace(settings, **{field.name: other})
         if field.name in ("epochs", "steps", "shard_optimizer"):
-            assert other.resume(saved)
+            assert trainer.resume(saved)
         else:
-            text = refused(comm, lambda other=other: other.resume(saved))
-            assert f"made with other settings: {field.name} was {value!r} and is {others[type(value)]!r}" in text
-    again = trainer_on(comm, folder)
-    again.step_count = 9
-    again.save(saved)
-    text = refused(comm, lambda: trainer_on(comm, folder).resume(saved))
+            text = refused(comm, lambda: trainer.resume(saved))
+            assert f"made with other settings: {field.name} was {value!r} and is {other!r}" in text
+    trainer.settings, trainer.step_count = settings, 9
+    trainer.save(saved)
+    text = refused(comm, lambda: trainer.resume(saved))
     assert "checkpoint of step 9 lies beyond the 8 steps" in text
