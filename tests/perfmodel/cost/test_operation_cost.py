@@ -183,3 +183,27 @@ def test_a_shuffle_costs_the_bytes_of_its_elements_whatever_was_asked_before():
         copied = 2 * moved * size + kept * size  # packed and put in place; what is kept is copied once
         seconds = 1e-4 + moved * size / 1e6 + 2 * KERNEL + 2 * 2.0 * copied / 1e7 + 2e-5
         assert costs.shuffle(replace(value, itemsize=size), source, target) == pytest.approx(seconds, rel=1e-12)
+
+
+def test_a_shuffle_between_nodes_goes_over_the_network():
+    here, moved = plain(ranks_per_node=1), 256
+    value = trace(convolution(), (4, 4, 8, 8)).operations[0].x
+    found = Costs(here, 2, Settings()).shuffle(value, Parts.of({"n": 2}, 2, 1), Parts.of({"h": 2}, 2, 1))
+    assert found == pytest.approx(3e-4 + 4 * moved / 1e5 + 2 * KERNEL, rel=1e-12)
+
+
+def test_filters_that_are_split_are_summed_over_samples_alone():
+    op = trace(convolution(), (4, 4, 16, 16)).operations[1]
+    assert Costs(plain(), 4, Settings()).operation(op, Parts.of({"c": 4}, 4, 4)).bpa == 0
+    # Half of the filters on each of two ranks, each with all four channels, summed over the two halves of the samples.
+    both = Costs(plain(), 4, Settings()).operation(op, Parts.of({"n": 2, "c": 2}, 4, 4))
+    assert both.bpa == plain().allreduce(Group(2, 2), 4 * 4 * 4 * 3 * 3)
+
+
+def test_a_share_of_a_measured_time_takes_its_share_and_a_kernel_for_each_further_piece():
+    op, parts = trace(convolution(), (1, 4, 64, 64)).operations[1], Parts.of({"h": 4}, 4, 4)
+    call = local_call(op, parts)
+    here = replace(plain(), compute=(replace(plain().compute[0], table={f"{call.key} forward": 0.5}),))
+    costs = Costs(here, 4, Settings())
+    assert costs.compute(call, "forward") == 0.5
+    assert costs.compute(call, "forward", 0.25, 3) == pytest.approx(0.25 * 0.5 + 2 * KERNEL, rel=1e-12)

@@ -38,6 +38,13 @@ def test_keep_all_holds_halos_twice(graph):
     assert spatial - sample == 2 * halo
 
 
+def test_a_dilated_kernel_reaches_further():
+    # A kernel of 3 with dilation 2 spans 5 rows: four of them are another rank's at most.
+    dilated = trace(nn.Sequential(nn.Conv2d(4, 8, 3, padding=2, dilation=2, bias=False)), (4, 4, 8, 8))
+    spatial, sample = (memory(dilated, parts, memory_model="keep-all") for parts in ({"h": 2}, {"n": 2}))
+    assert spatial - sample == 2 * (4 * 4 * 4 * 4 * 8)
+
+
 def test_autograd_holds_what_is_saved_and_what_the_fullest_operation_works_on(graph):
     # ReLU is the fullest: the convolution's input and ReLU's result are saved, its own input and output at work.
     assert memory(graph, {"n": 2}) == 3 * WEIGHTS + X / 2 + Y / 2 + 2 * (Y / 2)
