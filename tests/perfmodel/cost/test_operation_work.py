@@ -67,3 +67,12 @@ def test_an_operation_that_computes_little_reads_its_inputs_and_writes_its_outpu
     block = 4 * 1 * 4 * 8 * 8
     assert (relu.flops, relu.bytes, relu.elements) == (0, 2 * block, block / 4)
     assert norm.bytes == 3 * block  # read twice: for the statistics, and for the result
+
+
+def test_a_measured_time_is_that_of_as_many_groups():
+    keys = []
+    for groups in (1, 2, 4):
+        graph = trace(nn.Sequential(nn.Conv2d(4, 8, 3, padding=1, groups=groups)), (1, 4, 16, 16))
+        keys.append(local_call(graph.operations[0], Parts.of({"n": 1}, 1, 1)).key)
+    assert [key.split(" g")[1:] and key.split(" g")[1].split()[0] for key in keys] == [[], "2", "4"]
+    assert len(set(keys)) == 3

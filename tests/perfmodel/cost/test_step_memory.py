@@ -95,3 +95,12 @@ def test_what_has_no_distributed_operator_saves_whole_tensors():
     saved = next(op for op in traced.operations if op.kind == "multi_head_attention_forward").saved
     kept = sum({v.storage: v.elements * v.itemsize for v in saved}.values())
     assert kept > 4 * 4 * 2 * 64 * 64 and kept < split < whole
+
+
+def test_a_copy_is_as_large_as_on_the_grid_where_it_goes():
+    # Of seven rows the larger part has four: blocks of both convolutions there, against those of two of four samples.
+    two = trace(nn.Sequential(nn.Conv2d(4, 8, 1, bias=False), nn.Conv2d(8, 8, 1, bias=False)), (4, 4, 7, 8))
+    moved = evaluate(two, {"0": {"n": 2}, "1": {"h": 2}}, machine(), 2, memory_model="keep-all").memory
+    stays = evaluate(two, {"*": {"n": 2}}, machine(), 2, memory_model="keep-all").memory
+    rows, samples = 4 * 4 * 8 * 4 * 8, 4 * 2 * 8 * 7 * 8
+    assert moved - stays == 2 * rows + 2 * rows - 2 * samples
