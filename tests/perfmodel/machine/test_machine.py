@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distconv as dc
+from distconv.perfmodel.machine.links import Group
 from distconv.perfmodel.machine.machine import Compute, Link, Machine, Overlap, Roofline, built_in
 
 GOOD = """
@@ -289,3 +290,18 @@ def test_a_machine_with_other_ranks_at_work_computes_as_they_leave_it():
     busy = machine.at_work(2)
     assert busy.computing(1).roofline == busy.computing(2).roofline == machine.computing(2).roofline
     assert machine.at_work(100).computing(1).roofline == machine.computing(8).roofline
+
+
+def test_a_kernel_takes_what_is_longer_and_a_small_one_fills_its_share():
+    whole = Roofline(flops_per_s=10.0, bytes_per_s=2.0, kernel_s=0.5)
+    assert whole.time(100.0, 8.0, 1.0) == 0.5 + 10.0  # arithmetic, not 10 + 4
+    assert whole.time(10.0, 8.0, 1.0) == 0.5 + 4.0  # memory
+    small = replace(whole, small=160.0, unfilled=0.5)
+    assert small.time(100.0, 8.0, 40.0) == 0.5 + 10.0 / 0.25**0.5
+    assert small.time(100.0, 8.0, 320.0) == whole.time(100.0, 8.0, 320.0)
+
+
+def test_ranks_lie_on_as_many_nodes_as_they_need_and_collectives_have_a_latency_of_their_own():
+    assert [Group(ranks, 4).nodes for ranks in (1, 4, 5, 8, 9)] == [1, 1, 2, 2, 3]
+    assert Link(2.0, 10.0).collective_s == 2.0 and Link(2.0, 10.0, step_s=7.0).collective_s == 7.0
+    assert Link(2.0, 10.0, step_s=7.0).send(50) == 7.0  # a message's own latency, and 5 s on the way

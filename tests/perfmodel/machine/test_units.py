@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distconv.perfmodel.machine.units import BANDWIDTH, UNITS, parsed, written
+from distconv.perfmodel.machine.units import BANDWIDTH, UNITS, number, parsed, written
 
 POSITIVE = st.floats(min_value=1e-30, max_value=1e30)
 
@@ -22,3 +22,11 @@ def test_a_quantity_is_written_in_one_of_its_units_and_read_as_the_same_float(ki
 )
 def test_a_quantity_is_written_for_people(value, text):
     assert written(value, BANDWIDTH) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(3, 3.0), (0, 0.0), (2.5, 2.5), (True, None), (-1, None), (float("inf"), None), (float("nan"), None), ("3", None)],
+)
+def test_a_number_is_finite_and_not_negative_and_no_truth_value(value, expected):
+    assert number(value) == expected
