@@ -33,3 +33,8 @@ def test_all_weights_before_the_last_register_pair_are_stale(pairs):
 def test_no_weights_at_all_have_no_stale_fraction():
     with pytest.raises(ScheduleError, match="the stages have none"):
         stale_fraction(schedule("stale", 2, 4), 0)
+
+
+def test_a_micro_batch_of_one_of_two_chunks_counts_half():
+    # Two stages, two chunks: stage 0 begins 2 (2 - 1) + 2 + 1 = 5 chunks ahead, stage 1 three.
+    assert [stage.in_flight for stage in peak_memory(schedule("interleaved", 2, 4, chunks=2))] == [2.5, 1.5]

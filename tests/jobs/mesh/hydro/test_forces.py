@@ -68,3 +68,14 @@ def test_linear_velocity_meets_no_hourglass_damping_in_cells_of_any_shape() -> N
     x, y = hydro.state.x, hydro.state.y
     assert np.abs(forces_of_motion(hydro, 0.3 * x - 0.2 * y, 0.1 * x + 0.5 * y)).max() < 1e-14
     assert np.abs(forces_of_motion(hydro, x * y, x * y)).max() > 1e-3
+
+
+def test_a_gas_at_rest_pushes_its_corners_with_its_pressure_over_half_a_side() -> None:
+    x, y = box(3, 2, 0.5)
+    one = np.ones((2, 3))
+    hydro = Hydro(at_rest(x, y, 2.0 * one, 3.0 * one, gamma=1.5))
+    hydro._forces(hydro.state)
+    push = 0.5 * 0.5 * 3.0
+    for corner, (along, up) in enumerate(((-1, -1), (1, -1), (1, 1), (-1, 1))):
+        np.testing.assert_allclose(hydro._fx[corner], along * push, rtol=1e-12)
+        np.testing.assert_allclose(hydro._fy[corner], up * push, rtol=1e-12)
