@@ -114,7 +114,7 @@ def _plan(options: argparse.Namespace) -> None:
     print(report.heading(options, graph, machine, memory))
     _print(options, strategy)
     if options.memory_model == "autograd":
-        print(report.process(graph, strategy, machine, options.ranks, memory))
+        print(report.process(options, graph, strategy, machine, memory))
     if remark:
         print(remark)
     if options.out is not None:

@@ -13,6 +13,7 @@ from distconv.pipeline.simulation.gantt import ROW_INCHES, draw_spans
 from distconv.whole_files import write_picture
 
 from .chosen_pipeline import cuts_of, timeline
+from .picture import new_figure
 
 MOST_CHOICES = 16
 """Combinations that are shown, the fastest ones."""
@@ -22,15 +23,11 @@ CHOSEN, FITS, TOO_MUCH = "tab:blue", "0.75", "tab:red"
 
 def draw(path: Path, found: Exploration) -> None:
     """Write the picture; its format is that of the name's ending."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     best, shown = found.best, shown_of(found)
     passes = timeline(best)
     heights = (1.0 + 0.22 * len(shown), 1.0 + ROW_INCHES * sum(passes.replicas))
-    figure = Figure(figsize=(12.0, 1.0 + sum(heights)), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(f"{found.question}: {label(best)}, {1e3 * best.time:.4g} ms")
+    title = f"{found.question}: {label(best)}, {1e3 * best.time:.4g} ms"
+    figure = new_figure((12.0, 1.0 + sum(heights)), title)
     grid = figure.add_gridspec(2, 2, height_ratios=heights, width_ratios=(3, 1))
     _draw_choices(figure.add_subplot(grid[0, 0]), shown, best, len(found.table))
     _draw_memory(figure.add_subplot(grid[0, 1]), best, found.room)

@@ -83,20 +83,12 @@ def draw_halo(axis: Any, found: Halo) -> None:
     rows, columns = found.sides
     for i, j in product(range(rows.parts), range(columns.parts)):
         down, right = rows.block(i), columns.block(j)
-        mine = (i, j) == (rows.index, columns.index)
-        axis.add_patch(
-            Rectangle(
-                (right.start, down.start), len(right), len(down), facecolor=OWN if mine else BLOCK, edgecolor="0.4"
-            )
-        )
-    top, bottom = _ghosts(rows)
-    left, right_ = _ghosts(columns)
+        axis.add_patch(Rectangle((right.start, down.start), len(right), len(down), facecolor=BLOCK, edgecolor="0.4"))
+    above, below = _ghosts(rows)
+    before, after = _ghosts(columns)
     down, right = rows.block(rows.index), columns.block(columns.index)
-    corner, width, height = (
-        (right.start - left, down.start - top),
-        left + len(right) + right_,
-        top + len(down) + bottom,
-    )
+    corner = right.start - before, down.start - above
+    width, height = before + len(right) + after, above + len(down) + below
     axis.add_patch(Rectangle(corner, width, height, facecolor=GHOSTS, edgecolor="tab:orange", zorder=1.5))
     axis.add_patch(
         Rectangle((right.start, down.start), len(right), len(down), facecolor=OWN, edgecolor="0.4", zorder=2)

@@ -14,6 +14,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import DataError, DistconvError, PlanError
+from distconv.jobs.planning.package_memory import weighed
 from distconv.jobs.training.model_factory import ModelError, build_model
 from distconv.jobs.training.options import positive
 from distconv.layers.models import MODELS
@@ -180,8 +181,10 @@ def built(options: argparse.Namespace) -> torch.nn.Module:
     ModelError
         If there is no such network.
     """
-    return build_model(
-        options.model, MPI.COMM_SELF, seed=0, in_channels=options.input[0], classes=options.classes, width=options.width
+    channels, classes, width = options.input[0], options.classes, options.width
+    return weighed(
+        options.model,
+        lambda: build_model(options.model, MPI.COMM_SELF, seed=0, in_channels=channels, classes=classes, width=width),
     )
 
 

@@ -47,7 +47,7 @@ def check_format(path: Path) -> None:
 
 def draw(path: Path, strategy: Strategy, scaling: Scaling, *, halo: Halo | None, memory: float, title: str) -> None:
     """Write the picture of a strategy: layers and axes, times of layers, strong scaling, the largest halo, memory."""
-    figure = _figure((14.0, 10.0), title)
+    figure = new_figure((14.0, 10.0), title)
     grid = figure.add_gridspec(3, 3, height_ratios=[1.0, 1.6, 2.2], width_ratios=[2.2, 1.0, 0.6])
     splits = figure.add_subplot(grid[0, :])
     times = figure.add_subplot(grid[1, :], sharex=splits)
@@ -64,7 +64,7 @@ def draw_measured(
     path: Path, scaling: Scaling, measured: Mapping[str, Mapping[int, Sequence[float]]], title: str
 ) -> None:
     """Write the picture of predicted step times with ``measured`` ones (seconds of each round) among them."""
-    figure = _figure((9.0, 6.0), title)
+    figure = new_figure((9.0, 6.0), title)
     axis = figure.add_subplot()
     draw_scaling(axis, scaling, math.inf)
     for name, found in measured.items():
@@ -75,7 +75,8 @@ def draw_measured(
     write_picture(path, figure, dpi=110)
 
 
-def _figure(size: tuple[float, float], title: str) -> Any:
+def new_figure(size: tuple[float, float], title: str) -> Any:
+    """A figure of so many inches with a title."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Iterator
 
 from distconv.jobs.mesh.recipe import CHANNELS
-from distconv.jobs.training.model_factory import packages_bytes
 from distconv.layers.models import MESH_MODELS
 from distconv.perfmodel.cost.block_geometry import Parts
 from distconv.perfmodel.cost.evaluation import Prediction
@@ -15,6 +14,8 @@ from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.selection import Strategy
 from distconv.plan import written
+
+from .package_memory import packages_bytes
 
 FIGURES = {
     "FP": "fp",
@@ -63,12 +64,13 @@ def _gap(strategy: Strategy) -> str:
     return f"gap {strategy.gap:.2%}{', the best' if strategy.optimal else ''}"
 
 
-def process(graph: LayerGraph, strategy: Strategy, machine: Machine, ranks: int, memory: float) -> str:
+def process(options: argparse.Namespace, graph: LayerGraph, strategy: Strategy, machine: Machine, memory: float) -> str:
     """What a rank takes that is a process on a CPU, and whether that fits."""
     grids = {
-        name: Parts.of(layer.parts, ranks, machine.ranks_per_node) for name, layer in strategy.prediction.layers.items()
+        name: Parts.of(layer.parts, options.ranks, machine.ranks_per_node)
+        for name, layer in strategy.prediction.layers.items()
     }
-    found = process_memory(graph, grids, strategy.prediction, packages_bytes())
+    found = process_memory(graph, grids, strategy.prediction, packages_bytes(options.model))
     fits = "fits" if found.fits(memory) else "does not fit"
     return (
         f"  where ranks compute on CPUs, a process takes {found.total / 1e9:.4g} GB: "

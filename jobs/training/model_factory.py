@@ -8,7 +8,6 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -65,35 +64,13 @@ def build_model(
 def _built(
     name: str, kind: str, *, seed: int, in_channels: int, classes: int | None, width: int | None
 ) -> torch.nn.Module:
-    before = _before_packages() if ":" in name else 0
     factory = _factory(name, kind)
     arguments = _arguments(name, factory, in_channels, classes, width)
     torch.manual_seed(seed)
     model = _guarded(name, lambda: factory(**arguments))
     if not isinstance(model, torch.nn.Module):
         raise ModelError(f"--model {name} returned {type(model).__name__}; it must return a torch.nn.Module")
-    if ":" in name:
-        tensors = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
-        _packages.append(max(0, _resident_bytes() - before - tensors))
     return model
-
-
-_packages: list[int] = []
-
-
-def packages_bytes() -> int:
-    """Memory that the packages of users' models have taken in this process, beyond what a training has anyway."""
-    return sum(_packages)
-
-
-def _before_packages() -> int:
-    """What is resident, with what the first optimizer imports: the model's packages may import that too."""
-    importlib.import_module("torch._dynamo")
-    return _resident_bytes()
-
-
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _factory(name: str, kind: str) -> Callable[..., Any]:

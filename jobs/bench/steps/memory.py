@@ -29,7 +29,7 @@ from distconv.jobs.bench import report
 from distconv.jobs.bench.comparison import random
 from distconv.jobs.bench.steps import model_options
 from distconv.jobs.planning.options import on_rank_0
-from distconv.jobs.training.model_factory import packages_bytes
+from distconv.jobs.planning.package_memory import packages_bytes
 from distconv.jobs.training.report import peak_memory_bytes
 from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
@@ -148,7 +148,7 @@ def predicted(options: argparse.Namespace, axes: Mapping[str, int], ranks: int, 
     slots = OPTIMIZERS[options.optimizer][1]
     prediction = evaluate(graph, {"*": dict(axes)}, machine, ranks, optimizer_slots=slots)
     parts = Parts.of(axes, ranks, machine.ranks_per_node)
-    packages = packages_bytes() + max(0, before - START_BYTES)
+    packages = packages_bytes(options.model) + max(0, before - START_BYTES)
     return process_memory(graph, dict.fromkeys(graph.deciding, parts), prediction, packages)
 
 

@@ -12,6 +12,7 @@ from distconv.distribution import Distribution, default_axes
 from distconv.jobs.bench.comparison import random
 from distconv.jobs.mesh.recipe import CHANNELS
 from distconv.jobs.planning.options import extents
+from distconv.jobs.planning.package_memory import weighed
 from distconv.jobs.training.model_factory import build_model
 from distconv.jobs.training.options import grid_extents, positive
 from distconv.layers.models import MESH_MODELS, MODELS
@@ -45,7 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser, model: str, size: int, batch:
 def model_of(options: argparse.Namespace) -> torch.nn.Module:
     """The model, with the same weights on all ranks."""
     shape, classes = shape_of(options), getattr(options, "classes", None)
-    return build_model(options.model, MPI.COMM_SELF, seed=0, in_channels=shape[1], classes=classes, width=options.width)
+    channels, width = shape[1], options.width
+    return weighed(
+        options.model,
+        lambda: build_model(options.model, MPI.COMM_SELF, seed=0, in_channels=channels, classes=classes, width=width),
+    )
 
 
 def shape_of(options: argparse.Namespace) -> tuple[int, ...]:

@@ -60,7 +60,7 @@ def set_openness(before: Edges, edge: Edges, after: Edges, result: Floats) -> No
 
 @kernel
 def row(edges: Floats, j: int, first: int, count: int) -> Edges:
-    """The edges of row ``j`` of (4, rows, columns) ``count`` of them from column ``first``."""
+    """The edges of row ``j`` of (4, rows, columns), ``count`` of them from column ``first``."""
     last = first + count
     return edges[0, j, first:last], edges[1, j, first:last], edges[2, j, first:last], edges[3, j, first:last]
 
