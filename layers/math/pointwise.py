@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import implements, name_of
+from distconv.dispatch import Kind, implements, name_of
 from distconv.errors import NoRule, ShapeError
 from distconv.layers.plumbing.alignment import (
     aligned,
@@ -182,20 +182,21 @@ def alias(function: Callable[..., Any], input: DistTensor) -> DistTensor:
 
 def _register() -> None:
     holders = (torch.Tensor, torch, F, torch.special)
-    for names, rule in ((_POINTWISE, pointwise), (_UNARY, unary), (_ALIASES, alias)):
+    groups = ((_POINTWISE, pointwise, Kind.VALUES), (_UNARY, unary, Kind.VALUES), (_ALIASES, alias, Kind.VIEW))
+    for names, rule, kind in groups:
         for function in {getattr(h, n) for n in names for h in holders if hasattr(h, n)}:
-            implements(function)(partial(rule, function))
-    implements(torch.Tensor.where)(partial(pointwise, torch.Tensor.where))
+            implements(function, kind=kind, tensors=None)(partial(rule, function))
+    implements(torch.Tensor.where, tensors=None)(partial(pointwise, torch.Tensor.where))
     twins = [n + "_" for n in _POINTWISE if not n.startswith("__")]
     for name in twins + _IN_PLACE:
         for function in {getattr(h, name) for h in holders if hasattr(h, name)}:
-            implements(function)(partial(in_place, function))
+            implements(function, tensors=None)(partial(in_place, function))
 
 
 _register()
 
 
-@implements(torch.where)
+@implements(torch.where, tensors=None)
 def where(condition: torch.Tensor, *branches: Any, **named: Any) -> DistTensor:
     """``torch.where`` with two branches.
 
@@ -222,7 +223,7 @@ def glu(input: DistTensor, dim: int = -1) -> DistTensor:
     return DistTensor(F.glu(x.local, dim), x.dist, out_shape).redistribute(target)
 
 
-@implements(vars(torch._C.TensorBase)["data"].__get__)
+@implements(vars(torch._C.TensorBase)["data"].__get__, kind=Kind.VIEW)
 def data(tensor: DistTensor) -> DistTensor:
     """The tensor outside autograd, on the same memory."""
 
@@ -232,7 +233,7 @@ def data(tensor: DistTensor) -> DistTensor:
     return viewed(again(), tensor, again)
 
 
-@implements(F.prelu, torch.prelu, torch.Tensor.prelu)
+@implements(F.prelu, torch.prelu, torch.Tensor.prelu, tensors="input weight")
 def prelu(input: torch.Tensor, weight: torch.Tensor) -> DistTensor:
     """``F.prelu`` with one slope, or one per channel (dimension 1).
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import implements
 from distconv.kernels.convolution import Range
 from distconv.layers.nn.pooling import whole_space
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
@@ -110,8 +110,8 @@ def _enlarge(x: DistTensor, out_shape: torch.Size, mode: str, rule: _Enlarged) -
 @implements(F.interpolate, F.upsample)
 def interpolate(
     input: DistTensor,
-    size: Numbers = None,
-    scale_factor: Numbers = None,
+    size: Any = None,
+    scale_factor: Any = None,
     mode: str = "nearest",
     align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None,

@@ -39,7 +39,7 @@ def _elementwise_loss(function: Callable[..., torch.Tensor], *operands: Any, **o
     return _reduced(pointwise(partial(function, reduction="none"), *operands, **options), reduction)
 
 
-@implements(F.binary_cross_entropy_with_logits)
+@implements(F.binary_cross_entropy_with_logits, tensors="input target weight pos_weight")
 def binary_cross_entropy_with_logits(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -54,7 +54,7 @@ def binary_cross_entropy_with_logits(
     return _elementwise_loss(F.binary_cross_entropy_with_logits, input, target, reduction=reduction, **options)
 
 
-@implements(F.binary_cross_entropy)
+@implements(F.binary_cross_entropy, tensors="input target weight")
 def binary_cross_entropy(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -79,10 +79,10 @@ for _loss in (
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss, F.poisson_nll_loss,
     F.hinge_embedding_loss, F.margin_ranking_loss,
 ):  # fmt: skip
-    implements(_loss)(partial(_unweighted_loss, _loss))
+    implements(_loss, tensors=None)(partial(_unweighted_loss, _loss))
 
 
-@implements(F.kl_div)
+@implements(F.kl_div, tensors="input target")
 def kl_div(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -106,7 +106,7 @@ def _check_reduction(reduction: str) -> None:
         raise ShapeError(f"{reduction} is not valid")
 
 
-@implements(F.gaussian_nll_loss)
+@implements(F.gaussian_nll_loss, tensors="input target var")
 def gaussian_nll_loss(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -138,7 +138,7 @@ def gaussian_nll_loss(
     return _reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
 
 
-@implements(F.multilabel_soft_margin_loss)
+@implements(F.multilabel_soft_margin_loss, tensors="input target weight")
 def multilabel_soft_margin_loss(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -154,7 +154,7 @@ def multilabel_soft_margin_loss(
     return _reduced((losses if weight is None else losses * weight).mean(dim=-1), reduction)
 
 
-@implements(F.cosine_embedding_loss)
+@implements(F.cosine_embedding_loss, tensors="input1 input2 target")
 def cosine_embedding_loss(
     input1: torch.Tensor,
     input2: torch.Tensor,
@@ -180,7 +180,7 @@ def cosine_embedding_loss(
 # -- losses of classes ------------------------------------------------------------------------------------------------
 
 
-@implements(F.cross_entropy)
+@implements(F.cross_entropy, tensors="input target weight")
 def cross_entropy(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -196,7 +196,7 @@ def cross_entropy(
     return _class_loss(F.cross_entropy, input, target, weight, size_average, reduce, reduction, options)
 
 
-@implements(F.nll_loss)
+@implements(F.nll_loss, tensors="input target weight")
 def nll_loss(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -302,4 +302,4 @@ def _numbered(loss: Callable[..., torch.Tensor], names: str, *args: Any, **named
 
 
 for _name, _names in _NUMBERED.items():
-    implements(getattr(torch, _name))(partial(_numbered, getattr(F, _name), _names))
+    implements(getattr(torch, _name), tensors=None)(partial(_numbered, getattr(F, _name), _names))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.block_edges import balanced_edges, layout
@@ -76,9 +76,7 @@ def _by_sample(function: Callable[..., torch.Tensor], sample_dims: int, input: D
 
 
 @implements(F.unfold)
-def unfold(
-    input: DistTensor, kernel_size: Numbers, dilation: Numbers = 1, padding: Numbers = 0, stride: Numbers = 1
-) -> DistTensor:
+def unfold(input: DistTensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> DistTensor:
     """``F.unfold`` of x ([N,] C, H, W); channels and space are gathered, columns of windows are not split."""
     return _by_sample(F.unfold, 3, input, kernel_size, dilation, padding, stride)
 
@@ -86,11 +84,11 @@ def unfold(
 @implements(F.fold)
 def fold(
     input: DistTensor,
-    output_size: Numbers,
-    kernel_size: Numbers,
-    dilation: Numbers = 1,
-    padding: Numbers = 0,
-    stride: Numbers = 1,
+    output_size: Any,
+    kernel_size: Any,
+    dilation: Any = 1,
+    padding: Any = 0,
+    stride: Any = 1,
 ) -> DistTensor:
     """``F.fold`` of columns ([N,] C * K, L), gathered; the space of the result is not split."""
     return _by_sample(F.fold, 2, input, output_size, kernel_size, dilation, padding, stride)

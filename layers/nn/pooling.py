@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import implements
 from distconv.errors import NoRule, ShapeError
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.plumbing.alignment import as_distributed, balanced_input, result_shape
@@ -100,7 +100,7 @@ def _prepared(
 
 
 @unbatched
-def max_pool(count: int, input: DistTensor, *args: Numbers, return_indices: bool = False, **kwargs: Numbers) -> Any:
+def max_pool(count: int, input: DistTensor, *args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
     """``F.max_pool1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W)."""
     if return_indices:
         return max_pool_with_indices(count, input, *args, **kwargs)
@@ -111,7 +111,7 @@ def max_pool(count: int, input: DistTensor, *args: Numbers, return_indices: bool
 
 @unbatched
 def max_pool_with_indices(
-    count: int, input: DistTensor, *args: Numbers, return_indices: bool = True, **kwargs: Numbers
+    count: int, input: DistTensor, *args: Any, return_indices: bool = True, **kwargs: Any
 ) -> Indexed:
     """The same with the indices of the largest values."""
     work = _prepared(count, input, *args, **kwargs)
@@ -249,4 +249,4 @@ for _d in (1, 2, 3):
         _known = f"{_stem}{_d}d{_with}{_tail}"
         implements(*(getattr(h, _known) for h in (F, torch, torch._C._nn) if hasattr(h, _known)))(partial(_rule, _d))
     # Not torch._C._nn's functions of the same name, whose third argument is the output size.
-    implements(getattr(F, f"max_unpool{_d}d"))(partial(_max_unpool, _d))
+    implements(getattr(F, f"max_unpool{_d}d"), tensors="input indices")(partial(_max_unpool, _d))

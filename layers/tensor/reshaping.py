@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import Kind, Order, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule, ShapeError, UnsupportedOperation
 from distconv.grid import cached_on_grid
@@ -28,15 +28,15 @@ def sizes(given: Sequence[Any]) -> tuple[int, ...]:
 # -- merging and parting ----------------------------------------------------------------------------------------------
 
 
-@implements(torch.reshape, torch.Tensor.reshape)
-def reshape(input: DistTensor, *shape: Numbers, **named: Numbers) -> DistTensor:
+@implements(torch.reshape, torch.Tensor.reshape, kind=Kind.VIEW)
+def reshape(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
     """``torch.reshape``: a split dimension that leads those it is merged with or parted into stays split."""
     out_shape = result_shape(torch.reshape, input, sizes(shape or (named["shape"],)))
     return _reshaped(input, out_shape)
 
 
-@implements(torch.Tensor.view)
-def view(input: DistTensor, *shape: Numbers, **named: Numbers) -> DistTensor:
+@implements(torch.Tensor.view, kind=Kind.VIEW)
+def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
     """``Tensor.view``: as ``reshape``, but in torch it always shares memory.
 
     Raises
@@ -142,31 +142,31 @@ def _cut(edges: Edges, step: int, new_step: int) -> Edges | None:
     return tuple(e * unit for e in balanced_edges(flat[-1] // unit, parts))
 
 
-@implements(torch.flatten, torch.Tensor.flatten)
+@implements(torch.flatten, torch.Tensor.flatten, kind=Kind.VIEW)
 def flatten(input: DistTensor, start_dim: int = 0, end_dim: int = -1) -> DistTensor:
     """``torch.flatten``."""
     return _reshaped(input, result_shape(torch.flatten, input, start_dim, end_dim))
 
 
-@implements(torch.unflatten, torch.Tensor.unflatten)
+@implements(torch.unflatten, torch.Tensor.unflatten, kind=Kind.VIEW)
 def unflatten(input: DistTensor, dim: int, sizes: Sequence[int]) -> DistTensor:
     """``torch.unflatten``."""
     return view(input, result_shape(torch.unflatten, input, dim, tuple(sizes)))
 
 
-@implements(torch.ravel, torch.Tensor.ravel)
+@implements(torch.ravel, torch.Tensor.ravel, kind=Kind.VIEW)
 def ravel(input: DistTensor) -> DistTensor:
     """``torch.ravel``."""
     return reshape(input, -1)
 
 
-@implements(torch.Tensor.view_as)
+@implements(torch.Tensor.view_as, kind=Kind.VIEW, tensors="input other")
 def view_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """``Tensor.view_as``: the shape of ``other``, whatever its layout."""
     return input.view(tuple(other.shape))
 
 
-@implements(torch.Tensor.reshape_as)
+@implements(torch.Tensor.reshape_as, kind=Kind.VIEW, tensors="input other")
 def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """``Tensor.reshape_as``: the shape of ``other``, whatever its layout."""
     return input.reshape(tuple(other.shape))
@@ -175,7 +175,7 @@ def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 # -- dimensions of extent one -----------------------------------------------------------------------------------------
 
 
-@implements(torch.squeeze, torch.Tensor.squeeze)
+@implements(torch.squeeze, torch.Tensor.squeeze, kind=Kind.VIEW)
 def squeeze(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistTensor:
     """``torch.squeeze``."""
     gone = _of_extent_one(input, dim)
@@ -202,7 +202,7 @@ def _without(x: DistTensor, gone: Sequence[int]) -> tuple[Distribution, torch.Si
     return x.dist.with_axes([x.dist.axes[d] for d in left]), torch.Size(x.shape[d] for d in left)
 
 
-@implements(torch.unsqueeze, torch.Tensor.unsqueeze)
+@implements(torch.unsqueeze, torch.Tensor.unsqueeze, kind=Kind.VIEW)
 def unsqueeze(input: DistTensor, dim: int) -> DistTensor:
     """``torch.unsqueeze``; the new dimension is replicated."""
     shape = result_shape(torch.unsqueeze, input, dim)
@@ -212,7 +212,7 @@ def unsqueeze(input: DistTensor, dim: int) -> DistTensor:
     return viewed(result, input, lambda: unsqueeze(input, dim))
 
 
-@implements(torch.Tensor.squeeze_)
+@implements(torch.Tensor.squeeze_, kind=Kind.VIEW)
 def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistTensor:
     """``Tensor.squeeze_`` of dimensions that are not split.
 
@@ -229,7 +229,7 @@ def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistT
     return _laid_out_as(input, narrower)
 
 
-@implements(torch.Tensor.unsqueeze_)
+@implements(torch.Tensor.unsqueeze_, kind=Kind.VIEW)
 def unsqueeze_(input: DistTensor, dim: int) -> DistTensor:
     """``Tensor.unsqueeze_``."""
     grown = input.unsqueeze(dim)
@@ -255,7 +255,7 @@ def _atleast(count: int, *tensors: Any) -> Any:
 
 
 for _count, _function in enumerate((torch.atleast_1d, torch.atleast_2d, torch.atleast_3d), start=1):
-    implements(_function)(partial(_atleast, _count))
+    implements(_function, kind=Kind.VIEW, tensors=None)(partial(_atleast, _count))
 
 
 # -- order ------------------------------------------------------------------------------------------------------------
@@ -268,9 +268,7 @@ def permuted(input: DistTensor, order: Sequence[int]) -> DistTensor:
     return viewed(DistTensor(input.local.permute(*order), dist, shape), input, lambda: permuted(input, order))
 
 
-def _reordered(
-    function: Callable[..., torch.Tensor], input: DistTensor, *args: Numbers, **named: Numbers
-) -> DistTensor:
+def _reordered(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """Any function that only permutes dimensions: torch shows the order by what it does to extents 0, 1, 2, ..."""
     extents = torch.empty(tuple(range(input.dim())), device="meta")
     return permuted(input, result_shape(function, extents, *(list(a) if _many(a) else a for a in args), **named))
@@ -290,10 +288,10 @@ def _register_orders() -> None:
     functions = [getattr(h, n) for n in names for h in (torch, torch.Tensor) if hasattr(h, n)]
     functions += [vars(torch._C.TensorBase)[n].__get__ for n in ("T", "mT")]
     for function in functions:
-        implements(function)(partial(_reordered, function))
+        implements(function, kind=Kind.VIEW, order=Order.NEW)(partial(_reordered, function))
     conjugates = [torch.adjoint, torch.Tensor.adjoint, *(vars(torch._C.TensorBase)[n].__get__ for n in ("H", "mH"))]
     for function in conjugates:
-        implements(function)(partial(_conjugated, function))
+        implements(function, kind=Kind.VIEW, order=Order.NEW)(partial(_conjugated, function))
 
 
 _register_orders()
@@ -315,4 +313,4 @@ def _reordered_in_place(name: str, input: DistTensor, *args: Any, **named: Any) 
 
 
 for _name in ("transpose_", "t_", "swapaxes_", "swapdims_"):
-    implements(getattr(torch.Tensor, _name))(partial(_reordered_in_place, _name))
+    implements(getattr(torch.Tensor, _name), kind=Kind.VIEW)(partial(_reordered_in_place, _name))
