@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
 from itertools import chain, repeat
+from types import FunctionType
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -151,12 +152,37 @@ def is_fallback(operator: F) -> F:
 
 
 def called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What the operator for ``function`` returns, or the exact fallback where it has no rule for these arguments."""
+    """What the operator for ``function`` returns, or the exact fallback where it has no rule for these arguments.
+
+    What torch itself writes in Python out of other functions has their rules.
+    """
+    body = own_body(function) if function not in _RULES else None
+    if body is not None:
+        return body(*args, **kwargs)
     try:
         return _by_rule(function, args, kwargs)
     except NoRule as error:
         reason = error
     return fallback(reason, function, args, kwargs)
+
+
+_IN_PYTHON = frozenset(("torch.nn.functional", "torch.functional"))
+_ASKS_FOR_OVERRIDES = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+@lru_cache(maxsize=1024)
+def own_body(function: Callable[..., Any]) -> Operator | None:
+    """A function of torch's that is written in Python, asking no tensor for an operator of its own.
+
+    It begins by asking, which is how the call has come here: a copy is told that nobody has one.
+    """
+    if not isinstance(function, FunctionType) or function.__module__ not in _IN_PYTHON:
+        return None
+    answers = dict.fromkeys(_ASKS_FOR_OVERRIDES, lambda *tensors: False)
+    code, names = function.__code__, {**function.__globals__, **answers}
+    copy = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
 
 
 def _by_rule(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -28,7 +28,6 @@ from distconv.errors import DtypeError, NoRule
 from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import by_definition, gradients, subtract_line, taken_near
 from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
-from distconv.layers.plumbing.empty_blocks import like_other_ranks
 from distconv.layers.plumbing.sharded_weights import parameter_block
 from distconv.precision import widened
 from distconv.tensor import DistTensor
@@ -369,15 +368,3 @@ def rms_norm(
     epsilon = torch.finfo(wide.dtype).eps if eps is None else eps
     scale = enter((squares / math.prod(normalized_shape) + epsilon).rsqrt(), x.grid, axes)
     return DistTensor(_affine(wide * scale, w, None).to(x.dtype), x.dist, x.shape)
-
-
-@implements(F.local_response_norm, passes=2)
-def local_response_norm(
-    input: DistTensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
-) -> DistTensor:
-    """``F.local_response_norm`` across the channels of x (N, C, ...); split channels are gathered and split again."""
-    result_shape(F.local_response_norm, input, size, alpha, beta, k)
-    x = input.replicated([1])
-    function = partial(F.local_response_norm, size=size, alpha=alpha, beta=beta, k=k)
-    y = like_other_ranks(function, x.local.shape, x.local)
-    return DistTensor(y, x.dist, x.shape).redistribute(input.dist)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 
 from distconv.communication.collectives import sum_over
 from distconv.dispatch import implements
-from distconv.errors import LabelError, NoRule, ShapeError
+from distconv.errors import LabelError, NoRule
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, check_as_torch, result_shape
 from distconv.layers.plumbing.empty_blocks import like_other_ranks
@@ -101,59 +100,6 @@ def kl_div(
 # -- losses that are made of other operators, as in torch -------------------------------------------------------------
 
 
-def _check_reduction(reduction: str) -> None:
-    if reduction not in ("none", "mean", "sum"):
-        raise ShapeError(f"{reduction} is not valid")
-
-
-@implements(F.gaussian_nll_loss, tensors="input target var")
-def gaussian_nll_loss(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    var: torch.Tensor | float,
-    full: bool = False,
-    eps: float = 1e-6,
-    reduction: str = "mean",
-) -> torch.Tensor:
-    """``F.gaussian_nll_loss``; ``var`` has the input's shape, or lacks the last dimension, or has 1 in one of them.
-
-    Raises
-    ------
-    ShapeError
-        With torch's text, if ``var`` has another shape or is negative anywhere.
-    """
-    _check_reduction(reduction)
-    var = torch.full_like(input, var) if isinstance(var, float) else var
-    if var.shape != input.shape:
-        if var.shape == input.shape[:-1]:
-            var = var.unsqueeze(-1)
-        elif var.dim() != input.dim() or [m for m, n in zip(var.shape, input.shape, strict=True) if m != n] != [1]:
-            raise ShapeError("var is of incorrect size")
-    if bool((var < 0).any()):
-        raise ShapeError("var has negative entry/entries")
-    var = var.clone()
-    with torch.no_grad():
-        var.clamp_(min=eps)
-    losses = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
-    return _reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
-
-
-@implements(F.multilabel_soft_margin_loss, tensors="input target weight")
-def multilabel_soft_margin_loss(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    size_average: Any = None,
-    reduce: Any = None,
-    reduction: str = "mean",
-) -> torch.Tensor:
-    """``F.multilabel_soft_margin_loss`` of (..., C)."""
-    _check_old_options(F.multilabel_soft_margin_loss, size_average, reduce)
-    _check_reduction(reduction)
-    losses = -(target * F.logsigmoid(input) + (1 - target) * F.logsigmoid(-input))
-    return _reduced((losses if weight is None else losses * weight).mean(dim=-1), reduction)
-
-
 @implements(F.cosine_embedding_loss, tensors="input1 input2 target")
 def cosine_embedding_loss(
     input1: torch.Tensor,
@@ -175,6 +121,27 @@ def cosine_embedding_loss(
     zero = torch.zeros_like(cosine)
     alike = torch.where(target == 1, 1 - cosine, zero)
     return _reduced(alike + torch.where(target == -1, (cosine - margin).clamp_min(0), zero), reduction)
+
+
+@implements(F.triplet_margin_loss, tensors="anchor positive negative")
+def triplet_margin_loss(
+    anchor: torch.Tensor,
+    positive: torch.Tensor,
+    negative: torch.Tensor,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """``F.triplet_margin_loss``, which torch has in one piece: that of any distance is written in Python."""
+    _check_old_options(F.triplet_margin_loss, size_average, reduce)
+    distance = partial(F.pairwise_distance, p=p, eps=eps)
+    return F.triplet_margin_with_distance_loss(
+        anchor, positive, negative, distance_function=distance, margin=margin, swap=swap, reduction=reduction
+    )
 
 
 # -- losses of classes ------------------------------------------------------------------------------------------------

@@ -177,20 +177,6 @@ def _correction(geometry: Geometry, out: Sequence[Range], extents: Sequence[int]
     return correction
 
 
-def _lp_pool(
-    count: int,
-    input: DistTensor,
-    norm_type: float,
-    kernel_size: Size,
-    stride: Size | None = None,
-    ceil_mode: bool = False,
-) -> torch.Tensor:
-    """``F.lp_pool1d``, ``2d`` or ``3d``: the sum of powers from their average, as torch takes it."""
-    average: torch.Tensor = avg_pool(count, input.pow(norm_type), kernel_size, stride, 0, ceil_mode)
-    power = torch.sign(average) * F.relu(torch.abs(average))
-    return power.mul(math.prod(spread(kernel_size, count))).pow(1.0 / norm_type)
-
-
 def whole_space(function: Callable[..., Any], input: DistTensor, *args: Any, **kwargs: Any) -> DistTensor:
     """``function`` by gathering the spatial dimensions, applying it redundantly and splitting the result again."""
     whole = input.replicated(range(2, input.dim()))
@@ -241,7 +227,6 @@ for _d in (1, 2, 3):
         ("max_pool", max_pool),
         ("max_pool_with_indices", max_pool_with_indices),
         ("avg_pool", avg_pool),
-        ("lp_pool", _lp_pool),
         ("fractional_max_pool", _fractional),
         ("fractional_max_pool_with_indices", _fractional),
     ):

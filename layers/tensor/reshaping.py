@@ -84,13 +84,24 @@ def _reshaping(
     source: list[str | None] = [None] * len(old)
     target: list[str | None] = [None] * len(new)
     before, cyclic = irregular(dist, axes)
-    after = dict(before)
+    after, dealt = dict(before), dict(cyclic)
     for olds, news in _groups(old, new):
         if len(olds) == len(news) == 1:
             source[olds[0]] = target[news[0]] = axes[olds[0]]
             continue
         leading, first = _leading(old, olds), _leading(new, news)
-        if leading is None or first is None or axes[leading] is None or is_cyclic(dist, leading):
+        if leading is None or first is None:
+            continue
+        if dist.split[leading] is None or is_cyclic(dist, leading):
+            periodic = _periodic(dist, (old, new), olds, news)
+            if periodic is not None:
+                dim, at, axis, size = periodic
+                source[dim] = target[at] = axis
+                dealt.pop(axis, None)
+                if size * dist.grid.shape[axis] != new[at]:
+                    dealt[axis] = size
+                continue
+        if axes[leading] is None or is_cyclic(dist, leading):
             continue
         step, new_step = math.prod(old[leading + 1 : olds.stop]), math.prod(new[first + 1 : news.stop])
         cut = _cut(edges_of(dist, leading, old[leading]), step, new_step)
@@ -99,7 +110,32 @@ def _reshaping(
             assert axis is not None
             source[leading] = target[first] = axis
             before[axis], after[axis] = (tuple(e // s for e in cut) for s in (step, new_step))
-    return layout(dist.grid, source, before, cyclic), layout(dist.grid, target, after, cyclic)
+    return layout(dist.grid, source, before, cyclic), layout(dist.grid, target, after, dealt)
+
+
+def _periodic(
+    dist: Distribution, shapes: tuple[torch.Size, torch.Size], olds: range, news: range
+) -> tuple[int, int, str, int] | None:
+    """An old dimension that other elements of its group lie around, the new one that it is dealt out in, axis, block.
+
+    Of (l, n) with n in equal blocks of b every period of n holds a block of each part: l * n is block-cyclic by b,
+    and can be parted into (l, n) again. None if nothing in the group is dealt out so, or no new dimension holds it.
+    """
+    old, new = shapes
+    for dim in olds:
+        axis = dist.split[dim]
+        if axis is None or axis in dist.boundaries:
+            continue
+        parts, inner = dist.grid.shape[axis], math.prod(old[dim + 1 : olds.stop])
+        size = dist.cyclic.get(axis, old[dim] // parts)
+        if not size or old[dim] % (size * parts):
+            continue
+        block, period = size * inner, size * inner * parts
+        for at in news:
+            step = math.prod(new[at + 1 : news.stop])
+            if new[at] > 1 and not block % step and not (new[at] * step) % period:
+                return dim, at, axis, block // step
+    return None
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
