@@ -95,11 +95,11 @@ def _reshaping(
         if dist.split[leading] is None or is_cyclic(dist, leading):
             periodic = _periodic(dist, (old, new), olds, news)
             if periodic is not None:
-                dim, at, axis, size = periodic
-                source[dim] = target[at] = axis
-                dealt.pop(axis, None)
-                if size * dist.grid.shape[axis] != new[at]:
-                    dealt[axis] = size
+                dim, at, name, size = periodic
+                source[dim] = target[at] = name
+                dealt.pop(name, None)
+                if size * dist.grid.shape[name] != new[at]:
+                    dealt[name] = size
                 continue
         if axes[leading] is None or is_cyclic(dist, leading):
             continue
