@@ -22,6 +22,7 @@ from distconv.layers.plumbing.alignment import (
     result_shape,
     whole_over,
 )
+from distconv.layers.plumbing.empty_blocks import whole_along
 from distconv.layers.plumbing.inplace_views import changed, viewed
 from distconv.layers.plumbing.sharded_weights import parameter_block
 from distconv.layers.plumbing.value_check import decided_together
@@ -218,9 +219,9 @@ def where(condition: torch.Tensor, *branches: Any, **named: Any) -> DistTensor:
 def glu(input: DistTensor, dim: int = -1) -> DistTensor:
     """``F.glu``: one half of ``dim`` gates the other; if it is split it is gathered, and split again."""
     out_shape = result_shape(F.glu, input, dim)
-    target = input.dist.balanced() if input.dist.split[dim] is not None else input.dist
-    x = input.replicated([dim % input.dim()])
-    return DistTensor(F.glu(x.local, dim), x.dist, out_shape).redistribute(target)
+    if input.dist.split[dim] is None:
+        return DistTensor(F.glu(input.local, dim), input.dist, out_shape)
+    return whole_along(lambda block: F.glu(block, dim), input, [dim % input.dim()], out_shape)
 
 
 @implements(vars(torch._C.TensorBase)["data"].__get__, kind=Kind.VIEW)

@@ -13,6 +13,7 @@ from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.block_edges import balanced_edges, layout
+from distconv.layers.plumbing.empty_blocks import whole_along
 from distconv.layers.plumbing.input_windows import no_outputs
 from distconv.tensor import DistTensor
 
@@ -57,9 +58,7 @@ def _shuffled(function: Callable[..., torch.Tensor], input: DistTensor, factor: 
 def _channel_shuffle(function: Callable[..., torch.Tensor], input: DistTensor, groups: int) -> DistTensor:
     """``torch.channel_shuffle`` of x (N, C, ...); split channels are gathered and split again."""
     shape = result_shape(function, input, groups)
-    x = input.replicated([1])
-    y = function(x.local, groups) if x.local.numel() else no_outputs(x.local, x.local.shape)
-    return DistTensor(y, x.dist, shape).redistribute(input.dist)
+    return whole_along(lambda block: function(block, groups), input, [1], shape)
 
 
 implements(torch.channel_shuffle)(partial(_channel_shuffle, torch.channel_shuffle))

@@ -17,7 +17,7 @@ from distconv.dispatch import implements
 from distconv.errors import NoRule, ShapeError
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.plumbing.alignment import as_distributed, balanced_input, result_shape
-from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
+from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of, whole_along
 from distconv.layers.plumbing.input_windows import needed_block, spatial_box, spread
 from distconv.layers.plumbing.value_check import outside
 from distconv.tensor import DistTensor
@@ -150,9 +150,10 @@ def avg_pool(
     stride = stride or kernel_size
     pool = _AVERAGE[count]
     options = {} if divisor_override is None else {"divisor_override": divisor_override}
-    out_shape = result_shape(pool, input, kernel_size, stride, padding, ceil_mode, count_include_pad, **options)
+    given = (kernel_size, stride, padding, ceil_mode, count_include_pad)
+    out_shape = result_shape(pool, input, *given, **options)
     if not input.is_floating_point():  # torch divides whole numbers by whole numbers
-        return whole_space(pool, input, kernel_size, stride, padding, ceil_mode, count_include_pad, **options)
+        return whole_along(lambda block: pool(block, *given, **options), input, range(2, input.dim()), out_shape)
     x = balanced_input(input)
     geometry = Geometry(spread(kernel_size, count), spread(stride, count), spread(padding, count), (1,) * count)
     work = _Pooling(needed_block(x, out_shape, geometry), geometry, x, out_shape)
@@ -175,15 +176,6 @@ def _correction(geometry: Geometry, out: Sequence[Range], extents: Sequence[int]
         counted = stop - start if include_pad else stop.clamp(max=extent) - start.clamp(min=0)
         correction = correction.unsqueeze(-1) * (kernel / counted.double())
     return correction
-
-
-def whole_space(function: Callable[..., Any], input: DistTensor, *args: Any, **kwargs: Any) -> DistTensor:
-    """``function`` by gathering the spatial dimensions, applying it redundantly and splitting the result again."""
-    whole = input.replicated(range(2, input.dim()))
-    out_shape = result_shape(function, input, *args, **kwargs)
-    shape = whole.dist.local_shape(out_shape)
-    y = like_other_ranks(lambda block: function(block, *args, **kwargs), shape, whole.local)
-    return DistTensor(y, whole.dist, out_shape).redistribute(input.dist.balanced())
 
 
 def _max_unpool(
