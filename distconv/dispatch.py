@@ -1,4 +1,4 @@
-"""The operator registry: which distributed operator serves which torch function, and the names of calls in messages.
+"""The operator registry: which distributed operator serves which torch function, and what is known of that function.
 
 ``distconv.layers`` fills it. A function that is not in it goes to the exact fallback, which computes the whole on every
 rank, or raises: nothing ever runs on the blocks alone by default.
@@ -7,11 +7,12 @@ rank, or raises: nothing ever runs on the blocks alone by default.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from functools import lru_cache
 from itertools import chain, repeat
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +22,42 @@ from distconv.errors import DistconvError, NoRule
 from distconv.process.call_stack import layer_of, modules_called
 
 Operator = Callable[..., Any]
-Numbers = Any
-"""Annotation of arguments of a rule that are numbers or sequences of them, and no tensors."""
-
 F = TypeVar("F", bound=Operator)
+
+
+class Kind(Enum):
+    """What a call of a function does."""
+
+    VALUES = "computes values; on a grid of one rank torch's own function does so, and needs no operator"
+    VIEW = "shares memory with an argument: the operator keeps track of it"
+    QUERY = "says something of a tensor as a whole"
+    EFFECT = "does more than compute: draws numbers that ranks agree on, reaches into autograd or optimizers"
+
+
+class Order(Enum):
+    """In which order of memory results lie in one process: see distconv.memory_order."""
+
+    KEPT = "contiguous where all operands are, else as torch's function of tensors without memory says"
+    NEW = "as that says in any case: contiguous operands may give other orders"
+    OF_INPUT = "that of the input; torch's function of tensors without memory says contiguous"
+    OF_LAYER = "that of the input or the weight, alike"
+    IN_TRAINING = "on a CPU contiguous in training, which the same of tensors without memory does not say"
+
+
+class Rule(NamedTuple):
+    """An operator, and what is known of the functions that it serves."""
+
+    operator: Operator
+    kind: Kind = Kind.VALUES
+    order: Order = Order.KEPT
+    tensors: str | None = ""
+    """Parameters that may be tensors, in a row, ``*`` for further ones; none: the first; None: all.
+
+    The others are numbers: sizes, dimensions, factors.
+    """
+    passes: int | None = 1
+    """How often its input is read, which is what it costs; None: memory traffic does not describe it."""
+
 
 METADATA = frozenset(
     getattr(torch.Tensor, name)
@@ -43,40 +76,52 @@ METADATA = frozenset(
 ))  # fmt: skip
 """What torch reads off the wrapper itself."""
 
-_OPERATORS: dict[object, Operator] = {}
+_RULES: dict[object, Rule] = {}
 _FALLBACK: list[Operator] = []
 
 
-def implements(*functions: object) -> Callable[[F], F]:
+def implements(
+    *functions: object,
+    kind: Kind = Kind.VALUES,
+    order: Order = Order.KEPT,
+    tensors: str | None = "",
+    passes: int | None = 1,
+) -> Callable[[F], F]:
     """Register the decorated operator for these torch functions; it is called with their arguments.
 
-    Two names of one function may both be given. What another operator already serves is refused, since one of the two
-    would be dead.
+    The rest is said in :class:`Rule`. Two names of one function may both be given. What another operator already serves
+    is refused, since one of the two would be dead.
     """
 
     def register(operator: F) -> F:
+        rule = Rule(operator, kind, order, tensors, passes)
         for function in set(functions):
-            assert function not in _OPERATORS, f"{name_of(function)} already has the operator {_OPERATORS[function]}"
-            _OPERATORS[function] = operator
+            assert function not in _RULES, f"{name_of(function)} already has the operator {_RULES[function].operator}"
+            _RULES[function] = rule
         return operator
 
     return register
 
 
-def registered() -> dict[object, Operator]:
-    """Every function that has an operator, and that."""
-    return dict(_OPERATORS)
+def rules() -> dict[object, Rule]:
+    """Every function that has an operator, and what is known of it."""
+    return dict(_RULES)
+
+
+def rule_of(function: object) -> Rule | None:
+    """What is known of ``function``; None without an operator."""
+    return _RULES.get(function)
 
 
 def has_operator(function: object) -> bool:
     """Whether ``function`` has an operator."""
-    return function in _OPERATORS
+    return function in _RULES
 
 
 def replace(function: object, operator: Operator) -> None:
     """Let ``operator`` serve ``function``, which has one, from now on."""
-    assert function in _OPERATORS, f"{name_of(function)} has no operator"
-    _OPERATORS[function] = operator
+    assert function in _RULES, f"{name_of(function)} has no operator"
+    _RULES[function] = _RULES[function]._replace(operator=operator)
 
 
 def operator_for(function: object) -> Operator:
@@ -87,7 +132,11 @@ def operator_for(function: object) -> Operator:
     NoRule
         If there is none.
     """
-    found = _OPERATORS.get(function)
+    return _rule(function).operator
+
+
+def _rule(function: object) -> Rule:
+    found = _RULES.get(function)
     if found is None:
         raise NoRule(
             f"{name_of(function)} has no distributed rule; write it with operators that have one, or gather the tensor "
@@ -103,7 +152,13 @@ def is_fallback(operator: F) -> F:
 
 
 def called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What the operator for ``function`` returns, or the exact fallback where it has no rule for these arguments."""
+    """What the operator for ``function`` returns, or the exact fallback where it has no rule for these arguments.
+
+    What torch itself writes in Python out of other functions has their rules.
+    """
+    body = own_body(function) if function not in _RULES else None
+    if body is not None:
+        return body(*args, **kwargs)
     try:
         return _by_rule(function, args, kwargs)
     except NoRule as error:
@@ -111,12 +166,32 @@ def called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
     return fallback(reason, function, args, kwargs)
 
 
+_IN_PYTHON = frozenset(("torch.nn.functional", "torch.functional"))
+_ASKS_FOR_OVERRIDES = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+
+
+@lru_cache(maxsize=1024)
+def own_body(function: Callable[..., Any]) -> Operator | None:
+    """A function of torch's that is written in Python, asking no tensor for an operator of its own.
+
+    It begins by asking, which is how the call has come here: a copy is told that nobody has one.
+    """
+    if not isinstance(function, FunctionType) or function.__module__ not in _IN_PYTHON:
+        return None
+    answers = dict.fromkeys(_ASKS_FOR_OVERRIDES, lambda *tensors: False)
+    code, names = function.__code__, {**function.__globals__, **answers}
+    copy = FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
 def _by_rule(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    operator = operator_for(function)
+    rule = _rule(function)
+    operator = rule.operator
     if kwargs.get("out") is not None and "out" not in _parameters(operator):
         raise NoRule(f"{name_of(function)} with out= has no distributed rule; assign the result instead")
     if _odd(args) or _odd(kwargs.values()):
-        args, kwargs = _with_numbers(operator, args, kwargs)
+        args, kwargs = _with_numbers(rule, args, kwargs)
     try:
         return operator(*args, **kwargs)
     except TypeError:
@@ -139,12 +214,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, np.generic) or (type(value) is torch.Tensor and not value.dim() and value.is_leaf)
 
 
-def _with_numbers(operator: Operator, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _with_numbers(rule: Rule, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """NumPy's numbers as Python's, and so plain tensors of no dimensions where the rule takes no tensor.
 
     torch takes all three for a size, a dimension or a factor.
     """
-    positional, named, others = _number_parameters(operator)
+    positional, named, others = _number_parameters(rule)
     changed = [_as_number(a, numbers) for a, numbers in zip(args, chain(positional, repeat(others)), strict=False)]
     return tuple(changed), {name: _as_number(value, named.get(name, others)) for name, value in kwargs.items()}
 
@@ -158,21 +233,15 @@ def _as_number(value: Any, tensors: bool) -> Any:
 
 
 @lru_cache(maxsize=1024)
-def _number_parameters(operator: Operator) -> tuple[list[bool], dict[str, bool], bool]:
+def _number_parameters(rule: Rule) -> tuple[list[bool], dict[str, bool], bool]:
     """Whether its parameters take numbers and no tensors: by position, by name, and any others."""
-    positional, named, others = [], {}, False
-    for name, parameter in inspect.signature(operator).parameters.items():
-        numbers = _NUMBERS.search(str(parameter.annotation)) is not None
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            others = others or numbers
-            continue
-        named[name] = numbers
-        if parameter.kind is not parameter.KEYWORD_ONLY:
-            positional.append(numbers)
-    return positional, named, others
-
-
-_NUMBERS = re.compile(r"^(?!.*(Tensor|Any)).*\b(int|float|Dims|Size|Numbers)\b")
+    if rule.tensors is None:
+        return [], {}, False
+    known = list(inspect.signature(rule.operator).parameters.values())
+    tensors = ["out", *(rule.tensors.split() or [known[0].name])]
+    named = {p.name: p.name not in tensors for p in known if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    positional = [named[p.name] for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return positional, named, "*" not in tensors
 
 
 @lru_cache(maxsize=1024)

@@ -6,34 +6,13 @@ called is called again with tensors that have shapes and strides, but no memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
-_ORDERS = """
-permute transpose movedim moveaxis swapaxes swapdims t adjoint
-__getitem__ narrow select split chunk tensor_split hsplit vsplit dsplit split_with_sizes unbind unfold diagonal
-expand expand_as broadcast_to broadcast_tensors einsum tensordot matmul bmm __matmul__ __rmatmul__ contiguous
-lstm gru rnn_tanh rnn_relu
-""".split()
-
-_HOLDERS = (torch, torch.Tensor, torch.nn.functional, torch._VF)
-
-_REORDERS = frozenset(getattr(h, n) for n in _ORDERS for h in _HOLDERS if hasattr(h, n)) | frozenset(
-    vars(torch._C.TensorBase)[name].__get__ for name in ("T", "mT", "H", "mH", "real", "imag")
-)
-"""What makes other orders out of contiguous tensors."""
-
-_CONVOLUTIONS = frozenset(getattr(torch, f"conv{t}{d}d") for t in ("", "_transpose") for d in (1, 2, 3))
-
-_LIKE_INPUT = _CONVOLUTIONS | {torch.nn.functional.group_norm, torch.group_norm, torch.roll, torch.Tensor.roll}
-"""Whose results without memory are contiguous in any case, unlike those with."""
-
-_RRELU = frozenset((torch.nn.functional.rrelu, torch.rrelu))
-"""Whose results on a CPU are contiguous in any case in training, unlike those without memory."""
-
+from distconv.dispatch import Order, rule_of
 
 _PLAIN = frozenset((int, float, bool, str, type(None)))
 """What most other arguments are."""
@@ -61,7 +40,9 @@ class _Outcome(NamedTuple):
 
 def follow(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
     """``result`` of a call, with the strides that it has in one process."""
-    if not (function in _REORDERS or _unusual(args) or (kwargs and _unusual(kwargs.values()))):
+    rule = rule_of(function)
+    new = rule is not None and rule.order is Order.NEW
+    if not (new or _unusual(args) or (kwargs and _unusual(kwargs.values()))):
         return result
     found = _outcome(function, args, kwargs)
     first: Any = args[0] if args else None
@@ -138,11 +119,16 @@ def _worked_out(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcom
         made = function(*given, **named)
     except Exception:  # values decide, or a device: then as for a function element by element
         made = torch.empty_like(twins[0])
-    if function in _LIKE_INPUT:
-        made = torch.empty_like(made, memory_format=_format(function, twins, _on_gpu((args, kwargs))))
-    trains = function in _RRELU and (named.get("training") or any(given[3:4]))
-    if trains and made is not given[0] and not _on_gpu((args, kwargs)):
-        made = torch.empty(made.shape, device="meta")
+    rule, on_gpu = rule_of(function), _on_gpu((args, kwargs))
+    order = Order.KEPT if rule is None else rule.order
+    if order is Order.OF_INPUT:
+        made = torch.empty_like(made, memory_format=_format(twins[:1]))
+    elif order is Order.OF_LAYER:
+        # cuDNN convolves float64 in contiguous memory alone.
+        alone = on_gpu and torch.float64 in (twin.dtype for twin in twins)
+        made = torch.empty_like(made, memory_format=torch.contiguous_format if alone else _format(twins[:2]))
+    elif order is Order.IN_TRAINING and (named.get("training") or any(given[3:4])) and made is not given[0]:
+        made = made if on_gpu else torch.empty(made.shape, device="meta")
     strides = tuple(None if t.is_contiguous() else t.stride() for t in _tensors(made))
     return _Outcome(strides, bool(given) and made is given[0])
 
@@ -150,15 +136,9 @@ def _worked_out(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcom
 _cached = lru_cache(maxsize=4096)(_worked_out)
 
 
-def _format(function: Callable[..., Any], twins: list[torch.Tensor], on_gpu: bool) -> torch.memory_format:
-    """The memory format that ``function`` keeps of its input, and a convolution of its weight, too.
-
-    cuDNN convolves float64 in contiguous memory alone.
-    """
-    if on_gpu and function in _CONVOLUTIONS and torch.float64 in (twin.dtype for twin in twins):
-        return torch.contiguous_format
-    asked = twins[:2] if function in _CONVOLUTIONS else twins[:1]
-    formats = {torch._prims_common.suggest_memory_format(t) for t in asked if t.dim() in (4, 5)}
+def _format(twins: Sequence[torch.Tensor]) -> torch.memory_format:
+    """The memory format that any of ``twins`` has."""
+    formats = {torch._prims_common.suggest_memory_format(t) for t in twins if t.dim() in (4, 5)}
     return (formats - {torch.contiguous_format} or {torch.contiguous_format}).pop()
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from distconv.dispatch import fallback, implements
+from distconv.dispatch import Kind, fallback, implements
 from distconv.errors import NoRule, UnsupportedOperation
 from distconv.tensor import DistTensor
 
@@ -23,7 +23,7 @@ _OWN = vars(torch._C.TensorBase)
 _SET_DATA = _OWN["data"].__set__
 
 
-@implements(_SET_DATA)
+@implements(_SET_DATA, kind=Kind.EFFECT, tensors=None)
 def assign_data(*_: Any) -> None:
     """``plain.data = x``.
 
@@ -95,13 +95,13 @@ for _holder, _name in ((torch._C, "_to_dlpack"), (torch, "to_dlpack"), (torch.ut
 _ATEN = torch.ops.aten
 
 
-@implements(_ATEN._local_scalar_dense.default)
+@implements(_ATEN._local_scalar_dense.default, kind=Kind.EFFECT, tensors=None)
 def as_number(tensor: DistTensor) -> Any:
     """Its value, where torch expects a number: ``torch.full((2,), x)``, ``torch.arange(x)``."""
     return tensor.item()
 
 
-@implements(_ATEN.detach.default)
+@implements(_ATEN.detach.default, kind=Kind.EFFECT, tensors=None)
 def copied(tensor: DistTensor) -> torch.Tensor:
     """What ``torch.tensor(loss)`` copies.
 
@@ -118,7 +118,7 @@ def copied(tensor: DistTensor) -> torch.Tensor:
     return tensor.local.detach()
 
 
-@implements(_ATEN.alias.default)
+@implements(_ATEN.alias.default, kind=Kind.EFFECT, tensors=None)
 def wrapped(tensor: DistTensor) -> NoReturn:
     """What ``torch.Tensor(x)`` and ``as_subclass`` make.
 
@@ -132,7 +132,7 @@ def wrapped(tensor: DistTensor) -> NoReturn:
     )
 
 
-@implements(_ATEN.set_.source_Tensor)
+@implements(_ATEN.set_.source_Tensor, kind=Kind.EFFECT, tensors=None)
 def set_memory(tensor: torch.Tensor, source: DistTensor) -> torch.Tensor:
     """``plain.set_(x)``."""
     reason = NoRule("set_ of a plain tensor to a DistTensor: assign to a part of a distributed one (x.new_zeros(...))")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.export
 
-from distconv.dispatch import implements, name_layer
+from distconv.dispatch import Kind, implements, name_layer
 from distconv.errors import UnsupportedOperation
 from distconv.tensor import DistTensor
 
@@ -62,7 +62,7 @@ def _forward_mode(*_: Any, **named: Any) -> None:
     )
 
 
-implements(torch._make_dual)(_forward_mode)
+implements(torch._make_dual, kind=Kind.EFFECT, tensors=None)(_forward_mode)
 torch.jit.trace = _refusing(torch.jit.trace, "torch.jit.trace")
 torch.jit.trace_module = _refusing(torch.jit.trace_module, "torch.jit.trace_module")
 torch.export.export = _refusing(torch.export.export, "torch.export.export")

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from distconv.dispatch import implements
+from distconv.dispatch import Kind, Order, implements
 from distconv.layers.math.pointwise import alias, pointwise, unary
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.inplace_views import moved, viewed
@@ -17,17 +17,19 @@ from distconv.tensor import DistTensor
 
 def _register() -> None:
     for name in ("real", "imag"):
-        implements(getattr(torch, name), getattr(torch.Tensor, name).__get__)(partial(alias, getattr(torch, name)))
+        implements(getattr(torch, name), getattr(torch.Tensor, name).__get__, kind=Kind.VIEW, order=Order.NEW)(
+            partial(alias, getattr(torch, name))
+        )
     for name in ("resolve_conj", "resolve_neg"):
         for function in {getattr(h, name) for h in (torch, torch.Tensor)}:
-            implements(function)(partial(alias, function))
+            implements(function, kind=Kind.VIEW)(partial(alias, function))
     for function in (torch.complex, torch.polar):
-        implements(function)(partial(pointwise, function))
+        implements(function, tensors=None)(partial(pointwise, function))
     for name in ("cfloat", "cdouble"):
-        implements(getattr(torch.Tensor, name))(partial(unary, getattr(torch.Tensor, name)))
+        implements(getattr(torch.Tensor, name), tensors=None)(partial(unary, getattr(torch.Tensor, name)))
     for name in ("is_conj", "is_neg"):
         for function in {getattr(h, name) for h in (torch, torch.Tensor)}:
-            implements(function)(partial(_of_block, function))
+            implements(function, kind=Kind.QUERY)(partial(_of_block, function))
 
 
 def _of_block(function: Callable[..., Any], input: DistTensor) -> Any:
@@ -38,7 +40,7 @@ def _of_block(function: Callable[..., Any], input: DistTensor) -> Any:
 _register()
 
 
-@implements(torch.view_as_real)
+@implements(torch.view_as_real, kind=Kind.VIEW)
 def view_as_real(input: DistTensor) -> DistTensor:
     """``torch.view_as_real``: real and imaginary parts in a last dimension, which is not split."""
     shape = result_shape(torch.view_as_real, input)
@@ -46,7 +48,7 @@ def view_as_real(input: DistTensor) -> DistTensor:
     return viewed(result, input, lambda: view_as_real(input))
 
 
-@implements(torch.view_as_complex)
+@implements(torch.view_as_complex, kind=Kind.VIEW)
 def view_as_complex(input: DistTensor) -> DistTensor:
     """``torch.view_as_complex``; the last dimension, of two parts, is gathered if it is split."""
     shape = result_shape(torch.view_as_complex, input)

@@ -18,7 +18,7 @@ from distconv.tensor import DistTensor
 _FLOATS = (torch.float32, torch.float64)
 
 
-@implements(torch.bincount, torch.Tensor.bincount)
+@implements(torch.bincount, torch.Tensor.bincount, tensors="input weights")
 def bincount(input: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0) -> DistTensor:
     """``torch.bincount``.
 
@@ -63,7 +63,7 @@ def histc(input: DistTensor, bins: int = 100, min: float = 0, max: float = 0) ->
     return as_distributed(summed(counts, folding(input, None)), input.grid)
 
 
-@implements(torch.unique, torch.Tensor.unique)
+@implements(torch.unique, torch.Tensor.unique, passes=None)
 def unique(
     input: DistTensor,
     sorted: bool = True,
@@ -101,7 +101,7 @@ def unique(
 # -- among given values -----------------------------------------------------------------------------------------------
 
 
-@implements(torch.bucketize)
+@implements(torch.bucketize, tensors="input boundaries")
 def bucketize(
     input: torch.Tensor, boundaries: torch.Tensor, *, out_int32: bool = False, right: bool = False
 ) -> DistTensor:
@@ -109,7 +109,7 @@ def bucketize(
     return _looked_for(partial(torch.bucketize, out_int32=out_int32, right=right), input, boundaries)
 
 
-@implements(torch.searchsorted)
+@implements(torch.searchsorted, tensors=None)
 def searchsorted(sorted_sequence: torch.Tensor, input: torch.Tensor, **options: Any) -> DistTensor:
     """``torch.searchsorted`` in one sequence.
 
@@ -123,7 +123,7 @@ def searchsorted(sorted_sequence: torch.Tensor, input: torch.Tensor, **options: 
     return _looked_for(lambda x, sequence: torch.searchsorted(sequence, x, **options), input, sorted_sequence)
 
 
-@implements(torch.isin)
+@implements(torch.isin, tensors=None)
 def isin(elements: Any, test_elements: Any, *, assume_unique: bool = False, invert: bool = False) -> DistTensor:
     """``torch.isin``: each element by itself."""
     return _looked_for(partial(torch.isin, assume_unique=assume_unique, invert=invert), elements, test_elements)

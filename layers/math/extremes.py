@@ -12,7 +12,7 @@ from mpi4py import MPI
 
 from distconv.communication.collectives import apply, enter
 from distconv.communication.transport import allreduce
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import implements
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.math.reductions import Dims, Fold, folding, numpy_names, summed
 from distconv.layers.plumbing.alignment import check_as_torch, result_shape
@@ -172,7 +172,7 @@ def _values(function: Any, *args: Any) -> torch.Tensor:
 
 
 @numpy_names
-def _argument(function: Any, find: Any, largest: bool, input: DistTensor, *args: Numbers, **named: Any) -> DistTensor:
+def _argument(function: Any, find: Any, largest: bool, input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """``torch.argmax`` or ``argmin``: the first of equal ones, counted in the whole tensor if no ``dim`` is given."""
     result_shape(function, input, *args, **named)
     if input.dtype == torch.bool:
@@ -199,7 +199,7 @@ def _argument(function: Any, find: Any, largest: bool, input: DistTensor, *args:
 for _name, _largest, _other in (("max", True, torch.maximum), ("min", False, torch.minimum)):
     _find = getattr(torch, _name)
     for _function in (_find, getattr(torch.Tensor, _name)):
-        implements(_function)(partial(_max, _find, _other, _largest))
+        implements(_function, tensors=None)(partial(_max, _find, _other, _largest))
     _place = getattr(torch, f"arg{_name}")
     for _function in (_place, getattr(torch.Tensor, f"arg{_name}")):
         implements(_function)(partial(_argument, _place, _find, _largest))

@@ -125,7 +125,7 @@ for _name, _kind in _KINDS.items():
         (_many, getattr(_FFT, f"{_name}2"), ((-2, -1),)),
         (_many, getattr(_FFT, f"{_name}n"), (None,)),
     ):
-        implements(_function)(partial(_rule, _kind, _function, *_rest))
+        implements(_function, passes=None)(partial(_rule, _kind, _function, *_rest))
 
 
 def _shifted(sign: int, input: DistTensor, dim: int | Sequence[int] | None = None) -> torch.Tensor:

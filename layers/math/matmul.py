@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import implements
+from distconv.dispatch import Order, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.grid import ProcessGrid, cached_on_grid
@@ -120,7 +120,15 @@ def batch_labels(tensor: torch.Tensor, own: int) -> list[str]:
     return [f"batch {i}" for i in range(tensor.dim() - own, 0, -1)]
 
 
-@implements(torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__, torch.linalg.matmul)
+@implements(
+    torch.matmul,
+    torch.Tensor.matmul,
+    torch.Tensor.__matmul__,
+    torch.linalg.matmul,
+    order=Order.NEW,
+    tensors=None,
+    passes=None,
+)
 def matmul(input: torch.Tensor, other: torch.Tensor) -> DistTensor:
     """``torch.matmul``."""
     return _multiplied(torch.matmul, input, other)
@@ -149,16 +157,18 @@ def _by_name(operator: Callable[..., Any], *names: str) -> Callable[..., Any]:
 
 for _name, _second in (("mm", "mat2"), ("bmm", "mat2"), ("mv", "vec"), ("dot", "tensor")):
     for _function in {getattr(h, _name) for h in (torch, torch.Tensor)}:
-        implements(_function)(_by_name(partial(_multiplied, getattr(torch, _name)), "input", _second))
+        implements(_function, tensors=None, passes=None)(
+            _by_name(partial(_multiplied, getattr(torch, _name)), "input", _second)
+        )
 
 
-@implements(torch.Tensor.__rmatmul__)
+@implements(torch.Tensor.__rmatmul__, order=Order.NEW, tensors=None, passes=None)
 def rmatmul(input: torch.Tensor, other: torch.Tensor) -> DistTensor:
     """``other @ input``."""
     return matmul(other, input)
 
 
-@implements(torch.outer, torch.Tensor.outer, torch.ger, torch.Tensor.ger)
+@implements(torch.outer, torch.Tensor.outer, torch.ger, torch.Tensor.ger, tensors=None)
 def outer(input: torch.Tensor, vec2: torch.Tensor) -> DistTensor:
     """``torch.outer``."""
     shape = result_shape(torch.outer, input, vec2)
@@ -197,23 +207,25 @@ for _name, _product, _operands in (
     ("addr", torch.outer, ("vec1", "vec2")),
 ):
     for _function in (getattr(torch, _name), getattr(torch.Tensor, _name)):
-        implements(_function)(_by_name(partial(_plus, getattr(torch, _name), _product), "input", *_operands))
+        implements(_function, tensors=None, passes=None)(
+            _by_name(partial(_plus, getattr(torch, _name), _product), "input", *_operands)
+        )
 
 
-@implements(torch.vdot, torch.Tensor.vdot)
+@implements(torch.vdot, torch.Tensor.vdot, tensors=None)
 def vdot(input: torch.Tensor, other: torch.Tensor) -> DistTensor:
     """``torch.vdot``."""
     return matmul(input.conj(), other)
 
 
-@implements(torch.linalg.vecdot)
+@implements(torch.linalg.vecdot, tensors="x y")
 def vecdot(x: torch.Tensor, y: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
     """``torch.linalg.vecdot``."""
     result_shape(torch.linalg.vecdot, x, y, dim=dim)
     return (x.conj() * y).sum(dim)
 
 
-@implements(torch.einsum)
+@implements(torch.einsum, order=Order.NEW, tensors=None, passes=None)
 def einsum(equation: str, *operands: torch.Tensor) -> DistTensor:
     """``torch.einsum``."""
     shape = result_shape(torch.einsum, equation, *operands)
@@ -239,7 +251,7 @@ def _spelled(term: str, count: int) -> list[str]:
     return [*before, *(f".{i}" for i in range(count if dots else 0, 0, -1)), *after]
 
 
-@implements(torch.tensordot)
+@implements(torch.tensordot, order=Order.NEW, tensors=None, passes=None)
 def tensordot(a: torch.Tensor, b: torch.Tensor, dims: Any = 2, out: None = None) -> DistTensor:
     """``torch.tensordot``.
 
@@ -261,7 +273,7 @@ def tensordot(a: torch.Tensor, b: torch.Tensor, dims: Any = 2, out: None = None)
     return contract(partial(torch.tensordot, dims=dims), (a, b), (left, right), labels, shape)
 
 
-@implements(F.bilinear, torch.bilinear)
+@implements(F.bilinear, torch.bilinear, tensors=None, passes=None)
 def bilinear(
     input1: torch.Tensor, input2: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:

@@ -109,14 +109,7 @@ def linalg_norm(
     return vector_norm(A, 2.0 if ord in (None, "fro") else float(ord), dim, keepdim, dtype=dtype)
 
 
-@implements(F.normalize)
-def normalize(input: DistTensor, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12, out: None = None) -> torch.Tensor:
-    """``F.normalize``."""
-    _no_out(out)
-    return input.div(norm(input, p, dim, keepdim=True).clamp_min(eps))
-
-
-@implements(F.cosine_similarity, torch.cosine_similarity)
+@implements(F.cosine_similarity, torch.cosine_similarity, tensors="x1 x2")
 def cosine_similarity(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8) -> torch.Tensor:
     """``F.cosine_similarity``."""
     result_shape(F.cosine_similarity, x1, x2, dim, eps)
@@ -132,7 +125,7 @@ def cosine_similarity(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: flo
     return product.sum(dim)
 
 
-@implements(F.pairwise_distance, torch.pairwise_distance)
+@implements(F.pairwise_distance, torch.pairwise_distance, tensors="x1 x2")
 def pairwise_distance(
     x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False
 ) -> torch.Tensor:
@@ -148,7 +141,7 @@ _FEW_POINTS = 25
 """Up to so many torch does not take distances from products."""
 
 
-@implements(torch.cdist)
+@implements(torch.cdist, tensors="x1 x2", passes=None)
 def cdist(x1: torch.Tensor, x2: torch.Tensor, p: float = 2.0, compute_mode: str = f"{_MM}_if_necessary") -> DistTensor:
     """``torch.cdist`` of (..., P, M) and (..., R, M): points of both keep their splits, as far as axes differ."""
     shape = result_shape(torch.cdist, x1, x2, p)

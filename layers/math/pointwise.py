@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import implements, name_of
+from distconv.dispatch import Kind, implements, name_of
 from distconv.errors import NoRule, ShapeError
 from distconv.layers.plumbing.alignment import (
     aligned,
@@ -22,6 +22,7 @@ from distconv.layers.plumbing.alignment import (
     result_shape,
     whole_over,
 )
+from distconv.layers.plumbing.empty_blocks import whole_along
 from distconv.layers.plumbing.inplace_views import changed, viewed
 from distconv.layers.plumbing.sharded_weights import parameter_block
 from distconv.layers.plumbing.value_check import decided_together
@@ -182,20 +183,21 @@ def alias(function: Callable[..., Any], input: DistTensor) -> DistTensor:
 
 def _register() -> None:
     holders = (torch.Tensor, torch, F, torch.special)
-    for names, rule in ((_POINTWISE, pointwise), (_UNARY, unary), (_ALIASES, alias)):
+    groups = ((_POINTWISE, pointwise, Kind.VALUES), (_UNARY, unary, Kind.VALUES), (_ALIASES, alias, Kind.VIEW))
+    for names, rule, kind in groups:
         for function in {getattr(h, n) for n in names for h in holders if hasattr(h, n)}:
-            implements(function)(partial(rule, function))
-    implements(torch.Tensor.where)(partial(pointwise, torch.Tensor.where))
+            implements(function, kind=kind, tensors=None)(partial(rule, function))
+    implements(torch.Tensor.where, tensors=None)(partial(pointwise, torch.Tensor.where))
     twins = [n + "_" for n in _POINTWISE if not n.startswith("__")]
     for name in twins + _IN_PLACE:
         for function in {getattr(h, name) for h in holders if hasattr(h, name)}:
-            implements(function)(partial(in_place, function))
+            implements(function, tensors=None)(partial(in_place, function))
 
 
 _register()
 
 
-@implements(torch.where)
+@implements(torch.where, tensors=None)
 def where(condition: torch.Tensor, *branches: Any, **named: Any) -> DistTensor:
     """``torch.where`` with two branches.
 
@@ -217,12 +219,12 @@ def where(condition: torch.Tensor, *branches: Any, **named: Any) -> DistTensor:
 def glu(input: DistTensor, dim: int = -1) -> DistTensor:
     """``F.glu``: one half of ``dim`` gates the other; if it is split it is gathered, and split again."""
     out_shape = result_shape(F.glu, input, dim)
-    target = input.dist.balanced() if input.dist.split[dim] is not None else input.dist
-    x = input.replicated([dim % input.dim()])
-    return DistTensor(F.glu(x.local, dim), x.dist, out_shape).redistribute(target)
+    if input.dist.split[dim] is None:
+        return DistTensor(F.glu(input.local, dim), input.dist, out_shape)
+    return whole_along(lambda block: F.glu(block, dim), input, [dim % input.dim()], out_shape)
 
 
-@implements(vars(torch._C.TensorBase)["data"].__get__)
+@implements(vars(torch._C.TensorBase)["data"].__get__, kind=Kind.VIEW)
 def data(tensor: DistTensor) -> DistTensor:
     """The tensor outside autograd, on the same memory."""
 
@@ -232,7 +234,7 @@ def data(tensor: DistTensor) -> DistTensor:
     return viewed(again(), tensor, again)
 
 
-@implements(F.prelu, torch.prelu, torch.Tensor.prelu)
+@implements(F.prelu, torch.prelu, torch.Tensor.prelu, tensors="input weight")
 def prelu(input: torch.Tensor, weight: torch.Tensor) -> DistTensor:
     """``F.prelu`` with one slope, or one per channel (dimension 1).
 

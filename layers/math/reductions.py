@@ -18,7 +18,7 @@ from mpi4py import MPI
 
 from distconv.communication.collectives import sum_over
 from distconv.communication.transport import allreduce
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.layers.plumbing.alignment import result_shape
@@ -129,7 +129,7 @@ def _total(function: Callable[..., torch.Tensor], input: DistTensor, fold: Fold,
 def _sum(
     function: Callable[..., torch.Tensor],
     input: DistTensor,
-    *dims: Numbers,
+    *dims: Any,
     dim: Dims = None,
     keepdim: bool = False,
     dtype: torch.dtype | None = None,
@@ -151,7 +151,7 @@ implements(torch.nansum, torch.Tensor.nansum)(nansum)
 @implements(torch.mean, torch.Tensor.mean)
 @numpy_names
 def mean(
-    input: DistTensor, *dims: Numbers, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
+    input: DistTensor, *dims: Any, dim: Dims = None, keepdim: bool = False, dtype: torch.dtype | None = None
 ) -> DistTensor:
     """``torch.mean``: the sum over the global number of elements."""
     dim, keepdim = called(dims, dim, keepdim)
@@ -179,7 +179,7 @@ def count_nonzero(input: DistTensor, dim: Dims = None) -> torch.Tensor:
 
 
 @implements(torch.Tensor.sum_to_size)
-def sum_to_size(input: DistTensor, *size: Numbers) -> torch.Tensor:
+def sum_to_size(input: DistTensor, *size: Any) -> torch.Tensor:
     """``Tensor.sum_to_size``."""
     wanted = result_shape(torch.Tensor.sum_to_size, input, *size)
     new = input.dim() - len(wanted)
@@ -208,7 +208,7 @@ def _truth(
     function: Callable[..., torch.Tensor],
     op: MPI.Op,
     input: DistTensor,
-    *dims: Numbers,
+    *dims: Any,
     dim: Dims = None,
     keepdim: bool = False,
 ) -> DistTensor:

@@ -66,12 +66,3 @@ for _name in ("softmax", "log_softmax"):
     implements(_function, getattr(torch.Tensor, _name), getattr(torch.special, _name))(
         partial(_torch_softmax, _function)
     )
-
-
-@implements(F.softmin)
-def softmin(
-    input: DistTensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    """``F.softmin``."""
-    negative: Any = -input
-    return _soft(torch.softmax, negative, dim, dtype)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import implements
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.gathered_call import called_along
 from distconv.tensor import DistTensor
@@ -30,7 +30,7 @@ _DIM = {
 """Place of ``dim`` among the positional arguments of each function, and its default."""
 
 
-def _ordered(function: Any, input: DistTensor, *args: Numbers, **named: Any) -> Any:
+def _ordered(function: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
     """``function`` of whole dimensions, each rank having some of the lines; without ``dim`` of the whole tensor."""
     result_shape(_first, function, input, *args, **named)
     place, dim = _DIM[function.__name__]
@@ -47,4 +47,4 @@ def _first(function: Any, *args: Any, **named: Any) -> torch.Tensor:
 
 for _name in _DIM:
     for _function in {getattr(h, _name) for h in (torch, torch.Tensor)}:
-        implements(_function)(partial(_ordered, getattr(torch, _name)))
+        implements(_function, passes=None)(partial(_ordered, getattr(torch, _name)))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import implements
 from distconv.layers.math.reductions import folding, mean, numbers_in, numpy_names
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.empty_blocks import like_other_ranks
@@ -58,7 +58,7 @@ def _std(input: DistTensor, dim: Any, correction: float, keepdim: bool) -> torch
 
 @numpy_names
 def _statistic(
-    function: Callable[..., Any], rule: Callable[..., torch.Tensor], input: DistTensor, *args: Numbers, **named: Any
+    function: Callable[..., Any], rule: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any
 ) -> torch.Tensor:
     """``torch.var`` or ``torch.std``."""
     result_shape(function, input, *args, **named)
@@ -67,7 +67,7 @@ def _statistic(
 
 @numpy_names
 def _with_mean(
-    function: Callable[..., Any], rule: Callable[..., torch.Tensor], input: DistTensor, *args: Numbers, **named: Any
+    function: Callable[..., Any], rule: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``torch.var_mean`` or ``torch.std_mean``."""
     result_shape(_first, function, input, *args, **named)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import implements
 from distconv.errors import NoRule
 from distconv.kernels.convolution import Range
 from distconv.layers.math.reductions import mean
@@ -96,7 +96,7 @@ def _averages(x: DistTensor, dim: int, outputs: int) -> DistTensor:
 
 
 @unbatched
-def _adaptive_avg_pool(count: int, input: DistTensor, output_size: Numbers) -> Any:
+def _adaptive_avg_pool(count: int, input: DistTensor, output_size: Any) -> Any:
     """``F.adaptive_avg_pool1d``, ``2d`` or ``3d``; global pooling is a mean."""
     outputs = _outputs(_AVERAGE[count], input, output_size)
     x = as_cast_for(balanced_input(input), lambda block: _AVERAGE[count](block, 1), *(1,) * (count + 2))
@@ -114,7 +114,7 @@ def _adaptive_avg_pool(count: int, input: DistTensor, output_size: Numbers) -> A
     return x
 
 
-def _outputs(function: Callable[..., torch.Tensor], input: DistTensor, output_size: Numbers) -> torch.Size:
+def _outputs(function: Callable[..., torch.Tensor], input: DistTensor, output_size: Any) -> torch.Size:
     """Extents of the result behind samples and channels.
 
     Raises
@@ -184,7 +184,7 @@ def _never_empty(block: torch.Tensor, dim: int, value: float) -> torch.Tensor:
 
 
 @unbatched
-def _adaptive_max_pool(count: int, input: DistTensor, output_size: Numbers, return_indices: bool = False) -> Any:
+def _adaptive_max_pool(count: int, input: DistTensor, output_size: Any, return_indices: bool = False) -> Any:
     """``F.adaptive_max_pool1d``, ``2d`` or ``3d``; indices as max pooling has them."""
     outputs = _outputs(_MAX[count], input, output_size)
     x = as_cast_for(balanced_input(input), lambda block: _MAX[count](block, 1), *(1,) * (count + 2))
@@ -202,7 +202,7 @@ def _adaptive_max_pool(count: int, input: DistTensor, output_size: Numbers, retu
     return tuple(found) if return_indices else found.values
 
 
-def _with_indices(count: int, input: DistTensor, output_size: Numbers, return_indices: bool = True) -> Any:
+def _with_indices(count: int, input: DistTensor, output_size: Any, return_indices: bool = True) -> Any:
     """The functions that return indices whatever they are told."""
     return _adaptive_max_pool(count, input, output_size, return_indices=True)
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distconv.dispatch import implements
+from distconv.dispatch import Kind, implements
 from distconv.errors import NoRule
 from distconv.layers.math.matmul import batch_labels, contract
 from distconv.layers.plumbing.alignment import result_shape
@@ -20,7 +20,7 @@ from distconv.layers.plumbing.empty_blocks import like_other_ranks
 from distconv.tensor import DistTensor
 
 
-@implements(F.scaled_dot_product_attention)
+@implements(F.scaled_dot_product_attention, tensors="query key value attn_mask", passes=None)
 def scaled_dot_product_attention(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -63,7 +63,7 @@ def scaled_dot_product_attention(
 # -- encoders in evaluation -------------------------------------------------------------------------------------------
 
 
-@implements(torch._nested_tensor_from_mask_left_aligned)
+@implements(torch._nested_tensor_from_mask_left_aligned, kind=Kind.QUERY, tensors=None)
 def is_left_aligned(t: torch.Tensor, mask: torch.Tensor) -> bool:
     """Whether ``mask`` (N, L) keeps the first places of each sample, and no others."""
     return not bool((mask[:, 1:] & ~mask[:, :-1]).any())

@@ -156,7 +156,7 @@ def _update_running(
     statistics.later(statistics.Update(reach.groups, shares, *running))
 
 
-@implements(F.batch_norm)
+@implements(F.batch_norm, tensors="input running_mean running_var weight bias", passes=2)
 def batch_norm(
     input: DistTensor,
     running_mean: torch.Tensor | None = None,
@@ -239,7 +239,7 @@ def _with_whole_statistics(running: Sequence[torch.Tensor | None], function: Cal
     return y
 
 
-@implements(torch.batch_norm)
+@implements(torch.batch_norm, tensors="input weight bias running_mean running_var", passes=2)
 def torch_batch_norm(
     input: DistTensor,
     weight: torch.Tensor | None,

@@ -24,7 +24,7 @@ from distconv.autograd.derivatives import gradients
 from distconv.communication.collectives import apply, assemble
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import Accumulation, TransferPlan, transfer_plan
-from distconv.dispatch import implements
+from distconv.dispatch import Order, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.grid import cached_on_grid
@@ -269,4 +269,4 @@ def _front(padding: int | Sequence[int] | str, kernel: Sequence[int], dilation: 
 
 
 for _function in {getattr(h, f"conv{d}d") for h in (torch, F) for d in (1, 2, 3)}:
-    implements(_function)(partial(_convolution, _function))
+    implements(_function, order=Order.OF_LAYER, tensors="input weight bias")(partial(_convolution, _function))

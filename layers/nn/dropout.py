@@ -17,7 +17,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import implements
+from distconv.dispatch import Order, implements
 from distconv.layers.math.pointwise import in_place, pointwise
 from distconv.layers.plumbing.alignment import aligned, as_distributed, result_shape
 from distconv.layers.plumbing.inplace_views import changed
@@ -138,7 +138,7 @@ def _rrelu(
     return in_place(torch.Tensor.copy_, input, drawn) if inplace or always else drawn
 
 
-implements(F.rrelu, torch.rrelu)(partial(_rrelu, False))
+implements(F.rrelu, torch.rrelu, order=Order.IN_TRAINING)(partial(_rrelu, False))
 implements(torch.rrelu_)(partial(_rrelu, True))
 
 

@@ -16,7 +16,7 @@ from distconv.layers.plumbing.input_windows import no_outputs
 from distconv.tensor import DistTensor
 
 
-@implements(F.grid_sample)
+@implements(F.grid_sample, tensors="input grid")
 def grid_sample(
     input: torch.Tensor,
     grid: torch.Tensor,
@@ -56,7 +56,7 @@ def _at_points(whole: torch.Tensor, places: torch.Tensor, *options: Any) -> torc
     return F.grid_sample(whole, places, *options)
 
 
-@implements(torch.grid_sampler, torch.grid_sampler_2d, torch.grid_sampler_3d)
+@implements(torch.grid_sampler, torch.grid_sampler_2d, torch.grid_sampler_3d, tensors="input grid")
 def grid_sampler(
     input: torch.Tensor, grid: torch.Tensor, interpolation_mode: int, padding_mode: int, align_corners: bool
 ) -> DistTensor:

@@ -23,12 +23,11 @@ from distconv.autograd import recomputation
 from distconv.autograd.derivatives import gradients as recorded_gradients
 from distconv.communication.collectives import apply, enter, sum_over
 from distconv.communication.transport import allreduce
-from distconv.dispatch import implements
+from distconv.dispatch import Order, implements
 from distconv.errors import DtypeError, NoRule
 from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import by_definition, gradients, subtract_line, taken_near
 from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
-from distconv.layers.plumbing.empty_blocks import like_other_ranks
 from distconv.layers.plumbing.sharded_weights import parameter_block
 from distconv.precision import widened
 from distconv.tensor import DistTensor
@@ -233,7 +232,7 @@ def _by_channel(
 # -- operators --------------------------------------------------------------------------------------------------------
 
 
-@implements(F.group_norm, torch.group_norm)
+@implements(F.group_norm, torch.group_norm, order=Order.OF_INPUT, tensors="input weight bias", passes=2)
 def group_norm(
     input: torch.Tensor,
     num_groups: int,
@@ -248,7 +247,7 @@ def group_norm(
     return _by_channel(x, num_groups, (weight, bias), eps)
 
 
-@implements(F.instance_norm)
+@implements(F.instance_norm, tensors="input running_mean running_var weight bias", passes=2)
 def instance_norm(
     input: torch.Tensor,
     running_mean: torch.Tensor | None = None,
@@ -312,7 +311,7 @@ def _update_running(
             running.mul_(1 - momentum).add_(value.to(running.dtype), alpha=momentum)
 
 
-@implements(torch.instance_norm)
+@implements(torch.instance_norm, tensors=None, passes=2)
 def aten_instance_norm(
     input: torch.Tensor,
     weight: torch.Tensor | None,
@@ -325,7 +324,7 @@ def aten_instance_norm(
     return instance_norm(input, running_mean, running_var, weight, bias, *options[:3])
 
 
-@implements(F.layer_norm, torch.layer_norm)
+@implements(F.layer_norm, torch.layer_norm, tensors="input weight bias", passes=2)
 def layer_norm(
     input: torch.Tensor,
     normalized_shape: Sequence[int],
@@ -354,7 +353,7 @@ def _affine(y: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | N
     return y if bias is None else y + bias
 
 
-@implements(F.rms_norm, torch.rms_norm)
+@implements(F.rms_norm, torch.rms_norm, tensors="input weight", passes=2)
 def rms_norm(
     input: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> DistTensor:
@@ -369,15 +368,3 @@ def rms_norm(
     epsilon = torch.finfo(wide.dtype).eps if eps is None else eps
     scale = enter((squares / math.prod(normalized_shape) + epsilon).rsqrt(), x.grid, axes)
     return DistTensor(_affine(wide * scale, w, None).to(x.dtype), x.dist, x.shape)
-
-
-@implements(F.local_response_norm)
-def local_response_norm(
-    input: DistTensor, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
-) -> DistTensor:
-    """``F.local_response_norm`` across the channels of x (N, C, ...); split channels are gathered and split again."""
-    result_shape(F.local_response_norm, input, size, alpha, beta, k)
-    x = input.replicated([1])
-    function = partial(F.local_response_norm, size=size, alpha=alpha, beta=beta, k=k)
-    y = like_other_ranks(function, x.local.shape, x.local)
-    return DistTensor(y, x.dist, x.shape).redistribute(input.dist)

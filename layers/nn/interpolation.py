@@ -10,10 +10,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import implements
 from distconv.kernels.convolution import Range
-from distconv.layers.nn.pooling import whole_space
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
+from distconv.layers.plumbing.empty_blocks import whole_along
 from distconv.layers.plumbing.input_windows import needed_block, no_outputs, spatial_box
 from distconv.layers.plumbing.resampling import Resampling, Resamplings, resampled
 from distconv.tensor import DistTensor
@@ -110,8 +110,8 @@ def _enlarge(x: DistTensor, out_shape: torch.Size, mode: str, rule: _Enlarged) -
 @implements(F.interpolate, F.upsample)
 def interpolate(
     input: DistTensor,
-    size: Numbers = None,
-    scale_factor: Numbers = None,
+    size: Any = None,
+    scale_factor: Any = None,
     mode: str = "nearest",
     align_corners: bool | None = None,
     recompute_scale_factor: bool | None = None,
@@ -126,7 +126,7 @@ def interpolate(
         y: DistTensor = _AREA[len(outs)](x, tuple(outs))
         return y
     if antialias or mode not in (*_LINEAR, "nearest", "nearest-exact"):
-        return whole_space(F.interpolate, x, *options)
+        return whole_along(lambda block: F.interpolate(block, *options), x, range(2, x.dim()), out_shape)
     factors = tuple(out // n if n and out % n == 0 else 0 for n, out in zip(extents, outs, strict=True))
     given = None if scale_factor is None or recompute_scale_factor else scale_factor
     scales = [given] * len(extents) if given is None or isinstance(given, (int, float)) else list(given)

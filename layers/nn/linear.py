@@ -25,7 +25,7 @@ from distconv.parameters.channel_split import AXIS, channel_split
 from distconv.tensor import DistTensor
 
 
-@implements(F.linear, torch._C._nn.linear)
+@implements(F.linear, torch._C._nn.linear, tensors="input weight bias")
 def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> DistTensor:
     """``F.linear`` of x (..., features); features split over another axis than ``c`` are gathered first.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 
 from distconv.communication.collectives import sum_over
 from distconv.dispatch import implements
-from distconv.errors import LabelError, NoRule, ShapeError
+from distconv.errors import LabelError, NoRule
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, check_as_torch, result_shape
 from distconv.layers.plumbing.empty_blocks import like_other_ranks
@@ -39,7 +38,7 @@ def _elementwise_loss(function: Callable[..., torch.Tensor], *operands: Any, **o
     return _reduced(pointwise(partial(function, reduction="none"), *operands, **options), reduction)
 
 
-@implements(F.binary_cross_entropy_with_logits)
+@implements(F.binary_cross_entropy_with_logits, tensors="input target weight pos_weight")
 def binary_cross_entropy_with_logits(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -54,7 +53,7 @@ def binary_cross_entropy_with_logits(
     return _elementwise_loss(F.binary_cross_entropy_with_logits, input, target, reduction=reduction, **options)
 
 
-@implements(F.binary_cross_entropy)
+@implements(F.binary_cross_entropy, tensors="input target weight")
 def binary_cross_entropy(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -79,10 +78,10 @@ for _loss in (
     F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss, F.soft_margin_loss, F.poisson_nll_loss,
     F.hinge_embedding_loss, F.margin_ranking_loss,
 ):  # fmt: skip
-    implements(_loss)(partial(_unweighted_loss, _loss))
+    implements(_loss, tensors=None)(partial(_unweighted_loss, _loss))
 
 
-@implements(F.kl_div)
+@implements(F.kl_div, tensors="input target")
 def kl_div(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -101,60 +100,7 @@ def kl_div(
 # -- losses that are made of other operators, as in torch -------------------------------------------------------------
 
 
-def _check_reduction(reduction: str) -> None:
-    if reduction not in ("none", "mean", "sum"):
-        raise ShapeError(f"{reduction} is not valid")
-
-
-@implements(F.gaussian_nll_loss)
-def gaussian_nll_loss(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    var: torch.Tensor | float,
-    full: bool = False,
-    eps: float = 1e-6,
-    reduction: str = "mean",
-) -> torch.Tensor:
-    """``F.gaussian_nll_loss``; ``var`` has the input's shape, or lacks the last dimension, or has 1 in one of them.
-
-    Raises
-    ------
-    ShapeError
-        With torch's text, if ``var`` has another shape or is negative anywhere.
-    """
-    _check_reduction(reduction)
-    var = torch.full_like(input, var) if isinstance(var, float) else var
-    if var.shape != input.shape:
-        if var.shape == input.shape[:-1]:
-            var = var.unsqueeze(-1)
-        elif var.dim() != input.dim() or [m for m, n in zip(var.shape, input.shape, strict=True) if m != n] != [1]:
-            raise ShapeError("var is of incorrect size")
-    if bool((var < 0).any()):
-        raise ShapeError("var has negative entry/entries")
-    var = var.clone()
-    with torch.no_grad():
-        var.clamp_(min=eps)
-    losses = 0.5 * (torch.log(var) + (input - target) ** 2 / var)
-    return _reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
-
-
-@implements(F.multilabel_soft_margin_loss)
-def multilabel_soft_margin_loss(
-    input: torch.Tensor,
-    target: torch.Tensor,
-    weight: torch.Tensor | None = None,
-    size_average: Any = None,
-    reduce: Any = None,
-    reduction: str = "mean",
-) -> torch.Tensor:
-    """``F.multilabel_soft_margin_loss`` of (..., C)."""
-    _check_old_options(F.multilabel_soft_margin_loss, size_average, reduce)
-    _check_reduction(reduction)
-    losses = -(target * F.logsigmoid(input) + (1 - target) * F.logsigmoid(-input))
-    return _reduced((losses if weight is None else losses * weight).mean(dim=-1), reduction)
-
-
-@implements(F.cosine_embedding_loss)
+@implements(F.cosine_embedding_loss, tensors="input1 input2 target")
 def cosine_embedding_loss(
     input1: torch.Tensor,
     input2: torch.Tensor,
@@ -177,10 +123,31 @@ def cosine_embedding_loss(
     return _reduced(alike + torch.where(target == -1, (cosine - margin).clamp_min(0), zero), reduction)
 
 
+@implements(F.triplet_margin_loss, tensors="anchor positive negative")
+def triplet_margin_loss(
+    anchor: torch.Tensor,
+    positive: torch.Tensor,
+    negative: torch.Tensor,
+    margin: float = 1.0,
+    p: float = 2,
+    eps: float = 1e-6,
+    swap: bool = False,
+    size_average: Any = None,
+    reduce: Any = None,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """``F.triplet_margin_loss``, which torch has in one piece: that of any distance is written in Python."""
+    _check_old_options(F.triplet_margin_loss, size_average, reduce)
+    distance = partial(F.pairwise_distance, p=p, eps=eps)
+    return F.triplet_margin_with_distance_loss(
+        anchor, positive, negative, distance_function=distance, margin=margin, swap=swap, reduction=reduction
+    )
+
+
 # -- losses of classes ------------------------------------------------------------------------------------------------
 
 
-@implements(F.cross_entropy)
+@implements(F.cross_entropy, tensors="input target weight")
 def cross_entropy(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -196,7 +163,7 @@ def cross_entropy(
     return _class_loss(F.cross_entropy, input, target, weight, size_average, reduce, reduction, options)
 
 
-@implements(F.nll_loss)
+@implements(F.nll_loss, tensors="input target weight")
 def nll_loss(
     input: torch.Tensor,
     target: torch.Tensor,
@@ -302,4 +269,4 @@ def _numbered(loss: Callable[..., torch.Tensor], names: str, *args: Any, **named
 
 
 for _name, _names in _NUMBERED.items():
-    implements(getattr(torch, _name))(partial(_numbered, getattr(F, _name), _names))
+    implements(getattr(torch, _name), tensors=None)(partial(_numbered, getattr(F, _name), _names))

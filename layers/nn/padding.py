@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from distconv.dispatch import implements
 from distconv.kernels.convolution import Geometry
 from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
+from distconv.layers.plumbing.empty_blocks import whole_along
 from distconv.layers.plumbing.input_windows import needed_block, no_outputs
 from distconv.layers.plumbing.resampling import Resampling, Resamplings, own_memory, resampled
 from distconv.tensor import DistTensor
@@ -37,10 +38,7 @@ def pad(input: DistTensor, pad: Sequence[int], mode: str = "constant", value: fl
         fronts[dim], behinds[dim] = pad[2 * i], pad[2 * i + 1]
     if any(fronts[:2]) or any(behinds[:2]) or input.dim() < 3:
         padded = [d for d in range(input.dim()) if fronts[d] or behinds[d]]
-        whole = input.replicated(padded)
-        return DistTensor(F.pad(whole.local, pad, mode, value), whole.dist, out_shape).redistribute(
-            input.dist.balanced()
-        )
+        return whole_along(lambda block: F.pad(block, pad, mode, value), input, padded, out_shape)
     x = balanced_input(input)
     count = input.dim() - 2
     if mode == "constant":

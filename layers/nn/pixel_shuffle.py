@@ -9,10 +9,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import implements
 from distconv.distribution import Distribution
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.block_edges import balanced_edges, layout
+from distconv.layers.plumbing.empty_blocks import whole_along
 from distconv.layers.plumbing.input_windows import no_outputs
 from distconv.tensor import DistTensor
 
@@ -57,9 +58,7 @@ def _shuffled(function: Callable[..., torch.Tensor], input: DistTensor, factor: 
 def _channel_shuffle(function: Callable[..., torch.Tensor], input: DistTensor, groups: int) -> DistTensor:
     """``torch.channel_shuffle`` of x (N, C, ...); split channels are gathered and split again."""
     shape = result_shape(function, input, groups)
-    x = input.replicated([1])
-    y = function(x.local, groups) if x.local.numel() else no_outputs(x.local, x.local.shape)
-    return DistTensor(y, x.dist, shape).redistribute(input.dist)
+    return whole_along(lambda block: function(block, groups), input, [1], shape)
 
 
 implements(torch.channel_shuffle)(partial(_channel_shuffle, torch.channel_shuffle))
@@ -76,9 +75,7 @@ def _by_sample(function: Callable[..., torch.Tensor], sample_dims: int, input: D
 
 
 @implements(F.unfold)
-def unfold(
-    input: DistTensor, kernel_size: Numbers, dilation: Numbers = 1, padding: Numbers = 0, stride: Numbers = 1
-) -> DistTensor:
+def unfold(input: DistTensor, kernel_size: Any, dilation: Any = 1, padding: Any = 0, stride: Any = 1) -> DistTensor:
     """``F.unfold`` of x ([N,] C, H, W); channels and space are gathered, columns of windows are not split."""
     return _by_sample(F.unfold, 3, input, kernel_size, dilation, padding, stride)
 
@@ -86,11 +83,11 @@ def unfold(
 @implements(F.fold)
 def fold(
     input: DistTensor,
-    output_size: Numbers,
-    kernel_size: Numbers,
-    dilation: Numbers = 1,
-    padding: Numbers = 0,
-    stride: Numbers = 1,
+    output_size: Any,
+    kernel_size: Any,
+    dilation: Any = 1,
+    padding: Any = 0,
+    stride: Any = 1,
 ) -> DistTensor:
     """``F.fold`` of columns ([N,] C * K, L), gathered; the space of the result is not split."""
     return _by_sample(F.fold, 2, input, output_size, kernel_size, dilation, padding, stride)

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import implements
 from distconv.errors import NoRule, ShapeError
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.plumbing.alignment import as_distributed, balanced_input, result_shape
-from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
+from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of, whole_along
 from distconv.layers.plumbing.input_windows import needed_block, spatial_box, spread
 from distconv.layers.plumbing.value_check import outside
 from distconv.tensor import DistTensor
@@ -100,7 +100,7 @@ def _prepared(
 
 
 @unbatched
-def max_pool(count: int, input: DistTensor, *args: Numbers, return_indices: bool = False, **kwargs: Numbers) -> Any:
+def max_pool(count: int, input: DistTensor, *args: Any, return_indices: bool = False, **kwargs: Any) -> Any:
     """``F.max_pool1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W)."""
     if return_indices:
         return max_pool_with_indices(count, input, *args, **kwargs)
@@ -111,7 +111,7 @@ def max_pool(count: int, input: DistTensor, *args: Numbers, return_indices: bool
 
 @unbatched
 def max_pool_with_indices(
-    count: int, input: DistTensor, *args: Numbers, return_indices: bool = True, **kwargs: Numbers
+    count: int, input: DistTensor, *args: Any, return_indices: bool = True, **kwargs: Any
 ) -> Indexed:
     """The same with the indices of the largest values."""
     work = _prepared(count, input, *args, **kwargs)
@@ -150,9 +150,10 @@ def avg_pool(
     stride = stride or kernel_size
     pool = _AVERAGE[count]
     options = {} if divisor_override is None else {"divisor_override": divisor_override}
-    out_shape = result_shape(pool, input, kernel_size, stride, padding, ceil_mode, count_include_pad, **options)
+    given = (kernel_size, stride, padding, ceil_mode, count_include_pad)
+    out_shape = result_shape(pool, input, *given, **options)
     if not input.is_floating_point():  # torch divides whole numbers by whole numbers
-        return whole_space(pool, input, kernel_size, stride, padding, ceil_mode, count_include_pad, **options)
+        return whole_along(lambda block: pool(block, *given, **options), input, range(2, input.dim()), out_shape)
     x = balanced_input(input)
     geometry = Geometry(spread(kernel_size, count), spread(stride, count), spread(padding, count), (1,) * count)
     work = _Pooling(needed_block(x, out_shape, geometry), geometry, x, out_shape)
@@ -175,29 +176,6 @@ def _correction(geometry: Geometry, out: Sequence[Range], extents: Sequence[int]
         counted = stop - start if include_pad else stop.clamp(max=extent) - start.clamp(min=0)
         correction = correction.unsqueeze(-1) * (kernel / counted.double())
     return correction
-
-
-def _lp_pool(
-    count: int,
-    input: DistTensor,
-    norm_type: float,
-    kernel_size: Size,
-    stride: Size | None = None,
-    ceil_mode: bool = False,
-) -> torch.Tensor:
-    """``F.lp_pool1d``, ``2d`` or ``3d``: the sum of powers from their average, as torch takes it."""
-    average: torch.Tensor = avg_pool(count, input.pow(norm_type), kernel_size, stride, 0, ceil_mode)
-    power = torch.sign(average) * F.relu(torch.abs(average))
-    return power.mul(math.prod(spread(kernel_size, count))).pow(1.0 / norm_type)
-
-
-def whole_space(function: Callable[..., Any], input: DistTensor, *args: Any, **kwargs: Any) -> DistTensor:
-    """``function`` by gathering the spatial dimensions, applying it redundantly and splitting the result again."""
-    whole = input.replicated(range(2, input.dim()))
-    out_shape = result_shape(function, input, *args, **kwargs)
-    shape = whole.dist.local_shape(out_shape)
-    y = like_other_ranks(lambda block: function(block, *args, **kwargs), shape, whole.local)
-    return DistTensor(y, whole.dist, out_shape).redistribute(input.dist.balanced())
 
 
 def _max_unpool(
@@ -241,7 +219,6 @@ for _d in (1, 2, 3):
         ("max_pool", max_pool),
         ("max_pool_with_indices", max_pool_with_indices),
         ("avg_pool", avg_pool),
-        ("lp_pool", _lp_pool),
         ("fractional_max_pool", _fractional),
         ("fractional_max_pool_with_indices", _fractional),
     ):
@@ -249,4 +226,4 @@ for _d in (1, 2, 3):
         _known = f"{_stem}{_d}d{_with}{_tail}"
         implements(*(getattr(h, _known) for h in (F, torch, torch._C._nn) if hasattr(h, _known)))(partial(_rule, _d))
     # Not torch._C._nn's functions of the same name, whose third argument is the output size.
-    implements(getattr(F, f"max_unpool{_d}d"))(partial(_max_unpool, _d))
+    implements(getattr(F, f"max_unpool{_d}d"), tensors="input indices")(partial(_max_unpool, _d))

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from distconv.dispatch import Operator, implements
+from distconv.dispatch import Operator, Order, implements
 from distconv.layers.recurrent.cells import CELLS, Cell
 from distconv.layers.recurrent.methods import Method
 from distconv.layers.recurrent.stack import called
@@ -23,4 +23,4 @@ def _operator(cell: Cell) -> Operator:
 
 
 for _cell in CELLS.values():
-    implements(_cell.function)(_operator(_cell))
+    implements(_cell.function, order=Order.NEW, tensors=None, passes=None)(_operator(_cell))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from distconv.dispatch import implements
+from distconv.dispatch import Order, implements
 from distconv.errors import NoRule
 from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.plumbing.alignment import check_as_torch, check_dtypes, result_shape, whole_over
@@ -108,4 +108,4 @@ def _surplus(geometry: Geometry, dim: int, inputs: Range, out: Range) -> tuple[i
 
 for _d in (1, 2, 3):
     for _function in {getattr(h, f"conv_transpose{_d}d") for h in (torch, F)}:
-        implements(_function)(partial(_transposed, _function))
+        implements(_function, order=Order.OF_LAYER, tensors="input weight bias")(partial(_transposed, _function))

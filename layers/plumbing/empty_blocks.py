@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.nn.functional as F
 
+from distconv.tensor import DistTensor
+
 
 def like_other_ranks(
     function: Callable[..., torch.Tensor], shape: Sequence[int], *blocks: torch.Tensor | None
@@ -20,6 +22,15 @@ def like_other_ranks(
         return function(*blocks)
     filled = (None if block is None else at_least(block, (1,) * block.dim()) for block in blocks)
     return nothing_of(function(*filled), shape)
+
+
+def whole_along(
+    function: Callable[[torch.Tensor], torch.Tensor], input: DistTensor, dims: Sequence[int], out_shape: torch.Size
+) -> DistTensor:
+    """``function`` of ``input`` with ``dims`` gathered, on every rank that has the rest alike, and split again."""
+    whole = input.replicated(dims)
+    y = like_other_ranks(function, whole.dist.local_shape(out_shape), whole.local)
+    return DistTensor(y, whole.dist, out_shape).redistribute(input.dist.balanced())
 
 
 def at_least(block: torch.Tensor, extents: Sequence[int]) -> torch.Tensor:

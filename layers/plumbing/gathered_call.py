@@ -142,6 +142,8 @@ def _laid_out(name: str, result: Any, arguments: Sequence[_Gathered], dims: Sequ
         if result is argument.whole:
             return argument.given
     y = _distributed(result, arguments, dims)
+    if dims is None and not result.is_contiguous():
+        y._strides = result.stride()
     for argument in arguments:
         if argument.shares(result):
             seen = argument.whole is argument.given.local and y.local is result

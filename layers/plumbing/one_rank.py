@@ -14,13 +14,6 @@ from distconv.grid import ProcessGrid
 from distconv.layers.plumbing.inplace_views import changed
 from distconv.tensor import DistTensor
 
-STOREYS = ("distconv.layers.nn.", "distconv.layers.math.", "distconv.layers.tensor.joining.")
-"""Whose operators compute new values. Those of the others look at tensors, make them, or view them."""
-
-NEVER = frozenset({"detach", "real", "imag", "conj", "data", "view_as_real", "view_as_complex"})
-"""Views of their argument, which the operators keep track of."""
-
-
 REFUSALS = (RuntimeError, TypeError, ValueError, IndexError, AssertionError)
 """What torch raises for arguments that it does not take; checkpoints end a second forward with another exception."""
 
@@ -93,7 +86,6 @@ def _made(grid: ProcessGrid, dims: int) -> Distribution:
 
 def shorten_all() -> None:
     """Do so for every registered function that computes values."""
-    for function, operator in dispatch.registered().items():
-        defined = getattr(getattr(operator, "func", operator), "__module__", "")
-        if f"{defined}.".startswith(STOREYS) and dispatch.short_name(function) not in NEVER:
-            dispatch.replace(function, shortened(function, operator))  # type: ignore[arg-type]
+    for function, rule in dispatch.rules().items():
+        if rule.kind is dispatch.Kind.VALUES:
+            dispatch.replace(function, shortened(function, rule.operator))  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import GradientEdge
 
-from distconv.dispatch import implements
+from distconv.dispatch import Kind, implements
 from distconv.tensor import DistTensor, laid_out
 
 
@@ -31,7 +31,7 @@ def _blocks_of(outputs: Any, seeds: Any) -> tuple[list[Any], list[Any]]:
     return [_block(o, o) for o in whole], [_block(s, o) for s, o in zip(given, whole, strict=True)]
 
 
-@implements(torch.autograd.backward)
+@implements(torch.autograd.backward, kind=Kind.EFFECT, tensors=None)
 def backward(
     tensors: torch.Tensor | Sequence[torch.Tensor],
     grad_tensors: Any = None,
@@ -47,7 +47,7 @@ def backward(
     torch.autograd.backward(whole, seeds, retain_graph, create_graph, inputs=inputs)
 
 
-@implements(torch.autograd.grad)
+@implements(torch.autograd.grad, kind=Kind.EFFECT, tensors=None)
 def grad(
     outputs: torch.Tensor | Sequence[torch.Tensor],
     inputs: torch.Tensor | Sequence[torch.Tensor],

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import Kind, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import as_distributed, result_shape
@@ -19,7 +19,7 @@ from distconv.memory_order import unfilled
 from distconv.tensor import DistTensor
 
 
-def _new(function: Callable[..., torch.Tensor], input: DistTensor, *size: Numbers, **named: Any) -> DistTensor:
+def _new(function: Callable[..., torch.Tensor], input: DistTensor, *size: Any, **named: Any) -> DistTensor:
     """``Tensor.new_zeros``, ``new_ones`` and ``new_empty``."""
     shape = torch.Size(sizes(size or (named.pop("size"),)))
     return _filled(function, input, shape, **named)
@@ -34,10 +34,10 @@ def _filled(
 
 for _name in ("new_zeros", "new_ones", "new_empty"):
     _function = getattr(torch.Tensor, _name)
-    implements(_function)(partial(_new, _function))
+    implements(_function, kind=Kind.EFFECT)(partial(_new, _function))
 
 
-@implements(torch.Tensor.new)
+@implements(torch.Tensor.new, kind=Kind.EFFECT, tensors=None)
 def new(input: DistTensor, *size: Any, **named: Any) -> DistTensor:
     """``Tensor.new`` of a size; a tuple that is no ``torch.Size`` is values in torch.
 
@@ -51,13 +51,13 @@ def new(input: DistTensor, *size: Any, **named: Any) -> DistTensor:
     return _new(torch.Tensor.new_empty, input, *size, **named)
 
 
-@implements(torch.Tensor.new_full)
-def new_full(input: DistTensor, size: Numbers, fill_value: float, **named: Any) -> DistTensor:
+@implements(torch.Tensor.new_full, kind=Kind.EFFECT)
+def new_full(input: DistTensor, size: Any, fill_value: float, **named: Any) -> DistTensor:
     """``Tensor.new_full``."""
     return _filled(torch.Tensor.new_full, input, torch.Size(size), fill_value, **named)
 
 
-@implements(torch.Tensor.new_tensor)
+@implements(torch.Tensor.new_tensor, kind=Kind.EFFECT, tensors=None)
 def new_tensor(input: DistTensor, data: Any, **named: Any) -> DistTensor:
     """``Tensor.new_tensor``: the same values on every rank."""
     return as_distributed(input.local.new_tensor(data, **named), input.grid)
@@ -74,10 +74,10 @@ def _drawn(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any,
 
 
 for _function in (torch.rand_like, torch.randn_like, torch.randint_like):
-    implements(_function)(partial(_drawn, _function))
+    implements(_function, kind=Kind.EFFECT)(partial(_drawn, _function))
 
 
-@implements(torch.bernoulli, torch.Tensor.bernoulli)
+@implements(torch.bernoulli, torch.Tensor.bernoulli, kind=Kind.EFFECT)
 def bernoulli(input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """``torch.bernoulli``: drawn as one process does."""
     result_shape(torch.bernoulli, input)
@@ -97,7 +97,7 @@ def _drawn_in_place(function: Callable[..., torch.Tensor], input: DistTensor, *a
 
 for _name in "uniform_ normal_ bernoulli_ exponential_ random_ log_normal_ geometric_ cauchy_".split():
     _function = getattr(torch.Tensor, _name)
-    implements(_function)(partial(_drawn_in_place, _function))
+    implements(_function, kind=Kind.EFFECT)(partial(_drawn_in_place, _function))
 
 
 @torch.no_grad()
@@ -108,4 +108,4 @@ def _initialized(function: Callable[..., torch.Tensor], tensor: DistTensor, *arg
 
 for _name in ("uniform_", "normal_", "constant_", "kaiming_uniform_"):
     _function = getattr(torch.nn.init, _name)
-    implements(_function)(partial(_initialized, _function))
+    implements(_function, kind=Kind.EFFECT)(partial(_initialized, _function))

@@ -13,7 +13,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication.transport import allreduce
-from distconv.dispatch import implements
+from distconv.dispatch import Kind, implements
 from distconv.layers.plumbing.alignment import as_distributed
 from distconv.layers.plumbing.inplace_views import changed
 from distconv.tensor import DistTensor, laid_out
@@ -61,23 +61,27 @@ def _each_in_place(function: Callable[..., Any], ternary: bool, *operands: Any, 
 def _register() -> None:
     for name in _NAMES:
         single, ternary = _AS.get(name, name), name.startswith("addc")
-        implements(getattr(torch, f"_foreach_{name}"))(partial(_each, getattr(torch, single), ternary))
+        implements(getattr(torch, f"_foreach_{name}"), kind=Kind.EFFECT, tensors=None)(
+            partial(_each, getattr(torch, single), ternary)
+        )
         in_place = partial(_each_in_place, getattr(torch.Tensor, f"{single}_"), ternary)
-        implements(getattr(torch, f"_foreach_{name}_"))(in_place)
+        implements(getattr(torch, f"_foreach_{name}_"), kind=Kind.EFFECT, tensors=None)(in_place)
     for name in ("copy_", "zero_"):
-        implements(getattr(torch, f"_foreach_{name}"))(partial(_each_in_place, getattr(torch.Tensor, name), False))
+        implements(getattr(torch, f"_foreach_{name}"), kind=Kind.EFFECT, tensors=None)(
+            partial(_each_in_place, getattr(torch.Tensor, name), False)
+        )
 
 
 _register()
 
 
-@implements(torch._foreach_norm)
+@implements(torch._foreach_norm, kind=Kind.EFFECT)
 def norms(self: Sequence[torch.Tensor], ord: float = 2, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
     """``torch._foreach_norm``."""
     return [torch.linalg.vector_norm(tensor, ord, dtype=dtype) for tensor in self]
 
 
-@implements(torch._amp_foreach_non_finite_check_and_unscale_)
+@implements(torch._amp_foreach_non_finite_check_and_unscale_, kind=Kind.EFFECT, tensors=None)
 def unscale(self: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
     """What ``GradScaler`` does: multiply gradients, and note in ``found_inf`` if any rank has one not finite."""
     blocks = [tensor.local if isinstance(tensor, DistTensor) else tensor for tensor in self]
@@ -110,7 +114,7 @@ def _block_for(value: Any, like: torch.Tensor) -> Any:
 
 for _name in ("sgd", "adam", "adamw", "adagrad"):
     _function = getattr(torch, f"_fused_{_name}_")
-    implements(_function)(partial(_fused, _function))
+    implements(_function, kind=Kind.EFFECT, tensors=None)(partial(_fused, _function))
 
 
 def _orthogonalized(whole: Any, grad: torch.Tensor, *options: Any) -> torch.Tensor:

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from distconv.communication.collectives import enter
 from distconv.communication.transport import allreduce
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import Kind, Order, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import as_distributed, common_distribution, result_shape
@@ -45,7 +45,7 @@ def check_index(index: DistTensor, extent: int, dim: int, *, from_behind: bool =
         raise IndexError(f"index {given} is out of bounds for dimension {dim} with size {extent}")
 
 
-@implements(torch.index_select, torch.Tensor.index_select)
+@implements(torch.index_select, torch.Tensor.index_select, tensors="input index")
 def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> DistTensor:
     """``torch.index_select``; the result is split along ``dim`` as the input was."""
     shape = result_shape(torch.index_select, input, dim, index)
@@ -58,7 +58,7 @@ def index_select(input: torch.Tensor, dim: int, index: torch.Tensor) -> DistTens
     return picked.redistribute(Distribution(grid, x.dist.balanced().axes)) if x.dim() else picked
 
 
-@implements(torch.gather, torch.Tensor.gather)
+@implements(torch.gather, torch.Tensor.gather, tensors="input index")
 def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: bool = False) -> DistTensor:
     """``torch.gather``: dimensions in which index and input have one extent stay split, as the index is.
 
@@ -85,7 +85,7 @@ def gather(input: torch.Tensor, dim: int, index: torch.Tensor, *, sparse_grad: b
     return DistTensor(torch.gather(x.local, dim, chosen.local), dist, shape)
 
 
-@implements(torch.take_along_dim, torch.Tensor.take_along_dim)
+@implements(torch.take_along_dim, torch.Tensor.take_along_dim, tensors="input indices")
 def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> DistTensor:
     """``torch.take_along_dim``."""
     result_shape(torch.take_along_dim, input, indices, dim)
@@ -141,8 +141,8 @@ def looked_up(table: torch.Tensor, index: DistTensor) -> DistTensor:
 # -- repeating --------------------------------------------------------------------------------------------------------
 
 
-@implements(torch.Tensor.expand, torch.broadcast_to, torch.Tensor.broadcast_to)
-def expand(input: DistTensor, *size: Numbers, implicit: bool = False, **named: Numbers) -> DistTensor:
+@implements(torch.Tensor.expand, torch.broadcast_to, torch.Tensor.broadcast_to, kind=Kind.VIEW, order=Order.NEW)
+def expand(input: DistTensor, *size: Any, implicit: bool = False, **named: Any) -> DistTensor:
     """``Tensor.expand``: dimensions that grow, and new ones, are replicated."""
     shape = result_shape(torch.Tensor.expand, input, sizes(size or (named["size"],)))
     new = len(shape) - input.dim()
@@ -156,13 +156,13 @@ def expand(input: DistTensor, *size: Numbers, implicit: bool = False, **named: N
     return viewed(result, input, again) if x is input else moved(result, input, again, no_way_back("expand"))
 
 
-@implements(torch.Tensor.expand_as)
+@implements(torch.Tensor.expand_as, kind=Kind.VIEW, order=Order.NEW, tensors="input other")
 def expand_as(input: DistTensor, other: torch.Tensor) -> torch.Tensor:
     """``Tensor.expand_as``: the shape of ``other``, whatever its layout."""
     return input.expand(tuple(other.shape))
 
 
-@implements(torch.broadcast_tensors)
+@implements(torch.broadcast_tensors, kind=Kind.VIEW, order=Order.NEW, tensors=None)
 def broadcast_tensors(*tensors: Any) -> tuple[torch.Tensor, ...]:
     """``torch.broadcast_tensors``."""
     operands = tensors if isinstance(tensors[0], torch.Tensor) else tuple(tensors[0])
@@ -171,7 +171,7 @@ def broadcast_tensors(*tensors: Any) -> tuple[torch.Tensor, ...]:
 
 
 @implements(torch.Tensor.repeat, torch.tile, torch.Tensor.tile)
-def repeat(input: DistTensor, *repeats: Numbers, **named: Numbers) -> DistTensor:
+def repeat(input: DistTensor, *repeats: Any, **named: Any) -> DistTensor:
     """``Tensor.repeat`` and ``torch.tile``; a split dimension is joined to itself and has balanced blocks."""
     counts = sizes(repeats or tuple(named.values()))
     counts = (1,) * (input.dim() - len(counts)) + counts
@@ -184,7 +184,7 @@ def repeat(input: DistTensor, *repeats: Numbers, **named: Numbers) -> DistTensor
     return DistTensor(x.local.repeat(rest), x.dist, torch.Size(n * m for n, m in zip(x.shape, rest, strict=True)))
 
 
-@implements(torch.repeat_interleave, torch.Tensor.repeat_interleave)
+@implements(torch.repeat_interleave, torch.Tensor.repeat_interleave, tensors="input repeats")
 def repeat_interleave(
     input: DistTensor, repeats: int | torch.Tensor, dim: int | None = None, *, output_size: int | None = None
 ) -> torch.Tensor:

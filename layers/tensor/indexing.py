@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from distconv.dispatch import implements
+from distconv.dispatch import Kind, Order, implements
 from distconv.errors import NoRule
 from distconv.grid import ProcessGrid
 from distconv.layers.plumbing.alignment import aligned, as_distributed, result_shape
@@ -60,7 +60,7 @@ def _basic(entries: Sequence[Any]) -> bool:
     return all(e is None or isinstance(e, slice) or (isinstance(e, int) and not isinstance(e, bool)) for e in entries)
 
 
-@implements(torch.Tensor.__getitem__)
+@implements(torch.Tensor.__getitem__, kind=Kind.VIEW, order=Order.NEW, tensors=None)
 def getitem(input: torch.Tensor, index: Any) -> DistTensor:
     """Indexing; a split dimension indexed by a number or by a tensor is gathered, as far as it is needed.
 
@@ -124,11 +124,11 @@ def _basic_item(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
 
 
 def _as_slices(per_dim: Sequence[Any], shape: Sequence[int]) -> list[slice]:
-    """Numbers as slices of extent one."""
+    """Any as slices of extent one."""
     return [slice(e % n, e % n + 1) if isinstance(e, int) else e for e, n in zip(per_dim, shape, strict=True)]
 
 
-@implements(torch.Tensor.__setitem__)
+@implements(torch.Tensor.__setitem__, kind=Kind.VIEW, tensors=None)
 def setitem(input: torch.Tensor, index: Any, value: Any) -> None:
     """``x[index] = value`` in place, for basic indices, and for a mask with a single value.
 

@@ -49,7 +49,7 @@ def masked(input: torch.Tensor, mask: torch.Tensor) -> DistTensor:
     return DistTensor(local, target, torch.Size((sum(counts), *input.shape[dims:])))
 
 
-@implements(torch.masked_select, torch.Tensor.masked_select)
+@implements(torch.masked_select, torch.Tensor.masked_select, tensors="input mask")
 def masked_select(input: torch.Tensor, mask: torch.Tensor) -> DistTensor:
     """``torch.masked_select``.
 

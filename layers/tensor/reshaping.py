@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import Kind, Order, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule, ShapeError, UnsupportedOperation
 from distconv.grid import cached_on_grid
@@ -28,15 +28,15 @@ def sizes(given: Sequence[Any]) -> tuple[int, ...]:
 # -- merging and parting ----------------------------------------------------------------------------------------------
 
 
-@implements(torch.reshape, torch.Tensor.reshape)
-def reshape(input: DistTensor, *shape: Numbers, **named: Numbers) -> DistTensor:
+@implements(torch.reshape, torch.Tensor.reshape, kind=Kind.VIEW)
+def reshape(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
     """``torch.reshape``: a split dimension that leads those it is merged with or parted into stays split."""
     out_shape = result_shape(torch.reshape, input, sizes(shape or (named["shape"],)))
     return _reshaped(input, out_shape)
 
 
-@implements(torch.Tensor.view)
-def view(input: DistTensor, *shape: Numbers, **named: Numbers) -> DistTensor:
+@implements(torch.Tensor.view, kind=Kind.VIEW)
+def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
     """``Tensor.view``: as ``reshape``, but in torch it always shares memory.
 
     Raises
@@ -84,13 +84,24 @@ def _reshaping(
     source: list[str | None] = [None] * len(old)
     target: list[str | None] = [None] * len(new)
     before, cyclic = irregular(dist, axes)
-    after = dict(before)
+    after, dealt = dict(before), dict(cyclic)
     for olds, news in _groups(old, new):
         if len(olds) == len(news) == 1:
             source[olds[0]] = target[news[0]] = axes[olds[0]]
             continue
         leading, first = _leading(old, olds), _leading(new, news)
-        if leading is None or first is None or axes[leading] is None or is_cyclic(dist, leading):
+        if leading is None or first is None:
+            continue
+        if dist.split[leading] is None or is_cyclic(dist, leading):
+            periodic = _periodic(dist, (old, new), olds, news)
+            if periodic is not None:
+                dim, at, name, size = periodic
+                source[dim] = target[at] = name
+                dealt.pop(name, None)
+                if size * dist.grid.shape[name] != new[at]:
+                    dealt[name] = size
+                continue
+        if axes[leading] is None or is_cyclic(dist, leading):
             continue
         step, new_step = math.prod(old[leading + 1 : olds.stop]), math.prod(new[first + 1 : news.stop])
         cut = _cut(edges_of(dist, leading, old[leading]), step, new_step)
@@ -99,7 +110,32 @@ def _reshaping(
             assert axis is not None
             source[leading] = target[first] = axis
             before[axis], after[axis] = (tuple(e // s for e in cut) for s in (step, new_step))
-    return layout(dist.grid, source, before, cyclic), layout(dist.grid, target, after, cyclic)
+    return layout(dist.grid, source, before, cyclic), layout(dist.grid, target, after, dealt)
+
+
+def _periodic(
+    dist: Distribution, shapes: tuple[torch.Size, torch.Size], olds: range, news: range
+) -> tuple[int, int, str, int] | None:
+    """An old dimension that other elements of its group lie around, the new one that it is dealt out in, axis, block.
+
+    Of (l, n) with n in equal blocks of b every period of n holds a block of each part: l * n is block-cyclic by b,
+    and can be parted into (l, n) again. None if nothing in the group is dealt out so, or no new dimension holds it.
+    """
+    old, new = shapes
+    for dim in olds:
+        axis = dist.split[dim]
+        if axis is None or axis in dist.boundaries:
+            continue
+        parts, inner = dist.grid.shape[axis], math.prod(old[dim + 1 : olds.stop])
+        size = dist.cyclic.get(axis, old[dim] // parts)
+        if not size or old[dim] % (size * parts):
+            continue
+        block, period = size * inner, size * inner * parts
+        for at in news:
+            step = math.prod(new[at + 1 : news.stop])
+            if new[at] > 1 and not block % step and not (new[at] * step) % period:
+                return dim, at, axis, block // step
+    return None
 
 
 def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]:
@@ -142,31 +178,31 @@ def _cut(edges: Edges, step: int, new_step: int) -> Edges | None:
     return tuple(e * unit for e in balanced_edges(flat[-1] // unit, parts))
 
 
-@implements(torch.flatten, torch.Tensor.flatten)
+@implements(torch.flatten, torch.Tensor.flatten, kind=Kind.VIEW)
 def flatten(input: DistTensor, start_dim: int = 0, end_dim: int = -1) -> DistTensor:
     """``torch.flatten``."""
     return _reshaped(input, result_shape(torch.flatten, input, start_dim, end_dim))
 
 
-@implements(torch.unflatten, torch.Tensor.unflatten)
+@implements(torch.unflatten, torch.Tensor.unflatten, kind=Kind.VIEW)
 def unflatten(input: DistTensor, dim: int, sizes: Sequence[int]) -> DistTensor:
     """``torch.unflatten``."""
     return view(input, result_shape(torch.unflatten, input, dim, tuple(sizes)))
 
 
-@implements(torch.ravel, torch.Tensor.ravel)
+@implements(torch.ravel, torch.Tensor.ravel, kind=Kind.VIEW)
 def ravel(input: DistTensor) -> DistTensor:
     """``torch.ravel``."""
     return reshape(input, -1)
 
 
-@implements(torch.Tensor.view_as)
+@implements(torch.Tensor.view_as, kind=Kind.VIEW, tensors="input other")
 def view_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """``Tensor.view_as``: the shape of ``other``, whatever its layout."""
     return input.view(tuple(other.shape))
 
 
-@implements(torch.Tensor.reshape_as)
+@implements(torch.Tensor.reshape_as, kind=Kind.VIEW, tensors="input other")
 def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """``Tensor.reshape_as``: the shape of ``other``, whatever its layout."""
     return input.reshape(tuple(other.shape))
@@ -175,7 +211,7 @@ def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 # -- dimensions of extent one -----------------------------------------------------------------------------------------
 
 
-@implements(torch.squeeze, torch.Tensor.squeeze)
+@implements(torch.squeeze, torch.Tensor.squeeze, kind=Kind.VIEW)
 def squeeze(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistTensor:
     """``torch.squeeze``."""
     gone = _of_extent_one(input, dim)
@@ -202,7 +238,7 @@ def _without(x: DistTensor, gone: Sequence[int]) -> tuple[Distribution, torch.Si
     return x.dist.with_axes([x.dist.axes[d] for d in left]), torch.Size(x.shape[d] for d in left)
 
 
-@implements(torch.unsqueeze, torch.Tensor.unsqueeze)
+@implements(torch.unsqueeze, torch.Tensor.unsqueeze, kind=Kind.VIEW)
 def unsqueeze(input: DistTensor, dim: int) -> DistTensor:
     """``torch.unsqueeze``; the new dimension is replicated."""
     shape = result_shape(torch.unsqueeze, input, dim)
@@ -212,7 +248,7 @@ def unsqueeze(input: DistTensor, dim: int) -> DistTensor:
     return viewed(result, input, lambda: unsqueeze(input, dim))
 
 
-@implements(torch.Tensor.squeeze_)
+@implements(torch.Tensor.squeeze_, kind=Kind.VIEW)
 def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistTensor:
     """``Tensor.squeeze_`` of dimensions that are not split.
 
@@ -229,7 +265,7 @@ def squeeze_(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistT
     return _laid_out_as(input, narrower)
 
 
-@implements(torch.Tensor.unsqueeze_)
+@implements(torch.Tensor.unsqueeze_, kind=Kind.VIEW)
 def unsqueeze_(input: DistTensor, dim: int) -> DistTensor:
     """``Tensor.unsqueeze_``."""
     grown = input.unsqueeze(dim)
@@ -255,7 +291,7 @@ def _atleast(count: int, *tensors: Any) -> Any:
 
 
 for _count, _function in enumerate((torch.atleast_1d, torch.atleast_2d, torch.atleast_3d), start=1):
-    implements(_function)(partial(_atleast, _count))
+    implements(_function, kind=Kind.VIEW, tensors=None)(partial(_atleast, _count))
 
 
 # -- order ------------------------------------------------------------------------------------------------------------
@@ -268,9 +304,7 @@ def permuted(input: DistTensor, order: Sequence[int]) -> DistTensor:
     return viewed(DistTensor(input.local.permute(*order), dist, shape), input, lambda: permuted(input, order))
 
 
-def _reordered(
-    function: Callable[..., torch.Tensor], input: DistTensor, *args: Numbers, **named: Numbers
-) -> DistTensor:
+def _reordered(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:
     """Any function that only permutes dimensions: torch shows the order by what it does to extents 0, 1, 2, ..."""
     extents = torch.empty(tuple(range(input.dim())), device="meta")
     return permuted(input, result_shape(function, extents, *(list(a) if _many(a) else a for a in args), **named))
@@ -290,10 +324,10 @@ def _register_orders() -> None:
     functions = [getattr(h, n) for n in names for h in (torch, torch.Tensor) if hasattr(h, n)]
     functions += [vars(torch._C.TensorBase)[n].__get__ for n in ("T", "mT")]
     for function in functions:
-        implements(function)(partial(_reordered, function))
+        implements(function, kind=Kind.VIEW, order=Order.NEW)(partial(_reordered, function))
     conjugates = [torch.adjoint, torch.Tensor.adjoint, *(vars(torch._C.TensorBase)[n].__get__ for n in ("H", "mH"))]
     for function in conjugates:
-        implements(function)(partial(_conjugated, function))
+        implements(function, kind=Kind.VIEW, order=Order.NEW)(partial(_conjugated, function))
 
 
 _register_orders()
@@ -315,4 +349,4 @@ def _reordered_in_place(name: str, input: DistTensor, *args: Any, **named: Any) 
 
 
 for _name in ("transpose_", "t_", "swapaxes_", "swapdims_"):
-    implements(getattr(torch.Tensor, _name))(partial(_reordered_in_place, _name))
+    implements(getattr(torch.Tensor, _name), kind=Kind.VIEW)(partial(_reordered_in_place, _name))

@@ -78,8 +78,8 @@ def _scatter_in_place(
 
 for _name in ("scatter", "scatter_add", "scatter_reduce"):
     _function = getattr(torch, _name)
-    implements(_function, getattr(torch.Tensor, _name))(partial(_scatter, _function))
-    implements(getattr(torch.Tensor, f"{_name}_"))(partial(_scatter_in_place, _function))
+    implements(_function, getattr(torch.Tensor, _name), tensors="input index *")(partial(_scatter, _function))
+    implements(getattr(torch.Tensor, f"{_name}_"), tensors="input index *")(partial(_scatter_in_place, _function))
 
 
 # -- sums -------------------------------------------------------------------------------------------------------------
@@ -151,4 +151,4 @@ def _check_places(places: torch.Tensor, extent: int, dim: int, like: DistTensor)
 for _name, _rule in (("index_add", _index_add), ("index_put", _index_put)):
     for _in_place, _called in ((False, _name), (True, f"{_name}_")):
         for _function in {getattr(h, _called) for h in (torch, torch.Tensor) if hasattr(h, _called)}:
-            implements(_function)(partial(_rule, _in_place))
+            implements(_function, tensors="input index indices source values")(partial(_rule, _in_place))

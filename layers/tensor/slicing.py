@@ -15,7 +15,7 @@ import torch
 from distconv.communication.collectives import assemble
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
-from distconv.dispatch import Numbers, implements
+from distconv.dispatch import Kind, Order, implements
 from distconv.distribution import Distribution, Interval
 from distconv.grid import cached_on_grid
 from distconv.layers.plumbing.alignment import result_shape
@@ -76,7 +76,7 @@ def part(input: DistTensor, dim: int, start: int, stop: int) -> DistTensor:
     return cut(input, slices)
 
 
-@implements(torch.narrow, torch.Tensor.narrow)
+@implements(torch.narrow, torch.Tensor.narrow, kind=Kind.VIEW, order=Order.NEW)
 def narrow(input: DistTensor, dim: int, start: int, length: int) -> DistTensor:
     """``torch.narrow``."""
     start = int(start)
@@ -85,7 +85,7 @@ def narrow(input: DistTensor, dim: int, start: int, length: int) -> DistTensor:
     return part(input, dim, start, start + length)
 
 
-@implements(torch.select, torch.Tensor.select)
+@implements(torch.select, torch.Tensor.select, kind=Kind.VIEW, order=Order.NEW)
 def select(input: DistTensor, dim: int, index: int) -> DistTensor:
     """``torch.select``: one index of ``dim``, replicated over the axis that splits it."""
     result_shape(torch.select, input, dim, index)
@@ -93,7 +93,7 @@ def select(input: DistTensor, dim: int, index: int) -> DistTensor:
     return selected
 
 
-@implements(torch.unbind, torch.Tensor.unbind)
+@implements(torch.unbind, torch.Tensor.unbind, kind=Kind.VIEW, order=Order.NEW)
 def unbind(input: DistTensor, dim: int = 0) -> tuple[DistTensor, ...]:
     """``torch.unbind``: a split dimension is gathered."""
     shape = result_shape(_first_of_unbind, input, dim)
@@ -143,10 +143,10 @@ def _pieces(function: Any, input: torch.Tensor, *args: Any, **named: Any) -> tup
 
 for _name in ("split", "chunk", "tensor_split", "hsplit", "vsplit", "dsplit", "split_with_sizes"):
     for _function in {getattr(h, _name) for h in (torch, torch.Tensor)}:
-        implements(_function)(partial(_pieces, _function))
+        implements(_function, kind=Kind.VIEW, order=Order.NEW, tensors=None)(partial(_pieces, _function))
 
 
-@implements(torch.diff, torch.Tensor.diff)
+@implements(torch.diff, torch.Tensor.diff, tensors="input prepend append")
 def diff(
     input: DistTensor,
     n: int = 1,
@@ -172,7 +172,7 @@ def diff(
 
 
 @implements(torch.flip, torch.Tensor.flip)
-def flip(input: DistTensor, *given: Numbers, **named: Numbers) -> DistTensor:
+def flip(input: DistTensor, *given: Any, **named: Any) -> DistTensor:
     """``torch.flip``: blocks of a split dimension move to the ranks on the other side."""
     chosen = list(sizes(given or (named["dims"],)))
     result_shape(torch.flip, input, chosen)
@@ -213,7 +213,7 @@ def rot90(input: DistTensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> torch.
     return x.transpose(a, b) if k % 2 else x
 
 
-@implements(torch.roll, torch.Tensor.roll)
+@implements(torch.roll, torch.Tensor.roll, order=Order.OF_INPUT)
 def roll(input: DistTensor, shifts: int | Sequence[int], dims: int | Sequence[int] | None = None) -> DistTensor:
     """``torch.roll``."""
     result_shape(torch.roll, input, shifts, () if dims is None else dims)
@@ -237,7 +237,7 @@ def _rolled(x: DistTensor, shift: int, dim: int) -> DistTensor:
 # -- windows and triangles --------------------------------------------------------------------------------------------
 
 
-@implements(torch.Tensor.unfold)
+@implements(torch.Tensor.unfold, kind=Kind.VIEW, order=Order.NEW)
 def unfold(input: DistTensor, dimension: int, size: int, step: int) -> DistTensor:
     """``Tensor.unfold``: the windows of a split dimension are split, and ranks fetch what their windows reach."""
     shape = result_shape(torch.Tensor.unfold, input, dimension, size, step)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
+from distconv.dispatch import rule_of
 from distconv.errors import ShapeError
 from distconv.parameters.channel_split import ChannelSplit, channel_split, linear_axes
 from distconv.perfmodel.cost.block_geometry import Parts, axes_of, local_shape
@@ -162,26 +163,6 @@ Cost = Callable[[LocalCall], tuple[Work, Work]]
 
 _registered: dict[str, Cost] = {}
 
-_PASSES = {"batch_norm": 2, "instance_norm": 2, "group_norm": 2, "layer_norm": 2, "local_response_norm": 2}
-"""How often an operation reads its input; once where nothing is said."""
-
-_KNOWN = frozenset(
-    """
-    add add_ sub sub_ mul mul_ div div_ truediv neg abs exp log sqrt rsqrt pow square sin cos clamp clamp_ where maximum
-    minimum relu relu_ relu6 relu6_ leaky_relu leaky_relu_ elu elu_ selu celu gelu silu silu_ mish hardswish hardswish_
-    hardsigmoid hardtanh hardtanh_ sigmoid sigmoid_ tanh tanh_ softplus softsign logsigmoid prelu softmax log_softmax
-    batch_norm instance_norm group_norm layer_norm local_response_norm dropout dropout_ dropout2d dropout3d
-    alpha_dropout feature_dropout max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d lp_pool1d lp_pool2d
-    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d
-    adaptive_max_pool3d interpolate upsample pixel_shuffle pixel_unshuffle channel_shuffle pad cat concat concatenate
-    stack sum mean amax amin max min var std norm normalize flatten reshape view unflatten permute transpose t squeeze
-    unsqueeze expand expand_as view_as chunk split narrow select contiguous clone detach to float half bfloat16 flip
-    roll repeat tile type_as zeros_like ones_like empty_like cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss
-    huber_loss binary_cross_entropy binary_cross_entropy_with_logits __getitem__ __setitem__ __add__ __radd__ __iadd__
-    __mul__ __rmul__ __imul__ __sub__ __rsub__ __truediv__ __neg__ __pow__ unbind movedim swapaxes addcmul lerp
-    """.split()
-) | {"conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "linear"}
-
 
 def register_cost(kind: str, cost: Cost) -> None:
     """Price the function called ``kind`` by ``cost(call)``: forward and backward :class:`Work` of one rank.
@@ -201,9 +182,15 @@ def unknown(graph: LayerGraph) -> tuple[str, ...]:
     """Functions of ``graph`` that have no cost of their own, each with where it is first called."""
     first: dict[str, str] = {}
     for op in graph.operations:
-        if not op.view and op.kind not in _KNOWN and op.kind not in _registered:
+        if not op.view and op.kind not in _registered and not _passes(op):
             first.setdefault(op.kind, op.name)
     return tuple(f"{kind} ({name})" for kind, name in first.items())
+
+
+def _passes(op: Operation) -> int:
+    """How often it reads its input; 0 if memory traffic does not describe it, or nothing is known of it."""
+    rule = rule_of(op.function)
+    return 0 if rule is None else rule.passes or 0
 
 
 @lru_cache(maxsize=1 << 17)
@@ -251,7 +238,7 @@ def _memory_bound(call: LocalCall, phase: str) -> Work:
     op = call.operation
     if phase == "weight" or (phase == "input" and not any(v.requires_grad for v in op.inputs) and not op.parameters):
         return NONE
-    passes = _PASSES.get(op.kind, 1)
+    passes = max(1, _passes(op))
     read = passes * _bytes(call.inputs, op.inputs)
     written = _bytes(call.outputs, op.outputs)
     # Threads share out what is larger: a sum is split over what it sums up, a gradient of few over what they went into.

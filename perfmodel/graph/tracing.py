@@ -11,6 +11,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
+from distconv.dispatch import has_operator, own_body
 from distconv.errors import DistconvError
 from distconv.perfmodel.graph.graph import INPUT, Constant, LayerGraph, Operation, Value, Window
 from distconv.plan import decides
@@ -130,6 +131,10 @@ class _Recorder(TorchFunctionMode):
         inputs = tuple(self.values[id(t)] for t in given if id(t) in self.values)
         if not inputs:
             return func(*args, **kwargs)
+        body = None if has_operator(func) else own_body(func)
+        if body is not None:
+            with self:  # what it is made of is recorded
+                return body(*args, **kwargs)
         saved: list[torch.Tensor] = []
         described = tree_map_only(torch.Tensor, self._described, (args, kwargs))
         with torch.autograd.graph.saved_tensors_hooks(_noting(saved), lambda t: t):

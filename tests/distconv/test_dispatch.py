@@ -30,7 +30,7 @@ def test_a_function_gets_one_operator() -> None:
             implements(ours)(print)
         assert operator_for(ours) is other
     finally:
-        del dispatch._OPERATORS[ours]
+        del dispatch._RULES[ours]
 
 
 def test_functions_are_called_what_users_call_them() -> None:
@@ -190,7 +190,7 @@ def test_an_error_that_passes_through_several_operators_names_the_layer_once(com
     try:
         text = raises_everywhere(comm, dc.UnsupportedOperation, "gather", lambda: nn.Sequential(Layer())(rows(comm)))
     finally:
-        del dispatch._OPERATORS[composite]
+        del dispatch._RULES[composite]
     assert text.startswith("'0' (Layer): torch.linalg.inv has")
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from distconv.kernels.normalization import BatchNormGradient, gradients, taken_near
+from distconv.kernels.normalization import BatchNormGradient, as_kernels_read, gradients, taken_near
 
 EPS = 1e-3
 
@@ -97,6 +97,13 @@ def test_in_half_precision_the_gradient_is_rounded_once():
     # Half a unit in the last of 8 bits, and what float32 adds up to.
     allowed = wide.grad.abs() * 2.0**-8 * 1.01 + 1e-6 * wide.grad.abs().max()
     assert ((found.double() - wide.grad).abs() <= allowed).all()
+
+
+def test_one_sample_whose_stride_is_not_that_of_its_elements_is_copied():
+    one = torch.arange(24.0).as_strided((1, 2, 3, 2), (17, 1, 4, 2))
+    assert as_kernels_read(one).stride() == (12, 6, 2, 1)
+    two = torch.arange(24.0).view(2, 2, 3, 2)
+    assert as_kernels_read(two) is two
 
 
 @pytest.mark.parametrize("strides", [(12, 1, 24, 3), (1, 1, 1, 3), (2, 1, 12, 3)])

@@ -48,6 +48,14 @@ def test_zeros_save_arithmetic_and_identities_take_nothing():
     assert predict(listed(sizes), ARITHMETIC).times_s["linear"] == pytest.approx(2 * 2 * 16 * 0.75)
 
 
+def test_products_of_full_matrices_run_at_the_rate_of_full_ones_and_others_at_that_of_sparse_ones():
+    speed = Speed(0.0, 0.0, 1e3, 1.0, 1e30, 0.0, 1e30)
+    whole = predict(stacked([7], width=4), speed).times_s
+    assert whole["blelloch"] == pytest.approx((2 * 2 * 2 * 4**3 + 7 * 2 * 2 * 4**2) / 1e3)
+    sparse = predict(listed([Size(4, 4, 0.5, 2)] * 7), speed).times_s
+    assert sparse["linear"] == pytest.approx(7 * 2 * 2 * 4**2 / 2)
+
+
 def test_messages_are_one_after_another_or_as_many_as_levels():
     times = predict(stacked([1] * 8), MESSAGES).times_s
     assert times["linear"] == pytest.approx(7)

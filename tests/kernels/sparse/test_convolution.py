@@ -55,8 +55,10 @@ def test_the_transposed_map_gives_the_adjoint(same):
     torch.testing.assert_close(there, back, rtol=1e-12, atol=1e-12)
 
 
-def test_sums_of_half_precision_are_taken_in_float32(in_groups):
-    """1 + 256 terms of 2^-8: in bfloat16 each of them would be lost."""
+@pytest.mark.parametrize("group_pairs", [kernel_maps.GROUP_PAIRS, 1])
+def test_sums_of_half_precision_are_taken_in_float32(group_pairs, monkeypatch):
+    """1 + 256 terms of 2^-8: in bfloat16 each of them would be lost, also where each is a group of its own."""
+    monkeypatch.setattr(kernel_maps, "GROUP_PAIRS", group_pairs)
     one = torch.tensor([0])
     pairs = KernelMap(((one, one),) * 257, 1, 1)
     weight = torch.full((257, 1, 1), 2.0**-8, dtype=torch.bfloat16)

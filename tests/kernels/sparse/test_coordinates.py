@@ -74,6 +74,12 @@ def test_coordinates_too_far_apart_are_refused(dimension, far):
         sorted_rows(rows)
 
 
+def test_as_many_cells_as_an_int64_can_number_are_taken_and_no_more():
+    assert KeySpace.of(torch.tensor([[0, 0], [0, (1 << 63) - 2]]), margin=(0,)).extents == (1, (1 << 63) - 1)
+    with pytest.raises(dc.CoordinateError, match="cells"):
+        KeySpace.of(torch.tensor([[0, 0], [0, (1 << 62) - 1], [1, 0]]), margin=(0,))
+
+
 @pytest.mark.parametrize(
     ("rows", "options", "says"),
     [

@@ -18,12 +18,12 @@ SHAPE = (3, 4, 7, 5)
 
 VECTORS = {
     "vector_norm": lambda x: torch.linalg.vector_norm(x),
+    "vector_norm of order -inf": lambda x: torch.linalg.vector_norm(x, -math.inf, 1),
     "vector_norm of order 1": lambda x: torch.linalg.vector_norm(x, 1, (1, 2)),
     "vector_norm of order 3.5": lambda x: torch.linalg.vector_norm(x, 3.5, 2, True),
     "vector_norm of order 0.5": lambda x: torch.linalg.vector_norm(x, 0.5, 2),
     "vector_norm of order -2.1": lambda x: torch.linalg.vector_norm(x[:, :, :2], -2.1, 2, True),
     "vector_norm of order inf": lambda x: torch.linalg.vector_norm(x.round(), math.inf, (1, 2)),
-    "vector_norm of order -inf": lambda x: torch.linalg.vector_norm(x, -math.inf, 1),
     "vector_norm of order 0": lambda x: torch.linalg.vector_norm(x.relu(), 0, 1),
     "vector_norm in another dtype": lambda x: torch.linalg.vector_norm(x.float(), 2, (1, 2), dtype=torch.float64),
     "norm": lambda x: x.norm(),

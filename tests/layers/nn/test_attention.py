@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import distconv as dc
 from distconv.communication.transport import counted
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
-from tests.layers.compare import same_as_one_process
+from tests.layers.compare import close, same_as_one_process, whole
 from tests.layers.spread import TABLE, spread
 
 SHAPE = (3, 4, 7, 5)
@@ -30,6 +33,48 @@ ATTENTION = {
 def test_attention_equals_one_process(comm, name):
     for dist in spread(comm, SHAPE):
         same_as_one_process(dist, ATTENTION[name], normal(*SHAPE))
+
+
+MODULES = {
+    "attention": (lambda: nn.MultiheadAttention(8, 4, batch_first=True), {"need_weights": False}),
+    "attention with its weights": (lambda: nn.MultiheadAttention(8, 4, batch_first=True), {}),
+    "attention of a sequence first": (lambda: nn.MultiheadAttention(8, 2), {"need_weights": False}),
+    "an encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), None),
+}
+
+
+@pytest.mark.filterwarnings("error::distconv.ReplicationWarning")
+@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("samples", [4, 5])
+@pytest.mark.parametrize("axis", "nhc")
+@pytest.mark.ranks(1, 2, 4)
+def test_modules_of_attention_equal_one_process_and_gather_nothing_unasked(comm, axis, samples, name):
+    """Projections, heads and the way back are torch's own Python; its views merge heads with samples."""
+    build, options = MODULES[name]
+    torch.manual_seed(0)
+    module = build().double()
+    split = dc.parallelize(copy.deepcopy(module), grid_over(comm, **{axis: comm.size}))
+    x = normal(samples, 6, 8).requires_grad_()
+    y = dc.scatter(x.detach(), grid_over(comm, **{axis: comm.size}), dims="nhc").requires_grad_()
+    attend = lambda m, t: m(t) if options is None else m(t, t * 2, t + 1, **options)[0]  # noqa: E731
+    expected, found = attend(module, x), attend(split, y)
+    close(dc.gather(found.detach()), expected.detach(), name)
+    expected.square().sum().backward()
+    found.square().sum().backward()
+    close(dc.gather(y.grad), x.grad, name)
+    for (what, wanted), (_, given) in zip(module.named_parameters(), split.named_parameters(), strict=True):
+        close(whole(given.grad), wanted.grad, what)
+
+
+@pytest.mark.ranks(2, 4)
+def test_samples_that_divide_stay_where_they_are_attended_to(comm):
+    torch.manual_seed(0)
+    grid = grid_over(comm, n=comm.size)
+    module = dc.parallelize(nn.MultiheadAttention(8, 2, batch_first=True).double(), grid)
+    x = dc.scatter(normal(8, 6, 8), grid, dims="nhc")
+    with counted() as traffic:
+        y, _ = module(x, x, x, need_weights=False)
+    assert y.dist == x.dist and not sum(traffic.sent.values())
 
 
 def test_a_mask_is_left_aligned_if_no_place_is_kept_behind_a_gap(comm):

@@ -26,6 +26,8 @@ def test_a_block_is_filled_up_where_it_has_less():
     block = torch.ones(2, 0, 3)
     assert at_least(block, (1, 2, 4)).shape == (2, 2, 4)
     assert at_least(block, (2, 0, 3)) is block
+    filled = at_least(torch.ones(1, 2), (2, 3))
+    assert filled.tolist() == [[1, 1, 0], [0, 0, 0]]
 
 
 def test_nothing_is_kept_of_what_is_computed_on_zeros():

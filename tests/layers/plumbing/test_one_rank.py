@@ -5,17 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from mpi4py import MPI
 from torch import nn
 
 import distconv as dc
+from distconv.layers.plumbing.inplace_views import changed
 from tests.distconv.layouts import grid_over, normal
 from tests.layers.compare import close
 
-pytestmark = pytest.mark.ranks(1)
+pytestmark = pytest.mark.ranks(1, 2)
 
 
 def given(comm, *shape, seed=0):
-    return dc.scatter(normal(*shape, seed=seed), grid_over(comm)).requires_grad_()
+    return dc.scatter(normal(*shape, seed=seed), grid_over(MPI.COMM_SELF)).requires_grad_()
 
 
 def test_results_are_distributed_and_have_the_bits_of_torch(comm):
@@ -90,3 +92,12 @@ def test_an_exception_of_a_checkpoint_passes(comm):
     plain = normal(2, 3, 6, 6).requires_grad_()
     (layer(plain).tanh() * 2).sum().backward()
     close(x.grad.local, plain.grad, "gradient")
+
+
+def test_a_change_in_place_is_counted_once_and_what_only_looks_is_none(comm):
+    x = given(comm, 3, 4).detach()
+    changed(x)
+    before = x._memory.changes
+    assert F.relu(x, inplace=True) is x and x._memory.changes == before + 1
+    F.relu(x), x + 1, F.dropout(x, 0.5, training=False)
+    assert x._memory.changes == before + 1

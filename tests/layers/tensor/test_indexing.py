@@ -91,6 +91,16 @@ def test_assignment_equals_one_process(comm, name):
         same_as_one_process(dist, assign, normal(*SHAPE), plain=(value,) if isinstance(value, torch.Tensor) else ())
 
 
+def test_what_a_tensor_gives_to_a_part_of_itself_is_read_before_it_is_written(comm):
+    """torch refuses it where the two share an element; where they are blocks, no element may be read twice."""
+    for dist in spread(comm, SHAPE):
+        x = dc.scatter(normal(*SHAPE), dist)
+        x[:, :, 1:] = x[:, :, :-1]
+        expected = normal(*SHAPE)
+        expected[:, :, 1:] = expected[:, :, :-1].clone()
+        assert torch.equal(x.gather(), expected), dist
+
+
 def test_assignment_of_a_distributed_tensor(comm):
     def assign(x, v):
         y = x * 2

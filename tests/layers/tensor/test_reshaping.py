@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 import distconv as dc
-from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from distconv.communication.transport import counted
+from tests.distconv.layouts import counting, grid_over, normal, raises_everywhere
 from tests.layers.compare import built, module_as_in_one_process, same_as_one_process
 from tests.layers.spread import TABLE, spread
 
@@ -85,6 +86,35 @@ def test_merged_dimensions_keep_the_split_of_the_first(comm):
     assert y.dist.axes == ("n", "c")
     assert y.local.shape[1] == 6 * x.local.shape[1]
     assert dc.scatter(normal(3, 7, 1, 1), grid_over(comm, c=comm.size)).flatten(1).dist.boundaries == {}
+
+
+@pytest.mark.ranks(2, 4)
+@pytest.mark.parametrize("shape", [(3, 20), (3, 4, 5), (12, 5), (3, 2, 2, 5), (60,)])
+def test_equal_blocks_amid_others_are_dealt_out_and_put_together_again(comm, shape):
+    """(3, 4, 5) with the 4 split: flat elements come in periods of 20, of which each rank has equal blocks."""
+    x = dc.scatter(counting(3, 4, 5), grid_over(comm, h=comm.size), dims=(None, "h", None))
+    with counted() as traffic:
+        y = x.reshape(shape)
+        z = y.reshape(3, 4, 5)
+    assert torch.equal(y.gather(), counting(3, 4, 5).reshape(shape)) and torch.equal(z.gather(), counting(3, 4, 5))
+    assert not sum(traffic.sent.values()) and z.dist == x.dist
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("shape", [(3, 6, 4), (4, 5, 3), (2, 1, 12)])
+def test_what_merges_behind_others_equals_one_process(comm, shape):
+    for dims in ((None, "h", None), (None, None, "h")):
+        for merged in ((-1, shape[2]), (shape[0], -1), (-1,), (shape[0] * shape[1] * shape[2] // 2, 2)):
+            function = lambda x, merged=merged: (x.reshape(merged) * 3).reshape(shape).transpose(0, 2)  # noqa: E731
+            same_as_one_process(grid_over(comm, h=comm.size), function, normal(*shape), dims=[dims])
+
+
+def test_where_one_process_copies_the_result_shares_no_memory(comm):
+    """Of (1, 3, 4) on each rank the transposed block could be viewed as (3, 4), but not the whole."""
+    x = dc.scatter(normal(2, 3, 4), grid_over(comm, n=comm.size))
+    y = x.transpose(0, 1).reshape(6, 4)
+    y.zero_()
+    assert torch.equal(x.gather(), normal(2, 3, 4)) and not y.gather().any()
 
 
 def test_a_parted_dimension_stays_split_in_whole_parts(comm):

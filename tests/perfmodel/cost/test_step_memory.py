@@ -81,20 +81,27 @@ def test_autograd_holds_both_copies_that_a_redistribution_needs():
 
 
 def test_what_has_no_distributed_operator_saves_whole_tensors():
-    class Attention(nn.Module):
+    class Orthogonal(nn.Module):
         def __init__(self):
             super().__init__()
-            self.first, self.attend = nn.Linear(8, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+            self.first = nn.Linear(8, 8)
 
         def forward(self, x):
-            x = self.first(x)
-            return self.attend(x, x, x, need_weights=False)[0]
+            return torch.linalg.qr(self.first(x))[0]
 
-    traced = trace(Attention(), (4, 64, 8))
+    traced = trace(Orthogonal(), (4, 64, 8))
     whole, split = (memory(traced, {"n": n}, ranks=4) for n in (1, 4))
-    saved = next(op for op in traced.operations if op.kind == "multi_head_attention_forward").saved
+    saved = next(op for op in traced.operations if op.kind == "linalg_qr").saved
     kept = sum({v.storage: v.elements * v.itemsize for v in saved}.values())
-    assert kept > 4 * 4 * 2 * 64 * 64 and kept < split < whole
+    assert kept > 4 * 4 * 64 * 8 and kept < split < whole
+
+
+def test_what_attention_saves_is_counted_by_the_functions_that_it_is_made_of():
+    attend = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    traced = trace(attend, (4, 64, 8))
+    assert {"linear", "scaled_dot_product_attention"} <= {op.kind for op in traced.operations}
+    whole, split = (memory(traced, {"n": n}, ranks=4) for n in (1, 4))
+    assert split < whole / 2
 
 
 def test_a_copy_is_as_large_as_on_the_grid_where_it_goes():

@@ -116,7 +116,7 @@ def test_an_error_counts_only_if_it_is_ours_everywhere_and_helps(comm, monkeypat
             raise error
         return x * 2
 
-    monkeypatch.setitem(dispatch._OPERATORS, unwilling, operator)
+    monkeypatch.setitem(dispatch._RULES, unwilling, dispatch.Rule(operator))
     line = verdicts(comm, unwilling)["height"]
     assert line.verdict is verdict
     assert text in line.text

@@ -71,12 +71,12 @@ def test_an_error_counts_only_if_it_is_ours_everywhere_and_helps(comm, monkeypat
             raise error
         return x * 2
 
-    monkeypatch.setitem(dispatch._OPERATORS, unwilling, operator)
+    monkeypatch.setitem(dispatch._RULES, unwilling, dispatch.Rule(operator))
     line = found(comm, unwilling)
     assert line.verdict is verdict and text in line.text
 
 
 def test_another_number_is_wrong_and_what_torch_refuses_is_left_out(comm, monkeypatch):
-    monkeypatch.setitem(dispatch._OPERATORS, unwilling, lambda x: x * 2.000001)
+    monkeypatch.setitem(dispatch._RULES, unwilling, dispatch.Rule(lambda x: x * 2.000001))
     assert found(comm, unwilling).verdict is Verdict.WRONG
     assert not list(Run(comm).lines(Sample("none", "0", torch.linalg.inv, (normal(5, 4),), {})))

@@ -1,0 +1,34 @@
+"""Where blocks begin and end, and which indices a rank owns, against indices dealt out by hand."""
+
+from __future__ import annotations
+
+import torch
+
+import distconv as dc
+from distconv.layers.plumbing.block_edges import balanced_edges, edges_of, in_blocks, layout, positions
+from tests.distconv.layouts import grid_over, normal
+
+
+def test_balanced_blocks_differ_by_one_at_most_the_longer_ones_first():
+    assert balanced_edges(7, 3) == (0, 3, 5, 7)
+    assert balanced_edges(2, 3) == (0, 1, 2, 2)
+
+
+def test_the_indices_of_a_rank_are_those_dealt_to_it(comm):
+    grid = grid_over(comm, w=comm.size)
+    for size in (1, 2):
+        x = dc.scatter(normal(2, 11), dc.Distribution(grid, (None, "w"), cyclic={"w": size}))
+        mine = [i for i in range(11) if i // size % comm.size == comm.rank]
+        assert positions(x, 1).tolist() == mine and positions(x, 0).tolist() == [0, 1]
+        assert in_blocks(x, [0]) is x
+        whole = in_blocks(x, [1])
+        assert torch.equal(whole.local, normal(2, 11)) or comm.size == 1
+
+
+def test_edges_of_balanced_blocks_leave_no_trace(comm):
+    grid = grid_over(comm, h=comm.size)
+    edges = balanced_edges(9, comm.size)
+    assert layout(grid, ("h",), {"h": edges}) == dc.Distribution(grid, ("h",))
+    uneven = (0, *(min(9, e + 1) for e in edges[1:-1]), 9)
+    dist = layout(grid, ("h", None), {"h": uneven})
+    assert edges_of(dist, 0, 9) == uneven and edges_of(dist, 1, 4) == (0, 4)
