@@ -41,6 +41,18 @@ def test_work_by_the_end_velocity_would_fail_the_energy_test() -> None:
     assert volume_error < 1e-12
 
 
+def test_a_few_steps_on_irregular_cells_keep_total_energy_and_volume() -> None:
+    hydro = warped()
+    rng = np.random.default_rng(1)
+    hydro.state.u[:, 1:-1], hydro.state.v[1:-1] = 0.5 * rng.normal(size=(7, 5)), 0.5 * rng.normal(size=(5, 7))
+    energy, kinetic = hydro.total_energy(), hydro.kinetic_energy()
+    for _ in range(10):
+        hydro.step(1.0)
+    assert abs(hydro.kinetic_energy() - kinetic) > 0.01 * energy
+    assert hydro.total_energy() == pytest.approx(energy, rel=1e-14)
+    assert float(hydro.volumes().sum()) == pytest.approx(36.0, rel=1e-14)
+
+
 def sod_error(cells: int) -> float:
     """L1 error of density at time 0.2 on a strip of the given length in cells."""
     x, y = box(cells, 2, 1.0 / cells)
