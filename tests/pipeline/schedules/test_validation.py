@@ -53,6 +53,12 @@ def swapped_sends(lists):
     lists[0].insert(second + 1, lists[0].pop(first))
 
 
+def refused(name, change, message):
+    with pytest.raises(ScheduleError) as error:
+        validate(changed(name, change))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -66,6 +72,15 @@ def swapped_sends(lists):
             "stage 0: B of micro-batch 7 is of no micro-batch or chunk",
         ),
         ("gpipe", lambda lists: lists.reverse(), "stands in the list of stage 0"),
+    ],
+)
+def test_what_is_wrong_with_passes_is_named_with_stage_operation_and_micro_batch(name, change, message):
+    refused(name, change, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
         (
             "gpipe",
             with_peer(0, Kind.SEND, 1, 9),
@@ -85,6 +100,15 @@ def swapped_sends(lists):
         ("gpipe", remove(0, Kind.SEND, 1, Kind.F), "receive F of micro-batch 1 from stage 0 meets another message"),
         ("gpipe", remove(0, Kind.SEND, 2, Kind.F), "receive F of micro-batch 2 from stage 0 has no counterpart"),
         ("gpipe", swapped_sends, "meets another message: stage 0: send F of micro-batch 1 to stage 1"),
+    ],
+)
+def test_what_is_wrong_with_messages_is_named_with_stage_operation_and_micro_batch(name, change, message):
+    refused(name, change, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
         (
             "pipedream",
             with_version(0, Kind.B, 1, 1),
@@ -97,10 +121,8 @@ def swapped_sends(lists):
         ("spectrain", remove(0, Kind.PREDICT, 1), "stage 0: F of micro-batch 1 uses weights 1; there are 0"),
     ],
 )
-def test_an_error_names_stage_operation_and_micro_batch(name, change, message):
-    with pytest.raises(ScheduleError) as error:
-        validate(changed(name, change))
-    assert message in str(error.value) and "\n" not in str(error.value)
+def test_what_is_wrong_with_weights_is_named_with_stage_operation_and_micro_batch(name, change, message):
+    refused(name, change, message)
 
 
 def test_neighbours_that_send_to_each_other_at_once_are_a_deadlock():
