@@ -156,3 +156,24 @@ def test_every_stage_must_update_as_often():
 def test_a_schedule_without_stages_is_refused():
     with pytest.raises(ScheduleError, match="x: there are no stages"):
         validate(Schedule("x", [], 4))
+
+
+@pytest.mark.parametrize("weights", ["stash", "predict", "newest", "recompute"])
+@pytest.mark.parametrize("name", ["stale", "pipedream", "spectrain"])
+def test_a_schedule_is_valid_with_any_weights_that_it_takes(name, weights):
+    validate(schedule(name, 3, 8, weights=weights))
+
+
+@pytest.mark.parametrize("replicas", [[2, 1], [1, 2], [3, 1], [2, 3]])
+def test_replicas_that_do_not_divide_the_mini_batches_are_valid_and_one_update_less_is_not(replicas):
+    found = schedule("pipedream", 2, 7, replicas=replicas)
+    validate(found)
+    lists = [list(actions) for actions in found.stages]
+    lists[1].pop(max(i for i, a in enumerate(lists[1]) if a.kind == "update" and a.microbatch == 6))
+    with pytest.raises(ScheduleError, match="stage 1 has 6 updates, stage 0 has 7"):
+        validate(replace(found, stages=lists))
+
+
+def test_newest_weights_are_wanted_where_a_backward_runs_the_forward_again():
+    with pytest.raises(ScheduleError, match="B of micro-batch 1 uses weights 0; there are 1"):
+        validate(changed("stale", with_version(0, Kind.B, 1, 0), weights="recompute"))
