@@ -150,6 +150,22 @@ def test_a_resumed_run_is_that_which_made_the_checkpoint_bit_for_bit(
     second.close()
 
 
+@pytest.mark.ranks(1, 2)
+def test_dropout_goes_on_where_a_checkpoint_left_it(comm: Any, shared_tmp_path: Path) -> None:
+    settings = replace(VGG, batch=4, steps=3)
+    samples, _ = opened(comm, shared_tmp_path, settings)
+    first, second = (PipelineTrainer(settings, samples, pipelining(comm.size, "gpipe")) for _ in range(2))
+    for batch in first.batches():
+        first.step(*batch.tensors)
+        if first.step_count == 2:
+            first.save(str(shared_tmp_path / "saved"))
+    assert second.resume(str(shared_tmp_path / "saved"))
+    trained(second)
+    assert [loss for _, loss in second.losses] == [loss for _, loss in first.losses[2:]]
+    first.close()
+    second.close()
+
+
 @pytest.mark.ranks(2)
 def test_a_pipeline_in_half_precision_has_the_losses_of_one_process_in_it(comm: Any, shared_tmp_path: Path) -> None:
     settings = Settings("lenet5", batch=16, steps=4, lr=0.1, precision="bf16")
