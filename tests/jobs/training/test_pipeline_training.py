@@ -6,7 +6,8 @@ import json
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -148,6 +149,20 @@ def test_a_resumed_run_is_that_which_made_the_checkpoint_bit_for_bit(
         assert torch.equal(state[name], expected), name
     first.close()
     second.close()
+
+
+def test_a_pipeline_is_switched_before_the_step_that_was_named_and_steps_count_from_one() -> None:
+    trainer = PipelineTrainer.__new__(PipelineTrainer)
+    asked: list[tuple[int, str]] = []
+    pipe = SimpleNamespace(switch=lambda name: asked.append((trainer.step_count, name)), losses=[(0, 0.5)])
+    trainer.pipe, trainer.losses, trainer._switched = cast("Any", pipe), [], False
+    trainer.pipelining = pipelining(2, "stale", "--switch-after", "2")
+    for trainer.step_count in range(5):
+        trainer._switch_in_time()
+    assert asked == [(2, "gpipe")]
+    pipe.losses.append((1, 0.25))
+    trainer._note_losses()
+    assert trainer.losses == [(1, 0.5), (2, 0.25)]
 
 
 @pytest.mark.ranks(1, 2)
