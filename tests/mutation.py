@@ -106,6 +106,7 @@ def applied(copy: Path, each: Break, last: int) -> Finding:
         return Finding(0, f"stale: the old text occurs {count} times")
     started = time.monotonic()
     module.write_text(text.replace(each.old, each.new))
+    forget_kernels(copy)
     try:
         for stage, tests in enumerate(stages(copy, each.path)[:last], start=1):
             test = failing(copy, tests, LIMIT_S[stage - 1]) if tests else None
@@ -113,7 +114,14 @@ def applied(copy: Path, each: Break, last: int) -> Finding:
                 return Finding(stage, test, time.monotonic() - started)
     finally:
         module.write_text(text)
+        forget_kernels(copy)
     return Finding(0, "", time.monotonic() - started)
+
+
+def forget_kernels(copy: Path) -> None:
+    """Remove what numba has kept: it asks whether the file of a kernel has changed, not those of kernels called."""
+    for kept in (*copy.rglob("*.nbi"), *copy.rglob("*.nbc")):
+        kept.unlink()
 
 
 def stages(copy: Path, path: str) -> list[list[str]]:

@@ -85,8 +85,11 @@ def _check_inputs(schedule: Schedule, actions: list[Action]) -> None:
 
 
 def _check_updates(schedule: Schedule) -> None:
-    """All stages change their weights equally often."""
-    counts = [sum(action.kind is Kind.UPDATE for action in actions) for actions in schedule.stages]
+    """All stages change their weights equally often; replicas without a last mini-batch take part in its update."""
+    counts = [
+        sum(a.kind is Kind.UPDATE and (a.microbatch or 0) < schedule.microbatches for a in actions)
+        for actions in schedule.stages
+    ]
     for stage, count in enumerate(counts):
         if count != counts[0]:
             raise ScheduleError(f"{schedule.name}: stage {stage} has {count} updates, stage 0 has {counts[0]}")
@@ -179,7 +182,7 @@ def _check_policy(
     wanted = newest
     if action.kind is Kind.F:
         forward[action.microbatch, action.chunk] = action.version
-    elif schedule.weights is not Weights.NEWEST:
+    elif schedule.weights not in (Weights.NEWEST, Weights.RECOMPUTE):
         wanted = forward[action.microbatch, action.chunk] or 0
     free = action.kind is Kind.F and schedule.weights in (Weights.STASH, Weights.PREDICT)
     if not free and action.version != wanted:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
@@ -27,6 +29,21 @@ except ImportError as missing:
     raise DataError(
         "the mesh-tangling generator needs numba, which is not installed here; pip install numba"
     ) from missing
+
+
+def forget_older(folder: Path) -> None:
+    """Remove machine code of the kernels in ``folder`` that is older than one of its modules.
+
+    Numba asks whether the file of a kernel has changed, not those of the kernels that are compiled into it.
+    """
+    newest = max(module.stat().st_mtime for module in folder.glob("*.py"))
+    for kept in folder.glob("__pycache__/*.nb?"):
+        with suppress(OSError):  # another rank was faster, or the folder is not ours
+            if kept.stat().st_mtime < newest:
+                kept.unlink()
+
+
+forget_older(Path(__file__).parent)
 
 
 def kernel(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import distconv as dc
 from distconv.errors import DataError
 from distconv.jobs.images.classification import Settings, Trainer
 from distconv.jobs.images.samples import ImageSamples
+from distconv.jobs.training.model_factory import ModelError
 from distconv.jobs.training.score import Score
 from tests.distconv.data.sample_files import common
 from tests.jobs.images import image_files
@@ -160,3 +163,34 @@ def test_images_that_are_not_finite_are_found_in_the_evaluation(comm: Any, share
 def test_an_accuracy_is_a_share_of_the_samples() -> None:
     assert Score(8, 6, 0.5).accuracy == 0.75
     assert str(Score(8, 6, 0.5)) == "75.00 % (6 of 8), loss 0.5000"
+
+
+def test_images_come_in_another_order_in_each_epoch_of_a_training(tmp_path: Path) -> None:
+    image_files.write_mnist(tmp_path)
+    trainer = Trainer(Settings(batch=40), ImageSamples(tmp_path, MPI.COMM_SELF), dc.ProcessGrid(MPI.COMM_SELF))
+    (first,), (second,), (tested,) = trainer.loader.epoch(0), trainer.loader.epoch(1), trainer._batches_of("test")
+    assert sorted(first.samples) == sorted(second.samples) == list(range(40))
+    assert len({first.samples, second.samples, tuple(range(40))}) == 3
+    assert tested.samples == tuple(range(21))
+
+
+def test_an_evaluation_depends_on_no_other_images_and_changes_nothing(tmp_path: Path) -> None:
+    """Of a network with batch norm and dropout, whose training would."""
+    image_files.write_cifar(tmp_path)
+    samples = ImageSamples(tmp_path, MPI.COMM_SELF)
+    trainer = Trainer(Settings("vgg11_bn", 2, batch=2, dtype="float64"), samples, dc.ProcessGrid(MPI.COMM_SELF))
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    by_twos = torch.cat([logits for _, logits in trainer.predictions("test")])
+    trainer.settings = replace(trainer.settings, batch=7)
+    (whole,) = [logits for _, logits in trainer.predictions("test")]
+    torch.testing.assert_close(by_twos, whole)
+    assert all(torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items())
+
+
+@pytest.mark.parametrize(("classes", "fine"), [(9, False), (10, True), (12, True)])
+def test_a_classifier_has_an_answer_for_each_class(tmp_path: Path, classes: int, fine: bool) -> None:
+    image_files.write_mnist(tmp_path)
+    samples = ImageSamples(tmp_path, MPI.COMM_SELF)
+    trainer = Trainer(Settings(), samples, dc.ProcessGrid(MPI.COMM_SELF))
+    with nullcontext() if fine else pytest.raises(ModelError, match=r"gives .*, 9.* with at least 10 classes"):
+        trainer.loss(torch.zeros(2, classes), torch.tensor([0, 1]))

@@ -29,6 +29,28 @@ def test_a_class_is_known_by_the_light_it_has() -> None:
     assert np.argmax(light) == 8 and np.argmin(light) == 1
 
 
+class Middle:
+    """Draws the middle of every range, and no noise."""
+
+    def uniform(self, low: float, high: float) -> float:
+        return (low + high) / 2
+
+    def normal(self, mean: float, spread: float, shape: tuple[int, ...]) -> Any:
+        return np.zeros(shape)
+
+
+SEGMENTS = "abcdef bc abdeg abcdg bcfg acdfg acdefg abc abcdefg abcdfg".split()
+"""Of the digits from 0 on: the usual display, lettered clockwise from the top, g in the middle."""
+
+
+@pytest.mark.parametrize("label", range(10))
+def test_a_digit_lights_the_segments_of_the_usual_display(label: int) -> None:
+    image = digits._digit(label, Middle())  # type: ignore[arg-type]  # nine pixels wide, from row 4.5, column 9
+    middles = {"a": (4, 13), "b": (9, 18), "c": (18, 18), "d": (22, 13), "e": (18, 9), "f": (9, 9), "g": (13, 13)}
+    assert {name for name, at in middles.items() if image[at] > 200} == set(SEGMENTS[label])
+    assert all(image[at] in (0, 255) for at in middles.values())
+
+
 @pytest.mark.ranks(1, 2)
 def test_they_need_no_file(comm: Any) -> None:
     samples = ImageSamples(Path("digits"), comm)

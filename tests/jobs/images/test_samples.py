@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from mpi4py import MPI
 
 import distconv as dc
+from distconv.errors import DataError
 from distconv.jobs.images.samples import CROP_PADDING, ImageSamples
 from tests.jobs.images import image_files
 from tests.jobs.images.grids import on_ranks
@@ -65,3 +68,12 @@ def test_only_the_first_training_images_are_used_if_asked_for(comm: Any, shared_
     assert np.array_equal(samples.groups["train"].labels, labels[:12])
     assert samples.moments.mean[0] == pytest.approx(images[:12].mean(), rel=1e-13)
     assert samples.groups["test"].shape[0] == 21
+
+
+@pytest.mark.parametrize("shape", [(2, 28, 27), (2, 27, 28), (1, 28, 28)])
+def test_test_images_of_another_shape_are_refused(tmp_path: Path, shape: tuple[int, int, int]) -> None:
+    image_files.write_hdf5(tmp_path / "train.h5", {"": 4}, (2, 28, 28))
+    image_files.write_hdf5(tmp_path / "test.h5", {"": 4}, shape)
+    said = re.escape(f"the images are of {shape}, those to train on in {tmp_path / 'train.h5'} of (2, 28, 28)")
+    with pytest.raises(DataError, match=said):
+        ImageSamples(tmp_path, MPI.COMM_SELF)

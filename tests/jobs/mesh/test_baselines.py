@@ -5,13 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
+import numpy as np
+import pytest
 from mpi4py import MPI
 
 import distconv as dc
 from distconv.jobs.mesh import baselines
+from distconv.jobs.mesh.recipe import CHANNELS
 from distconv.jobs.mesh.samples import MeshSamples
 from distconv.jobs.mesh.scores import judge
 from distconv.jobs.mesh.segmentation import Trainer
+from distconv.jobs.mesh.synthetic_samples import write_synthetic
 from tests.jobs.mesh.mesh_files import GRIDS, SMALL, on_ranks, written
 
 
@@ -28,3 +33,30 @@ def test_scores_do_not_depend_on_the_grid(comm: Any, shared_tmp_path: Path) -> N
         found.append(verdicts)
         samples.close()
     assert found[0] == found[1]
+
+
+def test_scores_are_those_of_brute_force(tmp_path: Path) -> None:
+    """On samples whose vorticity is the label, and whose cells invert where their extrapolated Jacobian is small."""
+    write_synthetic(tmp_path / "x.h5", (16, 24), train=3, heldout=2)
+    with h5py.File(tmp_path / "x.h5", "r+") as file:
+        for group in ("train", "heldout"):
+            file[f"{group}/input"][:, CHANNELS.index("vorticity")] = file[f"{group}/label"][()]
+        label, jacobian = file["heldout/label"][()] > 0, file["heldout/extrapolated"][()]
+    samples = MeshSamples(tmp_path / "x.h5", MPI.COMM_SELF, extrapolated=True)
+    never, always = baselines.constant_answers(samples)
+    assert (never.heldout, always.heldout) == (0, pytest.approx(2 * label.sum() / (label.size + label.sum())))
+    best = baselines.best_channel(samples)
+    assert (best.name, best.training, best.heldout) == ("channel 'vorticity'", 1.0, 1.0)
+    fitted, named = baselines.extrapolation(samples, 0.25)
+    called = jacobian < 0.25
+    assert named.heldout == pytest.approx(2 * (called & label).sum() / (called.sum() + label.sum()))
+    assert named.heldout > 0.5 and named.threshold == "< 0.25"
+    assert fitted.training >= named.training and fitted.threshold.startswith("<")
+    samples.close()
+
+
+def test_smooth_values_spread_as_far_as_rough_ones() -> None:
+    from distconv.jobs.mesh.synthetic_samples import smooth
+
+    rough = np.random.default_rng(0).standard_normal((3, 200, 200))
+    assert smooth(rough).std() == pytest.approx(1.0, abs=0.05)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 from distconv.errors import DataError
-from distconv.jobs.mesh.dataset import flip, generate
+from distconv.jobs.mesh.dataset import CHANNELS, Recipe, flip, generate, transpose
 from tests.jobs.mesh.mesh_files import SIZE
 
 pytestmark = pytest.mark.time_limit(240)  # the first that comes compiles the kernels
@@ -53,3 +56,35 @@ def test_flipping_twice_gives_the_sample_back_and_batches_flip_as_one() -> None:
         np.testing.assert_array_equal(flip(channels, label, axis)[0][1], flip(channels[1], label[1], axis)[0])
     with pytest.raises(ValueError, match="an image has the axes 'h' and 'w'"):
         flip(channels, label, "d")
+
+
+def test_a_third_as_many_are_held_out_unless_said(tmp_path: Path) -> None:
+    made = Recipe(SIZE, 7, 2, tau=0.3, threshold=0.4, seed=0)
+    figures = dict.fromkeys(
+        ("runs", "candidates", "inversions", "steps", "rejection_rate", "positive_fraction", "positive_fraction_train",
+         "positive_fraction_heldout"), 1
+    )  # fmt: skip
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.attrs["recipe"] = json.dumps(asdict(made))
+        file.attrs["summary"] = json.dumps({"size": SIZE, "samples": 7, "heldout": 2, "rejected": {}, **figures})
+    assert generate(tmp_path / "x.h5", size=SIZE, samples=7, progress=False).heldout == 2
+
+
+@pytest.mark.parametrize(
+    ("turn", "places", "changed"),
+    [
+        (lambda x: flip(x, x[..., 0, :, :], "h"), lambda j, i: (3 - j, i), {"velocity v", "vorticity", "skew"}),
+        (lambda x: flip(x, x[..., 0, :, :], "w"), lambda j, i: (j, 3 - i), {"velocity u", "vorticity", "skew"}),
+        (lambda x: transpose(x, x[..., 0, :, :]), lambda j, i: (i, j), {"vorticity", "log aspect ratio"}),
+    ],
+    ids=["h", "w", "diagonal"],
+)
+def test_what_changes_its_sign_in_a_mirror(turn, places, changed) -> None:  # type: ignore[no-untyped-def]
+    sample = np.random.default_rng(0).normal(size=(18, 4, 4))
+    mirrored, label = turn(sample)
+    from_where = {"velocity u": "velocity v", "velocity v": "velocity u"} if len(changed) == 2 else {}
+    for channel, name in enumerate(CHANNELS):
+        source = CHANNELS.index(from_where.get(name, name))
+        for j, i in np.ndindex(4, 4):
+            assert mirrored[(channel, *places(j, i))] == (-1 if name in changed else 1) * sample[source, j, i]
+    assert label[places(1, 2)] == sample[0, 1, 2]

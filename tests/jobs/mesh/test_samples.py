@@ -8,10 +8,13 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from mpi4py import MPI
 
+import distconv as dc
 from distconv.errors import DataError
 from distconv.jobs.mesh.dataset import CHANNELS, flip, transpose
 from distconv.jobs.mesh.samples import MeshSamples, exchanged, signs
+from distconv.jobs.mesh.synthetic_samples import write_synthetic
 from tests.distconv.data.sample_files import common
 from tests.jobs.mesh.mesh_files import on_ranks, written
 
@@ -73,3 +76,26 @@ def test_exchanged_channels_are_those_of_a_transposed_sample() -> None:
         assert np.array_equal(turned[channel], sample[source].T * factor)
     moved = {CHANNELS[channel] for channel, (source, _) in enumerate(exchanged()) if source != channel}
     assert moved == {"velocity u", "velocity v"}
+
+
+@pytest.mark.parametrize("size", [(16, 24), (16, 16)])
+def test_samples_are_turned_only_where_they_are_squares(tmp_path: Path, size: tuple[int, int]) -> None:
+    write_synthetic(tmp_path / "x.h5", size, train=6, heldout=1)
+    samples = MeshSamples(tmp_path / "x.h5", MPI.COMM_SELF)
+    loader = samples.loader("train", dc.ProcessGrid(MPI.COMM_SELF), 1, augment=True)
+    with h5py.File(tmp_path / "x.h5") as file:
+        labels = file["train/label"][()]
+    turned = set()
+    for epoch in range(4):
+        for batch in loader.epoch(epoch):
+            label, (sample,) = batch.tensors[1].local[0].numpy(), batch.samples
+            assert label.shape == size
+            ways = {
+                (flips, transposed): np.flip(labels[sample].T if transposed else labels[sample], flips)
+                for flips in ((), (0,), (1,), (0, 1))
+                for transposed in (False, True)
+            }
+            turned |= {way for way, image in ways.items() if np.array_equal(image, label)}
+    assert {flips for flips, _ in turned} == {(), (0,), (1,), (0, 1)}
+    assert any(transposed for _, transposed in turned) == (size[0] == size[1])
+    samples.close()

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
+from mpi4py import MPI
 
 import distconv as dc
 from distconv.errors import DistconvError
 from distconv.jobs.mesh.samples import MeshSamples
 from distconv.jobs.mesh.segmentation import Settings, Trainer
+from distconv.jobs.mesh.synthetic_samples import write_synthetic
 from tests.distconv.layouts import raises_everywhere
 from tests.jobs.mesh.mesh_files import GRIDS, SMALL, on_ranks, written
 
@@ -106,4 +109,17 @@ def test_weights_that_are_not_finite_are_not_saved(comm: Any, shared_tmp_path: P
     raises_everywhere(comm, DistconvError, message, lambda: trainer.save(saved))
     assert trainer.resume(saved)
     assert trainer.step_count == 0
+    samples.close()
+
+
+def test_cells_count_for_the_family_of_their_sample(tmp_path: Path) -> None:
+    write_synthetic(tmp_path / "x.h5", (16, 16), train=7, heldout=1)
+    samples = MeshSamples(tmp_path / "x.h5", MPI.COMM_SELF)
+    samples.families["train"] = ["b", "b", "b", "b", "a", "a", "b"]
+    found = Trainer(Settings("perceptron", 2, batch=3), samples, dc.ProcessGrid(MPI.COMM_SELF)).scores("train")
+    assert found.families == ("a", "b")
+    assert found.counts.sum((1, 2)).tolist() == [2 * 256, 5 * 256]
+    with h5py.File(tmp_path / "x.h5") as file:
+        labels = file["train/label"][()]
+    assert found.counts[:, 1].sum(1).tolist() == [int(labels[[4, 5]].sum()), int(labels[[0, 1, 2, 3, 6]].sum())]
     samples.close()

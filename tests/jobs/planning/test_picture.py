@@ -59,3 +59,16 @@ def test_bars_of_memory_are_what_lasts_and_what_a_step_adds() -> None:
     found = [strategy.prediction, strategy.uniform["sample"], strategy.uniform["spatial"]]
     assert tops == pytest.approx([each.memory / 1e9 for each in found])
     assert not axis.lines  # the limit is far
+
+
+def test_times_are_in_milliseconds_beside_ideal_ones_and_hollow_where_they_do_not_fit() -> None:
+    from matplotlib.figure import Figure
+
+    axis = Figure().add_subplot()
+    curves = {"planned": {1: Point(4.0, 3.0), 2: Point(2.5, 2.0), 4: Point(2.0, 1.0)}}
+    picture.draw_scaling(axis, Scaling(curves), memory=2.0)
+    drawn = [(line.get_linestyle(), list(line.get_xdata()), list(line.get_ydata())) for line in axis.lines]
+    assert drawn[0][1:] == ([1, 2, 4], [4000, 2500, 2000])
+    assert [values for style, _, values in drawn if style == "--"] == [[4000, 2000, 1000]]
+    points = {line.get_xdata()[0]: line.get_fillstyle() for line in axis.lines if len(line.get_xdata()) == 1}
+    assert points == {1: "none", 2: "full", 4: "full"}

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from mpi4py import MPI
 
+from distconv.jobs.planning import pipeline_overheads
 from distconv.jobs.planning.pipeline_overheads import assumed_overheads, measured_overheads
 from distconv.perfmodel import Machine
 from distconv.perfmodel.machine.machine import Overlap
@@ -27,3 +30,28 @@ def test_what_is_measured_is_the_same_on_all_ranks_and_takes_time(comm: Any) -> 
     assert found.pass_s > 0 and found.update_s_per_byte > 0 and found.blocking
     assert (found.message_s == 0) or comm.size > 1
     assert comm.allgather(found) == [found] * comm.size
+
+
+@pytest.mark.parametrize(("ranks", "message_s"), [(1, 0.0), (2, 3.0), (5, 1.5)])
+def test_messages_are_what_a_chain_adds_to_a_pass_two_of_them_between_others(
+    ranks: int, message_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    comm: Any = SimpleNamespace(size=ranks, allreduce=lambda value, op: value)
+    monkeypatch.setattr(pipeline_overheads, "_seconds_of_a_pass", lambda count, of: 4.0 if count == 1 else 7.0)
+    found = measured_overheads(Machine.load("localhost"), torch.nn.Linear(4, 4), comm)
+    assert (found.pass_s, found.message_s) == (4.0, message_s)
+
+
+def test_a_pass_is_a_micro_batch_more_one_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that tells 5 s for each micro-batch of a step, forward and backward, and 100 s for each step."""
+    asked: list[int] = []
+
+    def step(x: torch.Tensor, target: torch.Tensor) -> None:
+        asked.append(len(x))
+
+    monkeypatch.setattr(
+        pipeline_overheads, "Pipeline", lambda *_: SimpleNamespace(step=step, close=lambda: asked.append(0))
+    )
+    monkeypatch.setattr(pipeline_overheads, "_median", lambda action: (action(), 100.0 + 5.0 * asked[-1])[1])
+    assert pipeline_overheads._seconds_of_a_pass(1, MPI.COMM_SELF) == pytest.approx(2.5)
+    assert asked == [pipeline_overheads.MICROBATCHES, 1, 0]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from distconv.jobs.planning.strong_scaling import Point, curves, rank_counts, strategies
+from distconv.jobs.planning.strong_scaling import Point, curves, profiled_up_to, rank_counts, strategies
+from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.strategy.selection import select
@@ -41,3 +45,19 @@ def test_numbers_of_ranks_on_which_no_plan_fits_are_left_out(graph: LayerGraph) 
     enough = min(p.memory for p in (planned[4], *filter(None, planned[4].uniform.values())))
     assert enough < planned[1].memory
     assert list(strategies(graph, machine(), [1, 4], (enough + planned[1].memory) / 2)) == [4]
+
+
+@pytest.mark.parametrize(("measured", "end"), [((), None), ((1,), 1), ((1, 2), 2), ((1, 2, 4), 4), ((2, 4), None)])
+def test_layers_are_measured_up_to_the_first_number_of_ranks_that_has_none(
+    graph: LayerGraph, measured: tuple[int, ...], end: int | None
+) -> None:
+    """A convolution that was measured has its forward pass in the table; one without dL/dx has no backward one."""
+    here = machine()
+    planned = strategies(graph, here, [1, 2, 4])
+    table = {}
+    for ranks in measured:
+        for name, layer in planned[ranks].prediction.layers.items():
+            for op in graph.by_layer[name]:
+                table[f"{local_call(op, Parts.of(layer.parts, ranks, here.ranks_per_node)).key} forward"] = 1e-3
+    profiled = replace(here, compute=(replace(here.compute[0], table=table),))
+    assert profiled_up_to(graph, profiled, planned) == end

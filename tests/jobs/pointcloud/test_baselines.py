@@ -32,7 +32,8 @@ def test_the_order_of_the_points_does_not_matter_to_the_perceptron() -> None:
     logits = model(points)
     assert logits.shape == (3, 4)
     assert torch.allclose(model(points[:, torch.randperm(50)]), logits, rtol=0, atol=1e-12)
-    assert torch.allclose(model(torch.cat([points, points], 1)), logits, rtol=0, atol=1e-12)
+    # Nor how often a point is there, which a mean would tell.
+    assert torch.allclose(model(torch.cat([points, points[:, :7]], 1)), logits, rtol=0, atol=1e-12)
 
 
 def test_the_perceptron_learns_what_single_points_tell_and_leaves_the_random_state_alone() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from distconv.errors import DataError
 from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
@@ -64,8 +65,7 @@ def test_ranks_make_the_same_voxels_of_the_same_clouds(comm: Any, shared_tmp_pat
     clouds.close()
 
 
-@pytest.mark.ranks(1)
-def test_classes_without_names_are_numbered_and_doubles_are_read(comm: Any, tmp_path: Path) -> None:
+def test_classes_without_names_are_numbered_and_doubles_are_read(tmp_path: Path) -> None:
     path = tmp_path / "clouds.h5"
     write_ours(path, parts=False)
     with h5py.File(path, "r+") as file:
@@ -74,7 +74,7 @@ def test_classes_without_names_are_numbered_and_doubles_are_read(comm: Any, tmp_
         del file["train/points"]
         file["train/points"] = values.astype(np.float64)
         file["test/label"][1] = 4
-    clouds = PointClouds(path, comm)
+    clouds = PointClouds(path, MPI.COMM_SELF)
     assert clouds.class_names == ("0", "1", "2", "3", "4")
     assert np.array_equal(clouds.groups["train"][1].points, values[1])
     clouds.close()
@@ -135,13 +135,12 @@ def test_a_file_that_is_not_what_it_should_be_is_refused_on_all_ranks(
     comm.Barrier()
 
 
-@pytest.mark.ranks(1)
-def test_a_cloud_with_points_that_are_nowhere_or_of_no_part_is_named(comm: Any, tmp_path: Path) -> None:
+def test_a_cloud_with_points_that_are_nowhere_or_of_no_part_is_named(tmp_path: Path) -> None:
     points, part = np.zeros((5, 30, 3), np.float32), np.zeros((5, 30), np.uint8)
     points[3, 7, 1] = np.nan
     part[1, 2] = 2
     write_ours(tmp_path / "clouds.h5", points=points, part=part)
-    clouds = PointClouds(tmp_path / "clouds.h5", comm)
+    clouds = PointClouds(tmp_path / "clouds.h5", MPI.COMM_SELF)
     with pytest.raises(DataError, match=r"'train': cloud 3: point 7 lies at \[.* nan .*\] \(1 such points of 30\)"):
         clouds.groups["train"][3]
     with pytest.raises(DataError, match="cloud 1 has parts from 0 to 2 but the file names 2 in its attribute"):

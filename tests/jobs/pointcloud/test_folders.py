@@ -89,3 +89,10 @@ def test_meshes_need_no_test_group_and_may_be_named_in_capitals(tmp_path: Path) 
     assert list(found) == ["train"]
     assert found["train"].labels.tolist() == [0, 1]
     assert np.array_equal(found["train"][0].points, found["train"][0].points)
+
+
+def test_meshes_come_by_class_and_name(tmp_path: Path) -> None:
+    write_modelnet(tmp_path, train=3, test=1)
+    found = find_meshes(tmp_path, 10)["train"]
+    assert [path.stem for path in found.paths] == [f"{name}_{n:04}" for name in ("box", "plank") for n in range(3)]
+    assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]

@@ -50,6 +50,28 @@ def test_a_cap_of_a_sphere_is_hidden_behind_a_plane(monkeypatch: pytest.MonkeyPa
     assert 0.1 < max(hidden) < HIDDEN + 0.03
 
 
+def test_every_point_is_of_the_part_where_it_lies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planet without what spoils it: its ball reaches to 0.65 at most, its ring begins at 0.9."""
+    for name, value in (("WARP", 0), ("STRETCH", 1), ("BLUR", 0), ("CLUTTER", 0)):
+        monkeypatch.setattr(shapes_module, name, value)
+    planet = list(SHAPES).index("planet")
+    cloud = Shapes(planet + 1, 2000)[planet]
+    radius = np.linalg.norm(cloud.points, axis=1)
+    assert cloud.part is not None
+    assert np.array_equal(cloud.part == PART_NAMES.index("ring"), radius > 0.8)
+    assert np.array_equal(cloud.part == PART_NAMES.index("ball"), radius < 0.7)
+
+
+def test_clutter_lies_everywhere_around_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapes_module, "CLUTTER", 1.0)
+    cloud = Shapes(1, 4000)[0]
+    assert cloud.part is not None
+    clutter, largest = cloud.points[cloud.part == 0], np.abs(cloud.points[cloud.part > 0]).max()
+    assert len(clutter) > 400
+    assert clutter.min(0) == pytest.approx(-largest, rel=0.1) and clutter.max(0) == pytest.approx(largest, rel=0.1)
+    assert np.abs(clutter.mean(0)).max() < 5 * largest / np.sqrt(3 * len(clutter))
+
+
 def test_rotations_are_rotations_and_favour_no_direction() -> None:
     random = np.random.default_rng(0)
     turned = np.stack([_rotation(random) for _ in range(1000)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from mpi4py import MPI
 
 import distconv as dc
 from distconv.jobs.sequence import samples as module
@@ -80,3 +81,10 @@ def test_groups_of_bitstreams_differ_and_repeat():
     train, test = Bitstreams(10, 50), Bitstreams(10, 50, module.TEST)
     assert not np.array_equal(train[3], test[3])
     assert np.array_equal(train[3], Bitstreams(20, 50)[3])
+    groups = SequenceSamples(None, MPI.COMM_SELF, length=50, recipe=Recipe()).groups
+    assert np.array_equal(groups["train"][3], train[3]) and np.array_equal(groups["test"][3], test[3])
+
+
+def test_sequences_are_padded_with_zeros_and_end_where_they_are_marked():
+    found = module.padded([np.full((1, 2), 5.0, np.float32), np.full((3, 2), 6.0, np.float32)])
+    assert found.tolist() == [[[5, 5, 1], [0, 0, 0], [0, 0, 0]], [[6, 6, 0], [6, 6, 0], [6, 6, 1]]]

@@ -9,7 +9,8 @@ import distconv as dc
 from distconv.jobs.sequence import samples
 from distconv.jobs.sequence.mfcc import Recipe
 from distconv.jobs.sequence.samples import SequenceSamples
-from distconv.jobs.sequence.trainer import Settings, Trainer
+from distconv.jobs.sequence.trainer import Classifier, Settings, Trainer
+from distconv.layers.recurrent import ScanGRU
 from tests.distconv.layouts import grid_over, grids, raises_everywhere
 
 SETTINGS = Settings(width=4, batch=6, steps=4, dtype="float64", length=9)
@@ -50,3 +51,18 @@ def test_what_is_padded_does_not_count(comm):
 def test_an_axis_that_cuts_nothing_is_refused(comm):
     grid = grid_over(comm, h=2)
     raises_everywhere(comm, dc.GridError, "axis h cuts none of them", lambda: trained(comm, grid))
+
+
+def test_an_answer_is_the_state_behind_the_last_step_of_each_sequence():
+    """As torch's own layer has it that sees one sequence at a time, without what pads it and without the mark."""
+    torch.manual_seed(0)
+    network, plain = Classifier(ScanGRU(2, 5, batch_first=True), 3).double(), torch.nn.GRU(2, 5, batch_first=True)
+    plain.double().load_state_dict(network.recurrent.state_dict())
+    lengths, x = (4, 1, 6), torch.randn(3, 6, 3, dtype=torch.float64)
+    x[..., 2] = 0
+    for row, length in enumerate(lengths):
+        x[row, length - 1, 2] = 1
+    found = network(x)
+    for row, length in enumerate(lengths):
+        _, last = plain(x[row : row + 1, :length, :2])
+        torch.testing.assert_close(found[row], network.head(last[0, 0]))

@@ -36,3 +36,13 @@ def test_running_statistics_are_the_pipelines_and_batch_norm_that_of_grids() -> 
 def test_a_pipeline_does_not_split_the_optimizers_state() -> None:
     with pytest.raises(ScheduleError, match="--shard-optimizer is for grids and plans"):
         pipelining(2, "gpipe", "--shard-optimizer")
+
+
+def test_a_part_has_the_replicas_of_its_stage() -> None:
+    found = pipelining(3, "interleaved", "--ppv", "1,2,3", "--stages", "2", "--replicas", "1,2")
+    assert (found.stages, found.chunks, found.part_replicas) == (2, 2, [1, 2, 1, 2])
+
+
+def test_vertical_sync_is_an_option_of_the_schedule_only_where_it_is_asked_for() -> None:
+    assert pipelining(2, "pipedream", "--vertical-sync").options == {"vertical_sync": True}
+    assert pipelining(2, "pipedream").options == {}

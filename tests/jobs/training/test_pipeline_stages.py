@@ -25,3 +25,11 @@ def test_balanced_cuts_leave_no_stage_more_than_a_layer_above_the_mean(replicas:
     largest = max(sum(layer.time_s for layer in layers[a:b]) for a, b in pairwise(ends))
     mean = sum(times) / sum(replicas)
     assert max(time / count for time, count in zip(times, replicas, strict=True)) <= mean + largest
+
+
+def test_what_comes_before_the_first_layer_is_in_its_part() -> None:
+    """Most of the time goes to the normalisation before it, where nothing is cut."""
+    norms = [torch.nn.BatchNorm2d(3) for _ in range(6)]
+    model = torch.nn.Sequential(*norms, torch.nn.Conv2d(3, 2, 1), torch.nn.Conv2d(2, 1, 1), torch.nn.Conv2d(1, 1, 1))
+    assert balanced_cuts(model, (4, 3, 32, 32), [1, 1]) == ["7"]
+    assert balanced_cuts(model, (4, 3, 32, 32), [1]) == []

@@ -6,7 +6,8 @@ import json
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -146,6 +147,36 @@ def test_a_resumed_run_is_that_which_made_the_checkpoint_bit_for_bit(
     assert second.losses == first.losses[4:]
     for name, expected in first.model.state_dict().items():
         assert torch.equal(state[name], expected), name
+    first.close()
+    second.close()
+
+
+def test_a_pipeline_is_switched_before_the_step_that_was_named_and_steps_count_from_one() -> None:
+    trainer = PipelineTrainer.__new__(PipelineTrainer)
+    asked: list[tuple[int, str]] = []
+    pipe = SimpleNamespace(switch=lambda name: asked.append((trainer.step_count, name)), losses=[(0, 0.5)])
+    trainer.pipe, trainer.losses, trainer._switched = cast("Any", pipe), [], False
+    trainer.pipelining = pipelining(2, "stale", "--switch-after", "2")
+    for trainer.step_count in range(5):
+        trainer._switch_in_time()
+    assert asked == [(2, "gpipe")]
+    pipe.losses.append((1, 0.25))
+    trainer._note_losses()
+    assert trainer.losses == [(1, 0.5), (2, 0.25)]
+
+
+@pytest.mark.ranks(1, 2)
+def test_dropout_goes_on_where_a_checkpoint_left_it(comm: Any, shared_tmp_path: Path) -> None:
+    settings = replace(VGG, batch=4, steps=3)
+    samples, _ = opened(comm, shared_tmp_path, settings)
+    first, second = (PipelineTrainer(settings, samples, pipelining(comm.size, "gpipe")) for _ in range(2))
+    for batch in first.batches():
+        first.step(*batch.tensors)
+        if first.step_count == 2:
+            first.save(str(shared_tmp_path / "saved"))
+    assert second.resume(str(shared_tmp_path / "saved"))
+    trained(second)
+    assert [loss for _, loss in second.losses] == [loss for _, loss in first.losses[2:]]
     first.close()
     second.close()
 

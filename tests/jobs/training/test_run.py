@@ -272,6 +272,24 @@ def test_a_stopped_run_has_a_checkpoint_and_all_its_losses(
 
 
 @pytest.mark.fault(50)
+@on_ranks
+def test_a_signal_in_the_last_step_stops_nothing(comm: Any, shared_tmp_path: Path) -> None:
+    trainer: Any = StandIn(comm)
+    given = options(shared_tmp_path)
+    prepare(given, trainer)
+
+    def signalled(*batch: object) -> None:
+        if trainer.step_count == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+        StandIn.step(trainer, *batch)
+
+    trainer.step = signalled
+    with Metrics(given.out, trainer) as metrics:
+        take_steps(given, trainer, metrics)
+    assert (trainer.step_count, trainer.asked) == (6, [])
+
+
+@pytest.mark.fault(50)
 @pytest.mark.ranks(2)
 def test_what_goes_on_after_a_signal_takes_the_steps_of_an_undisturbed_run(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch

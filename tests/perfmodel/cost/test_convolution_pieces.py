@@ -71,3 +71,9 @@ def test_split_channels_are_owned_in_part_and_gathered_where_there_are_more_filt
 def test_other_operations_have_no_pieces(layer):
     graph = trace(nn.Sequential(nn.Conv2d(4, 4, 1), layer), (2, 4, 8, 8))
     assert pieces_of(graph.operations[1], Parts.of({"h": 2}, 2, 2), None) is None
+
+
+def test_the_name_says_what_lies_below_in_and_above_the_block():
+    # Four rows under the kernel, one of them padding: outputs 4 to 7 of the middle rank need the inputs 3 to 9.
+    op = operation(nn.Conv2d(4, 6, (4, 1), padding=(1, 0)), (2, 4, 12, 9))
+    assert pieces_of(op, Parts.of({"h": 3}, 3, 3), None).name == "0+4+0x1+4+2x0+9+0"

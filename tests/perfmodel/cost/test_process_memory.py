@@ -81,3 +81,10 @@ def test_columns_are_what_torch_takes(dims, channels, extents, dtype):
     )
     layer = getattr(nn, f"Conv{dims}d")(channels, 8, 3, padding=1).to(getattr(torch, dtype))
     assert float(out.stdout) == pytest.approx(inside(layer, (1, channels, *extents)), rel=0.1)
+
+
+def test_convolutions_work_one_after_the_other():
+    layers = nn.Conv2d(16, 8, 3, padding=1), nn.Conv2d(8, 32, 3, padding=1)
+    graph = trace(nn.Sequential(*layers), (1, 16, 64, 64))
+    found = process_memory(graph, dict.fromkeys(graph.deciding, Parts.of({}, 1, 8)), prediction(0.0))
+    assert found.convolutions == 4 * 64 * 64 * (8 + 32)

@@ -8,7 +8,7 @@ import pytest
 
 from distconv.perfmodel.exploration.candidate_stages import Overheads, Setting, whole
 from distconv.perfmodel.exploration.explore import explore
-from distconv.perfmodel.machine.links import Link
+from distconv.perfmodel.machine.links import Group, Link
 from distconv.perfmodel.stages.devices import Device
 from tests.perfmodel.exploration.equal_layers import LATENCY, equal_layers, machine_of
 
@@ -99,3 +99,33 @@ def test_part_of_a_layer_takes_its_part_of_the_time_and_memory():
     assert forward == pytest.approx([1.5, 2.5]) and backward == pytest.approx([3.0, 5.0])
     # GPipe holds the outputs of all four micro-batches, beside weights, gradients and momentum.
     assert found.memory([1.5]) == pytest.approx([8 * 1.5 * (4 + 3), 8 * 2.5 * (4 + 3)])
+
+
+NO_OVERHEADS = Overheads()
+
+
+def three_stages(overheads=NO_OVERHEADS, replicas=1, parameters=8.0):
+    setting = Setting(
+        equal_layers(6, parameters=parameters), machine_of(1e9), [Device("gpu", 3 * replicas, None)], 1,
+        overheads=overheads,
+    )  # fmt: skip
+    return setting.stages("gpipe", replicas, 4)
+
+
+def test_a_message_occupies_who_takes_it_forward_the_next_stage_and_backward_the_one_before():
+    given = [1.0, 2.0, 3.0], [10.0, 20.0, 30.0], [0.25, 0.5]
+    of = three_stages(Overheads(pass_s=100.0, message_s=1000.0, blocking=True))
+    assert of._with_overheads(*given) == ([1101, 2102.25, 1103.5], [1110.25, 2120.5, 1130], [0, 0])
+    free = three_stages(Overheads(pass_s=100.0, message_s=1000.0))
+    assert free._with_overheads(*given) == ([1101, 2102, 1103], [1110, 2120, 1130], [0.25, 0.5])
+
+
+def test_an_allreduce_hides_behind_the_backward_passes_of_the_stages_before_it():
+    # Two replicas sum 2e9 bytes of each stage in as many seconds; only the last stage has passes of others behind it.
+    stages = three_stages(replicas=2, parameters=1e9)
+    summed = stages.setting.machine.allreduce(Group(2, 2), 2e9)
+    assert stages._exposed([2, 4], [0.1, 0.1, 0.1], [0.0, 0.0]) == pytest.approx(summed)
+    # The first stage has nothing to sum: behind the second there is 0.5 + 0.25 of the first, which is what is hidden.
+    assert stages._exposed([0, 2], [0.5, 0.1, 0.1], [0.25, 0.0]) == pytest.approx(
+        max(summed - 0.75, stages.setting.machine.allreduce(Group(2, 2), 4e9) - 0.85)
+    )

@@ -96,3 +96,11 @@ def test_a_high_price_on_transfers_finds_the_small_boundary():
     assert stages is not None
     assert balanced_cuts(stages) == [3]
     assert balanced_cuts(stages, price=2.0) == [4]
+
+
+@pytest.mark.parametrize("start", [[2, 6], [4, 6], [3, 5], [3, 7]])
+def test_each_cut_moves_to_where_the_stages_are_even(monkeypatch, start):
+    monkeypatch.setattr(cuts_module, "PRICES", ())
+    layers = [Layer(f"l{index}", 1.0, 2.0, 1.0, 1.0) for index in range(9)]
+    stages = Setting(Profile(layers), Machine.load("lassen"), [Device("gpu", 3, None)], 1).stages("1f1b-as", 1, 8)
+    assert best_cuts(stages, [start]) == [3, 6]

@@ -35,3 +35,8 @@ def test_names_that_are_no_layers_and_the_first_layer_begin_no_block():
 def test_a_call_of_a_function_inside_a_module_is_found_by_the_modules_name():
     layers = [Layer("a", 1.0, 1.0, 8, 0), Layer("pool#2", 1.0, 1.0, 8, 0)]
     assert [block.name for block in joined(Profile(layers), ["pool"]).layers] == ["a", "pool"]
+
+
+def test_a_name_that_begins_alike_is_another():
+    layers = [Layer(name, 1.0, 1.0, 8, 0) for name in ("a", "block10", "block1.conv", "block1#2")]
+    assert [(b.name, b.time_s) for b in joined(Profile(layers), ["block1"]).layers] == [("a", 4.0), ("block1", 4.0)]

@@ -89,3 +89,13 @@ def test_a_shortcut_is_an_edge_and_views_and_shared_weights_are_looked_through()
     assert set(profile.edges) == {(first, second), (first, added), (second, added), (added, last)}
     assert [layer.parameter_bytes for layer in profile.layers] == [592, 0, 0, 520]
     assert [layer.activation_bytes for layer in profile.layers] == [512, 512, 512, 16]
+
+
+def test_from_a_replicated_layer_nothing_is_moved_and_its_gradient_is_on_the_way_back():
+    here = plain()
+    _, _, last = predicted_profile(network(), here, Plan({"0": {"r": 2}, "2": {"n": 2}}), 2).layers
+    other = convolutions(3, 12)[1]
+    gathered = 1e-4 + 4 * (3 * 8 * 12 * 10) / 1e6 + 2 * KERNEL
+    reduced = here.allreduce(Group(2, 2), 4 * 2 * 8 * 25)
+    assert last.forward_s == pytest.approx(other, rel=1e-12)
+    assert last.backward_s == pytest.approx(2 * other + gathered + reduced, rel=1e-12)

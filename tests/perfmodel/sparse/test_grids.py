@@ -43,3 +43,5 @@ def test_what_does_not_fit_is_not_chosen() -> None:
     assert select_grid(RECORDING, machine, 3, memory=least).best.memory == least
     with pytest.raises(PlanError, match=r"no grid of 3 ranks fits into .* the smallest limit that works is"):
         select_grid(RECORDING, machine, 3, memory=least - 1)
+    with pytest.raises(PlanError, match=rf"the smallest limit that works is {least / 1e9:.4g} GB"):
+        select_grid(RECORDING, machine, 3, memory=least / 2)

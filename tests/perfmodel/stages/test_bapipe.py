@@ -8,7 +8,7 @@ import random
 import pytest
 
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
-from distconv.perfmodel.stages.bapipe import Chain
+from distconv.perfmodel.stages.bapipe import Chain, _neighbours
 from distconv.perfmodel.stages.memory import excess
 from distconv.perfmodel.stages.partition import Device, PartitionError, partition, stage_time
 from distconv.perfmodel.stages.stage_costs import COSTS, Terms
@@ -124,3 +124,8 @@ def test_cuts_move_where_memory_is_short():
 def test_more_devices_than_layers_are_refused():
     with pytest.raises(PartitionError, match=r"4 devices.*only 3 layers; use at most 3 devices"):
         partition(chain_of([1.0] * 3), 4, FAST, "bapipe")
+
+
+def test_neighbours_are_one_cut_one_place_away_either_way():
+    assert _neighbours([2, 4], [1, 2, 3, 4, 5]) == [[1, 4], [3, 4], [2, 3], [2, 5]]
+    assert _neighbours([2, 3], [2, 3, 7]) == [[2, 7]]

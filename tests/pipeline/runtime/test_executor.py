@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from mpi4py import MPI
 from torch import nn
 
 from distconv.pipeline import Pipeline, PipelineError
@@ -36,7 +37,6 @@ def failing_loss(y, target):
     raise ValueError("only here")
 
 
-@pytest.mark.ranks(1)
 @pytest.mark.parametrize(
     ("stage", "given", "where"),
     [
@@ -46,9 +46,9 @@ def failing_loss(y, target):
     ],
     ids=["backward", "loss", "optimizer"],
 )
-def test_an_exception_in_a_pass_names_where_it_was(comm, stage, given, where):
+def test_an_exception_in_a_pass_names_where_it_was(stage, given, where):
     stages = [nn.Sequential(nn.Linear(4, 4), stage())]
-    pipe = Pipeline(stages, comm, "gpipe", **{"loss": F.mse_loss, "microbatches": 2, "optimizer": SGD} | given)
+    pipe = Pipeline(stages, MPI.COMM_SELF, "gpipe", **{"loss": F.mse_loss, "microbatches": 2, "optimizer": SGD} | given)
     with pytest.raises(PipelineError, match=f"rank 0, stage 0: {where}.*: ValueError: only here"):
         pipe.step(torch.ones(8, 4), torch.ones(8, 4))
     pipe.close()
@@ -62,16 +62,15 @@ def trained_for_a_step(comm, layer, x, *, split=False):
     return [parameter.grad for parameter in layer.parameters()]
 
 
-@pytest.mark.ranks(1)
 @pytest.mark.parametrize("split", [False, True])
-def test_gradients_begin_anew_in_each_mini_batch(comm, split):
+def test_gradients_begin_anew_in_each_mini_batch(split):
     torch.manual_seed(0)
     layer = nn.Linear(3, 3).double()
     x, y = normal(5, 3), normal(4, 3, seed=1)
     for parameter in layer.parameters():
         parameter.grad = torch.ones_like(parameter)  # a caller's own are none of ours
-    trained_for_a_step(comm, layer, x, split=split)
-    found = trained_for_a_step(comm, layer, y, split=split)
+    trained_for_a_step(MPI.COMM_SELF, layer, x, split=split)
+    found = trained_for_a_step(MPI.COMM_SELF, layer, y, split=split)
     expected = torch.autograd.grad(F.mse_loss(layer(y), y), list(layer.parameters()))
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-14)

@@ -56,7 +56,6 @@ def test_a_file_has_each_stage_beside_the_others(tmp_path):
         ({"schedule": "fbp-as"}, "fbp-as can be simulated, not run"),
         ({"schedule": "stale", "replicas": (1, 1), "ranks": 4}, "stale updates after .*, but microbatches=4"),
         ({"weights": "stash"}, "weights='stash' must be one of recompute"),
-        ({"batch": 3}, "4 micro-batches need as many samples, but batch=3"),
         ({"microbatches": 0}, "microbatches=0 must be a positive whole number"),
         ({"model": ""}, "model='' must be a name"),
         ({"plans": (Plan({"*": {"h": 2}}), None)}, r"plans\[0\] has layers, but no ranks"),
@@ -89,6 +88,12 @@ def test_a_file_with_something_else_is_refused_with_its_name(tmp_path, changes, 
     with pytest.raises(PlanError, match=words) as caught:
         PipelinePlan.load(path)
     assert str(path) in str(caught.value)
+
+
+def test_each_micro_batch_has_a_sample():
+    assert replace(PLAN, batch=4).microbatches == 4
+    with pytest.raises(PlanError, match="4 micro-batches need as many samples, but batch=3"):
+        replace(PLAN, batch=3)
 
 
 def test_a_file_without_a_key_or_without_content_is_refused(tmp_path):

@@ -38,3 +38,15 @@ def test_no_weights_at_all_have_no_stale_fraction():
 def test_a_micro_batch_of_one_of_two_chunks_counts_half():
     # Two stages, two chunks: stage 0 begins 2 (2 - 1) + 2 + 1 = 5 chunks ahead, stage 1 three.
     assert [stage.in_flight for stage in peak_memory(schedule("interleaved", 2, 4, chunks=2))] == [2.5, 1.5]
+
+
+def test_a_micro_batch_is_held_until_its_weights_have_their_gradients():
+    # Zero bubble draws "F0 B0 F1 B1 F2 B2 W0 ..." for the last of three stages: three are held there, 1F1B holds one.
+    assert [stage.in_flight for stage in peak_memory(schedule("zero-bubble", 3, 5))] == [3, 3, 3]
+    assert [stage.in_flight for stage in peak_memory(schedule("1f1b-sno", 3, 5))] == [3, 2, 1]
+
+
+def test_predicted_weights_are_a_second_copy_while_a_pass_uses_them():
+    # Chen et al. 2018: stage k of N predicts floor(k/2) + N - k - 1 updates ahead, which for one stage alone is none.
+    assert [stage.versions for stage in peak_memory(schedule("spectrain", 3, 6))] == [2, 2, 2]
+    assert [stage.versions for stage in peak_memory(schedule("spectrain", 1, 6))] == [1]

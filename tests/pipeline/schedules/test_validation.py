@@ -53,6 +53,12 @@ def swapped_sends(lists):
     lists[0].insert(second + 1, lists[0].pop(first))
 
 
+def refused(name, change, message):
+    with pytest.raises(ScheduleError) as error:
+        validate(changed(name, change))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
@@ -66,6 +72,15 @@ def swapped_sends(lists):
             "stage 0: B of micro-batch 7 is of no micro-batch or chunk",
         ),
         ("gpipe", lambda lists: lists.reverse(), "stands in the list of stage 0"),
+    ],
+)
+def test_what_is_wrong_with_passes_is_named_with_stage_operation_and_micro_batch(name, change, message):
+    refused(name, change, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
         (
             "gpipe",
             with_peer(0, Kind.SEND, 1, 9),
@@ -85,6 +100,15 @@ def swapped_sends(lists):
         ("gpipe", remove(0, Kind.SEND, 1, Kind.F), "receive F of micro-batch 1 from stage 0 meets another message"),
         ("gpipe", remove(0, Kind.SEND, 2, Kind.F), "receive F of micro-batch 2 from stage 0 has no counterpart"),
         ("gpipe", swapped_sends, "meets another message: stage 0: send F of micro-batch 1 to stage 1"),
+    ],
+)
+def test_what_is_wrong_with_messages_is_named_with_stage_operation_and_micro_batch(name, change, message):
+    refused(name, change, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
         (
             "pipedream",
             with_version(0, Kind.B, 1, 1),
@@ -97,10 +121,8 @@ def swapped_sends(lists):
         ("spectrain", remove(0, Kind.PREDICT, 1), "stage 0: F of micro-batch 1 uses weights 1; there are 0"),
     ],
 )
-def test_an_error_names_stage_operation_and_micro_batch(name, change, message):
-    with pytest.raises(ScheduleError) as error:
-        validate(changed(name, change))
-    assert message in str(error.value) and "\n" not in str(error.value)
+def test_what_is_wrong_with_weights_is_named_with_stage_operation_and_micro_batch(name, change, message):
+    refused(name, change, message)
 
 
 def test_neighbours_that_send_to_each_other_at_once_are_a_deadlock():
@@ -134,3 +156,24 @@ def test_every_stage_must_update_as_often():
 def test_a_schedule_without_stages_is_refused():
     with pytest.raises(ScheduleError, match="x: there are no stages"):
         validate(Schedule("x", [], 4))
+
+
+@pytest.mark.parametrize("weights", ["stash", "predict", "newest", "recompute"])
+@pytest.mark.parametrize("name", ["stale", "pipedream", "spectrain"])
+def test_a_schedule_is_valid_with_any_weights_that_it_takes(name, weights):
+    validate(schedule(name, 3, 8, weights=weights))
+
+
+@pytest.mark.parametrize("replicas", [[2, 1], [1, 2], [3, 1], [2, 3]])
+def test_replicas_that_do_not_divide_the_mini_batches_are_valid_and_one_update_less_is_not(replicas):
+    found = schedule("pipedream", 2, 7, replicas=replicas)
+    validate(found)
+    lists = [list(actions) for actions in found.stages]
+    lists[1].pop(max(i for i, a in enumerate(lists[1]) if a.kind == "update" and a.microbatch == 6))
+    with pytest.raises(ScheduleError, match="stage 1 has 6 updates, stage 0 has 7"):
+        validate(replace(found, stages=lists))
+
+
+def test_newest_weights_are_wanted_where_a_backward_runs_the_forward_again():
+    with pytest.raises(ScheduleError, match="B of micro-batch 1 uses weights 0; there are 1"):
+        validate(changed("stale", with_version(0, Kind.B, 1, 0), weights="recompute"))

@@ -87,3 +87,10 @@ def test_spectrain_predicts_as_many_updates_ahead_as_the_paper_says(stages):
             if action.kind in ahead and action.microbatch >= stages:
                 ahead[str(action.kind)].add(action.version - newest)
         assert ahead == {"F": {stage // 2 + stages - stage - 1}, "B": {stage // 2}}
+
+
+def test_replicas_without_a_mini_batch_take_part_in_the_last_update():
+    # Four mini-batches over three replicas: the first has two, so that all three update twice.
+    found = schedule("pipedream", 2, 4, replicas=[3, 1])
+    updates = [[(a.microbatch, a.version) for a in actions if a.kind == "update"] for actions in found.stages]
+    assert updates == [[(0, 1), (1, 1), (2, 1), (3, 2), (4, 2), (5, 2)], [(0, 1), (1, 2), (2, 3), (3, 4)]]

@@ -124,3 +124,15 @@ def test_replicas_that_a_schedule_cannot_have_are_refused():
         simulate(schedule("stale", 2, 4), 1, 2, replicas=[2, 1])
     with pytest.raises(ScheduleError, match="of one's own is as it is"):
         simulate(replace(schedule("pipedream", 2, 4), name="mine"), 1, 2, replicas=[2, 1])
+
+
+def test_a_chunk_holds_its_share_of_an_activation():
+    # Stage 0 begins five chunks ahead and stage 1 three, of micro-batches that keep 6 and 8 in two chunks.
+    timeline = simulate(schedule("interleaved", 2, 4, chunks=2), 1, 2, activation=[6, 8])
+    assert timeline.peak_activations == [5 * 3, 3 * 4]
+
+
+def test_results_that_are_passed_on_while_they_are_computed_take_no_time_of_their_own():
+    hidden, shown = (simulate(schedule(name, 2, 2), 1, 2, transfer=5).makespan for name in ("1f1b-as", "1f1b-sno"))
+    # F0 F1 on stage 0, then F0 B0 F1 B1 on stage 1 from 1 on, then B0 and B1 back: 1 + 6 + 2; each way takes 5 besides.
+    assert (hidden, shown) == (9, 19)

@@ -22,3 +22,19 @@ def test_a_trace_holds_every_pass_with_its_time_stage_and_micro_batch(tmp_path):
 def test_the_makespan_is_the_end_of_the_last_span():
     timeline = simulate(schedule("gpipe", 2, 2), 1, 2, update=3)
     assert timeline.makespan == max(span.end for span in timeline.spans) == 12
+
+
+def test_a_bubble_is_what_all_replicas_do_not_work():
+    """Four mini-batches over three replicas and one: drawn by hand.
+
+    Stage 1 is busy from 1 to 13, with F0 B0 F1 B1 F2 B2 F3 B3; the first replica of stage 0 does B3 until 15 and the
+    others have one mini-batch each. So 24 of 4 x 15 are work.
+    """
+    timeline = simulate(schedule("pipedream", 2, 4, replicas=[3, 1]), 1, 2)
+    last = [span for span in timeline.spans if span.action.microbatch == 3 and span.action.kind == "B"]
+    assert [(span.action.stage, span.replica, span.start, span.end) for span in last] == [
+        (1, 0, 11, 13),
+        (0, 0, 13, 15),
+    ]
+    assert (timeline.makespan, timeline.work) == (15, 24)
+    assert timeline.bubble == 1 - 24 / 60

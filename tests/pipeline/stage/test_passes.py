@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from mpi4py import MPI
 from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from distconv.errors import PipelineError, ShapeError
-from distconv.pipeline import Pipeline, SerialPipeline
+from distconv.pipeline import Action, Pipeline, SerialPipeline, schedule
+from distconv.pipeline.runtime.message_header import Minibatch
+from distconv.pipeline.stage.passes import Feed, Passes
 from tests.pipeline.training import SGD, Chain, assert_same, batches, convolutions, train_plainly
 
 
@@ -37,16 +40,15 @@ class Complex(nn.Module):
         return torch.einsum("nc,ck->nk", x.to(weight.dtype), weight).abs()
 
 
-@pytest.mark.ranks(1)
 @pytest.mark.parametrize("weights", ["newest", "stash", "predict"])
 @pytest.mark.parametrize("how", ["conj", "view_as_complex", "view_as_real"])
-def test_weights_that_are_seen_through_views_have_the_gradients_of_torch(comm, how, weights):
+def test_weights_that_are_seen_through_views_have_the_gradients_of_torch(how, weights):
     torch.manual_seed(2)
     stages = [Complex(how)]
     alone = copy.deepcopy(stages)
     generator = torch.Generator().manual_seed(1)
     data = [(torch.randn(4, 3, generator=generator, dtype=torch.float64), torch.arange(4)) for _ in range(4)]
-    pipe = Pipeline(stages, comm, "stale", F.cross_entropy, optimizer=SGD, weights=weights)
+    pipe = Pipeline(stages, MPI.COMM_SELF, "stale", F.cross_entropy, optimizer=SGD, weights=weights)
     losses = [pipe.step(*batch) for batch in data]
     assert losses == train_plainly(alone, data)
     assert_same(stages, alone)
@@ -128,9 +130,32 @@ def test_micro_batches_are_counted_as_whole_numbers_are(comm, count):
     pipe.close()
 
 
-@pytest.mark.ranks(1)
 @pytest.mark.parametrize("loss", [lambda y, t: 0.5, lambda y, t: y])
-def test_a_loss_that_is_not_one_number_is_named(comm, loss):
-    pipe = Pipeline(convolutions(1), comm, "gpipe", loss, optimizer=SGD)
+def test_a_loss_that_is_not_one_number_is_named(loss):
+    pipe = Pipeline(convolutions(1), MPI.COMM_SELF, "gpipe", loss, optimizer=SGD)
     with pytest.raises(PipelineError, match="the loss must be a tensor of one element, the mean over samples, not"):
         pipe.step(*batches(1)[0])
+
+
+def test_a_forward_pass_has_the_weights_of_the_version_that_its_action_names():
+    layer = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(layer.weight, 2.0)
+    passes = Passes([layer], None, F.mse_loss, 0, replicated=False, deferred=False)
+    passes.begin(schedule("pipedream", 2, 4))
+    passes.weights.stash(0, 3)
+    passes.weights.updating(predicts=False)
+    nn.init.constant_(layer.weight, 5.0)
+    feed = Feed(torch.ones(1, 1), torch.ones(1, 1), 1.0, Minibatch(0, 1), 0)
+    found = [passes.forward(Action("F", 0, 2 + version, version=version), feed, None) for version in (1, 0, 1)]
+    assert [output.item() for (output,) in found] == [5, 2, 5]
+
+
+def test_chunks_of_one_rank_drop_out_each_for_itself():
+    """Of two halves a quarter is left; of one half twice, a half."""
+
+    def left(y, target):
+        return (y != 0).double().mean() + 0 * y.sum()
+
+    pipe = Pipeline([nn.Dropout(), nn.Dropout()], MPI.COMM_SELF, "interleaved", left, chunks=2)
+    assert pipe.step(torch.ones(1, 10_000), torch.ones(1)) == pytest.approx(0.25, abs=0.03)
+    pipe.close()

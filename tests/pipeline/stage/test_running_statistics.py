@@ -48,7 +48,12 @@ def test_deferred_statistics_are_those_of_whole_mini_batches(comm):
     data = batches(3, [(7, 4, 4), (3, 6, 5), (2, 3, 3)])
     for replicas, name, options in {
         1: [((1,), "gpipe", {}), ((1,), "gpipe", {"weights": "recompute"})],
-        3: [((1, 2), "1f1b-so", {}), ((1, 1, 1), "zero-bubble", {}), ((1, 1, 1), "interleaved", {"chunks": 2})],
+        3: [
+            ((1, 2), "1f1b-so", {}),
+            ((1, 2), "gpipe", {"weights": "recompute"}),
+            ((1, 1, 1), "zero-bubble", {}),
+            ((1, 1, 1), "interleaved", {"chunks": 2}),
+        ],
         4: [((1, 3), "gpipe", {"weights": "recompute"}), ((2, 1, 1), "1f1b-sno", {})],
     }[comm.size]:
         stages = convolutions(len(replicas) * options.get("chunks", 1), inplace=False)

@@ -181,6 +181,20 @@ def test_the_weights_of_products_wait_for_the_second_half(layer):
     assert layer.weight.grad is not None
 
 
+@pytest.mark.parametrize("layer", [nn.LayerNorm(4), nn.GroupNorm(2, 4), nn.BatchNorm1d(4), nn.PReLU(4)])
+def test_what_is_cheap_beside_products_does_not_wait(layer):
+    """Its graph would be held until the second half, for nothing."""
+    x = torch.linspace(-1, 1, 32).view(2, 4, 4).requires_grad_()
+    outputs, gradients = outputs_and_gradients(layer, x)
+    half = backward_of_inputs(outputs, gradients, [x], list(layer.parameters()))
+    assert half.edges == []
+    expected = copy.deepcopy(layer).requires_grad_()
+    expected.zero_grad()
+    torch.autograd.backward(expected(x.detach()), gradients)
+    for found, known in zip(layer.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, known.grad)
+
+
 def products(node):
     """The products that a result was made by."""
     if node is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distconv.jobs.mesh.hydro.advance import broken_cell, move_nodes, stable_step
+from distconv.jobs.mesh.hydro.advance import broken_cell, internal_work, move_nodes, predict_nodes, stable_step
 from distconv.jobs.mesh.hydro.cell_geometry import quad_area
 from distconv.jobs.mesh.hydro.solver import Hydro
 from tests.jobs.mesh.hydro.gases import at_rest, warped
@@ -42,6 +42,35 @@ def test_nodes_move_with_their_velocity_and_walls_take_up_the_force_across_them(
     pull = fx[0, 2, 3] + fx[1, 2, 2] + fx[2, 1, 2] + fx[3, 1, 3]  # of the four cells around node (2, 3)
     assert state.u[2, 3] == pytest.approx(before.u[2, 3] + 0.5 * pull / hydro.gas.node_mass[2, 3])
     np.testing.assert_allclose(state.x, before.x + 0.25 * (before.u + state.u), rtol=1e-14)
+
+
+def test_half_a_step_earlier_nodes_have_half_of_the_push_and_go_with_it() -> None:
+    hydro = warped()
+    state, half = hydro.state, hydro.state.copy()
+    rng = np.random.default_rng(4)
+    state.u[1:-1, 1:-1], state.v[1:-1, 1:-1] = rng.normal(size=(2, 5, 5))
+    fx, fy = rng.normal(size=(2, 4, *hydro.gas.mass.shape))
+    predict_nodes(state, hydro.gas, fx, fy, 0.25, half)
+    pull = fy[0, 2, 3] + fy[1, 2, 2] + fy[2, 1, 2] + fy[3, 1, 3]
+    assert half.v[2, 3] == pytest.approx(state.v[2, 3] + 0.25 * pull / hydro.gas.node_mass[2, 3])
+    np.testing.assert_allclose(half.x, state.x + 0.25 * half.u, rtol=1e-14)
+    np.testing.assert_allclose(half.y, state.y + 0.25 * half.v, rtol=1e-14)
+
+
+def test_work_is_force_times_way_at_each_corner() -> None:
+    rng = np.random.default_rng(5)
+    u, v = rng.normal(size=(2, 4, 6))
+    (fx, fy), energy, mass = rng.normal(size=(2, 4, 3, 5)), rng.uniform(1, 2, (3, 5)), rng.uniform(1, 2, (3, 5))
+    found = np.empty((3, 5))
+    internal_work(energy, u, v, fx, fy, mass, 0.5, found)
+    corners = (
+        (slice(None, -1), slice(None, -1)),
+        (slice(None, -1), slice(1, None)),
+        (slice(1, None), slice(1, None)),
+        (slice(1, None), slice(None, -1)),
+    )  # round the cell
+    power = sum(fx[k] * u[at] + fy[k] * v[at] for k, at in enumerate(corners))
+    np.testing.assert_allclose(found, energy - 0.5 * power / mass, rtol=1e-13)
 
 
 @pytest.mark.parametrize("energy", [0.0, -1.0, np.nan])

@@ -28,9 +28,12 @@ def test_forces_of_a_cell_sum_to_zero() -> None:
 
 
 def test_subzonal_forces_are_derivatives_of_the_corner_volumes() -> None:
-    # One gas in a parallelogram sheared from a square: each subzone keeps its share of the area, so nothing acts; then
-    # one node is moved, and the work against the forces is compared with the subzones' change of volume.
+    # One gas in an uneven cell: each subzone keeps its share of the mass. Two nodes are moved, and the work against the
+    # forces is compared with the subzones' change of volume.
     x, y = box(1, 1, 1.0)
+    x[0, 1], y[0, 1] = 1.4, -0.2
+    fraction = corner_volumes(x, y)[:, 0, 0] / corner_volumes(x, y).sum()
+    assert fraction.max() - fraction.min() > 0.05
     one = np.ones((1, 1))
     hydro = Hydro(at_rest(x, y, one, one), coefficients=Coefficients(0.0, 0.0, 0.0, 1.0))
     plain = Hydro(at_rest(x, y, one, one), coefficients=Coefficients(0.0, 0.0, 0.0, 0.0))
@@ -41,7 +44,7 @@ def test_subzonal_forces_are_derivatives_of_the_corner_volumes() -> None:
     state = hydro.state
     shares = corner_volumes(state.x, state.y)[:, 0, 0] / float(hydro.volumes()[0, 0])
     stiffness = 1.4 * 0.4 * state.energy[0, 0] * hydro.gas.mass[0, 0] / hydro.volumes()[0, 0]
-    pressures = stiffness * (1.0 - shares / 0.25)
+    pressures = stiffness * (1.0 - shares / fraction)
     for corner, (j, i) in enumerate(((0, 0), (0, 1), (1, 1), (1, 0))):
         for nodes, force in ((state.x, hydro._fx - plain._fx), (state.y, hydro._fy - plain._fy)):
             kept, volumes = nodes[j, i], []
@@ -79,3 +82,14 @@ def test_a_gas_at_rest_pushes_its_corners_with_its_pressure_over_half_a_side() -
     for corner, (along, up) in enumerate(((-1, -1), (1, -1), (1, 1), (-1, 1))):
         np.testing.assert_allclose(hydro._fx[corner], along * push, rtol=1e-12)
         np.testing.assert_allclose(hydro._fy[corner], up * push, rtol=1e-12)
+
+
+def test_an_hourglass_is_damped_by_rho_c_over_the_root_of_its_area() -> None:
+    # One cell of 2 x 2, density 2, pressure 3, gamma 1.5: on it g is (1, -1, 1, -1), so that g (g . u) / (g . g) is u.
+    x, y = box(1, 1, 2.0)
+    hydro = Hydro(at_rest(x, y, np.full((1, 1), 2.0), np.full((1, 1), 3.0), gamma=1.5))
+    hydro.coefficients = Coefficients(0.0, 0.0, 0.1, 0.0)
+    u = np.array([[1.0, -1.0], [-1.0, 1.0]])
+    strength = 0.1 * 2.0 * np.sqrt(1.5 * 3.0 / 2.0) * np.sqrt(4.0)
+    found = forces_of_motion(hydro, u, 0.0 * u)
+    np.testing.assert_allclose(found[:, 0, 0], -strength * np.array([1.0, -1.0, 1.0, -1.0]), rtol=1e-12)

@@ -8,7 +8,14 @@ import pytest
 from distconv.jobs.mesh.hydro.cell_geometry import (
     extreme_jacobians,
 )
-from distconv.jobs.mesh.hydro.initial_conditions import CELLS_PER_UNIT, FAMILIES, initial_condition
+from distconv.jobs.mesh.hydro.initial_conditions import (
+    CELLS_PER_UNIT,
+    FAMILIES,
+    Sketch,
+    initial_condition,
+    sound_pressure,
+    spline_basis,
+)
 from distconv.jobs.mesh.hydro.solver import Hydro
 from distconv.jobs.mesh.production.run import run_seed
 
@@ -42,3 +49,40 @@ def test_flows_are_transonic(family: str) -> None:
         sound = np.sqrt(start.gamma * start.pressure / start.density).mean()
         # The nominal range is 0.5 to 1.2 at unit density.
         assert 0.4 < np.quantile(np.hypot(start.u, start.v), 0.99) / sound < 1.5
+
+
+def sketch(size: int = 32) -> Sketch:
+    return Sketch(np.random.default_rng(0), size)
+
+
+def test_a_stream_function_makes_a_flow_of_the_speed_asked_for_without_sources() -> None:
+    drawn = sketch()
+    stream = drawn.smooth_noise(0.1, odd=True)
+    assert np.abs(stream[[0, -1]]).max() < 1e-12 and np.abs(stream[:, [0, -1]]).max() < 1e-12
+    drawn.add_stream(stream, 0.5)
+    assert np.sqrt(np.mean(drawn.u**2 + drawn.v**2)) == pytest.approx(0.5)
+    cell = 1.0 / CELLS_PER_UNIT
+    u_x, v_y = np.gradient(drawn.u, cell, axis=1), np.gradient(drawn.v, cell, axis=0)
+    assert np.abs((u_x + v_y)[2:-2, 2:-2]).max() < 1e-9 * np.abs(u_x).max()
+
+
+def test_vortices_have_images_so_that_nothing_flows_through_the_walls() -> None:
+    start = initial_condition("vortices", 128, run_seed(0, 0, 1, 0))  # wide enough that images of images do not reach
+    fastest = np.hypot(start.u, start.v).max()
+    assert np.abs(start.u[:, [0, -1]]).max() < 1e-5 * fastest
+    assert np.abs(start.v[[0, -1]]).max() < 1e-5 * fastest
+
+
+def test_splines_add_up_to_one_and_follow_a_line() -> None:
+    basis = spline_basis(30, 5)
+    assert basis.shape == (31, 8)
+    np.testing.assert_allclose(basis.sum(1), 1.0, rtol=1e-13)
+    np.testing.assert_allclose(basis @ np.arange(-1.0, 7.0), np.linspace(0.0, 5.0, 31), atol=1e-13)
+    np.testing.assert_allclose(basis[0, :4], [1 / 6, 4 / 6, 1 / 6, 0], atol=1e-13)
+
+
+def test_pressures_are_those_of_mach_numbers_from_a_half_to_one_and_a_fifth() -> None:
+    drawn = sketch()
+    gamma = float(drawn.gamma[0, 0])
+    machs = [3.0 / np.sqrt(gamma * sound_pressure(drawn, 3.0)) for _ in range(400)]
+    assert 0.5 <= min(machs) < 0.52 and 1.18 < max(machs) <= 1.2

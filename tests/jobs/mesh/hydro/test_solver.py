@@ -12,7 +12,7 @@ from distconv.errors import DataError
 from distconv.jobs.mesh.hydro.exact_solutions import SOD, blast_constant
 from distconv.jobs.mesh.hydro.initial_conditions import CELLS_PER_UNIT, initial_condition
 from distconv.jobs.mesh.hydro.jit import Floats
-from distconv.jobs.mesh.hydro.solver import Hydro, Initial, RunStopped
+from distconv.jobs.mesh.hydro.solver import Hydro, Initial, RunStopped, node_masses
 from distconv.jobs.mesh.production.run import run_seed
 from tests.jobs.mesh.hydro.gases import at_rest, box, warped
 
@@ -39,6 +39,18 @@ def test_work_by_the_end_velocity_would_fail_the_energy_test() -> None:
     energy_error, volume_error = conservation_run("end")
     assert energy_error > 1e-6
     assert volume_error < 1e-12
+
+
+def test_a_few_steps_on_irregular_cells_keep_total_energy_and_volume() -> None:
+    hydro = warped()
+    rng = np.random.default_rng(1)
+    hydro.state.u[:, 1:-1], hydro.state.v[1:-1] = 0.5 * rng.normal(size=(7, 5)), 0.5 * rng.normal(size=(5, 7))
+    energy, kinetic = hydro.total_energy(), hydro.kinetic_energy()
+    for _ in range(10):
+        hydro.step(1.0)
+    assert abs(hydro.kinetic_energy() - kinetic) > 0.01 * energy
+    assert hydro.total_energy() == pytest.approx(energy, rel=1e-14)
+    assert float(hydro.volumes().sum()) == pytest.approx(36.0, rel=1e-14)
 
 
 def sod_error(cells: int) -> float:
@@ -141,3 +153,28 @@ def test_an_initial_condition_without_pressure_is_refused() -> None:
     start = at_rest(x, y, np.ones((4, 4)), np.ones((4, 4)))
     with pytest.raises(DataError, match="must be positive"):
         Hydro(replace(start, pressure=np.zeros((4, 4))))
+
+
+def test_walls_hold_what_flows_through_them_and_nothing_along_them() -> None:
+    x, y = box(3, 3, 1.0)
+    one = np.ones((3, 3))
+    state = Hydro(replace(at_rest(x, y, one, one), u=np.full((4, 4), 2.0), v=np.full((4, 4), 3.0))).state
+    np.testing.assert_array_equal(state.u, [[0, 2, 2, 0]] * 4)
+    np.testing.assert_array_equal(state.v, [[0] * 4, [3] * 4, [3] * 4, [0] * 4])
+
+
+def test_steps_begin_small_and_grow_by_a_fifth_until_they_are_stable() -> None:
+    # Square cells of side 1 at rest: the highest frequency of one alone is 2 sqrt(2) c, and half of 2 / that is taken.
+    x, y = box(4, 4, 1.0)
+    one = np.ones((4, 4))
+    hydro = Hydro(at_rest(x, y, one, one))
+    stable = 0.5 * 2.0 / np.sqrt(8.0 * 1.4)
+    expected = [min(1.0, 0.2 * 1.2**n) * stable for n in range(11)]
+    assert [hydro.step(1e9) for _ in range(11)] == pytest.approx(expected, rel=1e-9)
+    assert hydro.time == pytest.approx(sum(expected)) and hydro.steps == 11
+    assert hydro.step(hydro.time + 0.001) == pytest.approx(0.001)
+
+
+def test_a_node_has_the_subzones_around_it() -> None:
+    masses = np.arange(1.0, 9.0).reshape(4, 1, 2)  # of two cells side by side, corners counter-clockwise
+    np.testing.assert_array_equal(node_masses(masses), [[1, 2 + 3, 4], [7, 8 + 5, 6]])

@@ -8,7 +8,7 @@ import pytest
 from distconv.jobs.mesh.hydro.advance import internal_work
 from distconv.jobs.mesh.hydro.solver import Hydro
 from distconv.jobs.mesh.hydro.state import Coefficients
-from distconv.jobs.mesh.hydro.viscosity import edge_force
+from distconv.jobs.mesh.hydro.viscosity import edge_force, openness
 from tests.jobs.mesh.hydro.gases import at_rest, box, warped
 from tests.jobs.mesh.hydro.test_forces import forces_of_motion
 
@@ -66,3 +66,17 @@ def test_a_sudden_stop_meets_the_pressure_of_default_coefficients() -> None:
     # Each of a cell's two edges along x has half of its height to push through; hourglass forces see none of it.
     assert sudden[1, 2, 2] == pytest.approx(0.5 * pressure, rel=1e-12)
     assert sudden[0, 2, 2] == pytest.approx(-0.5 * pressure, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [(1.0, 1.0, 0.0), (0.3, 1.0, 0.4), (1.0, 0.3, 0.4), (0.8, 0.4, 0.4), (0.6, 0.6, 0.4), (-0.5, 1.0, 1.0),
+     (3.0, 3.0, 0.0)],
+)  # fmt: skip
+def test_the_limiter_is_the_smallest_of_the_mean_slope_twice_either_and_one(
+    before: float, after: float, expected: float
+) -> None:
+    """Caramana, Shashkov, Whalen 1998: psi = max(0, min((l + r) / 2, 2 l, 2 r, 1)), of slopes over that of the edge."""
+    edge = (2.0, 0.0, 1.0, 0.0)
+    found = openness((2.0, 0.0, before, 0.0), edge, (1.0, 0.0, after / 2, 0.0))
+    assert found == pytest.approx(expected, abs=1e-14)

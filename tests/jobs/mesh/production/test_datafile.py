@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import h5py
@@ -52,3 +53,18 @@ def test_labels_contain_what_is_bad_already(small: Path) -> None:
         assert (file["train/label"][...][minimum < 0.4] == 1).all()
         assert (file["train/extrapolated"][...] <= minimum).all()
         assert (np.mean(minimum < 0.25, axis=(1, 2)) < 0.03).all()
+
+
+def test_families_take_turns_in_a_file(small: Path) -> None:
+    names = list(FAMILIES)
+    with h5py.File(small, "r") as file:
+        for group, order in (("train", [*names, *names[:2]]), ("heldout", names)):
+            assert [name.decode() for name in file[f"{group}/family"][...]] == order
+
+
+def test_a_share_of_the_candidates_is_rejected(small: Path) -> None:
+    with h5py.File(small, "r") as file:
+        found = json.loads(file.attrs["summary"])
+    rejected = sum(found["rejected"].values())
+    assert found["rejection_rate"] == pytest.approx(rejected / found["candidates"])
+    assert found["candidates"] - rejected >= 12

@@ -226,3 +226,17 @@ def test_a_grid_goes_on_from_the_checkpoint_of_a_pipeline(comm: Any, shared_tmp_
     assert losses == pytest.approx([loss for _, loss in first.losses[3:]], rel=1e-10)
     first.close()
     samples.close()
+
+
+def test_points_are_dropped_in_training_and_not_in_an_evaluation(tmp_path: Path) -> None:
+    write_ours(tmp_path / "clouds.h5")
+    samples = CloudSamples(tmp_path / "clouds.h5", MPI.COMM_SELF)
+    trainer = Trainer(Settings(**SMALL | {"keep": 0.5}), samples, dc.ProcessGrid(MPI.COMM_SELF))
+    (batch, *_) = trainer.loader.epoch(0)
+    # 15 of 30 points fill at most 15 voxels of each of two clouds, all of them nearly twice as many.
+    assert len(batch.tensors[0].coords) <= 2 * 15
+    seen: list[int] = []
+    trainer.model.register_forward_pre_hook(lambda module, given: seen.append(len(given[0].coords)))
+    trainer.evaluate("test")
+    assert seen[0] > 2 * 20
+    samples.close()
