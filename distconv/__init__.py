@@ -48,6 +48,7 @@ else:
 
 from distconv.arrangement import parse_grid
 from distconv.checkpoint import load_checkpoint, save_checkpoint
+from distconv.communication.gradient_reduction import no_sync
 from distconv.communication.transfer import TransferPlan
 from distconv.distribution import Distribution, Interval, block_range
 from distconv.errors import (
@@ -73,7 +74,6 @@ from distconv.errors import (
 from distconv.grid import ProcessGrid
 from distconv.local_device import device
 from distconv.parallel import parallelize
-from distconv.parameters.gradient_reduction import no_sync
 from distconv.parameters.optimizer_state import shard_optimizer
 from distconv.parameters.replicas import check_replicas
 from distconv.placement import from_local, gather, scatter

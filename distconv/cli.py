@@ -127,7 +127,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "distconv.jobs.papers.stale_weights.command", "accuracy of pipelined training with stale weights"
     ),
     ("info",): Command(
-        "distconv.process.information", "versions, MPI library, ranks, threads, devices, transport, allocator"
+        "distconv.jobs.commands.information", "versions, MPI library, ranks, threads, devices, transport, allocator"
     ),
 }
 

@@ -12,13 +12,13 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from distconv.batch_norm import BATCH_NORM, take
+from distconv.communication import gradient_reduction
 from distconv.communication.agreement import agree
 from distconv.communication.digest import bytes_of, different
 from distconv.dispatch import name_layer
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError, MismatchError, ReplicationWarning, UnsupportedOperation
 from distconv.grid import ProcessGrid
-from distconv.parameters import gradient_reduction
 from distconv.parameters.channel_split import linear_axes
 from distconv.parameters.sharding import shard
 from distconv.plan import Plan

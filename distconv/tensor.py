@@ -11,11 +11,10 @@ import torch
 from distconv import dispatch, memory_order
 from distconv.autograd import recomputation
 from distconv.autograd.graph_nodes import GradFn, Layouts, mark_leaf
-from distconv.communication import agreement, collectives
+from distconv.communication import agreement, collectives, gradient_reduction
 from distconv.distribution import Distribution
 from distconv.errors import DistconvError, UnsupportedOperation
 from distconv.grid import ProcessGrid
-from distconv.parameters import gradient_reduction
 from distconv.process import profiling
 
 _BELOW = (

@@ -20,6 +20,7 @@ if __name__ != "distconv.perfmodel":
     )
 
 from distconv.perfmodel.cost.assumptions import Settings
+from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.evaluation import LayerPrediction, Prediction, evaluate
 from distconv.perfmodel.cost.operation_work import LocalCall, Work, register_cost
 from distconv.perfmodel.exploration.choices import Exploration
@@ -32,7 +33,6 @@ from distconv.perfmodel.profiles.layer_timing import time_layers
 from distconv.perfmodel.profiles.predicted_profile import predicted_profile
 from distconv.perfmodel.stages.partition import Device, StagePartition, partition
 from distconv.perfmodel.stages.stage_costs import stage_time
-from distconv.perfmodel.strategy.candidates import candidates
 from distconv.perfmodel.strategy.selection import Strategy, select
 
 __all__ = [

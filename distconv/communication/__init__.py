@@ -2,13 +2,15 @@
 
 ::
 
-    agreement    Agreement between ranks: find out that they differ before that becomes a hang or a wrong number
-    collectives  Differentiable communication: pairs of a forward and its adjoint, on the local blocks
-    derived      Communicators derived from another one, which go back to MPI when no rank uses them any more
-    digest       Digests of tensors, by which ranks find out that theirs differ
-    gpu          How tensors of GPUs cross ranks: by NCCL, by an MPI that takes device memory, or by way of the host
-    packing      Packing: boxes of tensors side by side in contiguous messages, and back
-    routes       Routes: which boxes of a tensor a rank sends to whom, and receives from whom. Pure arithmetic
-    transfer     The mover: everything that crosses ranks is an intersection of boxes
-    transport    Transport: nonblocking messages between tensors, and allreduces, on the host or a GPU
+    agreement           Agreement between ranks: they find out that they differ before that is a hang or a wrong number
+    collectives         Differentiable communication: pairs of a forward and its adjoint, on the local blocks
+    derived             Communicators derived from another one, which go back to MPI when no rank uses them any more
+    digest              Digests of tensors, by which ranks find out that theirs differ
+    gpu                 How tensors of GPUs cross ranks: by NCCL, by an MPI that takes device memory, or by the host
+    gradient_reduction  When the gradients of parameters are summed
+    packing             Packing: boxes of tensors side by side in contiguous messages, and back
+    routes              Routes: which boxes of a tensor a rank sends to whom, and receives from whom. Pure arithmetic
+    transfer            The mover: everything that crosses ranks is an intersection of boxes
+    transport           Transport: nonblocking messages between tensors, and allreduces, on the host or a GPU
+    weight_digest       Digests of weights that ride with the sums of their gradients
 """

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
+from distconv.communication import gradient_reduction
 from distconv.communication.transfer import TransferPlan, transfer_plan
 from distconv.communication.transport import allreduce
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
-from distconv.parameters import gradient_reduction
 from distconv.process.profiling import section
 
 _apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]

@@ -1,12 +1,10 @@
-"""Parameters on a grid: their blocks, and when their gradients are summed.
+"""Parameters on a grid: their blocks, their copies, and the state that optimizers keep of them.
 
 ::
 
-    channel_split       Which rank has which channels and filters of a layer. Pure arithmetic
-    gradient_reduction  When the gradients of parameters are summed
-    optimizer_state     Optimizer state split over the ranks that hold the same parameters
-    replicas            Copies of parameters and buffers on several ranks: whether they still are the same
-    sharding            Sharded parameters: each rank holds the block of a weight that it works with
-    state_tensor        What state dicts hold of sharded parameters: whole tensors, changes in which pass both ways
-    weight_digest       Digests of weights that ride with the sums of their gradients
+    channel_split    Which rank has which channels and filters of a layer. Pure arithmetic
+    optimizer_state  Optimizer state split over the ranks that hold the same parameters
+    replicas         Copies of parameters and buffers on several ranks: whether they still are the same
+    sharding         Sharded parameters: each rank holds the block of a weight that it works with
+    state_tensor     What state dicts hold of sharded parameters: whole tensors, changes in which pass both ways
 """

@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from distconv.autograd.graph_nodes import mark_leaf
+from distconv.communication import gradient_reduction
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
-from distconv.parameters import gradient_reduction
 from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split, groups_divide
 from distconv.parameters.state_tensor import whole_of
 from distconv.tensor import DistTensor, laid_out

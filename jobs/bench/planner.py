@@ -16,10 +16,10 @@ from distconv.jobs.planning.options import add_machine_argument, add_network_arg
 from distconv.jobs.planning.strong_scaling import rank_counts
 from distconv.jobs.training.options import positive
 from distconv.perfmodel.cost import block_geometry, operation_work
+from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.units import MEMORY
-from distconv.perfmodel.strategy.candidates import candidates
 from distconv.perfmodel.strategy.selection import Strategy, select
 
 from . import report

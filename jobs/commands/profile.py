@@ -32,14 +32,14 @@ from distconv.jobs.training.model_factory import build_model
 from distconv.jobs.training.options import add_device_argument, device_for, natural, positive
 from distconv.layers.models import MODELS
 from distconv.layers.sparse import SparseTensor
+from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.operation_work import LocalCall
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.links import Group, Link
 from distconv.perfmodel.machine.machine import Compute, Machine, Overlap, Roofline
 from distconv.perfmodel.machine.measure_links import NetworkProfile, node_indices, profile_network
-from distconv.perfmodel.machine.measure_operations import calls_of, measure, measure_exchange, measure_roofline
 from distconv.perfmodel.profiles.layer_timing import ITERATIONS, WARM_UP, Timing, time_layers
-from distconv.perfmodel.strategy.candidates import candidates
+from distconv.perfmodel.profiles.measure_operations import calls_of, measure, measure_exchange, measure_roofline
 
 T = TypeVar("T")
 

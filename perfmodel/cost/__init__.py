@@ -4,7 +4,9 @@
 
     assumptions         What a prediction assumes about training, beyond the network and the machine
     block_geometry      Where blocks lie: local extents, halos
+    candidates          Which distribution a plan gives each deciding layer, and which ones it could
     convolution_pieces  What a convolution really computes from on a rank
+    cost_tables         A strategy's cost as tables: what the planner evaluates and what the search minimises
     evaluation          ``evaluate``: time and memory of a training step under a plan
     operation_cost      What one operation costs under one distribution
     operation_work      What one rank computes in one operation

@@ -19,13 +19,13 @@ import numpy as np
 
 from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.candidates import Candidate, resolve
+from distconv.perfmodel.cost.cost_tables import Kind, Problem, Step, Term, makespan, peak
 from distconv.perfmodel.cost.operation_cost import Costs
 from distconv.perfmodel.cost.operation_work import registered, unknown
 from distconv.perfmodel.cost.step_memory import lasting_bytes, memory_terms
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
 from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.strategy.candidates import Candidate, resolve
-from distconv.perfmodel.strategy.cost_tables import Kind, Problem, Step, Term, makespan, peak
 from distconv.plan import Plan
 
 Assignment = Mapping[str, Candidate]

@@ -18,10 +18,10 @@ from functools import partial
 
 from distconv.dispatch import has_operator
 from distconv.perfmodel.cost.block_geometry import Parts, axes_of, local_shape
+from distconv.perfmodel.cost.cost_tables import Kind, Term
 from distconv.perfmodel.cost.operation_cost import Costs
 from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.graph.graph import INPUT, LayerGraph, Operation, Value
-from distconv.perfmodel.strategy.cost_tables import Kind, Term
 
 
 def memory_terms(graph: LayerGraph, costs: Costs) -> Iterator[Term]:

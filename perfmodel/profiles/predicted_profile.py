@@ -17,13 +17,13 @@ from collections.abc import Mapping
 
 from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.candidates import resolve
 from distconv.perfmodel.cost.evaluation import Assignment, Model
 from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.cost.step_memory import block_bytes
 from distconv.perfmodel.graph.graph import INPUT, Constant, LayerGraph, Operation
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
-from distconv.perfmodel.strategy.candidates import resolve
 from distconv.plan import Plan
 
 

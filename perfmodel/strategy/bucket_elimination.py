@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from distconv.perfmodel.strategy.cost_tables import Array, Choices, Sums
+from distconv.perfmodel.cost.cost_tables import Array, Choices, Sums
 
 BUCKET_ENTRIES = 3_000_000
 ALL_ENTRIES = 30_000_000

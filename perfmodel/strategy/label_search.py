@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from distconv.perfmodel.cost.cost_tables import Array, Choices, Sums
 from distconv.perfmodel.strategy.bucket_elimination import Elimination, Relaxation, neighbours
-from distconv.perfmodel.strategy.cost_tables import Array, Choices, Sums
 
 Indices = npt.NDArray[np.int64]
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import numpy as np
 from scipy.optimize import linprog
 
+from distconv.perfmodel.cost.cost_tables import Array, Choices
 from distconv.perfmodel.strategy.bucket_elimination import Elimination, Relaxation
-from distconv.perfmodel.strategy.cost_tables import Array, Choices
 
 STEP = 0.3
 """How far from the best weights towards the linear program's the next question is asked."""

@@ -12,10 +12,10 @@ import networkx as nx
 import numpy as np
 
 from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.candidates import Candidate
 from distconv.perfmodel.cost.evaluation import Model
 from distconv.perfmodel.cost.operation_work import local_call, work
 from distconv.perfmodel.graph.graph import INPUT, LayerGraph
-from distconv.perfmodel.strategy.candidates import Candidate
 
 
 def longest_path(model: Model, candidates: Mapping[str, Sequence[Candidate]], price: float = 0.0) -> dict[str, int]:

@@ -12,11 +12,11 @@ from typing import Any
 
 from distconv.errors import PlanError
 from distconv.perfmodel.cost.assumptions import Settings
+from distconv.perfmodel.cost.candidates import Candidate, candidates
+from distconv.perfmodel.cost.cost_tables import Kind
 from distconv.perfmodel.cost.evaluation import Model, Prediction, evaluate
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.strategy.candidates import Candidate, candidates
-from distconv.perfmodel.strategy.cost_tables import Kind
 from distconv.perfmodel.strategy.longest_path import longest_path
 from distconv.perfmodel.strategy.solver import Infeasible, Solution, smallest_memory, solve
 from distconv.plan import Plan, written

@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from distconv.errors import DistconvError
+from distconv.perfmodel.cost.cost_tables import Array, Choices, Problem, Sums, one
 from distconv.perfmodel.strategy.bucket_elimination import Elimination, decision_order
-from distconv.perfmodel.strategy.cost_tables import Array, Choices, Problem, Sums, one
 from distconv.perfmodel.strategy.label_search import TOLERANCE, LabelSearch
 from distconv.perfmodel.strategy.lagrange_multipliers import best_weights
 

@@ -9,7 +9,6 @@
     pipeline_plan    Pipeline plans: where a model is cut, which ranks run each stage and how, and by which schedule
     placement        Which ranks run which stage
     replicas         What the replicas of a stage do together
-    resharding       What crosses from the grid of one stage to that of the next
     schedule_source  What a pipeline follows: a schedule for each number of micro-batches, or one without an end
     topology         Where a rank sits in a pipeline, and the communicators that go with it
 """

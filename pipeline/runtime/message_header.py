@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from distconv.errors import PipelineError
 from distconv.pipeline.schedules.actions import Kind, Message
+from distconv.pipeline.stage.stage_inputs import Minibatch
 
 HEADER = 512
 """Numbers of a header, int64."""
@@ -31,13 +31,6 @@ DTYPES = (
     torch.complex64,
     torch.complex128,
 )
-
-
-class Minibatch(NamedTuple):
-    """Which mini-batch ranks work on: its number, and its samples."""
-
-    step: int
-    samples: int
 
 
 @dataclass(frozen=True)

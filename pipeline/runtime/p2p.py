@@ -21,10 +21,11 @@ from distconv.communication.transport import Exchange
 from distconv.errors import PipelineError
 from distconv.grid import ProcessGrid
 from distconv.pipeline.schedules.actions import Kind, Message
+from distconv.pipeline.stage.resharding import boundary_routes, from_boundary, local
+from distconv.pipeline.stage.stage_inputs import Minibatch
 
-from .message_header import HEADER_BYTES, Described, Header, Minibatch, strides_of
+from .message_header import HEADER_BYTES, Described, Header, strides_of
 from .placement import Place, Placement
-from .resharding import boundary_routes, from_boundary, local
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes, so that a message can be read in place."""

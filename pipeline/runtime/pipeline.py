@@ -24,12 +24,12 @@ from distconv.pipeline.simulation.timeline import Timeline
 from distconv.pipeline.splitting.graph_cuts import SplitError
 from distconv.pipeline.splitting.split import split
 from distconv.pipeline.stage.passes import Feed, Loss, Passes
+from distconv.pipeline.stage.stage_inputs import Minibatch
 from distconv.pipeline.stage.stage_state import check_separate, described, spread, state_of
 from distconv.plan import Plan
 from distconv.process import watchdog
 
 from .executor import Actor
-from .message_header import Minibatch
 from .pipeline_plan import PipelinePlan
 from .placement import Placement, StagePlan, boundary_grids
 from .schedule_source import chunks_of, course

@@ -5,6 +5,7 @@
     actions        A pipeline schedule as data: for each stage the list of actions that it performs, in order
     generators     The order of passes on each stage, one short pure function for each family of schedules
     memory         What a schedule keeps in memory, and how stale its weights are: read off the lists, without times
+    per_stage      A cost as one number for all stages, or one for each
     registry       The schedules by name
     send_receive   Adds sends and receives to the lists of passes, such that synchronous sends never deadlock
     steady_state   An asynchronous schedule without an end

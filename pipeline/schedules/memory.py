@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distconv.pipeline.simulation.costs import Cost, per_stage
-
 from .actions import Kind, Schedule, ScheduleError
+from .per_stage import Cost, per_stage
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@
 
     buffers             Buffers of modules that a forward pass changes, such as running statistics
     passes              The forward and backward passes of one rank
+    resharding          What crosses from the grid of one stage to that of the next
     rng                 Random numbers that depend on the work alone: not on the schedule, nor on which rank does it
     running_statistics  Running statistics of batch norm where passes over micro-batches must not simply update
     split_backward      A backward pass in two halves

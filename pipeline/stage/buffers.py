@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from distconv.errors import PipelineError
-from distconv.pipeline.runtime.resharding import local
+from distconv.pipeline.stage.resharding import local
 
 
 class Buffers:

@@ -13,9 +13,8 @@ from torch import nn
 from distconv.distribution import default_axes
 from distconv.errors import PipelineError
 from distconv.grid import ProcessGrid
-from distconv.pipeline.runtime.message_header import Minibatch
-from distconv.pipeline.runtime.resharding import local, to_boundary
 from distconv.pipeline.schedules.actions import Action, Schedule, Weights
+from distconv.pipeline.stage.resharding import local, to_boundary
 from distconv.placement import scatter
 from distconv.tensor import DistTensor
 
@@ -23,7 +22,7 @@ from .buffers import Buffers, unchanged
 from .rng import seeded
 from .running_statistics import RunningStatistics
 from .split_backward import WeightHalf, backward_of_inputs
-from .stage_inputs import Entry, tensors_of
+from .stage_inputs import Entry, Minibatch, tensors_of
 from .weight_versions import WeightVersions
 
 Loss = Callable[[Any, Any], torch.Tensor]

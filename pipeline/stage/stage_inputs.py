@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from distconv.tensor import DistTensor
+
+
+class Minibatch(NamedTuple):
+    """Which mini-batch ranks work on: its number, and its samples."""
+
+    step: int
+    samples: int
 
 
 class Entry:

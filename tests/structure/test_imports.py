@@ -21,7 +21,7 @@ WITHIN = {
     "distconv.pipeline": ["schedules simulation splitting", "runtime stage", "reference"],
     "distconv.jobs": ["training", "images mesh pointcloud sequence", "bench commands planning verification", "papers"],
 }
-"""The packages within each folder, lowest first; those on one line may import each other."""
+"""The packages within each folder, lowest first; those on one line have an order among themselves."""
 
 
 def test_folders_import_only_what_lies_below_them() -> None:
@@ -49,6 +49,21 @@ def test_packages_within_a_folder_import_only_what_lies_below_them(folder: str) 
         if here is not None and there is not None and there > here:
             wrong.append(str(entry))
     assert not wrong, "\n".join(wrong)
+
+
+def test_no_two_packages_import_each_other() -> None:
+    """Nor a package and one far below it: the folders of a storey have an order of dependence, too."""
+    imports: dict[tuple[str, str], list[str]] = {}
+    for entry in OURS:
+        here, there = (
+            name if SOURCES[name].name == "__init__.py" else name.rpartition(".")[0]
+            for name in (entry.module, entry.target)
+        )
+        nested = f"{here}.".startswith(f"{there}.") or f"{there}.".startswith(f"{here}.")
+        if not nested and folder_of(here) == folder_of(there):
+            imports.setdefault((here, there), []).append(str(entry))
+    mutual = [entry for (here, there), entries in imports.items() if (there, here) in imports for entry in entries]
+    assert not mutual, "\n".join(mutual)
 
 
 def test_the_core_imports_no_folder_at_import_time() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
+from distconv.communication.gradient_reduction import no_sync
 from distconv.distribution import Distribution, default_axes
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import comparison, report
@@ -20,7 +21,6 @@ from distconv.jobs.bench.comparison import Comparison, random, timed
 from distconv.jobs.commands.profile import machine_of
 from distconv.jobs.planning.options import on_first_ranks, wait_asleep
 from distconv.parallel import parallelize
-from distconv.parameters.gradient_reduction import no_sync
 from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.block_geometry import Parts
 from distconv.perfmodel.cost.operation_cost import Costs
@@ -29,7 +29,7 @@ from distconv.perfmodel.graph.graph import Operation
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.measure_links import profile_network
-from distconv.perfmodel.machine.measure_operations import measure
+from distconv.perfmodel.profiles.measure_operations import measure
 
 WARM_UP = 3
 REPETITIONS = 10

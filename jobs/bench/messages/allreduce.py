@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
+from distconv.communication import gradient_reduction
 from distconv.jobs.bench import report
 from distconv.jobs.bench.messages.turns import in_turns, medians, table
 from distconv.jobs.training.options import positive
 from distconv.layers.models import resnet50
-from distconv.parameters import gradient_reduction
 
 RAW = "Allreduce"
 

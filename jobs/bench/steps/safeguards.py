@@ -19,6 +19,8 @@ from mpi4py import MPI
 
 from distconv import checkpoint
 from distconv.communication import agreement
+from distconv.communication.gradient_reduction import BUCKET_BYTES
+from distconv.communication.weight_digest import riders
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
@@ -28,9 +30,7 @@ from distconv.jobs.bench.messages.turns import in_turns, medians, table
 from distconv.jobs.bench.steps import model_options
 from distconv.jobs.training.options import positive
 from distconv.parallel import parallelize
-from distconv.parameters.gradient_reduction import BUCKET_BYTES
 from distconv.parameters.replicas import check_replicas
-from distconv.parameters.weight_digest import riders
 from distconv.placement import COMPARED_EVERY, scatter
 from distconv.tensor import DistTensor
 

@@ -18,11 +18,11 @@ from distconv.jobs.papers.dryden.calibration import LASSEN, Constant, amdahl, ca
 from distconv.jobs.papers.dryden.published import TABLES, Cell, calibrates
 from distconv.layers.models import MODELS
 from distconv.perfmodel.cost.assumptions import Settings
+from distconv.perfmodel.cost.candidates import resolve
 from distconv.perfmodel.cost.evaluation import Model
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.strategy.candidates import resolve
 
 Grid = Mapping[str, int]
 Grids = Mapping[int, Grid]

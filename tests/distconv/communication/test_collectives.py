@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distconv as dc
-from distconv.communication import collectives
+from distconv.communication import collectives, gradient_reduction
 from distconv.communication.transfer import transfer_plan
-from distconv.parameters import gradient_reduction
 from tests.distconv.communication.drawn_layouts import FEW, layouts, needs, shapes
 from tests.distconv.layouts import counting, cut, grid_over, grids, normal, twenty_layouts
 

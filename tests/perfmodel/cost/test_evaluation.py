@@ -11,10 +11,10 @@ from torch import nn
 from distconv.layers.models import MODELS
 from distconv.perfmodel.cost.assumptions import Settings, SettingsError
 from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.evaluation import Model, evaluate
 from distconv.perfmodel.cost.operation_cost import Costs
 from distconv.perfmodel.graph.tracing import trace
-from distconv.perfmodel.strategy.candidates import candidates
 from tests.perfmodel.networks import FLOPS, KERNEL, RandomNetwork, machine, plain
 
 

@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from distconv.perfmodel.strategy.cost_tables import Kind, Problem, Step
+from distconv.perfmodel.cost.cost_tables import Kind, Problem, Step
 
 
 def plain_time(problem, choice):
-    """The docstring of perfmodel/strategy/cost_tables.py, one step after the other."""
+    """The docstring of perfmodel/cost/cost_tables.py, one step after the other."""
     clock = end = 0.0
     for step in problem.time:
         term = float(step.table[tuple(choice[v] for v in step.variables)])

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from distconv.perfmodel.cost.assumptions import Settings
+from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.evaluation import Model
 from distconv.perfmodel.graph.tracing import trace
-from distconv.perfmodel.strategy.candidates import candidates
 from distconv.perfmodel.strategy.longest_path import longest_path
 from tests.perfmodel.networks import KERNEL, machine, plain
 

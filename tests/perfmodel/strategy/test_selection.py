@@ -10,9 +10,9 @@ import torch
 
 import distconv as dc
 from distconv.layers.models import MODELS
+from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.graph.tracing import trace
-from distconv.perfmodel.strategy.candidates import candidates
 from distconv.perfmodel.strategy.selection import pure, select
 from tests.perfmodel.networks import RandomNetwork, machine
 

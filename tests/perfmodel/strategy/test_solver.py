@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distconv.errors import DistconvError
-from distconv.perfmodel.strategy.cost_tables import Kind, Problem, Step, one
+from distconv.perfmodel.cost.cost_tables import Kind, Problem, Step, one
 from distconv.perfmodel.strategy.solver import Infeasible, smallest_memory, solve
 from tests.perfmodel.strategy.problems import brute_force, close, plain_memory, plain_time, random_problem
 

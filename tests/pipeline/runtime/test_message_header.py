@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from distconv.errors import PipelineError
 from distconv.pipeline.runtime import message_header
-from distconv.pipeline.runtime.message_header import DTYPES, Described, Header, Minibatch, strides_of
+from distconv.pipeline.runtime.message_header import DTYPES, Described, Header, strides_of
 from distconv.pipeline.schedules.actions import Kind, Message
+from distconv.pipeline.stage.stage_inputs import Minibatch
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

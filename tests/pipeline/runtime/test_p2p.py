@@ -8,10 +8,11 @@ import torch
 from distconv.communication import transport
 from distconv.errors import PipelineError
 from distconv.pipeline.runtime import message_header, p2p
-from distconv.pipeline.runtime.message_header import DTYPES, Minibatch
+from distconv.pipeline.runtime.message_header import DTYPES
 from distconv.pipeline.runtime.p2p import Mailbox
 from distconv.pipeline.runtime.placement import Placement
 from distconv.pipeline.schedules.actions import Kind, Message
+from distconv.pipeline.stage.stage_inputs import Minibatch
 from tests.distconv.layouts import normal
 from tests.harness.late_gpu import DEVICE, LateGpu
 from tests.harness.late_libraries import late_gpu

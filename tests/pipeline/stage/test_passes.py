@@ -14,8 +14,8 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from distconv.errors import PipelineError, ShapeError
 from distconv.pipeline import Action, Pipeline, SerialPipeline, schedule
-from distconv.pipeline.runtime.message_header import Minibatch
 from distconv.pipeline.stage.passes import Feed, Passes
+from distconv.pipeline.stage.stage_inputs import Minibatch
 from tests.pipeline.training import SGD, Chain, assert_same, batches, convolutions, train_plainly
 
 

@@ -20,10 +20,10 @@ from distconv.jobs.papers.dryden.predictions import (
     mean_error,
 )
 from distconv.jobs.papers.dryden.published import TABLES, calibrates
+from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.strategy.candidates import candidates
 from distconv.perfmodel.strategy.selection import select
 
 PAGE = Path(__file__).parents[4] / "docs" / "evidence" / "paper-tables.md"

@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from distconv.perfmodel.cost.assumptions import Settings
+from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.evaluation import Model
 from distconv.perfmodel.cost.operation_work import PHASES, local_call, work
 from distconv.perfmodel.graph.tracing import trace
-from distconv.perfmodel.machine import measure_operations
-from distconv.perfmodel.machine.measure_operations import calls_of, measure, measure_exchange, measure_roofline
-from distconv.perfmodel.strategy.candidates import candidates
+from distconv.perfmodel.profiles import measure_operations
+from distconv.perfmodel.profiles.measure_operations import calls_of, measure, measure_exchange, measure_roofline
 from tests.perfmodel.networks import machine
 
 CPU = torch.device("cpu")

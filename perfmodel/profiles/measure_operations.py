@@ -24,12 +24,12 @@ from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.kernels.convolution import Convolution, Piece, Range, cut, is_free, merged
 from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.candidates import Candidate
 from distconv.perfmodel.cost.convolution_pieces import Pieces
 from distconv.perfmodel.cost.operation_work import PHASES, LocalCall, local_call, work
 from distconv.perfmodel.graph.graph import Constant, LayerGraph, Value
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.machine import Roofline
-from distconv.perfmodel.strategy.candidates import Candidate
 from distconv.tensor import DistTensor
 
 WARM_UP = 2

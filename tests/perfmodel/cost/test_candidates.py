@@ -9,9 +9,9 @@ from torch import nn
 
 import distconv as dc
 from distconv.layers.models import MODELS
+from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.graph.tracing import trace
-from distconv.perfmodel.strategy.candidates import candidates
 from tests.perfmodel.networks import machine
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distconv.arrangement import Arrangement
-from distconv.pipeline.runtime.resharding import boundary_routes, to_boundary
+from distconv.pipeline.stage.resharding import boundary_routes, to_boundary
 from tests.distconv.layouts import normal
 
 

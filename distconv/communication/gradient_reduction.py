@@ -25,7 +25,7 @@ from torch.autograd.graph import Node
 from distconv.communication import agreement
 from distconv.communication.derived import Derived
 from distconv.communication.transport import Reduction
-from distconv.parameters.weight_digest import Comparison, riders
+from distconv.communication.weight_digest import Comparison, riders
 from distconv.process.profiling import section
 
 BUCKET_BYTES = 4 << 20

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import distconv as dc
-from distconv.parameters import gradient_reduction
+from distconv.communication import gradient_reduction
 from tests.distconv.layouts import grid_over, grids, normal
 from tests.distconv.parameters.bench import Bench, as_in_one_process, whole_gradients
 from tests.distconv.small_models import IMAGES, LABELS, Pooled, SqueezeExcite, Tied, build, classify, compare, same

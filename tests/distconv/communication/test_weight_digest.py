@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
-from distconv.communication import agreement
-from distconv.parameters import gradient_reduction
-from distconv.parameters.weight_digest import TURNS, WHOLE, alike, part, riders
+from distconv.communication import agreement, gradient_reduction
+from distconv.communication.weight_digest import TURNS, WHOLE, alike, part, riders
 from tests.distconv.layouts import grid_over, normal, raises_everywhere
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.complex64]

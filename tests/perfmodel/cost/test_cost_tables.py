@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from distconv.perfmodel.strategy.cost_tables import Kind, makespan, one, peak
+from distconv.perfmodel.cost.cost_tables import Kind, makespan, one, peak
 from tests.perfmodel.strategy.problems import close, plain_memory, plain_time, random_problem
 
 

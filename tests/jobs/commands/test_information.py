@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import distconv
-from distconv.process import environment, information
+from distconv.jobs.commands import information
+from distconv.process import environment
 
 
 def test_every_rank_describes_the_same_job(comm):

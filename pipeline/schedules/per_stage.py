@@ -1,0 +1,33 @@
+"""A cost as one number for all stages, or one for each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from .actions import ScheduleError
+
+Cost = float | Sequence[float]
+
+
+def per_stage(name: str, value: Cost, stages: int) -> tuple[float, ...]:
+    """``value`` as one finite number for each stage, not below zero.
+
+    Raises
+    ------
+    ScheduleError
+        Otherwise.
+
+    >>> per_stage("forward", 2, 3)
+    (2.0, 2.0, 2.0)
+    """
+    try:
+        found = tuple(map(float, value)) if isinstance(value, Iterable) else (float(value),) * stages
+    except (TypeError, ValueError):
+        raise ScheduleError(f"{name}={value!r} is neither a number nor one number per stage") from None
+    if len(found) != stages:
+        raise ScheduleError(f"{name}: {len(found)} costs for {stages} stages; give one number or {stages}")
+    for stage, cost in enumerate(found):
+        if not math.isfinite(cost) or cost < 0:
+            raise ScheduleError(f"{name} of stage {stage} is {cost}; costs are finite and not below zero")
+    return found
