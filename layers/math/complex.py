@@ -11,7 +11,7 @@ import torch
 from distconv.dispatch import Kind, Order, implements
 from distconv.layers.math.pointwise import alias, pointwise, unary
 from distconv.layers.plumbing.alignment import result_shape
-from distconv.layers.plumbing.inplace_views import moved, viewed
+from distconv.layers.plumbing.inplace_views import Taken, takes_view
 from distconv.tensor import DistTensor
 
 
@@ -41,25 +41,17 @@ _register()
 
 
 @implements(torch.view_as_real, kind=Kind.VIEW)
-def view_as_real(input: DistTensor) -> DistTensor:
+@takes_view()
+def view_as_real(input: DistTensor) -> Taken:
     """``torch.view_as_real``: real and imaginary parts in a last dimension, which is not split."""
     shape = result_shape(torch.view_as_real, input)
-    result = DistTensor(torch.view_as_real(input.local), input.dist.with_axes((*input.dist.axes, None)), shape)
-    return viewed(result, input, lambda: view_as_real(input))
+    return DistTensor(torch.view_as_real(input.local), input.dist.with_axes((*input.dist.axes, None)), shape), input
 
 
 @implements(torch.view_as_complex, kind=Kind.VIEW)
-def view_as_complex(input: DistTensor) -> DistTensor:
+@takes_view(lambda changed, input: input.copy_(view_as_real(changed)))
+def view_as_complex(input: DistTensor) -> Taken:
     """``torch.view_as_complex``; the last dimension, of two parts, is gathered if it is split."""
     shape = result_shape(torch.view_as_complex, input)
     x = input.replicated([input.dim() - 1])
-    result = DistTensor(torch.view_as_complex(x.local), x.dist.with_axes(x.dist.axes[:-1]), shape)
-
-    def again() -> DistTensor:
-        return view_as_complex(input)
-
-    return (
-        viewed(result, input, again)
-        if x is input
-        else moved(result, input, again, lambda r: input.copy_(view_as_real(r)))
-    )
+    return DistTensor(torch.view_as_complex(x.local), x.dist.with_axes(x.dist.axes[:-1]), shape), x

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial, wraps
+from typing import Any
 
 import torch
 
@@ -82,6 +84,37 @@ def moved(view: DistTensor, source: DistTensor, again: Again, put_back: Callable
     """``view``, a copy; ``put_back`` writes its values to where torch would have written them."""
     _memory(view), _memory(source)
     return _follow(view, source, again, put_back)
+
+
+Taken = tuple[DistTensor, DistTensor | None]
+
+
+def takes_view(
+    put_back: Callable[..., object] | None = None,
+) -> Callable[[Callable[..., Taken]], Callable[..., DistTensor]]:
+    """Decorates a function of a tensor (and options) that takes a view of it, and says of what it cut that.
+
+    It returns the result, and the tensor whose block the result's is a view of: the argument itself, or what was moved
+    for it; None for a copy, also in one process. ``put_back(result, *arguments)`` writes the values of a moved one to
+    where torch would have written them; without it those may not be changed in place.
+    """
+
+    def decorate(take: Callable[..., Taken]) -> Callable[..., DistTensor]:
+        @wraps(take)
+        def call(input: DistTensor, *args: Any, **named: Any) -> DistTensor:
+            result, of = take(input, *args, **named)
+            if of is None:
+                return result
+            again = partial(call, input, *args, **named)
+            if of is input:
+                return viewed(result, input, again)
+            if put_back is None:
+                return moved(result, input, again, no_way_back(take.__name__))
+            return moved(result, input, again, lambda changed: put_back(changed, input, *args, **named))
+
+        return call
+
+    return decorate
 
 
 def no_way_back(name: str) -> Callable[[DistTensor], object]:

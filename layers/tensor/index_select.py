@@ -15,7 +15,7 @@ from distconv.dispatch import Kind, Order, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import as_distributed, common_distribution, result_shape
-from distconv.layers.plumbing.inplace_views import moved, no_way_back, viewed
+from distconv.layers.plumbing.inplace_views import Taken, takes_view
 from distconv.layers.plumbing.value_check import outside
 from distconv.layers.tensor.joining import cat
 from distconv.layers.tensor.reshaping import reshape, sizes
@@ -142,18 +142,14 @@ def looked_up(table: torch.Tensor, index: DistTensor) -> DistTensor:
 
 
 @implements(torch.Tensor.expand, torch.broadcast_to, torch.Tensor.broadcast_to, kind=Kind.VIEW, order=Order.NEW)
-def expand(input: DistTensor, *size: Any, implicit: bool = False, **named: Any) -> DistTensor:
+@takes_view()
+def expand(input: DistTensor, *size: Any, implicit: bool = False, **named: Any) -> Taken:
     """``Tensor.expand``: dimensions that grow, and new ones, are replicated."""
     shape = result_shape(torch.Tensor.expand, input, sizes(size or (named["size"],)))
     new = len(shape) - input.dim()
     x = input.replicated([d for d, n in enumerate(input.shape) if n != shape[new + d]])
     dist = x.dist.with_axes((*(None,) * new, *x.dist.axes))
-    result = DistTensor(x.local.expand(dist.local_shape(shape)), dist, shape)
-
-    def again() -> DistTensor:
-        return expand(input, shape)
-
-    return viewed(result, input, again) if x is input else moved(result, input, again, no_way_back("expand"))
+    return DistTensor(x.local.expand(dist.local_shape(shape)), dist, shape), x
 
 
 @implements(torch.Tensor.expand_as, kind=Kind.VIEW, order=Order.NEW, tensors="input other")

@@ -15,7 +15,7 @@ from distconv.errors import NoRule, ShapeError, UnsupportedOperation
 from distconv.grid import cached_on_grid
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.block_edges import Edges, balanced_edges, edges_of, irregular, is_cyclic, layout
-from distconv.layers.plumbing.inplace_views import moved, viewed
+from distconv.layers.plumbing.inplace_views import Taken, takes_view
 from distconv.memory_order import as_view
 from distconv.tensor import DistTensor
 
@@ -58,17 +58,17 @@ def view(input: DistTensor, *shape: Any, **named: Any) -> DistTensor:
     return _reshaped(input, out_shape)
 
 
-def _reshaped(input: DistTensor, out_shape: torch.Size) -> DistTensor:
+@takes_view(lambda changed, input, out_shape: input.copy_(reshape(changed, input.shape)))
+def _reshaped(input: DistTensor, out_shape: torch.Size) -> Taken:
     """A view where one process has one, else a copy."""
     source, target = _reshaping(input.dist, input.dist.axes, input.shape, out_shape)
-    local = input.redistribute(source).local.reshape(target.local_shape(out_shape))
+    x = input.redistribute(source)
+    local = x.local.reshape(target.local_shape(out_shape))
     shares = local.untyped_storage().data_ptr() == input.local.untyped_storage().data_ptr()
     if not as_view(input, out_shape):
-        return DistTensor(local.clone() if shares else local, target, out_shape)
+        return DistTensor(local.clone() if shares else local, target, out_shape), None
     result = DistTensor(local, target, out_shape)
-    if source == input.dist and shares:
-        return viewed(result, input, lambda: _reshaped(input, out_shape))
-    return moved(result, input, lambda: _reshaped(input, out_shape), lambda r: input.copy_(reshape(r, input.shape)))
+    return result, x if shares or x is not input else result  # of a block that had to be copied: no view of its own
 
 
 @cached_on_grid
@@ -212,19 +212,13 @@ def reshape_as(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 
 @implements(torch.squeeze, torch.Tensor.squeeze, kind=Kind.VIEW)
-def squeeze(input: DistTensor, dim: int | Sequence[int] | None = None) -> DistTensor:
+@takes_view(lambda changed, input, *dims, **named: input.copy_(reshape(changed, input.shape)))
+def squeeze(input: DistTensor, dim: int | Sequence[int] | None = None) -> Taken:
     """``torch.squeeze``."""
     gone = _of_extent_one(input, dim)
     x = input.replicated(gone)
     dist, shape = _without(x, gone)
-    result = DistTensor(x.local.reshape(dist.local_shape(shape)), dist, shape)
-
-    def again() -> DistTensor:
-        return squeeze(input, gone)
-
-    if x is input:
-        return viewed(result, input, again)
-    return moved(result, input, again, lambda r: input.copy_(reshape(r, input.shape)))
+    return DistTensor(x.local.reshape(dist.local_shape(shape)), dist, shape), x
 
 
 def _of_extent_one(input: DistTensor, dim: int | Sequence[int] | None) -> list[int]:
@@ -239,13 +233,13 @@ def _without(x: DistTensor, gone: Sequence[int]) -> tuple[Distribution, torch.Si
 
 
 @implements(torch.unsqueeze, torch.Tensor.unsqueeze, kind=Kind.VIEW)
-def unsqueeze(input: DistTensor, dim: int) -> DistTensor:
+@takes_view()
+def unsqueeze(input: DistTensor, dim: int) -> Taken:
     """``torch.unsqueeze``; the new dimension is replicated."""
     shape = result_shape(torch.unsqueeze, input, dim)
     dim %= len(shape)
     axes = (*input.dist.axes[:dim], None, *input.dist.axes[dim:])
-    result = DistTensor(input.local.unsqueeze(dim), input.dist.with_axes(axes), shape)
-    return viewed(result, input, lambda: unsqueeze(input, dim))
+    return DistTensor(input.local.unsqueeze(dim), input.dist.with_axes(axes), shape), input
 
 
 @implements(torch.Tensor.squeeze_, kind=Kind.VIEW)
@@ -297,11 +291,12 @@ for _count, _function in enumerate((torch.atleast_1d, torch.atleast_2d, torch.at
 # -- order ------------------------------------------------------------------------------------------------------------
 
 
-def permuted(input: DistTensor, order: Sequence[int]) -> DistTensor:
+@takes_view()
+def permuted(input: DistTensor, order: Sequence[int]) -> Taken:
     """``input`` with its dimensions in this order; the axes move with their dimensions."""
     dist = input.dist.with_axes([input.dist.axes[d] for d in order])
     shape = torch.Size(input.shape[d] for d in order)
-    return viewed(DistTensor(input.local.permute(*order), dist, shape), input, lambda: permuted(input, order))
+    return DistTensor(input.local.permute(*order), dist, shape), input
 
 
 def _reordered(function: Callable[..., torch.Tensor], input: DistTensor, *args: Any, **named: Any) -> DistTensor:

@@ -20,7 +20,7 @@ from distconv.distribution import Distribution, Interval
 from distconv.grid import cached_on_grid
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.block_edges import balanced_edges, edges_of, in_blocks, irregular, layout
-from distconv.layers.plumbing.inplace_views import moved, no_way_back, one_of_several, viewed
+from distconv.layers.plumbing.inplace_views import Taken, moved, one_of_several, takes_view, viewed
 from distconv.layers.plumbing.input_windows import no_outputs
 from distconv.layers.tensor.joining import cat
 from distconv.layers.tensor.reshaping import reshape, sizes
@@ -29,19 +29,13 @@ from distconv.tensor import DistTensor
 ALL = slice(None)
 
 
-def cut(input: DistTensor, slices: Sequence[slice]) -> DistTensor:
+@takes_view(lambda changed, input, slices: input.__setitem__(tuple(slices), changed))
+def cut(input: DistTensor, slices: Sequence[slice]) -> Taken:
     """``input[slices]``, one slice per dimension: a view in which every rank has what it owned before."""
     ranges = tuple(range(*s.indices(n)) for s, n in zip(slices, input.shape, strict=True))
     x = in_blocks(input, [d for d, (r, n) in enumerate(zip(ranges, input.shape, strict=True)) if len(r) != n])
     mine, dist = _cutting(x.dist, x.dist.axes, x.shape, ranges)
-    result = DistTensor(x.local[mine], dist, torch.Size(len(r) for r in ranges))
-
-    def again() -> DistTensor:
-        return cut(input, slices)
-
-    if x is input:
-        return viewed(result, input, again)
-    return moved(result, input, again, lambda r: input.__setitem__(tuple(slices), r))
+    return DistTensor(x.local[mine], dist, torch.Size(len(r) for r in ranges)), x
 
 
 @cached_on_grid
@@ -238,11 +232,12 @@ def _rolled(x: DistTensor, shift: int, dim: int) -> DistTensor:
 
 
 @implements(torch.Tensor.unfold, kind=Kind.VIEW, order=Order.NEW)
-def unfold(input: DistTensor, dimension: int, size: int, step: int) -> DistTensor:
+@takes_view()
+def unfold(input: DistTensor, dimension: int, size: int, step: int) -> Taken:
     """``Tensor.unfold``: the windows of a split dimension are split, and ranks fetch what their windows reach."""
     shape = result_shape(torch.Tensor.unfold, input, dimension, size, step)
     if not input.dim():
-        return DistTensor(input.local.unfold(dimension, size, step), input.dist.with_axes([None]), shape)
+        return DistTensor(input.local.unfold(dimension, size, step), input.dist.with_axes([None]), shape), input
     dim = dimension % input.dim()
     x = in_blocks(input, [dim])
     axis = x.dist.split[dim]
@@ -258,11 +253,7 @@ def unfold(input: DistTensor, dimension: int, size: int, step: int) -> DistTenso
     local_shape = dist.local_shape(shape)
     windows = local.unfold(dim, size, step) if local_shape[dim] else no_outputs(local, local_shape)
     result = DistTensor(windows, dist, shape)
-
-    def again() -> DistTensor:
-        return unfold(input, dimension, size, step)
-
-    return viewed(result, input, again) if axis is None else moved(result, input, again, no_way_back("unfold"))
+    return result, x if axis is None else result
 
 
 def _triangle(function: Any, input: DistTensor, diagonal: int = 0) -> DistTensor:

@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from distconv.pipeline.schedules.actions import COMPUTE, Action, Kind, Message, Schedule, ScheduleError
+from distconv.pipeline.schedules.per_stage import Cost
 from distconv.pipeline.schedules.registry import per_stage_replicas, remade
 
-from .costs import Cost, Costs
+from .costs import Costs
 from .span import Span
 from .timeline import Timeline
 
