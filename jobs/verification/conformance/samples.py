@@ -152,24 +152,24 @@ def _all(name: str, most: int | None) -> Iterator[Sample]:
 
 
 def largest(name: str) -> Iterator[Sample]:
-    """The first and the last of the largest samples of one operator, in all spellings; or of a module, parallelized."""
+    """The first and the last of the largest samples of one operator, in all spellings; the first ones of a module."""
     for info in _databases()[name]:
         if hasattr(info, "module_cls"):
-            yield from (replace(each, kinds=KINDS) for each in _of_module(info, 1) if each.size())
+            found = [replace(each, kinds=KINDS) for each in _of_module(info, MOST) if each.size()]
+            for evaluated in (False, True):
+                yield from islice((each for each in found if each.option.endswith("eval") == evaluated), 1)
             continue
         drawn = _drawn(info, MOST)
         sizes = [_spelled(info, "", found, []).size() for found in drawn]
         biggest = [number for number, size in enumerate(sizes) if size and size == max(sizes)]
+        spellings = [info, *info.aliases]
+        ways = ("op", "method_variant", "operator_variant")
+        functions = [getattr(spelling, way, None) for spelling in spellings for way in ways]
+        changing = [partial(_in_place, s.inplace_variant) for s in spellings if s.inplace_variant is not None]
         for number in dict.fromkeys([*biggest[:1], *biggest[-1:]]):
-            spellings = [info, *info.aliases]
-            found = drawn[number]
-            functions = [
-                getattr(s, kind, None) for s in spellings for kind in ("op", "method_variant", "operator_variant")
-            ]
-            yield replace(_spelled(info, f"sample {number}", found, functions), kinds=KINDS)
-            changing = [partial(_in_place, s.inplace_variant) for s in spellings if s.inplace_variant is not None]
-            if changing and _stays(found):
-                yield replace(_spelled(info, f"sample {number}, in place", found, changing), kinds=KINDS)
+            yield replace(_spelled(info, f"sample {number}", drawn[number], functions), kinds=KINDS)
+            if changing and _stays(drawn[number]):
+                yield replace(_spelled(info, f"sample {number}, in place", drawn[number], changing), kinds=KINDS)
 
 
 @cache

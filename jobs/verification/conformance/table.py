@@ -1,8 +1,8 @@
 """Cases of the conformance table: an operator with its options, and its inputs in letters instead of numbers.
 
 Inputs are written like ``"N C H W"``: a capital is a dimension split over the grid axis of that name, a small letter
-one of that extent but whole on every rank, a number a whole dimension of that extent. ``C/2``, ``C*2``, ``H+1`` are
-computed from the letter's extent and ``C=5`` sets it; ``W:h`` is split over w and has the extent of h.
+one of that extent but whole on every rank, a number a whole dimension of that extent. ``C+2`` and ``H-1`` are computed
+from the letter's extent and ``C=5`` sets it; ``W:h`` is split over w and has the extent of h.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ Sizes = Extents
 FEW = ("samples", "height", "samples + space", "uneven", "empty space", "channels + space", "empty channels")
 """Kinds of layouts for cases that differ from another one in numbers, not in what is sent."""
 
-_DIMENSION = re.compile(r"(?:([NCDHW])(?::([ncdhw]))?|([ncdhw])|(\d+))(?:([*/+=-])(\d+))?$")
+_DIMENSION = re.compile(r"(?:([NCDHW])(?::([ncdhw]))?|([ncdhw])|(\d+))(?:([+=-])(\d+))?$")
 
 _CHANGES: dict[str, Callable[[int, int], int]] = {
-    "*": lambda extent, by: extent * by,
-    "/": lambda extent, by: extent // by,
     "+": lambda extent, by: extent + by,
     "-": lambda extent, by: extent - by,
     "=": lambda extent, by: by,
@@ -187,11 +185,8 @@ VALUES: dict[str, Callable[[tuple[int, ...], Sizes, torch.Generator], torch.Tens
     "minus infinity": _with(-torch.inf),
     "negative zero": lambda *given: torch.full(given[0], -0.0, dtype=torch.float64),
     "probabilities": lambda *given: _random(*given).softmax(1),
-    "bool": lambda *given: _random(*given) > 0.3,
     "whole numbers": lambda shape, sizes, generator: torch.randint(-4, 5, shape, generator=generator),
-    "small numbers": lambda shape, sizes, generator: torch.randint(0, 5, shape, generator=generator),
     "classes": lambda shape, sizes, generator: torch.randint(0, sizes["c"], shape, generator=generator),
-    "signs": lambda *given: _random(*given).sign(),
     "sites": _sites,
 }
 """What tensors hold. ``classes`` are labels of C classes."""

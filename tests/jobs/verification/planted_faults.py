@@ -19,7 +19,6 @@ from pathlib import Path
 from tests.mutation import NOT_COPIED, ROOT, Break, read
 
 FAULTS = list(read(Path(__file__).with_suffix(".txt").read_text()))
-LIMIT_S = 600
 
 RUNS = {
     "conformance": "conformance --ranks 2 --operator {both}",
@@ -59,7 +58,7 @@ def environment(copy: Path) -> dict[str, str]:
 
 
 def found_by(copy: Path, fault: Break, run: str, known: dict[str, set[str]]) -> bool | None:
-    """Whether a run ends otherwise than well; None where it has nothing of what is checked."""
+    """Whether a run says that something is wrong or hangs; None where it has nothing of what is checked."""
     chosen = {source: [name for name in names_of(fault) if name in names] for source, names in known.items()}
     words: list[str] = []
     for word in RUNS[run].split():
@@ -75,15 +74,11 @@ def found_by(copy: Path, fault: Break, run: str, known: dict[str, set[str]]) -> 
     module.write_text(text.replace(fault.old, fault.new))
     try:
         command = [sys.executable, "-m", "distconv", "verify", *words]
-        ended = subprocess.run(
-            command, cwd=copy, env=environment(copy), capture_output=True, text=True, timeout=LIMIT_S
-        )
-    except subprocess.TimeoutExpired:
-        return True
+        ended = subprocess.run(command, cwd=copy, env=environment(copy), capture_output=True, text=True)
     finally:
         module.write_text(text)
-    assert "Traceback" not in ended.stdout + ended.stderr or "WRONG" in ended.stdout, ended.stderr
-    return ended.returncode != 0
+    assert ended.returncode in (0, 1), ended.stdout + ended.stderr
+    return ended.returncode == 1
 
 
 def main() -> int:
