@@ -30,7 +30,7 @@ from distconv import checkpoint
 from distconv.checkpoint.manifest import Commit, commits
 from distconv.errors import DistconvError
 from distconv.jobs.training.options import natural, positive
-from distconv.jobs.verification.differential import launch
+from distconv.jobs.verification.engine import launch
 from distconv.whole_files import Folder
 
 EXAMPLES = """\

@@ -14,7 +14,6 @@ SMALLEST, LARGEST = 3, 12
 
 OTHER_SIZES = {
     "distconv": "the core: what users import lies at its top",
-    "distconv.jobs.verification.conformance.families": "a module for each family of operators of the table",
     "distconv.layers.nn": "a module for each family of layers of torch.nn",
     "distconv.layers.tensor": "a module for each way to make, shape, index and ask a tensor",
     "distconv.perfmodel.graph": "the graph, and the tracing that makes it",

@@ -12,7 +12,7 @@ SHORT = 60
 TESTED_ELSEWHERE = {
     "distconv/errors.py": "classes without code: each is matched where it is raised",
     "jobs/papers/": "a paper is tested as a whole: its tables against the printed ones, in test_command.py",
-    "jobs/verification/conformance/": "the table and its run are one: test_runner.py",
+    "jobs/verification/conformance/": "the table is run as one: test_command.py",
     "jobs/verification/differential/": "a case passes through all of it: test_runs.py plants faults that it must see",
     "layers/models/": "networks are tested as a list: test_models.py, test_reference_models.py",
 }
@@ -31,6 +31,7 @@ OF_NO_MODULE = {
     "tests/idioms/test_idioms.py": "what people write in training scripts, which is everything at once",
     "tests/jobs/planning/test_plan_files.py": "the plans that ship as files",
     "tests/jobs/planning/test_planned_training.py": "training by plans from the planner, the two together",
+    "tests/jobs/verification/test_planted_faults.py": "whether what is planted is found, by all sources of cases",
     "tests/layers/models/test_models.py": "all reference models: their structure",
     "tests/layers/models/test_reference_models.py": "all reference models: their training over ranks",
     "tests/layers/models/test_third_party.py": "networks of other packages",

@@ -1,16 +1,15 @@
-"""Conformance: every operator and option on every kind of grid against one process, from one table.
+"""Conformance: every operator and option on every kind of grid against one process.
 
-``case.py`` (a case is data) and ``layouts.py`` (how its tensors are split) -> ``families/`` (the table) ->
-``runner.py`` (one process, then the ranks) -> ``report.py`` (lines, totals, JSON) -> ``page.py`` (the page).
+``table.py`` (a case is data) and ``samples.py`` (those of torch) -> ``families/`` (the table) -> ``command.py`` (the
+engine runs them) -> ``page.py`` and ``samples_page.py`` (what came of them).
 
 ::
 
-    case         A case of the conformance table
-    command      ``distconv verify conformance``: every operator and option on every kind of grid against one process
-    dense_sites  What sparse layers compute, on volumes: torch's own dense operators
-    families     The conformance table, one module per family of operators
-    layouts      How the tensors of a case are split
-    page         The page ``docs/evidence/conformance.md``: lines of runs on several rank counts as tables
-    report       What a run found, as text, JSON, and totals
-    runner       Runs cases in one process and over the ranks of a job, and says what came of each
+    command       ``distconv verify conformance``: every operator and option on every kind of grid against one process
+    dtensor       torch's samples through torch's DTensor, for comparison
+    families      The conformance table, one module per family: what torch's own samples do not vary
+    page          The page ``docs/evidence/conformance.md``: lines of runs on several rank counts as tables
+    samples       torch's samples: every operator and module that its own tests know, in all spellings and variants
+    samples_page  The page ``docs/evidence/torch-samples.md``: what came of torch's samples, beside DTensor
+    table         Cases of the conformance table: an operator with its options, and its inputs in letters
 """

@@ -1,12 +1,13 @@
 """Every operator and option on every kind of grid against one process (plain torch, float64).
 
 Results, the gradients of all inputs and parameters, and buffers are compared. A line says exact, redistributes (bytes
-that redistributions moved, forward and backward, all ranks), raises (with the way out), refused as torch does, or
-WRONG: a difference, an error that is none of distconv's, that differs between ranks, or that names no way out.
-``replicates`` is exact, but every rank computed the whole. The exit code is 1 if any line is WRONG.
+that redistributions moved, forward and backward, all ranks), raises (with the way out), refused as torch does, WRONG
+(a difference, or an error on some ranks only), UNCLEAR (an error that is none of distconv's, or names no way out), or
+HANGS. ``replicates`` is exact, but every rank computed the whole. The exit code is 1 if any line is one of the last
+three. Jobs that are started by ``--ranks``, or go on with a ``--journal``, go on behind a case at which one ended.
 
-``--family torch-samples`` runs the samples that torch tests its own operators and modules with instead, ``--family
-dtensor`` the same through torch's DTensor.
+The family ``operators`` has the largest samples with which torch tests each of its own operators and modules.
+``--family torch-samples`` runs all of them, in all variants, ``--family dtensor`` the same through torch's DTensor.
 """
 
 from __future__ import annotations
@@ -18,18 +19,21 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from distconv.errors import DataError, DistconvError
+from distconv.errors import DataError
 from distconv.jobs.planning.options import check_writable, on_rank_0
 from distconv.jobs.training.options import natural
-from distconv.jobs.verification.conformance import page, report
-from distconv.jobs.verification.conformance.case import Case
+from distconv.jobs.verification.conformance import page, samples, samples_page
 from distconv.jobs.verification.conformance.families import TABLE
-from distconv.jobs.verification.conformance.runner import BAD, Line, Run
-from distconv.jobs.verification.differential import launch
-from distconv.jobs.verification.torch_samples import command as torch_samples
-from distconv.jobs.verification.torch_samples import page as torch_samples_page
-from distconv.jobs.verification.torch_samples.command import RUNS as SAMPLES
+from distconv.jobs.verification.conformance.samples_page import DTENSOR, FAMILY
+from distconv.jobs.verification.engine import journal, launch
+from distconv.jobs.verification.engine.journal import Line
+from distconv.jobs.verification.engine.runner import Case, Run
+from distconv.jobs.verification.engine.verdicts import BAD
 from distconv.whole_files import write_file
+
+OPERATORS = "operators"
+FAMILIES = (*TABLE, OPERATORS)
+SAMPLES = (FAMILY, DTENSOR)
 
 EXAMPLES = """\
 examples:
@@ -38,62 +42,42 @@ examples:
   mpiexec -n 3 distconv verify conformance --operator max_pool2d
   distconv verify conformance --family torch-samples --ranks 2,3,4 --json found.json
   distconv verify conformance --family torch-samples dtensor --ranks 2 --samples 4 --page docs/evidence/torch-samples.md
-  distconv verify conformance --page docs/evidence/conformance.md --ranks 2,3,4,6,8
+  distconv verify conformance --page docs/evidence/conformance.md --ranks 2,3,4,6
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv verify conformance``."""
-    parser.add_argument(
-        "--family", nargs="+", choices=[*TABLE, *SAMPLES], metavar="NAME", help=", ".join([*TABLE, *SAMPLES])
-    )
+    names = [*FAMILIES, *SAMPLES]
+    parser.add_argument("--family", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--operator", nargs="+", metavar="NAME", help="only operators of these names")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as a page in Markdown")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every line as an object")
-    parser.add_argument("--samples", type=natural, metavar="N", help="of torch's samples: the first N of each operator")
-    parser.add_argument(
-        "--journal",
-        type=Path,
-        metavar="FILE",
-        help="of torch's samples: note lines as they come; go on behind them",
-    )
+    parser.add_argument("--samples", type=natural, metavar="N", help="of torch-samples: the first N of each operator")
     launch.add_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the cases that were asked for, here or in jobs of their own. Collective over MPI.COMM_WORLD."""
-    comm = MPI.COMM_WORLD
-    on_rank_0(comm, lambda: _check_files(options))
-    lines = _found(comm, options)
-    if comm.rank == 0:
-        if options.json:
-            report.write_json(options.json, lines)
-        if options.page:
-            samples = _of_samples(options)
-            text = torch_samples_page.page(lines, options.samples) if samples else page.page(lines)
-            write_file(options.page, text)
-    return 1 if any(line.verdict in BAD for line in lines) else 0
-
-
-def _found(comm: MPI.Intracomm, options: argparse.Namespace) -> list[Line]:
-    if _of_samples(options):
-        return torch_samples.lines(comm, options)
-    cases = list(chosen(options.family, options.operator))
-    return _run(comm, cases) if options.ranks is None else _started(options)
-
-
-def _of_samples(options: argparse.Namespace) -> bool:
-    """Whether samples of torch were asked for.
+    """Run the cases that were asked for, here or in jobs of their own. Collective over MPI.COMM_WORLD.
 
     Raises
     ------
     DataError
-        If cases of the table were, too.
+        If torch's samples were asked for together with other families.
     """
-    chosen = [family in SAMPLES for family in options.family or ()]
-    if any(chosen) and not all(chosen):
+    comm = MPI.COMM_WORLD
+    on_rank_0(comm, lambda: _check_files(options))
+    families: list[str] = options.family or list(FAMILIES)
+    of_samples = set(families) <= set(SAMPLES)
+    if not of_samples and set(families) & set(SAMPLES):
         raise DataError(f"the samples of {' and '.join(SAMPLES)} run without other families: take two commands")
-    return any(chosen)
+    lines = _here(comm, families, options) if options.ranks is None else _in_jobs(families, options)
+    if comm.rank == 0:
+        if options.json:
+            journal.write_json(options.json, lines)
+        if options.page:
+            write_file(options.page, samples_page.page(lines, options.samples) if of_samples else page.page(lines))
+    return 1 if any(line.verdict in BAD for line in lines) else 0
 
 
 def _check_files(options: argparse.Namespace) -> None:
@@ -102,49 +86,75 @@ def _check_files(options: argparse.Namespace) -> None:
             check_writable(option, path)
 
 
-def _run(comm: MPI.Intracomm, families: Iterable[tuple[str, tuple[Case, ...]]]) -> list[Line]:
-    conformance, lines = Run(comm), list[Line]()
-    for family, cases in families:
-        if comm.rank == 0:
-            print(f"== {family}", flush=True)
-        for case in cases:
-            found = list(conformance.lines(family, case))
-            lines += found
-            if comm.rank == 0:
-                print(*report.described(found), sep="\n", flush=True)
+def _here(comm: MPI.Intracomm, families: Sequence[str], options: argparse.Namespace) -> list[Line]:
+    if DTENSOR in families and len(families) > 1:
+        raise DataError(f"--family {' '.join(families)} takes a job for each: start them with --ranks")
+    groups = chosen(families, options.operator, options.samples)
+    lines = launch.run(_job(comm, families), groups, options.journal, _tell)
     if comm.rank == 0:
-        print(f"{comm.size} ranks: {report.totals(lines)}", flush=True)
+        print(f"{comm.size} ranks: {journal.totals(lines)}", flush=True)
     return lines
 
 
-def _started(options: argparse.Namespace) -> list[Line]:
-    arguments = ["verify", "conformance"]
-    for name in ("family", "operator"):
-        arguments += [f"--{name}", *getattr(options, name)] if getattr(options, name) else []
-    lines: list[Line] = []
+def _job(comm: MPI.Intracomm, families: Sequence[str]) -> Run:
+    if DTENSOR not in families:
+        return Run(comm)
+    # Not every build of torch has it.
+    from distconv.jobs.verification.conformance import dtensor
+
+    return dtensor.Run(comm)
+
+
+def _tell(lines: Sequence[Line]) -> None:
+    print(*journal.described(lines), sep="\n", flush=True)
+
+
+def _in_jobs(families: Sequence[str], options: argparse.Namespace) -> list[Line]:
+    words = ["--operator", *options.operator] if options.operator else []
+    words += ["--samples", str(options.samples)] if options.samples else []
     with tempfile.TemporaryDirectory() as folder:
+        path = options.journal or Path(folder) / "journal"
         for ranks in options.ranks:
-            found = Path(folder) / f"{ranks}.json"
-            code = launch.start(options.mpiexec, ranks, [*arguments, "--json", str(found)])
-            if not found.exists():
-                raise DistconvError(f"the job on {ranks} ranks ended with exit code {code} before it was done")
-            lines += report.read_json(found)
-    return lines
+            for own in _jobs(families, first=ranks == options.ranks[0]):
+                launch.past_hangs(options.mpiexec, ranks, ["verify", "conformance", "--family", *own, *words], path)
+        found = journal.Journal(path).lines
+    order = {family: number for number, family in enumerate(families)}
+    found = [line for line in found if line.family in order and line.ranks in options.ranks]
+    return sorted(found, key=lambda line: order[line.family])
 
 
-def chosen(families: Sequence[str] | None, operators: Sequence[str] | None) -> Iterator[tuple[str, tuple[Case, ...]]]:
-    """The part of the table that is asked for.
+def _jobs(families: Sequence[str], first: bool) -> list[list[str]]:
+    """The families of each job on one of the rank counts, the ``first`` or another."""
+    # Beside the table the operators run once, as it has what they do not vary. DTensor is for comparison only.
+    once = [*([OPERATORS] if set(families) & set(TABLE) else []), DTENSOR]
+    own = [family for family in families if family != DTENSOR and (first or family not in once)]
+    return [job for job in (own, [DTENSOR] if DTENSOR in families and first else []) if job]
+
+
+def chosen(
+    families: Sequence[str], operators: Sequence[str] | None, most: int | None = None
+) -> Iterator[tuple[str, Iterable[Case]]]:
+    """The cases that are asked for, of one family each, in groups that are told together.
 
     Raises
     ------
     DataError
-        If an operator is not in the table.
+        If there is no operator of one of these names.
     """
     known = {case.operator for cases in TABLE.values() for case in cases}
-    unknown = sorted(set(operators or ()) - known)
+    if not set(operators or ()) <= known or not set(families) <= set(TABLE):
+        known.update(samples.names())
+    unknown = sorted(name for name in operators or () if not any(_asked(each, [name]) for each in known))
     if unknown:
         raise DataError(f"the table has no operator {unknown[0]!r}; it has {', '.join(sorted(known))}")
-    for family in families or TABLE:
-        cases = tuple(case for case in TABLE[family] if not operators or case.operator in operators)
-        if cases:
-            yield family, cases
+    for family in families:
+        for case in TABLE.get(family, ()):
+            if _asked(case.operator, operators):
+                yield family, [case]
+        for name in samples.names() if family not in TABLE else ():
+            if _asked(name, operators):
+                yield family, samples.largest(name) if family == OPERATORS else samples.samples(name, most)
+
+
+def _asked(name: str, operators: Sequence[str] | None) -> bool:
+    return operators is None or name in operators or name.removeprefix("nn.functional.") in operators

@@ -12,9 +12,9 @@ import torch
 from mpi4py import MPI
 from mpi4py import __version__ as mpi4py_version
 
-from distconv.jobs.verification.conformance.layouts import KINDS
-from distconv.jobs.verification.conformance.report import size
-from distconv.jobs.verification.conformance.runner import Line, Verdict
+from distconv.jobs.verification.engine.journal import Line, size
+from distconv.jobs.verification.engine.layouts import KINDS
+from distconv.jobs.verification.engine.verdicts import BAD, Verdict
 
 SHORT = {
     "samples": ("n", "all ranks along the samples"),
@@ -45,20 +45,18 @@ _SIGNS = {
     Verdict.RAISES: "!",
     Verdict.REFUSED: "t",
     Verdict.INFINITE: "inf",
+    Verdict.OTHER_WORDS: "t",
     Verdict.WRONG: "WRONG",
+    Verdict.UNCLEAR: "UNCLEAR",
+    Verdict.HANGS: "HANGS",
 }
 
 BAR = "¦"
 """What stands for a vertical bar in a table."""
 
 _WORST = [
-    Verdict.WRONG,
-    Verdict.INFINITE,
-    Verdict.RAISES,
-    Verdict.REPLICATES,
-    Verdict.REDISTRIBUTES,
-    Verdict.REFUSED,
-    Verdict.EXACT,
+    *(Verdict.HANGS, Verdict.WRONG, Verdict.UNCLEAR, Verdict.INFINITE, Verdict.RAISES, Verdict.REPLICATES),
+    *(Verdict.REDISTRIBUTES, Verdict.OTHER_WORDS, Verdict.REFUSED, Verdict.EXACT),
 ]
 
 _PREFACE = """\
@@ -70,7 +68,9 @@ Command: distconv verify conformance --page docs/evidence/conformance.md --ranks
 Every operator and option of one table, on every kind of grid, against one process: plain torch, float64 unless a row
 says otherwise. Compared are all results, the gradients of all inputs and parameters, and the buffers, block by block,
 to 1e-10 of the tensor's largest value. `mpiexec -n 4 distconv verify conformance` runs it and ends with exit code 1
-if anything is wrong.
+if anything is wrong. The last family, `operators`, are the largest samples with which torch tests its own operators and
+modules, by every name that torch has for them, all tensors split, modules after `dc.parallelize`; on the first of the
+rank counts alone.
 
 {machine}
 
@@ -80,9 +80,10 @@ if anything is wrong.
 | `~` | exact, after redistributions of so many bytes (forward and backward, all ranks; the most of any rank count) |
 | `r` | exact, but by no rule: every rank computes the whole, with a `ReplicationWarning`; bytes as above |
 | `!` | raises `UnsupportedOperation`, with a way out |
-| `t` | torch itself refuses these extents, and distconv with the same words |
+| `t` | torch itself refuses these extents, and distconv, too |
 | `inf` | an input has infinities, and NaN is in other places than torch's: zero padding of a block times infinity |
-| `WRONG` | differs, or raises anything else, or raises on some ranks only, or names no way out |
+| `WRONG` | differs, or raises on some ranks only |
+| `UNCLEAR` | raises anything else, or names no way out |
 
 A number of ranks behind a sign says that only these rank counts come to it; the others do better. Empty: the tensors
 have no such dimension, or the row runs on fewer kinds of grids because its messages are another row's.
@@ -174,8 +175,8 @@ def _messages(lines: Sequence[Line]) -> str:
     """Each message once, with how often it came, and the first row that got it."""
     found: dict[str, list[Line]] = {}
     for line in lines:
-        if line.verdict in (Verdict.RAISES, Verdict.INFINITE, Verdict.WRONG):
-            found.setdefault(_general(line), []).append(line)
+        if line.verdict in (Verdict.RAISES, Verdict.INFINITE) or line.verdict in BAD:
+            found.setdefault(general(line), []).append(line)
     if not found:
         return ""
     told = [
@@ -186,8 +187,7 @@ def _messages(lines: Sequence[Line]) -> str:
     return "\n" + "\n".join(told) + "\n"
 
 
-def _general(line: Line) -> str:
+def general(line: Line) -> str:
     """The message without what differs from grid to grid."""
-    text = line.text.splitlines()[0] if line.text else ""
-    text = re.sub(r"Distribution\(\(.*?\) over [^)]*\)", "Distribution(...)", text)
+    text = re.sub(r"Distribution\(\(.*?\) over [^)]*\)", "Distribution(...)", line.told)
     return re.sub(r"\d+", "N", text) if line.verdict is Verdict.RAISES else text

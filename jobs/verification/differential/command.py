@@ -7,13 +7,17 @@ The exit code is 1 if any case is wrong.
 from __future__ import annotations
 
 import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
 
 from mpi4py import MPI
 
 from distconv.jobs.training.options import natural, positive
-from distconv.jobs.verification.differential import launch
-from distconv.jobs.verification.differential.runs import KINDS, Run
-from distconv.jobs.verification.differential.verdicts import Verdict
+from distconv.jobs.verification.differential.runs import KINDS, TIME_LIMIT_S, Run, drawn, summary, table
+from distconv.jobs.verification.engine import launch
+from distconv.jobs.verification.engine.journal import Journal, Line
+from distconv.jobs.verification.engine.verdicts import BAD
 
 EXAMPLES = """\
 examples:
@@ -36,9 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the cases that were asked for, here or in jobs of their own. Collective over MPI.COMM_WORLD."""
     if options.ranks is None:
-        return _run(options)
-    codes = [launch.start(options.mpiexec, ranks, _arguments(options)) for ranks in options.ranks]
-    return max(codes)
+        return _here(MPI.COMM_WORLD, options)
+    with tempfile.TemporaryDirectory() as folder:
+        path = options.journal or Path(folder) / "journal"
+        for ranks in options.ranks:
+            launch.past_hangs(options.mpiexec, ranks, _arguments(options), path)
+        return int(any(line.verdict in BAD for line in Journal(path).lines))
 
 
 def _arguments(options: argparse.Namespace) -> list[str]:
@@ -48,15 +55,22 @@ def _arguments(options: argparse.Namespace) -> list[str]:
     return ["verify", "differential", *(word for name, value in asked.items() for word in (f"--{name}", str(value)))]
 
 
-def _run(options: argparse.Namespace) -> int:
-    run = Run(MPI.COMM_WORLD, options.seed, options.only)
-    if options.case is not None:
-        tally = run.cases([options.case], verbose=True)
-    else:
-        tally = run.cases(range(options.first, options.first + options.cases))
-    if MPI.COMM_WORLD.rank == 0:
-        print(tally.table())
-        for reason, count in tally.reasons.most_common(20):
-            print(f"{count} times {reason}")
-        print(f"{MPI.COMM_WORLD.size} ranks, seed {options.seed}: {tally.summary()}", flush=True)
-    return 1 if tally.total[Verdict.WRONG] else 0
+def _here(comm: MPI.Intracomm, options: argparse.Namespace) -> int:
+    single = options.case is not None
+    indices = [options.case] if single else range(options.first, options.first + options.cases)
+    repeated = f"mpiexec -n {comm.size} distconv verify differential --seed {options.seed}"
+    repeated += "" if options.only == "all" else f" --only {options.only}"
+
+    def tell(lines: Sequence[Line]) -> None:
+        for line in lines:
+            if single or line.verdict in BAD:
+                number = line.option.partition(":")[0].removeprefix("case ")
+                print(f"{line.verdict.value}: {line.option.partition(':')[0]}: {line.operator}"
+                      f"{line.option.partition(':')[2]} on {line.grid}: {line.text}\n  {repeated} --case {number}",
+                      flush=True)  # fmt: skip
+
+    lines = launch.run(Run(comm, TIME_LIMIT_S), drawn(options.seed, options.only, indices), options.journal, tell)
+    if comm.rank == 0:
+        print(table(lines))
+        print(f"{comm.size} ranks, seed {options.seed}: {summary(lines)}", flush=True)
+    return int(any(line.verdict in BAD for line in lines))

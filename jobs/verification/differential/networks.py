@@ -15,9 +15,57 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distconv.jobs.verification.differential.blocks import BLOCKS, CLASSES, LinearHead, PixelHead
+from distconv.jobs.verification.conformance.families.blocks import BLOCKS
 from distconv.jobs.verification.differential.draw import Draw, Program
-from distconv.jobs.verification.differential.worlds import World
+from distconv.jobs.verification.engine.worlds import World
+
+CLASSES = 3
+
+
+class PixelHead(nn.Module):
+    """Classes of every pixel."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.last = nn.Conv2d(channels, CLASSES, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+class LinearHead(nn.Module):
+    """Classes of every sample: global pooling (one of three ways) and two linear layers."""
+
+    def __init__(self, channels: int, pooling: str) -> None:
+        super().__init__()
+        self.pooling = pooling
+        self.first = nn.Linear(4 * channels if pooling == "flatten" else channels, 5)
+        self.last = nn.Linear(5, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.pooling == "mean":
+            pooled = x.mean((2, 3))
+        elif self.pooling == "flatten":
+            pooled = F.adaptive_avg_pool2d(x, 2).flatten(1)
+        else:
+            pooled = F.adaptive_avg_pool2d(x, 1).view(x.shape[0], -1)
+        return self.last(F.relu(self.first(pooled)))  # type: ignore[no-any-return]
+
+
+def _convolutions(draw: Draw, channels: int) -> nn.Module:
+    kernel, stride = draw.number(1, 5), draw.pick(1, 1, 2)
+    layers: list[nn.Module] = [nn.Conv2d(channels, channels, kernel, stride, kernel // 2, bias=draw.chance(0.7))]
+    if draw.chance(0.5):
+        layers.append(nn.BatchNorm2d(channels))
+    return nn.Sequential(*layers, draw.pick(nn.ReLU, nn.GELU, nn.Tanh)())
+
+
+_DRAWN: dict[str, Callable[[Draw, int], nn.Module]] = {
+    "convolutions": _convolutions,
+    "max pool": lambda draw, c: nn.MaxPool2d(draw.number(2, 3), draw.number(1, 2), 1),
+    "average pool": lambda draw, c: nn.AvgPool2d(2, ceil_mode=True),
+    "PReLU": lambda draw, c: nn.PReLU(draw.pick(1, c)),
+}
 
 
 class Network(nn.Module):
@@ -73,11 +121,11 @@ def _habits(draw: Draw) -> Habits:
 
 
 def _network(draw: Draw, channels: int) -> tuple[Network, str]:
-    names = [draw.pick(*BLOCKS) for _ in range(draw.number(1, 3))]
+    names = [draw.pick(*BLOCKS, *_DRAWN, *_DRAWN) for _ in range(draw.number(1, 3))]
     head_name = draw.pick("pixels", "mean", "flatten", "pooled")
     torch.default_generator.manual_seed(draw.seed)
     blocks: list[nn.Module] = [nn.Conv2d(2, channels, 3, padding=1)]
-    blocks += [BLOCKS[name](draw, channels) for name in names]
+    blocks += [_DRAWN[name](draw, channels) if name in _DRAWN else BLOCKS[name](channels) for name in names]
     head = PixelHead(channels) if head_name == "pixels" else LinearHead(channels, head_name)
     unused = draw.chance(0.2)
     text = ", ".join([*names, head_name, *["unused"] * unused])
@@ -121,7 +169,7 @@ def _result_shape(network: Network, x: torch.Tensor) -> torch.Size:
 def _train(
     world: World, network: Network, habits: Habits, loss_of: Loss, data: list[tuple[torch.Tensor, torch.Tensor]]
 ) -> None:
-    model = world.model(network, habits.parallel)
+    model = world.model(copy.deepcopy(network), habits.parallel)
     if habits.frozen:
         for parameter in next(model.children())[0].parameters():  # type: ignore[index]
             parameter.requires_grad_(False)
@@ -141,6 +189,7 @@ def _train(
             loss = loss + 0.1 * sum(p.pow(2).sum() for p in trained)
         world.record(f"loss {number}", loss)
         world.record(f"y {number}", y)
+        world.together()
         _backward(loss, trained, habits.gradients)
         world.record(f"dL/dx {number}", world.gradient(x))
         if (number + 1) % habits.accumulate == 0:
@@ -149,7 +198,7 @@ def _train(
             if habits.clipped:
                 world.record(f"norm {number}", nn.utils.clip_grad_norm_(trained, 0.5))
             optimizer.step()
-    world.state(model, gradients=False)
+    world.state(model)
 
 
 def _backward(loss: torch.Tensor, parameters: list[nn.Parameter], how: str) -> None:

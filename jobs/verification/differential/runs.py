@@ -1,127 +1,101 @@
-"""Runs cases one after the other on the ranks of a job, with a time limit on each."""
+"""Draws cases, each from two numbers, and counts what came of them."""
 
 from __future__ import annotations
 
 import random
-import warnings
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-
-import torch
-from mpi4py import MPI
+from collections.abc import Iterable, Iterator, Sequence
 
 from distconv.grid import ProcessGrid
 from distconv.jobs.verification.differential import networks, operators
 from distconv.jobs.verification.differential.draw import Draw, Program
-from distconv.jobs.verification.differential.verdicts import Outcome, Refusal, Verdict, difference, judge, refusal
-from distconv.jobs.verification.differential.watch import Watch
-from distconv.jobs.verification.differential.worlds import RanksWorld, World, draw_extents
+from distconv.jobs.verification.differential.layouts import Drawn, draw_extents
+from distconv.jobs.verification.engine import runner
+from distconv.jobs.verification.engine.journal import Line
+from distconv.jobs.verification.engine.layouts import Layout
+from distconv.jobs.verification.engine.verdicts import BAD, EXACT, Verdict
+from distconv.jobs.verification.engine.worlds import World
 
 TIME_LIMIT_S = 60.0
 KINDS = {"operators": (operators.draw,), "networks": (networks.draw,), "all": (operators.draw, networks.draw)}
 _NETWORKS_AMONG_ALL = 0.25
+_FIRST_ONLY = 0.2
+"""How often all but the first tensor of a sample of torch's is plain."""
 
 
-def draw_case(seed: int, index: int, kind: str) -> Program:
+class Case(runner.Case):
+    """A program, and the numbers that it and its layout follow from."""
+
+    def __init__(self, program: Program, seed: int, index: int) -> None:
+        self.program, self.seed, self.index = program, seed, index
+        self.operator, self.option = program.name, f"case {index}: {program.text}"
+        self.as_torch_takes_it, self.condition = program.as_torch_takes_it, program.condition
+
+    @property
+    def infinite(self) -> bool:
+        """As the program."""
+        return self.program.infinite
+
+    def layouts(self, ranks: int) -> Sequence[Layout]:
+        """One."""
+        choices = self.choices(f"layout/{ranks}")
+        extents = draw_extents(ranks, self.program.spatial, choices)
+        first_only = choices.random() < _FIRST_ONLY
+        return [Layout("drawn", tuple(extents.items()), self.program.sizes, first_only=first_only)]
+
+    def choices(self, what: str) -> random.Random:
+        """A source of numbers, the same on all ranks."""
+        return random.Random(f"{self.seed}/{self.index}/{what}")
+
+    def compute(self, world: World) -> None:
+        """Run the program."""
+        self.program.run(world)
+
+
+def draw_case(seed: int, index: int, kind: str) -> Case:
     """Case number ``index``; ``kind`` is one of KINDS."""
     draw = Draw(seed, index)
     kinds = KINDS[kind]
-    return kinds[-1 if draw.chance(_NETWORKS_AMONG_ALL) else 0](draw)
+    return Case(kinds[-1 if draw.chance(_NETWORKS_AMONG_ALL) else 0](draw), seed, index)
 
 
-@dataclass
-class Tally:
-    """Verdicts counted, in all and per name of a program."""
-
-    per_name: dict[str, Counter[Verdict]] = field(default_factory=dict)
-    reasons: Counter[str] = field(default_factory=Counter)
-    """Why programs were turned away that torch runs, or refuses in other words."""
-
-    def add(self, name: str, verdict: Verdict, text: str) -> None:
-        """Count one verdict; the words of a refusal are counted too."""
-        self.per_name.setdefault(name, Counter())[verdict] += 1
-        if verdict in (Verdict.UNSUPPORTED, Verdict.OTHER_WORDS):
-            self.reasons[f"{verdict.value}: {text}"] += 1
-
-    @property
-    def total(self) -> Counter[Verdict]:
-        """Verdicts counted over all programs."""
-        return sum(self.per_name.values(), Counter())
-
-    def table(self) -> str:
-        """Counts per operator."""
-        lines = [f"{'':24}{'exact':>8}{'refused':>9}{'unsupported':>13}{'WRONG':>7}"]
-        for name, counts in sorted(self.per_name.items()):
-            refused = counts[Verdict.REFUSED] + counts[Verdict.OTHER_WORDS]
-            numbers = f"{counts[Verdict.EXACT]:8}{refused:9}{counts[Verdict.UNSUPPORTED]:13}{counts[Verdict.WRONG]:7}"
-            lines.append(f"{name:24}{numbers}")
-        return "\n".join(lines)
-
-    def summary(self) -> str:
-        """The last line of a run."""
-        total = self.total
-        otherwise = f"{total[Verdict.OTHER_WORDS]} in other words, " if total[Verdict.OTHER_WORDS] else ""
-        return (
-            f"{total.total()} cases: {total[Verdict.EXACT]} exact, {total[Verdict.REFUSED]} refused as torch does, "
-            f"{otherwise}{total[Verdict.UNSUPPORTED]} unsupported, {total[Verdict.WRONG]} silent differences"
-        )
+def drawn(seed: int, kind: str, indices: Iterable[int]) -> Iterator[tuple[str, list[Case]]]:
+    """Those of these numbers, as groups of one."""
+    return ((kind, [draw_case(seed, index, kind)]) for index in indices)
 
 
-class Run:
+class Run(runner.Run):
     """A differential run on the ranks of ``comm``."""
 
-    def __init__(self, comm: MPI.Intracomm, seed: int, kind: str = "all", time_limit_s: float = TIME_LIMIT_S) -> None:
-        self.comm, self.seed, self.kind = comm, seed, kind
-        self.tally = Tally()
-        self._private = comm.Dup()
-        self._grids: dict[tuple[tuple[str, int], ...], ProcessGrid] = {}
-        self._watch = Watch(comm, time_limit_s)
+    def world(self, case: runner.Case, layout: Layout, grid: ProcessGrid) -> World:
+        """One whose inputs are split at random."""
+        assert isinstance(case, Case)
+        choices = case.choices(f"inputs/{self.comm.size}")
+        other = self.grid(tuple(draw_extents(self.comm.size, case.program.spatial, choices).items()))
+        return Drawn(grid, layout, self.fails, other, choices)
 
-    def cases(self, indices: Iterable[int], *, verbose: bool = False) -> Tally:
-        """Run these cases; rank 0 prints each wrong one (with ``verbose`` all) as it is found."""
-        with self._watch.running():
-            for index in indices:
-                self._watch.begin(f"case {index}")
-                name, verdict, text = self._run(index)
-                self.tally.add(name, verdict, text)
-                if self.comm.rank == 0 and (verbose or verdict is Verdict.WRONG):
-                    print(f"{verdict.value}: {self._watch.case}: {text}\n  {self._reproduction(index)}", flush=True)
-        return self.tally
 
-    def _run(self, index: int) -> tuple[str, Verdict, str]:
-        program = draw_case(self.seed, index, self.kind)
-        choices = random.Random(f"{self.seed}/{index}/{self.comm.size}")
-        grid = self._grid(draw_extents(self.comm.size, program.spatial, choices))
-        self._watch.case = f"case {index}: {program.name} {program.text} on {grid.describe()}"
-        reference, expected = self._attempt(program, World())
-        other = self._grid(draw_extents(self.comm.size, program.spatial, choices))
-        refused, found = self._attempt(program, RanksWorld(grid, other, choices))
-        compared = "" if refused or reference else difference(expected, found)
-        outcomes = self._private.allgather(Outcome(refused, compared))
-        return program.name, *judge(reference, outcomes)
+def summary(lines: Sequence[Line]) -> str:
+    """Counts in a line."""
+    total = Counter(line.verdict for line in lines)
+    otherwise = f"{total[Verdict.OTHER_WORDS]} in other words, " if total[Verdict.OTHER_WORDS] else ""
+    exact, wrong = (sum(total[each] for each in verdicts) for verdicts in (EXACT, BAD))
+    return (
+        f"{len(lines)} cases: {exact} exact, {total[Verdict.REFUSED]} refused as torch does, "
+        f"{otherwise}{total[Verdict.RAISES]} unsupported, {wrong} silent differences"
+    )
 
-    @staticmethod
-    def _compute(program: Program, world: World) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            program.run(world)
 
-    def _attempt(self, program: Program, world: World) -> tuple[Refusal | None, dict[str, torch.Tensor]]:
-        try:
-            self._compute(program, world)
-        except Exception as error:
-            if type(world) is not World:
-                self._watch.case += f" [rank {self.comm.rank}: {type(error).__name__}: {error}]"
-            return refusal(error), {}
-        return None, world.results
-
-    def _grid(self, extents: dict[str, int]) -> ProcessGrid:
-        key = tuple(sorted(extents.items()))
-        if key not in self._grids:
-            self._grids[key] = ProcessGrid(self.comm, **extents)
-        return self._grids[key]
-
-    def _reproduction(self, index: int) -> str:
-        options = f"--seed {self.seed} --case {index}" + ("" if self.kind == "all" else f" --only {self.kind}")
-        return f"mpiexec -n {self.comm.size} distconv verify differential {options}"
+def table(lines: Sequence[Line]) -> str:
+    """Counts per operator, and why programs were turned away that torch runs, or refuses in other words."""
+    told = [f"{'':24}{'exact':>8}{'refused':>9}{'unsupported':>13}{'WRONG':>7}"]
+    columns = (EXACT, {Verdict.REFUSED, Verdict.OTHER_WORDS}, {Verdict.RAISES}, BAD)
+    for name in sorted({line.operator for line in lines}):
+        exact, refused, raises, wrong = (
+            sum(line.operator == name and line.verdict in verdicts for line in lines) for verdicts in columns
+        )
+        told.append(f"{name:24}{exact:8}{refused:9}{raises:13}{wrong:7}")
+    reasons = Counter(
+        f"{line.verdict.value}: {line.text}" for line in lines if line.verdict in (Verdict.RAISES, Verdict.OTHER_WORDS)
+    )
+    return "\n".join([*told, *(f"{count} times {reason}" for reason, count in reasons.most_common(20))])

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from mpi4py import MPI
 
 import distconv as dc
-from distconv.jobs.verification.conformance import report
+from distconv.jobs.verification.engine import journal
 from distconv.layers.plumbing import call_site
 from tests.distconv.layouts import normal
 from tests.layers.models.test_third_party import GRIDS, Values, check, step
@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
     bytes: int
 
     def __str__(self) -> str:
-        warned = f", {self.warnings} warn ({report.size(self.bytes)})" if self.warnings else ""
+        warned = f", {self.warnings} warn ({journal.size(self.bytes)})" if self.warnings else ""
         return f"{self.text}{warned}"
 
 

@@ -1,64 +1,42 @@
-"""The conformance table, one module per family of operators.
+"""The conformance table, one module per family: what torch's own samples do not vary.
 
 ::
 
-    calls          Other ways to call the same operators
+    blocks         Blocks of networks as users write them
+    calls          Other ways to call the same operators: autograd modes, autocast, modules, what draws numbers
     convolution    Convolutions and transposed convolutions, as functions and as modules
-    dropout        Dropout: the mask is the one that torch draws in one process from the same seed
-    elementwise    Operators that act element by element: of one tensor, of two that broadcast, and in place
-    losses         Losses, of samples and of pixels, with all that changes what their mean divides by
-    networks       Blocks of networks as users write them
-    normalization  Normalization: batch, group, instance and layer norm, local response, and vectors to unit length
-    numbers        Other numbers than float64 near one: other dtypes, NaN and infinity, other memory than rows
+    dense_sites    What sparse layers compute, on volumes: torch's own dense operators
+    networks       Blocks of networks, layers that are frozen or left out, losses and attention of users' own
+    normalization  Batch, group, instance and layer norm over steps, in training and evaluation
+    operands       Operands of all kinds: split otherwise, plain, broadcast, views changed in place
     optimizers     Steps of torch's optimizers, of gradient clipping
-    ordering       Operators that look along a whole dimension
-    pooling        Pooling: windows, adaptive and global, and its inverse
-    products       Matrix products: linear layers, matmul and its kin, attention
-    reductions     Reductions: sums, means, spreads, extremes and norms, over some dimensions or all
-    sampling       Operators whose output picks or blends positions of the input
-    shaping        Operators that only move elements, or pick some of them: shapes, slices, joins
     sparse         Sparse convolution, pooling and normalization against dense torch at the active sites
-    spellings      Elementwise operators under every name that torch has for them
+    values         Other numbers than float64 near one: other dtypes, ties, NaN and infinity
+    windows        Windows that cross the edges of blocks: pooling, interpolation, padding
 """
 
-from distconv.jobs.verification.conformance.case import Case
 from distconv.jobs.verification.conformance.families import (
     calls,
     convolution,
-    dropout,
-    elementwise,
-    losses,
     networks,
     normalization,
-    numbers,
+    operands,
     optimizers,
-    ordering,
-    pooling,
-    products,
-    reductions,
-    sampling,
-    shaping,
     sparse,
-    spellings,
+    values,
+    windows,
 )
+from distconv.jobs.verification.conformance.table import Case
 
 TABLE: dict[str, tuple[Case, ...]] = {
     "convolution": convolution.CASES,
-    "pooling": pooling.CASES,
+    "windows": windows.CASES,
     "normalization": normalization.CASES,
-    "dropout": dropout.CASES,
-    "elementwise": elementwise.CASES,
-    "spellings": spellings.CASES,
-    "shaping": shaping.CASES,
-    "sampling": sampling.CASES,
-    "reductions": reductions.CASES,
-    "ordering": ordering.CASES,
-    "products": products.CASES,
-    "losses": losses.CASES,
+    "operands": operands.CASES,
+    "values": values.CASES,
+    "calls": calls.CASES,
     "networks": networks.CASES,
     "optimizers": optimizers.CASES,
     "sparse": sparse.CASES,
-    "calls": calls.CASES,
-    "numbers": numbers.CASES,
 }
 """All cases, by family."""

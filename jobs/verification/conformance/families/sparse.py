@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 from distconv.distribution import Distribution, block_range
-from distconv.jobs.verification.conformance.case import Case, Input, Sizes
-from distconv.jobs.verification.conformance.dense_sites import Frame, frame_of, on_volumes
+from distconv.jobs.verification.conformance.families.dense_sites import Frame, frame_of, on_volumes
+from distconv.jobs.verification.conformance.table import Case, Input, Sizes
 from distconv.layers.sparse import (
     Partition,
     SparseAvgPool,

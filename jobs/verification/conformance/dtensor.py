@@ -1,0 +1,87 @@
+"""The same samples through torch's DTensor (gloo, CPU), for comparison: every tensor split along its last dimension.
+
+The parameters of modules are replicated, and gradients come as their results lie, as DTensor asks. A sample is exact;
+it raises (an exception of one kind on all ranks that speaks of DTensor or sharding); it is UNCLEAR (any other exception
+on all ranks), WRONG (another number, or ranks that part ways), or it HANGS.
+"""
+
+from __future__ import annotations
+
+import datetime
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from mpi4py import MPI
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+
+from distconv.grid import ProcessGrid
+from distconv.jobs.verification.engine import runner, worlds
+from distconv.jobs.verification.engine.layouts import Layout
+from distconv.jobs.verification.engine.verdicts import Outcome, Refusal, Verdict, judge
+
+_OWN_WORDS = ("DTensor", "shard", "placement", "mesh")
+"""An error with one of them says that DTensor lacks something."""
+
+
+class _World(worlds.Ranks):
+    def __init__(self, grid: ProcessGrid, layout: Layout, fails: Callable[[bool], bool], mesh: DeviceMesh) -> None:
+        super().__init__(grid, layout, fails)
+        self.mesh = mesh
+
+    def put(
+        self, value: torch.Tensor, dims: worlds.Dims = None, grad: bool = True, *, balanced: bool = False
+    ) -> torch.Tensor:
+        whole = value.detach().clone()
+        x = distribute_tensor(whole, self.mesh, [Shard(value.dim() - 1)], src_data_rank=None)
+        return x.requires_grad_(grad)
+
+    def model(self, module: nn.Module, parallel: bool = True) -> nn.Module:
+        return distribute_module(module, self.mesh)
+
+    def direction(self, whole: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if not isinstance(y, DTensor):
+            return whole
+        placements = [Replicate() if isinstance(p, Partial) else p for p in y.placements]
+        return distribute_tensor(whole, y.device_mesh, placements, src_data_rank=None)
+
+    def record(self, name: str, tensor: torch.Tensor | None) -> None:
+        super().record(name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor)
+
+
+class Run(runner.Run):
+    """A run on all ranks of the job."""
+
+    def __init__(self, comm: MPI.Intracomm, time_limit_s: float = runner.TIME_LIMIT_S) -> None:
+        super().__init__(comm, time_limit_s)
+        meeting = comm.bcast(Path(tempfile.mkdtemp()) / "ranks")
+        patience = datetime.timedelta(seconds=2 * time_limit_s)
+        torch.distributed.init_process_group("gloo", f"file://{meeting}", patience, comm.size, comm.rank)
+        self._mesh = DeviceMesh("cpu", list(range(comm.size)))
+
+    def layouts(self, case: runner.Case) -> Sequence[Layout]:
+        """One: every tensor along its last dimension."""
+        return [Layout("last", (("w", self.comm.size),))]
+
+    def world(self, case: runner.Case, layout: Layout, grid: ProcessGrid) -> worlds.World:
+        """Of DTensors."""
+        return _World(grid, layout, self.fails, self._mesh)
+
+    def judged(self, reference: Refusal | None, outcomes: Sequence[Outcome], case: runner.Case) -> tuple[Verdict, str]:
+        """As any other, but for what counts as clear."""
+        return judged([outcome.refusal for outcome in outcomes]) or judge(reference, outcomes)
+
+
+def judged(refused: Sequence[Refusal | None]) -> tuple[Verdict, str] | None:
+    """The verdict on a sample that some ranks refuse."""
+    if not any(refused):
+        return None
+    kinds = {each and each.kind for each in refused}
+    told = "; ".join(dict.fromkeys("computes" if each is None else f"{each.kind}: {each.text}" for each in refused))
+    if len(kinds) > 1:
+        return Verdict.WRONG, f"ranks differ: {told}"
+    ours = any(word.lower() in told.lower() for word in _OWN_WORDS)
+    return (Verdict.RAISES if ours else Verdict.UNCLEAR), told

@@ -1,0 +1,261 @@
+"""torch's samples: every operator and module that its own tests know, in all spellings and variants.
+
+Source: ``torch.testing._internal``, OpInfo and ModuleInfo.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+import unittest
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_leaves, tree_map
+
+from distconv.jobs.verification.engine.layouts import Extents, Layout
+from distconv.jobs.verification.engine.runner import Case
+from distconv.jobs.verification.engine.worlds import World
+
+_SEED = 7
+
+DTYPES = (torch.float64, torch.int64, torch.bool)
+"""What samples are asked for in: the first of these that an operator takes."""
+
+UNDETERMINED = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split())
+"""Operators whose values are whatever the memory holds."""
+
+KINDS = (
+    *("samples", "height", "width", "samples + space", "uneven", "cyclic"),
+    *("replicas + space", "channels", "channels + space"),
+)
+"""Of layouts in which the largest sample of each operator is computed."""
+
+MOST = 40
+"""Samples among which the largest is looked for."""
+
+_DIMS = {1: ["n"], 2: ["n", "w"], 3: ["n", "c", "w"], 4: ["n", "c", "h", "w"], 5: ["n", "c", "d", "h", "w"]}
+
+
+@dataclass(frozen=True)
+class Sample(Case):
+    """A call with its arguments, which are copied first."""
+
+    operator: str
+    option: str
+    """The variant, and the sample's number."""
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    module: Callable[[], torch.nn.Module] | None = None
+    """With it, ``function`` takes the module first."""
+    kinds: Sequence[str] | None = None
+    """Of layouts, every dimension having its own axis; without, the first and last dimensions are split."""
+
+    as_torch_takes_it = True
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """Of all its tensors, where layouts of kinds are asked for."""
+        return frozenset(axis for value in self.tensors() for axis in self._dims(value) if axis)
+
+    def layouts(self, ranks: int) -> Sequence[Layout]:
+        """By kind; or along the first dimension, the last, and both, of all tensors or the first alone."""
+        if self.kinds is not None:
+            return super().layouts(ranks)
+        grids: dict[str, Extents] = {"first": {"n": ranks}, "last": {"w": ranks}}
+        if ranks % 2 == 0 and ranks > 2:
+            grids["both"] = {"n": 2, "w": ranks // 2}
+        found = []
+        for name, extents in grids.items():
+            found.append(Layout(name, tuple(extents.items())))
+            if len(self.tensors()) > 1:
+                found.append(Layout(f"{name}, first tensor only", tuple(extents.items()), first_only=True))
+        return found
+
+    def compute(self, world: World) -> None:
+        """Call the function, and differentiate what it gives."""
+        first = next(iter(self.tensors()), None)
+
+        def put(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if can_be_split(value) and (value is first or not world.layout.first_only):
+                return world.put(value, self._dims(value), value.requires_grad)
+            return world.plain(value, value.requires_grad)
+
+        args, kwargs = tree_map(put, (self.args, self.kwargs))
+        module = None if self.module is None else world.model(self.module(), parallel=self.kinds is not None)
+        seed()
+        result = self.function(*([] if module is None else [module]), *args, **kwargs)
+        answers = [y for y in tree_leaves(result) if isinstance(y, (torch.Tensor, bool, int, float))]
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        world.differentiate(
+            [y if isinstance(y, torch.Tensor) else torch.tensor(y) for y in answers],
+            {f"x{number}": x for number, x in enumerate(inputs)},
+            module,
+        )
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Those that go in and can be split."""
+        return [value for value in tree_leaves((self.args, self.kwargs)) if can_be_split(value)]
+
+    def size(self) -> int:
+        """Elements of the first tensor that can be split; 0 if there is none."""
+        return next((value.numel() for value in self.tensors()), 0)
+
+    def _dims(self, value: torch.Tensor) -> list[str | None]:
+        if self.kinds is not None and value.dim() in _DIMS:
+            return list(_DIMS[value.dim()])
+        return ["n", *[None] * (value.dim() - 2), "w"] if value.dim() > 1 else ["nw"]
+
+
+def can_be_split(value: Any) -> bool:
+    """Whether an argument is a tensor of at least one dimension, with a memory of its own."""
+    return isinstance(value, torch.Tensor) and value.layout is torch.strided and value.dim() > 0
+
+
+def seed() -> None:
+    """Let all random numbers that torch's samples draw be the same on all ranks."""
+    random.seed(_SEED)
+    np.random.seed(_SEED)
+    torch.manual_seed(_SEED)
+
+
+def names() -> list[str]:
+    """Every operator and module that has samples."""
+    return list(_databases())
+
+
+def samples(name: str, most: int | None = None) -> Iterator[Sample]:
+    """Samples of one operator, in all variants, or of a module, that have tensors; at most so many of each variant."""
+    return (sample for sample in _all(name, most) if sample.tensors())
+
+
+def _all(name: str, most: int | None) -> Iterator[Sample]:
+    for info in _databases()[name]:
+        if hasattr(info, "module_cls"):
+            yield from _of_module(info, most)
+            continue
+        for number, found in enumerate(_drawn(info, most)):
+            yield _spelled(info, str(number), found, [info.op])
+            if info.inplace_variant is not None and _stays(found):
+                yield _spelled(info, f"{number} in place", found, [partial(_in_place, info.inplace_variant)])
+            if info.supports_out and "out" not in found.kwargs:
+                yield _spelled(info, f"{number} out=", found, [partial(_out, info.op)], finish=False)
+
+
+def largest(name: str) -> Iterator[Sample]:
+    """The first and the last of the largest samples of one operator, in all spellings; the first ones of a module."""
+    for info in _databases()[name]:
+        if hasattr(info, "module_cls"):
+            found = [replace(each, kinds=KINDS) for each in _of_module(info, MOST) if each.size()]
+            for evaluated in (False, True):
+                yield from islice((each for each in found if each.option.endswith("eval") == evaluated), 1)
+            continue
+        drawn = _drawn(info, MOST)
+        sizes = [_spelled(info, "", found, []).size() for found in drawn]
+        biggest = [number for number, size in enumerate(sizes) if size and size == max(sizes)]
+        spellings = [info, *info.aliases]
+        ways = ("op", "method_variant", "operator_variant")
+        functions = [getattr(spelling, way, None) for spelling in spellings for way in ways]
+        changing = [partial(_in_place, s.inplace_variant) for s in spellings if s.inplace_variant is not None]
+        for number in dict.fromkeys([*biggest[:1], *biggest[-1:]]):
+            yield replace(_spelled(info, f"sample {number}", drawn[number], functions), kinds=KINDS)
+            if changing and _stays(drawn[number]):
+                yield replace(_spelled(info, f"sample {number}, in place", drawn[number], changing), kinds=KINDS)
+
+
+@cache
+def _databases() -> dict[str, list[Any]]:
+    """All that has samples, by its name."""
+    # torch's test modules import it for a class of tests, which nothing here is.
+    stand_in = types.ModuleType("expecttest")
+    stand_in.TestCase = unittest.TestCase  # type: ignore[attr-defined]
+    sys.modules.setdefault("expecttest", stand_in)
+    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal.common_modules import module_db
+
+    found: dict[str, list[Any]] = {}
+    for operator in op_db:
+        if operator.name not in UNDETERMINED:
+            found.setdefault(_name(operator), []).append(operator)
+    for module in module_db:
+        found.setdefault(f"nn.{module.module_cls.__name__}", []).append(module)
+    return found
+
+
+def _name(operator: Any) -> str:
+    return f"{operator.name}.{operator.variant_test_name}".removesuffix(".")
+
+
+def _drawn(operator: Any, most: int | None) -> list[Any]:
+    dtype = next((dtype for dtype in DTYPES if dtype in operator.dtypes), None)
+    if dtype is None:
+        return []
+    seed()
+    grad = dtype is torch.float64 and operator.supports_autograd
+    # All at once: what runs in between draws numbers, too.
+    return list(islice(operator.sample_inputs("cpu", dtype, requires_grad=grad), most))
+
+
+def _stays(found: Any) -> bool:
+    """Whether the first argument can be changed in place."""
+    return not found.broadcasts_input and isinstance(found.input, torch.Tensor)
+
+
+def _spelled(operator: Any, option: str, found: Any, functions: Sequence[Any], finish: bool = True) -> Sample:
+    """One sample of ``operator``, called by every one of ``functions``."""
+    calls = [partial(_finished, found.output_process_fn_grad if finish else _same, f) for f in functions if f]
+    function = calls[0] if len(calls) == 1 else partial(_every, calls)
+    return Sample(_name(operator), option, function, (found.input, *found.args), found.kwargs)
+
+
+def _same(result: Any) -> Any:
+    return result
+
+
+def _every(calls: Sequence[Callable[..., Any]], *args: Any, **kwargs: Any) -> list[Any]:
+    return [call(*args, **kwargs) for call in calls]
+
+
+def _finished(finish: Callable[[Any], Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return finish(function(*args, **kwargs))
+
+
+def _in_place(function: Callable[..., Any], input: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    return function(input.clone(), *args, **kwargs)
+
+
+def _out(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with torch.no_grad():
+        made = function(*args, **kwargs)
+        out = torch.zeros_like(made) if isinstance(made, torch.Tensor) else tuple(map(torch.zeros_like, made))
+        function(*args, **kwargs, out=out)
+    return out
+
+
+def _of_module(info: Any, most: int | None) -> Iterator[Sample]:
+    for training in (True, False):
+        seed()
+        given = info.module_inputs_func(info, device="cpu", dtype=torch.float64, requires_grad=True, training=training)
+        for number, found in enumerate(list(islice(given, most))):
+            option = f"{number}{'' if training else ' eval'}"
+            module = partial(_built, info.module_cls, found.constructor_input, training)
+            forward = found.forward_input
+            yield Sample(f"nn.{info.module_cls.__name__}", option, _called, forward.args, forward.kwargs, module)
+
+
+def _built(kind: type[torch.nn.Module], given: Any, training: bool) -> torch.nn.Module:
+    seed()
+    return kind(*given.args, **given.kwargs).double().train(training)
+
+
+def _called(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    return module(*args, **kwargs)

@@ -1,0 +1,105 @@
+"""The page ``docs/evidence/torch-samples.md``: what came of torch's samples, beside DTensor, and what is refused."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from distconv.jobs.verification.conformance.page import general, machine, table
+from distconv.jobs.verification.engine.journal import Line
+from distconv.jobs.verification.engine.verdicts import EXACT, Verdict
+
+FAMILY, DTENSOR = "torch-samples", "dtensor"
+"""What lines of distconv, and of torch's DTensor, are found under."""
+
+_PREFACE = """\
+# torch's own samples
+
+<!-- Generated; do not edit. Command: distconv verify conformance {options} -->
+
+The calls with which torch tests its operators (OpInfo) and modules (ModuleInfo), their variants in place and with
+`out=` among them, in float64; {most}. Tensors are split along their first dimension, their last,
+or both, all of them or only the first. All results, gradients and buffers are compared with one process. Left out is
+what torch refuses.
+
+{machine}
+
+- *by a rule*: exact by distributed rules; *replicates*: exact, with a warning, because every rank computes the whole.
+- *raises*: one sentence that says what to do instead, alike on all ranks; *unclear*: any other exception.
+- *wrong*: another number, or ranks that part ways; *hangs*: or the job ended.
+"""
+_BESIDE = """
+## Beside torch's DTensor
+
+Samples that both could start, every tensor split along its last dimension. DTensor over gloo: parameters of modules
+replicated, gradients as their results lie. It *raises* if the exception speaks of DTensor or of sharding, and random
+numbers that one process does not draw count as wrong.
+"""
+
+_HEADS = ["by a rule", "replicates", "raises", "unclear", "wrong", "hangs", "exact"]
+
+_SILENT = {Verdict.WRONG, Verdict.HANGS}
+
+_GROUPS = [
+    {Verdict.EXACT, Verdict.REDISTRIBUTES}, {Verdict.REPLICATES}, {Verdict.RAISES}, {Verdict.UNCLEAR}, {Verdict.WRONG},
+    {Verdict.HANGS},
+]  # fmt: skip
+
+
+def page(lines: Sequence[Line], most: int | None = None) -> str:
+    """The page for lines of one or several rank counts; ``most``: how many samples of each variant were run."""
+    counts = sorted({line.ranks for line in lines})
+    own = [line for line in lines if line.family == FAMILY]
+    families = " ".join(dict.fromkeys(line.family for line in lines))
+    options = f"--family {families} --ranks {','.join(map(str, counts))} --page docs/evidence/torch-samples.md"
+    preface = _PREFACE.format(
+        options=options + (f" --samples {most}" if most else ""),
+        most=f"the first {most} of each" if most else "all of them",
+        machine=machine(),
+    )
+    heads = ["ranks", "cases", *_HEADS]
+    rows = [[str(n), *_row([line for line in own if line.ranks == n])] for n in counts]
+    return preface + "\n" + table(heads, rows) + _beside(lines) + _refused(own)
+
+
+def _row(lines: Sequence[Line]) -> list[str]:
+    exact = sum(line.verdict in EXACT for line in lines)
+    groups = [sum(line.verdict in group for line in lines) for group in _GROUPS]
+    return [f"{len(lines):,}", *(f"{count:,}" for count in groups), f"{exact / max(1, len(lines)):.2%}"]
+
+
+def _beside(lines: Sequence[Line]) -> str:
+    counts = sorted({line.ranks for line in lines if line.family == DTENSOR})
+    if not counts:
+        return ""
+    rows, wrong = [], Counter[str]()
+    for ranks in counts:
+        here = [line for line in lines if line.ranks == ranks and line.layout in ("last", "")]
+        ours, theirs = ({_name(line): line for line in here if line.family == each} for each in (FAMILY, DTENSOR))
+        both = ours.keys() & theirs.keys()
+        rows += [
+            [str(ranks), who, *_row([found[name] for name in both])]
+            for who, found in (("distconv", ours), ("DTensor", theirs))
+        ]
+        wrong.update(operator for operator, option in both if theirs[operator, option].verdict in _SILENT)
+    named = ", ".join(f"`{operator}` ({count})" for operator, count in sorted(wrong.items()))
+    text = f"\nDTensor is wrong or hangs with: {named}.\n" if wrong else ""
+    return _BESIDE + "\n" + table(["ranks", "", "samples", *_HEADS], rows) + text
+
+
+def _name(line: Line) -> tuple[str, str]:
+    return line.operator, line.option
+
+
+def _refused(lines: Sequence[Line]) -> str:
+    """Each message once, with how often it came, and with which operators."""
+    found: dict[tuple[str, str], list[Line]] = {}
+    for line in lines:
+        if line.verdict not in EXACT:
+            found.setdefault((line.verdict.value, general(line)), []).append(line)
+    told = [
+        f"- {len(alike)} x {verdict}, {', '.join(f'`{name}`' for name in sorted({line.operator for line in alike}))}: "
+        f"{text}"
+        for (verdict, text), alike in found.items()
+    ]
+    return "\n## What is not exact\n\n" + "\n".join(told) + "\n" if told else ""

@@ -1,0 +1,192 @@
+"""Cases of the conformance table: an operator with its options, and its inputs in letters instead of numbers.
+
+Inputs are written like ``"N C H W"``: a capital is a dimension split over the grid axis of that name, a small letter
+one of that extent but whole on every rank, a number a whole dimension of that extent. ``C+2`` and ``H-1`` are computed
+from the letter's extent and ``C=5`` sets it; ``W:h`` is split over w and has the extent of h.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from distconv.jobs.verification.engine import runner
+from distconv.jobs.verification.engine.layouts import Extents
+from distconv.jobs.verification.engine.worlds import World, seed
+
+Sizes = Extents
+"""Extent of each letter (small)."""
+
+FEW = ("samples", "height", "samples + space", "uneven", "empty space", "channels + space", "empty channels")
+"""Kinds of layouts for cases that differ from another one in numbers, not in what is sent."""
+
+_DIMENSION = re.compile(r"(?:([NCDHW])(?::([ncdhw]))?|([ncdhw])|(\d+))(?:([+=-])(\d+))?$")
+
+_CHANGES: dict[str, Callable[[int, int], int]] = {
+    "+": lambda extent, by: extent + by,
+    "-": lambda extent, by: extent - by,
+    "=": lambda extent, by: by,
+}
+
+
+def _parsed(dimension: str, sizes: Sizes) -> tuple[str | None, int]:
+    """Grid axis (None where whole) and extent of one dimension."""
+    found = _DIMENSION.match(dimension)
+    if found is None:
+        raise ValueError(f"conformance table: {dimension!r} is no dimension")
+    capital, other, small, number, change, by = found.groups()
+    extent = int(number) if number else sizes[other or small or capital.lower()]
+    return capital.lower() if capital else None, _CHANGES[change](extent, int(by)) if change else extent
+
+
+@dataclass(frozen=True)
+class Input:
+    """One tensor that goes into a case."""
+
+    dims: str
+    values: str = "normal"
+    """A key of :data:`VALUES`."""
+    grad: bool = True
+    """Whether its gradient is asked for (if its dtype can have one)."""
+    layout: Literal["split", "balanced", "whole", "plain"] = "split"
+    """``balanced``: never uneven or cyclic; ``whole``: a replicated DistTensor; ``plain``: no DistTensor."""
+    dtype: torch.dtype | None = None
+    """Other than the case's."""
+
+    def axes(self) -> tuple[str | None, ...]:
+        """The grid axis of each dimension."""
+        if self.layout in ("whole", "plain"):
+            return (None,) * len(self.dims.split())
+        return tuple(dimension[0].lower() if dimension[0].isupper() else None for dimension in self.dims.split())
+
+    def shape(self, sizes: Sizes) -> tuple[int, ...]:
+        """Its global shape."""
+        return tuple(_parsed(dimension, sizes)[1] for dimension in self.dims.split())
+
+    def put(self, world: World, sizes: Sizes, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        """It in ``world``."""
+        values = VALUES[self.values](self.shape(sizes), sizes, generator)
+        values = values.to(self.dtype or dtype) if values.is_floating_point() else values
+        if self.layout == "plain":
+            return world.plain(values, self.grad)
+        return world.put(values, self.axes(), self.grad, balanced=self.layout == "balanced")
+
+
+def plain(dims: str, values: str = "normal", **options: Any) -> Input:
+    """A tensor that every rank has, such as a parameter."""
+    return Input(dims, values, layout="plain", **options)
+
+
+def fixed(dims: str, values: str = "normal", **options: Any) -> Input:
+    """A split tensor whose gradient nobody asks for, such as a target."""
+    return Input(dims, values, grad=False, **options)
+
+
+@dataclass(frozen=True)
+class Case(runner.Case):
+    """An operator with one choice of options. ``function`` takes the inputs; with ``module``, the module first."""
+
+    operator: str
+    option: str
+    function: Callable[..., Any]
+    inputs: tuple[Input, ...]
+    module: Callable[[Sizes], nn.Module] | None = None
+    parallel: bool = False
+    """Whether the module goes through ``dc.parallelize``."""
+    least: Sizes = field(default_factory=dict)
+    """Smallest spatial extents (default 1) that torch takes, for the layouts with empty blocks."""
+    multiple: int = 1
+    """What the number of channels must be a multiple of."""
+    dtype: torch.dtype = torch.float64
+    sizes: Sizes = field(default_factory=dict)
+    """Other usual extents than the layouts'."""
+    condition: float = 1.0
+    """How many times more round-off counts in this case than usual."""
+    kinds: tuple[str, ...] | None = None
+    """Kinds of layouts it runs on (default: all that split what it has)."""
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """Grid axes that split one of its inputs."""
+        return frozenset(axis for given in self.inputs for axis in given.axes() if axis)
+
+    @property
+    def infinite(self) -> bool:
+        """Whether an input has infinite values."""
+        return any("infinit" in given.values for given in self.inputs)
+
+    def compute(self, world: World) -> None:
+        """Call the function, and differentiate what it gives."""
+        sizes = dict(world.layout.sizes)
+        seed()
+        module = None if self.module is None else self.module(sizes).to(self.dtype)
+        generator = torch.Generator().manual_seed(5)
+        inputs = [given.put(world, sizes, self.dtype, generator) for given in self.inputs]
+        module = None if module is None else world.model(module, self.parallel)
+        seed()
+        result = self.function(*inputs) if module is None else self.function(module, *inputs)
+        outputs = [result] if isinstance(result, torch.Tensor) else list(result)
+        world.differentiate(outputs, {f"x{number}": x for number, x in enumerate(inputs)}, module)
+
+
+def case(operator: str, option: str, function: Callable[..., Any], *inputs: Input, **attributes: Any) -> Case:
+    """A case whose operator is a function."""
+    return Case(operator, option, function, inputs, **attributes)
+
+
+def _forward(module: nn.Module, *inputs: torch.Tensor) -> Any:
+    return module(*inputs)
+
+
+def modules(
+    operator: str, option: str, build: Callable[[Sizes], nn.Module], *inputs: Input, **attributes: Any
+) -> list[Case]:
+    """Two cases of a module: as it is, and after ``dc.parallelize``."""
+    function = attributes.pop("function", _forward)
+    usual = Case(operator, option, function, inputs, module=build, **attributes)
+    return [usual, replace(usual, option=f"{option}, parallelized".removeprefix(", "), parallel=True, kinds=FEW)]
+
+
+def _random(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> torch.Tensor:
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def _with(special: float) -> Callable[..., torch.Tensor]:
+    """Normal numbers, every eleventh of which is ``special``."""
+
+    def make(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> torch.Tensor:
+        values = _random(shape, sizes, generator).reshape(-1)
+        values[3::11] = special
+        return values.reshape(shape)
+
+    return make
+
+
+def _sites(shape: tuple[int, ...], sizes: Sizes, generator: torch.Generator) -> torch.Tensor:
+    """Normal numbers at a fifth of the positions behind channels (N, C, ...), zeros elsewhere."""
+    values = _random(shape, sizes, generator)
+    return values * (torch.rand(shape[0], 1, *shape[2:], generator=generator) < 0.2)
+
+
+VALUES: dict[str, Callable[[tuple[int, ...], Sizes, torch.Generator], torch.Tensor]] = {
+    "normal": _random,
+    "ties": lambda *given: _random(*given).round(),
+    "positive": lambda *given: _random(*given).abs() + 0.1,
+    "unit": lambda *given: _random(*given).sigmoid(),
+    "above one": lambda *given: _random(*given).abs() + 1.1,
+    "far": lambda *given: _random(*given) + 1e6,
+    "NaN": _with(torch.nan),
+    "infinite": _with(torch.inf),
+    "minus infinity": _with(-torch.inf),
+    "negative zero": lambda *given: torch.full(given[0], -0.0, dtype=torch.float64),
+    "probabilities": lambda *given: _random(*given).softmax(1),
+    "whole numbers": lambda shape, sizes, generator: torch.randint(-4, 5, shape, generator=generator),
+    "classes": lambda shape, sizes, generator: torch.randint(0, sizes["c"], shape, generator=generator),
+    "sites": _sites,
+}
+"""What tensors hold. ``classes`` are labels of C classes."""

@@ -1,0 +1,99 @@
+"""Runs cases on the ranks of this job, or in jobs of several ranks that a command starts, one after the other."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from mpi4py import MPI
+
+from distconv.errors import DistconvError
+from distconv.jobs.training.pipeline_options import counts
+from distconv.jobs.verification.engine.journal import Journal, Key, Line
+from distconv.jobs.verification.engine.runner import Case, Run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--ranks``, ``--mpiexec`` and ``--journal``."""
+    parser.add_argument("--ranks", type=counts, metavar="2,3,4", help="start mpiexec itself for each of these counts")
+    parser.add_argument("--mpiexec", default=mpiexec(), help="how to start a job (default: %(default)s)")
+    parser.add_argument("--journal", type=Path, metavar="FILE", help="note lines as they come; go on behind them")
+
+
+def mpiexec() -> str:
+    """How to start ranks: the environment's own mpiexec, or the one in the path."""
+    beside = Path(sys.prefix) / "bin" / "mpiexec"
+    return str(beside) if beside.exists() else shutil.which("mpiexec") or "mpiexec"
+
+
+def run(
+    job: Run, groups: Iterable[tuple[str, Iterable[Case]]], path: Path | None, tell: Callable[[list[Line]], None]
+) -> list[Line]:
+    """Compute what the journal at ``path`` does not have yet; returns the lines of this number of ranks. Collective.
+
+    ``groups``: families, and cases of which rank 0 tells together.
+    """
+    journal = Journal(path if job.comm.rank == 0 else None)
+    begun, families = job.comm.bcast(journal.begun), set[str]()
+    for family, cases in groups:
+        families.add(family)
+        found: list[Line] = []
+        for case in cases:
+            key = Key(family, job.comm.size, case.operator, case.option)
+            if key not in begun:
+                journal.begin(key)
+                lines = list(job.lines(family, case))
+                journal.end(lines)
+                found += lines
+        if job.comm.rank == 0 and found:
+            tell(found)
+    own = [line for line in journal.lines if line.family in families and line.ranks == job.comm.size]
+    shared: list[Line] = job.comm.bcast(own)
+    return shared
+
+
+def past_hangs(launcher: str, ranks: int, arguments: Sequence[str], path: Path) -> None:
+    """Start jobs that go on with the journal at ``path`` until one comes to the end.
+
+    Raises
+    ------
+    DistconvError
+        If a job fails otherwise than in a case.
+    """
+    while True:
+        failed = None
+        try:
+            start(launcher, ranks, [*arguments, "--journal", str(path)])
+        except DistconvError as error:
+            failed = error
+        # An ended job may leave with the exit code of one that has found something wrong, too.
+        if not Journal(path).end_with_a_hang():
+            if failed:
+                raise failed
+            return
+
+
+def start(launcher: str, ranks: int, arguments: Sequence[str]) -> int:
+    """Run ``distconv arguments`` on ``ranks`` ranks, one thread each; returns 0, or 1 if it found something wrong.
+
+    Raises
+    ------
+    DistconvError
+        If this is a job of several ranks itself, there is no such launcher, or the job fails.
+    """
+    if MPI.COMM_WORLD.size > 1:
+        raise DistconvError("--ranks starts jobs by itself; call it without mpiexec")
+    command = [*launcher.split(), "-n", str(ranks), sys.executable, "-m", "distconv", *arguments]
+    print(f"== {ranks} rank{'s' if ranks > 1 else ''}", flush=True)
+    try:
+        code = subprocess.run(command, env={"OMP_NUM_THREADS": "1", **os.environ}).returncode
+    except OSError as error:
+        raise DistconvError(f"--mpiexec {launcher}: {error}") from error
+    if code not in (0, 1):
+        raise DistconvError(f"the job on {ranks} ranks ended with exit code {code}")
+    return code

@@ -1,0 +1,149 @@
+"""How the tensors of a case are split: one layout per kind of grid, with extents that make it what it is called."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from distconv.distribution import Distribution
+from distconv.grid import ProcessGrid
+
+Extents = dict[str, int]
+
+USUAL: Extents = {"n": 5, "d": 5, "h": 7, "w": 9}
+CHANNELS = 4
+SPATIAL = ("d", "h", "w")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A grid, and the extents of a case on it."""
+
+    kind: str
+    extents: tuple[tuple[str, int], ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+    """Of each letter, where the case has letters for extents."""
+    blocks: str = "balanced"
+    """``uneven`` and ``cyclic`` blocks are those along the axes of the grid; ``whole``: nothing is split."""
+    first_only: bool = False
+    """Only the first tensor is distributed."""
+
+    def distribution(
+        self, grid: ProcessGrid, shape: Sequence[int], dims: Sequence[str | None], *, balanced: bool = False
+    ) -> Distribution:
+        """Of a tensor of ``shape``: ``dims`` has for each dimension the letters of the axes that may split it."""
+        if self.blocks == "whole":
+            return Distribution(grid, (None,) * len(shape))
+        axes = [letters and next((a for a in letters if grid.shape[a] > 1), letters[0]) for letters in dims]
+        extents = {axis: n for axis, n in zip(axes, shape, strict=True) if axis and grid.shape[axis] > 1}
+        if balanced or self.blocks == "balanced":
+            return Distribution(grid, axes)
+        if self.blocks == "cyclic":
+            return Distribution(grid, axes, cyclic={a: 2 if n > 2 * grid.shape[a] else 1 for a, n in extents.items()})
+        return Distribution(grid, axes, boundaries={axis: _rising(n, grid.shape[axis]) for axis, n in extents.items()})
+
+
+def _rising(extent: int, parts: int) -> tuple[int, ...]:
+    """Boundaries of blocks that grow, the first of which may be empty."""
+    return tuple(extent * i * i // parts**2 for i in range(parts + 1))
+
+
+class Splittable:
+    """What layouts are made for: its inputs' extents in letters, or as they are."""
+
+    kinds: Sequence[str] | None = None
+    """Of layouts that it is computed in (default: all that split what it has)."""
+    least: Extents = {}  # noqa: RUF012
+    """Smallest spatial extents (default 1) that torch takes, for the layouts with empty blocks."""
+    multiple: int = 0
+    """What the number of channels must be a multiple of; 0 where extents are what they are."""
+    sizes: Extents = {}  # noqa: RUF012
+    """Other usual extents than the layouts'."""
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """Grid axes that may split one of its inputs."""
+        return frozenset()
+
+
+KINDS: dict[str, tuple[str, str, str]] = {
+    "samples": ("n", "balanced", ""),
+    "depth": ("d", "balanced", ""),
+    "height": ("h", "balanced", ""),
+    "width": ("w", "balanced", ""),
+    "samples + space": ("n 1", "balanced", ""),
+    "two in space": ("1 2", "balanced", ""),
+    "uneven": ("1/n", "uneven", ""),
+    "cyclic": ("1/n", "cyclic", ""),
+    "empty samples": ("n", "balanced", "one"),
+    "empty space": ("1", "balanced", "least"),
+    "nothing split": ("n", "whole", ""),
+    "replicas": ("r", "balanced", ""),
+    "replicas + space": ("r 1/n", "balanced", ""),
+    "channels": ("c", "balanced", "divided"),
+    "ragged channels": ("c", "balanced", "ragged"),
+    "empty channels": ("c", "balanced", "few"),
+    "channels + samples": ("c n", "balanced", "divided"),
+    "channels + space": ("c 1", "balanced", "divided"),
+}
+"""Every kind of layout: the axes of its grid (1 and 2: the spatial ones of a case in their order; /n: or the samples,
+where there is none), its blocks, and which extent the first of these axes splits, if it is not the usual one."""
+
+RESIZED = frozenset({"one", "least", "ragged", "few"})
+"""Extents that a case of given tensors cannot have."""
+
+
+def layouts(case: Splittable, ranks: int) -> list[Layout]:
+    """The layouts over ``ranks`` that split what ``case`` has."""
+    found = []
+    for name, (written, blocks, resized) in KINDS.items():
+        if name not in case.kinds if case.kinds is not None else not case.multiple and resized in RESIZED:
+            continue
+        axes = [_axis(case, word) for word in written.split()]
+        parts = [ranks] if len(axes) == 1 else _factors(ranks)
+        if None in axes or parts is None or not (blocks == "whole" or set(axes) <= case.axes | {"r"}):
+            continue
+        grid = {axis: n for axis, n in zip(axes, parts, strict=True) if axis is not None}
+        changed = _changed(case, resized, *next(iter(grid.items())))
+        if changed is not None:
+            found.append(Layout(name, tuple(grid.items()), _sizes(case, changed), blocks))
+    return found
+
+
+def _axis(case: Splittable, word: str) -> str | None:
+    """The axis that a word of a kind of layout stands for."""
+    number, _, otherwise = word.partition("/")
+    if not number.isdigit():
+        return number
+    space = [axis for axis in SPATIAL if axis in case.axes]
+    return space[int(number) - 1] if len(space) >= int(number) else otherwise or None
+
+
+def _factors(ranks: int) -> list[int] | None:
+    """Two extents above one, if there are any."""
+    first = next((n for n in (2, 3, 5, 7) if ranks % n == 0 and ranks > n), None)
+    return None if first is None else [first, ranks // first]
+
+
+def _changed(case: Splittable, resized: str, axis: str, parts: int) -> Extents | None:
+    """The extent along ``axis`` that makes a kind of layout what it is called; None if there is none."""
+    step = math.lcm(max(1, case.multiple), parts)
+    numbers = range(max(1, case.multiple), 8 * parts + 1, max(1, case.multiple))
+    extents = {
+        "": 0,
+        "one": 1,
+        "least": case.least.get(axis, 1),
+        "divided": step * math.ceil(6 / step),
+        "ragged": next((n for n in numbers if n > max(parts, 4) and n % parts), None),
+        "few": case.multiple if case.multiple < parts else None,
+    }
+    extent = extents[resized]
+    return None if extent is None else {axis: extent} if extent else {}
+
+
+def _sizes(case: Splittable, changed: Extents) -> tuple[tuple[str, int], ...]:
+    if not case.multiple:
+        return ()
+    usual_channels = case.multiple * math.ceil(CHANNELS / case.multiple)
+    return tuple({**USUAL, "c": usual_channels, **case.sizes, **changed}.items())

@@ -1,0 +1,148 @@
+"""Computes cases in one process and over the ranks of a job, and says what came of each."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from mpi4py import MPI
+
+from distconv.communication.transport import Traffic, counted
+from distconv.errors import ReplicationWarning
+from distconv.grid import ProcessGrid
+from distconv.jobs.verification.engine.journal import Line
+from distconv.jobs.verification.engine.layouts import Layout, Splittable, layouts
+from distconv.jobs.verification.engine.verdicts import EXACT, Outcome, Refusal, Verdict, difference, judge, refusal
+from distconv.jobs.verification.engine.watch import Watch
+from distconv.jobs.verification.engine.worlds import OthersRaise, Ranks, World
+from distconv.layers.plumbing import call_site
+
+TIME_LIMIT_S = 30.0
+
+
+class Case(Splittable):
+    """Something to compute in both worlds: ``option`` says which of the cases of ``operator`` it is."""
+
+    operator: str
+    option: str
+    condition: float = 1.0
+    """How many times more round-off counts in this case than usual."""
+    as_torch_takes_it: bool = False
+    """Whether there is nothing to say where torch itself refuses it."""
+
+    @property
+    def infinite(self) -> bool:
+        """Whether an input has infinite values."""
+        return False
+
+    def layouts(self, ranks: int) -> Sequence[Layout]:
+        """How its tensors are split."""
+        return layouts(self, ranks)
+
+    def compute(self, world: World) -> None:
+        """Leave in ``world`` what is to be compared. Collective."""
+        raise NotImplementedError
+
+
+class _Part(NamedTuple):
+    """What one rank found, and sent."""
+
+    refused: Refusal | None
+    values: dict[str, torch.Tensor]
+    traffic: Traffic
+    replicates: bool = False
+
+
+class _Share(NamedTuple):
+    """What the other ranks are told of a part."""
+
+    outcome: Outcome
+    sent: Counter[str]
+    reduced: int
+    replicates: bool
+
+
+class Run:
+    """A run on the ranks of ``comm``."""
+
+    def __init__(self, comm: MPI.Intracomm, time_limit_s: float = TIME_LIMIT_S) -> None:
+        self.comm = comm
+        self._private = comm.Dup()
+        self._grids: dict[tuple[tuple[str, int], ...], ProcessGrid] = {}
+        self._watch = Watch(comm, time_limit_s)
+
+    def lines(self, family: str, case: Case) -> Iterator[Line]:
+        """Compute ``case`` in all its layouts, in order. Collective."""
+        known: dict[tuple[tuple[str, int], ...], _Part] = {}
+        with self._watch.running():
+            for layout in self.layouts(case):
+                grid = self.grid(layout.extents)
+                self._watch.begin(f"{case.operator} {case.option}, {layout.kind} ({grid.describe()})")
+                if layout.sizes not in known:
+                    known[layout.sizes] = self._attempt(case, World(layout))
+                if case.as_torch_takes_it and known[layout.sizes].refused:
+                    return
+                part = self._attempt(case, self.world(case, layout, grid))
+                place = (family, case.operator, case.option, layout.kind, grid.describe(), self.comm.size)
+                yield Line(*place, *self._found(case, known[layout.sizes], part))
+
+    def layouts(self, case: Case) -> Sequence[Layout]:
+        """Those in which ``case`` is computed here."""
+        return case.layouts(self.comm.size)
+
+    def world(self, case: Case, layout: Layout, grid: ProcessGrid) -> World:
+        """The ranks' world."""
+        return Ranks(grid, layout, self.fails)
+
+    def fails(self, failed: bool) -> bool:
+        """Whether something failed on any rank, given whether it did here. Collective."""
+        return bool(self._private.allreduce(failed, MPI.LOR))
+
+    def grid(self, extents: tuple[tuple[str, int], ...]) -> ProcessGrid:
+        """The ranks, arranged; the same each time."""
+        key = tuple(sorted(extents))
+        if key not in self._grids:
+            self._grids[key] = ProcessGrid(self.comm, **dict(extents))
+        return self._grids[key]
+
+    def judged(self, reference: Refusal | None, outcomes: Sequence[Outcome], case: Case) -> tuple[Verdict, str]:
+        """The verdict, and the words for it."""
+        return judge(reference, outcomes, infinite=case.infinite)
+
+    def _attempt(self, case: Case, world: World) -> _Part:
+        refused = None
+        call_site.forget()
+        with warnings.catch_warnings(record=True) as told, counted() as traffic:
+            warnings.simplefilter("always")
+            try:
+                case.compute(world)
+                world.together()
+            except OthersRaise as error:
+                refused = refusal(error)
+            except Exception as error:
+                self._watch.case += f" [rank {self.comm.rank}: {type(error).__name__}: {error}]"
+                refused = refusal(error)
+                world.together(failed=True)
+        replicates = any(issubclass(warning.category, ReplicationWarning) for warning in told)
+        return _Part(refused, world.results, traffic, replicates)
+
+    def _found(self, case: Case, reference: _Part, part: _Part) -> tuple[Verdict, str, int, int, int]:
+        """The verdict, its words, and the bytes of what is exact. Collective."""
+        compared = (
+            "" if part.refused or reference.refused else difference(reference.values, part.values, case.condition)
+        )
+        outcome, reduced = Outcome(part.refused, compared), sum(part.traffic.reduced.values())
+        shares = self._private.allgather(_Share(outcome, part.traffic.sent, reduced, part.replicates))
+        verdict, text = self.judged(reference.refused, [each.outcome for each in shares], case)
+        sent: Counter[str] = sum((each.sent for each in shares), Counter())
+        moved = sum(count for what, count in sent.items() if what.startswith("redistribution"))
+        if verdict is Verdict.EXACT and any(each.replicates for each in shares):
+            verdict = Verdict.REPLICATES
+        elif verdict is Verdict.EXACT and moved:
+            verdict = Verdict.REDISTRIBUTES
+        if verdict not in EXACT:
+            return verdict, text, 0, 0, 0
+        return verdict, text, moved, sent.total() - moved, sum(each.reduced for each in shares)

@@ -1,0 +1,195 @@
+"""What came of a case on one layout: the ends it may have, what differs, and who decides."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+
+from distconv.distribution import Distribution
+from distconv.errors import DistconvError
+from distconv.tensor import DistTensor
+
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
+"""Largest error, relative to the largest value of the tensor."""
+
+_SMALL = 1e-2
+"""Tensors whose values stay below this (differences that cancel) are measured against it."""
+
+_NOT_FINITE = "is infinite or NaN where torch's is not, or not where it is"
+
+_WAY_OUT = re.compile(
+    r"[;:(,] ?(?:first )?(?:or )?(add|apply|assign|call|choose|compute|convert|gather|give|index|load|make|move|pass"
+    r"|permute|put|redistribute|replicate|reshape|run|save|say|scatter|set|split|start|take|use|write)\b"
+)
+"""A clause that begins with what to do."""
+
+
+class Verdict(Enum):
+    """The ends of a case. WRONG: another number, or ranks that part ways; UNCLEAR: an error that names no way out.
+
+    INFINITE: an input has infinities, and NaN stands in other places than torch's: a block is padded with zeros where
+    torch has neighbours, and zero times infinity is NaN. Such numbers mean that a training has diverged before.
+    """
+
+    EXACT = "exact"
+    REDISTRIBUTES = "redistributes"
+    REPLICATES = "replicates"
+    RAISES = "raises"
+    REFUSED = "refused as torch does"
+    OTHER_WORDS = "refused in other words"
+    INFINITE = "differs at infinities"
+    WRONG = "WRONG"
+    UNCLEAR = "UNCLEAR"
+    HANGS = "HANGS"
+
+
+EXACT = frozenset({Verdict.EXACT, Verdict.REDISTRIBUTES, Verdict.REPLICATES})
+"""Those that agree with torch."""
+
+BAD = frozenset({Verdict.WRONG, Verdict.UNCLEAR, Verdict.HANGS})
+"""For which a run fails."""
+
+
+class Refusal(NamedTuple):
+    """An exception, as its rank saw it."""
+
+    kind: str
+    text: str
+    on_purpose: bool
+    """A DistconvError (in the world of one process: any)."""
+
+
+class Outcome(NamedTuple):
+    """What one rank found."""
+
+    refusal: Refusal | None = None
+    difference: str = ""
+    """The first result that differs from the reference."""
+
+
+def refusal(error: Exception) -> Refusal:
+    """``error`` as it is compared between ranks."""
+    return Refusal(type(error).__name__, str(error), isinstance(error, DistconvError))
+
+
+def difference(reference: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], condition: float = 1.0) -> str:
+    """The first way in which ``found`` is not ``reference``, or an empty text.
+
+    ``condition`` says how many times more than usual round-off counts. Of a DistTensor this rank's block is compared:
+    nothing is sent, so that one rank's mistake makes no other wait.
+    """
+    for name, expected in reference.items():
+        if name not in found:
+            return f"{name} is missing"
+        text = _deviation(expected, found[name], condition)
+        if text:
+            return f"{name} {text}"
+    extra = set(found) - set(reference)
+    return f"{min(extra)} should not be there" if extra else ""
+
+
+def _deviation(expected: torch.Tensor, found: torch.Tensor, condition: float) -> str:
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return f"is {tuple(found.shape)} {found.dtype}, torch has {tuple(expected.shape)} {expected.dtype}"
+    whole = expected = expected.detach()
+    if isinstance(found, DistTensor):
+        if tuple(found.local.shape) != found.dist.local_shape(found.shape):
+            return f"is a block of {tuple(found.local.shape)} where it should be {found.dist.local_shape(found.shape)}"
+        expected, found = _block(expected, found.dist), found.local
+    found = found.detach()
+    if expected.is_complex():
+        whole, expected, found = (torch.view_as_real(t.resolve_conj()) for t in (whole, expected, found))
+    if torch.equal(expected, found):
+        return ""
+    if not expected.is_floating_point():
+        wrong = int((expected != found).sum())
+        return f"differs in {wrong} of {expected.numel()}" if wrong else ""
+    finite = expected.isfinite()
+    if not torch.equal(finite, found.isfinite()) or not _same(expected[~finite], found[~finite]):
+        return _NOT_FINITE
+    error = (expected - found)[finite].abs()
+    if not error.numel():
+        return ""
+    worst, scale = float(error.max()), _scale(whole) if error.any() else 0.0
+    limit = TOLERANCE[expected.dtype] * scale * condition
+    if worst <= limit:
+        return ""
+    count = int((error > limit).sum())
+    return f"{tuple(expected.shape)} differs by {worst:.3g} (scale {scale:.3g}) in {count} values"
+
+
+def _same(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    """Whether infinities are of one sign and NaN is where NaN is."""
+    return bool(((expected == found) | (expected.isnan() & found.isnan())).all())
+
+
+def _scale(whole: torch.Tensor) -> float:
+    """Largest value of a tensor that has a finite one."""
+    return max(float(whole[whole.isfinite()].abs().max()), _SMALL)
+
+
+def _block(whole: torch.Tensor, dist: Distribution) -> torch.Tensor:
+    """What this rank owns of ``whole`` under ``dist``, picked index by index."""
+    for dim, extent in enumerate(whole.shape):
+        if dist.split[dim] is not None:
+            owned = dist.intervals(dim, dist.coordinate(dim), extent)
+            index = torch.cat([torch.arange(0), *(torch.arange(i.start, i.stop) for i in owned)])
+            whole = whole.index_select(dim, index)
+    return whole
+
+
+def judge(reference: Refusal | None, outcomes: Sequence[Outcome], *, infinite: bool = False) -> tuple[Verdict, str]:
+    """The verdict on a case from torch's own refusal, if any, and every rank's outcome; ``infinite``: of its inputs."""
+    refusals = {outcome.refusal for outcome in outcomes}
+    if len(refusals) > 1:
+        return Verdict.WRONG, "ranks differ: " + _by_rank([_told(outcome) for outcome in outcomes])
+    (common,) = refusals
+    if common is None:
+        return _judge_results(reference, [outcome.difference for outcome in outcomes], infinite)
+    if reference is not None and common.kind != "UnsupportedOperation":
+        words = _core(reference.text)
+        if words in common.text and (common.on_purpose or common.kind == reference.kind):
+            return Verdict.REFUSED, common.text
+        if common.on_purpose:
+            return Verdict.OTHER_WORDS, f"torch says {words!r}, distconv {common.text!r}"
+    if not common.on_purpose:
+        return Verdict.UNCLEAR, f"{common.kind}: {common.text}"
+    return (Verdict.RAISES if names_a_way_out(common.text) else Verdict.UNCLEAR), common.text
+
+
+def _judge_results(reference: Refusal | None, differences: Sequence[str], infinite: bool) -> tuple[Verdict, str]:
+    if reference is not None:
+        return Verdict.WRONG, f"torch refuses: {reference.text!r}"
+    if not any(differences):
+        return Verdict.EXACT, ""
+    text = _by_rank(differences)
+    return (Verdict.INFINITE if infinite and _NOT_FINITE in text else Verdict.WRONG), text
+
+
+def names_a_way_out(text: str) -> bool:
+    """Whether a message says what to do instead: one of its clauses, behind the first, is an imperative.
+
+    >>> names_a_way_out("it has no rule; gather it first"), names_a_way_out("channels must not be split")
+    (True, False)
+    """
+    return _WAY_OUT.search(text) is not None
+
+
+def _by_rank(texts: Sequence[str]) -> str:
+    """Each different text after the first of the ranks that have it."""
+    return "; ".join(f"rank {texts.index(text)}: {text}" for text in dict.fromkeys(texts) if text)
+
+
+def _told(outcome: Outcome) -> str:
+    if outcome.refusal is None:
+        return "computes"
+    return f"raises {outcome.refusal.kind}: {outcome.refusal.text.splitlines()[0] if outcome.refusal.text else ''}"
+
+
+def _core(text: str) -> str:
+    """The first line of torch's text."""
+    return text.splitlines()[0].strip() if text else ""

@@ -1,0 +1,147 @@
+"""The worlds in which a case is computed: one process with plain tensors, and the ranks with distributed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from distconv.distribution import default_axes
+from distconv.grid import ProcessGrid
+from distconv.jobs.verification.engine.layouts import Layout
+from distconv.parallel import parallelize
+from distconv.placement import gather, scatter
+from distconv.tensor import DistTensor
+
+Dims = str | Sequence[str | None] | None
+"""The grid axis of each dimension, None where it is whole; of several letters the first that the grid splits."""
+
+_SEED = 5
+
+
+class OthersRaise(Exception):
+    """Something failed, but not on this rank."""
+
+
+def seed() -> None:
+    """Let torch draw the same numbers from here on in all worlds."""
+    torch.default_generator.manual_seed(_SEED)
+
+
+def _inexact(value: torch.Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
+
+
+def _random_like(y: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    dense = torch.randn(y.shape, generator=generator, dtype=torch.float64)
+    return (torch.complex(dense, dense.flip(0) if dense.dim() else dense) if y.is_complex() else dense).to(y.dtype)
+
+
+class World:
+    """One process: plain torch. Cases leave what is to be compared in ``results``."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout, self.results = layout, dict[str, torch.Tensor]()
+
+    def put(self, value: torch.Tensor, dims: Dims = None, grad: bool = True, *, balanced: bool = False) -> torch.Tensor:
+        """A copy of ``value`` as an input that is split where the world has ranks; ``balanced``: into equal blocks."""
+        return self.plain(value, grad)
+
+    def plain(self, value: torch.Tensor, grad: bool = True) -> torch.Tensor:
+        """A copy of ``value`` as every rank has it, like a parameter."""
+        return value.detach().clone().requires_grad_(grad and _inexact(value))
+
+    def model(self, module: nn.Module, parallel: bool = True) -> nn.Module:
+        """``module``, which is this world's own; over ranks parallelized unless told otherwise."""
+        return module
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` as a plain one, in the graph."""
+        return tensor
+
+    def gradient(self, leaf: torch.Tensor) -> torch.Tensor | None:
+        """Gradient that backward left for an input or a parameter."""
+        return leaf.grad
+
+    def direction(self, whole: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """``whole`` as the backward pass of the result ``y`` takes it."""
+        return whole
+
+    def together(self, failed: bool = False) -> None:
+        """Go on only if nothing failed anywhere: backward would wait for those that failed. Collective.
+
+        Raises
+        ------
+        OthersRaise
+            If something did.
+        """
+
+    def record(self, name: str, tensor: torch.Tensor | None) -> None:
+        """Keep a tensor for the comparison, of a distributed one this rank's block."""
+        if isinstance(tensor, DistTensor):
+            self.results[name] = DistTensor(tensor.local.detach().clone(), tensor.dist, tensor.shape)
+        elif tensor is not None:
+            tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
+            self.results[name] = tensor.detach().clone()
+
+    def differentiate(
+        self,
+        outputs: torch.Tensor | Sequence[torch.Tensor],
+        leaves: Mapping[str, torch.Tensor | None],
+        module: nn.Module | None = None,
+    ) -> None:
+        """Record ``outputs``, gradients of ``leaves`` for some of theirs, a module's, and its buffers. Collective."""
+        self.together()
+        outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+        generator = torch.Generator().manual_seed(_SEED + 1)
+        differentiable = [y for y in outputs if y.requires_grad]
+        for y in differentiable:
+            y.backward(self.direction(_random_like(y, generator), y), retain_graph=y is not differentiable[-1])
+        for number, y in enumerate(outputs):
+            self.record(f"y{number}", y)
+        for name, leaf in leaves.items():
+            self.record(f"dL/d{name}", None if leaf is None else self.gradient(leaf))
+        if module is not None:
+            for name, parameter in module.named_parameters():
+                self.record(f"dL/d{name}", parameter.grad)
+            for name, buffer in module.named_buffers():
+                self.record(name, buffer)
+
+    def state(self, module: nn.Module) -> None:
+        """Record a module's parameters and buffers."""
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            self.record(name, tensor)
+
+
+class Ranks(World):
+    """The ranks of ``grid``, inputs split as ``layout`` says; ``fails`` says whether something failed on any rank."""
+
+    def __init__(self, grid: ProcessGrid, layout: Layout, fails: Callable[[bool], bool]) -> None:
+        super().__init__(layout)
+        self.grid, self._fails = grid, fails
+
+    def put(self, value: torch.Tensor, dims: Dims = None, grad: bool = True, *, balanced: bool = False) -> torch.Tensor:
+        """A copy of ``value`` in the layout's distribution of the given or the usual dimensions."""
+        axes = default_axes(None, value.dim()) if dims is None else dims
+        x = scatter(value.detach(), self.layout.distribution(self.grid, value.shape, axes, balanced=balanced))
+        return DistTensor(x.local.detach(), x.dist, x.shape).requires_grad_(grad and _inexact(value))
+
+    def model(self, module: nn.Module, parallel: bool = True) -> nn.Module:
+        """``module``, parallelized unless told otherwise."""
+        return parallelize(module, self.grid) if parallel else module
+
+    def gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        """``tensor`` whole on every rank, in the graph. Collective."""
+        return gather(tensor)
+
+    def together(self, failed: bool = False) -> None:
+        """Go on only if nothing failed anywhere. Collective.
+
+        Raises
+        ------
+        OthersRaise
+            If something did, but not on this rank.
+        """
+        if self._fails(failed) and not failed:
+            raise OthersRaise("not on this rank")

@@ -1,0 +1,150 @@
+"""``distconv verify conformance``: a part of its table, its lines and totals, its page, past what hangs."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distconv import cli
+from distconv.jobs.verification.conformance import page, samples
+from distconv.jobs.verification.conformance.command import OPERATORS
+from distconv.jobs.verification.conformance.families import TABLE
+from distconv.jobs.verification.engine.journal import read_json
+from distconv.jobs.verification.engine.layouts import KINDS, layouts
+from distconv.jobs.verification.engine.runner import Run
+from distconv.jobs.verification.engine.verdicts import BAD, Verdict
+
+ROOT = Path(__file__).resolve().parents[4]
+PAGE = ROOT / "docs" / "evidence" / "conformance.md"
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.time_limit(120)
+@pytest.mark.parametrize("family", TABLE)
+def test_a_part_of_the_table_has_nothing_wrong(comm, family):
+    run = Run(comm)
+    lines = [line for case in TABLE[family][::14] for line in run.lines(family, case)]
+    assert not [line for line in lines if line.verdict in BAD]
+    assert any(line.verdict is Verdict.EXACT for line in lines)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 6, 8])
+def test_the_table_is_as_large_as_promised(ranks):
+    cases = [case for cases in TABLE.values() for case in cases]
+    assert len({case.operator for case in cases}) >= 60
+    found = [layout.kind for case in cases for layout in layouts(case, ranks)]
+    assert len(found) >= 400
+    assert ranks not in (4, 6, 8) or set(found) == set(KINDS)
+
+
+def test_no_two_rows_of_the_table_have_one_name():
+    for cases in TABLE.values():
+        names = [(case.operator, case.option) for case in cases]
+        assert len(names) == len(set(names))
+
+
+# -- the command and the page -------------------------------------------------------------------------------------
+
+
+@pytest.mark.ranks(2)
+def test_the_command_prints_lines_and_totals_and_writes_them(comm, shared_tmp_path, capsys):
+    found, written = shared_tmp_path / "found.json", shared_tmp_path / "page.md"
+    arguments = ["--operator", "relu6", "lp_pool2d", "--json", str(found), "--page", str(written)]
+    assert cli.main(["verify", "conformance", *arguments]) == 0
+    out = capsys.readouterr().out
+    if comm.rank:
+        assert out == ""
+        return
+    assert "exact          nn.functional.relu6 sample " in out and "exact          lp_pool2d p=2 K2: " in out
+    lines = read_json(found)
+    assert f"2 ranks: 2 operators, {len(lines)} cases: " in out
+    assert json.loads(found.read_text())[0]["verdict"] == "exact"
+    pooled = {line.layout for line in lines if line.family == "windows"}
+    assert rows(written.read_text())["windows", "lp_pool2d", "p=2 K2"] == pooled
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.usefixtures("fallback")
+def test_torchs_samples_are_told_by_operator_and_come_from_the_journal_again(comm, shared_tmp_path, capsys):
+    journal, found = shared_tmp_path / "journal", shared_tmp_path / "found.json"
+    command = ["verify", "conformance", "--family", "torch-samples", "--operator", "exp", "trace", "--samples", "1"]
+    command += ["--journal", str(journal), "--json", str(found)]
+    assert cli.main(command) == 0
+    comm.Barrier()
+    told = capsys.readouterr().out
+    if comm.rank == 0:
+        assert "exact          exp x 6: 6" in told and "replicates     trace 0: first (" in told
+        lines = json.loads(found.read_text())
+        assert {line["operator"] for line in lines} == {"exp", "trace"}
+    assert cli.main(command) == 0
+    comm.Barrier()
+    assert comm.rank or json.loads(found.read_text()) == lines
+
+
+@pytest.mark.mpi
+@pytest.mark.time_limit(200)
+def test_the_command_starts_a_job_for_each_rank_count_and_writes_one_page(tmp_path):
+    written = tmp_path / "page.md"
+    asked = ["--operator", "lp_pool1d", "--ranks", "1,2", "--page", str(written)]
+    command = [sys.executable, "-m", "distconv", "verify", "conformance", *asked]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=180)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "== 2 ranks" in ended.stdout and "2 ranks: 1 operators" in ended.stdout
+    assert "--page docs/evidence/conformance.md --ranks 1,2 -->" in written.read_text()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--operator", "fly"], "the table has no operator 'fly'; it has "),
+        (["--json", "/nowhere/found.json"], "--json /nowhere/found.json: there is no folder /nowhere"),
+        (["--family", "torch-samples", "calls"], "the samples of torch-samples and dtensor run without other families"),
+        (["--family", "torch-samples", "dtensor"], "takes a job for each: start them with --ranks"),
+        (["--family", "torch-samples", "--operator", "fly"], "the table has no operator 'fly'; it has "),
+        (["--ranks", "2"], "--ranks starts jobs by itself; call it without mpiexec"),
+    ],
+)
+@pytest.mark.parametrize("name", [["conformance"], ["verify", "conformance"]])
+def test_bad_input_is_one_line(comm, capsys, name, arguments, message):
+    assert cli.main([*name, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error == "" if comm.rank else (message in error and error.count("\n") == 1)
+
+
+def rows(text, families=TABLE):
+    """Kinds of layouts that each row of a page has a sign for, by family, operator and option."""
+    kinds = {heading: kind for kind, (heading, _) in page.SHORT.items()}
+    found, family, heads = {}, "", []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("## "):
+            family = line[3:]
+        elif line.startswith("| operator |"):
+            heads = cells[2:]
+        elif line.startswith("| `") and family in families:
+            signs = {kinds[head] for head, cell in zip(heads, cells[2:], strict=True) if cell}
+            operator, option = (cell.strip("`").replace(page.BAR, "|") for cell in cells[:2])
+            found[family, operator, option] = signs
+    return found
+
+
+def test_the_page_has_the_rows_and_cells_of_the_table():
+    text = PAGE.read_text()
+    command = re.search(r"--page docs/evidence/conformance.md --ranks ([\d,]+)", text)
+    assert command
+    ranks = [int(count) for count in command[1].split(",")]
+    assert {2, 3, 4} <= set(ranks)
+    expected = {
+        (family, case.operator, case.option): {layout.kind for count in ranks for layout in layouts(case, count)}
+        for family, cases in TABLE.items()
+        for case in cases
+    }
+    assert rows(text) == expected, f"run: distconv verify conformance --page {PAGE.relative_to(ROOT)} --ranks 2,3,4,6"
+    torchs = {operator for _, operator, _ in rows(text, [OPERATORS])}
+    assert torchs < set(samples.names()) and len(torchs) > 700

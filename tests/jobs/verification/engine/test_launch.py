@@ -1,0 +1,72 @@
+"""Jobs that a command starts: their number of ranks, what they print, and past a case that hangs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from distconv import cli
+from distconv.errors import DistconvError
+from distconv.jobs.verification.engine import launch
+from distconv.jobs.verification.engine.journal import Journal, Key
+from distconv.jobs.verification.engine.verdicts import Verdict
+
+
+def test_a_new_job_goes_on_behind_the_case_at_which_one_ended(tmp_path, monkeypatch):
+    path, started = tmp_path / "journal", []
+
+    def start(launcher, ranks, arguments):
+        started.append(arguments)
+        journal = Journal(path)
+        journal.begin(Key("calls", ranks, "add", str(len(started))))
+        if len(started) == 2:
+            journal.end([])
+            return 0
+        raise DistconvError("the job ended with exit code 75")
+
+    monkeypatch.setattr(launch, "start", start)
+    launch.past_hangs("mpiexec", 2, ["verify"], path)
+    assert started == [["verify", "--journal", str(path)]] * 2
+    (line,) = Journal(path).lines
+    assert (line.option, line.ranks, line.verdict) == ("1", 2, Verdict.HANGS)
+
+
+def test_a_job_that_fails_between_cases_is_not_started_again(tmp_path, monkeypatch):
+    def start(launcher, ranks, arguments):
+        raise DistconvError("exit code 2")
+
+    monkeypatch.setattr(launch, "start", start)
+    with pytest.raises(DistconvError, match="exit code 2"):
+        launch.past_hangs("mpiexec", 2, [], tmp_path / "journal")
+
+
+@pytest.mark.mpi
+@pytest.mark.time_limit(120)
+def test_the_command_starts_its_own_jobs():
+    root = Path(__file__).resolve().parents[4]
+    command = [sys.executable, "-m", "distconv", "verify", "differential", "--ranks", "1,2", "--case", "3"]
+    ended = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=100)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "== 2 ranks" in ended.stdout
+    assert "exact: case 3:" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--cases", "0"], "'0' is not a whole number above zero"),
+        (["--ranks", "1,x"], "'x' is not a whole number above zero"),
+        (["--ranks", "1", "--mpiexec", "/nowhere"], "--mpiexec /nowhere: [Errno 2]"),
+    ],
+)
+@pytest.mark.ranks(1)
+def test_bad_input_is_one_line(comm, capsys, arguments, message):
+    try:
+        code = cli.main(["verify", "differential", *arguments])
+    except SystemExit as stopped:
+        code = stopped.code
+    error = capsys.readouterr().err
+    assert code == 2 and message in error and error.count("\n") == 1

@@ -1,0 +1,173 @@
+"""Cases in both worlds: a quick choice of torch's samples, what must be noticed, and the bytes that are counted."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import distconv as dc
+from distconv import dispatch
+from distconv.communication.transport import allreduce, counted
+from distconv.errors import UnsupportedOperation
+from distconv.jobs.verification.conformance import samples
+from distconv.jobs.verification.conformance.samples import Sample
+from distconv.jobs.verification.conformance.table import Input, case
+from distconv.jobs.verification.engine.runner import Run
+from distconv.jobs.verification.engine.verdicts import EXACT, Verdict
+from tests.distconv.layouts import grid_over, normal
+
+X = Input("N C H W")
+
+
+def riders_bytes(ranks: int) -> int:
+    """Of the digest of weights that rides with their gradients: 32 bits in pieces, and their squares."""
+    return 2 * {2: 3, 3: 3, 4: 3, 6: 4, 8: 4}[ranks] * 8
+
+
+# -- torch's samples -------------------------------------------------------------------------------------------------
+
+QUICK = [
+    "add", "cumsum", "linalg.inv", "linalg.svd", "masked_select", "index_put", "index_add", "max.binary",
+    "nonzero", "searchsorted", "sort", "take", "trace", "unique", "unfold", "where", "nn.functional.embedding",
+    "nn.functional.rrelu", "nn.functional.ctc_loss", "nn.functional.pdist", "nn.Bilinear", "nn.Conv2d", "nn.LSTMCell",
+    "nn.MultiMarginLoss",
+]  # fmt: skip
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.filterwarnings("ignore:.*Tensor support is in beta state")
+@pytest.mark.parametrize("name", QUICK)
+def test_a_sample_equals_one_process(comm, name):
+    run = Run(comm)
+    found = (list(run.lines("none", sample)) for sample in samples.samples(name, 12))
+    lines = next(each for each in found if each)  # some have no elements, or are refused by torch
+    assert not [line for line in lines if line.verdict not in EXACT]
+
+
+def found(comm, function):
+    run = Run(comm)
+    lines = list(run.lines("none", Sample("none", "0", function, (normal(5, 4),), {})))
+    assert len(set(comm.allgather(str(lines)))) == 1
+    return lines[0]
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.usefixtures("fallback")
+def test_bytes_are_told_of_what_is_exact(comm):
+    assert found(comm, lambda x: x * 2).verdict is Verdict.EXACT
+    line = found(comm, lambda x: x.t().reshape(20))
+    assert line.verdict is Verdict.REDISTRIBUTES and line.moved_bytes > 0
+    line = found(comm, lambda x: torch.linalg.svdvals(x.detach()))
+    # Every block goes to all other ranks.
+    assert line.verdict is Verdict.REPLICATES and line.moved_bytes == 5 * 4 * 8 * (comm.size - 1)
+
+
+@pytest.mark.ranks(2, 3)
+def test_another_number_is_wrong_and_what_torch_refuses_is_left_out(comm, monkeypatch):
+    monkeypatch.setitem(dispatch._OPERATORS, unwilling, lambda x: x * 2.000001)
+    assert found(comm, unwilling).verdict is Verdict.WRONG
+    assert not list(Run(comm).lines("none", Sample("none", "0", torch.linalg.inv, (normal(5, 4),), {})))
+
+
+# -- what it must notice ------------------------------------------------------------------------------------------
+
+
+def verdicts(comm, function, *inputs):
+    lines = list(Run(comm).lines("none", case("none", "", function, *(inputs or (X,)))))
+    assert len(set(comm.allgather(str(lines)))) == 1
+    return {line.layout: line for line in lines}
+
+
+@pytest.mark.ranks(4)
+def test_it_says_what_is_exact_and_what_redistributes(comm):
+    found = verdicts(comm, lambda x: x.flatten(1) * 2)
+    assert found["samples"].verdict is Verdict.EXACT
+    assert found["samples"].moved_bytes == 0
+    line = found["height"]
+    assert line.verdict is Verdict.REDISTRIBUTES
+    # 7 rows over 4 ranks become whole on each: every block goes to the three others. Back nothing needs to move.
+    assert line.moved_bytes == 5 * 4 * 7 * 9 * 8 * 3
+
+
+@pytest.mark.ranks(4)
+def test_halos_and_sums_are_no_redistribution(comm):
+    found = verdicts(comm, lambda x: torch.nn.functional.max_pool2d(x, 3, 1, 1).mean())
+    assert found["height"].verdict is Verdict.EXACT
+    assert found["height"].halo_bytes > 0
+    assert found["height"].reduced_bytes == 8 * 4
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_gradient_that_is_not_summed_is_wrong(comm, monkeypatch):
+    monkeypatch.setattr("distconv.communication.collectives.allreduce", lambda comm, tensor, what: tensor)
+    weight = Input("c 1 1", layout="plain")
+    found = verdicts(comm, lambda x, w: x * w, X, weight)
+    assert found["height"].verdict is Verdict.WRONG
+    assert "dL/dx1" in found["height"].text
+    assert found["nothing split"].verdict is Verdict.EXACT
+
+
+def unwilling(x):
+    """A function of a user's that only the tests know."""
+    return torch.overrides.handle_torch_function(unwilling, (x,), x) if isinstance(x, dc.DistTensor) else x * 2
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("error", "on", "verdict", "text"),
+    [
+        (UnsupportedOperation("no rule; gather it first"), (0, 1), Verdict.RAISES, "no rule; gather it first"),
+        (UnsupportedOperation("it has no rule"), (0, 1), Verdict.UNCLEAR, "it has no rule"),
+        (UnsupportedOperation("no rule; gather it first"), (1,), Verdict.WRONG, "ranks differ: rank 0"),
+        (KeyError("h"), (0, 1), Verdict.UNCLEAR, "KeyError: 'h'"),
+    ],
+)
+def test_an_error_counts_only_if_it_is_ours_everywhere_and_helps(comm, monkeypatch, error, on, verdict, text):
+    def operator(x):
+        if comm.rank in on:
+            raise error
+        return x * 2
+
+    monkeypatch.setitem(dispatch._OPERATORS, unwilling, operator)
+    line = verdicts(comm, unwilling)["height"]
+    assert line.verdict is verdict
+    assert text in line.text
+
+
+# -- bytes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_redistribution_counts_the_bytes_that_it_sends(comm):
+    grid = grid_over(comm, n=comm.size)
+    x = dc.scatter(normal(7, 3), grid).requires_grad_(True)
+    with counted() as traffic:
+        y = x.gather()
+    sent = x.local.numel() * 8 * (comm.size - 1)
+    assert traffic.sent.total() == traffic.sent["redistribution"] == sent
+    with counted() as back:
+        y.backward(torch.ones(7, 3, dtype=torch.float64))
+    assert back.sent.total() == 0
+    assert traffic.sent.total() == sent
+
+
+@pytest.mark.ranks(at_least=2)
+def test_an_allreduce_counts_its_buffer_and_its_ranks(comm):
+    with counted() as outer:
+        with counted() as inner:
+            allreduce(comm, torch.ones(5, dtype=torch.float64), "a sum")
+        allreduce(comm, torch.ones(5, dtype=torch.bfloat16), "another sum")
+    assert inner.reduced == {("a sum", comm.size): 40}
+    assert outer.reduced == {("a sum", comm.size): 40, ("another sum", comm.size): 20}
+    assert not outer.sent
+
+
+@pytest.mark.ranks(at_least=2)
+def test_a_training_step_counts_what_it_sums_over_the_ranks(comm):
+    grid = grid_over(comm, n=comm.size)
+    model = dc.parallelize(torch.nn.Linear(3, 2, dtype=torch.float64), grid, broadcast=True)
+    x = dc.scatter(normal(9, 3), grid)
+    with counted() as traffic:
+        model(x).sum().backward()
+    assert traffic.reduced["gradient sum of 2 parameters", comm.size] == (3 * 2 + 2) * 8 + riders_bytes(comm.size)
+    assert sum(traffic.reduced.values()) == 8 * 8 + riders_bytes(comm.size) + 8
