@@ -207,3 +207,18 @@ def test_one_weight_that_is_not_finite_is_enough(tmp_path: Path) -> None:
     trainer.model.register_parameter("more", torch.nn.Parameter(torch.tensor([1.0, torch.inf, 2.0])))
     with pytest.raises(dc.DistconvError, match="step 0: 'more' is not finite any more, and no checkpoint is written"):
         trainer.save(str(tmp_path))
+
+
+def test_a_run_goes_on_in_the_middle_of_its_epoch_and_ends_with_its_steps() -> None:
+    trainer, asked = line(steps=7), []
+
+    def epoch(number: int, start: int = 0) -> Any:
+        asked.append((number, start))
+        yield from ((number, step) for step in range(start, 3))
+
+    trainer.loader, trainer.step_count = SimpleNamespace(steps=3, samples=6, epoch=epoch), 4
+    taken = []
+    for batch in trainer.batches():
+        taken.append(batch)
+        trainer.step_count += 1
+    assert (asked, taken) == ([(1, 1), (2, 0)], [(1, 1), (1, 2), (2, 0)])

@@ -116,3 +116,15 @@ def test_a_layer_that_is_called_twice_counts_both_calls(deferred):
     else:
         expected(x), expected(y)
     assert_close([layer], [expected], rtol=1e-12)
+
+
+def test_micro_batches_count_in_their_order_whichever_rank_comes_first():
+    x, y = torch.randn(4, 2).double(), 3 + torch.randn(3, 2).double()
+    layer, expected = layer_in(True), layer_in(True)
+    statistics = RunningStatistics([layer])
+    for number, batch in enumerate((x, y)):
+        with statistics.taken(number):
+            layer(batch)
+        expected(batch)
+    statistics.commit(statistics.records[::-1], deferred=False)
+    assert_close([layer], [expected], rtol=1e-12)

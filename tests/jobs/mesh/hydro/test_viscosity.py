@@ -8,7 +8,7 @@ import pytest
 from distconv.jobs.mesh.hydro.advance import internal_work
 from distconv.jobs.mesh.hydro.solver import Hydro
 from distconv.jobs.mesh.hydro.state import Coefficients
-from distconv.jobs.mesh.hydro.viscosity import edge_force, openness
+from distconv.jobs.mesh.hydro.viscosity import edge_force, edge_openness, openness
 from tests.jobs.mesh.hydro.gases import at_rest, box, warped
 from tests.jobs.mesh.hydro.test_forces import forces_of_motion
 
@@ -80,3 +80,13 @@ def test_the_limiter_is_the_smallest_of_the_mean_slope_twice_either_and_one(
     edge = (2.0, 0.0, 1.0, 0.0)
     found = openness((2.0, 0.0, before, 0.0), edge, (1.0, 0.0, after / 2, 0.0))
     assert found == pytest.approx(expected, abs=1e-14)
+
+
+def test_behind_the_walls_the_flow_goes_on_mirrored() -> None:
+    x, y = box(4, 3, 1.0)
+    hydro = Hydro(at_rest(x, y, np.ones((3, 4)), np.ones((3, 4))))
+    hydro.state.u[:], hydro.state.v[:] = -0.3 * x, -0.2 * y
+    edge_openness(hydro.state, hydro.openness)
+    # Linear along both directions up to the walls and beyond: no edge is open.
+    assert np.abs(hydro.openness.along_x).max() < 1e-14
+    assert np.abs(hydro.openness.along_y).max() < 1e-14
