@@ -174,9 +174,12 @@ _ASKS_FOR_OVERRIDES = ("has_torch_function", "has_torch_function_unary", "has_to
 def own_body(function: Callable[..., Any]) -> Operator | None:
     """A function of torch's that is written in Python, asking no tensor for an operator of its own.
 
-    It begins by asking, which is how the call has come here: a copy is told that nobody has one.
+    It begins by asking, which is how the call has come here: a copy is told that nobody has one. Where another function
+    asks for it (``torch.meshgrid``), that would ask again.
     """
     if not isinstance(function, FunctionType) or function.__module__ not in _IN_PYTHON:
+        return None
+    if not set(_ASKS_FOR_OVERRIDES).intersection(function.__code__.co_names):
         return None
     answers = dict.fromkeys(_ASKS_FOR_OVERRIDES, lambda *tensors: False)
     code, names = function.__code__, {**function.__globals__, **answers}
@@ -272,7 +275,7 @@ def map_leaves(change: Callable[[Any], Any], values: Any) -> Any:
 
 def name_of(function: object) -> str:
     """How users know ``function``."""
-    known = torch.overrides.resolve_name(function)
+    known = (torch.overrides.resolve_name(function) or "").replace("._VariableFunctionsClass.", ".")
     # Never repr(): its address differs between ranks, and all of them raise the same text.
     return known or f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}".lstrip(".")
 

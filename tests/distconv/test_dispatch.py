@@ -222,3 +222,40 @@ def test_outside_of_modules_a_message_stays_as_it_is(comm):
     x = rows(comm)
     text = raises_everywhere(comm, dc.UnsupportedOperation, "gather", lambda: torch.linalg.inv(x))
     assert text.startswith("torch.linalg.inv has no distributed rule;")
+
+
+# -- what torch writes in Python -------------------------------------------------------------------------------------
+
+
+def test_a_body_of_torchs_asks_nobody_and_is_else_the_same():
+    body = dispatch.own_body(F.gumbel_softmax)
+    assert body is not None and body.__kwdefaults__ == F.gumbel_softmax.__kwdefaults__
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        expected = F.gumbel_softmax(normal(3, 4), tau=0.5, hard=True)
+        torch.manual_seed(0)
+        assert torch.equal(body(normal(3, 4), tau=0.5, hard=True), expected)
+    for other in (torch.add, torch.Tensor.norm, torch.meshgrid, torch.unique_consecutive, function_of_ours):
+        assert dispatch.own_body(other) is None, other
+
+
+def function_of_ours():
+    """No function of torch's."""
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+def test_functions_in_python_equal_one_process(comm):
+    x, grid = normal(6, 4).round(), grid_over(comm, n=comm.size)
+    for function in (
+        lambda x: F.triplet_margin_with_distance_loss(x, x.roll(1, 0), x + 1),
+        lambda x: torch.cartesian_prod(x[:, 0], x[:, 1]),
+        lambda x: torch.block_diag(x, x),
+        lambda x: torch.meshgrid(x[:, 0], x[:, 1], indexing="ij")[1],
+        lambda x: torch.unique_consecutive(x[:, 0]),
+        lambda x: torch.stft(x.flatten(), 8, window=torch.ones(8).double(), return_complex=True).abs(),
+        lambda x: F.embedding(x[:, 0].abs().long(), torch.eye(9).double()),
+        lambda x: F.normalize(x, p=1.0) + F.softmin(x, 1) + F.lp_pool1d(x[:, None], 2.0, 1)[:, 0],
+    ):
+        torch.testing.assert_close(dc.gather(function(dc.scatter(x, grid, dims="nc"))), function(x))
