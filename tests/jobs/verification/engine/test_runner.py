@@ -40,7 +40,7 @@ QUICK = [
 @pytest.mark.parametrize("name", QUICK)
 def test_a_sample_equals_one_process(comm, name):
     run = Run(comm)
-    found = (list(run.lines("none", sample)) for sample in samples.samples(name, 12))
+    found = (list(run.lines("none", sample)) for sample in samples.samples(name, 40))
     lines = next(each for each in found if each)  # some have no elements, or are refused by torch
     assert not [line for line in lines if line.verdict not in EXACT]
 
