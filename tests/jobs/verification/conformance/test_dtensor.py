@@ -40,5 +40,5 @@ def test_one_command_runs_both_and_writes_their_page(tmp_path):
     assert ended.returncode == 0, ended.stdout + ended.stderr
     text = written.read_text()
     assert "--family torch-samples dtensor --ranks 2 " in text
-    assert "| 2 | distconv | 4 | 3 | 1 | 0 | 0 | 0 | 0 | 100.0% |" in text
-    assert "| 2 | DTensor | 4 | 3 | 0 | 1 | 0 | 0 | 0 | 75.0% |" in text
+    assert "| 2 | distconv | 4 | 3 | 1 | 0 | 0 | 0 | 0 | 100.00% |" in text
+    assert "| 2 | DTensor | 4 | 3 | 0 | 1 | 0 | 0 | 0 | 75.00% |" in text
