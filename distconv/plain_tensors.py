@@ -17,6 +17,7 @@ import torch
 
 from distconv.dispatch import Kind, fallback, implements
 from distconv.errors import NoRule, UnsupportedOperation
+from distconv.process import patches
 from distconv.tensor import DistTensor
 
 _OWN = vars(torch._C.TensorBase)
@@ -74,7 +75,7 @@ class _Attribute:
 
 
 for _name, _setter in (("data", _set_data), ("real", _part_setter("real")), ("imag", _part_setter("imag"))):
-    setattr(torch.Tensor, _name, _Attribute(_OWN[_name], _setter))
+    patches.replace(torch.Tensor, _name, _Attribute(_OWN[_name], _setter), "plain tensors take DistTensors as values")
 
 
 _capsule = torch._C._to_dlpack

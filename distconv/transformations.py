@@ -18,6 +18,7 @@ import torch.export
 
 from distconv.dispatch import Kind, implements, name_layer
 from distconv.errors import UnsupportedOperation
+from distconv.process import patches
 from distconv.tensor import DistTensor
 
 _TRACE = "trace the model with a plain example before it is parallelized"
@@ -63,11 +64,12 @@ def _forward_mode(*_: Any, **named: Any) -> None:
 
 
 implements(torch._make_dual, kind=Kind.EFFECT, tensors=None)(_forward_mode)
-torch.jit.trace = _refusing(torch.jit.trace, "torch.jit.trace")
-torch.jit.trace_module = _refusing(torch.jit.trace_module, "torch.jit.trace_module")
-torch.export.export = _refusing(torch.export.export, "torch.export.export")
+_RECORDS = "it would record one rank's blocks"
+for _module, _name in ((torch.jit, "trace"), (torch.jit, "trace_module"), (torch.export, "export")):
+    _known = f"{_module.__name__}.{_name}"
+    patches.replace(_module, _name, _refusing(getattr(_module, _name), _known), _RECORDS)
 for _script in (torch._C.ScriptFunction, torch._C.ScriptMethod):
-    _script.__call__ = _refusing(_script.__call__, "TorchScript")  # type: ignore[method-assign]
+    patches.replace(_script, "__call__", _refusing(_script.__call__, "TorchScript"), "it runs below torch's functions")
 
 
 # -- compilation ------------------------------------------------------------------------------------------------------
@@ -92,12 +94,15 @@ def _let_alone(convert: Callable[..., Any], types: Any) -> Callable[..., Any]:
     return call
 
 
+_COMPILES = "compiled code would take a DistTensor for its block"
+
+
 def _watch_compiler() -> None:
     from torch._dynamo import convert_frame, types
 
     wrapper = convert_frame.CatchErrorsWrapper
     if not hasattr(wrapper.__call__, "__wrapped__"):
-        wrapper.__call__ = _let_alone(wrapper.__call__, types)  # type: ignore[method-assign]
+        patches.replace(wrapper, "__call__", _let_alone(wrapper.__call__, types), _COMPILES)
 
 
 _compile = torch.compile
@@ -110,6 +115,6 @@ def _watched_compile(*args: Any, **kwargs: Any) -> Any:
     return _compile(*args, **kwargs)
 
 
-torch.compile = _watched_compile
+patches.replace(torch, "compile", _watched_compile, _COMPILES)
 if "torch._dynamo.convert_frame" in sys.modules:
     _watch_compiler()

@@ -23,6 +23,7 @@ from torch.utils import checkpoint
 
 from distconv.communication import agreement
 from distconv.errors import UnsupportedOperation
+from distconv.process import patches
 
 active: list[_Block | _Again] = []
 """Blocks that are being computed, for the first time or again; the innermost last."""
@@ -233,7 +234,8 @@ def _whole(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-checkpoint._checkpoint_hook = _Block  # type: ignore[misc]
-checkpoint._recomputation_hook = _Again  # type: ignore[misc, assignment]
+_AGAIN = "what is computed again must send what was sent, on all ranks"
+patches.replace(checkpoint, "_checkpoint_hook", _Block, _AGAIN)
+patches.replace(checkpoint, "_recomputation_hook", _Again, _AGAIN)
 for _mode in (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode):
-    _mode.__torch_dispatch__ = _whole(_mode.__torch_dispatch__)  # type: ignore[method-assign]
+    patches.replace(_mode, "__torch_dispatch__", _whole(_mode.__torch_dispatch__), _AGAIN)

@@ -14,6 +14,7 @@ from torch.utils import checkpoint
 from distconv import dispatch
 from distconv.autograd import recomputation
 from distconv.errors import DistconvError, NoRule, UnsupportedOperation
+from distconv.process import patches
 from distconv.tensor import LAYOUTS, DistTensor
 
 _KEEPS_INPUTS = getattr(checkpoint, "_NoopSaveInputs", None)
@@ -103,6 +104,7 @@ def _register_hook(node: Any, hook: Any) -> Any:
 
 
 _register_on_node = _NODE.register_hook
-_NODE.register_hook = _register_hook
-
-torch.autograd.Function.apply = classmethod(_checked)  # type: ignore[assignment]
+patches.replace(_NODE, "register_hook", _register_hook, "full backward hooks get whole gradients")
+patches.replace(
+    torch.autograd.Function, "apply", classmethod(_checked), "a Function of the user's own would get one rank's blocks"
+)

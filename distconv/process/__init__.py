@@ -8,6 +8,7 @@
     environment    The environment variables that distconv reads: all of them are here
     launchers      Whether MPI knows of all processes that the launcher started
     memory         How memory is kept from step to step, and what to say when there is none left
+    patches        What distconv replaces in torch for as long as the process lives, and why
     profiling      Named ranges in the traces of ``torch.profiler``: ``distconv::conv2d``, ``distconv::wait``, ...
     startup        What a process does when distconv is imported under MPI
     stop_requests  Signals that ask a training to stop

@@ -16,6 +16,7 @@ from distconv.communication.transport import allreduce
 from distconv.dispatch import Kind, implements
 from distconv.layers.plumbing.alignment import as_distributed
 from distconv.layers.plumbing.inplace_views import changed
+from distconv.process import patches
 from distconv.tensor import DistTensor, laid_out
 
 _NAMES = """
@@ -126,4 +127,5 @@ def _orthogonalized(whole: Any, grad: torch.Tensor, *options: Any) -> torch.Tens
 
 _muon: Any = getattr(torch.optim, "_muon", None)
 if _muon is not None:  # since torch 2.9
-    _muon._zeropower_via_newtonschulz = partial(_orthogonalized, _muon._zeropower_via_newtonschulz)
+    _iterated = partial(_orthogonalized, _muon._zeropower_via_newtonschulz)
+    patches.replace(_muon, "_zeropower_via_newtonschulz", _iterated, "it rounds to bfloat16 between products")

@@ -67,7 +67,9 @@ def _scatter_in_place(
 ) -> Any:
     """``Tensor.scatter_``; a plain tensor counts as replicated, and what is written to it is gathered."""
     if isinstance(input, DistTensor):
-        return in_place(torch.Tensor.copy_, input, _scatter(function, input, dim, index, *src, **named))
+        # Backward passes may need the values of before.
+        before = input.clone() if torch.is_grad_enabled() else input
+        return in_place(torch.Tensor.copy_, input, _scatter(function, before, dim, index, *src, **named))
     values = _written(src, named)
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in (input, values)):
         raise NoRule(

@@ -34,6 +34,19 @@ def test_it_equals_one_process(comm, call, dim):
         same_as_one_process(grid, lambda x, i: call(x, i, dim), normal(*SHAPE), indices(*SHAPE))
 
 
+@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
+@pytest.mark.parametrize("include", [True, False])
+def test_reductions_in_place_keep_what_their_gradients_need(comm, reduce, include):
+    """Backward passes read the values of before, which are written over."""
+    for grid in grids(comm, "nch"):
+        same_as_one_process(
+            grid,
+            lambda x, i: (x * 1).scatter_reduce_(3, i, x * x + 1, reduce, include_self=include),
+            normal(*SHAPE),
+            indices(*SHAPE),
+        )
+
+
 def test_operands_of_other_extents_are_gathered(comm):
     for grid in grids(comm, "ch"):
         same_as_one_process(grid, lambda x, i: x.scatter(1, i, 2.0), normal(*SHAPE), indices(2, 1, 6, 5))
