@@ -14,7 +14,7 @@ from .algorithm import gradients
 from .checks import Problem, problem
 from .cost import SPEEDS, Prediction, Speed, predict
 from .elements import Level, Matrix
-from .ranks import Seat, linear_over_ranks, scan_over_ranks
+from .ranks import ScanRank, linear_over_ranks, scan_over_ranks
 
 Method = Literal["linear", "blelloch", "truncated", "auto"]
 
@@ -73,7 +73,7 @@ def backpropagate(
         return gradients(gradient, level, depth)
     if comm.rank not in whole.active:
         return _nothing(level, whole)
-    seat = Seat(comm, whole, whole.like())
+    seat = ScanRank(comm, whole, whole.like())
     if chosen == "linear":
         return linear_over_ranks(gradient, level, seat)
     return scan_over_ranks(gradient, level, depth, seat)

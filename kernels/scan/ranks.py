@@ -26,7 +26,7 @@ WHAT = "backpropagation as a scan"
 
 
 @dataclass(frozen=True)
-class Seat:
+class ScanRank:
     """This rank's place in the array: ``index`` among the ``active`` ranks, and what a vector there is like."""
 
     comm: Any
@@ -110,7 +110,7 @@ def _tensors(element: Affine) -> list[torch.Tensor]:
     return tensors if element.shift is None else [*tensors, element.shift.contiguous()]
 
 
-def linear_over_ranks(gradient: torch.Tensor | None, level: Level, seat: Seat) -> Any:
+def linear_over_ranks(gradient: torch.Tensor | None, level: Level, seat: ScanRank) -> Any:
     """What the gradient becomes after each of this rank's elements; the ranks compute one after another."""
     index = seat.index
     vector = seat.receive_vector(index - 1, index - 1) if index else gradient
@@ -121,7 +121,7 @@ def linear_over_ranks(gradient: torch.Tensor | None, level: Level, seat: Seat) -
     return vectors
 
 
-def scan_over_ranks(gradient: torch.Tensor | None, level: Level, depth: int | None, seat: Seat) -> Any:
+def scan_over_ranks(gradient: torch.Tensor | None, level: Level, depth: int | None, seat: ScanRank) -> Any:
     """What the gradient becomes after each of this rank's elements, by Algorithm 1 over the ranks."""
     if seat.index:
         tree = Tree.over(level, depth)
@@ -133,7 +133,7 @@ def scan_over_ranks(gradient: torch.Tensor | None, level: Level, depth: int | No
     return vectors
 
 
-def _exchange(element: Any, seat: Seat) -> Any:
+def _exchange(element: Any, seat: ScanRank) -> Any:
     """Algorithm 1 over one element of each rank, on the first a vector: what comes before it, None on the first."""
     last, index = len(seat.active) - 1, seat.index
     levels = last.bit_length()

@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from distconv.pipeline.schedules.actions import ScheduleError
 from distconv.pipeline.stage.buffers import Buffers
-from distconv.pipeline.stage.stage_inputs import Entry
+from distconv.pipeline.stage.stage_inputs import StageInput
 
 Tensors = tuple[Tensor, ...]
 Gradients = tuple[Tensor | None, ...]
@@ -25,7 +25,7 @@ Values = list[Tensor] | None
 class _Flight(NamedTuple):
     """What a stage keeps between the two passes; no outputs: they are computed again, with the buffers of then."""
 
-    inputs: list[Entry]
+    inputs: list[StageInput]
     outputs: Tensors | None
     run: Run
     buffers: Buffers | None
@@ -60,7 +60,7 @@ class SerialStage:
 
     def forward(self, flight: int, values: Tensors, run: Run, weights: Values, keep: bool) -> Tensors:
         """``keep``: the activations, for the backward; else only the input."""
-        inputs = [Entry(value, first=self.index == 0) for value in values]
+        inputs = [StageInput(value, first=self.index == 0) for value in values]
         buffers = None if keep else Buffers([self.module])
         if keep:
             with self._holding(weights), _aliases(self.parameters):

@@ -12,19 +12,19 @@ from mpi4py import MPI
 from distconv.errors import PipelineError
 from distconv.pipeline.schedules.actions import COMPUTE, Action, Kind, Message, Schedule, Weights
 from distconv.pipeline.simulation.span import Span
-from distconv.pipeline.stage.passes import Feed, Passes
+from distconv.pipeline.stage.passes import Microbatch, Passes
 from distconv.pipeline.stage.running_statistics import Record
 
-from .replicas import Facts, add_gradients, everyone, has_gradients
-from .topology import Seat
+from .replicas import ReplicaRecord, add_gradients, everyone, has_gradients
+from .topology import Topology
 
 
-class Actor:
+class Executor:
     """Does what a schedule asks of one rank with its ``passes``; ``spans`` is a list while they are measured."""
 
-    def __init__(self, seat: Seat, passes: Passes, optimizer: torch.optim.Optimizer | None) -> None:
+    def __init__(self, topology: Topology, passes: Passes, optimizer: torch.optim.Optimizer | None) -> None:
         self.optimizer = optimizer
-        self._seat, self._passes = seat, passes
+        self._topology, self._passes = topology, passes
         self._clean = False
         self._next: Action | None = None
         self.spans: list[Span] | None = None
@@ -43,14 +43,14 @@ class Actor:
         """An empty pipeline, about to follow ``schedule`` or a longer one of its kind."""
         self.schedule = schedule
         self._passes.begin(schedule)
-        self._fed: dict[int, Feed] = {}
-        self._made: dict[Message, list[torch.Tensor | None]] = {}
+        self._microbatches: dict[int, Microbatch] = {}
+        self._boundary_tensors: dict[Message, list[torch.Tensor | None]] = {}
         self.losses: dict[int, float] = {}
         """Of the micro-batches whose loss has reached this rank."""
 
-    def feed(self, microbatch: int, feed: Feed) -> None:
+    def feed(self, microbatch: int, feed: Microbatch) -> None:
         """Hand over a micro-batch before its first action."""
-        self._fed[microbatch] = feed
+        self._microbatches[microbatch] = feed
 
     def perform(self, actions: Sequence[Action]) -> None:
         """Do ``actions``.
@@ -70,11 +70,11 @@ class Actor:
             except Exception as error:
                 raise PipelineError(f"rank {MPI.COMM_WORLD.rank}, {action}: {type(error).__name__}: {error}") from error
             if self.spans is not None and action.kind in COMPUTE | {Kind.UPDATE}:
-                self.spans.append(Span(action, self._seat.place.replica, start, time.perf_counter()))
+                self.spans.append(Span(action, self._topology.place.replica, start, time.perf_counter()))
 
     def forget(self, before: int) -> None:
         """Drop what concerns the micro-batches before ``before``, which are all done."""
-        for known in (self._fed, self.losses):
+        for known in (self._microbatches, self.losses):
             for microbatch in [number for number in known if number < before]:
                 del known[microbatch]
 
@@ -83,18 +83,18 @@ class Actor:
     def _receive(self, action: Action) -> None:
         message = self.schedule.carries(action)
         assert message is not None and action.peer is not None
-        self._seat.mailbox.post(message, action.peer)
+        self._topology.p2p.post(message, action.peer)
 
     def _arrive(self, action: Action) -> None:
         """Wait for what ``action`` needs, if it comes from another stage."""
         message = self.schedule.needs(action)
-        if message is None or message in self._made:
+        if message is None or message in self._boundary_tensors:
             return
         peer = self.schedule.receives(message).peer
         assert peer is not None
         what = f"stage {action.stage}: {action.kind} of micro-batch {action.microbatch} waiting for stage {peer}"
-        minibatch = self._fed[message.microbatch].minibatch
-        self._made[message], loss = self._seat.mailbox.take(message, peer, minibatch, what)
+        minibatch = self._microbatches[message.microbatch].minibatch
+        self._boundary_tensors[message], loss = self._topology.p2p.take(message, peer, minibatch, what)
         if message.payload is Kind.B:
             self.losses[message.microbatch] = loss
 
@@ -102,8 +102,10 @@ class Actor:
         message = self.schedule.carries(action)
         assert message is not None and action.peer is not None
         loss = self.losses.get(message.microbatch, 0.0)
-        minibatch = self._fed[message.microbatch].minibatch
-        self._seat.mailbox.send(message, action.peer, minibatch, self._made.pop(message), loss=loss, what=str(action))
+        minibatch = self._microbatches[message.microbatch].minibatch
+        self._topology.p2p.send(
+            message, action.peer, minibatch, self._boundary_tensors.pop(message), loss=loss, what=str(action)
+        )
 
     # -- passes -------------------------------------------------------------------------------------------------------
 
@@ -115,7 +117,7 @@ class Actor:
             assert action.microbatch is not None
             self.losses[action.microbatch] = float(outputs[0].detach())
         else:
-            self._made[made] = list(outputs)
+            self._boundary_tensors[made] = list(outputs)
 
     def _backward(self, action: Action) -> None:
         feed, arrived = self._input(action)
@@ -125,13 +127,13 @@ class Actor:
         gradients = self._passes.backward(action, feed, arrived, whole)
         made = self.schedule.makes(action)
         if made is not None:
-            self._made[made] = gradients
+            self._boundary_tensors[made] = gradients
 
-    def _input(self, action: Action) -> tuple[Feed, list[torch.Tensor | None] | None]:
+    def _input(self, action: Action) -> tuple[Microbatch, list[torch.Tensor | None] | None]:
         """The micro-batch of a pass, and what the pass before it made."""
         assert action.microbatch is not None
         message = self.schedule.needs(action)
-        return self._fed[action.microbatch], None if message is None else self._made.pop(message)
+        return self._microbatches[action.microbatch], None if message is None else self._boundary_tensors.pop(message)
 
     def _is_next(self, kind: Kind, action: Action) -> bool:
         then = self._next
@@ -150,7 +152,7 @@ class Actor:
         self._clear_gradients()  # of a replica for which there was no micro-batch
         statistics, weights = self._passes.statistics, self._passes.weights
         records = [statistics.records]
-        if self._seat.twins.size > 1:
+        if self._topology.twins.size > 1:
             records = self._join(action)
         if self._passes.collects:
             statistics.commit([record for each in records for record in each], self._passes.merges)
@@ -162,9 +164,9 @@ class Actor:
     def _join(self, action: Action) -> list[list[Record]]:
         """Add up the gradients of all replicas, and tell each other losses; the records of each."""
         parameters = self._passes.weights.parameters
-        minibatches = dict(feed.minibatch for feed in self._fed.values())
-        own = Facts(self._passes.statistics.records, self.losses, has_gradients(parameters), minibatches)
-        facts = everyone(self._seat.twins, own, str(action))
+        minibatches = dict(feed.minibatch for feed in self._microbatches.values())
+        own = ReplicaRecord(self._passes.statistics.records, self.losses, has_gradients(parameters), minibatches)
+        facts = everyone(self._topology.twins, own, str(action))
         for replica, each in enumerate(facts):
             self.losses.update(each.losses)
             for step, samples in each.minibatches.items():
@@ -174,13 +176,13 @@ class Actor:
                         f"{minibatches[step]}; pass the same x and target on all ranks"
                     )
         there = [each.has_gradients for each in facts]
-        add_gradients(self._seat.twins, parameters, there, self._together(action), str(action))
+        add_gradients(self._topology.twins, parameters, there, self._together(action), str(action))
         return [each.records for each in facts]
 
     def _together(self, action: Action) -> int:
         """By what the sum of the replicas' gradients is divided: asynchronous ones do a mini-batch each."""
         if action.microbatch is None:
             return 1
-        count = self._seat.twins.size
+        count = self._topology.twins.size
         first = action.microbatch // count * count
-        return sum(first + index in self._fed for index in range(count))
+        return sum(first + index in self._microbatches for index in range(count))

@@ -108,7 +108,7 @@ class _Payload:
         return found
 
 
-class Mailbox:
+class P2P:
     """What one rank sends to and takes from the stages before and after its own.
 
     ``grid`` is this rank's own (None: one rank). Collective over ``comm``.

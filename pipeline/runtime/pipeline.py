@@ -23,17 +23,17 @@ from distconv.pipeline.simulation.span import Span
 from distconv.pipeline.simulation.timeline import Timeline
 from distconv.pipeline.splitting.graph_cuts import SplitError
 from distconv.pipeline.splitting.split import split
-from distconv.pipeline.stage.passes import Feed, Loss, Passes
+from distconv.pipeline.stage.passes import Loss, Microbatch, Passes
 from distconv.pipeline.stage.stage_inputs import Minibatch
 from distconv.pipeline.stage.stage_state import check_separate, described, spread, state_of
 from distconv.plan import Plan
 from distconv.process import watchdog
 
-from .executor import Actor
+from .executor import Executor
 from .pipeline_plan import PipelinePlan
 from .placement import Placement, StagePlan, boundary_grids
 from .schedule_source import chunks_of, course
-from .topology import Seat
+from .topology import Topology
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -107,7 +107,7 @@ class Pipeline:
         grids = None if plans is None else boundary_grids(plans, self.modules, count)
         self._plans = [None] * count if plans is None else list(plans)
         self._placement = Placement(comm.size, per_stage_replicas("pipeline", replicas, count), grids)
-        self._course = course(
+        self._source = course(
             schedule, count, self._placement.replicas, microbatches=microbatches, weights=weights, options=options
         )
         check_separate(self.modules, count)
@@ -115,7 +115,7 @@ class Pipeline:
             check_equal(comm, state_of(self.modules), "Pipeline")
             seed: int = comm.bcast(torch.initial_seed())
         self._comm = comm.Dup()
-        self._actor = self._acting(loss, optimizer, batch_norm == "deferred", seed)
+        self._executor = self._new_executor(loss, optimizer, batch_norm == "deferred", seed)
         self.losses: list[tuple[int, float]] = []
         """Mini-batches, counted from 0, and their losses; the same on all ranks."""
         self._begun = 0
@@ -164,43 +164,43 @@ class Pipeline:
             plans=found.plans,
         )
 
-    def _acting(self, loss: Loss, optimizer: MakeOptimizer | None, deferred: bool, seed: int) -> Actor:
+    def _new_executor(self, loss: Loss, optimizer: MakeOptimizer | None, deferred: bool, seed: int) -> Executor:
         stage = self._placement.places[self._comm.rank].stage
         modules = self.modules[stage :: len(self._placement.replicas)]
         # A stage without parameters computes where the others do.
         everything = (parameter for module in (*modules, *self.modules) for parameter in module.parameters())
         device = next((parameter.device for parameter in everything), torch.get_default_device())
-        self._seat = seat = Seat.taken(self._comm, self._placement, device)
-        if seat.grid is not None:
+        self._topology = topology = Topology.of(self._comm, self._placement, device)
+        if topology.grid is not None:
             plan = self._plans[stage]
             for module in modules:
-                parallelize(module, plan if isinstance(plan, Plan) else seat.grid, comm=seat.group)
+                parallelize(module, plan if isinstance(plan, Plan) else topology.grid, comm=topology.group)
         parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
         made = optimizer(parameters) if optimizer is not None and parameters else None
-        replicated = seat.twins.size > 1
-        passes = Passes(modules, seat.grid, loss, seed, replicated=replicated, deferred=deferred)
-        return Actor(seat, passes, made)
+        replicated = topology.twins.size > 1
+        passes = Passes(modules, topology.grid, loss, seed, replicated=replicated, deferred=deferred)
+        return Executor(topology, passes, made)
 
     def _restart(self) -> None:
         self._origin = self._reported = self._begun
-        self._actor.begin(self._course.begins)
+        self._executor.begin(self._source.begins)
 
     # -- what it is on this rank --------------------------------------------------------------------------------------
 
     @property
     def stage(self) -> int:
         """The stage of this rank."""
-        return self._seat.place.stage
+        return self._topology.place.stage
 
     @property
     def replica(self) -> int:
         """Which replica of its stage this rank is."""
-        return self._seat.place.replica
+        return self._topology.place.replica
 
     @property
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer of this rank's stage, for learning-rate schedules; None where it has no parameters."""
-        return self._actor.optimizer
+        return self._executor.optimizer
 
     @property
     def minibatches(self) -> int:
@@ -245,46 +245,46 @@ class Pipeline:
             raise ShapeError(
                 f"step: x {tuple(x.shape)} and target {tuple(target.shape)} need as many samples, one or more"
             )
-        if self._course.stream is None:
+        if self._source.stream is None:
             self._synchronous_step(x, target)
         else:
             number = self._begun - self._origin
-            self._actor.feed(number, Feed(x, target, 1.0, Minibatch(self._begun, len(x)), 0))
-            self._actor.perform(self._course.stream.step(self.stage, self.replica, number))
+            self._executor.feed(number, Microbatch(x, target, 1.0, Minibatch(self._begun, len(x)), 0))
+            self._executor.perform(self._source.stream.step(self.stage, self.replica, number))
             self._begun += 1
-            self._report(self._course.stream.completed(number))
+            self._report(self._source.stream.completed(number))
         return self.losses[-1][1] if self._reported > self._origin else None
 
     def _synchronous_step(self, x: torch.Tensor, target: torch.Tensor) -> None:
-        count = min(self._course.microbatches, len(x))
-        made = self._course.make(count)
-        self._actor.begin(made)
+        count = min(self._source.microbatches, len(x))
+        made = self._source.make(count)
+        self._executor.begin(made)
         pieces = zip(x.tensor_split(count), target.tensor_split(count), strict=True)
         shares, minibatch = [], Minibatch(self._begun, len(x))
         for number, (piece, its_target) in enumerate(pieces):
             shares.append(len(piece) / len(x))
-            self._actor.feed(number, Feed(piece, its_target, shares[-1], minibatch, number))
-        self._actor.perform(made.of_replica(self.stage, self.replica, self._placement.replicas[self.stage]))
+            self._executor.feed(number, Microbatch(piece, its_target, shares[-1], minibatch, number))
+        self._executor.perform(made.of_replica(self.stage, self.replica, self._placement.replicas[self.stage]))
         total = 0.0  # added up one by one, as a training loop does: sum() rounds otherwise from Python 3.12 on
         for number, share in enumerate(shares):
-            total += self._actor.losses[number] * share
+            total += self._executor.losses[number] * share
         self.losses.append((self._begun, total))
         self._begun += 1
         self._reported = self._begun
 
     def _report(self, completed: int) -> None:
         for number in range(self._reported - self._origin, completed):
-            self.losses.append((self._origin + number, self._actor.losses[number]))
+            self.losses.append((self._origin + number, self._executor.losses[number]))
         self._reported = self._origin + completed
-        self._actor.forget(completed)
+        self._executor.forget(completed)
 
     def drain(self) -> None:
         """Finish the mini-batches that are under way; the next one finds an empty pipeline."""
         steps = self._begun - self._origin
-        if self._course.stream is not None and steps:
-            self._actor.perform(self._course.stream.rest(self.stage, self.replica, steps))
+        if self._source.stream is not None and steps:
+            self._executor.perform(self._source.stream.rest(self.stage, self.replica, steps))
             self._report(steps)
-        self._seat.mailbox.flush()
+        self._topology.p2p.flush()
         self._restart()
 
     def switch(
@@ -303,7 +303,7 @@ class Pipeline:
         replicas = self._placement.replicas
         found = course(schedule, len(replicas), replicas, microbatches=microbatches, weights=weights, options=options)
         self.drain()
-        self._course = found
+        self._source = found
         self._restart()
 
     # -- the whole model ----------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ class Pipeline:
             spread(self._comm, module, self._placement.ranks(stage, 0)[0], owned=stage == self.stage)
 
     def _check_empty(self, what: str) -> None:
-        if self._course.stream is not None and self._begun > self._origin:
+        if self._source.stream is not None and self._begun > self._origin:
             raise ScheduleError(
                 f"{what}: {self._begun - self._origin} mini-batches may be under way; call drain() first"
             )
@@ -341,25 +341,25 @@ class Pipeline:
             self._comm.Barrier()
         begun = time.perf_counter()
         spans: list[Span] = []
-        self._actor.spans = spans
+        self._executor.spans = spans
         try:
             yield lambda: self._timeline(begun, spans)
         finally:
-            self._actor.spans = None
+            self._executor.spans = None
 
     def _timeline(self, begun: float, spans: Sequence[Span]) -> Timeline:
         mine = [replace(span, start=span.start - begun, end=span.end - begun) for span in spans]
         with watchdog.waiting(lambda: "collecting a trace"):
             every = [span for part in self._comm.allgather(mine) for span in part]
         work = sum(span.end - span.start for span in every)
-        followed = self._actor.schedule
+        followed = self._executor.schedule
         in_flight = [stage.in_flight for stage in peak_memory(followed)]
         return Timeline(followed, every, self._placement.replicas, work, in_flight)
 
     def close(self) -> None:
         """Finish what is under way and free the pipeline's communicators; a stage's grid stays, for its model."""
         self.drain()
-        self._seat.close()
+        self._topology.close()
         self._comm.Free()
 
     def __enter__(self) -> Self:

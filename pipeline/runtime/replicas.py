@@ -19,7 +19,7 @@ from distconv.process import watchdog
 T = TypeVar("T")
 
 
-class Facts(NamedTuple):
+class ReplicaRecord(NamedTuple):
     """What a replica tells the others before an update: small beside its gradients.
 
     ``losses`` by micro-batch, ``minibatches``: samples of the mini-batches it works on, by their numbers.

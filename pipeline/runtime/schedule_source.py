@@ -14,7 +14,7 @@ from distconv.pipeline.schedules.validation import validate
 
 
 @dataclass(frozen=True)
-class Course:
+class ScheduleSource:
     """``make(m)``: the schedule of a mini-batch of m micro-batches, at most ``microbatches``.
 
     ``stream``: what an asynchronous schedule does instead, step after step. ``begins``: one of the kind that comes.
@@ -34,7 +34,7 @@ def course(
     microbatches: int,
     weights: str | None,
     options: Mapping[str, Any],
-) -> Course:
+) -> ScheduleSource:
     """What a pipeline of ``stages`` follows if it is asked for ``given``, a name or a schedule.
 
     Of a schedule that :func:`schedule` makes name and options count; one of another origin is followed as it is.
@@ -57,7 +57,7 @@ def course(
         )
     if not first.asynchronous:
         count = first.microbatches if isinstance(given, Schedule) and microbatches == 1 else microbatches
-        return Course(count, made, None, first)
+        return ScheduleSource(count, made, None, first)
     if microbatches > 1:
         raise ScheduleError(
             f"{first.name}: microbatches={microbatches}, but it updates after every mini-batch; pass 1 and smaller ones"
@@ -65,7 +65,7 @@ def course(
     if first.replicas != tuple(replicas):
         raise ScheduleError(f"{first.name} has no replicas; give every stage one rank, or use pipedream")
     stream = Stream(first.name, stages, **_with_replicas(first.name, replicas, known))
-    return Course(1, made, stream, stream.schedule)
+    return ScheduleSource(1, made, stream, stream.schedule)
 
 
 def chunks_of(given: str | Schedule, options: Mapping[str, Any]) -> int:

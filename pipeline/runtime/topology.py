@@ -9,12 +9,12 @@ from mpi4py import MPI
 
 from distconv.grid import ProcessGrid
 
-from .p2p import Mailbox
+from .p2p import P2P
 from .placement import Place, Placement
 
 
 @dataclass(frozen=True)
-class Seat:
+class Topology:
     """``group``: the ranks of one replica; over ``grid`` (None: one rank) tensors enter and leave the stage.
 
     ``twins``: the ranks with the same part of the stage in all of its replicas.
@@ -24,10 +24,10 @@ class Seat:
     group: MPI.Intracomm
     twins: MPI.Intracomm
     grid: ProcessGrid | None
-    mailbox: Mailbox
+    p2p: P2P
 
     @staticmethod
-    def taken(comm: MPI.Intracomm, placement: Placement, device: torch.device) -> Seat:
+    def of(comm: MPI.Intracomm, placement: Placement, device: torch.device) -> Topology:
         """That of this rank, whose messages are for tensors on ``device``. Collective over ``comm``."""
         places = placement.places
         place = places[comm.rank]
@@ -35,10 +35,10 @@ class Seat:
         twins = MPI.Intracomm(comm.Split(places.index(place._replace(replica=0)), comm.rank))
         shape = placement.grids[place.stage]
         grid = ProcessGrid(group, **shape.shape) if shape.size > 1 else None
-        return Seat(place, group, twins, grid, Mailbox(comm, placement, place, grid, device))
+        return Topology(place, group, twins, grid, P2P(comm, placement, place, grid, device))
 
     def close(self) -> None:
         """Wait until everything has been sent, and free the communicators; the grid stays, for its model."""
-        self.mailbox.close()
+        self.p2p.close()
         self.group.Free()
         self.twins.Free()

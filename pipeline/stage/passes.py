@@ -22,14 +22,14 @@ from .buffers import Buffers, unchanged
 from .rng import seeded
 from .running_statistics import RunningStatistics
 from .split_backward import WeightHalf, backward_of_inputs
-from .stage_inputs import Entry, Minibatch, tensors_of
+from .stage_inputs import Minibatch, StageInput, tensors_of
 from .weight_versions import WeightVersions
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Feed:
+class Microbatch:
     """Micro-batch ``number`` of a mini-batch: its samples, and what its loss counts in the mini-batch."""
 
     x: torch.Tensor
@@ -43,7 +43,7 @@ class Feed:
 class _Pass:
     """What is kept of a forward pass until the last gradient of its micro-batch."""
 
-    inputs: list[Entry]
+    inputs: list[StageInput]
     outputs: list[torch.Tensor] = field(default_factory=list)
     half: WeightHalf | None = None
     buffers: Buffers | None = None
@@ -93,13 +93,15 @@ class Passes:
 
     # -- forward ------------------------------------------------------------------------------------------------------
 
-    def forward(self, action: Action, feed: Feed, arrived: Sequence[torch.Tensor | None] | None) -> list[torch.Tensor]:
+    def forward(
+        self, action: Action, feed: Microbatch, arrived: Sequence[torch.Tensor | None] | None
+    ) -> list[torch.Tensor]:
         """The chunk's outputs, of the last chunk the loss; from the ``feed`` where no tensors have ``arrived``."""
         if arrived is None:
             x = feed.x if self._grid is None else scatter(feed.x, self._grid)
-            kept = _Pass([Entry(x, first=True)])
+            kept = _Pass([StageInput(x, first=True)])
         else:
-            kept = _Pass([Entry(value) for value in arrived if value is not None])
+            kept = _Pass([StageInput(value) for value in arrived if value is not None])
         if self.schedule.weights is Weights.RECOMPUTE:
             outputs = self._run_without_graph(action, feed, kept)
         else:
@@ -107,7 +109,7 @@ class Passes:
         self._kept[action.microbatch, action.chunk] = kept
         return outputs
 
-    def _run_without_graph(self, action: Action, feed: Feed, kept: _Pass) -> list[torch.Tensor]:
+    def _run_without_graph(self, action: Action, feed: Microbatch, kept: _Pass) -> list[torch.Tensor]:
         kept.buffers = Buffers([self.modules[action.chunk]])
         versions = [local(entry.value)._version for entry in kept.inputs]
         with torch.no_grad():
@@ -118,7 +120,9 @@ class Passes:
             )
         return outputs
 
-    def _run(self, action: Action, feed: Feed, inputs: Sequence[Entry], again: bool = False) -> list[torch.Tensor]:
+    def _run(
+        self, action: Action, feed: Microbatch, inputs: Sequence[StageInput], again: bool = False
+    ) -> list[torch.Tensor]:
         part = action.chunk * len(self.schedule.stages) + action.stage
         devices = {local(entry.value).device for entry in inputs if entry.value.is_cuda}
         with ExitStack() as stack:
@@ -150,7 +154,7 @@ class Passes:
     # -- backward -----------------------------------------------------------------------------------------------------
 
     def backward(
-        self, action: Action, feed: Feed, arrived: Sequence[torch.Tensor | None] | None, whole: bool
+        self, action: Action, feed: Microbatch, arrived: Sequence[torch.Tensor | None] | None, whole: bool
     ) -> list[torch.Tensor | None]:
         """The gradients of the chunk's inputs, None where nothing reaches one; those of its weights are added up.
 

@@ -16,7 +16,7 @@ class Minibatch(NamedTuple):
     samples: int
 
 
-class Entry:
+class StageInput:
     """A tensor that comes into a stage, cut off from the graph that made it.
 
     ``gradient``: what reached it in the last backward pass, None if nothing did. It is as it came: ``.grad`` would have
@@ -48,7 +48,7 @@ class Entry:
 
 class _Enter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, entry: Entry) -> torch.Tensor:
+    def forward(ctx: Any, value: torch.Tensor, entry: StageInput) -> torch.Tensor:
         ctx.entry = entry
         ctx.set_materialize_grads(False)
         return value.detach()

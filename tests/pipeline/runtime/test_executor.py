@@ -93,7 +93,7 @@ def test_a_long_run_keeps_nothing_of_mini_batches_that_are_done(comm):
     x, kept = torch.ones(2, 2), []
     for _ in range(12):
         pipe.step(x, x)
-        kept.append((len(pipe._actor._fed), len(pipe._actor.losses), len(pipe._actor._made)))
+        kept.append((len(pipe._executor._microbatches), len(pipe._executor.losses), len(pipe._executor._boundary_tensors)))
     assert len(set(kept[4:])) == 1
     assert max(kept[-1]) <= 2 * comm.size
     pipe.close()

@@ -9,7 +9,7 @@ from distconv.communication import transport
 from distconv.errors import PipelineError
 from distconv.pipeline.runtime import message_header, p2p
 from distconv.pipeline.runtime.message_header import DTYPES
-from distconv.pipeline.runtime.p2p import Mailbox
+from distconv.pipeline.runtime.p2p import P2P
 from distconv.pipeline.runtime.placement import Placement
 from distconv.pipeline.schedules.actions import Kind, Message
 from distconv.pipeline.stage.stage_inputs import Minibatch
@@ -20,9 +20,9 @@ from tests.harness.late_libraries import late_gpu
 SHAPES = ((), (0,), (1,), (3, 4), (2, 3, 5), (100, 100), (0, 3, 2), (7,), (300, 200), (2, 2))
 
 
-def mailbox(comm, device=None):
+def messages(comm, device=None):
     placement = Placement(comm.size, (1,) * comm.size)
-    return Mailbox(comm, placement, placement.places[comm.rank], None, device or torch.empty(0).device)
+    return P2P(comm, placement, placement.places[comm.rank], None, device or torch.empty(0).device)
 
 
 def same(found, expected):
@@ -46,7 +46,7 @@ def test_messages_that_grow_and_shrink_arrive(comm, monkeypatch, limit):
     if limit is not None:  # as if messages were longer than MPI takes, and than a receive may stand
         monkeypatch.setattr(transport, "_CHUNK_BYTES", message_header.HEADER_BYTES + limit)
         monkeypatch.setattr(p2p, "STANDING_BYTES", limit)
-    box = mailbox(comm)
+    box = messages(comm)
     for step, shape in enumerate(SHAPES * 2):
         values = [normal(*shape, seed=step), None, torch.full((2, 2), step)]
         arrived = pass_on(comm, box, step, values, loss=step / 3)
@@ -66,7 +66,7 @@ def test_a_standing_receive_is_one_message():
 
 @pytest.mark.ranks(2)
 def test_every_dtype_arrives(comm):
-    box = mailbox(comm)
+    box = messages(comm)
     values = [normal(3, 5).mul(3).to(dtype) for dtype in DTYPES]
     arrived = pass_on(comm, box, 0, values)
     if arrived is not None:
@@ -76,7 +76,7 @@ def test_every_dtype_arrives(comm):
 
 @pytest.mark.ranks(2)
 def test_a_tensor_of_any_strides_arrives(comm):
-    box = mailbox(comm)
+    box = messages(comm)
     x = normal(4, 3, 5, 2)
     values = [x.transpose(0, 2), x[1:, ::2], x[:1].expand(6, -1, -1, -1), x.to(memory_format=torch.channels_last)]
     values += [x[:, :1].to(memory_format=torch.channels_last), x[0, 0, 0, 0]]
@@ -90,7 +90,7 @@ def test_a_tensor_of_any_strides_arrives(comm):
 
 @pytest.mark.ranks(2)
 def test_what_is_sent_may_change_at_once_and_many_messages_wait_in_order(comm):
-    box = mailbox(comm)
+    box = messages(comm)
     if comm.rank == 0:
         x = torch.zeros(50, 50)
         for step in range(20):
@@ -106,7 +106,7 @@ def test_what_is_sent_may_change_at_once_and_many_messages_wait_in_order(comm):
 
 @pytest.mark.ranks(2)
 def test_what_has_arrived_stays_when_the_next_message_comes(comm):
-    box = mailbox(comm)
+    box = messages(comm)
     kept = [pass_on(comm, box, step, [torch.full((6,), step)]) for step in range(5)]
     if comm.rank == 1:
         assert [values[0].tolist() for values, _ in kept] == [[step] * 6 for step in range(5)]
@@ -115,7 +115,7 @@ def test_what_has_arrived_stays_when_the_next_message_comes(comm):
 
 @pytest.mark.ranks(2)
 def test_activations_and_gradients_between_two_ranks_do_not_mix(comm):
-    box, other = mailbox(comm), 1 - comm.rank
+    box, other = messages(comm), 1 - comm.rank
     payload = Kind.F if comm.rank == 0 else Kind.B
     for payload, source in ((Kind.F, 0), (Kind.B, 1)):
         if comm.rank == source:
@@ -131,7 +131,7 @@ def test_activations_and_gradients_between_two_ranks_do_not_mix(comm):
 
 @pytest.mark.ranks(2)
 def test_a_message_of_another_step_is_an_error_that_names_both(comm):
-    box = mailbox(comm)
+    box = messages(comm)
     if comm.rank == 0:
         box.send(Message(Kind.F, 3, 1), 1, Minibatch(8, 4), [torch.ones(2)], loss=0.0, what="a test")
     else:
@@ -142,7 +142,7 @@ def test_a_message_of_another_step_is_an_error_that_names_both(comm):
 
 @pytest.mark.ranks(2)
 def test_ranks_that_were_given_other_samples_are_an_error_that_names_both(comm):
-    box = mailbox(comm)
+    box = messages(comm)
     if comm.rank == 0:
         box.send(Message(Kind.F, 0, 1), 1, Minibatch(0, 6), [torch.ones(2)], loss=0.0, what="a test")
     else:
@@ -160,7 +160,7 @@ def test_messages_from_a_gpu_arrive_and_the_host_waits_for_it_once_where_they_go
 ):
     monkeypatch.setenv("DISTCONV_TRANSPORT", transport)
     with late_gpu(order) as gpu:
-        box = mailbox(comm, DEVICE)
+        box = messages(comm, DEVICE)
         for step, shape in enumerate([(30, 40)] + [(20, 40)] * 3):
             before = gpu.host_waits
             arrived = pass_on(comm, box, step, [gpu.tensor(normal(*shape, seed=step)) * 2, None], loss=step / 3)

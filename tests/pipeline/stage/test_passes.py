@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from distconv.errors import PipelineError, ShapeError
 from distconv.pipeline import Action, Pipeline, SerialPipeline, schedule
-from distconv.pipeline.stage.passes import Feed, Passes
+from distconv.pipeline.stage.passes import Microbatch, Passes
 from distconv.pipeline.stage.stage_inputs import Minibatch
 from tests.pipeline.training import SGD, Chain, assert_same, batches, convolutions, train_plainly
 
@@ -145,7 +145,7 @@ def test_a_forward_pass_has_the_weights_of_the_version_that_its_action_names():
     passes.weights.stash(0, 3)
     passes.weights.updating(predicts=False)
     nn.init.constant_(layer.weight, 5.0)
-    feed = Feed(torch.ones(1, 1), torch.ones(1, 1), 1.0, Minibatch(0, 1), 0)
+    feed = Microbatch(torch.ones(1, 1), torch.ones(1, 1), 1.0, Minibatch(0, 1), 0)
     found = [passes.forward(Action("F", 0, 2 + version, version=version), feed, None) for version in (1, 0, 1)]
     assert [output.item() for (output,) in found] == [5, 2, 5]
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 import distconv as dc
 from distconv.pipeline import Pipeline
-from distconv.pipeline.stage.stage_inputs import Entry, tensors_of
+from distconv.pipeline.stage.stage_inputs import StageInput, tensors_of
 from tests.distconv.layouts import grid_over, normal
 from tests.pipeline.training import SGD, batches, convolutions
 
@@ -25,7 +25,7 @@ def test_samples_that_want_a_gradient_get_none(comm):
 
 def test_what_enters_may_be_changed_in_place_and_still_gets_its_gradient():
     value = normal(3, 4)
-    entry = Entry(value.clone())
+    entry = StageInput(value.clone())
     inside = entry.enter()
     assert inside.data_ptr() == entry.value.data_ptr() and not inside.is_leaf
     before = value.clone().requires_grad_()
@@ -36,7 +36,7 @@ def test_what_enters_may_be_changed_in_place_and_still_gets_its_gradient():
 
 
 def test_a_gradient_stays_in_the_memory_order_in_which_it_came():
-    entry = Entry(normal(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    entry = StageInput(normal(2, 3, 4, 5).to(memory_format=torch.channels_last))
     gradient = normal(2, 3, 4, 5, seed=1)
     entry.enter().backward(gradient)
     assert torch.equal(entry.gradient, gradient)
@@ -44,7 +44,7 @@ def test_a_gradient_stays_in_the_memory_order_in_which_it_came():
 
 
 def test_an_entry_that_no_gradient_reaches_has_none():
-    entry = Entry(normal(3))
+    entry = StageInput(normal(3))
     assert entry.gradient is None
     x = normal(3, seed=1).requires_grad_()
     (entry.enter().detach() * x).sum().backward()
@@ -53,7 +53,7 @@ def test_an_entry_that_no_gradient_reaches_has_none():
 
 def test_an_entry_is_cut_off_from_the_graph_that_made_it():
     x = normal(3).requires_grad_()
-    entry = Entry(x * 2)
+    entry = StageInput(x * 2)
     entry.enter().sum().backward()
     assert x.grad is None and entry.gradient.tolist() == [1.0] * 3
 
@@ -70,13 +70,13 @@ def test_an_entry_is_cut_off_from_the_graph_that_made_it():
     ],
 )
 def test_a_gradient_is_asked_of_what_can_have_one_but_not_of_samples(value, first, wanted):
-    entry = Entry(value, first=first)
+    entry = StageInput(value, first=first)
     assert entry.value.requires_grad is entry.enter().requires_grad is wanted
 
 
 def test_over_a_grid_the_gradient_is_distributed_as_what_entered(comm):
     x = dc.scatter(normal(2, 3, 8, 4), grid_over(comm, h=comm.size))
-    entry = Entry(x)
+    entry = StageInput(x)
     inside = entry.enter()
     assert isinstance(inside, dc.DistTensor) and inside.dist == x.dist and inside.shape == x.shape
     (inside * inside).sum().replicated().backward()
