@@ -198,7 +198,7 @@ def _main(arguments: Sequence[str] | None) -> int:
 
 
 def _run(prog: str, command: Command, arguments: Sequence[str]) -> int:
-    job = _job(command)
+    job = _job(prog, command)
     parser = parser_of(prog, job)
     for option, word in zip(("", *arguments), arguments, strict=False):
         # An empty path would be the folder where the job happens to run.
@@ -266,13 +266,24 @@ def _examples(group: str | None) -> str:
     return "\n".join(["examples:", *shown])
 
 
-def _job(command: Command) -> ModuleType:
+def _job(prog: str, command: Command) -> ModuleType:
     try:
         return importlib.import_module(command.module)
     except ModuleNotFoundError as error:
+        if error.name and f"{command.module}.".startswith(f"{error.name}."):
+            raise DistconvError(_only_in_checkout(prog)) from error
         raise DistconvError(
             f"{command.module} cannot be loaded: {error}; reinstall distconv with what it needs"
         ) from error
+
+
+def _only_in_checkout(prog: str) -> str:
+    """What is said of a command that an installation does not hold."""
+    command = prog.partition(" ")[2]
+    return (
+        "is about papers and distconv's own pages, and not installed: it needs a checkout of distconv's repository; "
+        f"there: python -m distconv {command}"
+    )
 
 
 def _show_warning(  # noqa: PLR0917 - the signature of warnings.showwarning

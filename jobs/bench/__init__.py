@@ -2,11 +2,11 @@
 
 ::
 
-    comparison  For benchmarks that have a prediction beside each measurement
-    layers      Benchmarks of single layers
-    messages    Benchmarks of communication alone
-    pipeline    ``distconv bench pipeline``
-    planner     ``distconv bench planner``: the exact search against the paper's selector
-    report      What benchmarks print: the command, the machine, a table of medians with their spread, and JSON
-    steps       Benchmarks of whole training steps
+    child_processes  Runs in processes of their own, and the memory that they take
+    layers           Benchmarks of single layers
+    messages         Benchmarks of communication alone
+    pipeline         ``distconv bench pipeline``
+    planner          ``distconv bench planner``: the exact search against the paper's selector
+    report           What benchmarks print: the command, the machine, tables of times, and JSON
+    steps            Benchmarks of whole training steps
 """

@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -25,16 +24,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from distconv.errors import DistconvError
 from distconv.jobs.bench import report
-from distconv.jobs.planning.options import on_rank_0, wait_asleep
+from distconv.jobs.planning.options import on_rank_0
+from distconv.jobs.timing import Variant, clocked, idle, in_turns
 from distconv.jobs.training.options import positive
 from distconv.jobs.training.pipeline_options import counts
 from distconv.jobs.training.pipeline_stages import cuts_of
 from distconv.layers.models import vgg16_bn
 from distconv.perfmodel.profiles.layer_timing import time_layers
 from distconv.pipeline import Kind, Pipeline, Timeline, simulate, split
-
-Steps = Callable[[int], float]
-"""Does that many steps and gives the seconds of one."""
 
 Cuts = Sequence[str] | Sequence[int]
 
@@ -148,7 +145,7 @@ class _Bench:
             "stale": self._pipe("stale", whole),
             "pipedream": self._pipe("pipedream", whole),
         }
-        self.variants: dict[str, Steps] = {
+        self.variants: dict[str, Variant] = {
             "1f1b-sno": self._steps_of(self.pipes["1f1b-sno"]),
             "torch 1F1B, gloo": self._torch_pipe(),
             "zero-bubble": self._steps_of(self.pipes["zero-bubble"]),
@@ -160,15 +157,7 @@ class _Bench:
 
     def measure(self) -> dict[str, list[float]]:
         """Seconds per step of every variant, one for each round."""
-        times: dict[str, list[float]] = {name: [] for name in self.variants}
-        for turn in range(self.options.rounds + 1):
-            for name, steps in self.variants.items():
-                wait_asleep(self.world)
-                self.world.Barrier()
-                found = self.world.allreduce(steps(self.options.steps), MPI.MAX)
-                if turn:  # the first turn warms up
-                    times[name].append(found)
-        return times
+        return in_turns(self.world, self.variants, self.options.rounds, asleep=True)
 
     def traces(self) -> dict[str, list[Timeline]]:
         """The passes of synchronous schedules, step by step in turn."""
@@ -191,10 +180,15 @@ class _Bench:
         loss = nn.functional.cross_entropy
         return Pipeline(stages, self.world, schedule, loss, microbatches=microbatches, optimizer=_optimizer)
 
-    def _steps_of(self, pipe: Pipeline) -> Steps:
-        return _timed(lambda: pipe.step(self.x, self.target))
+    def _timed(self, step: Callable[[], object]) -> Variant:
+        """What takes the steps of a turn, and gives the seconds of one."""
+        (turn,) = clocked({0: lambda: [step() for _ in range(self.options.steps)]}).values()
+        return lambda: turn() / self.options.steps
 
-    def _torch_pipe(self) -> Steps:
+    def _steps_of(self, pipe: Pipeline) -> Variant:
+        return self._timed(lambda: pipe.step(self.x, self.target))
+
+    def _torch_pipe(self) -> Variant:
         stage_module = split(_model(self.options), self.micro)[self.world.rank]
         stage = PipelineStage(stage_module, self.world.rank, self.world.size, torch.device("cpu"))
         schedule = Schedule1F1B(stage, self.options.microbatches, nn.functional.cross_entropy)
@@ -207,17 +201,17 @@ class _Bench:
             schedule.step(*inputs, target=target)
             optimizer.step()
 
-        return _timed(step)
+        return self._timed(step)
 
-    def _one_rank(self) -> Steps:
+    def _one_rank(self) -> Variant:
         if self.world.rank:
-            return lambda _: 0.0
-        return _timed(_plain_step(_model(self.options), self.x, self.target))
+            return idle
+        return self._timed(_plain_step(_model(self.options), self.x, self.target))
 
-    def _ddp(self) -> Steps:
+    def _ddp(self) -> Variant:
         model = DistributedDataParallel(_model(self.options))
         x, target = (whole.tensor_split(self.world.size)[self.world.rank] for whole in (self.x, self.target))
-        return _timed(_plain_step(model, x, target))
+        return self._timed(_plain_step(model, x, target))
 
 
 def _plain_step(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> Callable[[], None]:
@@ -229,16 +223,6 @@ def _plain_step(model: nn.Module, x: torch.Tensor, target: torch.Tensor) -> Call
         optimizer.step()
 
     return step
-
-
-def _timed(step: Callable[[], object]) -> Steps:
-    def steps(count: int) -> float:
-        start = time.perf_counter()
-        for _ in range(count):
-            step()
-        return (time.perf_counter() - start) / count
-
-    return steps
 
 
 def _cost(timelines: Sequence[Timeline], kind: Kind, stages: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""What benchmarks print: the command, the machine, a table of medians with their spread, and JSON."""
+"""What benchmarks print: the command, the machine, tables of times alone or beside predictions, and JSON."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import platform
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 
 from distconv.errors import DataError
 from distconv.jobs.planning.options import check_writable
+from distconv.jobs.timing import deviation
 from distconv.whole_files import write_file
 
 
@@ -52,6 +54,56 @@ def row(name: str, times_s: Sequence[float], reference: float | None = None) -> 
 def table_head(label: str = "ms per step", ratio: str = "ratio") -> str:
     """Column names for :func:`row`."""
     return f"{label:<44} {'median':>9} {'min':>9} {'max':>9}  {ratio:>6}"
+
+
+def table(
+    times: Mapping[Any, Sequence[float]],
+    reference: str | None = None,
+    *,
+    label: str = "ms per step",
+    ratio: str | None = None,
+    beside: Mapping[Any, str] | None = None,
+) -> str:
+    """A line for each of ``times``, with the ratio of medians to that of ``reference``, and what is ``beside`` it."""
+    median = statistics.median(times[reference]) if reference in times else None
+    lines = [f"{row(name, values, median)}{(beside or {}).get(name, '')}" for name, values in times.items()]
+    return "\n".join([table_head(label, f"to {reference}" if ratio is None else ratio), *lines])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Measured times of something and what was predicted for it, all in seconds."""
+
+    name: str
+    measured_s: Sequence[float]
+    predicted_s: float
+
+    @property
+    def mean_s(self) -> float:
+        """Mean of the measured times."""
+        return statistics.fmean(self.measured_s)
+
+    @property
+    def deviation_s(self) -> float:
+        """Their standard deviation."""
+        return deviation(self.measured_s)
+
+    def figures(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"mean_s": self.mean_s, "deviation_s": self.deviation_s, "predicted_s": self.predicted_s}
+
+
+def comparison_head(label: str) -> str:
+    """Column names for :func:`comparison_row`."""
+    return f"{label:<44} {'mean':>10} {'deviation':>10} {'predicted':>10}  predicted/mean"
+
+
+def comparison_row(found: Comparison) -> str:
+    """A line of the table of comparisons."""
+    return (
+        f"{found.name:<44} {1e3 * found.mean_s:10.3f} {1e3 * found.deviation_s:10.3f} "
+        f"{1e3 * found.predicted_s:10.3f}  {found.predicted_s / found.mean_s:14.3f}"
+    )
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:

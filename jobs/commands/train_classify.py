@@ -8,28 +8,19 @@ nothing but the order of floating-point sums.
 from __future__ import annotations
 
 import argparse
-import time
-from contextlib import closing
 from pathlib import Path
 
 from mpi4py import MPI
 
 from distconv.errors import DataError
-from distconv.jobs.images.classification import Classifier, PipelineTrainer, Settings, Trainer
-from distconv.jobs.images.picture import Example, draw
+from distconv.jobs.images.classification import PipelineTrainer, Settings, Trainer
+from distconv.jobs.images.picture import PICTURE
 from distconv.jobs.images.samples import ImageSamples
+from distconv.jobs.training.classifier import ClassifierJob
+from distconv.jobs.training.job import train
 from distconv.jobs.training.model_factory import CLASSIFIERS
-from distconv.jobs.training.options import add_training_arguments, device_for, place_of, positive, settings_of
-from distconv.jobs.training.outcome import Outcome, report, write_score
-from distconv.jobs.training.pipeline_options import (
-    Pipelining,
-    add_pipeline_arguments,
-    pipelining_of,
-    planned_pipelining,
-)
-from distconv.jobs.training.report import Metrics, announcement
-from distconv.jobs.training.run import prepare, take_steps
-from distconv.jobs.training.score import Score
+from distconv.jobs.training.options import add_training_arguments, positive
+from distconv.jobs.training.pipeline_options import add_pipeline_arguments
 
 EXAMPLES = """\
 examples:
@@ -46,7 +37,6 @@ examples:
 """
 
 AUGMENTATIONS = ("crop", "flip")
-SHOWN_IMAGES = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -101,46 +91,15 @@ def augmentation(text: str) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, evaluate, and write everything to ``options.out``. Collective over MPI.COMM_WORLD.
+    """Train, evaluate, and write everything to ``options.out``. Collective over MPI.COMM_WORLD."""
+    return train(options, JOB)
 
-    Raises
-    ------
-    DataError
-        If ``--data`` is missing.
-    """
-    comm = MPI.COMM_WORLD
+
+def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> ImageSamples:
     if options.data is None:
         raise DataError(
             "train classify needs --data PATH: a folder of MNIST or CIFAR-10, an HDF5 file, or digits (embedded)"
         )
-    place = pipelining_of(options, comm.size) or planned_pipelining(options, comm) or place_of(options, comm)
-    device = device_for(options.device, comm)
-    begin = time.perf_counter()
-    with closing(_samples(options, comm)) as samples:
-        settings = settings_of(options, Settings)
-        trainer: Classifier
-        if isinstance(place, Pipelining):
-            trainer = PipelineTrainer(settings, samples, place, device)
-        else:
-            trainer = Trainer(settings, samples, place, device)
-        resumed = prepare(options, trainer)
-        if comm.rank == 0:
-            print(announcement(trainer, " x ".join(map(str, samples.extents)), resumed), flush=True)
-        with Metrics(Path(options.out), trainer) as metrics:
-            take_steps(options, trainer, metrics, lambda: _evaluate(options, trainer, metrics))
-            training_s = time.perf_counter() - begin
-            scores: dict[str, Score] = {
-                group: trainer.evaluate(group) for group in ("train", "test") if group in samples.groups
-            }
-            for group, score in scores.items():
-                write_score(trainer, metrics, group, score)
-            total_s = time.perf_counter() - begin
-            _report(trainer, metrics, Outcome(scores=scores, training_s=training_s, total_s=total_s))
-        trainer.close()
-    return 0
-
-
-def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> ImageSamples:
     return ImageSamples(
         options.data,
         comm,
@@ -151,29 +110,16 @@ def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> ImageSamples:
     )
 
 
-def _evaluate(options: argparse.Namespace, trainer: Classifier, metrics: Metrics) -> None:
-    if "test" in trainer.samples.groups and trainer.epoch % options.evaluate_every == 0:
-        write_score(trainer, metrics, "test", trainer.evaluate("test"))
-
-
-def _report(trainer: Classifier, metrics: Metrics, outcome: Outcome) -> None:
-    """Print, write summary.json and draw the picture. Collective."""
-    examples = _examples(trainer, list(outcome.scores)[-1])
-    report(
-        trainer,
-        metrics,
-        outcome,
-        {"classes": trainer.samples.classes},
-        no_test="no test images: give them with --test-data",
-        draw=lambda path, lines, title: draw(path, examples, lines, title),
-    )
-
-
-def _examples(trainer: Classifier, group: str) -> list[Example]:
-    """The first images of a group as they are in the file, with the classes the network gives them. Collective."""
-    of = trainer.samples.groups[group]
-    batch, logits = next(trainer.predictions(group))
-    return [
-        Example(trainer.samples.image(group, sample), int(of.labels[sample]), int(row.argmax()))
-        for sample, row in zip(batch.samples[:SHOWN_IMAGES], logits, strict=False)
-    ]
+JOB = ClassifierJob(
+    settings=Settings,
+    samples=_samples,
+    trainer=Trainer,
+    pipeline=PipelineTrainer,
+    extents=lambda trainer: " x ".join(map(str, trainer.samples.extents)),
+    more=lambda options, samples: {"classes": samples.classes},
+    no_test="no test images: give them with --test-data",
+    picture=PICTURE,
+    shown=lambda count: range(min(16, count)),
+    value=lambda samples, group, sample: samples.image(group, sample),
+    name=lambda samples, label: label,
+)

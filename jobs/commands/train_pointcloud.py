@@ -9,32 +9,21 @@ splits the layers (docs/pipelines.md).
 from __future__ import annotations
 
 import argparse
-import time
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from mpi4py import MPI
 
 from distconv.communication.agreement import together
-from distconv.errors import DataError, GridError
-from distconv.grid import ProcessGrid
+from distconv.errors import DataError
 from distconv.jobs.pointcloud.baselines import perceptron
-from distconv.jobs.pointcloud.classification.picture import Example, draw
+from distconv.jobs.pointcloud.classification.picture import PICTURE
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
-from distconv.jobs.pointcloud.classification.trainer import NETWORKS, Classifier, PipelineTrainer, Settings, Trainer
-from distconv.jobs.training.options import add_training_arguments, device_for, place_of, positive, settings_of
-from distconv.jobs.training.outcome import Outcome, majority_vote, report, write_score
-from distconv.jobs.training.pipeline_options import (
-    Pipelining,
-    add_pipeline_arguments,
-    pipelining_of,
-    planned_pipelining,
-)
-from distconv.jobs.training.report import Metrics, announcement
-from distconv.jobs.training.run import prepare, take_steps
-from distconv.jobs.training.score import Score
+from distconv.jobs.pointcloud.classification.trainer import NETWORKS, PipelineTrainer, Settings, Trainer
+from distconv.jobs.training.classifier import ClassifierJob, majority_vote
+from distconv.jobs.training.job import train
+from distconv.jobs.training.options import add_training_arguments, positive
+from distconv.jobs.training.pipeline_options import add_pipeline_arguments
 
 EXAMPLES = """\
 examples:
@@ -45,8 +34,6 @@ examples:
   mpiexec -n 3 distconv train pointcloud --model vgg16_bn --pipeline 1f1b-so --microbatches 4
   mpiexec -n 2 distconv train pointcloud --pipeline pipedream --ppv 9 --switch-after 200
 """
-
-SHOWN_CLOUDS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,61 +78,16 @@ def share(text: str) -> float:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train, evaluate, and write everything to ``options.out``. Collective over MPI.COMM_WORLD.
-
-    Raises
-    ------
-    GridError
-        If a plan is asked for.
-    """
-    comm = MPI.COMM_WORLD
-    place = pipelining_of(options, comm.size) or planned_pipelining(options, comm) or place_of(options, comm)
-    if not isinstance(place, (Pipelining, ProcessGrid)):
-        raise GridError("--plan: the layers of a sparse network are all on one grid; give it with --grid")
-    device = device_for(options.device, comm)
-    begin = time.perf_counter()
-    with closing(CloudSamples(options.data, comm)) as samples:
-        settings = settings_of(options, Settings)
-        trainer: Classifier
-        if isinstance(place, Pipelining):
-            trainer = PipelineTrainer(settings, samples, place, device)
-        else:
-            trainer = Trainer(settings, samples, place, device)
-        resumed = prepare(options, trainer)
-        if comm.rank == 0:
-            print(announcement(trainer, f"{trainer.loader.points} points, {samples.name}", resumed), flush=True)
-        with Metrics(Path(options.out), trainer) as metrics:
-            take_steps(options, trainer, metrics, lambda: _after_epoch(trainer, metrics))
-            training_s = time.perf_counter() - begin
-            scores = {group: _evaluate(trainer, metrics, group) for group in samples.groups}
-            baselines = _baselines(trainer)
-            total_s = time.perf_counter() - begin
-            outcome = Outcome(scores=scores, baselines=baselines, training_s=training_s, total_s=total_s)
-            _report(trainer, metrics, outcome)
-        trainer.close()
-    return 0
+    """Train, evaluate, and write everything to ``options.out``. Collective over MPI.COMM_WORLD."""
+    return train(options, JOB)
 
 
-def _after_epoch(trainer: Classifier, metrics: Metrics) -> None:
-    if "test" in trainer.samples.groups:
-        _evaluate(trainer, metrics, "test")
-
-
-def _evaluate(trainer: Classifier, metrics: Metrics, group: str) -> Score:
-    score = trainer.evaluate(group)
-    write_score(trainer, metrics, group, score)
-    return score
-
-
-def _baselines(trainer: Classifier) -> dict[str, float]:
+def _baselines(trainer: Trainer | PipelineTrainer) -> dict[str, float]:
     """What the network has to beat on the held-out clouds. Collective; every rank computes all of it.
 
     The perceptron trains for as many epochs as the network.
     """
-    groups = trainer.samples.groups
-    if "test" not in groups:
-        return {}
-    train, test = groups["train"], groups["test"]
+    train, test = (trainer.samples.groups[group] for group in ("train", "test"))
     if trainer.comm.rank == 0:
         print(f"training what it is compared with: a perceptron, {max(1, trainer.epoch)} epochs", flush=True)
     learn = partial(perceptron, train, test, epochs=max(1, trainer.epoch), seed=trainer.settings.seed)
@@ -155,24 +97,17 @@ def _baselines(trainer: Classifier) -> dict[str, float]:
     }
 
 
-def _report(trainer: Classifier, metrics: Metrics, outcome: Outcome) -> None:
-    """Print, write summary.json and draw the picture. Collective."""
-    examples = _examples(trainer)
-    more = {"classes": trainer.samples.class_names, "baselines": outcome.baselines}
-    report(
-        trainer,
-        metrics,
-        outcome,
-        more,
-        no_test="no held-out clouds to test on",
-        draw=lambda path, lines, title: draw(path, examples, lines, title),
-    )
-
-
-def _examples(trainer: Classifier) -> list[Example]:
-    """The first clouds, held-out ones if there are any, with the classes the network gives them. Collective."""
-    group = "test" if "test" in trainer.samples.groups else "train"
-    clouds, names = trainer.samples.groups[group], trainer.samples.class_names
-    batch, logits = next(trainer.predictions(group))
-    found = zip(batch.samples[:SHOWN_CLOUDS], logits.argmax(1).tolist(), strict=False)
-    return [Example(np.asarray(clouds[i].points), names[clouds[i].label], names[guess]) for i, guess in found]
+JOB = ClassifierJob(
+    settings=Settings,
+    samples=lambda options, comm: CloudSamples(options.data, comm),
+    trainer=Trainer,
+    pipeline=PipelineTrainer,
+    one_grid="sparse network",
+    extents=lambda trainer: f"{trainer.loader.points} points, {trainer.samples.name}",
+    more=lambda options, samples: {"classes": samples.class_names},
+    baselines=_baselines,
+    no_test="no held-out clouds to test on",
+    picture=PICTURE,
+    shown=lambda count: range(min(8, count)),
+    value=lambda samples, group, sample: np.asarray(samples.groups[group][sample].points),
+)

@@ -1,24 +1,20 @@
-"""Training of a classifier on labelled images: its loss, its accuracy."""
+"""Training of a classifier on labelled images: its settings, its model, its batches."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 
 from distconv.communication.agreement import together
-from distconv.data.loader import Batch
+from distconv.data.loader import Epochs
 from distconv.grid import ProcessGrid
 from distconv.jobs.training import training
+from distconv.jobs.training.classifier import Classifier
 from distconv.jobs.training.model_factory import ModelError, build_classifier
 from distconv.jobs.training.pipeline_options import Pipelining
 from distconv.jobs.training.pipeline_stages import balanced_cuts
 from distconv.jobs.training.pipeline_training import PipelineTrainer as AnyPipelineTrainer
-from distconv.jobs.training.score import Score, score
-from distconv.placement import gather
 from distconv.plan import Plan
 
 from .samples import ImageSamples
@@ -36,62 +32,27 @@ class Settings(training.Settings):
     """``crop``, ``flip``, or both with a comma."""
 
 
-class Classifier(training.Training):
+class _Images(Classifier):
     """A classifier in training on images, however the ranks share the work."""
 
     settings: Settings
     samples: ImageSamples
 
-    @abstractmethod
-    def predictions(self, group: str) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Batches of ``train`` or ``test`` in the file's order, with all their logits (N, classes) on every rank."""
+    def batches_of(self, group: str) -> Epochs:
+        """Batches of ``train`` or ``test`` in the file's order, without augmentation."""
+        return self.samples.loader(group, self.grid, self.settings.batch, **self.settings.evaluating(self.device))
 
-    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Mean cross entropy of logits (N, classes), once they are found to have as many classes as the samples."""
-        self._check_logits(outputs)
-        return F.cross_entropy(outputs, labels)
-
-    def evaluate(self, group: str) -> Score:
-        """Loss and accuracy on the samples of ``train`` or ``test``, without augmentation. Collective.
-
-        Raises
-        ------
-        DataError
-            On all ranks, if the loss on a batch is not finite.
-        """
-        of = self.samples.groups[group]
-        return score(
-            of.source.path,
-            group,
-            (
-                (batch.samples, torch.from_numpy(of.labels[list(batch.samples)]), logits)
-                for batch, logits in self.predictions(group)
-            ),
-        )
-
-    def _take_samples(self, samples: ImageSamples) -> None:
-        self.samples = samples
-        self.loader = samples.loader(
-            "train",
-            self.grid,
-            self.settings.batch,
-            dtype=self.dtype,
-            device=self.device,
-            seed=self.settings.seed,
-            shuffle=True,
-            augment=self.settings.augment,
-            drop_last=self.settings.drop_last,
-        )
-
-    def _batches_of(self, group: str) -> Iterator[Batch]:
-        loader = self.samples.loader(group, self.grid, self.settings.batch, dtype=self.dtype, device=self.device)
-        return loader.epoch(0)
-
-    def _check_logits(self, logits: torch.Tensor) -> None:
+    def check_logits(self, logits: torch.Tensor) -> None:
+        """Raise ModelError unless there are as many classes as the samples have."""
         _check_logits(logits, self.settings, self.samples)
 
+    def _take_samples(self, samples: ImageSamples) -> None:
+        of, self.samples = self.settings, samples
+        more = of.loading(self.device)
+        self.loader = samples.loader("train", self.grid, of.batch, seed=of.seed, augment=of.augment, **more)
 
-class Trainer(Classifier, training.Trainer):
+
+class Trainer(_Images, training.Trainer):
     """A classifier in training over a grid, or as a plan says."""
 
     def __init__(
@@ -100,17 +61,8 @@ class Trainer(Classifier, training.Trainer):
         super().__init__(settings, _model(settings, samples), place, samples.comm, device)
         self._take_samples(samples)
 
-    @torch.no_grad()
-    def predictions(self, group: str) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Batches of ``train`` or ``test`` in the file's order, with all their logits (N, classes) on every rank."""
-        self.model.eval()
-        for batch in self._batches_of(group):
-            logits = self.model(batch.tensors[0])
-            self._check_logits(logits)
-            yield batch, gather(logits).cpu()
 
-
-class PipelineTrainer(Classifier, AnyPipelineTrainer):
+class PipelineTrainer(_Images, AnyPipelineTrainer):
     """A classifier in training as a pipeline."""
 
     def __init__(self, settings: Settings, samples: ImageSamples, pipelining: Pipelining, device: str = "cpu") -> None:
@@ -126,15 +78,6 @@ class PipelineTrainer(Classifier, AnyPipelineTrainer):
             example=torch.empty(2, *samples.extents, dtype=training.dtype_of(settings), device=device),
         )
         self._take_samples(samples)
-
-    def predictions(self, group: str) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Batches of ``train`` or ``test`` in the file's order, with all their logits (N, classes) on every rank."""
-        return self.outputs(self._batches_of(group), self._logits_of)
-
-    def _logits_of(self, batch: Batch) -> torch.Tensor:
-        logits: torch.Tensor = self.model(batch.tensors[0].local)
-        self._check_logits(logits)
-        return logits
 
 
 def _model(settings: Settings, samples: ImageSamples) -> torch.nn.Module:

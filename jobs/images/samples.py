@@ -77,6 +77,10 @@ class ImageSamples:
         box = (Interval(sample, sample + 1), *(Interval(0, extent) for extent in self.extents))
         return together(self.comm, lambda: of.source.read(of.dataset, box)[0], DataError)
 
+    def place(self, group: str) -> object:
+        """The file of a group."""
+        return self.groups[group].source.path
+
     def close(self) -> None:
         """Close the files on this rank."""
         for group in self.groups.values():
@@ -89,15 +93,14 @@ class ImageSamples:
         batch: int,
         *,
         dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
         seed: int = 0,
-        shuffle: bool = False,
         augment: str = "",
-        drop_last: bool = False,
+        **options: Any,
     ) -> ImageLoader:
         """Batches of normalised images (N, C, H, W) of ``dtype`` and labels (N).
 
-        ``augment`` may name ``crop`` (images move by up to 4 pixels) and ``flip`` (left and right change sides).
+        ``augment`` may name ``crop`` (images move by up to 4 pixels) and ``flip`` (left and right change sides); other
+        ``options`` are those of a Loader, but they are not shuffled unless asked.
         """
         of = self.groups[group]
         part = self._part(group, shift=CROP_PADDING if "crop" in augment else 0, seed=seed)
@@ -109,10 +112,8 @@ class ImageSamples:
             grid,
             batch,
             seed=seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
             mirror="w" if "flip" in augment else "",
-            device=device,
+            **{"shuffle": False, **options},
         )
 
     def _part(self, group: str, shift: int = 0, seed: int = 0) -> Part:

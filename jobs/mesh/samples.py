@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,16 +80,14 @@ class MeshSamples:
         grid: ProcessGrid,
         batch: int,
         *,
-        seed: int = 0,
-        shuffle: bool = False,
         augment: bool = False,
-        drop_last: bool = False,
         dtype: torch.dtype = torch.float32,
-        device: str = "cpu",
+        **options: Any,
     ) -> Loader:
         """Batches of normalised inputs (N, 18, H, W) and labels (N, H, W), both of ``dtype``.
 
-        ``augment``: samples are mirrored, and transposed where they are squares, at random.
+        ``augment``: samples are mirrored, and transposed where they are squares, at random. Other ``options`` are those
+        of a Loader, but they are not shuffled unless asked.
         """
         height, width = self.size
         odd = {axis: signs(axis) for axis in "hw"}
@@ -101,12 +100,9 @@ class MeshSamples:
             fields,
             grid,
             batch,
-            seed=seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
             mirror="hw" if augment else "",
             transpose=augment and height == width,
-            device=device,
+            **{"shuffle": False, **options},
         )
 
     def _families(self, group: str) -> list[str]:

@@ -73,31 +73,22 @@ class Trainer(training.Trainer):
     ) -> None:
         super().__init__(settings, build(settings), place, samples.comm, device)
         self.samples = samples
-        self.loader = samples.loader(
-            "train",
-            self.grid,
-            settings.batch,
-            seed=settings.seed,
-            shuffle=True,
-            augment=settings.augment,
-            drop_last=settings.drop_last,
-            dtype=self.dtype,
-            device=device,
-        )
+        more = {"seed": settings.seed, "augment": settings.augment, **settings.loading(device)}
+        self.loader = samples.loader("train", self.grid, settings.batch, **more)
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The segmentation loss."""
         return segmentation_loss(outputs, labels)
 
-    @torch.no_grad()
     def predictions(self, group: str) -> Iterator[tuple[Batch, DistTensor]]:
         """Batches of ``train`` or ``heldout`` in the file's order, with probabilities (N, H, W). Collective."""
-        self.model.eval()
-        loader = self.samples.loader(group, self.grid, self.settings.batch, dtype=self.dtype, device=self.device)
-        for batch in loader.epoch(0):
-            probability = torch.sigmoid(self.model(batch.tensors[0]).squeeze(1))
-            assert isinstance(probability, DistTensor)
-            yield batch, probability
+        loader = self.samples.loader(group, self.grid, self.settings.batch, **self.settings.evaluating(self.device))
+        return self.outputs(loader.epoch(0), self._probability)
+
+    def _probability(self, inputs: DistTensor) -> DistTensor:
+        probability = torch.sigmoid(self.model(inputs).squeeze(1))
+        assert isinstance(probability, DistTensor)
+        return probability
 
     def scores(self, group: str) -> Histogram:
         """Probabilities that the model gives to the samples of ``train`` or ``heldout``, as counts. Collective."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from distconv.arrangement import AXES
 from distconv.errors import DataError
-from distconv.jobs.bench.comparison import deviation
+from distconv.jobs.timing import deviation
 from distconv.perfmodel.cost.evaluation import Prediction
 from distconv.perfmodel.strategy.selection import Strategy
 from distconv.whole_files import write_picture

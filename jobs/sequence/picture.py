@@ -2,45 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distconv.jobs.training.picture import Layout, draw_training, name_example
+from distconv.jobs.training.picture import Picture
 
-LAYOUT = Layout(columns=4, row_inches=1.8, curves=2.0)
 BITS_IN_A_ROW = 25
 
 
-@dataclass(frozen=True, eq=False)
-class Example:
-    """The values of a sequence (T, C), its class, and the class predicted."""
-
-    values: NDArray[np.float32]
-    label: str
-    predicted: str
-
-
-def draw(
-    path: str | os.PathLike[str], examples: Sequence[Example], lines: Sequence[dict[str, Any]], title: str
-) -> None:
-    """Write the picture; ``lines`` are those of metrics.jsonl.
-
-    Raises
-    ------
-    ImportError
-        If matplotlib is not installed.
-    """
-    draw_training(path, lines, title, LAYOUT, [partial(_draw_example, example) for example in examples])
-
-
-def _draw_example(example: Example, axis: Any) -> None:
-    values = example.values
+def _show(axis: Any, values: NDArray[Any]) -> None:
+    """Draw a sequence (T, C): bits in rows, or coefficients over time."""
     if values.shape[1] == 1:
         whole = max(1, len(values) // BITS_IN_A_ROW) * BITS_IN_A_ROW
         bits = np.resize(values[:, 0], whole) if len(values) < whole else values[:whole, 0]
@@ -49,4 +22,6 @@ def _draw_example(example: Example, axis: Any) -> None:
     else:
         axis.imshow(values.T, aspect="auto", origin="lower", cmap="magma")
         axis.set(xlabel="frame", ylabel="coefficient")
-    name_example(axis, example.label, example.predicted)
+
+
+PICTURE = Picture(columns=4, row_inches=1.8, curves=2.0, show=_show)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import agree, together
-from distconv.data.loader import Batch
+from distconv.data.loader import Batch, Epochs
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.placement import scatter
@@ -28,9 +28,6 @@ from .mfcc import Recipe
 
 STREAMS = {"train": (2000, TRAIN), "test": (500, TEST)}
 """Embedded bitstreams of each group."""
-
-_ORDER = 0
-"""A stream of random numbers that no other must repeat."""
 
 
 class Sequences(Protocol):
@@ -63,16 +60,18 @@ class SequenceSamples:
         self.name, self.class_names, self.channels = str(path), found.class_names, recipe.channels
         self.groups = {group: Sounds(clips, found.rate, recipe, comm) for group, clips in found.groups.items()}
 
+    def place(self, group: str) -> object:
+        """The file or folder."""
+        return self.name
 
-class SequenceLoader:
+    def close(self) -> None:
+        """Nothing is open: all sequences are in memory."""
+
+
+class SequenceLoader(Epochs):
     """Batches of ``batch`` sequences: (N, T, C + 1) over axes n and w of ``grid``, and labels (N) over n.
 
-    The last channel is 1 at the last step of a sequence and 0 elsewhere.
-
-    Raises
-    ------
-    DataError
-        If no batch can be made.
+    The last channel is 1 at the last step of a sequence and 0 elsewhere. ``order`` is that of Epochs.
     """
 
     def __init__(
@@ -84,35 +83,14 @@ class SequenceLoader:
         *,
         dtype: torch.dtype,
         device: str = "cpu",
-        seed: int = 0,
-        shuffle: bool = False,
-        drop_last: bool = False,
+        **order: Any,
     ) -> None:
-        self._sequences, self.grid, self.batch = samples.groups[group], grid, batch
-        self.dtype, self.device, self.seed = dtype, device, seed
-        self.shuffle, self.drop_last = shuffle, drop_last
-        self.samples = len(self._sequences.labels)
-        if not self.steps:
-            raise DataError(
-                f"{samples.name}: no batch of {batch} can be made of the {self.samples} sequences of {group!r}"
-            )
-
-    @property
-    def steps(self) -> int:
-        """Batches per epoch."""
-        return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
-
-    def order(self, epoch: int) -> NDArray[np.int64]:
-        """The sequences in the order of this epoch."""
-        if not self.shuffle:
-            return np.arange(self.samples)
-        return np.random.default_rng((self.seed, _ORDER, epoch)).permutation(self.samples)
+        self._sequences, self.grid, self.dtype, self.device = samples.groups[group], grid, dtype, device
+        super().__init__(len(self._sequences.labels), batch, (samples.name, f"sequences of {group!r}"), **order)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from step ``start`` on. Collective, as is each batch."""
-        order = self.order(number)
-        for step in range(start, self.steps):
-            samples = tuple(map(int, order[step * self.batch : (step + 1) * self.batch]))
+        for samples in self.batches(number, start):
             inputs, labels = padded([self._sequences[i] for i in samples]), self._sequences.labels[list(samples)]
             place = partial(scatter, target=self.grid)
             x = place(torch.from_numpy(inputs).to(self.device, self.dtype), dims="nw-")

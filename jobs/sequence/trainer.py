@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from distconv.data.loader import Batch
 from distconv.errors import GridError
 from distconv.grid import ProcessGrid
 from distconv.jobs.training import training
-from distconv.jobs.training.score import Score, score
+from distconv.jobs.training.classifier import Classifier
 from distconv.layers.recurrent import ScanGRU, ScanRNN
-from distconv.placement import gather
 
 from .samples import SequenceLoader, SequenceSamples
 
@@ -41,7 +37,7 @@ class Settings(training.Settings):
     """Time between frames of a sound."""
 
 
-class Classifier(nn.Module):
+class Network(nn.Module):
     """A recurrent layer, and a linear one on its state at the last step of each sequence.
 
     Source: BPPSA, 4.1 and 4.2.
@@ -57,7 +53,7 @@ class Classifier(nn.Module):
         return self.head((states * x[..., -1:]).sum(1))  # type: ignore[no-any-return]
 
 
-class Trainer(training.Trainer):
+class Trainer(Classifier, training.Trainer):
     """A recurrent classifier in training over a grid that splits samples (n) and time (w).
 
     ``method`` is how the network goes back through time: it is no setting, since it changes no number.
@@ -68,7 +64,7 @@ class Trainer(training.Trainer):
         If the grid has an axis that cuts nothing here.
     """
 
-    loader: SequenceLoader
+    samples: SequenceSamples
 
     def __init__(
         self,
@@ -84,44 +80,19 @@ class Trainer(training.Trainer):
             raise GridError(f"sequences are split in samples (n) and time (w); axis {useless[0]} cuts none of them")
         super().__init__(settings, _built(settings, samples, method), grid, samples.comm, device)
         self.samples = samples
-        self.loader = self._loader("train", shuffle=True, drop_last=settings.drop_last)
-
-    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Mean cross entropy of logits (N, classes)."""
-        return F.cross_entropy(outputs, labels)
-
-    @torch.no_grad()
-    def predictions(self, group: str) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Batches of ``train`` or ``test`` in order, with all their logits (N, classes) on every rank. Collective."""
-        self.model.eval()
-        for batch in self._loader(group).epoch(0):
-            yield batch, gather(self.model(batch.tensors[0])).cpu()
-
-    def evaluate(self, group: str) -> Score:
-        """Loss and accuracy on the sequences of ``train`` or ``test``. Collective."""
-        labels = torch.from_numpy(self.samples.groups[group].labels)
-        return score(
-            self.samples.name,
-            group,
-            ((batch.samples, labels[list(batch.samples)], logits) for batch, logits in self.predictions(group)),
+        self.loader = SequenceLoader(
+            samples, "train", grid, settings.batch, seed=settings.seed, **settings.loading(device)
         )
 
-    def _loader(self, group: str, *, shuffle: bool = False, drop_last: bool = False) -> SequenceLoader:
+    def batches_of(self, group: str) -> SequenceLoader:
+        """Batches of ``train`` or ``test`` in order."""
         return SequenceLoader(
-            self.samples,
-            group,
-            self.grid,
-            self.settings.batch,
-            dtype=self.dtype,
-            device=self.device,
-            seed=self.settings.seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
+            self.samples, group, self.grid, self.settings.batch, **self.settings.evaluating(self.device)
         )
 
 
-def _built(settings: Settings, samples: SequenceSamples, method: str) -> Classifier:
+def _built(settings: Settings, samples: SequenceSamples, method: str) -> Network:
     """The network with weights that follow from the seed alone."""
     torch.manual_seed(settings.seed)
     recurrent = LAYERS[settings.model](samples.channels, settings.width, batch_first=True, method=method)
-    return Classifier(recurrent, len(samples.class_names))
+    return Network(recurrent, len(samples.class_names))

@@ -2,10 +2,10 @@
 
 ::
 
-    curves             Curves of a classifier's training on axes of matplotlib
+    classifier         Classifiers in training: loss, scores, what they had to beat, and the report
+    job                A training job from its options to result.png: what each supplies, and the flow of all
     model_factory      A model by its name: one of the reference models
     options            Command-line options that all training jobs share, and what they become
-    outcome            What the training of a classifier came to: scores, what it had to beat, and the report of both
     picture            The picture at the end of a classifier's training
     pipeline_options   Command-line options of training as a pipeline, and what they come to for a number of ranks
     pipeline_stages    Where a model is cut into the stages of a pipeline

@@ -42,6 +42,35 @@ def add_training_arguments(
     parser.add_argument("--epochs", type=positive, default=defaults.epochs, help="default: %(default)s")
     parser.add_argument("--steps", type=positive, help="number of steps, in place of --epochs")
     _add_optimisation(parser, defaults)
+    _add_numerics(parser, defaults)
+    add_device_argument(parser)
+    parser.add_argument("--seed", type=natural, default=defaults.seed, help="default: %(default)s")
+    parser.add_argument("--drop-last", action="store_true", help="leave out an epoch's last batch if it is smaller")
+    _add_run(parser, out)
+    return place
+
+
+def _add_optimisation(parser: argparse.ArgumentParser, defaults: Settings) -> None:
+    """How weights follow from gradients."""
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=defaults.optimizer, help="default: %(default)s")
+    parser.add_argument(
+        "--lr", type=positive_float, default=defaults.lr, help="peak learning rate (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--warm-up",
+        type=share,
+        default=defaults.warm_up,
+        metavar="SHARE",
+        help="of the steps, over which the learning rate rises to its peak (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--momentum", type=not_negative, default=defaults.momentum, help="of sgd (default: %(default)s)"
+    )
+    parser.add_argument("--weight-decay", type=not_negative, default=defaults.weight_decay, help="default: %(default)s")
+
+
+def _add_numerics(parser: argparse.ArgumentParser, defaults: Settings) -> None:
+    """What is computed with, over what statistics, and with what memory."""
     parser.add_argument("--dtype", choices=("float32", "float64"), default=defaults.dtype, help="default: %(default)s")
     parser.add_argument(
         "--precision",
@@ -61,9 +90,10 @@ def add_training_arguments(
         action="store_true",
         help="split the optimizer's state over the ranks that hold the same weights",
     )
-    add_device_argument(parser)
-    parser.add_argument("--seed", type=natural, default=defaults.seed, help="default: %(default)s")
-    parser.add_argument("--drop-last", action="store_true", help="leave out an epoch's last batch if it is smaller")
+
+
+def _add_run(parser: argparse.ArgumentParser, out: str) -> None:
+    """Where a run is, where it begins, and what is done now and then."""
     parser.add_argument("--out", type=Path, default=Path(out), metavar="DIR", help="default: %(default)s")
     earlier = parser.add_mutually_exclusive_group()
     earlier.add_argument(
@@ -85,26 +115,6 @@ def add_training_arguments(
         metavar="STEPS",
         help="end the job when ranks no longer have the same weights (default: never look)",
     )
-    return place
-
-
-def _add_optimisation(parser: argparse.ArgumentParser, defaults: Settings) -> None:
-    """How weights follow from gradients."""
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=defaults.optimizer, help="default: %(default)s")
-    parser.add_argument(
-        "--lr", type=positive_float, default=defaults.lr, help="peak learning rate (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--warm-up",
-        type=share,
-        default=defaults.warm_up,
-        metavar="SHARE",
-        help="of the steps, over which the learning rate rises to its peak (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--momentum", type=not_negative, default=defaults.momentum, help="of sgd (default: %(default)s)"
-    )
-    parser.add_argument("--weight-decay", type=not_negative, default=defaults.weight_decay, help="default: %(default)s")
 
 
 def grid_extents(text: str) -> dict[str, int]:
@@ -201,7 +211,7 @@ def settings_of(options: argparse.Namespace, kind: type[S]) -> S:
     return kind(**values | {"batch_norm": options.batch_norm or "global"})
 
 
-def place_of(options: argparse.Namespace, comm: MPI.Intracomm) -> ProcessGrid | Plan:
+def place_of(options: argparse.Namespace, comm: MPI.Intracomm, rest_along: str = "h") -> ProcessGrid | Plan:
     """The plan or the grid that was asked for, or a grid that suits the batch. Collective.
 
     Batch norm is as the plan says, if the options say nothing else.
@@ -210,13 +220,13 @@ def place_of(options: argparse.Namespace, comm: MPI.Intracomm) -> ProcessGrid | 
         plan = Plan.load(options.plan, comm)
         options.batch_norm = options.batch_norm or plan.batch_norm
         return plan
-    return ProcessGrid(comm, **(options.grid or default_grid(comm.size, options.batch)))
+    return ProcessGrid(comm, **(options.grid or default_grid(comm.size, options.batch, rest_along)))
 
 
-def default_grid(ranks: int, batch: int) -> dict[str, int]:
-    """Ranks along n as far as they divide the batch, the others along h."""
+def default_grid(ranks: int, batch: int, rest_along: str = "h") -> dict[str, int]:
+    """Ranks along n as far as they divide the batch, the others along another axis."""
     along_n = math.gcd(ranks, batch)
-    return {"n": along_n, "h": ranks // along_n}
+    return {"n": along_n, rest_along: ranks // along_n}
 
 
 def add_device_argument(parser: argparse.ArgumentParser, what: str = "") -> None:

@@ -7,48 +7,58 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from numpy.typing import NDArray
+
 from distconv.whole_files import write_picture
 
-from .curves import draw_accuracies, draw_losses
+
+@dataclass(frozen=True, eq=False)
+class Example:
+    """The values of a sample, its class, and the class predicted."""
+
+    values: NDArray[Any]
+    label: object
+    predicted: object
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Rows of ``columns`` examples, each row so many inches high below curves ``curves`` times as high; 3-D or not."""
+class Picture:
+    """Rows of ``columns`` examples, each row so many inches high, below curves ``curves`` times as high; 3-D or not.
+
+    ``show`` draws the values of an example on axes.
+    """
 
     columns: int
     row_inches: float
     curves: float
+    show: Callable[[Any, NDArray[Any]], None]
     projection: str | None = None
 
+    def draw(
+        self, path: str | os.PathLike[str], examples: Sequence[Example], lines: Sequence[dict[str, Any]], title: str
+    ) -> None:
+        """Write the picture; ``lines`` are those of metrics.jsonl.
 
-def draw_training(
-    path: str | os.PathLike[str],
-    lines: Sequence[dict[str, Any]],
-    title: str,
-    layout: Layout,
-    drawers: Sequence[Callable[[Any], None]],
-) -> None:
-    """Write the picture; ``lines`` are those of metrics.jsonl, ``drawers`` draw an example each on axes.
+        Raises
+        ------
+        ImportError
+            If matplotlib is not installed.
+        """
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
 
-    Raises
-    ------
-    ImportError
-        If matplotlib is not installed.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    columns, rows = layout.columns, -(-len(drawers) // layout.columns)
-    figure = Figure(figsize=(12.0, 4.0 + layout.row_inches * rows), layout="constrained")
-    FigureCanvasAgg(figure)
-    figure.suptitle(title)
-    grid = figure.add_gridspec(rows + 1, columns, height_ratios=[layout.curves] + [1] * rows)
-    draw_losses(figure.add_subplot(grid[0, : columns // 2]), lines)
-    draw_accuracies(figure.add_subplot(grid[0, columns // 2 :]), lines)
-    for index, draw in enumerate(drawers):
-        draw(figure.add_subplot(grid[1 + index // columns, index % columns], projection=layout.projection))
-    write_picture(path, figure, dpi=110)
+        columns, rows = self.columns, -(-len(examples) // self.columns)
+        figure = Figure(figsize=(12.0, 4.0 + self.row_inches * rows), layout="constrained")
+        FigureCanvasAgg(figure)
+        figure.suptitle(title)
+        grid = figure.add_gridspec(rows + 1, columns, height_ratios=[self.curves] + [1] * rows)
+        draw_losses(figure.add_subplot(grid[0, : columns // 2]), lines)
+        draw_accuracies(figure.add_subplot(grid[0, columns // 2 :]), lines)
+        for index, example in enumerate(examples):
+            axis = figure.add_subplot(grid[1 + index // columns, index % columns], projection=self.projection)
+            self.show(axis, example.values)
+            name_example(axis, example.label, example.predicted)
+        write_picture(path, figure, dpi=110)
 
 
 def name_example(axis: Any, label: object, predicted: object) -> None:
@@ -56,3 +66,25 @@ def name_example(axis: Any, label: object, predicted: object) -> None:
     right = label == predicted
     text = f"{predicted}" if right else f"{predicted}, not {label}"
     axis.set_title(text, fontsize=9, color="tab:green" if right else "tab:red")
+
+
+def draw_losses(axis: Any, lines: Sequence[dict[str, Any]]) -> None:
+    """Losses of the steps and of the evaluations among the ``lines`` of metrics.jsonl."""
+    steps = [line for line in lines if "evaluation" not in line]
+    axis.plot([line["step"] for line in steps], [line["loss"] for line in steps], color="0.7", linewidth=0.8)
+    axis.plot([], [], color="0.7", label="training, each step")
+    for group in ("train", "test"):
+        found = [line for line in lines if line.get("evaluation") == group]
+        axis.plot([line["step"] for line in found], [line["loss"] for line in found], "o-", label=f"all of {group}")
+    axis.set(xlabel="step", ylabel="loss", yscale="log")
+    axis.legend(fontsize=8)
+
+
+def draw_accuracies(axis: Any, lines: Sequence[dict[str, Any]]) -> None:
+    """Accuracies of the evaluations among them."""
+    for group in ("train", "test"):
+        found = [line for line in lines if line.get("evaluation") == group]
+        percent = [100 * line["accuracy"] for line in found]
+        axis.plot([line["step"] for line in found], percent, "o-", label=group)
+    axis.set(xlabel="step", ylabel="accuracy (%)")
+    axis.legend(fontsize=8)

@@ -25,6 +25,7 @@ from distconv.tensor import DistTensor
 from . import training
 from .model_factory import ModelError
 from .pipeline_options import Pipelining
+from .training import T
 
 Cut = Callable[[int, Sequence[int]], list[str]]
 
@@ -152,10 +153,8 @@ class PipelineTrainer(training.Training):
                 self.model.load_state_dict(stage.state_dict(), strict=False)
 
     @torch.no_grad()
-    def outputs(
-        self, batches: Iterator[Batch], compute: Callable[[Batch], torch.Tensor]
-    ) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """The batches with what ``compute`` makes of each with the trained model, on every rank. Collective.
+    def outputs(self, batches: Iterator[Batch], compute: Callable[[Any], T]) -> Iterator[tuple[Batch, T]]:
+        """The batches with what ``compute`` makes of the inputs of each with the trained model. Collective.
 
         Each rank computes whole batches in turn, so that the numbers are those of one process.
         """
@@ -210,10 +209,10 @@ def _gathered(state: Mapping[str, Any]) -> dict[str, Any]:
     return {key: gather(value) if isinstance(value, DistTensor) else value for key, value in state.items()}
 
 
-def _computed(batches: Sequence[Batch], compute: Callable[[Batch], torch.Tensor]) -> torch.Tensor | None:
+def _computed(batches: Sequence[Batch], compute: Callable[[Any], T]) -> T | None:
     """Of the one batch, or none, that this rank has."""
     for batch in batches:
-        return compute(batch).cpu()
+        return compute(_whole(batch.tensors[0]))
     return None
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, TypeVar
 
 import torch
 from mpi4py import MPI
 
 from distconv import checkpoint
 from distconv.communication.agreement import together
-from distconv.data.loader import Batch
+from distconv.data.loader import Batch, Epochs
 from distconv.errors import CheckpointError, DistconvError
 from distconv.grid import ProcessGrid
 from distconv.parallel import parallelize
@@ -25,6 +25,8 @@ from distconv.parameters.optimizer_state import shard_optimizer
 from distconv.parameters.replicas import check_replicas
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
+
+T = TypeVar("T")
 
 OPTIMIZERS = ("sgd", "adam", "adamw")
 
@@ -58,6 +60,14 @@ class Settings:
     seed: int = 0
     drop_last: bool = False
     """Leave out the last batch of an epoch when it would be smaller."""
+
+    def evaluating(self, device: str) -> dict[str, Any]:
+        """Options of any loader: what its batches are."""
+        return {"dtype": dtype_of(self), "device": device}
+
+    def loading(self, device: str) -> dict[str, Any]:
+        """Those of the loader of training samples, besides the seed."""
+        return {**self.evaluating(device), "shuffle": True, "drop_last": self.drop_last}
 
 
 def learning_rate(step: int, steps: int, peak: float, warm_up: float = 0.1) -> float:
@@ -94,23 +104,10 @@ def beside(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-class Batches(Protocol):
-    """Where a training gets its mini-batches; they follow from the settings and the epoch alone."""
-
-    samples: int
-
-    @property
-    def steps(self) -> int:
-        """Batches per epoch."""
-
-    def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from step ``start`` on. Collective, as is each batch."""
-
-
 class Training(ABC):
     """A model in training over the ranks of ``comm``, however they share the work."""
 
-    loader: Batches
+    loader: Epochs
     """Of the training samples; a job sets it up."""
 
     ahead = 0
@@ -159,6 +156,10 @@ class Training(ABC):
     @abstractmethod
     def close(self) -> None:
         """Free what MPI holds for the training alone. Collective."""
+
+    @abstractmethod
+    def outputs(self, batches: Iterator[Batch], compute: Callable[[Any], T]) -> Iterator[tuple[Batch, T]]:
+        """The batches with what ``compute`` makes of the inputs of each with the trained model. Collective."""
 
     @property
     @abstractmethod
@@ -386,6 +387,13 @@ class Trainer(Training):
 
     def settle(self) -> None:
         """Nothing is under way between steps."""
+
+    @torch.no_grad()
+    def outputs(self, batches: Iterator[Batch], compute: Callable[[Any], T]) -> Iterator[tuple[Batch, T]]:
+        """The batches with what ``compute`` makes of the inputs of each with the trained model. Collective."""
+        self.model.eval()
+        for batch in batches:
+            yield batch, compute(batch.tensors[0])
 
     def close(self) -> None:
         """Nothing to free: the grid may serve others."""

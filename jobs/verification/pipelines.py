@@ -20,10 +20,10 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.jobs.bench.comparison import timed
 from distconv.jobs.commands.explore import DEFAULT, Known, explored, graph_of, measured_here
 from distconv.jobs.planning.chosen_pipeline import pipeline_plan
 from distconv.jobs.planning.options import built, on_rank_0
+from distconv.jobs.timing import timed
 from distconv.jobs.training.options import positive
 from distconv.jobs.verification.accuracy import Row, print_accuracy, print_rows
 from distconv.perfmodel import predicted_profile

@@ -17,8 +17,8 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.jobs.bench.steps import scaling
 from distconv.jobs.commands.profile import machine_of, profiled
+from distconv.jobs.planning import measured_steps
 from distconv.jobs.planning.options import on_rank_0, traced
 from distconv.jobs.training.options import positive
 from distconv.jobs.verification.accuracy import Row, print_accuracy, print_rows
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         machine = profiled(machine, graph, [1, comm.size], comm, device)
         for ranks in (1, comm.size):
             plans = on_rank_0(comm, partial(_plans, graph, machine, ranks))
-            measured = scaling.measured(case, comm, ranks, plans, device)
+            measured = measured_steps.measured(case, comm, ranks, plans, device)
             for grid, plan in plans.items():
                 predicted = evaluate(graph, plan, machine, ranks).time
                 rows.append(Row(name, grid, f"{ranks} rank(s)", predicted, statistics.median(measured[grid])))

@@ -134,14 +134,26 @@ def test_help_has_no_marks_of_our_sources() -> None:
         assert not re.search(r"``|:\w+:`", text), command.module
 
 
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (
+            "distconv.jobs.wings.fly",
+            r"distconv fly: .*checkout of distconv's repository; there: python -m distconv fly",
+        ),
+        ("wingless", "distconv fly: wingless cannot be loaded: No module named 'wings'; reinstall distconv"),
+    ],
+)
 def test_a_module_that_is_missing_does_no_harm_until_it_is_called(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, module: str, message: str
 ) -> None:
-    monkeypatch.setitem(cli.COMMANDS, ("fly",), cli.Command("distconv.jobs.fly", "fly away"))
+    (tmp_path / "wingless.py").write_text("import wings")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(cli.COMMANDS, ("fly",), cli.Command(module, "fly away"))
     assert outcome(["info"], capsys)[0] == 0
     code, _, err = outcome(["fly"], capsys)
-    assert code == 2
-    assert "distconv fly: distconv.jobs.fly cannot be loaded: No module named 'distconv.jobs.fly'" in err
+    assert code == 2 and len(err.splitlines()) == 1
+    assert re.match(message, err)
 
 
 def test_a_job_under_mpiexec_ends_with_code_2_and_one_line(mpiexec: Any) -> None:

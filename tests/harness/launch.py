@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,7 +23,9 @@ MARK = "DISTCONV_TEST_JOB"
 """Environment variable by which the processes of a job are known, whatever session or group they moved to."""
 
 RANK_VARIABLES = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK")
-LAUNCHER_PREFIXES = ("PMI_", "PMIX_", "HYDI_", "HYDRA_", "OMPI_", "PRTE_", "MPI_LOCAL")
+# Read, not imported: an import of distconv would start MPI here.
+_LAUNCHERS = (Path(__file__).parents[2] / "distconv" / "process" / "launchers.py").read_text()
+LAUNCHER_PREFIXES: tuple[str, ...] = ast.literal_eval(re.findall(r"^PREFIXES = (\(.+\))$", _LAUNCHERS, re.M)[0])
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")}
 
 

@@ -17,7 +17,7 @@ OTHER_WAYS = re.compile(
 REASONS = {
     "distconv/checkpoint/files.py": "HDF5 lays out memory",
     "distconv/whole_files.py": "the one way",
-    "jobs/bench/steps/memory.py": "asks the system to count the peak anew",
+    "jobs/bench/child_processes.py": "asks the system to count the peak anew",
     "jobs/bench/steps/safeguards.py": "times a raw write",
     "jobs/mesh/production/datafile.py": "HDF5 in memory",
     "jobs/verification/soak.py": "damages a file",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import fnmatch
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.structure.modules import BELOW, ROOT, sources
+from distconv.cli import COMMANDS
+from tests.structure.modules import BELOW, OURS, ROOT, SOURCES, sources
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +38,59 @@ def _links_and_caches(folder: str, names: list[str]) -> list[str]:
     return [name for name in names if name == "__pycache__" or (Path(folder) / name).is_symlink()]
 
 
+IN_THE_WHEEL = """
+    train data plan explore profile simulate run checkpoint info conformance verify-exactness verify-conformance
+    bench-step bench-halo bench-redistribute bench-allreduce bench-layer bench-memory bench-scaling bench-pipeline
+    bench-sparse bench-scan
+"""
+"""Commands for users; the others need a checkout."""
+
+
+def modules_of(wheel: Path) -> set[str]:
+    names = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".py")]
+    return {name[: -len(".py")].replace("/", ".").removesuffix(".__init__") for name in names}
+
+
 @pytest.mark.time_limit(180)
-def test_a_wheel_holds_every_module_under_one_name(wheel: Path) -> None:
+def test_a_wheel_holds_the_package_under_one_name(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"distconv", "distconv-0.1.0.dist-info"}
     assert len(names) == len(set(names))
-    modules = {name for name in names if name.endswith(".py")}
-    packaged = {name[: -len(".py")].replace("/", ".").removesuffix(".__init__") for name in modules}
-    assert packaged == set(sources(wheel.parent / "source"))
-    assert "distconv/py.typed" in names
+    absent = set(sources(wheel.parent / "source")) - modules_of(wheel)
+    assert {".".join(name.split(".")[:3]) for name in absent} == {
+        "distconv.jobs.bench",
+        "distconv.jobs.papers",
+        "distconv.jobs.verification",
+    }
+    assert "distconv/py.typed" in names and not [name for name in names if "papers" in name]
+
+
+def test_a_wheel_holds_the_commands_for_users_and_what_they_import(wheel: Path) -> None:
+    held = modules_of(wheel)
+    there = {"-".join(words) for words, command in COMMANDS.items() if command.module in held}
+    wanted = IN_THE_WHEEL.split()
+    assert there == {"-".join(w) for w in COMMANDS if w[0] in wanted or "-".join(w) in wanted}
+    assert not [str(entry) for entry in OURS if entry.module in held and entry.target not in held]
+
+
+@pytest.mark.time_limit(180)
+@pytest.mark.parametrize("command", [["reproduce", "dryden"], ["verify", "soak"], ["bench", "gpu", "--help"]])
+def test_other_commands_say_in_one_line_that_they_need_a_checkout(
+    installed: Path, tmp_path: Path, command: list[str]
+) -> None:
+    environment = os.environ | {"PYTHONPATH": str(installed)}
+    words = [sys.executable, "-m", "distconv", *command]
+    ended = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith(f"distconv {' '.join(command[:2])}: ")
+    assert line.endswith(f"checkout of distconv's repository; there: python -m distconv {' '.join(command[:2])}")
+
+
+def test_all_that_is_left_out_is_there_to_be_left_out() -> None:
+    (listed,) = re.findall(r"^LEFT_OUT = (\[.*?^\])", (ROOT / "setup.py").read_text(), re.DOTALL | re.MULTILINE)
+    for pattern in ast.literal_eval(listed):
+        assert fnmatch.filter(SOURCES, pattern), pattern
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +154,7 @@ def test_an_sdist_holds_documents_constraints_scripts_and_tests(checkout: Path, 
     wanted = {"README.md", "CHANGELOG.md", "constraints.txt", "docs/index.md", "jobs/quickstart.sh", "tests/run.py"}
     assert wanted <= names
     assert {"layers/nn/pooling.py", "distconv/grid.py", "perfmodel/machine/builtin/lassen.yaml"} <= names
+    assert {"jobs/papers/dryden/command.py", "jobs/papers/sparsepipe/vgg16_bn-50-batch16.json"} <= names
     assert not any(name.startswith("distconv/layers") or "__pycache__" in name for name in names)
 
 

@@ -10,8 +10,6 @@ or for this machine, which is profiled first.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +21,9 @@ from distconv.communication.transport import Traffic, counted
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
-from distconv.jobs.planning.options import add_machine_argument, on_rank_0, wait_asleep
+from distconv.jobs.planning.options import add_machine_argument, on_rank_0
+from distconv.jobs.planning.single_layers import LAYERS
+from distconv.jobs.timing import clocked, idle, in_turns, medians
 from distconv.jobs.training.options import add_device_argument, device_for, positive
 from distconv.parallel import parallelize
 from distconv.parameters.channel_split import AXIS
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grid", default="", metavar="c=4", help="process grid (default: all ranks along c)")
     parser.add_argument(
         "--layer",
-        choices=paper_layers.LAYERS,
+        choices=LAYERS,
         help="this layer, float32 (with --grid, --batch, --device and --machine)",
     )
     add_device_argument(parser, "of --layer: ")
@@ -129,16 +129,8 @@ def run(options: argparse.Namespace) -> int:
         split.step()
     held = comm.gather(split.held())
     single = Stack(options, ProcessGrid(MPI.COMM_SELF)) if comm.rank == 0 else None
-    times: dict[str, list[float]] = {"ranks": [], "one": []}
-    for turn in range(options.rounds + 1):
-        comm.Barrier()
-        found = {"ranks": _timed(split)}
-        if single is not None:
-            found["one"] = _timed(single)
-        wait_asleep(comm)
-        for name, seconds in found.items():
-            if turn:  # the first turn warms up
-                times[name].append(seconds)
+    variants = clocked({"ranks": split.step, **({"one": single.step} if single is not None else {})})
+    times = in_turns(comm, {"ranks": idle, "one": idle, **variants}, options.rounds, asleep=True)
     if single is not None and held is not None:
         _report(options, grid, split, alone=single.held(), held=held, traffic=traffic, times=times)
     return 0
@@ -160,12 +152,6 @@ def _check(options: argparse.Namespace) -> None:
 
 def _stack(options: argparse.Namespace) -> dict[str, int]:
     return {name: getattr(options, name) or default for name, default in STACK.items()}
-
-
-def _timed(stack: Stack) -> float:
-    start = time.perf_counter()
-    stack.step()
-    return time.perf_counter() - start
 
 
 def _report(
@@ -193,17 +179,15 @@ def _report(
     print("bytes that rank 0 hands to MPI in one step:")
     for line in _traffic(traffic):
         print(f"  {line}")
-    reference = statistics.median(times["one"])
-    print(report.table_head(ratio="to one rank"))
-    print(report.row(f"one rank x {threads} thread(s)", times["one"], reference))
-    print(report.row(f"{grid.size} ranks x {threads} thread(s)", times["ranks"], reference))
+    one, ranks = f"one rank x {threads} thread(s)", f"{grid.size} ranks x {threads} thread(s)"
+    print(report.table({one: times["one"], ranks: times["ranks"]}, one, ratio="to one rank"))
     figures: dict[str, Any] = {
         "held_bytes": held,
         "alone_bytes": alone,
         "ratio": ratio,
         "sent_bytes": dict(traffic.sent),
         "reduced_bytes": {f"{what} over {ranks} ranks": size for (what, ranks), size in traffic.reduced.items()},
-        "median_s": {name: statistics.median(values) for name, values in times.items()},
+        "median_s": medians(times),
     }
     report.give_json(figures, options.json)
 

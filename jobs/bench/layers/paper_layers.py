@@ -7,7 +7,7 @@ standard deviation of ten. Source: Dryden et al. 2019, VI-A, Figures 2 and 3.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,17 +16,16 @@ from mpi4py import MPI
 from distconv.communication.gradient_reduction import no_sync
 from distconv.distribution import Distribution, default_axes
 from distconv.grid import ProcessGrid
-from distconv.jobs.bench import comparison, report
-from distconv.jobs.bench.comparison import Comparison, random, timed
+from distconv.jobs.bench import report
+from distconv.jobs.bench.report import Comparison
 from distconv.jobs.commands.profile import machine_of
-from distconv.jobs.planning.options import on_first_ranks, wait_asleep
+from distconv.jobs.planning.measured_steps import random
+from distconv.jobs.planning.options import on_first_ranks
+from distconv.jobs.planning.single_layers import LAYERS, PHASES, PaperLayer, operation, predicted
+from distconv.jobs.timing import Variant, clocked, idle, in_turns
 from distconv.parallel import parallelize
-from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.block_geometry import Parts
-from distconv.perfmodel.cost.operation_cost import Costs
 from distconv.perfmodel.cost.operation_work import local_call
-from distconv.perfmodel.graph.graph import Operation
-from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.measure_links import profile_network
 from distconv.perfmodel.profiles.measure_operations import measure
@@ -35,45 +34,11 @@ WARM_UP = 3
 REPETITIONS = 10
 
 
-@dataclass(frozen=True)
-class PaperLayer:
-    """A convolution without bias of ``extent`` x ``extent`` inputs, padded by half its kernel."""
-
-    channels: int
-    extent: int
-    filters: int
-    kernel: int
-    stride: int = 1
-
-    def build(self) -> torch.nn.Conv2d:
-        """The layer, its weights from a seed."""
-        torch.manual_seed(0)
-        return torch.nn.Conv2d(
-            self.channels, self.filters, self.kernel, self.stride, padding=self.kernel // 2, bias=False
-        )
-
-    def input_shape(self, batch: int) -> tuple[int, int, int, int]:
-        """N, C, H, W."""
-        return batch, self.channels, self.extent, self.extent
-
-
-LAYERS = {
-    "conv1": PaperLayer(3, 224, 64, 7, stride=2),
-    "res3b_branch2a": PaperLayer(512, 28, 128, 1),
-    # Of our mesh2k (distconv.layers.models.mesh): its first convolution, and the first of its sixth block.
-    "mesh_conv1_1": PaperLayer(18, 2048, 128, 3, stride=2),
-    "mesh_conv6_1": PaperLayer(128, 64, 128, 3, stride=2),
-}
-"""The layers of Figures 2 and 3 by name."""
-
-PHASES = ("FP", "BP")
-
-
 class Bench:
     """A layer over a grid, with random input and error signal."""
 
     def __init__(self, layer: PaperLayer, batch: int, grid: ProcessGrid, device: torch.device) -> None:
-        self.comm, self.device = grid.world, device
+        self.device = device
         self.layer = parallelize(layer.build().to(device), grid)
         dist = Distribution(grid, default_axes("nchw", 4))
         self.x = random(dist, layer.input_shape(batch), device).requires_grad_()
@@ -81,21 +46,20 @@ class Bench:
             y = self.layer(self.x)
         self.error = random(y.dist, tuple(y.shape), device)
 
-    def times(self) -> dict[str, float]:
-        """Seconds of FP and of BP, on the slowest rank. Collective over the grid."""
-        self.layer.zero_grad()
-        self.x.grad = None
+    def variants(self) -> dict[str, Variant]:
+        """FP, and BP behind it. Collective over the grid."""
         found: list[torch.Tensor] = []
-        forward = timed(self.comm, self.device, lambda: found.append(self.layer(self.x)))
-        with no_sync():
-            backward = timed(self.comm, self.device, lambda: found[0].backward(self.error))
-        return dict(zip(PHASES, (forward, backward), strict=True))
 
+        def forward() -> None:
+            found[:] = [self.layer(self.x)]
 
-def operation(layer: PaperLayer, batch: int) -> Operation:
-    """The layer as it is within a network, where its input has a gradient."""
-    (op,) = trace(torch.nn.Sequential(layer.build()), layer.input_shape(batch)).operations
-    return replace(op, inputs=(replace(op.x, requires_grad=True),))
+        def backward() -> None:
+            with no_sync():
+                found[0].backward(self.error)
+            self.layer.zero_grad()
+            self.x.grad = None
+
+        return clocked({"FP": forward, "BP": backward}, self.device)
 
 
 def this_machine(layer: PaperLayer, batch: int, axes: Mapping[str, int], device: torch.device) -> Machine:
@@ -113,13 +77,6 @@ def this_machine(layer: PaperLayer, batch: int, axes: Mapping[str, int], device:
     return replace(machine, compute=tuple(entries))
 
 
-def predicted(layer: PaperLayer, batch: int, axes: Mapping[str, int], ranks: int, machine: Machine) -> dict[str, float]:
-    """Seconds of FP and of BP, exchanges included as far as computation does not hide them, without the allreduce."""
-    op = operation(layer, batch)
-    cost = Costs(machine, ranks, Settings()).operation(op, Parts.of(axes, ranks, machine.ranks_per_node))
-    return dict(zip(PHASES, (cost.forward, cost.backward), strict=True))
-
-
 def run(
     name: str, batch: int, axes: Mapping[str, int], device: torch.device, machine: Machine | None
 ) -> dict[str, Any] | None:
@@ -130,38 +87,23 @@ def run(
     comm, layer = MPI.COMM_WORLD, LAYERS[name]
     grid = ProcessGrid(comm, **axes)
     machine = machine or this_machine(layer, batch, axes, device)
-    benches = {"ranks": Bench(layer, batch, grid, device)}
+    variants = {
+        f"{phase}, {grid.describe()}": run for phase, run in Bench(layer, batch, grid, device).variants().items()
+    }
+    variants |= {f"{phase}, 1 rank": idle for phase in PHASES}
     if comm.rank == 0:
-        benches["one"] = Bench(layer, batch, ProcessGrid(MPI.COMM_SELF), device)
-    times: dict[str, list[dict[str, float]]] = {which: [] for which in benches}
-    for turn in range(WARM_UP + REPETITIONS):
-        for which, bench in benches.items():
-            found = bench.times()
-            if turn >= WARM_UP:
-                times[which].append(found)
-        wait_asleep(comm)
+        one = Bench(layer, batch, ProcessGrid(MPI.COMM_SELF), device)
+        variants |= {f"{phase}, 1 rank": run for phase, run in one.variants().items()}
+    times = in_turns(comm, variants, REPETITIONS, warm_up=WARM_UP, asleep=True)
     if comm.rank:
         return None
-    rows = _compared(layer, batch, axes, machine=machine, times=times, grid=grid)
+    rows = [
+        Comparison(f"{phase}, {where}", times[f"{phase}, {where}"], expected)
+        for where, parts, ranks in (("1 rank", {}, 1), (grid.describe(), axes, grid.size))
+        for phase, expected in predicted(layer, batch, parts, ranks, machine).items()
+    ]
     _report(name, batch, grid, rows, device=device, machine=machine)
     return {found.name: found.figures() for found in rows}
-
-
-def _compared(
-    layer: PaperLayer,
-    batch: int,
-    axes: Mapping[str, int],
-    *,
-    machine: Machine,
-    times: Mapping[str, list[dict[str, float]]],
-    grid: ProcessGrid,
-) -> list[Comparison]:
-    rows = []
-    for which, where, parts, ranks in (("one", "1 rank", {}, 1), ("ranks", grid.describe(), axes, grid.size)):
-        expected = predicted(layer, batch, parts, ranks, machine)
-        for phase in PHASES:
-            rows.append(Comparison(f"{phase}, {where}", [turn[phase] for turn in times[which]], expected[phase]))
-    return rows
 
 
 def _report(
@@ -175,6 +117,6 @@ def _report(
             f"thread(s) per rank, predicted for {machine.name}; BP without the allreduce"
         )
     )
-    print(comparison.table_head(f"ms, {REPETITIONS} runs"))
+    print(report.comparison_head(f"ms, {REPETITIONS} runs"))
     for found in rows:
-        print(comparison.row(found))
+        print(report.comparison_row(found))

@@ -24,12 +24,12 @@ from mpi4py import MPI
 
 from distconv.errors import DistconvError, GridError
 from distconv.jobs.bench import report
-from distconv.jobs.bench.layers.sparse import times_in_turns
-from distconv.jobs.bench.steps.memory import MIB, Peak, first_step, in_new_process
+from distconv.jobs.bench.child_processes import MIB, Peak, first_step, in_new_process
 from distconv.jobs.commands.train_pointcloud import share
 from distconv.jobs.pointcloud.batches import Recipe, VoxelBatch, voxel_batch
 from distconv.jobs.pointcloud.sampling import CACHED_POINTS
 from distconv.jobs.pointcloud.shapes import Shapes
+from distconv.jobs.timing import clocked, in_turns, medians
 from distconv.jobs.training.options import positive
 from distconv.layers.models.sparse import dense_resnet, dense_vgg16_bn, sparse_resnet, sparse_vgg16_bn
 from distconv.layers.sparse import SparseTensor, to_dense
@@ -152,7 +152,8 @@ def _compared(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
     names = [DENSE, *(f"S-{keep:g}" for keep in options.keep)]
     peaks = {name: _alone(options, resolution, name) for name in names}
     fitting = [name for name in names if peaks[name] is not None]
-    times = times_in_turns({name: step_of(options, resolution, name) for name in fitting}, options.rounds)
+    steps = {name: step_of(options, resolution, name) for name in fitting}
+    times = in_turns(MPI.COMM_SELF, clocked(steps), options.rounds)
     reference = statistics.median(times[DENSE]) if DENSE in times else None
     voxels = {keep: len(batch_of(options, resolution, keep).coords) for keep in options.keep}
     shares = ", ".join(f"p={k:g} {n} ({n / options.batch / resolution**3:.2%})" for k, n in voxels.items())
@@ -165,6 +166,6 @@ def _compared(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
             print(f"{report.row(name, times[name], reference)}  {peak.used / MIB:8.0f} MiB")
     return {
         "voxels": {f"{keep:g}": number for keep, number in voxels.items()},
-        "median_s": {name: statistics.median(values) for name, values in times.items()},
+        "median_s": medians(times),
         "memory_bytes": {name: None if peak is None else peak.used for name, peak in peaks.items()},
     }

@@ -11,7 +11,6 @@ Source: BPPSA, 4.1 and Figure 9: T = 10..30,000, B = 2..256, 20 hidden values.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from mpi4py import MPI
 
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
+from distconv.jobs.timing import clocked, in_turns
 from distconv.jobs.training.options import add_device_argument, device_for, positive, positive_float
 from distconv.kernels.recurrence import compiled
 from distconv.layers.recurrent import Method, ScanGRU, ScanRNN
@@ -86,7 +86,7 @@ def _cell(options: argparse.Namespace, grid: ProcessGrid, device: torch.device, 
         for way in WAYS
         if _arithmetic(options, way, steps, batch, grid.size) <= options.limit * RATE
     }
-    times = _in_turns(grid, device, runs, options.rounds)
+    times = in_turns(grid.world, clocked(runs, device), options.rounds)
     least = {way: min(found) for way, found in times.items()}
     gates = 1 if options.model == "rnn" else 3
     own = -(-steps // grid.size)
@@ -134,21 +134,3 @@ def _step(
         last.sum().backward()
 
     return step
-
-
-def _in_turns(
-    grid: ProcessGrid, device: torch.device, runs: dict[Method, Callable[[], object]], rounds: int
-) -> dict[Method, list[float]]:
-    """Seconds of every round of each; the first turn of each is not counted. Collective."""
-    found: dict[Method, list[float]] = {way: [] for way in runs}
-    for number in range(rounds + 1):
-        for way, step in runs.items():
-            grid.world.Barrier()
-            begin = time.perf_counter()
-            step()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            slowest = grid.world.allreduce(time.perf_counter() - begin, MPI.MAX)
-            if number:
-                found[way].append(slowest)
-    return found

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -23,7 +21,8 @@ from torch import nn
 
 from distconv.errors import GridError
 from distconv.jobs.bench import report
-from distconv.jobs.bench.steps.memory import MIB, Peak, first_step, in_new_process
+from distconv.jobs.bench.child_processes import MIB, Peak, first_step, in_new_process
+from distconv.jobs.timing import clocked, in_turns, medians
 from distconv.jobs.training.options import positive
 from distconv.layers.sparse import SparseConv, SparseTensor, to_dense
 
@@ -146,26 +145,10 @@ def _compared(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
         for name in names
         if name != BUILT
     }
-    times = times_in_turns(variants(resolution, options.channels, names), options.rounds)
-    reference = statistics.median(times[DENSE]) if DENSE in times else None
+    times = in_turns(MPI.COMM_SELF, clocked(variants(resolution, options.channels, names)), options.rounds)
     sites = len(surface(resolution))
-    print(f"\n{sites} voxels of {resolution}^3\n{report.table_head(ratio='to dense')}")
-    for name, values in times.items():
-        memory = f"  {used[name] / MIB:8.0f} MiB" if name in used else ""
-        print(report.row(name, values, reference) + memory)
+    memory = {name: f"  {size / MIB:8.0f} MiB" for name, size in used.items()}
+    print(f"\n{sites} voxels of {resolution}^3\n{report.table(times, DENSE, beside=memory)}")
     if DENSE not in times:
         print(f"{DENSE}: {estimate / MIB:.0f} MiB at least, above --cap {options.cap} GiB: not run")
-    medians = {name: statistics.median(values) for name, values in times.items()}
-    return {"sites": sites, "median_s": medians, "memory_bytes": used, "dense_estimate_bytes": estimate}
-
-
-def times_in_turns(steps: dict[str, Callable[[], torch.Tensor]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each turn; a first one warms up."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for turn in range(rounds + 1):
-        for name, step in steps.items():
-            start = time.perf_counter()
-            step()
-            if turn:
-                times[name].append(time.perf_counter() - start)
-    return times
+    return {"sites": sites, "median_s": medians(times), "memory_bytes": used, "dense_estimate_bytes": estimate}

@@ -6,5 +6,7 @@
     halo          ``distconv bench halo``: a halo exchange and its adjoint
     raw_transfer  What a transfer costs by MPI alone
     redistribute  ``distconv bench redistribute``: a tensor from one distribution to another
-    turns         Times of actions that take turns, and their table
 """
+
+WARM_UP = 5
+"""Rounds that are not counted."""

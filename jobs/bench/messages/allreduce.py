@@ -16,7 +16,8 @@ from mpi4py import MPI
 
 from distconv.communication import gradient_reduction
 from distconv.jobs.bench import report
-from distconv.jobs.bench.messages.turns import in_turns, medians, table
+from distconv.jobs.bench.messages import WARM_UP
+from distconv.jobs.timing import clocked, in_turns, medians
 from distconv.jobs.training.options import positive
 from distconv.layers.models import resnet50
 
@@ -54,10 +55,10 @@ def run(options: argparse.Namespace) -> int:
         _HandOut.apply(start, world, parameters, shares).backward()  # type: ignore[no-untyped-call]
 
     actions = {RAW: lambda: world.Allreduce(MPI.IN_PLACE, whole.numpy()), "gradients": summed}
-    times = in_turns(world, actions, options.repeats)
+    times = in_turns(world, clocked(actions), options.repeats, warm_up=WARM_UP)
     if world.rank == 0:
         print(report.heading(f"sum of {len(parameters)} gradients, {nbytes / 1e6:.1f} MB, float32, {world.size} ranks"))
-        print(table(times, RAW))
+        print(report.table(times, RAW, label="ms"))
         report.give_json({"median_s": medians(times)}, options.json)
     return 0
 

@@ -17,8 +17,9 @@ from distconv.communication.transfer import TransferPlan, transfer_plan
 from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError
 from distconv.jobs.bench import report
+from distconv.jobs.bench.messages import WARM_UP
 from distconv.jobs.bench.messages.raw_transfer import RawTransfer
-from distconv.jobs.bench.messages.turns import in_turns, medians, table
+from distconv.jobs.timing import clocked, in_turns, medians
 from distconv.jobs.training.options import grid_extents, positive
 from distconv.kernels.convolution import Geometry
 from distconv.layers.plumbing.input_windows import window_needs
@@ -57,11 +58,13 @@ def run(options: argparse.Namespace) -> int:
     for size in options.size:
         shape = (options.batch, options.channels, size, size)
         plan = _halo_plan(grid, shape, options.kernel)
-        times = in_turns(world, _actions(plan), options.repeats)
+        times = in_turns(world, clocked(_actions(plan)), options.repeats, warm_up=WARM_UP)
         sent = world.allreduce(sum(peer.numel for peer in plan.sends) * 4, MPI.MAX)
         found[str(size)] = medians(times)
         if world.rank == 0:
-            print(f"\nx {shape}, at most {sent} bytes sent per rank\n{table(times, RAW)}", flush=True)
+            print(
+                f"\nx {shape}, at most {sent} bytes sent per rank\n{report.table(times, RAW, label='ms')}", flush=True
+            )
     if world.rank == 0:
         report.give_json({"median_s": found}, options.json)
     return 0

@@ -16,8 +16,9 @@ import distconv as dc
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, default_axes
 from distconv.jobs.bench import report
+from distconv.jobs.bench.messages import WARM_UP
 from distconv.jobs.bench.messages.raw_transfer import RawTransfer
-from distconv.jobs.bench.messages.turns import in_turns, medians, table
+from distconv.jobs.timing import clocked, in_turns, medians
 from distconv.jobs.training.options import grid_extents, positive
 
 RAW = "Alltoallv"
@@ -50,10 +51,10 @@ def run(options: argparse.Namespace) -> int:
     found = {}
     for size in options.size:
         shape = (options.batch, options.channels, size, size)
-        times = in_turns(world, _actions(source, target, shape), options.repeats)
+        times = in_turns(world, clocked(_actions(source, target, shape)), options.repeats, warm_up=WARM_UP)
         found[str(size)] = medians(times)
         if world.rank == 0:
-            print(f"\nx {shape}\n{table(times, RAW)}", flush=True)
+            print(f"\nx {shape}\n{report.table(times, RAW, label='ms')}", flush=True)
     if world.rank == 0:
         report.give_json({"median_s": found}, options.json)
     return 0

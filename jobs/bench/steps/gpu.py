@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import statistics
 from collections.abc import Callable
 
 import torch
@@ -25,8 +24,9 @@ from distconv.communication.gpu.device_transport import DeviceTransport
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, default_axes
 from distconv.jobs.bench import report
-from distconv.jobs.bench.comparison import random, timed
+from distconv.jobs.planning.measured_steps import random, training_step
 from distconv.jobs.planning.options import add_network_arguments, on_first_ranks
+from distconv.jobs.timing import clocked, in_turns, medians
 from distconv.jobs.training.model_factory import build_model
 from distconv.jobs.training.options import add_device_argument, device_for, positive
 from distconv.kernels.convolution import Geometry
@@ -57,21 +57,15 @@ def run(options: argparse.Namespace) -> int:
     """Measure and print. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
     device = torch.device(device_for(options.device, comm))
-    alone = on_first_ranks(comm, 1, lambda: _in_turns(MPI.COMM_SELF, device, _steps(options, device), options.rounds))
-    split = _in_turns(comm, device, _convolution(options, comm, device), options.rounds) if comm.size > 1 else {}
+
+    def times(comm: MPI.Intracomm, actions: Actions) -> Times:
+        return in_turns(comm, clocked(actions, device), options.rounds, warm_up=WARM_UP)
+
+    alone = on_first_ranks(comm, 1, lambda: times(MPI.COMM_SELF, _steps(options, device)))
+    split = times(comm, _convolution(options, comm, device)) if comm.size > 1 else {}
     if comm.rank == 0:
         _print(options, comm.size, alone or {}, split)
     return 0
-
-
-def _in_turns(comm: MPI.Intracomm, device: torch.device, actions: Actions, rounds: int) -> Times:
-    times: Times = {name: [] for name in actions}
-    for turn in range(WARM_UP + rounds):
-        for name, action in actions.items():
-            seconds = timed(comm, device, action)
-            if turn >= WARM_UP:
-                times[name].append(seconds)
-    return times
 
 
 def _steps(options: argparse.Namespace, device: torch.device) -> Actions:
@@ -82,18 +76,7 @@ def _steps(options: argparse.Namespace, device: torch.device) -> Actions:
     grid = dc.ProcessGrid(MPI.COMM_SELF)
     x = torch.randn(options.batch, *options.input, device=device)
     parallel = dc.parallelize(copy.deepcopy(model), grid)
-    return {"plain torch": _step(model, x), "distconv, one rank": _step(parallel, dc.scatter(x, grid))}
-
-
-def _step(model: nn.Module, x: torch.Tensor) -> Callable[[], None]:
-    optimizer = torch.optim.SGD(model.parameters(), 1e-6, momentum=0.9)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(x).pow(2).mean().backward()
-        optimizer.step()
-
-    return step
+    return {"plain torch": training_step(model, x), "distconv, one rank": training_step(parallel, dc.scatter(x, grid))}
 
 
 def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch.device) -> Actions:
@@ -133,15 +116,15 @@ def _by(way: DeviceTransport, grid: dc.ProcessGrid, action: Callable[[], object]
 
 def _print(options: argparse.Namespace, ranks: int, alone: Times, split: Times) -> None:
     print(report.heading(f"{options.model}, {options.batch} x {options.input}"))
-    medians = {name: statistics.median(times) for name, times in (alone | split).items()}
+    median = medians(alone | split)
     print(report.table_head())
     for times in (alone, split):
-        reference = medians[next(iter(times))] if times else None
+        reference = median[next(iter(times))] if times else None
         for name, values in times.items():
             print(report.row(name, values, reference))
     for name in split:
         if name.startswith(EXCHANGE):
-            way, exchange = name.removeprefix(EXCHANGE).strip(), medians[name]
-            hidden = min(1.0, (medians[LOCAL] + exchange - medians[f"{CONVOLUTION} {way}"]) / exchange)
+            way, exchange = name.removeprefix(EXCHANGE).strip(), median[name]
+            hidden = min(1.0, (median[LOCAL] + exchange - median[f"{CONVOLUTION} {way}"]) / exchange)
             print(f"{ranks} ranks, {way}: {hidden:.0%} of the exchange is hidden")
-    report.give_json({"median_s": medians}, options.json)
+    report.give_json({"median_s": median}, options.json)

@@ -9,25 +9,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 from mpi4py import MPI
 
 from distconv.distribution import Distribution, default_axes
-from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
-from distconv.jobs.bench.comparison import random
+from distconv.jobs.bench.child_processes import MIB, Peak, in_new_process
 from distconv.jobs.bench.steps import model_options
+from distconv.jobs.planning.measured_steps import random
 from distconv.jobs.planning.options import on_rank_0
 from distconv.jobs.planning.package_memory import packages_bytes
 from distconv.jobs.training.report import peak_memory_bytes
@@ -61,26 +57,6 @@ TRAINED = {
     "adam": "two steps of Adam",
     "adamw": "two steps of AdamW",
 }
-
-LAUNCHER_PREFIXES = ("PMI", "HYD", "MPI_LOCAL", "MPIR_CVAR_CH3", "OMPI_", "PRTE_")
-"""Variables by which a process believes that a launcher started it as one rank of many."""
-
-MIB = 2**20
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Memory of one process in bytes."""
-
-    before: int
-    """Resident at most before the model was built: the interpreter and its libraries."""
-    peak: int
-    step_s: float
-
-    @property
-    def used(self) -> int:
-        """What the model took: weights, gradients, activations, buffers of the operators and of MPI."""
-        return self.peak - self.before
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -165,45 +141,6 @@ def by_itself(options: argparse.Namespace) -> Peak:
     words += ["--input", ",".join(map(str, options.input))] if options.input else []
     words += ["--classes", str(options.classes)] if options.classes else []
     return in_new_process(words + (["--width", str(options.width)] if options.width else []))
-
-
-def in_new_process(words: Sequence[str]) -> Peak:
-    """What ``distconv bench`` with these words prints, in a new process that is no part of this job.
-
-    Raises
-    ------
-    DistconvError
-        If that fails.
-    """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_PREFIXES)}
-    environment.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
-    command = [sys.executable, "-m", "distconv", "bench", *words]
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True)
-    if finished.returncode:
-        last = finished.stderr.strip().splitlines()[-1:] or ["no message"]
-        raise DistconvError(f"the run on one rank ended with code {finished.returncode}: {last[0]}")
-    return Peak(**json.loads(finished.stdout.splitlines()[-1]))
-
-
-def first_step(make: Callable[[], Callable[[], object]]) -> Peak:
-    """Memory and time of the first step of what ``make`` returns, with what that made for it."""
-    _peak_bytes_since_last()
-    before = _peak_bytes_since_last()  # what is resident
-    step = make()
-    _peak_bytes_since_last()
-    start = time.perf_counter()
-    step()
-    return Peak(before, _peak_bytes_since_last(), time.perf_counter() - start)
-
-
-def _peak_bytes_since_last() -> int:
-    """Most memory that this process had resident since the last call.
-
-    Imports, and making a surface, take more than a small step; the peak of ``getrusage`` is the parent's besides.
-    """
-    status = Path("/proc/self/status").read_text()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew at what is resident now
-    return 1024 * int(status.split("VmHWM:")[1].split()[0])
 
 
 def _report(

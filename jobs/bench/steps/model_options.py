@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from mpi4py import MPI
 
 from distconv.distribution import Distribution, default_axes
-from distconv.jobs.bench.comparison import random
 from distconv.jobs.mesh.recipe import CHANNELS
+from distconv.jobs.planning.measured_steps import random
 from distconv.jobs.planning.options import extents
 from distconv.jobs.planning.package_memory import weighed
 from distconv.jobs.training.model_factory import build_model

@@ -25,9 +25,10 @@ from distconv.distribution import Distribution, default_axes
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
-from distconv.jobs.bench.comparison import random
-from distconv.jobs.bench.messages.turns import in_turns, medians, table
+from distconv.jobs.bench.messages import WARM_UP
 from distconv.jobs.bench.steps import model_options
+from distconv.jobs.planning.measured_steps import random
+from distconv.jobs.timing import clocked, in_turns, medians
 from distconv.jobs.training.options import positive
 from distconv.parallel import parallelize
 from distconv.parameters.replicas import check_replicas
@@ -85,15 +86,16 @@ def run(options: argparse.Namespace) -> int:
         "check_replicas": lambda: check_replicas(model, world),
     }
     with _shared_folder(world, options.directory) as folder:
-        times = in_turns(world, guards, options.repeats)
+        times = in_turns(world, clocked(guards), options.repeats, warm_up=WARM_UP)
         saves = _Saves(world, folder, model, optimizer)
-        written = in_turns(world, {RAW: saves.raw, "save_checkpoint": saves.whole}, options.repeats)
+        saving = clocked({RAW: saves.raw, "save_checkpoint": saves.whole})
+        written = in_turns(world, saving, options.repeats, warm_up=WARM_UP)
         beside = [saves.beside(step) for _ in range(options.repeats)]
     stalls = {BESIDE: [s for steps, _ in beside for s in steps], "stall of that save": [stall for _, stall in beside]}
     if world.rank == 0:
         print(report.heading(f"safeguards of {options.model}, {' x '.join(map(str, shape))}, {grid.describe()}"))
-        print(table({**times, **stalls}, STEP))
-        print(f"\nfiles of {saves.nbytes / 1e6:.1f} MB on rank 0\n{table(written, RAW)}")
+        print(report.table({**times, **stalls}, STEP, label="ms"))
+        print(f"\nfiles of {saves.nbytes / 1e6:.1f} MB on rank 0\n{report.table(written, RAW, label='ms')}")
         off, plan = (statistics.median(times[name]) for name in list(guards)[2:4])
         share = (plan - off) / COMPARED_EVERY / statistics.median(times[STEP])
         print(f"comparing what is scattered takes {share:.2%} of a step for each tensor")

@@ -7,29 +7,26 @@ and planned parallelism take turns, while the other ranks sleep. Source: Dryden 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from mpi4py import MPI
 
-from distconv.distribution import Distribution, default_axes
-from distconv.jobs.bench import comparison, report
-from distconv.jobs.bench.comparison import Comparison, random, timed
+from distconv.jobs.bench import report
+from distconv.jobs.bench.report import Comparison
 from distconv.jobs.planning import picture
+from distconv.jobs.planning.measured_steps import measured
 from distconv.jobs.planning.options import (
     add_machine_argument,
     add_network_arguments,
     check_writable,
-    on_first_ranks,
     on_rank_0,
     traced,
 )
 from distconv.jobs.planning.strong_scaling import Curves, Scaling, rank_counts, strategies
-from distconv.jobs.training.model_factory import build_model
 from distconv.jobs.training.options import add_device_argument, device_for, positive
-from distconv.parallel import parallelize
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.strategy.selection import pure
 from distconv.plan import Plan, written
@@ -40,8 +37,6 @@ examples:
   mpiexec -n 4 distconv bench scaling --model unet --width 8 --input 18,256,256 --batch 4 --machine ./mine.yaml \\
       --predict-to 64 --plot scaling.png
 """
-
-WARM_UP = 2
 
 Plans = dict[str, Plan]
 """What is measured on one number of ranks, by the kind of parallelism."""
@@ -67,8 +62,8 @@ def run(options: argparse.Namespace) -> int:
     plans, scaling = on_rank_0(comm, lambda: _predicted(options, comm.size))
     found: dict[str, dict[int, list[float]]] = {}
     for ranks, variants in plans.items():
-        for name, times in measured(options, comm, ranks, variants, device).items():
-            found.setdefault(name, {})[ranks] = times
+        for name, seconds in measured(options, comm, ranks, variants, device).items():
+            found.setdefault(name, {})[ranks] = seconds
     on_rank_0(comm, lambda: _report(options, device, plans, scaling, found))
     return 0
 
@@ -91,51 +86,6 @@ def _predicted(options: argparse.Namespace, most: int) -> tuple[dict[int, Plans]
     return plans, Scaling.of(graph, machine, planned)
 
 
-# -- measuring --------------------------------------------------------------------------------------------------------
-
-
-def measured(
-    options: argparse.Namespace, comm: MPI.Intracomm, ranks: int, plans: Plans, device: torch.device
-) -> dict[str, list[float]]:
-    """Seconds of ``options.rounds`` steps of each plan on the first ``ranks`` ranks. Collective.
-
-    The other options are those of :func:`distconv.jobs.planning.options.add_network_arguments`.
-    """
-    working = MPI.Intracomm(comm.Split(int(comm.rank >= ranks)))
-
-    def measure() -> dict[str, list[float]]:
-        steps = {name: _training(options, working, plan, device) for name, plan in plans.items()}
-        times: dict[str, list[float]] = {name: [] for name in steps}
-        for turn in range(WARM_UP + options.rounds):
-            for name, step in steps.items():
-                step()  # the plan before has filled the caches
-                seconds = timed(working, device, step)
-                if turn >= WARM_UP:
-                    times[name].append(seconds)
-        return times
-
-    found = on_first_ranks(comm, ranks, measure)
-    working.Free()
-    return found
-
-
-def _training(options: argparse.Namespace, comm: MPI.Intracomm, plan: Plan, device: torch.device) -> Callable[[], None]:
-    """A training step of the options as ``plan`` says, on random samples. Collective over ``comm``."""
-    channels = options.input[0]
-    model = build_model(options.model, comm, seed=0, in_channels=channels, classes=options.classes, width=options.width)
-    dist = Distribution(plan.input_grid(model, comm), default_axes(None, 1 + len(options.input)))
-    x = random(dist, (options.batch, *options.input), device)
-    model = parallelize(model.to(device), plan, comm=comm)
-    optimizer = torch.optim.SGD(model.parameters(), 1e-6, momentum=0.9)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(x).pow(2).mean().backward()
-        optimizer.step()
-
-    return step
-
-
 # -- reporting --------------------------------------------------------------------------------------------------------
 
 
@@ -144,7 +94,7 @@ def _report(
     device: torch.device,
     plans: Mapping[int, Plans],
     scaling: Scaling,
-    measured: Mapping[str, Mapping[int, list[float]]],
+    times: Mapping[str, Mapping[int, list[float]]],
 ) -> None:
     predicted = scaling.curves
     what = f"{options.model}, {options.batch} samples of {' x '.join(map(str, options.input))}"
@@ -154,21 +104,21 @@ def _report(
             f"predicted for {options.machine}"
         )
     )
-    print(comparison.table_head(f"ms per step, {options.rounds} steps"))
+    print(report.comparison_head(f"ms per step, {options.rounds} steps"))
     rows = {
         name: {
             ranks: Comparison(
                 f"{ranks} rank{'s' * (ranks > 1)}, {name}{_grid(plans[ranks][name])}",
-                times,
+                seconds,
                 predicted[name][ranks].time,
             )
-            for ranks, times in found.items()
+            for ranks, seconds in found.items()
         }
-        for name, found in measured.items()
+        for name, found in times.items()
     }
     for ranks, variants in plans.items():
         for name in variants:
-            print(comparison.row(rows[name][ranks]))
+            print(report.comparison_row(rows[name][ranks]))
     _print_predictions(predicted)
     if scaling.profile_end is not None:
         print(
@@ -180,7 +130,7 @@ def _report(
     }
     report.give_json(figures, options.json)
     if options.plot is not None:
-        picture.draw_measured(options.plot, scaling, measured, what)
+        picture.draw_measured(options.plot, scaling, times, what)
         print(f"picture: {options.plot}")
 
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,8 +23,9 @@ import distconv as dc
 from distconv.communication.transport import counted
 from distconv.jobs.bench import report
 from distconv.jobs.bench.steps import torch_step
-from distconv.jobs.planning.options import wait_asleep
+from distconv.jobs.timing import CPU, idle, in_turns, medians, timed
 from distconv.jobs.training.options import grid_extents, positive
+from distconv.process.launchers import without_launcher
 from distconv.process.memory import allocator, caching_allocators
 
 
@@ -44,15 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     report.add_json_argument(parser)
 
 
-_OURS = ("PMI", "OMPI_", "PMIX", "MPI", "HYDRA", "MALLOC_", "MIMALLOC_", "THP_", "LD_PRELOAD")
-"""Variables of the launcher, which would make the reference process an MPI rank, and of the allocator."""
+_ALLOCATOR = ("MALLOC_", "MIMALLOC_", "THP_", "LD_PRELOAD")
+"""Variables of our allocator, which the reference process has not."""
 
 
 class _TorchChild:
     """Plain torch in a process of its own: runs steps when told to."""
 
     def __init__(self, threads: int, kind: str, options: argparse.Namespace, size: int) -> None:
-        env = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)}
+        env = {name: value for name, value in without_launcher().items() if not name.startswith(_ALLOCATOR)}
         env |= {"OMP_NUM_THREADS": str(threads)} | allocator.environment(kind)
         words = (options.layer, size, options.channels, options.layers, options.batch, threads)
         self._process = subprocess.Popen(
@@ -60,13 +60,13 @@ class _TorchChild:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True,
         )  # fmt: skip
 
-    def steps(self, count: int) -> list[float]:
-        """Seconds of each of ``count`` steps."""
+    def steps(self, count: int) -> float:
+        """Seconds of a step, the median of ``count``."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()
         times: list[float] = json.loads(self._process.stdout.readline())
-        return times
+        return statistics.median(times)
 
     def close(self) -> None:
         """End the child."""
@@ -81,23 +81,13 @@ def _kinds() -> list[tuple[str, str]]:
 
 def _distributed(
     comm: MPI.Intracomm, grid_axes: dict[str, int], options: argparse.Namespace, size: int
-) -> Callable[[int], list[float]]:
+) -> Callable[[int], float]:
+    """What takes steps over a grid, and gives the median of their seconds."""
     grid = dc.ProcessGrid(comm, **grid_axes)
     model, sample = torch_step.build(options.layer, size, options.channels, options.layers, options.batch)
     dc.parallelize(model, grid)
     x = dc.scatter(sample, grid)
-
-    def steps(count: int) -> list[float]:
-        times = []
-        for _ in range(count):
-            comm.Barrier()
-            start = time.perf_counter()
-            torch_step.step(model, x)
-            comm.Barrier()
-            times.append(time.perf_counter() - start)
-        return times
-
-    return steps
+    return lambda count: statistics.median(timed(comm, CPU, lambda: torch_step.step(model, x)) for _ in range(count))
 
 
 def _measure(
@@ -105,32 +95,23 @@ def _measure(
 ) -> tuple[dict[str, list[float]], dict[str, int]]:
     """Seconds per step of every variant, and the bytes of messages and sums in one; meaningful on rank 0."""
     alone = world.rank == 0
-    axes = options.grid or {"h": world.size}
     threads = torch.get_num_threads()
     total = threads * world.size
-    together = _distributed(world, axes, options, size)
+    together = _distributed(world, options.grid or {"h": world.size}, options, size)
     with counted() as traffic:
         together(1)
     counts = {"messages": sum(traffic.sent.values()), "sums": sum(traffic.reduced.values())}
     moved = {name: world.allreduce(count) for name, count in counts.items()}
-    single = _distributed(MPI.COMM_SELF, {}, options, size) if alone else None
-    children = (
-        {f"torch, {total} threads, {name}": _TorchChild(total, kind, options, size) for name, kind in _kinds()}
-        | {f"torch, {threads} thread(s), {allocator.kind}": _TorchChild(threads, allocator.kind, options, size)}
-        if alone
-        else {}
-    )
-    times: dict[str, list[float]] = {}
-    for turn in range(options.rounds + 1):
-        found = {f"distconv, {world.size} ranks x {threads} thread(s)": together(options.steps)}
-        if single is not None:
-            found[f"distconv, 1 rank x {threads} thread(s)"] = single(options.steps)
-        for name, child in children.items():
-            found[name] = child.steps(options.steps)
-        wait_asleep(world)
-        if turn:  # the first turn warms up
-            for name, values in found.items():
-                times.setdefault(name, []).append(statistics.median(values))
+    processes = {f"torch, {total} threads, {name}": (total, kind) for name, kind in _kinds()}
+    processes[f"torch, {threads} thread(s), {allocator.kind}"] = threads, allocator.kind
+    children = {name: _TorchChild(*words, options, size) for name, words in processes.items() if alone}
+    steps = {
+        f"distconv, {world.size} ranks x {threads} thread(s)": together,
+        f"distconv, 1 rank x {threads} thread(s)": _distributed(MPI.COMM_SELF, {}, options, size) if alone else None,
+        **{name: children[name].steps if alone else None for name in processes},
+    }
+    variants = {name: partial(take, options.steps) if take else idle for name, take in steps.items()}
+    times = in_turns(world, variants, options.rounds, asleep=True)
     for child in children.values():
         child.close()
     return times, moved
@@ -139,7 +120,7 @@ def _measure(
 def run(options: argparse.Namespace) -> int:
     """Measure and print."""
     world = MPI.COMM_WORLD
-    medians: dict[str, Any] = {}
+    median: dict[str, Any] = {}
     bytes_moved: dict[str, Any] = {}
     if world.rank == 0:
         print(
@@ -152,20 +133,18 @@ def run(options: argparse.Namespace) -> int:
         times, moved = _measure(world, options, size)
         if world.rank == 0:
             bytes_moved[str(size)] = moved
-            medians[str(size)] = {name: statistics.median(values) for name, values in times.items()}
+            median[str(size)] = medians(times)
             _print(size, times)
             print(f"all ranks hand {moved['messages']:,} bytes to messages in a step, {moved['sums']:,} to sums")
     if world.rank == 0:
-        report.give_json({"median_s": medians, "moved_bytes": bytes_moved}, options.json)
+        report.give_json({"median_s": median, "moved_bytes": bytes_moved}, options.json)
     return 0
 
 
 def _print(size: int, times: dict[str, list[float]]) -> None:
     (ranks, one, *torchs, one_thread) = times
     fastest = min((*torchs, one_thread), key=lambda name: statistics.median(times[name]))
-    print(f"\n{size} x {size}\n{report.table_head(ratio='to ' + fastest)}")
-    for name, values in times.items():
-        print(report.row(name, values, statistics.median(times[fastest])))
+    print(f"\n{size} x {size}\n{report.table(times, fastest)}")
     for a, b in ((ranks, fastest), (ranks, torchs[0]), (one, one_thread)):
         pairs = [x / y for x, y in zip(times[a], times[b], strict=True)]
         print(

@@ -12,8 +12,8 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from distconv.jobs.bench.layers.paper_layers import PaperLayer, predicted
 from distconv.jobs.papers.dryden.published import PrintedRatio
+from distconv.jobs.planning.single_layers import PaperLayer, predicted
 from distconv.perfmodel.machine.machine import Machine
 from distconv.plan import written
 

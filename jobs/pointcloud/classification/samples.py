@@ -11,13 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from mpi4py import MPI
-from numpy.typing import NDArray
 
 from distconv.communication.agreement import together
-from distconv.data.loader import Batch
+from distconv.data.loader import Batch, Epochs
 from distconv.errors import DataError
 from distconv.jobs.pointcloud.batches import Recipe, VoxelBatch, voxel_batch
 from distconv.jobs.pointcloud.clouds import Cloud, Clouds
@@ -27,9 +25,6 @@ from distconv.layers.sparse import SparseTensor
 
 SHAPES, SHAPE_POINTS = {"train": 1000, "test": 200}, 2048
 """Embedded shapes of each group, and their points."""
-
-_ORDER = 0
-"""A stream of random numbers that no other must repeat."""
 
 
 class Kept:
@@ -73,16 +68,18 @@ class CloudSamples:
         if self._file is not None:
             self._file.check_unchanged()
 
+    def place(self, group: str) -> object:
+        """The file or folder."""
+        return self.name
+
     def close(self) -> None:
         """Close the file, if there is one, on this rank."""
         if self._file is not None:
             self._file.close()
 
 
-class VoxelLoader:
+class VoxelLoader(Epochs):
     """Batches of ``batch`` clouds of a group: what ``placed`` makes of the whole sparse tensor, and all labels.
-
-    The last batch of an epoch may be smaller, or is dropped.
 
     Raises
     ------
@@ -100,33 +97,17 @@ class VoxelLoader:
         recipe: Recipe,
         dtype: torch.dtype,
         device: str = "cpu",
-        shuffle: bool = False,
-        drop_last: bool = False,
+        **order: bool,
     ) -> None:
-        self._source, self._clouds, self.batch, self._placed = samples, samples.groups[group], batch, placed
+        self._source, self._clouds, self._placed = samples, samples.groups[group], placed
+        of = (samples.name, f"clouds of {group!r}")
+        super().__init__(len(self._clouds.labels), batch, of, seed=recipe.seed, **order)
         self.recipe, self.dtype, self.device = recipe, dtype, device
-        self.shuffle, self.drop_last = shuffle, drop_last
-        self.samples = len(self._clouds.labels)
         self.points = min(recipe.points, self._clouds.points)
-        if not self.steps:
-            raise DataError(
-                f"{samples.name}: no batch of {batch} can be made of the {self.samples} clouds of {group!r}"
-            )
         if not round(recipe.keep * self.points):
             raise DataError(
                 f"--keep {recipe.keep:g} of {self.points} points is none; keep more, or draw more with --points"
             )
-
-    @property
-    def steps(self) -> int:
-        """Batches per epoch."""
-        return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
-
-    def order(self, epoch: int) -> NDArray[np.int64]:
-        """The clouds in the order of this epoch."""
-        if not self.shuffle:
-            return np.arange(self.samples)
-        return np.random.default_rng((self.recipe.seed, _ORDER, epoch)).permutation(self.samples)
 
     def epoch(self, number: int, start: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from step ``start`` on. Collective, as is each batch.
@@ -137,9 +118,7 @@ class VoxelLoader:
             On all ranks, if the file has changed, or any rank cannot read a cloud of a batch.
         """
         self._source.check_unchanged()
-        order = self.order(number)
-        for step in range(start, self.steps):
-            samples = tuple(map(int, order[step * self.batch : (step + 1) * self.batch]))
+        for samples in self.batches(number, start):
             made = together(
                 self._source.comm, partial(voxel_batch, self._clouds, samples, self.recipe, number), DataError
             )

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from distconv.data.loader import Batch
 from distconv.errors import PlanError
 from distconv.grid import ProcessGrid
-from distconv.jobs import progress
 from distconv.jobs.pointcloud.batches import Recipe
 from distconv.jobs.training import training
+from distconv.jobs.training.classifier import Classifier
 from distconv.jobs.training.pipeline_options import Pipelining
 from distconv.jobs.training.pipeline_training import PipelineTrainer as AnyPipelineTrainer
-from distconv.jobs.training.score import Score, score
 from distconv.layers.models.sparse import sparse_resnet, sparse_vgg16_bn
 from distconv.layers.sparse import SparseTensor, scatter
 from distconv.layers.sparse.stages import as_stages, packed
-from distconv.placement import gather
 
 from .samples import CloudSamples, VoxelLoader
 from .stage_cuts import balanced_cuts
@@ -50,51 +44,35 @@ class Settings(training.Settings):
     """The share of them that is kept in training: point dropout."""
 
 
-class Classifier(training.Training):
+class _Clouds(Classifier):
     """A sparse classifier in training on clouds, however the ranks share the work."""
 
     settings: Settings
     samples: CloudSamples
     loader: VoxelLoader
 
-    @abstractmethod
-    def predictions(self, group: str) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Batches of ``train`` or ``test`` in order, with all their logits (N, classes) on every rank. Collective."""
+    def batches_of(self, group: str) -> VoxelLoader:
+        """Batches of ``train`` or ``test`` in order, without point dropout."""
+        return _loader(self.settings, self.samples, group, self._placed, **self.settings.evaluating(self.device))
 
-    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Mean cross entropy of logits (N, classes)."""
-        return F.cross_entropy(outputs, labels)
-
-    def evaluate(self, group: str) -> Score:
-        """Loss and accuracy on the clouds of ``train`` or ``test``, without point dropout. Collective."""
-        clouds = len(self.samples.groups[group].labels)
-        with progress.bar(rank=self.comm.rank, total=clouds, unit="cloud", desc=f"evaluating {group}") as bar:
-
-            def predicted() -> Iterator[tuple[Sequence[int], torch.Tensor, torch.Tensor]]:
-                for batch, logits in self.predictions(group):
-                    yield batch.samples, batch.tensors[1].cpu(), logits
-                    bar.update(len(batch.samples))
-
-            return score(self.samples.name, group, predicted())
+    def _placed(self, x: SparseTensor) -> Any:
+        """Where the network is evaluated."""
+        return x
 
 
-class Trainer(Classifier, training.Trainer):
+class Trainer(_Clouds, training.Trainer):
     """A sparse classifier in training over a grid that splits samples (n) and space (d, h, w)."""
 
     def __init__(self, settings: Settings, samples: CloudSamples, grid: ProcessGrid, device: str = "cpu") -> None:
         super().__init__(settings, network(settings, samples), grid, samples.comm, device)
-        self.samples, self._scattered = samples, partial(scatter, grid=grid)
-        self.loader = _training_loader(settings, samples, device, self._scattered)
+        self.samples = samples
+        self.loader = _training_loader(settings, samples, device, self._placed)
 
-    @torch.no_grad()
-    def predictions(self, group: str) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Batches of ``train`` or ``test`` in order, with all their logits (N, classes) on every rank. Collective."""
-        self.model.eval()
-        for batch in _loader(self.settings, self.samples, group, self.device, placed=self._scattered).epoch(0):
-            yield batch, gather(self.model(batch.tensors[0])).cpu()
+    def _placed(self, x: SparseTensor) -> Any:
+        return scatter(x, grid=self.grid)
 
 
-class PipelineTrainer(Classifier, AnyPipelineTrainer):
+class PipelineTrainer(_Clouds, AnyPipelineTrainer):
     """A sparse classifier in training as a pipeline.
 
     Raises
@@ -119,25 +97,24 @@ class PipelineTrainer(Classifier, AnyPipelineTrainer):
         )
         self.samples, self.loader = samples, loader
 
-    def predictions(self, group: str) -> Iterator[tuple[Batch, torch.Tensor]]:
-        """Batches of ``train`` or ``test`` in order, with all their logits (N, classes) on every rank. Collective."""
-        loader = _loader(self.settings, self.samples, group, self.device, placed=lambda x: x)
-        return self.outputs(loader.epoch(0), lambda batch: self.model(batch.tensors[0]))
-
 
 def _training_loader(
     settings: Settings, samples: CloudSamples, device: str, placed: Callable[[SparseTensor], Any]
 ) -> VoxelLoader:
-    more = {"keep": settings.keep, "shuffle": True, "drop_last": settings.drop_last}
-    return _loader(settings, samples, "train", device, placed=placed, **more)
+    return _loader(settings, samples, "train", placed, keep=settings.keep, **settings.loading(device))
 
 
 def _loader(
-    settings: Settings, samples: CloudSamples, group: str, device: str, *, keep: float = 1.0, **more: Any
+    settings: Settings,
+    samples: CloudSamples,
+    group: str,
+    placed: Callable[[SparseTensor], Any],
+    *,
+    keep: float = 1.0,
+    **options: Any,
 ) -> VoxelLoader:
     recipe = Recipe(settings.resolution, settings.points, keep, seed=settings.seed)
-    dtype = training.dtype_of(settings)
-    return VoxelLoader(samples, group, settings.batch, recipe=recipe, dtype=dtype, device=device, **more)
+    return VoxelLoader(samples, group, settings.batch, placed=placed, recipe=recipe, **options)
 
 
 def network(settings: Settings, samples: CloudSamples) -> torch.nn.Module:

@@ -15,9 +15,9 @@ import pytest
 
 from distconv import cli
 from distconv.errors import DataError
-from distconv.jobs.commands import train_classify
 from distconv.jobs.images.classification import Trainer
 from distconv.jobs.training import training
+from distconv.jobs.training.picture import Picture
 from distconv.jobs.training.report import Metrics
 from distconv.jobs.training.run import CHECKPOINTS, prepare, take_steps
 from distconv.process.stop_requests import EXIT_CODE
@@ -100,7 +100,7 @@ def test_nothing_in_the_folder_of_a_run_leads_elsewhere(comm: Any, shared_tmp_pa
 def test_a_finished_run_goes_on_to_more_epochs(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(train_classify, "draw", lambda *_: None)
+    monkeypatch.setattr(Picture, "draw", lambda *_: None)
     # A rate that does not depend on the number of steps: then the longer run is that which was never interrupted.
     monkeypatch.setattr(training, "learning_rate", lambda step, steps, peak, warm_up: peak / (1 + step))
     data = written(comm, shared_tmp_path)
@@ -219,7 +219,7 @@ def test_replicas_are_compared_as_often_as_asked(comm: Any, shared_tmp_path: Pat
 def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(train_classify, "draw", lambda *_: None)
+    monkeypatch.setattr(Picture, "draw", lambda *_: None)
     data = written(comm, shared_tmp_path)
     words = command(comm, data, "--epochs", "2", "--checkpoint-every", "2")
     assert cli.main(words) == 0
@@ -294,7 +294,7 @@ def test_a_signal_in_the_last_step_stops_nothing(comm: Any, shared_tmp_path: Pat
 def test_what_goes_on_after_a_signal_takes_the_steps_of_an_undisturbed_run(
     comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_classify, "draw", lambda *_: None)
+    monkeypatch.setattr(Picture, "draw", lambda *_: None)
     data = written(comm, shared_tmp_path)
     assert cli.main(command(comm, data, "--epochs", "2")) == 0
     comm.Barrier()

@@ -10,8 +10,8 @@ import pytest
 
 from distconv import cli
 from distconv.errors import DistconvError
+from distconv.jobs.bench.child_processes import Peak
 from distconv.jobs.bench.layers import pointcloud
-from distconv.jobs.bench.steps.memory import Peak
 
 OPTIONS = argparse.Namespace(model="resnet", width=2, batch=2)
 SMALL = ["bench", "pointcloud", "--model", "resnet", "--width", "2", "--batch", "2", "--rounds", "1"]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from distconv import cli
+from distconv.jobs.bench.child_processes import Peak
 from distconv.jobs.bench.layers import sparse
-from distconv.jobs.bench.steps.memory import Peak
 from tests.jobs.bench.command import outcome
 
 

@@ -10,8 +10,8 @@ from mpi4py import MPI
 
 from distconv.distribution import Distribution, default_axes
 from distconv.grid import ProcessGrid
-from distconv.jobs.bench.comparison import random
 from distconv.jobs.bench.steps import model_options
+from distconv.jobs.planning.measured_steps import random
 
 
 def options(*words: str, own: bool = True) -> argparse.Namespace:

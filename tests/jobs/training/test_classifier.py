@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from distconv.jobs.training.outcome import majority_vote
+from distconv.jobs.training.classifier import majority_vote
 
 
 def test_a_majority_vote_answers_what_is_most_frequent_in_training() -> None:

@@ -1,0 +1,71 @@
+"""Runs in processes of their own, which are no part of this job, and the memory that they take."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from distconv.errors import DistconvError
+from distconv.process.launchers import without_launcher
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Memory of one process in bytes."""
+
+    before: int
+    """Resident at most before the model was built: the interpreter and its libraries."""
+    peak: int
+    step_s: float
+
+    @property
+    def used(self) -> int:
+        """What the model took: weights, gradients, activations, buffers of the operators and of MPI."""
+        return self.peak - self.before
+
+
+def in_new_process(words: Sequence[str]) -> Peak:
+    """What ``distconv bench`` with these words prints, in a new process that is no part of this job.
+
+    Raises
+    ------
+    DistconvError
+        If that fails.
+    """
+    environment = {"OMP_NUM_THREADS": str(torch.get_num_threads()), **without_launcher()}
+    command = [sys.executable, "-m", "distconv", "bench", *words]
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if finished.returncode:
+        last = finished.stderr.strip().splitlines()[-1:] or ["no message"]
+        raise DistconvError(f"the run on one rank ended with code {finished.returncode}: {last[0]}")
+    return Peak(**json.loads(finished.stdout.splitlines()[-1]))
+
+
+def first_step(make: Callable[[], Callable[[], object]]) -> Peak:
+    """Memory and time of the first step of what ``make`` returns, with what that made for it."""
+    _peak_bytes_since_last()
+    before = _peak_bytes_since_last()  # what is resident
+    step = make()
+    _peak_bytes_since_last()
+    start = time.perf_counter()
+    step()
+    return Peak(before, _peak_bytes_since_last(), time.perf_counter() - start)
+
+
+def _peak_bytes_since_last() -> int:
+    """Most memory that this process had resident since the last call.
+
+    Imports, and making a surface, take more than a small step; the peak of ``getrusage`` is the parent's besides.
+    """
+    status = Path("/proc/self/status").read_text()
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew at what is resident now
+    return 1024 * int(status.split("VmHWM:")[1].split()[0])

@@ -1,0 +1,74 @@
+"""Training steps on random samples, timed: what predictions are compared with."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from mpi4py import MPI
+
+from distconv.distribution import Distribution, default_axes
+from distconv.jobs.timing import clocked, in_turns
+from distconv.jobs.training.model_factory import build_model
+from distconv.parallel import parallelize
+from distconv.plan import Plan
+from distconv.tensor import DistTensor
+
+from .options import on_first_ranks
+
+WARM_UP = 2
+
+
+def random(dist: Distribution, shape: Sequence[int], device: torch.device) -> DistTensor:
+    """Random numbers of a global ``shape``, of which each rank makes its own block."""
+    return DistTensor(torch.randn(dist.local_shape(shape), device=device), dist, shape)
+
+
+def training_step(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], None]:
+    """What takes a step: forward, mean-square loss, backward, SGD with momentum."""
+    optimizer = torch.optim.SGD(model.parameters(), 1e-6, momentum=0.9)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def measured(
+    options: argparse.Namespace, comm: MPI.Intracomm, ranks: int, plans: Mapping[str, Plan], device: torch.device
+) -> dict[str, list[float]]:
+    """Seconds of ``options.rounds`` steps of each plan on the first ``ranks`` ranks. Collective.
+
+    The other options are those of :func:`distconv.jobs.planning.options.add_network_arguments`.
+    """
+    working = MPI.Intracomm(comm.Split(int(comm.rank >= ranks)))
+
+    def measure() -> dict[str, list[float]]:
+        steps = {name: _planned_step(options, working, plan, device) for name, plan in plans.items()}
+        variants = clocked(steps, device)
+
+        def second(name: str) -> float:
+            variants[name]()  # the plan before has filled the caches
+            working.Barrier()
+            return variants[name]()
+
+        return in_turns(working, {name: partial(second, name) for name in steps}, options.rounds, warm_up=WARM_UP)
+
+    found = on_first_ranks(comm, ranks, measure)
+    working.Free()
+    return found
+
+
+def _planned_step(
+    options: argparse.Namespace, comm: MPI.Intracomm, plan: Plan, device: torch.device
+) -> Callable[[], None]:
+    """A training step of the options as ``plan`` says, on random samples. Collective over ``comm``."""
+    channels = options.input[0]
+    model = build_model(options.model, comm, seed=0, in_channels=channels, classes=options.classes, width=options.width)
+    dist = Distribution(plan.input_grid(model, comm), default_axes(None, 1 + len(options.input)))
+    x = random(dist, (options.batch, *options.input), device)
+    return training_step(parallelize(model.to(device), plan, comm=comm), x)

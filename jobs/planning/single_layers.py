@@ -1,0 +1,65 @@
+"""Single convolutions of the paper, and what the performance model says of them over a grid.
+
+Source: Dryden et al. 2019, VI-A, Figures 2 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from distconv.perfmodel.cost.assumptions import Settings
+from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.operation_cost import Costs
+from distconv.perfmodel.graph.graph import Operation
+from distconv.perfmodel.graph.tracing import trace
+from distconv.perfmodel.machine.machine import Machine
+
+
+@dataclass(frozen=True)
+class PaperLayer:
+    """A convolution without bias of ``extent`` x ``extent`` inputs, padded by half its kernel."""
+
+    channels: int
+    extent: int
+    filters: int
+    kernel: int
+    stride: int = 1
+
+    def build(self) -> torch.nn.Conv2d:
+        """The layer, its weights from a seed."""
+        torch.manual_seed(0)
+        return torch.nn.Conv2d(
+            self.channels, self.filters, self.kernel, self.stride, padding=self.kernel // 2, bias=False
+        )
+
+    def input_shape(self, batch: int) -> tuple[int, int, int, int]:
+        """N, C, H, W."""
+        return batch, self.channels, self.extent, self.extent
+
+
+LAYERS = {
+    "conv1": PaperLayer(3, 224, 64, 7, stride=2),
+    "res3b_branch2a": PaperLayer(512, 28, 128, 1),
+    # Of our mesh2k (distconv.layers.models.mesh): its first convolution, and the first of its sixth block.
+    "mesh_conv1_1": PaperLayer(18, 2048, 128, 3, stride=2),
+    "mesh_conv6_1": PaperLayer(128, 64, 128, 3, stride=2),
+}
+"""The layers of Figures 2 and 3 by name."""
+
+PHASES = ("FP", "BP")
+
+
+def operation(layer: PaperLayer, batch: int) -> Operation:
+    """The layer as it is within a network, where its input has a gradient."""
+    (op,) = trace(torch.nn.Sequential(layer.build()), layer.input_shape(batch)).operations
+    return replace(op, inputs=(replace(op.x, requires_grad=True),))
+
+
+def predicted(layer: PaperLayer, batch: int, axes: Mapping[str, int], ranks: int, machine: Machine) -> dict[str, float]:
+    """Seconds of FP and of BP, exchanges included as far as computation does not hide them, without the allreduce."""
+    op = operation(layer, batch)
+    cost = Costs(machine, ranks, Settings()).operation(op, Parts.of(axes, ranks, machine.ranks_per_node))
+    return dict(zip(PHASES, (cost.forward, cost.backward), strict=True))

@@ -1,0 +1,24 @@
+"""Steps on random samples, and their times. (Steps by plans are timed with ``distconv bench scaling``.)"""
+
+from __future__ import annotations
+
+import torch
+
+from distconv.distribution import Distribution
+from distconv.jobs.planning.measured_steps import random, training_step
+from distconv.jobs.timing import CPU
+from tests.distconv.layouts import grid_over
+
+
+def test_each_rank_draws_its_own_block(comm) -> None:
+    found = random(Distribution(grid_over(comm, h=comm.size), (None, "h")), (2, 9), CPU)
+    assert found.shape == (2, 9)
+    assert sum(comm.allgather(found.local.shape[1])) == 9
+
+
+def test_a_step_goes_down_the_mean_square() -> None:
+    model = torch.nn.Linear(2, 1, bias=False).double()
+    x, before = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64), model.weight.detach().clone()
+    training_step(model, x)()
+    gradient = 2 * (x @ before.T).T @ x / 2
+    torch.testing.assert_close(model.weight.detach(), before - 1e-6 * gradient, rtol=1e-14, atol=1e-14)

@@ -1,0 +1,29 @@
+"""Single layers of the paper, and predictions for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distconv.jobs.planning.single_layers import LAYERS, predicted
+from distconv.layers.models import MODELS
+from distconv.perfmodel.machine.machine import Machine
+from tests.jobs.planning import planned_files
+
+
+def test_predictions_are_those_of_the_machine(tmp_path: Path) -> None:
+    planned_files.write(tmp_path)
+    one_gflops = Machine.load(tmp_path / "tiny.yaml")
+    flops = 2 * 4 * 28 * 28 * 512 * 128
+    alone = predicted(LAYERS["res3b_branch2a"], 4, {}, 1, one_gflops)
+    assert alone == {"FP": pytest.approx(flops / 1e9, rel=1e-6), "BP": pytest.approx(2 * flops / 1e9, rel=1e-6)}
+    split = predicted(LAYERS["res3b_branch2a"], 4, {"h": 4}, 4, one_gflops)
+    assert split["FP"] == pytest.approx(alone["FP"] / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize(("name", "block"), [("mesh_conv1_1", 0), ("mesh_conv6_1", 5)])
+def test_mesh_layers_are_those_of_our_model(name: str, block: int) -> None:
+    layer, ours = LAYERS[name].build(), MODELS["mesh2k"]().get_submodule(f"blocks.{block}.0")
+    assert str(layer) == str(ours)
+    assert LAYERS[name].extent == MODELS["mesh2k"].sample[1] // 2**block
