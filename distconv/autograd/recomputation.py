@@ -202,6 +202,7 @@ class _Again(checkpoint._recomputation_hook):
         self._marks: list[_Mark] = []
 
     def __enter__(self) -> None:
+        _check_inputs(self.frame())
         self.record.agree()
         self._first_step, self._marks = _Steps.count, [*self.record.marks]
         active.append(self)
@@ -225,6 +226,28 @@ class _Again(checkpoint._recomputation_hook):
             self.pack_hook(_NOTHING)
 
 
+def _keeping_versions(save: Callable[..., None]) -> Callable[..., None]:
+    """Torch's frame of a block keeps its inputs, but sees no change in place of their blocks."""
+
+    def call(frame: Any, *inputs: Any) -> None:
+        blocks = (each._local for each in inputs if hasattr(each, "_local"))
+        frame.versions = [(block.detach(), block._version) for block in blocks if not block.is_inference()]
+        save(frame, *inputs)
+
+    return call
+
+
+def _check_inputs(frame: Any) -> None:
+    """Raise torch's RuntimeError if an input of a block has been changed in place since it was computed first."""
+    for block, version in getattr(frame, "versions", ()):
+        if block._version != version:
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: an "
+                f"input of a block of torch.utils.checkpoint is at version {block._version}; expected version "
+                f"{version} instead"
+            )
+
+
 def _whole(dispatch: Callable[..., Any]) -> Callable[..., Any]:
     def call(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if active and active[-1].record.world is not None:
@@ -237,5 +260,8 @@ def _whole(dispatch: Callable[..., Any]) -> Callable[..., Any]:
 _AGAIN = "what is computed again must send what was sent, on all ranks"
 patches.replace(checkpoint, "_checkpoint_hook", _Block, _AGAIN)
 patches.replace(checkpoint, "_recomputation_hook", _Again, _AGAIN)
+if hasattr(checkpoint._CheckpointFrame, "save_inputs"):  # not in older torches, which do not look
+    _save = checkpoint._CheckpointFrame.save_inputs
+    patches.replace(checkpoint._CheckpointFrame, "save_inputs", _keeping_versions(_save), _AGAIN)
 for _mode in (checkpoint._CachingTorchDispatchMode, checkpoint._CachedTorchDispatchMode):
     patches.replace(_mode, "__torch_dispatch__", _whole(_mode.__torch_dispatch__), _AGAIN)

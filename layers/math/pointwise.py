@@ -31,22 +31,28 @@ from distconv.tensor import DistTensor
 _POINTWISE = """
 abs absolute neg negative positive exp exp2 expm1 log log2 log10 log1p sqrt rsqrt square reciprocal sign sgn sin cos tan
 asin acos atan sinh cosh tanh asinh acosh atanh arcsin arccos arctan arcsinh arccosh arctanh sigmoid logit erf erfc
-erfinv relu ceil floor round trunc fix frac deg2rad rad2deg lgamma digamma polygamma i0 conj_physical angle
+relu ceil floor round trunc fix frac deg2rad rad2deg conj_physical angle
 isnan isinf isfinite isposinf isneginf isreal signbit nan_to_num logical_not bitwise_not
 clamp clip clamp_min clamp_max
 add sub subtract mul multiply div divide true_divide floor_divide remainder fmod pow float_power atan2 arctan2 hypot
 maximum minimum fmax fmin lerp addcmul addcdiv rsub xlogy copysign nextafter ldexp logaddexp logaddexp2 heaviside
-gcd lcm igamma igammac bitwise_left_shift bitwise_right_shift
+gcd lcm bitwise_left_shift bitwise_right_shift
 eq ne lt le gt ge not_equal less less_equal greater greater_equal isclose
 logical_and logical_or logical_xor bitwise_and bitwise_or bitwise_xor masked_fill sinc
 threshold hardtanh relu6 elu selu celu leaky_relu gelu silu mish softplus hardsigmoid hardswish softsign
 tanhshrink hardshrink softshrink logsigmoid
-entr erfcx expit gammaln i0e i1 i1e log_ndtr ndtr ndtri psi xlog1py zeta gammainc gammaincc
+expit
 __add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ __rmod__
 __pow__ __rpow__ __neg__ __pos__ __abs__ __invert__ __and__ __or__ __xor__ __rand__ __ror__ __rxor__
 __lshift__ __rshift__ __rlshift__ __rrshift__ __div__
 __eq__ __ne__ __lt__ __le__ __gt__ __ge__
 """.split()
+
+_SPECIAL = """
+lgamma digamma polygamma i0 igamma igammac entr erfcx gammaln i0e i1 i1e log_ndtr
+ndtr ndtri psi xlog1py zeta gammainc gammaincc erfinv
+""".split()
+"""Elementwise as well, but what they cost is arithmetic."""
 
 _IN_PLACE = """
 __iadd__ __isub__ __imul__ __itruediv__ __ifloordiv__ __imod__ __ipow__ __iand__ __ior__ __ixor__ __ilshift__
@@ -183,12 +189,16 @@ def alias(function: Callable[..., Any], input: DistTensor) -> DistTensor:
 
 def _register() -> None:
     holders = (torch.Tensor, torch, F, torch.special)
-    groups = ((_POINTWISE, pointwise, Kind.VALUES), (_UNARY, unary, Kind.VALUES), (_ALIASES, alias, Kind.VIEW))
-    for names, rule, kind in groups:
+    for names, rule, more in (
+        (_POINTWISE, pointwise, {}),
+        (_SPECIAL, pointwise, {"passes": None}),
+        (_UNARY, unary, {}),
+        (_ALIASES, alias, {"kind": Kind.VIEW}),
+    ):
         for function in {getattr(h, n) for n in names for h in holders if hasattr(h, n)}:
-            implements(function, kind=kind, tensors=None)(partial(rule, function))
+            implements(function, tensors=None, **more)(partial(rule, function))
     implements(torch.Tensor.where, tensors=None)(partial(pointwise, torch.Tensor.where))
-    twins = [n + "_" for n in _POINTWISE if not n.startswith("__")]
+    twins = [n + "_" for n in _POINTWISE + _SPECIAL if not n.startswith("__")]
     for name in twins + _IN_PLACE:
         for function in {getattr(h, name) for h in holders if hasattr(h, name)}:
             implements(function, tensors=None)(partial(in_place, function))

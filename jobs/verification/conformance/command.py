@@ -38,7 +38,7 @@ SAMPLES = (FAMILY, DTENSOR)
 EXAMPLES = """\
 examples:
   mpiexec -n 4 distconv verify conformance
-  mpiexec -n 4 distconv verify conformance --family convolution pooling --json found.json
+  mpiexec -n 4 distconv verify conformance --family convolution windows --json found.json
   mpiexec -n 3 distconv verify conformance --operator max_pool2d
   distconv verify conformance --family torch-samples --ranks 2,3,4 --json found.json
   distconv verify conformance --family torch-samples dtensor --ranks 2 --samples 4 --page docs/evidence/torch-samples.md
