@@ -9,7 +9,7 @@ import distconv as dc
 from distconv.jobs.sequence import samples
 from distconv.jobs.sequence.mfcc import Recipe
 from distconv.jobs.sequence.samples import SequenceSamples
-from distconv.jobs.sequence.trainer import Classifier, Settings, Trainer
+from distconv.jobs.sequence.trainer import Network, Settings, Trainer
 from distconv.layers.recurrent import ScanGRU
 from tests.distconv.layouts import grid_over, grids, raises_everywhere
 
@@ -56,7 +56,7 @@ def test_an_axis_that_cuts_nothing_is_refused(comm):
 def test_an_answer_is_the_state_behind_the_last_step_of_each_sequence():
     """As torch's own layer has it that sees one sequence at a time, without what pads it and without the mark."""
     torch.manual_seed(0)
-    network, plain = Classifier(ScanGRU(2, 5, batch_first=True), 3).double(), torch.nn.GRU(2, 5, batch_first=True)
+    network, plain = Network(ScanGRU(2, 5, batch_first=True), 3).double(), torch.nn.GRU(2, 5, batch_first=True)
     plain.double().load_state_dict(network.recurrent.state_dict())
     lengths, x = (4, 1, 6), torch.randn(3, 6, 3, dtype=torch.float64)
     x[..., 2] = 0
