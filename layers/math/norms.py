@@ -109,6 +109,13 @@ def linalg_norm(
     return vector_norm(A, 2.0 if ord in (None, "fro") else float(ord), dim, keepdim, dtype=dtype)
 
 
+@implements(F.normalize)
+def normalize(input: DistTensor, p: float = 2.0, dim: Dims = 1, eps: float = 1e-12, out: None = None) -> torch.Tensor:
+    """``F.normalize``; torch's own body expands the norms before it divides, and so would gather a split ``dim``."""
+    _no_out(out)
+    return input.div(norm(input, p, dim, keepdim=True).clamp_min(eps))
+
+
 @implements(F.cosine_similarity, torch.cosine_similarity, tensors="x1 x2")
 def cosine_similarity(x1: torch.Tensor, x2: torch.Tensor, dim: int = 1, eps: float = 1e-8) -> torch.Tensor:
     """``F.cosine_similarity``."""

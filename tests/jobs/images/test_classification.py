@@ -168,7 +168,8 @@ def test_an_accuracy_is_a_share_of_the_samples() -> None:
 def test_images_come_in_another_order_in_each_epoch_of_a_training(tmp_path: Path) -> None:
     image_files.write_mnist(tmp_path)
     trainer = Trainer(Settings(batch=40), ImageSamples(tmp_path, MPI.COMM_SELF), dc.ProcessGrid(MPI.COMM_SELF))
-    (first,), (second,), (tested,) = trainer.loader.epoch(0), trainer.loader.epoch(1), trainer._batches_of("test")
+    (first,), (second,) = trainer.loader.epoch(0), trainer.loader.epoch(1)
+    (tested,) = trainer.batches_of("test").epoch(0)
     assert sorted(first.samples) == sorted(second.samples) == list(range(40))
     assert len({first.samples, second.samples, tuple(range(40))}) == 3
     assert tested.samples == tuple(range(21))
