@@ -156,7 +156,7 @@ def called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
 
     What torch itself writes in Python out of other functions has their rules.
     """
-    body = own_body(function) if function not in _RULES else None
+    body = None if function in _RULES else own_body(function)
     if body is not None:
         return body(*args, **kwargs)
     try:
@@ -170,7 +170,6 @@ _IN_PYTHON = frozenset(("torch.nn.functional", "torch.functional"))
 _ASKS_FOR_OVERRIDES = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
-@lru_cache(maxsize=1024)
 def own_body(function: Callable[..., Any]) -> Operator | None:
     """A function of torch's that is written in Python, asking no tensor for an operator of its own.
 
@@ -179,6 +178,11 @@ def own_body(function: Callable[..., Any]) -> Operator | None:
     """
     if not isinstance(function, FunctionType) or function.__module__ not in _IN_PYTHON:
         return None
+    return _unasking(function)
+
+
+@lru_cache(maxsize=256)
+def _unasking(function: FunctionType) -> Operator | None:
     if not set(_ASKS_FOR_OVERRIDES).intersection(function.__code__.co_names):
         return None
     answers = dict.fromkeys(_ASKS_FOR_OVERRIDES, lambda *tensors: False)

@@ -253,9 +253,14 @@ def test_a_block_is_computed_again_with_what_its_weight_has_become_as_in_one_pro
 
 @pytest.mark.ranks(1, 2, 3)
 def test_an_input_that_is_changed_in_place_before_a_block_is_computed_again_is_refused(comm):
-    """As torch does: the gradient would be that of another input."""
-    for x in (normal(2, 3, 7, 5), dc.scatter(normal(2, 3, 7, 5), grid_over(comm, h=comm.size))):
-        call = functools.partial(
-            gradients_through_a_block, x.requires_grad_(), normal(3, 3, 3, 3).requires_grad_(), lambda h, w: h.add_(1)
-        )
-        raises_everywhere(comm, RuntimeError, "modified by an inplace operation", call, same_text=False)
+    """As torch does: the gradient would be that of another input. Also where it is other ranks' rows alone."""
+
+    def first_row(hidden, weight):
+        hidden[:, :, :1] = 0
+
+    for rows in (7, 2):
+        for change in (lambda h, w: h.add_(1), first_row):
+            for x in (normal(2, 3, rows, 5), dc.scatter(normal(2, 3, rows, 5), grid_over(comm, h=comm.size))):
+                weight = normal(3, 3, 3, 3).requires_grad_()
+                call = functools.partial(gradients_through_a_block, x.requires_grad_(), weight, change)
+                raises_everywhere(comm, RuntimeError, "modified by an inplace operation", call, same_text=False)
