@@ -7,6 +7,7 @@
     memory         What a schedule keeps in memory, and how stale its weights are: read off the lists, without times
     per_stage      A cost as one number for all stages, or one for each
     registry       The schedules by name
+    replay         Lists of actions that are gone through side by side, each as far as it can come
     send_receive   Adds sends and receives to the lists of passes, such that synchronous sends never deadlock
     steady_state   An asynchronous schedule without an end
     validation     Checks that a schedule can run

@@ -10,14 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from .actions import Action, Message, Schedule, ScheduleError
+from .replay import Replay
 
 
 @dataclass
 class _Stage:
-    """How far one stage has come."""
+    """What one stage does, with its messages, as far as it has come."""
 
-    todo: list[Action]
-    next: int = 0
     placed: list[Action] = field(default_factory=list)
     sending: Message | None = None
     arrived: set[Message] = field(default_factory=set)
@@ -31,50 +30,58 @@ def with_transfers(schedule: Schedule) -> Schedule:
     ScheduleError
         If the passes wait for each other in a circle.
     """
-    stages = [_Stage(actions) for actions in schedule.stages]
-    while any(stage.next < len(stage.todo) or stage.sending for stage in stages):
-        if any([_advance(schedule, stages, stage) for stage in stages]):
-            continue
-        stuck = next((stage for stage in stages if stage.sending), None)
+    placing = _Placing(schedule)
+    while True:
+        placing.run(placing.advance)
+        stuck = next((stage for stage in placing.stages if stage.sending), None)
         if stuck is None:
-            waiting = next(stage.todo[stage.next] for stage in stages if stage.next < len(stage.todo))
-            raise ScheduleError(f"{schedule.name}: {waiting} waits for itself; its stages' orders form a circle")
-        _deliver(schedule, stages, stuck)
-    return replace(schedule, stages=[stage.placed for stage in stages])
+            break
+        placing.deliver(stuck)
+    if placing.left:
+        raise ScheduleError(f"{schedule.name}: {placing.left[0]} waits for itself; its stages' orders form a circle")
+    return replace(schedule, stages=[stage.placed for stage in placing.stages])
 
 
-def _advance(schedule: Schedule, stages: list[_Stage], stage: _Stage) -> bool:
-    """Do one thing on a stage; False if it has to wait."""
-    if stage.sending:
-        awaited = _awaited(schedule, stages[stage.sending.part % len(stages)])
-        if awaited is None or schedule.receives(awaited).peer != schedule.sends(stage.sending).stage:
+class _Placing(Replay[int]):
+    """The lists of passes under way."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        super().__init__(dict(enumerate(schedule.stages)))
+        self.schedule = schedule
+        self.stages = [_Stage() for _ in schedule.stages]
+
+    def advance(self, index: int) -> bool:
+        """Do one thing on a stage; False if it has to wait."""
+        stage = self.stages[index]
+        if stage.sending:
+            awaited = self._awaited(stage.sending.part % len(self.stages))
+            if awaited is None or self.schedule.receives(awaited).peer != index:
+                return False
+            self.deliver(stage)
+            return True
+        action = self.head(index)
+        if action is None or self._awaited(index):
             return False
-        _deliver(schedule, stages, stage)
+        stage.placed.append(action)
+        self.at[index] += 1
+        if len(self.stages) > 1:
+            stage.sending = self.schedule.makes(action)
         return True
-    if stage.next == len(stage.todo) or _awaited(schedule, stage):
-        return False
-    action = stage.todo[stage.next]
-    stage.placed.append(action)
-    stage.next += 1
-    made = schedule.makes(action)
-    if made is not None and len(stages) > 1:
-        stage.sending = made
-    return True
 
+    def _awaited(self, index: int) -> Message | None:
+        """The message without which a stage cannot go on; None if it can, or is sending."""
+        stage, action = self.stages[index], self.head(index)
+        if stage.sending or action is None:
+            return None
+        needed = self.schedule.awaits(action)
+        return None if needed in stage.arrived else needed
 
-def _awaited(schedule: Schedule, stage: _Stage) -> Message | None:
-    """The message without which a stage cannot go on; None if it can, or is sending."""
-    if stage.sending or stage.next == len(stage.todo):
-        return None
-    needed = schedule.awaits(stage.todo[stage.next])
-    return None if needed in stage.arrived else needed
-
-
-def _deliver(schedule: Schedule, stages: list[_Stage], sender: _Stage) -> None:
-    message = sender.sending
-    assert message is not None
-    receiver = stages[message.part % len(stages)]
-    sender.placed.append(schedule.sends(message))
-    sender.sending = None
-    receiver.placed.append(schedule.receives(message))
-    receiver.arrived.add(message)
+    def deliver(self, sender: _Stage) -> None:
+        """The receiver of what a stage is sending takes it."""
+        message = sender.sending
+        assert message is not None
+        receiver = self.stages[message.part % len(self.stages)]
+        sender.placed.append(self.schedule.sends(message))
+        sender.sending = None
+        receiver.placed.append(self.schedule.receives(message))
+        receiver.arrived.add(message)

@@ -7,13 +7,15 @@ schedule holds all that a long run does; the numbers of mini-batches and version
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from math import lcm
 from typing import Any
 
 from .actions import Action, Kind, Message, Schedule
 from .registry import schedule
+from .replay import Replay
 
 
 class Stream:
@@ -84,17 +86,13 @@ class Stream:
         return replace(action, microbatch=microbatch, version=version)
 
 
-@dataclass
-class _Run:
-    """A schedule under way: where each rank is in its list, and the messages that were made."""
+class _Run(Replay[tuple[int, int]]):
+    """A schedule under way: where each rank, a stage and a replica of it, is, and the messages that were made."""
 
-    schedule: Schedule
-    lists: dict[tuple[int, int], list[Action]]
-    at: dict[tuple[int, int], int]
-    made: set[Message | None] = field(default_factory=lambda: {None})
-
-    def head(self, rank: tuple[int, int]) -> Action | None:
-        return self.lists[rank][self.at[rank]] if self.at[rank] < len(self.lists[rank]) else None
+    def __init__(self, schedule: Schedule, lists: Mapping[tuple[int, int], Sequence[Action]]) -> None:
+        super().__init__(lists)
+        self.schedule = schedule
+        self.made: set[Message | None] = {None}
 
     def advance(self, rank: tuple[int, int], last: int) -> bool:
         """Do one action, if it needs no mini-batch after ``last`` and its input is there."""
@@ -118,12 +116,11 @@ class _Run:
 
 
 def _ends(whole: Schedule, lists: dict[tuple[int, int], list[Action]], steps: int) -> list[dict[tuple[int, int], int]]:
-    """How far each rank, a stage and a replica of it, can come in each step."""
-    run = _Run(whole, lists, dict.fromkeys(lists, 0))
+    """How far each rank can come in each step."""
+    run = _Run(whole, lists)
     found = []
     for number in range(steps):
-        while any([run.advance(rank, number) for rank in lists]):
-            pass
+        run.run(lambda rank, last=number: run.advance(rank, last))  # type: ignore[misc]
         found.append(dict(run.at))
     return found
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from .actions import COMPUTE, Action, Kind, Schedule, ScheduleError, Weights
+from .replay import Replay
 
 
 def validate(schedule: Schedule) -> None:
@@ -114,31 +115,25 @@ def _between(actions: list[Action], kind: Kind, peer: int) -> list[Action]:
 
 def _check_rendezvous(schedule: Schedule) -> None:
     """Run all lists with sends and receives that end together."""
-    lists = schedule.stages
-    at = [0] * len(lists)
-
-    def head(stage: int) -> Action | None:
-        return lists[stage][at[stage]] if at[stage] < len(lists[stage]) else None
+    replay = Replay(dict(enumerate(schedule.stages)))
 
     def step(stage: int) -> bool:
-        action = head(stage)
+        action = replay.head(stage)
         if action is None or action.kind is Kind.RECEIVE:
             return False
         if action.kind is Kind.SEND:
             assert action.peer is not None
-            other = head(action.peer)
+            other = replay.head(action.peer)
             if other is None or other.kind is not Kind.RECEIVE or schedule.carries(other) != schedule.carries(action):
                 return False
-            at[action.peer] += 1
-        at[stage] += 1
+            replay.at[action.peer] += 1
+        replay.at[stage] += 1
         return True
 
-    while any([step(stage) for stage in range(len(lists))]):
-        pass
-    blocked = [action for action in map(head, range(len(lists))) if action is not None]
-    if blocked:
+    replay.run(step)
+    if replay.left:
         raise ScheduleError(
-            f"{schedule.name}: deadlock under synchronous sends: {_listed(blocked)} wait for each other"
+            f"{schedule.name}: deadlock under synchronous sends: {_listed(replay.left)} wait for each other"
         )
 
 
