@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 from distconv.dispatch import has_operator, own_body
 from distconv.errors import DistconvError
 from distconv.perfmodel.graph.graph import INPUT, Constant, LayerGraph, Operation, Value, Window
+from distconv.perfmodel.graph.recorder import Recorder
 from distconv.plan import decides
 
 
@@ -83,47 +82,21 @@ def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-class _Recorder(TorchFunctionMode):
+class _Recorder(Recorder):
     """Notes each call of a torch function that makes a tensor from the network's input."""
 
     def __init__(self, state: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
         super().__init__()
         self.constant_storages = {tensor.untyped_storage()._cdata for tensor in state.values()}
         self.constants = {id(tensor): name for name, tensor in reversed(list(state.items()))}
-        self.alive: list[Any] = [state, inputs]  # so that no id is used twice
+        self.kept += [state, inputs]
         self.values: dict[int, Value] = {}
         self.storages: dict[int, int] = {}
         for tensor in inputs:
             self.values[id(tensor)] = self._value(tensor, INPUT)
         self.operations: list[Operation] = []
         self.deciding: dict[str, None] = {}
-        self.stack: list[tuple[str, torch.nn.Module]] = []
         self.names: dict[str, int] = {}
-
-    @property
-    def place(self) -> str:
-        """The module that is running."""
-        return self.stack[-1][0] if self.stack else ""
-
-    @contextmanager
-    def inside(self, model: torch.nn.Module) -> Iterator[None]:
-        """Record, and know which module is running."""
-        hooks = []
-        for name, module in model.named_modules():
-            hooks.append(module.register_forward_pre_hook(self._entering(name)))
-            hooks.append(module.register_forward_hook(self._leave))
-        try:
-            with self:
-                yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-
-    def _entering(self, name: str) -> Callable[[torch.nn.Module, Any], None]:
-        return lambda module, args: self.stack.append((name, module))
-
-    def _leave(self, module: torch.nn.Module, args: Any, result: Any) -> None:
-        self.stack.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -160,7 +133,7 @@ class _Recorder(TorchFunctionMode):
         if value is not None:
             return value
         name = self.constants.get(id(tensor), "")
-        self.alive.append(tensor)
+        self.kept.append(tensor)
         return Constant(name, tuple(tensor.shape), tensor.itemsize, _dtype(tensor), bool(name) and tensor.requires_grad)
 
     def _value(self, tensor: torch.Tensor, producer: int) -> Value:
@@ -186,7 +159,7 @@ class _Recorder(TorchFunctionMode):
         saved: list[torch.Tensor],
     ) -> None:
         index = len(self.operations)
-        self.alive += [*made, *saved]
+        self.kept += [*made, *saved]
         before = {value.storage for value in inputs}
         objects = {id(t) for t in given}
         outputs = tuple(self._value(tensor, index) for tensor in made)
@@ -222,12 +195,12 @@ class _Recorder(TorchFunctionMode):
     def _decision(self, kind: str, described: tuple[Any, Any]) -> tuple[str, Window | None, int]:
         """The layer that this call is, if it is one that decides; what it looks at; its groups."""
         window, groups = _window(kind, *described)
-        inner = self.stack[-1] if self.stack else ("", None)
+        inner = self.running[-1] if self.running else ("", None)
         deciding = inner[1] is not None and decides(inner[1]) and kind in _DECIDING
         return (inner[0] if deciding else ""), window, groups
 
     def _name(self, kind: str, layer: str) -> str:
-        place, module = self.stack[-1] if self.stack else ("", None)
+        place, module = self.running[-1] if self.running else ("", None)
         leaf = module is not None and not any(True for _ in module.children())
         name = layer or (place if leaf and place else f"{place}.{kind}" if place else kind)
         used = self.names[name] = self.names.get(name, 0) + 1

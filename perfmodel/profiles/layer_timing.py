@@ -20,16 +20,15 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from distconv.errors import DistconvError
+from distconv.perfmodel.graph.recorder import Recorder, module_calls
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 
 WARM_UP = 50
@@ -90,7 +89,7 @@ def time_layers(
 
 def _timed(model: torch.nn.Module, inputs: Sequence[Any], warm_up: int, iterations: int) -> Timing:
     graph = _Graph({id(parameter) for parameter in model.parameters()}, sparse=any(map(_is_sparse, inputs)))
-    with graph, _calls(model, graph.begin):
+    with graph, module_calls(model, graph.begin, lambda result: None, _is_layer):
         outputs = model(*_anew(inputs))
     graph.returned(outputs)
     errors = [torch.rand_like(tensor) for tensor in _trained(model, outputs)]
@@ -142,33 +141,16 @@ def _values(tree: object) -> list[Any]:
     return tree_leaves(tree, is_leaf=_is_sparse)
 
 
-@contextmanager
-def _calls(
-    model: torch.nn.Module, before: Callable[..., None], after: Callable[..., None] | None = None
-) -> Iterator[None]:
-    """Call ``before(name, args)`` and ``after(result)`` where a layer begins and where its module returns."""
-    hooks = []
-    for name, module in model.named_modules():
-        childless = not any(True for _ in module.children())
-        if childless or (name and any(True for _ in module.parameters(recurse=False))):
-            hooks.append(
-                module.register_forward_pre_hook(
-                    lambda module, args, kwargs, name=name: before(name, (args, kwargs)), with_kwargs=True
-                )
-            )
-            if after is not None:
-                hooks.append(module.register_forward_hook(lambda module, args, result: after(result)))
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+def _is_layer(name: str, module: torch.nn.Module) -> bool:
+    """Whether it has no modules inside, or parameters of its own."""
+    childless = not any(True for _ in module.children())
+    return childless or (bool(name) and any(True for _ in module.parameters(recurse=False)))
 
 
 # -- what there is to time --------------------------------------------------------------------------------------------
 
 
-class _Graph(TorchFunctionMode):
+class _Graph(Recorder):
     """Notes of one forward pass which layer made each tensor, which read it, and which uses each parameter first.
 
     In a ``sparse`` network integers are coordinates and kernel maps, which are no results of layers.
@@ -181,7 +163,6 @@ class _Graph(TorchFunctionMode):
         """Bytes of those that features travel with."""
         self.names: list[str] = []
         self.made: dict[int, int] = {}
-        self.alive: list[object] = []  # so that no id is used twice
         self.edges: dict[tuple[int, int], None] = {}
         self.passed_on: dict[int, dict[int, int]] = {}
         self.held: dict[int, dict[int, int]] = {}
@@ -191,7 +172,7 @@ class _Graph(TorchFunctionMode):
         """The layer that is running; what comes before the first one belongs to it."""
         return max(0, len(self.names) - 1)
 
-    def begin(self, name: str, args: object) -> None:
+    def begin(self, name: str, module: torch.nn.Module, args: object) -> None:
         self.names.append(name)
         self._noted(args)
 
@@ -204,7 +185,7 @@ class _Graph(TorchFunctionMode):
             # What only looks at a tensor, such as a property, returns it unchanged.
             if id(tensor) not in self.parameters and (id(tensor) not in known or id(tensor) in self.made):
                 self.made[id(tensor)] = self.current
-                self.alive.append(tensor)
+                self.kept.append(tensor)
         return result
 
     def _noted(self, values: object) -> list[torch.Tensor]:
@@ -231,7 +212,7 @@ class _Graph(TorchFunctionMode):
         for tensor in _tensors(outputs):
             if id(tensor) in self.made:
                 self._passed_on(self.made[id(tensor)], tensor)
-        self.alive.clear()
+        self.kept.clear()
 
     def profile(self, model: str, seconds: Sequence[float]) -> Profile:
         """The layers with their ``seconds``: forward of each, then backward of each."""
@@ -323,7 +304,7 @@ def _layered(
         for node in _new_nodes(values, owned):
             node.register_prehook(lambda gradients: intervals.switch(layers + layer))
 
-    def before(name: str, args: object) -> None:
+    def before(name: str, module: torch.nn.Module, args: object) -> None:
         intervals.stop()
         own(args)
         names.append(name)
@@ -335,7 +316,7 @@ def _layered(
         intervals.go(len(names) - 1)
 
     intervals.go(0)
-    with _calls(model, before, after):
+    with module_calls(model, before, after, _is_layer):
         outputs = model(*inputs)
     intervals.stop()
     if max(1, len(names)) != layers:

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from distconv.kernels.sparse import KernelMap
 from distconv.kernels.sparse.coordinates import Offsets
 from distconv.layers.sparse import CoordinateManager, SparseTensor
 from distconv.layers.sparse.coordinate_manager import Sites, reach
+from distconv.perfmodel.graph.recorder import Recorder
 
 MapKey = tuple[Any, ...]
 
@@ -74,39 +74,23 @@ def record(model: nn.Module, x: SparseTensor) -> Recording:
     """
     model = copy.deepcopy(model).train()
     recorder = _Recorder(x.sites, x.batch_size)
-    handles = []
-    for name, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(recorder.entering(name)))
-        handles.append(module.register_forward_hook(recorder.leaving))
-    with recorder, torch.enable_grad():
+    with recorder.inside(model), torch.enable_grad():
         model(SparseTensor.on(x.sites, _RecordingManager(recorder), x.features.detach()))
-    for handle in handles:
-        handle.remove()
     return Recording(tuple(recorder.operations), x.features.element_size(), x.batch_size, x.sites)
 
 
-class _Recorder(TorchFunctionMode):
+class _Recorder(Recorder):
     """Notes functions of sparse tensors, and linear layers of plain ones."""
 
     def __init__(self, sites: Sites, samples: int) -> None:
         super().__init__()
         self.sites, self.samples = sites, samples
         self.operations: list[SiteOperation] = []
-        self._names: list[str] = []
-
-    def entering(self, name: str) -> Callable[..., None]:
-        """A hook for a module's beginning."""
-        return lambda *_: self._names.append(name)
-
-    def leaving(self, *_: Any) -> None:
-        """A hook for its end."""
-        self._names.pop()
 
     def note(self, kind: str, inputs: Sites, outputs: Sites, channels: int, filters: int, **more: Any) -> None:
         """Append an operation of the module that runs."""
-        name = self._names[-1] if self._names else ""
-        made = SiteOperation(
-            name=name,
+        operation = SiteOperation(
+            name=self.place,
             kind=kind,
             inputs=inputs,
             outputs=outputs,
@@ -115,7 +99,7 @@ class _Recorder(TorchFunctionMode):
             samples=self.samples,
             **more,
         )
-        self.operations.append(made)
+        self.operations.append(operation)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None

@@ -17,7 +17,6 @@ OTHER_SIZES = {
     "distconv.jobs.commands": "a module for each command",
     "distconv.layers.nn": "a module for each family of layers of torch.nn",
     "distconv.layers.tensor": "a module for each way to make, shape, index and ask a tensor",
-    "distconv.perfmodel.graph": "the graph, and the tracing that makes it",
     "distconv.pipeline.reference": "a pipeline in one process, and one stage of it",
 }
 """Packages with fewer or more entries, and why."""
