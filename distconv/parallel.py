@@ -11,7 +11,7 @@ from mpi4py import MPI
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
-from distconv.batch_norm import BATCH_NORM, take
+from distconv.batch_norm_scope import BATCH_NORM, take
 from distconv.communication import gradient_reduction
 from distconv.communication.agreement import agree
 from distconv.communication.digest import bytes_of, different
@@ -48,7 +48,7 @@ def parallelize(
 
     ``batch_norm``: what statistics are taken over, in place of what a plan says: ``"global"``, the whole mini-batch and
     the numbers of one process; ``"spatial"``, the samples that a rank shares; ``"local"``, what it has
-    (distconv.batch_norm). ``nn.SyncBatchNorm`` layers stay global.
+    (distconv.batch_norm_scope). ``nn.SyncBatchNorm`` layers stay global.
 
     Raises
     ------

@@ -7,7 +7,7 @@ A pattern is matched (``fnmatch``) against the full names of the layers; later p
 layers decide their distribution, and so does any module that a pattern names exactly; all other operators stay on the
 grid of their first argument. Parts whose product is smaller than the number of ranks leave replicas (axis ``r``).
 ``"batch_norm": "local"`` or ``"spatial"`` beside the layers lets batch norm take its statistics over less than the
-mini-batch (distconv.batch_norm).
+mini-batch (distconv.batch_norm_scope).
 
 Source: Dryden et al. 2019, III-C and V-C.
 """
@@ -27,7 +27,7 @@ from mpi4py import MPI
 from torch.nn.modules.conv import _ConvNd
 
 from distconv.arrangement import AXES
-from distconv.batch_norm import BATCH_NORM
+from distconv.batch_norm_scope import BATCH_NORM
 from distconv.communication.agreement import agree, alike
 from distconv.errors import PlanError
 from distconv.grid import ProcessGrid
@@ -44,7 +44,7 @@ class Plan:
     """For layer name patterns the parts along each grid axis: ``Plan({"*": {"h": 4}, "fc": {"n": 4}})``.
 
     ``ranks`` is the number of ranks that it was made for; without it any number will do that the parts divide.
-    ``batch_norm`` is what the model's batch norms take their statistics over (distconv.batch_norm).
+    ``batch_norm`` is what the model's batch norms take their statistics over (distconv.batch_norm_scope).
 
     Raises
     ------

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mpi4py import MPI
 
-from distconv.batch_norm import BATCH_NORM
+from distconv.batch_norm_scope import BATCH_NORM
 from distconv.jobs.planning import picture, report
 from distconv.jobs.planning.halo_picture import largest_halo
 from distconv.jobs.planning.options import (

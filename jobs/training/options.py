@@ -13,7 +13,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.arrangement import parse_grid
-from distconv.batch_norm import BATCH_NORM
+from distconv.batch_norm_scope import BATCH_NORM
 from distconv.communication.agreement import together
 from distconv.errors import GridError
 from distconv.grid import ProcessGrid

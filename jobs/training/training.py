@@ -54,7 +54,7 @@ class Settings:
     precision: str = "full"
     """``bf16``: what torch.autocast takes for that computes in bfloat16; weights, gradients and the loss do not."""
     batch_norm: str = "global"
-    """What statistics are taken over (distconv.batch_norm)."""
+    """What statistics are taken over (distconv.batch_norm_scope)."""
     shard_optimizer: bool = False
     """Split the optimizer's state over the ranks that hold the same weights; no number depends on it."""
     seed: int = 0

@@ -1,6 +1,6 @@
 """Batch normalization over distributed samples and space, with one fused reduction forward and one backward.
 
-:mod:`distconv.batch_norm` says over which values statistics are taken.
+:mod:`distconv.batch_norm_scope` says over which values statistics are taken.
 
 Source: Dryden et al. 2019, III-B (local statistics, and those aggregated over the spatial distribution of a sample).
 """
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from mpi4py import MPI
 from torch.nn.modules import batchnorm
 
-from distconv import batch_norm as statistics
+from distconv import batch_norm_scope
 from distconv.autograd import recomputation
 from distconv.autograd.derivatives import gradients
 from distconv.communication.collectives import apply, enter, sum_over
@@ -149,11 +149,11 @@ def _update_running(
     unbiased = var * (reach.count / (reach.count - 1))
     if reach.groups is None:
         for statistic, found in zip(running[:2], (mean, unbiased), strict=True):
-            statistics.move(statistic, found, running[2])
+            batch_norm_scope.move(statistic, found, running[2])
         return
     shares = mean.new_zeros((2, reach.of))
     shares[:, reach.channels] = reach.share * torch.stack([mean, unbiased])[:, reach.channels]
-    statistics.later(statistics.Update(reach.groups, shares, *running))
+    batch_norm_scope.later(batch_norm_scope.Update(reach.groups, shares, *running))
 
 
 @implements(F.batch_norm, tensors="input running_mean running_var weight bias", passes=2)
@@ -195,7 +195,9 @@ def batch_norm(
     over = input.dist.split[1]
     x = input if over is None else balanced_input(input)
     dist = x.dist
-    reached = [dist.split[d] for d in _DIMENSIONS[statistics.statistics()] if d < len(dist.split)] if training else []
+    reached = (
+        [dist.split[d] for d in _DIMENSIONS[batch_norm_scope.statistics()] if d < len(dist.split)] if training else []
+    )
     rest = tuple(a for a in dist.split_axes if a not in reached)
     w = None if weight is None else parameter_block(weight, dist, [1], rest)
     b = None if bias is None else parameter_block(bias, dist, [1], rest)
@@ -231,7 +233,7 @@ def _with_whole_statistics(running: Sequence[torch.Tensor | None], function: Cal
     """``function`` of distributed running statistics, gathered meanwhile: their blocks need not be those of x."""
     whole: list[Any] = [t.gather().detach() if isinstance(t, DistTensor) else t for t in running]
     y = function(*whole)
-    statistics.settle()
+    batch_norm_scope.settle()
     with torch.no_grad():
         for statistic, values in zip(running, whole, strict=True):
             if isinstance(statistic, DistTensor):
@@ -271,7 +273,7 @@ def _synchronized(layer: batchnorm.SyncBatchNorm, input: torch.Tensor) -> torch.
             "the whole mini-batch, or use BatchNorm and parallelize(model, grid, batch_norm='spatial')"
         )
     layer._check_input_dim(input)
-    with statistics.taken_over_all():
+    with batch_norm_scope.taken_over_all():
         return batchnorm._BatchNorm.forward(layer, input)
 
 
@@ -290,7 +292,7 @@ def _count(x: DistTensor, axes: tuple[str, ...]) -> int:
         counts.append(math.prod(n if s in axes else m for n, m, s in zip(shape, mine, split, strict=True)))
     if min(counts) < 2:
         raise ShapeError(
-            f"batch norm with {statistics.statistics()} statistics: a rank has {min(counts)} values per channel of "
-            f"{tuple(x.shape)} over {x.dist}; use global statistics or fewer ranks"
+            f"batch norm with {batch_norm_scope.statistics()} statistics: a rank has {min(counts)} values per channel "
+            f"of {tuple(x.shape)} over {x.dist}; use global statistics or fewer ranks"
         )
     return counts[x.grid.rank]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from distconv.batch_norm import BATCH_NORM
+from distconv.batch_norm_scope import BATCH_NORM
 from distconv.errors import DistconvError
 
 MEMORY_MODELS = ("autograd", "keep-all")
