@@ -22,7 +22,6 @@ class Outer(torch.nn.Module):
         return self.inner(x * self.scale, shift=2.0)
 
 
-@pytest.mark.ranks(1)
 def test_modules_are_seen_with_their_arguments_and_their_results():
     calls = []
     with module_calls(Outer(), lambda name, _, given: calls.append((name, given[1])), lambda out: calls.append(out)):
@@ -38,7 +37,6 @@ def test_modules_are_seen_with_their_arguments_and_their_results():
     assert len(calls) == 4
 
 
-@pytest.mark.ranks(1)
 def test_only_those_that_are_asked_for():
     model, calls = Outer(), []
     inner = lambda name, module: name == "inner"  # noqa: E731
@@ -47,22 +45,26 @@ def test_only_those_that_are_asked_for():
     assert calls == ["inner"]
 
 
-@pytest.mark.ranks(1)
+class Places(Recorder):
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        vars(self).setdefault("seen", []).append((self.place, func.__name__))
+        return func(*args, **(kwargs or {}))
+
+
 def test_each_function_has_its_module():
-    class Places(Recorder):
-        def __torch_function__(self, func, types, args=(), kwargs=None):
-            seen.append((self.place, func.__name__))
-            return func(*args, **(kwargs or {}))
-
-    seen, model = [], Outer()
-    with Places().inside(model):
-        model(torch.ones(3))
-    assert seen == [("", "mul"), ("inner", "relu"), ("inner", "add")]
+    model, x = Outer(), torch.ones(3)
+    places = Places()
+    with places.inside(model):
+        model(x)
+    assert places.seen == [("", "mul"), ("inner", "relu"), ("inner", "add")]
 
 
-@pytest.mark.ranks(1)
 def test_hooks_go_when_the_run_fails():
+    def fail(*_):
+        raise RuntimeError("stop")
+
     model = Outer()
-    with pytest.raises(TypeError), Recorder().inside(model):
-        model("no tensor")
-    assert not model._forward_pre_hooks and not model.inner._forward_hooks
+    model.inner.register_forward_pre_hook(fail)
+    with pytest.raises(RuntimeError, match="stop"), Places().inside(model):
+        model(torch.ones(3))
+    assert not model._forward_pre_hooks and len(model.inner._forward_pre_hooks) == 1

@@ -1,0 +1,95 @@
+"""What modules remember from one call to the next is in one table, with how long it stays."""
+
+from __future__ import annotations
+
+import ast
+
+from tests.structure.modules import SOURCES
+
+STATE = {
+    "distconv.autograd.recomputation.active": "checkpointed blocks that run; empty when none does",
+    "distconv.batch_norm_scope._calls": "calls of models with other statistics; empty when none is under way",
+    "distconv.checkpoint.lock._held": "locks of folders, for the life of the process",
+    "distconv.checkpoint.verification._whole": "checkpoints that were found whole; as long as their folders are there",
+    "distconv.communication.gpu.nccl._channels": "weak: NCCL's communicators, for the watchdog",
+    "distconv.communication.gradient_reduction._keeping": "whether no_sync is on",
+    "distconv.communication.gradient_reduction._kept": "gradients that no_sync keeps; until the next sum",
+    "distconv.communication.gradient_reduction._late": "comparisons of weights; until the next backward pass",
+    "distconv.communication.gradient_reduction._orphans": "buffers of sums that a failed pass started",
+    "distconv.communication.gradient_reduction._running": "weak: backward passes under way",
+    "distconv.communication.transport._abandoned": "messages that nobody waits for; until they have come",
+    "distconv.communication.transport._counting": "counters that are entered",
+    "distconv.communication.transport._unposted": "messages that are not handed to MPI yet",
+    "distconv.dispatch._FALLBACK": "the rule of functions without one; set when layers are imported",
+    "distconv.dispatch._RULES": "the rules of operators; set when layers are imported",
+    "distconv.local_device._local_rank": "this rank's number on its node; asked for once",
+    "distconv.parameters.sharding._watching": "whether optimizers' steps are watched, once anything is sharded",
+    "distconv.process.endings._comm": "the channel by which ranks say that they end; once there are several",
+    "distconv.process.endings._exit_code": "the code with which this process ends",
+    "distconv.process.endings._leaving": "whether this process is ending",
+    "distconv.process.endings._process": "the process that opened the channel: a fork is another",
+    "distconv.process.endings._world_ranks": "the ranks on that channel as the launcher numbers them",
+    "distconv.process.memory.allocator.kind": "which allocator this process has",
+    "distconv.process.patches._PATCHES": "what was replaced in torch; for the life of the process",
+    "distconv.process.startup._memory_kept": "whether the allocator was set",
+    "distconv.process.startup._ready": "whether what every process does at its first grid is done",
+    "distconv.process.stop_requests._abandoned": "answers of trainings that failed; MPI may write to them",
+    "distconv.process.watchdog._calls": "what the watchdog's thread does each time",
+    "distconv.process.watchdog._looks": "where the watchdog's thread finds more waits",
+    "distconv.process.watchdog._processes": "process numbers of the ranks on this node",
+    "distconv.process.watchdog._waits": "what each thread waits for now",
+    "distconv.jobs.planning.package_memory._weights": "what imports of models weighed, where plans are made",
+    "distconv.kernels.jacobian.csr._known": "weak: patterns of sparse matrices that live",
+    "distconv.kernels.scan.accounting._recordings": "lists of steps that are being written",
+    "distconv.kernels.scan.accounting._stage": "the phase of a scan whose steps are being written",
+    "distconv.layers.plumbing.call_site._warned": "lines that were warned of; for the life of the process",
+    "distconv.layers.plumbing.call_site._warned_in": "weak: the same by module",
+    "distconv.perfmodel.cost.operation_work._registered": "costs of users' own operators",
+}
+
+CHANGING = {"add", "append", "clear", "discard", "extend", "insert", "pop", "popitem", "remove", "set", "setdefault"}
+CHANGING |= {"update"}
+
+
+def changed_names(tree: ast.Module) -> set[str]:
+    """Names of a module that its functions rebind, write into, or change by a method."""
+    top = {
+        target.id
+        for statement in tree.body
+        if isinstance(statement, (ast.Assign, ast.AnnAssign))
+        and not isinstance(statement.value, (ast.Name, type(None)))
+        for each in (statement.targets if isinstance(statement, ast.Assign) else [statement.target])
+        for target in ast.walk(each)
+        if isinstance(target, ast.Name)
+    }
+    found: set[str] = set()
+    for function in ast.walk(tree):
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.Global):
+                found |= set(node.names)
+            if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, (ast.Store, ast.Del)):
+                found |= {node.value.id} if isinstance(node.value, ast.Name) else set()
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGING:
+                found |= {node.func.value.id} if isinstance(node.func.value, ast.Name) else set()
+        found -= {argument.arg for argument in ast.walk(function) if isinstance(argument, ast.arg)} - top
+    return found & top
+
+
+def test_what_counts_as_state():
+    source = """
+a, b, c, d = [], {}, 0, {}
+e = math
+def f(x):
+    global c
+    x.append(1); a.append(1); b[0] = 1; d.get(0); e.add(1)
+"""
+    assert changed_names(ast.parse(source)) == {"a", "b", "c"}
+
+
+def test_the_table_has_all_of_it_and_no_more():
+    found = {
+        f"{module}.{name}" for module, path in SOURCES.items() for name in changed_names(ast.parse(path.read_text()))
+    }
+    assert found == STATE.keys()
