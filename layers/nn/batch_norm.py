@@ -70,7 +70,9 @@ class _BatchNorm(torch.autograd.Function):
         _update_running(running, mean, var, reach)
         # Never in half precision, in which a small variance has hardly a digit.
         dtype = widened(x.dtype if weight is None else weight.dtype)
-        mean, var = mean[reach.channels].to(dtype), var[reach.channels].to(dtype)
+        if x.shape[1] < reach.of:
+            mean, var = mean[reach.channels], var[reach.channels]
+        mean, var = mean.to(dtype), var.to(dtype)
         ctx.save_for_backward(x, weight, mean, var)
         ctx.eps, ctx.reach = eps, reach
         # With the statistics known this is torch's fused kernel for evaluation.
@@ -128,14 +130,18 @@ def _moments(
     comm = reach.grid.comm({*reach.axes, *([reach.axis] if reach.axis and everywhere else [])})
 
     def about(origin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        offset = mean.double() - origin[reach.channels]
-        sums = torch.stack([offset, torch.addcmul(var.double(), offset, offset)]).mul_(here)
+        sums = torch.stack([mean, var]).double()
+        offset, squares = sums.unbind()
+        offset.sub_(origin if mine == reach.of else origin[reach.channels])
+        squares.addcmul_(offset, offset)
+        sums.mul_(here)
         if mine < reach.of:
             sums = F.pad(sums, (reach.channels.start, reach.of - reach.channels.stop))
-        offset, squares = allreduce(comm, sums, "batch norm forward").div_(reach.count)
-        return origin + offset, torch.addcmul(squares, offset, offset, value=-1).clamp_(min=0)
+        offset, squares = allreduce(comm, sums, "batch norm forward").div_(reach.count).unbind()
+        squares.addcmul_(offset, offset, value=-1).clamp_(min=0)
+        return offset.add_(origin), squares
 
-    return taken_near(about, origin)
+    return taken_near(about, origin, x.dtype)
 
 
 def _update_running(

@@ -85,7 +85,7 @@ class _Groups:
             return origin + offset, (sums[1] / self.count - offset * offset).clamp_(min=0)
 
         origin = torch.zeros((self.shape[0], self.number), dtype=torch.float64, device=x.device)
-        return taken_near(about, origin)
+        return taken_near(about, origin, x.dtype)
 
 
 def _wide(x: torch.Tensor) -> torch.Tensor:

@@ -64,7 +64,7 @@ def test_far_from_the_origin_moments_keep_their_digits():
         return origin + mean, (offset * offset).mean() - mean * mean
 
     origin = torch.zeros((), dtype=torch.float64)
-    mean, var = taken_near(about, origin)
+    mean, var = taken_near(about, origin, torch.float64)
     expected, offset = torch.var_mean(x - 1e8, correction=0)  # a difference without rounding
     torch.testing.assert_close((var, mean), (expected, 1e8 + offset), rtol=1e-12, atol=0)
     assert not torch.isclose(about(origin)[1], expected, rtol=1e-3)
@@ -78,7 +78,7 @@ def test_one_channel_far_from_its_origin_is_enough_to_take_all_moments_again():
         mean = offset.mean(1)
         return origin + mean, (offset * offset).mean(1) - mean * mean
 
-    _, var = taken_near(about, torch.zeros(2, dtype=torch.float64))
+    _, var = taken_near(about, torch.zeros(2, dtype=torch.float64), torch.float64)
     expected = torch.var(x - torch.tensor([[0.0], [1e8]], dtype=torch.float64), 1, correction=0)
     torch.testing.assert_close(var, expected, rtol=1e-12, atol=0)
 
