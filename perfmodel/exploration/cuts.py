@@ -8,7 +8,7 @@
 
 Step 1 is exact for another cost than the time of the mini-batch, step 2 stops where no single cut helps. Of the 300
 random networks of 9 layers on 2 to 4 devices in tests/perfmodel/exploration/test_cuts.py 216 fit their memory;
-for 214 of them this finds the best of all cuts, for the other two cuts up to 1.7 % slower.
+for 212 of them this finds the best of all cuts, for the other four cuts up to 1.9 % slower.
 """
 
 from __future__ import annotations

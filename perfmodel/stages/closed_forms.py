@@ -8,17 +8,19 @@ such chain leads from stage i up to stage j, turns, and comes back to i:
     B_i <- B_i+1 <- ... <- B_j    and then stage i's next F, K_i micro-batches on
 
 So K_i - K_j + 1 micro-batches take at least F and B of these stages and twice the transfers between them. Beside that a
-link carries one message at a time in each direction, so that no micro-batch takes less than the longest transfer. The
-time of a mini-batch is that of the first micro-batch on its way to the last stage and back, and of the worst multiset
-of such chains for the other M - 1. Where all stages are alike this is BaPipe's Tables I and II, for every M >= 1, as
-long as transfers take no longer than the tables assume (1F1B-SO: half of F + B; 1F1B-AS and FBP-AS: F + B here).
+link carries one message at a time in each direction, so that no micro-batch takes less than the longest transfer. In
+1F1B-AS and FBP-AS a message is on its way from when its pass begins: what counts of it is by how much it takes longer
+than that, in FBP-AS with half of the link for each direction. The time of a mini-batch is that of the first micro-batch
+on its way to the last stage and back, and of the worst multiset of such chains for the other M - 1. Where all stages
+are alike this is BaPipe's Tables I and II, for every M >= 1, as long as transfers take no longer than the tables assume
+(1F1B-AS: F; FBP-AS and, here, 1F1B-SO: half of F + B).
 
 For other stages it is what the paper does not give. Against the event simulation of 600 random pipelines each (2 to 6
-stages whose times differ by up to a factor of two, 1 to 32 micro-batches, transfers shorter than a forward pass: the
-simulation has no limit of a link; tests/perfmodel/stages/test_closed_forms.py draws them and checks the first 150) it
-was 1.5 to 4 % longer in the mean and at most 15 (1F1B-SNO), 17 (1F1B-AS), 22 (1F1B-SO) and 23 % (FBP-AS), because it
-charges whole chains from the start on. 1F1B-SO and FBP-AS were up to 0.4 % shorter, 1F1B-SNO and AS never;
-GPipe's is exact.
+stages whose times differ by up to a factor of two, 1 to 32 micro-batches, transfers shorter than a forward pass: of the
+synchronous schedules the simulation has no limit of a link; tests/perfmodel/stages/test_closed_forms.py draws them and
+checks the first 150) it was 1.5 to 4 % longer in the mean and at most 15 (1F1B-SNO), 17 (1F1B-AS), 22 (1F1B-SO) and 23
+% (FBP-AS), because it charges whole chains from the start on. 1F1B-SO and FBP-AS were up to 0.4 % shorter, 1F1B-SNO and
+AS never; GPipe's is exact. On links slower than the tables ask for FBP-AS was up to 17 % shorter.
 
 Source: Zhao et al. 2020 (BaPipe), 3.2, Tables I and II; Huang et al. 2019 (GPipe).
 """
@@ -82,27 +84,31 @@ def minibatch_time(
     """
     form = SCHEDULES[schedule]
     passes = [f + b for f, b in zip(forward, backward, strict=True)]
-    sent = [0.0] * len(transfer) if form.hidden else list(transfer)
-    first = sum(passes) + 2 * sum(sent)
+    turns = [2 * seconds for seconds in transfer]
     link = max(transfer, default=0.0)
+    if form.hidden:
+        link *= form.copies  # FBP-AS: half of it in each direction
+        making = (passes, passes) if form.copies > 1 else (forward, backward)
+        turns = [
+            max(0.0, form.copies * seconds - making[0][i]) + max(0.0, form.copies * seconds - making[1][i + 1])
+            for i, seconds in enumerate(transfer)
+        ]
+    first = sum(passes) + sum(turns)
     if form.flushed:
         return first + (microbatches - 1) * (max(link, *forward) + max(link, *backward))
-    if form.hidden:
-        # A chain of several stages is never longer than the slowest of them as often as there are micro-batches.
-        return first + (microbatches - 1) * max(link, *passes)
-    chains = [*_chains(passes, sent, form.copies), (1, link)]
+    chains = [*_chains(passes, turns, form.copies), (1, link)]
     if form.endless:
         return microbatches * max(length / count for count, length in chains)
     return first + _worst(chains, microbatches - 1)
 
 
-def _chains(passes: Sequence[float], sent: Sequence[float], copies: int) -> list[tuple[int, float]]:
+def _chains(passes: Sequence[float], turns: Sequence[float], copies: int) -> list[tuple[int, float]]:
     """Micro-batches and seconds of the chain between each two stages; of equal numbers the longest."""
     longest: dict[int, float] = {}
     for first in range(len(passes)):
         length = 0.0
         for last in range(first, len(passes)):
-            length += passes[last] + (2 * sent[last - 1] if last > first else 0.0)
+            length += passes[last] + (turns[last - 1] if last > first else 0.0)
             count = copies * (last - first) + 1
             longest[count] = max(longest.get(count, 0.0), length)
     return list(longest.items())

@@ -124,9 +124,10 @@ class Message(NamedTuple):
 class Schedule:
     """What each stage does, in order.
 
-    ``hidden_transfers``: results are passed on while they are computed (asynchronous execution), so a transfer takes
-    no time of its own. ``concurrent``: an F and the B that comes next in the list share the stage. ``replicas``: ranks
-    of each stage, which take mini-batches in turn; none given: one each. ``options``: with which it was asked for.
+    ``hidden_transfers``: results are passed on while they are computed (asynchronous execution), so a transfer
+    takes no time of its own as long as the link keeps up. ``concurrent``: an F and the B that comes next in the
+    list share the stage. ``replicas``: ranks of each stage, which take mini-batches in turn; none given: one each.
+    ``options``: with which it was asked for.
     """
 
     name: str

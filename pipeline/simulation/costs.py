@@ -68,3 +68,16 @@ class Costs:
         """How long a message is on its way: an activation and its gradient cross the same boundary."""
         upper = message.part - 1 if message.payload is Kind.F else message.part
         return self.transfer[upper % len(self.transfer)]
+
+    def streamed(self, send: Action, message: Message, schedule: Schedule) -> tuple[float, float]:
+        """For how long a pass makes what is passed on meanwhile, and for how long the link carries that.
+
+        A pass makes its message from its beginning to its end. Of a concurrent schedule F and B share the stage for as
+        long as both take, and each has half of the link: in F + B a message crosses it either way. So transfers stay
+        hidden up to F, and up to (F + B) / 2, which is the bandwidth that BaPipe's Table I asks for.
+        """
+        carrying = self.of_message(message)
+        if schedule.concurrent:
+            return self.forward[send.stage] + self.backward[send.stage], 2 * carrying
+        making = Action(message.payload, send.stage, message.microbatch, send.chunk)
+        return self.of_action(making, schedule.chunks), carrying

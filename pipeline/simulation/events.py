@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -31,14 +32,15 @@ def simulate(  # noqa: PLR0917 - a fixed public signature
 ) -> Timeline:
     """When every pass runs if each stage takes its list in order and a pass waits for its input.
 
-    Costs are numbers or one per stage. ``forward`` and ``backward`` are those of one micro-batch through all chunks of
-    a stage. ``backward`` is the whole backward pass; with ``weight`` it is dL/dx alone and ``weight`` dL/dw. Without
-    ``weight`` a schedule that has W spends half of ``backward`` on each. ``transfer`` is the latency of the boundary
-    after a stage, both ways (after the last stage: back to the first, between chunks); it occupies nobody, and is
-    hidden where the schedule says so. ``activation`` is what one micro-batch keeps on a stage. ``replicas`` of a stage
-    (default: the schedule's) take micro-batches in turn and do an update for all of them together; a schedule whose
-    updates are for other replicas is made again. F and B of a
-    concurrent schedule share their rank in proportion to their work; one that is alone has all of it.
+    Costs are numbers or one per stage. ``forward`` and ``backward`` are those of one micro-batch through all chunks
+    of a stage. ``backward`` is the whole backward pass; with ``weight`` it is dL/dx alone and ``weight`` dL/dw.
+    Without ``weight`` a schedule that has W spends half of ``backward`` on each. ``transfer`` is the latency of the
+    boundary after a stage, both ways (after the last stage: back to the first, between chunks); it occupies nobody.
+    Where the schedule hides transfers it is the time on the link instead, which carries one message after the other
+    in each direction, from when the pass that makes it begins (:meth:`Costs.streamed`). ``activation`` is what one
+    micro-batch keeps on a stage. ``replicas`` of a stage (default: the schedule's) take micro-batches in turn and
+    do an update for all of them together; a schedule whose updates are for other replicas is made again. F and B of
+    a concurrent schedule share their rank in proportion to their work; one that is alone has all of it.
 
     Raises
     ------
@@ -130,6 +132,8 @@ class _Simulation:
         self.events: list[tuple[float, int, _End | Message]] = []
         self.counted = 0
         self.arrived: set[Message] = set()
+        self.links: dict[tuple[int, int, int], tuple[float, float]] = {}
+        """From a replica of a stage to a part: when the last pass ended whose result went there, how late that was."""
         self.spans: list[Span] = []
 
     def run(self) -> Timeline:
@@ -185,8 +189,19 @@ class _Simulation:
     def _pass_on(self, action: Action) -> None:
         message = self.schedule.carries(action)
         if action.kind is Kind.SEND and message is not None:
-            latency = 0.0 if self.schedule.hidden_transfers else self.costs.of_message(message)
-            self._at(self.now + latency, message)
+            self._at(self._arrival(action, message), message)
+
+    def _arrival(self, send: Action, message: Message) -> float:
+        """When a message whose pass ends now is there."""
+        if not self.schedule.hidden_transfers:
+            return self.now + self.costs.of_message(message)
+        making, carrying = self.costs.streamed(send, message, self.schedule)
+        link = send.stage, message.part, message.microbatch % self.replicas[send.stage]
+        before, late = self.links.get(link, (-math.inf, 0.0))
+        # A pass that is alone ends sooner; it is in nobody's way: the link has the time of the whole slot for each.
+        late = max(late + carrying - max(self.now - before, making), carrying - making, 0.0)
+        self.links[link] = self.now, late
+        return self.now + late
 
     def _end(self, rank: _Rank, index: int) -> None:
         rank.work_until(self.now)

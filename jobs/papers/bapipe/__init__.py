@@ -7,4 +7,5 @@
     fpga           BaPipe's Table VI: ResNet-50 on FPGA boards
     largest_model  BaPipe's Table IV: the largest GNMT that data parallelism, PipeDream
     networks       The networks of BaPipe's tables as layer profiles of a micro-batch
+    schedules      BaPipe's Tables I and II
 """

@@ -1,4 +1,4 @@
-"""BaPipe's evaluation by its own closed forms: Tables III (throughput), IV (largest model), VI (FPGAs), and its cuts.
+"""BaPipe's evaluation by its own closed forms: Tables I to IV (schedules, throughput, largest model), VI (FPGAs), cuts.
 
 Layer times are a roofline's of data sheets, so figures stand beside the paper's to compare directions and ratios. The
 paper's GPUs talk through Gloo; what that reaches on their PCIe is not printed, but follows from Table III's own two
@@ -25,6 +25,7 @@ from .cuts import cuts_table
 from .fpga import table_vi
 from .largest_model import table_iv
 from .networks import ProfileOf, networks
+from .schedules import schedules_table
 
 EXAMPLES = """\
 examples:
@@ -34,7 +35,7 @@ examples:
   distconv reproduce bapipe --tables cuts --json cuts.json
 """
 
-TABLES = ("III", "IV", "VI", "cuts")
+TABLES = ("I-II", "III", "IV", "VI", "cuts")
 GPU_BATCH = 64
 FITTED_GPUS = 4
 DP_AT_32 = {4: 0.62, 8: 0.55}
@@ -94,6 +95,7 @@ def run(options: argparse.Namespace) -> int:
 def _tables(options: argparse.Namespace) -> dict[str, Rows]:
     machine = Machine.load(options.machine)
     made: dict[str, Callable[[], Rows]] = {
+        "I-II": schedules_table,
         "III": lambda: table_iii(machine, options.link, options.neighbours),
         "IV": lambda: table_iv(machine),
         "VI": table_vi,

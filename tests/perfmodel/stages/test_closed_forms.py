@@ -21,8 +21,9 @@ ENDING = [name for name, form in SCHEDULES.items() if not form.endless]
 @settings(max_examples=50)
 @given(stages=st.integers(1, 6), microbatches=st.integers(1, 40), forward=COST, backward=COST, share=st.floats(0, 0.5))
 def test_of_equal_stages_the_closed_form_is_the_simulated_time(name, stages, microbatches, forward, backward, share):
-    # In GPipe a link is busy with as many messages as a stage is with passes of one direction.
-    transfer = share * (2 * min(forward, backward) if name == "gpipe" else forward + backward)
+    # In GPipe a link is busy with as many messages as a stage is with passes of one direction. In 1F1B-AS, whose
+    # simulation has links that one message follows the other on, transfers may be of any length.
+    transfer = share * {"gpipe": 2 * min(forward, backward), "1f1b-as": 20.0}.get(name, forward + backward)
     found = minibatch_time(
         name, [forward] * stages, [backward] * stages, [transfer] * (stages - 1), microbatches=microbatches
     )
@@ -54,6 +55,17 @@ def _ratio(name, rng):
     transfer = [rng.random() for _ in range(stages)]
     simulated = simulate(schedule(name, stages, microbatches), forward, backward, transfer=transfer).makespan
     return minibatch_time(name, forward, backward, transfer[:-1], microbatches) / simulated
+
+
+@settings(max_examples=100)
+@given(stages=st.integers(2, 5), microbatches=st.integers(1, 16), forward=COST, backward=COST, over=st.floats(1, 9))
+def test_fbp_on_a_slow_link_is_about_the_simulated_time(stages, microbatches, forward, backward, over):
+    transfer = over * (forward + backward) / 2
+    found = minibatch_time(
+        "fbp-as", [forward] * stages, [backward] * stages, [transfer] * (stages - 1), microbatches=microbatches
+    )
+    simulated = simulate(schedule("fbp-as", stages, microbatches), forward, backward, transfer=transfer).makespan
+    assert 0.85 <= found / simulated <= 1.1
 
 
 @pytest.mark.parametrize("name", ENDING)

@@ -1,0 +1,73 @@
+"""BaPipe's Tables I and II: the paper's formulas beside the closed forms and the event simulation, all stages alike.
+
+The last row of the tables, the bandwidth a schedule asks for, is looked for: the longest transfer with which one more
+micro-batch still takes F + B.
+
+Source: Zhao et al. 2020 (BaPipe), Tables I and II.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from distconv.jobs.papers.printed_tables import Rows
+from distconv.perfmodel.stages.closed_forms import in_flight, minibatch_time
+from distconv.pipeline import schedule, simulate
+
+STAGES, MICROBATCHES = 4, 16
+FORWARD, BACKWARD, TRANSFER = 1.0, 2.0, 0.5
+DEMANDS = {"1f1b-as": FORWARD, "fbp-as": (FORWARD + BACKWARD) / 2, "1f1b-sno": FORWARD, "1f1b-so": FORWARD}
+"""The paper's: seconds of a transfer of a bytes by a link of a/F or 2a/(F+B)."""
+
+_STEPS = 1e-6
+
+
+def schedules_table() -> Rows:
+    """Time, features and demand of each schedule."""
+    print(
+        f"\nTables I and II: N={STAGES}, M={MICROBATCHES}, F={FORWARD:g} s, B={BACKWARD:g} s, SR={TRANSFER:g} s;",
+        end="",
+    )
+    print(" the paper's formula, closed form, simulated")
+    print(f"{'schedule':<10}{'mini-batch s':<22}{'features of stage 1, a':<24}longest transfer hidden, s")
+    return [_row(name) for name in DEMANDS]
+
+
+def _row(name: str) -> dict[str, object]:
+    times = _paper(name), closed_form(name, TRANSFER), simulated(name, TRANSFER)
+    copies = 2 if name in ("1f1b-so", "fbp-as") else 1
+    peak = simulate(schedule(name, STAGES, MICROBATCHES), FORWARD, BACKWARD).peak_activations[0]
+    features = copies * STAGES, in_flight(name, STAGES, MICROBATCHES)[0], peak
+    demands = DEMANDS[name], *(longest_hidden(name, time) for time in (closed_form, simulated))
+    columns = [", ".join(f"{value:.4g}" for value in values) for values in (times, features, demands)]
+    print(f"{name:<10}{columns[0]:<22}{columns[1]:<24}{columns[2]}")
+    return {"schedule": name, "time_s": times, "features": features, "longest_transfer_s": demands}
+
+
+def _paper(name: str) -> float:
+    n, m = STAGES, MICROBATCHES
+    shown = {"1f1b-sno": n + m - 2 - math.ceil((m - 1) / n), "1f1b-so": n - 1}
+    return (m + n - 1) * (FORWARD + BACKWARD) + shown.get(name, 0) * 2 * TRANSFER
+
+
+def closed_form(name: str, transfer: float, microbatches: int = MICROBATCHES) -> float:
+    """Seconds of a mini-batch."""
+    equal = [FORWARD] * STAGES, [BACKWARD] * STAGES, [transfer] * (STAGES - 1)
+    return minibatch_time(name, *equal, microbatches)
+
+
+def simulated(name: str, transfer: float, microbatches: int = MICROBATCHES) -> float:
+    """The same by events."""
+    return simulate(schedule(name, STAGES, microbatches), FORWARD, BACKWARD, transfer=transfer).makespan
+
+
+def longest_hidden(name: str, time: Callable[[str, float, int], float]) -> float:
+    """The longest transfer with which more micro-batches take F + B each, by bisection."""
+    low, high = 0.0, 4 * (FORWARD + BACKWARD)
+    while high - low > _STEPS:
+        middle = (low + high) / 2
+        more = time(name, middle, 3 * MICROBATCHES) - time(name, middle, MICROBATCHES)
+        hidden = more <= 2 * MICROBATCHES * (FORWARD + BACKWARD) + _STEPS
+        low, high = (middle, high) if hidden else (low, middle)
+    return low
