@@ -10,8 +10,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import agree
+from distconv.data.formats.store import Computed
 from distconv.distribution import Box
-from distconv.errors import DataError
 
 
 class BoxFunction:
@@ -26,6 +26,8 @@ class BoxFunction:
         If ranks give different shapes.
     """
 
+    readers = 1
+
     def __init__(
         self,
         shapes: Mapping[str, Sequence[int]],
@@ -34,7 +36,8 @@ class BoxFunction:
     ) -> None:
         self.comm = MPI.COMM_WORLD if comm is None else comm
         self.path = Path(getattr(read, "__name__", type(read).__name__))
-        self._shapes, self._read = {name: tuple(shape) for name, shape in shapes.items()}, read
+        self._shapes = {name: tuple(shape) for name, shape in shapes.items()}
+        self.store = Computed(self.path, read)
         agree(self.comm, "BoxFunction", str(sorted(self._shapes.items())))
 
     def close(self) -> None:
@@ -56,21 +59,10 @@ class BoxFunction:
         DataError
             On this rank, if the function fails or gives another shape.
         """
-        asked = tuple(slice(i.start, i.stop) for i in box)
-        try:
-            values = np.asarray(self._read(name, asked))
-        except Exception as error:
-            raise DataError(f"{self.path}: {name!r} of {_written(box)}: {type(error).__name__}: {error}") from error
-        if values.shape != tuple(i.extent for i in box):
-            raise DataError(f"{self.path} gives {values.shape} for {_written(box)} of {name!r}")
-        return values
+        return self.store.read(name, tuple(slice(i.start, i.stop) for i in box))
 
     def check_unchanged(self) -> None:
         """It cannot be known."""
 
     def warn_of_large_chunks(self, name: str, block: Sequence[int]) -> None:
         """There are no chunks."""
-
-
-def _written(box: Box) -> str:
-    return f"[{', '.join(f'{i.start}:{i.stop}' for i in box)}]"

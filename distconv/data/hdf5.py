@@ -1,8 +1,8 @@
-"""HDF5 files of samples: every rank opens them read-only and reads only its own boxes.
+"""Files of samples: every rank opens them read-only and reads only its own boxes.
 
 Opening is collective and checks all there is to check; whatever only one rank notices (a file that its node cannot see)
 becomes the same DataError on all. Reading is local, so that a thread may do it; its errors are agreed by the caller.
-A dataset without ``fletcher32`` cannot tell that a bit has flipped.
+A dataset of HDF5 without ``fletcher32`` cannot tell that a bit has flipped.
 """
 
 from __future__ import annotations
@@ -10,19 +10,24 @@ from __future__ import annotations
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import h5py
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import agree, together
-from distconv.data.opened_file import dataset, identity, opened, own_place
+from distconv.data.formats.hdf5_files import Hdf5File
+from distconv.data.formats.store import Store
+from distconv.data.opened_file import identity
 from distconv.distribution import Box
 from distconv.errors import DataError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 @dataclass(frozen=True)
@@ -43,92 +48,74 @@ class Layout:
         return f"is {dtype} {shape} but must be {self.dtype} ({wanted})"
 
 
-class SampleFile:
-    """Datasets of a file, open for reading; all have the same number of samples. Collective.
+class StoredSamples:
+    """Datasets of a store, open for reading; all have the same number of samples. Collective.
 
-    ``layouts`` names them; as a mapping it says what each must be too. ``comm``: by default all ranks of the job.
-
-    Raises
-    ------
-    DataError
-        On all ranks, with path and reason, if on any of them the file is missing, unreadable, incomplete or damaged,
-        or a dataset is missing or has another layout.
-    MismatchError
-        If ranks ask for different files or see different ones.
+    ``layouts`` names them; as a mapping it says what each must be too. ``open_store`` opens a store of those names.
     """
+
+    kind = "samples"
+    readers = 1
+    """How many boxes are read at a time."""
 
     def __init__(
         self,
         path: str | os.PathLike[str],
         layouts: Mapping[str, Layout] | Sequence[str],
-        comm: MPI.Intracomm | None = None,
+        comm: MPI.Intracomm | None,
+        open_store: Callable[[list[str]], Store],
     ) -> None:
         self.path = Path(path)
         self.comm = comm = MPI.COMM_WORLD if comm is None else comm
-        agree(comm, "HDF5 file", f"{self.path} with {sorted(layouts)}")
-        self._file, self._identity = together(comm, lambda: opened(self.path), DataError)
+        agree(comm, self.kind, f"{self.path} with {sorted(layouts)}")
+        self.store = together(comm, lambda: open_store(list(layouts)), DataError)
         try:
-            self._datasets = together(comm, lambda: self._checked(layouts), DataError)
-            agree(comm, f"{self.path} as each rank sees it", f"{self._identity.size} bytes, {self._described()}")
+            together(comm, lambda: self._check(layouts), DataError)
+            agree(comm, f"{self.path} as each rank sees it", self._described())
         except BaseException:
-            self._file.close()
+            self.store.close()
             raise
 
-    def _checked(self, layouts: Mapping[str, Layout] | Sequence[str]) -> dict[str, h5py.Dataset]:
-        found = {name: dataset(self._file, name, self.path, self._identity.size) for name in layouts}
+    def _check(self, layouts: Mapping[str, Layout] | Sequence[str]) -> None:
+        stored = self.store.stored
         for name, layout in layouts.items() if isinstance(layouts, Mapping) else ():
-            wrong = layout.mismatch(found[name].dtype, found[name].shape)
+            wrong = layout.mismatch(stored[name].dtype, stored[name].shape)
             if wrong:
                 raise DataError(f"{self.path}: dataset {name!r} {wrong}")
-        counts = {name: len(dataset) for name, dataset in found.items()}
+        counts = {name: of.shape[0] for name, of in stored.items()}
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{count} in {name!r}" for name, count in counts.items())
             raise DataError(f"{self.path}: the numbers of samples differ: {listed}")
-        return found
 
     def _described(self) -> str:
-        return ", ".join(f"{name} {d.dtype} {d.shape}" for name, d in self._datasets.items())
+        total = sum(state.size for state in self.store.states.values())
+        return f"{total} bytes, " + ", ".join(f"{name} {d.dtype} {d.shape}" for name, d in self.store.stored.items())
 
-    def __enter__(self) -> SampleFile:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Close the file on this rank."""
-        self._file.close()
+        """Close the files on this rank."""
+        self.store.close()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Global shape of a dataset, samples first."""
-        return tuple(self._datasets[name].shape)
+        return self.store.stored[name].shape
 
     def chunks(self, name: str) -> tuple[int, ...]:
         """Extents of a dataset's chunks; one row at a time where it has none."""
-        dataset = self._datasets[name]
-        return tuple(dataset.chunks or (1,) * (dataset.ndim - 1) + (dataset.shape[-1],))
+        return self.store.stored[name].chunks
 
     def attribute(self, name: str, group: str = "/") -> object:
         """An attribute of the file or of a group, or None."""
-        place = own_place(self._file, group)
-        return None if place is None else self._file[place].attrs.get(name)
+        return self.store.attribute(name, group)
 
     def column(self, name: str) -> list[object] | None:
         """A small dataset with one value per sample (family, seed, ...), or None if it is not there. Collective."""
-
-        def read() -> list[object] | None:
-            place = own_place(self._file, name)
-            found = None if place is None else self._file[place]
-            if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external or found.ndim != 1:
-                return None
-            samples = len(next(iter(self._datasets.values())))
-            if len(found) > samples:
-                raise DataError(
-                    f"{self.path}: {name!r} has {len(found)} values for {samples} samples; write one for each"
-                )
-            return [v.decode() if isinstance(v, bytes) else v for v in found[()].tolist()]
-
-        return together(self.comm, read, DataError)
+        return together(self.comm, lambda: self.store.column(name), DataError)
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
         """The values in ``box``. Local; may run in another thread.
@@ -138,24 +125,17 @@ class SampleFile:
         DataError
             On this rank, if they cannot be read.
         """
-        dataset = self._datasets[name]
-        values = np.empty([i.extent for i in box], dataset.dtype)
-        if not values.size:
-            return values
-        try:
-            dataset.read_direct(values, tuple(slice(i.start, i.stop) for i in box))
-        except (OSError, RuntimeError, ValueError) as error:
-            where = ", ".join(f"{i.start}:{i.stop}" for i in box)
-            raise DataError(f"{self.path}: cannot read [{where}] of dataset {name!r}: {error}") from error
-        return values
+        return self.store.read(name, tuple(slice(i.start, i.stop) for i in box))
 
     def check_unchanged(self) -> None:
-        """Raise DataError on all ranks if the file was replaced or changed since it was opened. Collective."""
+        """Raise DataError on all ranks if a file was replaced or changed since it was opened. Collective."""
 
         def check() -> None:
-            now = identity(self.path)
-            if now != self._identity:
-                raise DataError(f"{self.path} has been {self._identity.change(now)} since it was opened; start again")
+            # The ranks share the looking: of a list there may be thousands.
+            for path, then in list(self.store.states.items())[self.comm.rank :: self.comm.size]:
+                now = identity(path)
+                if now != then:
+                    raise DataError(f"{path} has been {then.change(now)} since it was opened; start again")
 
         together(self.comm, check, DataError)
 
@@ -168,3 +148,28 @@ class SampleFile:
                 f"neighbours read the same chunks; write the file with smaller chunks, or split fewer dimensions",
                 stacklevel=3,
             )
+
+
+class SampleFile(StoredSamples):
+    """Datasets of an HDF5 file, open for reading; all have the same number of samples. Collective.
+
+    ``layouts`` names them; as a mapping it says what each must be too. ``comm``: by default all ranks of the job.
+
+    Raises
+    ------
+    DataError
+        On all ranks, with path and reason, if on any of them the file is missing, unreadable, incomplete or damaged,
+        or a dataset is missing or has another layout.
+    MismatchError
+        If ranks ask for different files or see different ones.
+    """
+
+    kind = "HDF5 file"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        layouts: Mapping[str, Layout] | Sequence[str],
+        comm: MPI.Intracomm | None = None,
+    ) -> None:
+        super().__init__(path, layouts, comm, lambda names: Hdf5File(Path(path), names))

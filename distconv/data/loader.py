@@ -2,15 +2,16 @@
 
 The order of the samples, their mirroring, transposition and crops follow from the seed, the epoch and the sample alone,
 never from the grid.
-A thread reads the next batch meanwhile. It makes no MPI call: whether all ranks could read is agreed by the main
-threads at the step that the batch belongs to.
+Threads read the next batches meanwhile, as many as the source has readers. They make no MPI call: whether all ranks
+could read is agreed by the main threads at the step that the batch belongs to.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,12 +122,14 @@ class Loader(Epochs):
         mirror: str = "",
         transpose: bool = False,
         crop: Mapping[str, int] | None = None,
+        ahead: int = 1,
         device: torch.device | str = "cpu",
     ) -> None:
         """``mirror`` names the axes along which a sample is mirrored with probability one half, for example "hw".
 
         ``transpose``: its rows become its columns with probability one half, too; both are equally many then.
         ``crop`` is how much is taken of a sample along some axes, ``{"h": 256, "w": 256}``, at a place drawn for it.
+        ``ahead``: batches that are read while the model works on one.
 
         Raises
         ------
@@ -136,7 +139,7 @@ class Loader(Epochs):
         samples, of = file.shape(fields[0].dataset)[0], (file.path, f"samples of {fields[0].dataset!r}")
         super().__init__(samples, batch, of, seed=seed, shuffle=shuffle, drop_last=drop_last)
         self.file, self.fields, self.grid, self.device = file, tuple(fields), grid, torch.device(device)
-        self.mirror, self.transpose, self.crop = mirror, transpose, dict(crop or {})
+        self.mirror, self.transpose, self.crop, self.ahead = mirror, transpose, dict(crop or {}), ahead
         self._check_crop()
         first = self.fields[0]
         block = self._distribution(first).local_shape((self.samples, *self._extents(first)))[1:]
@@ -196,35 +199,44 @@ class Loader(Epochs):
         """
         self.file.check_unchanged()
         batches = self.batches(number, start)
-        with ThreadPoolExecutor(1, "distconv-loader") as reader:
-            ahead = reader.submit(self._read, number, batches[0]) if batches else None
-            for index, samples in enumerate(batches):
-                assert ahead is not None
-                blocks = together(self.grid.world, ahead.result, DataError)
-                if index + 1 < len(batches):
-                    ahead = reader.submit(self._read, number, batches[index + 1])
-                yield Batch(
-                    samples, tuple(self._tensor(f, b, len(samples)) for f, b in zip(self.fields, blocks, strict=True))
-                )
+        waiting: deque[_Reading] = deque()
+        with ThreadPoolExecutor(self.file.readers, "distconv-loader") as readers:
+            try:
+                for index, samples in enumerate(batches):
+                    if not waiting:
+                        waiting.append(self._begin(readers, number, samples))
+                    blocks = together(self.grid.world, waiting.popleft().result, DataError)
+                    for later in batches[index + 1 + len(waiting) : index + 1 + self.ahead]:
+                        waiting.append(self._begin(readers, number, later))
+                    tensors = (self._tensor(f, b, len(samples)) for f, b in zip(self.fields, blocks, strict=True))
+                    yield Batch(samples, tuple(tensors))
+            finally:
+                readers.shutdown(wait=False, cancel_futures=True)
 
     def _distribution(self, each: Field) -> Distribution:
         return Distribution(self.grid, default_axes(each.dims, len(self.file.shape(each.dataset))))
 
     def _tensor(self, each: Field, block: torch.Tensor, samples: int) -> DistTensor:
         shape = (samples, *self._extents(each))
-        return DistTensor(block.to(self.device), self._distribution(each), shape)
+        return DistTensor(block.to(self.device, non_blocking=True), self._distribution(each), shape)
 
-    def _read(self, epoch: int, samples: tuple[int, ...]) -> list[torch.Tensor]:
-        return [self._read_field(each, epoch, samples) for each in self.fields]
+    def _begin(self, readers: Executor, epoch: int, samples: tuple[int, ...]) -> _Reading:
+        """Let a batch be read, each sample of each field by itself."""
+        blocks, rows = [], []
+        for each in self.fields:
+            shape = (len(samples), *self._extents(each))
+            mine, *space = self._distribution(each).box(None, shape)
+            # A GPU takes pinned memory while the host goes on.
+            block = torch.empty(
+                (mine.extent, *(i.extent for i in space)), dtype=each.dtype, pin_memory=self.device.type == "cuda"
+            )
+            blocks.append(block)
+            for row, sample in enumerate(samples[mine.start : mine.stop]):
+                rows.append(readers.submit(self._read, block.numpy()[row], each, sample, space, epoch))
+        return _Reading(blocks, rows)
 
-    def _read_field(self, each: Field, epoch: int, samples: tuple[int, ...]) -> torch.Tensor:
-        shape = (len(samples), *self._extents(each))
-        mine, *space = self._distribution(each).box(None, shape)
-        block = torch.empty((mine.extent, *(i.extent for i in space)), dtype=each.dtype, device="cpu")
-        values = block.numpy()
-        for row, sample in enumerate(samples[mine.start : mine.stop]):
-            values[row] = self._prepared(each, sample, space, epoch)
-        return block
+    def _read(self, into: NDArray[Any], each: Field, sample: int, space: list[Interval], epoch: int) -> None:
+        into[...] = self._prepared(each, sample, space, epoch)
 
     def _prepared(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[Any]:
         """The values in ``space`` of one sample, which is cropped, then mirrored, then transposed."""
@@ -259,6 +271,20 @@ class Loader(Epochs):
             if axis in each.odd:
                 values = values * _per_channel(each.odd[axis][space[0].start : space[0].stop], values)
         return values
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """A batch that is being read."""
+
+    blocks: list[torch.Tensor]
+    rows: list[Future[None]]
+
+    def result(self) -> list[torch.Tensor]:
+        """This rank's block of each field, when all is read."""
+        for row in self.rows:
+            row.result()
+        return self.blocks
 
 
 def _before_transposing(each: Field, space: list[Interval]) -> list[Interval]:

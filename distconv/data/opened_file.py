@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import posixpath
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,8 +119,10 @@ def values(file: h5py.File, name: str, path: Path, file_bytes: int) -> NDArray[A
         raise DataError(f"{path}: cannot read dataset {name!r}: {error}") from error
 
 
-def dataset(file: h5py.File, name: str, path: Path, file_bytes: int) -> h5py.Dataset:
-    """The dataset called ``name`` if all of it is in this file.
+def dataset(
+    file: h5py.File, name: str, path: Path, file_bytes: int, virtual: Callable[[h5py.Dataset], object] | None = None
+) -> h5py.Dataset:
+    """The dataset called ``name`` if all of it is in this file, or ``virtual`` has checked where it is.
 
     Raises
     ------
@@ -138,12 +141,15 @@ def dataset(file: h5py.File, name: str, path: Path, file_bytes: int) -> h5py.Dat
         raise DataError(f"{path}: there is no dataset {name!r} in it; at its top are {has}")
     if not isinstance(found, h5py.Dataset):
         raise DataError(f"{path}: {name!r} is a group, not a dataset; it has {', '.join(sorted(found)) or 'nothing'}")
-    if found.is_virtual or found.external or found.file.filename != file.filename:
+    if (found.is_virtual and virtual is None) or found.external or found.file.filename != file.filename:
         raise DataError(f"{path}: dataset {name!r} lies in other files; copy it into this one")
     if found.dtype.kind == "O" or found.ndim == 0:
         raise DataError(
             f"{path}: dataset {name!r} is {'ragged' if found.ndim else 'a single value'}; samples must be equal arrays"
         )
+    if virtual is not None and found.is_virtual:
+        virtual(found)
+        return found
     stored = found.id.get_storage_size()
     if found.compression is None and stored < found.nbytes:
         raise DataError(

@@ -17,6 +17,8 @@ class Source(Protocol):
 
     path: Path
     comm: MPI.Intracomm
+    readers: int
+    """How many boxes may be read at a time, each in a thread of its own."""
 
     def close(self) -> None:
         """Let go of the file on this rank."""
@@ -35,3 +37,13 @@ class Source(Protocol):
 
     def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None:
         """Warn if reading ``block`` of a sample reads much more than that."""
+
+
+class StoredSource(Source, Protocol):
+    """A source that may say more of its samples; what :func:`open_source` opens is one."""
+
+    def attribute(self, name: str, group: str = "/") -> object:
+        """An attribute of what is stored, or of a group in it, or None."""
+
+    def column(self, name: str) -> list[object] | None:
+        """A small dataset with one value per sample, or None if it is not there. Collective."""

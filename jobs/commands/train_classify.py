@@ -19,7 +19,7 @@ from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.classifier import ClassifierJob
 from distconv.jobs.training.job import train
 from distconv.jobs.training.model_factory import CLASSIFIERS
-from distconv.jobs.training.options import add_training_arguments, positive
+from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, positive
 from distconv.jobs.training.pipeline_options import add_pipeline_arguments
 
 EXAMPLES = """\
@@ -46,8 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data",
         type=Path,
         metavar="PATH",
-        help="folder of MNIST or CIFAR-10 as downloaded, a CIFAR-10 batch, an HDF5 file, or digits: embedded images",
+        help="folder of MNIST or CIFAR-10 as downloaded, a CIFAR-10 batch, an HDF5 file or what else docs/data.md "
+        "names, or digits: embedded images",
     )
+    add_reading_arguments(parser)
     parser.add_argument("--test-data", type=Path, metavar="PATH", help="test images, where --data has none")
     parser.add_argument(
         "--image-name", default="image", metavar="NAME", help="HDF5 dataset of images (N, C, H, W) (default: image)"
@@ -107,6 +109,7 @@ def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> ImageSamples:
         names=(options.image_name, options.label_name),
         classes=options.classes,
         limit=options.max_train_samples,
+        readers=options.readers,
     )
 
 

@@ -22,7 +22,7 @@ from distconv.jobs.mesh.samples import MeshSamples
 from distconv.jobs.mesh.scores import Threshold, Verdict, gains, headline, judge, table
 from distconv.jobs.mesh.segmentation import Settings, Trainer
 from distconv.jobs.training.job import Job, Outcome, train
-from distconv.jobs.training.options import add_training_arguments
+from distconv.jobs.training.options import add_reading_arguments, add_training_arguments
 from distconv.jobs.training.report import Metrics
 from distconv.jobs.training.training import Training
 from distconv.layers.models import MESH_MODELS
@@ -45,7 +45,10 @@ SHOWN_SAMPLES = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv train mesh``."""
     defaults = Settings()
-    parser.add_argument("--data", metavar="PATH", help="HDF5 file that `distconv data mesh` has made")
+    parser.add_argument(
+        "--data", metavar="PATH", help="HDF5 file that `distconv data mesh` has made, or its like in zarr, ..."
+    )
+    add_reading_arguments(parser)
     parser.add_argument("--model", choices=MESH_MODELS, default=defaults.model, help="default: %(default)s")
     add_training_arguments(parser, defaults, out="runs/mesh")
     parser.add_argument("--baselines", action="store_true", help="judge simple predictors on the same samples too")
@@ -65,7 +68,7 @@ def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> MeshSamples:
             "train mesh needs --data PATH; make such a file with: "
             "distconv data mesh --size 128 --samples 48 --out mesh.h5"
         )
-    return MeshSamples(options.data, comm, extrapolated=options.baselines)
+    return MeshSamples(options.data, comm, extrapolated=options.baselines, readers=options.readers)
 
 
 @dataclass(frozen=True)

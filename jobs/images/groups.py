@@ -14,8 +14,9 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import agree, together
-from distconv.data.hdf5 import Layout, SampleFile
+from distconv.data.hdf5 import Layout
 from distconv.data.opened_file import opened, own_place
+from distconv.data.opening import is_source, open_source
 from distconv.data.source import Source
 from distconv.distribution import Interval
 from distconv.errors import DataError
@@ -28,7 +29,7 @@ TEN = 10
 """Classes of MNIST and CIFAR-10."""
 KNOWN = (
     "MNIST (train-images-idx3-ubyte and train-labels-idx1-ubyte), CIFAR-10 (data_batch_1.bin), all of them plain or "
-    "compressed (.gz, .xz), and HDF5 (train.h5)"
+    "compressed (.gz, .xz), HDF5, netCDF and zarr (train.h5, train.nc, train.zarr), and folders of .npy files"
 )
 
 
@@ -53,7 +54,7 @@ class Group:
 class Files:
     """The files of a group. Those of idx are images, then labels."""
 
-    format: Literal["idx", "cifar", "hdf5"]
+    format: Literal["idx", "cifar", "stored"]
     paths: tuple[Path, ...]
 
 
@@ -74,8 +75,10 @@ IMAGE = NumbersLayout("numbers", (None,) * 4, kinds="uif")
 LABEL = NumbersLayout("whole numbers", (None,), kinds="ui")
 
 
-def open_groups(path: Path, test_path: Path | None, names: tuple[str, str], comm: MPI.Intracomm) -> dict[str, Group]:
-    """``train`` and, where there is one, ``test``. Collective.
+def open_groups(
+    path: Path, test_path: Path | None, names: tuple[str, str], comm: MPI.Intracomm, readers: int = 1
+) -> dict[str, Group]:
+    """``train`` and, where there is one, ``test``, which are read by so many processes. Collective.
 
     Raises
     ------
@@ -86,7 +89,7 @@ def open_groups(path: Path, test_path: Path | None, names: tuple[str, str], comm
     """
     agree(comm, "image data", f"{path}, {test_path}, {names}")
     together(comm, lambda: _check_exists(path), DataError)
-    if not path.exists():
+    if str(path) == digits.NAME and not path.exists():
         return {group: _embedded(group, comm) for group in digits.COUNT}
     train, test = together(comm, lambda: (locate(path, "train"), locate(test_path or path, "test")), DataError)
     if train is None:
@@ -95,14 +98,14 @@ def open_groups(path: Path, test_path: Path | None, names: tuple[str, str], comm
         test = None
     if test is None and test_path is not None:
         raise DataError(f"{test_path} holds no test images; known are {KNOWN}")
-    found = {"train": _open(train, "train", names, comm)}
+    found = {"train": _open(train, "train", names, comm, readers)}
     if test is not None:
-        found["test"] = _open(test, "test", names, comm)
+        found["test"] = _open(test, "test", names, comm, readers)
     return found
 
 
 def _check_exists(path: Path) -> None:
-    if str(path) != digits.NAME and not path.exists():
+    if str(path) != digits.NAME and not path.exists() and not is_source(path):
         raise DataError(
             f"{path}: there is no such folder or file; known are {KNOWN}, or --data {digits.NAME}, which needs no file"
         )
@@ -121,9 +124,11 @@ def locate(path: Path, group: str) -> Files | None:
     DataError
         If there are images without labels.
     """
+    if is_source(path):
+        return Files("stored", (path,))
     if not path.is_dir():
         cifar = re.search(r"\.bin(\.gz|\.xz)?$", path.name)
-        return Files("cifar" if cifar else "hdf5", (path,))
+        return Files("cifar" if cifar else "stored", (path,))
     prefix, batches = {"train": ("train", r"data_batch_\d+"), "test": ("t10k", "test_batch")}[group]
     if images := _matching(path, rf"({prefix}-images[-.]idx3-ubyte)(\.gz|\.xz)?"):
         labels = _matching(path, rf"({prefix}-labels[-.]idx1-ubyte)(\.gz|\.xz)?")
@@ -132,8 +137,8 @@ def locate(path: Path, group: str) -> Files | None:
         return Files("idx", (images[0], labels[0]))
     if found := _matching(path, rf"({batches}\.bin)(\.gz|\.xz)?"):
         return Files("cifar", found)
-    found = _matching(path, rf"({group})\.(h5|hdf5)")
-    return Files("hdf5", found[:1]) if found else None
+    found = _matching(path, rf"({group})\.(h5|hdf5|nc|zarr)")
+    return Files("stored", found[:1]) if found else None
 
 
 def _matching(folder: Path, pattern: str) -> tuple[Path, ...]:
@@ -146,8 +151,10 @@ def _matching(folder: Path, pattern: str) -> tuple[Path, ...]:
     return tuple(found.values())
 
 
-def _open(files: Files, group: str, names: tuple[str, str], comm: MPI.Intracomm) -> Group:
-    return _hdf5_group(files.paths[0], group, names, comm) if files.format == "hdf5" else _decoded(files, comm)
+def _open(files: Files, group: str, names: tuple[str, str], comm: MPI.Intracomm, readers: int) -> Group:
+    if files.format == "stored":
+        return _stored_group(files.paths[0], group, names, comm, readers)
+    return _decoded(files, comm)
 
 
 def _decoded(files: Files, comm: MPI.Intracomm) -> Group:
@@ -161,10 +168,10 @@ def _decoded(files: Files, comm: MPI.Intracomm) -> Group:
     return Group(source, "image", images.labels, str(files.paths[-1]), TEN)
 
 
-def _hdf5_group(path: Path, group: str, names: tuple[str, str], comm: MPI.Intracomm) -> Group:
+def _stored_group(path: Path, group: str, names: tuple[str, str], comm: MPI.Intracomm, readers: int) -> Group:
     grouped = _has_group(path, group, comm)
     image, label = (f"{group}/{name}" if grouped else name for name in names)
-    file = SampleFile(path, {image: IMAGE, label: LABEL}, comm)
+    file = open_source(path, {image: IMAGE, label: LABEL}, comm, readers=readers)
     count = file.shape(label)[0]
     if not count:
         raise DataError(f"{path}: {image!r} has no images")
@@ -173,9 +180,11 @@ def _hdf5_group(path: Path, group: str, names: tuple[str, str], comm: MPI.Intrac
 
 
 def _has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
-    """Whether rank 0 finds such a group in the file; if it is no HDF5 file, opening it will say so. Collective."""
+    """Whether rank 0 finds such a group in what is stored; what is wrong with it, opening it will say. Collective."""
 
     def look() -> bool:
+        if path.is_dir():
+            return (path / group).is_dir()
         try:
             with opened(path)[0] as file:
                 place = own_place(file, group)

@@ -31,8 +31,9 @@ class ImageSamples:
     """The ``train`` and ``test`` images of a data set. Collective.
 
     ``path`` is a folder with the files of MNIST, of CIFAR-10 or ``train.h5`` (and ``test.h5``); a CIFAR-10 batch file;
-    or an HDF5 file with datasets ``image`` and ``label``, in groups ``train`` and ``test`` or at its top. ``test_path``
-    names a file for the test images where ``path`` has none. Only the first ``limit`` training images are used.
+    or what :func:`distconv.data.open_source` opens, with datasets ``image`` and ``label``, in groups ``train`` and
+    ``test`` or at its top. ``test_path`` names a file for the test images where ``path`` has none. Only the first
+    ``limit`` training images are used.
 
     Raises
     ------
@@ -51,9 +52,10 @@ class ImageSamples:
         names: tuple[str, str] = ("image", "label"),
         classes: int | None = None,
         limit: int | None = None,
+        readers: int = 1,
     ) -> None:
         self.comm = comm
-        self.groups = open_groups(path, test_path, names, comm)
+        self.groups = open_groups(path, test_path, names, comm, readers)
         train = self.groups["train"]
         self.classes = classes or train.classes
         for group in self.groups.values():

@@ -19,6 +19,8 @@ _SHIFTS = 2
 class Arrays:
     """Arrays in memory: every rank has all of them, and cuts out what it needs."""
 
+    readers = 1
+
     def __init__(self, path: Path, comm: MPI.Intracomm, **arrays: NDArray[Any]) -> None:
         self.path, self.comm, self._arrays = path, comm, arrays
 
@@ -54,7 +56,7 @@ class Part:
     epoch = 0
 
     def __init__(self, source: Source, samples: int, *, shift: int = 0, seed: int = 0) -> None:
-        self.path, self.comm = source.path, source.comm
+        self.path, self.comm, self.readers = source.path, source.comm, source.readers
         self._source, self._samples, self._shift, self._seed = source, samples, shift, seed
 
     def close(self) -> None:

@@ -11,8 +11,10 @@ import torch
 from mpi4py import MPI
 
 from distconv.data.channel_statistics import Moments, moments
-from distconv.data.hdf5 import Layout, SampleFile
+from distconv.data.hdf5 import Layout
 from distconv.data.loader import Field, Loader
+from distconv.data.opening import open_source
+from distconv.data.source import StoredSource
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 
@@ -34,11 +36,13 @@ class MeshSamples:
         On all ranks, if the file is not what it should be; the text names file, dataset and reason.
     """
 
-    def __init__(self, path: str | os.PathLike[str], comm: MPI.Intracomm, *, extrapolated: bool = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], comm: MPI.Intracomm, *, extrapolated: bool = False, readers: int = 1
+    ) -> None:
         layouts = LAYOUTS | (EXTRAPOLATED if extrapolated else {})
         self.comm = comm
-        self.train = _group(path, "train", layouts, comm)
-        self.heldout = _group(path, "heldout", layouts, comm)
+        self.train = _group(path, "train", layouts, comm, readers)
+        self.heldout = _group(path, "heldout", layouts, comm, readers)
         for file, group in ((self.train, "train"), (self.heldout, "heldout")):
             _check_extents(file, group, list(layouts), self.size)
         self.input = moments(self.train, "train/input")
@@ -66,7 +70,7 @@ class MeshSamples:
         self.train.close()
         self.heldout.close()
 
-    def file(self, group: str) -> SampleFile:
+    def file(self, group: str) -> StoredSource:
         """The open file that serves ``train`` or ``heldout``."""
         return self.train if group == "train" else self.heldout
 
@@ -124,11 +128,14 @@ def exchanged() -> tuple[tuple[int, float], ...]:
     return tuple((round(abs(value)) - 1, math.copysign(1.0, value)) for value in turned[:, 0, 0])
 
 
-def _group(path: str | os.PathLike[str], group: str, layouts: dict[str, Layout], comm: MPI.Intracomm) -> SampleFile:
-    return SampleFile(path, {f"{group}/{name}": layout for name, layout in layouts.items()}, comm)
+def _group(
+    path: str | os.PathLike[str], group: str, layouts: dict[str, Layout], comm: MPI.Intracomm, readers: int
+) -> StoredSource:
+    named = {f"{group}/{name}": layout for name, layout in layouts.items()}
+    return open_source(path, named, comm, readers=readers)
 
 
-def _check_extents(file: SampleFile, group: str, names: list[str], size: tuple[int, int]) -> None:
+def _check_extents(file: StoredSource, group: str, names: list[str], size: tuple[int, int]) -> None:
     for name in names:
         found = file.shape(f"{group}/{name}")[-2:]
         if found != size:

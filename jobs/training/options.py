@@ -50,6 +50,13 @@ def add_training_arguments(
     return place
 
 
+def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
+    """How samples are read that lie in files."""
+    parser.add_argument(
+        "--readers", type=positive, default=1, metavar="N", help="processes that read on each rank (default: a thread)"
+    )
+
+
 def _add_optimisation(parser: argparse.ArgumentParser, defaults: Settings) -> None:
     """How weights follow from gradients."""
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default=defaults.optimizer, help="default: %(default)s")

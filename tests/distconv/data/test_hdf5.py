@@ -178,7 +178,7 @@ def enormous_if_uncompressed(file: h5py.File) -> None:
         (single, "dataset 'x' is a single value"),
         (unwritten, "dataset 'x' is incomplete: (7, 3, 9, 10) takes 7560 bytes but 0 were written"),
         (linked, "dataset 'x' lies in other files"),
-        (virtual, "dataset 'x' lies in other files"),
+        (virtual, "virtual dataset 'x' leads to /etc/passwd, out of the folder"),
         (stored_elsewhere, "dataset 'x' lies in other files"),
         (enormous, "dataset 'x' is incomplete: (1125899906842624, 3, 32, 32) takes 13835058055282163712 bytes"),
         (enormous_if_uncompressed, "takes 1125899906842624 chunks but 0 were written"),

@@ -51,6 +51,37 @@ def test_hdf5_images_lie_in_groups_in_two_files_or_in_a_folder(comm: Any, shared
     samples.close()
 
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("name", ["images.zarr", "images.nc", "npy", "folder"])
+def test_images_in_other_formats_are_those_of_hdf5(comm: Any, shared_tmp_path: Path, name: str) -> None:
+    def write(folder: Path) -> None:
+        for group, count in (("train", 6), ("test", 4)):
+            images, labels = arrays(count, (2, 28, 28))
+            if name == "images.nc":
+                data = pytest.importorskip("xarray").Dataset(
+                    {"image": (("n", "c", "y", "x"), images), "label": (("n",), labels)}
+                )
+                data.to_netcdf(folder / name, mode="a", group=group, engine="h5netcdf")
+            elif name == "npy":
+                (folder / name / group).mkdir(parents=True)
+                np.save(folder / name / group / "image.npy", images)
+                np.save(folder / name / group / "label.npy", labels)
+            else:
+                zarr = pytest.importorskip("zarr")
+                path, prefix = (
+                    (folder / name / f"{group}.zarr", "") if name == "folder" else (folder / name, f"{group}/")
+                )
+                zarr.open_group(path, mode="a").create_array(f"{prefix}image", data=images, chunks=(1, 2, 7, 7))
+                zarr.open_group(path, mode="a").create_array(f"{prefix}label", data=labels)
+
+    samples = ImageSamples(written(comm, shared_tmp_path, write) / name, comm, readers=2)
+    images, labels = arrays(4, (2, 28, 28))
+    assert np.array_equal(samples.groups["test"].labels, labels) and samples.groups["train"].shape == (6, 2, 28, 28)
+    assert np.array_equal(samples.image("test", 3), images[3])
+    assert samples.moments.mean[0] == pytest.approx(arrays(6, (2, 28, 28))[0][:, 0].mean(), rel=1e-12)
+    samples.close()
+
+
 def truncated_gzip(folder: Path) -> None:
     path = folder / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-900])

@@ -1,0 +1,11 @@
+"""The formats that samples are stored in, each read by one process alone: no MPI and no torch here.
+
+::
+
+    hdf5_files     HDF5: one file, or the samples of many one behind the other
+    netcdf         netCDF, by xarray: values as their attributes decode them
+    npy            NumPy's .npy files, mapped into memory
+    store          What all formats have in common: datasets by name, boxes of them, the state of their files
+    virtual        HDF5 virtual datasets: their sources lie in the folder of the file, and cover them
+    zarr_groups    zarr groups, format 2 and 3
+"""

@@ -1,0 +1,193 @@
+"""HDF5: one file, or the samples of many one behind the other."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+from numpy.typing import NDArray
+
+from distconv.data.formats.store import Slices, Store, Stored, states_of
+from distconv.data.formats.virtual import sources_of
+from distconv.data.opened_file import Identity, dataset, opened, own_place
+from distconv.errors import DataError
+
+_MOST_OPEN = 64
+"""Files of a list that a process has open at a time."""
+
+
+class Hdf5File(Store):
+    """Datasets of one HDF5 file, virtual ones among them whose sources are in its folder."""
+
+    def open(self) -> None:
+        """Open the file and check the datasets.
+
+        Raises
+        ------
+        DataError
+            If the file or a dataset is missing, incomplete or damaged, or lies elsewhere.
+        """
+        self._file, state = opened(self.path)
+        self.states, self._datasets = {self.path: state}, dict[str, h5py.Dataset]()
+        try:
+            for name in self.names:
+                self._datasets[name], self.stored[name] = self._checked(name, state.size)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _checked(self, name: str, size: int) -> tuple[h5py.Dataset, Stored]:
+        sources: dict[Path, tuple[int, ...] | None] = {}
+        found = dataset(
+            self._file, name, self.path, size, lambda virtual: sources.update(sources_of(virtual, self.path, name))
+        )
+        self.states |= states_of(sources)
+        # Of several sources the first speaks for all.
+        chunks = next(iter(sources.values()), None) if sources else found.chunks
+        chunks = chunks or (1,) * (min(found.ndim, 2) - 1) + found.shape[-1:]
+        return found, Stored(found.shape, found.dtype, (1,) * (found.ndim - len(chunks)) + tuple(chunks))
+
+    def values(self, name: str, box: Slices) -> NDArray[Any]:
+        """The values of a dataset in ``box``, which is not empty."""
+        found = np.empty([each.stop - each.start for each in box], self.stored[name].dtype)
+        self._datasets[name].read_direct(found, box)
+        return found
+
+    def column(self, name: str) -> list[object] | None:
+        """A dataset with one value per sample, if there is one in the file itself.
+
+        Raises
+        ------
+        DataError
+            If it has more values than there are samples, or lies in another file.
+        """
+        place = own_place(self._file, name)
+        found = None if place is None else self._file[place]
+        if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external or found.ndim != 1:
+            return None
+        samples = next(iter(self.stored.values())).shape[0]
+        if len(found) > samples:
+            raise DataError(f"{self.path}: {name!r} has {len(found)} values for {samples} samples; write one for each")
+        return [v.decode() if isinstance(v, bytes) else v for v in found[()].tolist()]
+
+    def attribute(self, name: str, group: str) -> object:
+        """An attribute of a group, or None."""
+        place = own_place(self._file, group)
+        return None if place is None else self._file[place].attrs.get(name)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class Head:
+    """What is known of one file of a list."""
+
+    path: Path
+    state: Identity
+    stored: Mapping[str, Stored]
+
+
+def head_of(path: Path, names: Iterable[str], one_each: bool) -> Head:
+    """That of the file ``path``, each dataset of which has samples, or is ``one_each``. It is not kept open.
+
+    Raises
+    ------
+    DataError
+        If the file or a dataset is missing, incomplete or damaged.
+    """
+    file = Hdf5File(path, names)
+    file.close()
+    if len(file.states) > 1:
+        raise DataError(f"{path}: has virtual datasets; name it alone, not in a list")
+    stored = file.stored
+    if one_each:
+        stored = {name: Stored((1, *of.shape), of.dtype, (1, *of.chunks)) for name, of in stored.items()}
+    return Head(path, file.states[path], stored)
+
+
+class Hdf5Files(Store):
+    """The samples of many files, one behind the other; a process has a few of them open at a time."""
+
+    def __init__(self, path: Path, names: Iterable[str], heads: Sequence[Head], one_each: bool) -> None:
+        """``path`` names them all in messages."""
+        self._heads, self._one_each = tuple(heads), one_each
+        super().__init__(path, names)
+
+    def open(self) -> None:
+        """Put the files together.
+
+        Raises
+        ------
+        DataError
+            If their samples differ in more than their number.
+        """
+        self._open: OrderedDict[int, Hdf5File] = OrderedDict()
+        self._lock = threading.Lock()
+        self.states = {head.path: head.state for head in self._heads}
+        first = self._heads[0]
+        for name in self.names:
+            like = first.stored[name]
+            for head in self._heads:
+                other = head.stored[name]
+                if (other.shape[1:], other.dtype) != (like.shape[1:], like.dtype):
+                    raise DataError(
+                        f"{head.path}: dataset {name!r} has samples of {other.dtype} {other.shape[1:]}, those in "
+                        f"{first.path} are {like.dtype} {like.shape[1:]}"
+                    )
+            count = sum(head.stored[name].shape[0] for head in self._heads)
+            self.stored[name] = Stored((count, *like.shape[1:]), like.dtype, like.chunks)
+        self._begins = [0, *itertools.accumulate(self._count(head) for head in self._heads)]
+
+    def _count(self, head: Head) -> int:
+        counts = {name: head.stored[name].shape[0] for name in self.names}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{count} in {name!r}" for name, count in counts.items())
+            raise DataError(f"{head.path}: the numbers of samples differ: {listed}")
+        return next(iter(counts.values()))
+
+    def values(self, name: str, box: Slices) -> NDArray[Any]:
+        """The values of a dataset in ``box``, which is not empty."""
+        found = np.empty([each.stop - each.start for each in box], self.stored[name].dtype)
+        start, stop = box[0].start, box[0].stop
+        index = bisect.bisect_right(self._begins, start) - 1
+        while start < stop:
+            begin, end = self._begins[index], min(stop, self._begins[index + 1])
+            if start < end:
+                inside = () if self._one_each else (slice(start - begin, end - begin),)
+                with self._lock:
+                    part = self._file(index).read(name, (*inside, *box[1:]))
+                found[start - box[0].start : end - box[0].start] = part
+            start, index = max(start, end), index + 1
+        return found
+
+    def _file(self, index: int) -> Hdf5File:
+        """The file of this index, open."""
+        if index not in self._open:
+            head = self._heads[index]
+            file = Hdf5File(head.path, self.names)
+            if file.states[head.path] != head.state:
+                change = head.state.change(file.states[head.path])
+                raise DataError(f"{head.path} has been {change} since it was opened; start again")
+            self._open[index] = file
+        self._open.move_to_end(index)
+        if len(self._open) > _MOST_OPEN:
+            self._open.popitem(last=False)[1].close()
+        return self._open[index]
+
+    def close(self) -> None:
+        """Close what is open."""
+        while self._open:
+            self._open.popitem()[1].close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_heads": self._heads, "_one_each": self._one_each}

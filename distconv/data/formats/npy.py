@@ -1,0 +1,66 @@
+"""NumPy's .npy files, mapped into memory: a file is a dataset, of the file's name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distconv.data.formats.store import Slices, Store, Stored, check_inside, check_numbers, states_of
+from distconv.errors import DataError
+
+
+class NpyFiles(Store):
+    """``NAME.npy`` in a folder for each dataset, or one such file."""
+
+    def open(self) -> None:
+        """Map the files.
+
+        Raises
+        ------
+        DataError
+            If one is missing, cut short, elsewhere, or holds Python's objects.
+        """
+        paths = {name: self._path(name) for name in self.names}
+        self._arrays = {name: self._mapped(name, path) for name, path in paths.items()}
+        self.states = states_of(paths.values())
+        for name, array in self._arrays.items():
+            check_numbers(self.path, name, array.shape, array.dtype)
+            self.stored[name] = Stored(array.shape, array.dtype, (1,) * (array.ndim - 1) + array.shape[-1:])
+
+    def _path(self, name: str) -> Path:
+        if self.path.is_dir():
+            found = self.path / f"{name}.npy"
+            check_inside(found, self.path, f"{self.path}: dataset {name!r}")
+            return found
+        if name != self.path.stem:
+            raise DataError(f"{self.path}: there is no dataset {name!r} in it; it is {self.path.stem!r}")
+        check_inside(self.path, self.path.resolve().parent, f"dataset {name!r}")
+        return self.path
+
+    def _mapped(self, name: str, path: Path) -> NDArray[Any]:
+        try:
+            # Refuses Python's objects by itself: nothing can be unpickled of a mapped file.
+            return np.lib.format.open_memmap(path, mode="r")
+        except (OSError, ValueError, SyntaxError) as error:
+            raise DataError(f"{path} cannot be mapped as an array of NumPy: {error}") from error
+
+    def values(self, name: str, box: Slices) -> NDArray[Any]:
+        """The values of an array in ``box``, which is not empty."""
+        return np.array(self._arrays[name][box])
+
+    def column(self, name: str) -> list[object] | None:
+        """A file with one number or text per sample, if there is one."""
+        path = self.path / f"{name}.npy"
+        if not self.path.is_dir() or not path.is_file():
+            return None
+        check_inside(path, self.path, f"{self.path}: {name!r}")
+        values = self._mapped(name, path)
+        return list(values.tolist()) if values.ndim == 1 and values.dtype.kind in "biufU" else None
+
+
+def is_npy(path: Path) -> bool:
+    """Whether a folder has such files, or a file is one."""
+    return path.suffix == ".npy" or (path.is_dir() and next(path.rglob("*.npy"), None) is not None)

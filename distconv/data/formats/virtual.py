@@ -1,0 +1,73 @@
+"""HDF5 virtual datasets: their sources lie in the folder of the file, and cover them.
+
+HDF5 gives fill values where a source is missing, and opens whatever path a file names; so all is looked at before.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import h5py
+
+from distconv.data.formats.store import check_inside
+from distconv.data.opened_file import dataset, opened
+from distconv.errors import DataError
+
+Bounds = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def sources_of(found: h5py.Dataset, path: Path, name: str) -> dict[Path, tuple[int, ...] | None]:
+    """The files that hold what the virtual dataset ``name`` of ``path`` shows, with their chunks.
+
+    Raises
+    ------
+    DataError
+        If one of them is not in the folder, is missing, incomplete or virtual itself, or part of the dataset has none.
+    """
+    folder, files, boxes, points = path.parent, dict[Path, tuple[int, ...] | None](), list[Bounds](), 0
+    for file_name, dataset_name, bounds, count in _parts(found):
+        points += count
+        boxes.append(bounds)
+        if "%" in file_name or "%" in dataset_name:
+            raise DataError(f"{path}: virtual dataset {name!r} is made of numbered files {file_name!r}; list them")
+        place = path if file_name == "." else folder / file_name
+        if place not in files:
+            check_inside(place, folder, f"{path}: virtual dataset {name!r}")
+            files[place] = _checked_source(place, dataset_name, path)
+    if points < math.prod(found.shape):
+        raise DataError(
+            f"{path}: virtual dataset {name!r} is incomplete: of its {math.prod(found.shape)} values {points} have a "
+            "source"
+        )
+    if points > math.prod(found.shape) or _overlap(boxes):
+        raise DataError(f"{path}: virtual dataset {name!r} has values with two sources; write it with one for each")
+    return files
+
+
+def _parts(found: h5py.Dataset) -> Iterator[tuple[str, str, Bounds, int]]:
+    """File and dataset of each source, the box that holds what comes from it, and how much that is."""
+    for source in found.virtual_sources():
+        bounds = source.vspace.get_select_bounds()
+        yield source.file_name, source.dset_name, bounds, source.vspace.get_select_npoints()
+
+
+def _overlap(boxes: list[Bounds]) -> bool:
+    """Whether two of them have an index in common; both ends are in a box."""
+    boxes = sorted(boxes)
+    for index, (low, high) in enumerate(boxes):
+        for other_low, other_high in boxes[index + 1 :]:
+            if other_low[0] > high[0]:
+                break
+            pairs = zip(low, high, other_low, other_high, strict=True)
+            if all(a <= d and c <= b for a, b, c, d in pairs):
+                return True
+    return False
+
+
+def _checked_source(place: Path, dataset_name: str, path: Path) -> tuple[int, ...] | None:
+    file, state = opened(place)
+    with file:
+        source = dataset(file, dataset_name.lstrip("/") or "/", place, state.size)
+        return None if source.chunks is None else tuple(source.chunks)

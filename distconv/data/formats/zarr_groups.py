@@ -1,0 +1,138 @@
+"""zarr groups, format 2 and 3: an array of the group is a dataset.
+
+A chunk that is not there has the fill value, as zarr means it; what :func:`distconv.write` has not finished is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distconv.data.formats.store import Slices, Store, Stored, check_inside, check_numbers, states_of
+from distconv.errors import DataError
+
+UNFINISHED = "distconv_unfinished"
+"""An attribute of a group while it is being written."""
+
+_CODECS = frozenset(
+    "bytes transpose sharding_indexed gzip zstd blosc zlib lz4 lzma bz2 crc32 crc32c adler32 fletcher32 shuffle delta "
+    "fixedscaleoffset quantize bitround astype packbits".split()
+)
+"""Codecs that only compute. Others turn what is in a file into Python's objects, and pickles run code."""
+
+_METADATA = ("zarr.json", ".zarray", ".zgroup", ".zmetadata", ".zattrs")
+
+
+class ZarrGroup(Store):
+    """Arrays of a zarr group in a folder."""
+
+    libraries = ("zarr",)
+
+    def open(self) -> None:
+        """Open the group and check the arrays.
+
+        Raises
+        ------
+        DataError
+            If zarr is not installed, an array is missing, or it is made of other things than numbers.
+        """
+        try:
+            import zarr
+        except ImportError as error:
+            raise DataError(f"{self.path}: zarr is not installed: pip install 'distconv[zarr]'") from error
+        try:
+            self._group = zarr.open_group(_inside(self.path), mode="r")
+            self._arrays = {name: self._group.get(name) for name in self.names}
+        except DataError:
+            raise
+        except Exception as error:
+            text = " ".join(f"{error}".split()) or type(error).__name__
+            raise DataError(f"{self.path} cannot be opened as a zarr group: {text}") from error
+        if self._group.attrs.get(UNFINISHED):
+            raise DataError(f"{self.path} is incomplete: its writer has not finished; let it go on, or write it anew")
+        for name, array in self._arrays.items():
+            self.stored[name] = self._checked(name, array)
+        files = (folder / each for folder in self._folders() for each in _METADATA)
+        self.states = states_of(file for file in files if file.is_file())
+
+    def _checked(self, name: str, array: Any) -> Stored:
+        if array is None:
+            has = ", ".join(sorted(self._group.array_keys())) or "no arrays"
+            raise DataError(f"{self.path}: there is no dataset {name!r} in it; at its top are {has}")
+        if not hasattr(array, "chunks"):
+            raise DataError(f"{self.path}: {name!r} is a group, not a dataset")
+        check_numbers(self.path, name, array.shape, array.dtype)
+        if others := sorted(set(_codecs(array.metadata.to_dict())) - _CODECS):
+            raise DataError(
+                f"{self.path}: dataset {name!r} is encoded by {', '.join(others)}, which is not read from files that "
+                f"others may have made; write it again with {', '.join(sorted(_CODECS)[:3])} or the like"
+            )
+        return Stored(tuple(array.shape), array.dtype, tuple(array.chunks))
+
+    def _folders(self) -> list[Path]:
+        return [self.path, *(self.path / name for name in self.names)]
+
+    def values(self, name: str, box: Slices) -> NDArray[Any]:
+        """The values of a dataset in ``box``, which is not empty."""
+        return np.asarray(self._arrays[name][box])
+
+    def column(self, name: str) -> list[object] | None:
+        """An array with one number or text per sample, if there is one."""
+        array = self._group.get(name)
+        if array is None or getattr(array, "ndim", 0) != 1 or array.dtype.kind not in "biufU":
+            return None
+        return list(array[:].tolist())
+
+    def attribute(self, name: str, group: str) -> object:
+        """An attribute of a group, or None."""
+        found = self._group if group in ("", "/") else self._group.get(group)
+        return None if found is None else found.attrs.get(name)
+
+
+def _inside(folder: Path) -> Any:
+    """A zarr store of the folder that reads nothing which links place elsewhere, and no pipes."""
+    from zarr.storage import LocalStore
+
+    def checked(key: str) -> None:
+        path = folder / key
+        if path.exists() and not path.is_dir():
+            check_inside(path, folder, f"{folder}: {key}")
+
+    class Inside(LocalStore):  # type: ignore[misc]
+        """Each file is looked at before it is read."""
+
+        async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
+            checked(key)
+            return await super().get(key, *arguments, **options)
+
+        def get_sync(self, key: str, **options: Any) -> Any:
+            checked(key)
+            return super().get_sync(key, **options)
+
+        async def get_partial_values(self, prototype: Any, key_ranges: Any) -> Any:
+            key_ranges = list(key_ranges)
+            for key, _ in key_ranges:
+                checked(key)
+            return await super().get_partial_values(prototype, key_ranges)
+
+    return Inside(folder, read_only=True)
+
+
+def _codecs(metadata: Any, within: bool = False) -> Iterator[str]:
+    """The names of all codecs in the metadata of an array, those inside of others too."""
+    if isinstance(metadata, list | tuple):
+        for each in metadata:
+            yield from _codecs(each, within)
+    elif isinstance(metadata, dict):
+        if within and (name := metadata.get("id", metadata.get("name"))):
+            yield str(name).removeprefix("numcodecs.")
+        for key, value in metadata.items():
+            inside = key in ("codecs", "index_codecs", "filters", "compressor")
+            if inside or (within and key == "configuration"):
+                yield from _codecs(value, inside)
+    elif within and metadata is not None:
+        yield str(getattr(metadata, "codec_id", type(metadata).__name__.lower()))

@@ -1,0 +1,139 @@
+"""Samples of whatever format a path has, opened as a source: each rank reads the chunks that its boxes touch."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mpi4py import MPI
+
+from distconv.communication.agreement import agree, together
+from distconv.data.formats.hdf5_files import Hdf5Files, head_of
+from distconv.data.formats.netcdf import NetCdf
+from distconv.data.formats.npy import NpyFiles, is_npy
+from distconv.data.formats.store import Store, check_inside
+from distconv.data.formats.zarr_groups import ZarrGroup
+from distconv.data.hdf5 import Layout, SampleFile, StoredSamples
+from distconv.data.reading_processes import ReadByProcesses
+from distconv.data.source import StoredSource
+from distconv.errors import DataError
+
+AnyPath = str | os.PathLike[str]
+
+_ZARR = ("zarr.json", ".zgroup", ".zarray")
+_NETCDF = (".nc", ".nc4", ".netcdf")
+_HDF5 = (".h5", ".hdf5", ".hdf")
+
+
+def open_source(
+    path: AnyPath | Sequence[AnyPath],
+    layouts: Mapping[str, Layout] | Sequence[str],
+    comm: MPI.Intracomm | None = None,
+    *,
+    one_each: bool = False,
+    readers: int = 1,
+) -> StoredSource:
+    """The datasets ``layouts`` of ``path``, as a source for :class:`Loader`. Collective.
+
+    ``path`` is a zarr group, a netCDF file (.nc), an HDF5 file, virtual datasets among them, a folder of NumPy's .npy
+    files or one such file; or a list, a pattern (``samples/*.h5``) or a folder of HDF5 files, which have samples each,
+    or ``one_each``: datasets without the dimension that counts them. ``layouts`` names the datasets; as a mapping it
+    says what each must be too. ``readers``: processes that read at a time, besides this one.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if files are missing, incomplete, damaged, lead elsewhere, or hold Python's objects.
+    MismatchError
+        If ranks ask for different files, or see different ones.
+    """
+    comm = MPI.COMM_WORLD if comm is None else comm
+    named = path if isinstance(path, (str, os.PathLike)) else [str(each) for each in path]
+    agree(comm, "open_source", f"{named}, {one_each}, {readers}")
+    files = together(comm, lambda: _files_of(path), DataError)
+    opened: StoredSamples
+    if files is not None:
+        opened = _files(Path(_name_of(path)), files, layouts, comm, one_each)
+    else:
+        place = Path(path)  # type: ignore[arg-type]  # a list has files
+        kind = together(comm, lambda: _kind_of(place), DataError)
+        opened = SampleFile(place, layouts, comm) if kind is None else _store(kind, place, layouts, comm)
+    return opened if readers == 1 else ReadByProcesses(opened, readers)
+
+
+def is_source(path: Path) -> bool:
+    """Whether a path is a pattern, or of a format that is no single HDF5 file."""
+    if glob.has_magic(str(path)) and not path.exists():
+        return True
+    if path.is_dir():
+        return any((path / name).is_file() for name in _ZARR) or is_npy(path)
+    return path.suffix in (".npy", *_NETCDF)
+
+
+def _store(
+    kind: type[Store], path: Path, layouts: Mapping[str, Layout] | Sequence[str], comm: MPI.Intracomm
+) -> StoredSamples:
+    return StoredSamples(path, layouts, comm, lambda names: kind(path, names))
+
+
+def _kind_of(path: Path) -> type[Store] | None:
+    """The format of what is no list; None is HDF5."""
+    if path.is_dir():
+        if any((path / name).is_file() for name in _ZARR):
+            return ZarrGroup
+        if is_npy(path):
+            return NpyFiles
+        raise DataError(f"{path} is a folder, but has no zarr group, no .npy files and no HDF5 files in it")
+    if path.suffix == ".npy":
+        return NpyFiles
+    return NetCdf if path.suffix in _NETCDF else None
+
+
+def _name_of(path: AnyPath | Sequence[AnyPath]) -> str:
+    if isinstance(path, (str, os.PathLike)):
+        return str(path)
+    return os.path.commonpath([Path(each).absolute() for each in path])
+
+
+def _files_of(path: AnyPath | Sequence[AnyPath]) -> list[Path] | None:
+    """The HDF5 files of a list, a pattern or a folder, or None if it is none of them."""
+    if not isinstance(path, (str, os.PathLike)):
+        if not path:
+            raise DataError("open_source: the list of files is empty; name at least one")
+        return [Path(each) for each in path]
+    text, place = str(path), Path(path)
+    if place.is_dir():
+        found = sorted(each for each in place.iterdir() if each.suffix in _HDF5)
+        folder = place
+    elif glob.has_magic(text) and not place.exists():
+        found = sorted(Path(each) for each in glob.glob(text, recursive=True))
+        folder = Path(_fixed(text))
+        if not found:
+            raise DataError(f"{text}: no file is called so")
+    else:
+        return None
+    for each in found:
+        check_inside(each, folder, f"{text}: {each.name}")
+    return found or None
+
+
+def _fixed(pattern: str) -> str:
+    """The folders of a pattern before the first that is one itself."""
+    parts = Path(pattern).parts
+    count = next(index for index, part in enumerate(parts) if glob.has_magic(part))
+    return str(Path(*parts[:count])) if count else "."
+
+
+def _files(
+    path: Path, files: list[Path], layouts: Mapping[str, Layout] | Sequence[str], comm: MPI.Intracomm, one_each: bool
+) -> StoredSamples:
+    """A list: the ranks share the looking at its files."""
+    agree(comm, f"{path}: the files", str([str(each) for each in files]))
+    mine = together(
+        comm, lambda: [head_of(each, list(layouts), one_each) for each in files[comm.rank :: comm.size]], DataError
+    )
+    found = comm.allgather(mine)
+    heads = [found[index % comm.size][index // comm.size] for index in range(len(files))]
+    return StoredSamples(path, layouts, comm, lambda names: Hdf5Files(path, names, heads, one_each))

@@ -1,0 +1,115 @@
+"""A process without MPI and torch, which reads boxes in children of its own; run as a script by ``reading_processes``.
+
+Importing distconv would start MPI, so the package is a bare name here, below which the modules of formats are found.
+What a rank says is trusted: it has started this process. ::
+
+    start     JSON (the path of modules, and which to import), then the pickled store, each behind its length
+    request   JSON: dataset and box; answer: JSON (shape and dtype, or what went wrong), then the values
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import pickle
+import socket
+import struct
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+_LENGTH = struct.Struct("!Q")
+
+
+def received(link: socket.socket, into: memoryview) -> bool:
+    """Fill ``into``; False if the other side is gone."""
+    while into:
+        count = link.recv_into(into)
+        if not count:
+            return False
+        into = into[count:]
+    return True
+
+
+def message(link: socket.socket) -> bytes | None:
+    """The next message, or None if the other side is gone."""
+    length = bytearray(_LENGTH.size)
+    if not received(link, memoryview(length)):
+        return None
+    text = bytearray(_LENGTH.unpack(length)[0])
+    return bytes(text) if received(link, memoryview(text)) else None
+
+
+def send(link: socket.socket, text: bytes) -> None:
+    """A message."""
+    link.sendall(_LENGTH.pack(len(text)) + text)
+
+
+def serve(link: socket.socket, store: Any) -> None:
+    """Answer requests until the rank is gone."""
+    while (request := message(link)) is not None:
+        name, box = json.loads(request)
+        try:
+            values = store.read(name, tuple(slice(*each) for each in box))
+            if not values.flags.c_contiguous:
+                values = values.copy()
+            answer = {"shape": values.shape, "dtype": values.dtype.str}
+        except Exception as error:
+            send(link, json.dumps({"error": f"{error}" or type(error).__name__}).encode())
+            continue
+        send(link, json.dumps(answer).encode())
+        link.sendall(memoryview(values.reshape(-1)).cast("B") if values.size else b"")
+
+
+def main(descriptors: list[int]) -> None:
+    """Load the store, and start a child for each descriptor, a socket to the rank."""
+    links = [socket.socket(fileno=descriptor) for descriptor in descriptors]
+    start = message(links[0])
+    if start is None:
+        return
+    folder = Path(__file__).resolve().parents[1]
+    settings = json.loads(start)
+    sys.path[:] = settings["path"]
+    for name, place in (("distconv", folder), ("distconv.data", folder / "data")):
+        package = types.ModuleType(name)
+        package.__path__ = [str(place)]
+        sys.modules[name] = package
+    for name in settings["modules"]:
+        # Once for all children; what goes wrong they will say.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    pickled = message(links[0])
+    assert pickled is not None
+    children = []
+    for index, link in enumerate(links):
+        child = os.fork()
+        if not child:
+            for other in links[:index] + links[index + 1 :]:
+                other.close()
+            try:
+                _serve_pickled(link, pickled)
+            finally:
+                os._exit(0)
+        children.append(child)
+    for link in links:
+        link.close()
+    for child in children:
+        os.waitpid(child, 0)
+
+
+def _serve_pickled(link: socket.socket, pickled: bytes) -> None:
+    try:
+        store = pickle.loads(pickled)
+    except Exception as error:
+        text = f"the samples cannot be opened in another process: {type(error).__name__}: {error}"
+        send(link, json.dumps({"error": text}).encode())
+        return
+    send(link, json.dumps({}).encode())
+    serve(link, store)
+
+
+if __name__ == "__main__":
+    main([int(word) for word in sys.argv[1:]])

@@ -1,0 +1,194 @@
+"""Reading by several processes: HDF5 has one lock in each, and Python computes in one thread.
+
+They are children of a process that has neither MPI nor threads (``reader_server``), and end with the rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import queue
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distconv.communication.agreement import agree, together
+from distconv.data import reader_server
+from distconv.data.formats.store import Store
+from distconv.data.reader_server import message, received, send
+from distconv.data.source import Source
+from distconv.distribution import Box
+from distconv.errors import DataError
+from distconv.process.launchers import without_launcher
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class Portable(Source, Protocol):
+    """A source whose boxes another process can read: files, and functions that can be imported there."""
+
+    store: Any
+    """What reads boxes by ``read(name, slices)`` there; it is pickled on its way."""
+
+
+class ReadByProcesses:
+    """A source whose boxes ``readers`` processes read on each rank, as many at a time. Collective.
+
+    ``source`` is one of :func:`open_source`, or a :class:`BoxFunction` whose function is in a module that does not
+    import distconv: there is no MPI in those processes.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if the source cannot be read in another process.
+    """
+
+    def __init__(self, source: Portable, readers: int) -> None:
+        self.source, self.readers = source, readers
+        self.path, self.comm = source.path, source.comm
+        agree(self.comm, "reading processes", str(readers))
+        self._free: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
+        self._links: list[socket.socket] = []
+        try:
+            together(self.comm, self._start, DataError)
+        except BaseException:
+            self._stop()
+            raise
+
+    def _start(self) -> None:
+        if self.readers < 1:
+            raise DataError(f"{self.path}: {self.readers} reading processes; ask for at least one")
+        store = getattr(self.source, "store", None)
+        pickled = _pickled(self.path, store)
+        pairs = [socket.socketpair() for _ in range(self.readers)]
+        self._links = [ours for ours, _ in pairs]
+        theirs = [link.fileno() for _, link in pairs]
+        command = [sys.executable, "-I", reader_server.__file__, *map(str, theirs)]
+        try:
+            self._server = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=theirs,
+                env=without_launcher() | _ONE_THREAD,
+                start_new_session=True,  # who interrupts the job means the ranks; these end behind them
+            )
+        finally:
+            for _, link in pairs:
+                link.close()
+        modules = [type(store).__module__, *getattr(store, "libraries", ())]
+        send(self._links[0], json.dumps({"path": [os.getcwd(), *sys.path], "modules": modules}).encode())
+        send(self._links[0], pickled)
+        for link in self._links:
+            self._answer(link)
+            self._free.put(link)
+
+    def _answer(self, link: socket.socket) -> dict[str, Any]:
+        """What a process says.
+
+        Raises
+        ------
+        DataError
+            If that is that something went wrong, or it is gone.
+        """
+        try:
+            text = message(link)
+        except OSError:
+            text = None
+        if text is None:
+            raise DataError(f"{self.path}: a reading process has ended; look for the reason above, and start again")
+        found: dict[str, Any] = json.loads(text)
+        if "error" in found:
+            raise DataError(found["error"])
+        return found
+
+    def read(self, name: str, box: Box) -> NDArray[np.generic]:
+        """The values in ``box``, which a process reads that has nothing to do. Local; may run in another thread.
+
+        Raises
+        ------
+        DataError
+            On this rank, if they cannot be read.
+        """
+        link = self._free.get()
+        try:
+            send(link, json.dumps([name, [[i.start, i.stop] for i in box]]).encode())
+            answer = self._answer(link)
+            values: NDArray[Any] = np.empty(answer["shape"], np.dtype(answer["dtype"]))
+            if values.size and not received(link, values.reshape(-1).view(np.uint8).data):
+                raise DataError(f"{self.path}: a reading process has ended; start again")
+        except BrokenPipeError as error:
+            raise DataError(f"{self.path}: a reading process has ended; start again") from error
+        finally:
+            self._free.put(link)
+        return values
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Global shape of a dataset, samples first."""
+        return self.source.shape(name)
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """What is read as a whole of the dataset ``name``."""
+        return self.source.chunks(name)
+
+    def check_unchanged(self) -> None:
+        """Raise DataError on all ranks if the data are not those that were opened. Collective."""
+        self.source.check_unchanged()
+
+    def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None:
+        """Warn if reading ``block`` of a sample reads much more than that."""
+        self.source.warn_of_large_chunks(name, block)
+
+    def attribute(self, name: str, group: str = "/") -> object:
+        """An attribute of the files or of a group, or None."""
+        store = self.source.store
+        return store.attribute(name, group) if isinstance(store, Store) else None
+
+    def column(self, name: str) -> list[object] | None:
+        """A small dataset with one value per sample, or None if it is not there. Collective."""
+        store = self.source.store
+        return together(self.comm, lambda: store.column(name), DataError) if isinstance(store, Store) else None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes of this rank, and close the source."""
+        self._stop()
+        self.source.close()
+
+    def _stop(self) -> None:
+        while self._links:
+            self._links.pop().close()
+        server = self.__dict__.pop("_server", None)
+        if server is not None:
+            server.wait()
+
+
+def _pickled(path: Path, store: Any) -> bytes:
+    function = getattr(store, "function", None)
+    if store is None:
+        raise DataError(f"{path}: cannot be read in another process")
+    if getattr(function, "__module__", None) == "__main__":
+        raise DataError(
+            f"{path}: reading processes cannot import the script that is running; put the function into a module of "
+            "its own, which does not import distconv"
+        )
+    try:
+        return pickle.dumps(store)
+    except Exception as error:
+        raise DataError(
+            f"{path}: cannot be sent to reading processes ({type(error).__name__}: {error}); let it be a function of "
+            "a module"
+        ) from error

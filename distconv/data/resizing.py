@@ -1,0 +1,102 @@
+"""Samples resized: a source of other extents. Each rank reads and computes what its boxes need alone."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distconv.communication.agreement import agree
+from distconv.data.source import Source
+from distconv.distribution import Box, Interval
+from distconv.errors import DataError
+
+
+class Resized:
+    """A source whose last dimensions are resized to ``extents``, by dataset; others stay as they are. Collective.
+
+    Values between those that are stored are interpolated linearly, as ``F.interpolate(mode="bilinear")`` does; those of
+    datasets that are ``nearest``, such as label maps, are the nearest (``mode="nearest-exact"``).
+
+    Raises
+    ------
+    DataError
+        If there are more extents than a sample has dimensions, or one is below 1.
+    MismatchError
+        If ranks ask for different extents.
+    """
+
+    def __init__(self, source: Source, extents: Mapping[str, Sequence[int]], *, nearest: Collection[str] = ()) -> None:
+        self.source, self.path, self.comm, self.readers = source, source.path, source.comm, source.readers
+        self._extents = {name: tuple(sizes) for name, sizes in extents.items()}
+        self._nearest = frozenset(nearest)
+        agree(self.comm, "resizing", f"{sorted(self._extents.items())}, {sorted(self._nearest)}")
+        for name, sizes in self._extents.items():
+            shape = source.shape(name)
+            if len(sizes) >= len(shape) or min(sizes, default=1) < 1 or 0 in shape:
+                raise DataError(f"{self.path}: samples of {name!r}, {shape[1:]}, cannot be resized to {sizes}")
+
+    def close(self) -> None:
+        """Let go of the source."""
+        self.source.close()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the dataset ``name`` with the new extents."""
+        shape, sizes = self.source.shape(name), self._extents.get(name, ())
+        return (*shape[: len(shape) - len(sizes)], *sizes)
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """What is read as a whole of the dataset ``name``, about, with the new extents."""
+        pairs = zip(self.source.chunks(name), self.source.shape(name), self.shape(name), strict=True)
+        return tuple(max(1, chunk * new // old) for chunk, old, new in pairs)
+
+    def read(self, name: str, box: Box) -> NDArray[np.generic]:
+        """The values in ``box``. Local; may run in another thread."""
+        steps: list[tuple[int, _Line]] = []
+        there = list(box)
+        for axis, (wanted, old, new) in enumerate(zip(box, self.source.shape(name), self.shape(name), strict=True)):
+            if old != new and wanted.extent:
+                line = _Line(wanted, old, new, name in self._nearest)
+                there[axis] = line.needs
+                steps.append((axis, line))
+        values: NDArray[Any] = self.source.read(name, tuple(there))
+        for axis, line in steps:
+            values = line.of(values, axis)
+        return values
+
+    def check_unchanged(self) -> None:
+        """Raise DataError on all ranks if the source has changed. Collective."""
+        self.source.check_unchanged()
+
+    def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None:
+        """Warn on rank 0 if the source's chunks are larger than what is read for ``block``."""
+        pairs = zip(block, self.source.shape(name)[1:], self.shape(name)[1:], strict=True)
+        self.source.warn_of_large_chunks(name, tuple(-(-extent * old // new) for extent, old, new in pairs))
+
+
+class _Line:
+    """The indices ``wanted`` of a dimension of ``new`` values, from one of ``old``."""
+
+    def __init__(self, wanted: Interval, old: int, new: int, nearest: bool) -> None:
+        place = (np.arange(wanted.start, wanted.stop) + 0.5) * (old / new)
+        if nearest:
+            self._low = self._high = np.minimum(place.astype(np.int64), old - 1)
+            self._weight = None
+        else:
+            place = np.maximum(place - 0.5, 0)
+            self._low = np.minimum(place.astype(np.int64), old - 1)
+            self._high = np.minimum(self._low + 1, old - 1)
+            self._weight = place - self._low
+        self.needs = Interval(int(self._low[0]), int(self._high[-1]) + 1)
+
+    def of(self, values: NDArray[Any], axis: int) -> NDArray[Any]:
+        """The wanted ones; ``values`` has those that it needs along ``axis``."""
+        low = values.take(self._low - self.needs.start, axis)
+        if self._weight is None:
+            return low
+        dtype = np.float64 if values.dtype.itemsize > 4 else np.float32
+        weight = self._weight.astype(dtype).reshape(-1, *(1,) * (values.ndim - 1 - axis))
+        high = values.take(self._high - self.needs.start, axis)
+        return low * (1 - weight) + high * weight  # type: ignore[no-any-return]

@@ -1,0 +1,74 @@
+"""Lists of HDF5 files: boxes across their borders, few files open, and a file that changes while it is not open."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from distconv.data.formats import hdf5_files
+from distconv.data.formats.hdf5_files import Hdf5File, Hdf5Files, head_of
+from distconv.errors import DataError
+from tests.distconv.data import stored_samples
+from tests.distconv.data.stored_samples import SAMPLES, arrays
+
+
+def listed(folder: Path, names: Any = ("image", "label")) -> Hdf5Files:
+    files = stored_samples.write(folder, "hdf5-list")
+    return Hdf5Files(folder, names, [head_of(path, names, False) for path in files], False)
+
+
+def test_boxes_across_files(tmp_path: Path) -> None:
+    store = listed(tmp_path / "list")
+    whole = arrays()["label"]
+    for start in range(SAMPLES):
+        for stop in range(start, SAMPLES + 1):
+            box = (slice(start, stop), slice(3, 20), slice(0, 7))
+            assert np.array_equal(store.read("label", box), whole[box])
+
+
+def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hdf5_files, "_MOST_OPEN", 2)
+    store = pickle.loads(pickle.dumps(listed(tmp_path / "list")))
+    for sample in (0, 3, 5, 0, 6):
+        box = (slice(sample, sample + 1), slice(0, 24), slice(0, 20))
+        assert np.array_equal(store.read("label", box), arrays()["label"][box])
+        assert len(store._open) <= 2
+    store.close()
+    assert not store._open
+
+
+def test_a_file_that_changed_before_it_was_read_is_found(tmp_path: Path) -> None:
+    store = listed(tmp_path / "list")
+    with h5py.File(tmp_path / "list" / "part1.h5", "a") as file:
+        file["label"][...] = 0
+        file["more"] = np.zeros(5000)
+    store.read("label", (slice(0, 3), slice(0, 24), slice(0, 20)))
+    with pytest.raises(DataError, match=r"part1.h5 has been changed from \d+ to \d+ bytes since it was opened"):
+        store.read("label", (slice(3, 4), slice(0, 24), slice(0, 20)))
+
+
+def test_a_file_whose_datasets_have_different_numbers_is_named(tmp_path: Path) -> None:
+    listed(tmp_path / "list")
+    with h5py.File(tmp_path / "list" / "part0.h5", "a") as file:
+        del file["label"]
+        file["label"] = arrays()["label"][:2]
+    heads = [head_of(path, ["image", "label"], False) for path in sorted((tmp_path / "list").iterdir())]
+    with pytest.raises(DataError, match=r"part0.h5: the numbers of samples differ: 3 in 'image', 2 in 'label'"):
+        Hdf5Files(tmp_path, ["image", "label"], heads, False)
+
+
+def test_columns_and_attributes_of_one_file(tmp_path: Path) -> None:
+    path = stored_samples.write(tmp_path / "one", "hdf5")
+    with h5py.File(path, "a") as file:
+        file["family"] = ["blast"] * SAMPLES
+        file.attrs["threshold"] = 0.4
+    store = Hdf5File(path, ["image"])
+    assert store.column("family") == ["blast"] * SAMPLES and store.column("image") is None
+    assert store.attribute("threshold", "/") == 0.4 and store.attribute("none", "/") is None
+    assert store.stored["image"].chunks == stored_samples.TILE
+    store.close()

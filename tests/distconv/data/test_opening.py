@@ -1,0 +1,155 @@
+"""One data set in all layouts: the same batches to the last bit, and no more is read than what a box touches."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+import distconv as dc
+from distconv.data import Field, Layout, Loader, SampleFile, open_source
+from distconv.errors import DataError
+from tests.distconv.data import stored_samples
+from tests.distconv.data.sample_files import common
+from tests.distconv.data.stored_samples import LAYOUTS, arrays
+
+pytestmark = pytest.mark.ranks(1, 2, 4)
+
+GRIDS = {1: ["n=1"], 2: ["n=2", "w=2"], 4: ["h=2,w=2", "n=2,h=2"]}
+NAMES = {
+    "image": Layout("float32", (None, 3, None, None)),
+    "label": Layout("uint8", (None, None, None)),
+}
+FIELDS = (Field("image", "nchw", shift=np.ones(3), scale=np.full(3, 2.0)), Field("label", "nhw", torch.int64))
+
+
+def made(comm: Any, folder: Path, layout: str) -> Any:
+    path = stored_samples.write(folder / layout, layout) if comm.rank == 0 else None
+    return comm.bcast(path)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batches_are_those_of_the_arrays_to_the_last_bit(comm: Any, shared_tmp_path: Path, layout: str) -> None:
+    source = open_source(made(comm, shared_tmp_path, layout), NAMES, comm, one_each=layout == "hdf5-one-each")
+    whole = arrays()
+    for text in GRIDS[comm.size]:
+        loader = Loader(
+            source, FIELDS, dc.ProcessGrid(comm, **dc.parse_grid(text)), 2, seed=5, mirror="w", crop={"h": 11, "w": 13}
+        )
+        seen = []
+        for start in (0, 2):  # from the begin, and as after a resume
+            for batch in loader.epoch(1, start):
+                image, label = (dc.gather(tensor).numpy() for tensor in batch.tensors)
+                for row, sample in enumerate(batch.samples):
+                    begins = loader.cropped(1, sample)
+                    window = (slice(begins["h"], begins["h"] + 11), slice(begins["w"], begins["w"] + 13))
+                    step = -1 if loader.mirrored(1, sample) else 1
+                    expected = (whole["image"][sample][(slice(None), *window)][..., ::step] - np.float32(1)) / 2
+                    assert np.array_equal(image[row], expected.astype(np.float32))
+                    assert np.array_equal(label[row], whole["label"][sample][window][:, ::step])
+                seen += batch.samples
+        assert sorted(seen[:7]) == list(range(7)) and seen[4:7] == seen[7:]
+    source.check_unchanged()
+    source.close()
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("layout", ["zarr-v3", "netcdf", "hdf5-list", "virtual", "npy"])
+def test_reading_processes_give_the_same(comm: Any, shared_tmp_path: Path, layout: str) -> None:
+    path = made(comm, shared_tmp_path, layout)
+    whole = arrays()
+    with open_source(path, ["image", "label"], comm, readers=3) as source:
+        loader = Loader(source, FIELDS[1:], dc.ProcessGrid(comm, h=2), 2, seed=5, ahead=3)
+        found = [(batch.samples, dc.gather(batch.tensors[0]).numpy()) for batch in loader.epoch(0)]
+    assert len(found) == 4
+    for samples, label in found:
+        assert np.array_equal(label, whole["label"][list(samples)])
+
+
+def test_a_folder_of_hdf5_files_is_a_list(comm: Any, shared_tmp_path: Path) -> None:
+    made(comm, shared_tmp_path, "hdf5-list")
+    source = open_source(shared_tmp_path / "hdf5-list", ["label"], comm)
+    assert source.shape("label") == arrays()["label"].shape
+    source.close()
+
+
+def refused(path: Any, comm: Any, **options: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        open_source(path, ["image", "label"], comm, **options)
+    return common(comm, caught.value)
+
+
+def test_what_is_no_data_is_refused_on_all_ranks(comm: Any, shared_tmp_path: Path) -> None:
+    assert "the list of files is empty" in refused([], comm)
+    assert "no file is called so" in refused(f"{shared_tmp_path}/none*.h5", comm)
+    if comm.rank == 0:
+        (shared_tmp_path / "empty").mkdir()
+    comm.Barrier()
+    assert "has no zarr group, no .npy files and no HDF5 files in it" in refused(shared_tmp_path / "empty", comm)
+    assert "No such file" in refused(shared_tmp_path / "missing.nc", comm)
+
+
+def test_a_link_of_a_pattern_that_leads_out_of_its_folder_is_refused(comm: Any, shared_tmp_path: Path) -> None:
+    made(comm, shared_tmp_path, "hdf5-list")
+    if comm.rank == 0:
+        (shared_tmp_path / "elsewhere.h5").write_bytes((shared_tmp_path / "hdf5-list" / "part0.h5").read_bytes())
+        (shared_tmp_path / "hdf5-list" / "part3.h5").symlink_to("../elsewhere.h5")
+    comm.Barrier()
+    text = refused(f"{shared_tmp_path}/hdf5-list/*.h5", comm)
+    assert "part3.h5 leads to" in text and "out of the folder" in text and "copy it into that" in text
+
+
+def test_a_file_of_a_list_that_differs_is_named(comm: Any, shared_tmp_path: Path) -> None:
+    made(comm, shared_tmp_path, "hdf5-list")
+    files = [shared_tmp_path / "hdf5-list" / f"part{index}.h5" for index in range(3)]
+    if comm.rank == 0:
+        with h5py.File(files[1], "a") as file:
+            del file["label"]
+            file["label"] = np.zeros((1, 24, 21), np.uint8)
+    comm.Barrier()
+    text = refused(files, comm)
+    assert "part1.h5: dataset 'label' has samples of uint8 (24, 21)" in text and "are uint8 (24, 20)" in text
+
+
+def read_bytes() -> int:
+    return int(Path("/proc/self/io").read_text().split()[1])
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.parametrize("layout", ["hdf5", "hdf5-list", "virtual", "netcdf", "zarr-v2", "zarr-v3"])
+def test_a_rank_reads_the_chunks_that_its_box_touches_and_no_others(
+    comm: Any, shared_tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_samples, "HEIGHT", 256)
+    monkeypatch.setattr(stored_samples, "WIDTH", 256)
+    monkeypatch.setattr(stored_samples, "TILE", (1, 3, 64, 64))
+    source = open_source(made(comm, shared_tmp_path, layout), ["image"], comm)
+    dist = dc.Distribution(dc.ProcessGrid(comm, h=2, w=2), "nchw")
+    _, channels, rows, columns = dist.box(None, (1, 3, 256, 256))
+    chunk = 3 * 64 * 64 * 4
+    for sample in (2, 5):
+        before = read_bytes()
+        got = source.read("image", (dc.Interval(sample, sample + 1), channels, rows, columns))
+        read = read_bytes() - before
+        assert np.array_equal(got[0], arrays()["image"][sample][:, slice(*rows), slice(*columns)])
+        # zarr compresses; HDF5 reads what it has noted about chunks, too, which is less than one of them.
+        touched = 4 * chunk
+        assert read <= touched + (chunk // 2 if "zarr" not in layout else 0), (read, touched)
+        assert read > 0.8 * touched
+    source.close()
+
+
+def test_a_sample_file_of_virtual_datasets_notices_a_change_of_its_sources(comm: Any, shared_tmp_path: Path) -> None:
+    with SampleFile(made(comm, shared_tmp_path, "virtual"), ["image"], comm) as file:
+        file.check_unchanged()
+        comm.Barrier()
+        if comm.rank == 0:
+            os.utime(shared_tmp_path / "virtual" / "part1.h5", ns=(1, 1))
+        comm.Barrier()
+        with pytest.raises(DataError, match=r"part1.h5 has been written to since it was opened"):
+            file.check_unchanged()
