@@ -83,7 +83,7 @@ physical reason, but held out they are from the fit alone. What else could be ch
 
 def page(results: Results) -> str:
     """All of it."""
-    parts = _head(results), layer_section(results.fitted.machine), _tables(results), _errors(results)
+    parts = _head(results), layer_section(results.fitted.machine), tables(results), _errors(results)
     return "\n".join(line for part in (*parts, _worst(results), _forms(results)) for line in part) + "\n"
 
 
@@ -166,8 +166,9 @@ def _quantity(value: float, unit: str) -> str:
 # -- tables -----------------------------------------------------------------------------------------------------------
 
 
-def _tables(results: Results) -> Iterator[str]:
-    for table in TABLES:
+def tables(results: Results, chosen: Sequence[Table] = TABLES) -> Iterator[str]:
+    """The lines of the ``chosen`` tables."""
+    for table in chosen:
         yield f"## Table {table.name}: {table.caption}"
         yield from ("", "Speed-up: published / uncalibrated / calibrated (error of the last).", "")
         yield from _cells(table, [group for group in table.groups[1:]], lambda cell: _speedup(results, cell))

@@ -70,9 +70,9 @@ class Predictions:
     times: Mapping[Cell, float]
 
     @classmethod
-    def on(cls, machine: Machine, grids: Grids = GRIDS) -> Predictions:
-        """Those of ``machine``."""
-        return cls(machine, {cell: seconds(machine, cell, grids) for cell in CELLS})
+    def on(cls, machine: Machine, grids: Grids = GRIDS, cells: Iterable[Cell] = CELLS) -> Predictions:
+        """Those of ``machine``, of some ``cells`` if need be."""
+        return cls(machine, {cell: seconds(machine, cell, grids) for cell in cells})
 
     def speedup(self, cell: Cell) -> float:
         """Over the first column of the cell's row."""
@@ -113,12 +113,12 @@ class Results:
     amdahl_serial_best: float
 
     @classmethod
-    def of(cls, machine: Machine) -> Results:
-        """Calibrate ``machine`` and predict all cells."""
+    def of(cls, machine: Machine, cells: Sequence[Cell] = CELLS, *, fit: bool = True) -> Results:
+        """Calibrate ``machine`` anew, or take it as it is, and predict ``cells``."""
         sheets = from_data_sheets(machine)
         return cls(
-            Predictions.on(sheets),
-            Predictions.on(calibrated(sheets)),
+            Predictions.on(sheets, cells=cells),
+            Predictions.on(calibrated(sheets) if fit else machine, cells=cells),
             fit_amdahl([c for c in CELLS if calibrates(c) and not c.is_base]),
             fit_amdahl(held_out()),
         )
