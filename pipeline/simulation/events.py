@@ -37,10 +37,10 @@ def simulate(  # noqa: PLR0917 - a fixed public signature
     Without ``weight`` a schedule that has W spends half of ``backward`` on each. ``transfer`` is the latency of the
     boundary after a stage, both ways (after the last stage: back to the first, between chunks); it occupies nobody.
     Where the schedule hides transfers it is the time on the link instead, which carries one message after the other
-    in each direction, from when the pass that makes it begins (:meth:`Costs.streamed`). ``activation`` is what one
-    micro-batch keeps on a stage. ``replicas`` of a stage (default: the schedule's) take micro-batches in turn and
-    do an update for all of them together; a schedule whose updates are for other replicas is made again. F and B of
-    a concurrent schedule share their rank in proportion to their work; one that is alone has all of it.
+    in each direction, from when the pass that makes it begins. ``activation`` is what one micro-batch keeps on a
+    stage. ``replicas`` of a stage (default: the schedule's) take micro-batches in turn and do an update for all of
+    them together; a schedule whose updates are for other replicas is made again. F and B of a concurrent schedule
+    share their rank in proportion to their work; one that is alone has all of it.
 
     Raises
     ------
