@@ -20,8 +20,9 @@ from distconv.data.channel_statistics import Moments, moments
 from distconv.data.hdf5 import Layout, SampleFile
 from distconv.data.loader import Batch, Field, Loader
 from distconv.data.opening import open_source
-from distconv.data.reading_processes import ReadByProcesses
+from distconv.data.reading_processes import Portable, ReadByProcesses
 from distconv.data.resizing import Resized
+from distconv.data.source import StoredSource
 
 __all__ = [
     "Batch",
@@ -30,9 +31,11 @@ __all__ = [
     "Layout",
     "Loader",
     "Moments",
+    "Portable",
     "ReadByProcesses",
     "Resized",
     "SampleFile",
+    "StoredSource",
     "moments",
     "open_source",
 ]
