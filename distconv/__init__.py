@@ -29,6 +29,7 @@
     process           What a process does beside computing: its start, its memory, its waits
     tensor            DistTensor: a torch.Tensor whose elements are split over the ranks of a process grid
     text_files        Reading of the small text files that others write: plans, machines, layer profiles
+    tracing           Traces of a stretch of steps: what each rank did, when, and where the time went
     transformations   Programs that torch transforms: compiled ones run eagerly, others are refused
     whole_files       Files that are written whole or not at all, in folders where others may have put links
 """
@@ -80,6 +81,7 @@ from distconv.placement import from_local, gather, scatter
 from distconv.plan import Plan
 from distconv.process import startup as _process
 from distconv.tensor import DistTensor
+from distconv.tracing.trace import trace
 
 _process.set_up()
 
@@ -130,4 +132,5 @@ __all__ = [
     "save_checkpoint",
     "scatter",
     "shard_optimizer",
+    "trace",
 ]

@@ -121,8 +121,9 @@ class Exchange:
 
     def _receive(self) -> None:
         # Receives go first: a send that finds no posted receive is copied once more.
-        for peer, _, buffer in self._receives:
-            self._requests += [self._comm.Irecv([part, MPI.BYTE], peer) for part in _buffers(buffer)]
+        with section("post"):
+            for peer, _, buffer in self._receives:
+                self._requests += [self._comm.Irecv([part, MPI.BYTE], peer) for part in _buffers(buffer)]
 
     def post(self) -> None:
         """Hand the messages to MPI, and before them any that are still to be: they arrive in the order they were made.
@@ -137,8 +138,9 @@ class Exchange:
             self._staging.wait_until_written()
         if self._late:
             self._receive()
-        for peer, _, buffer in self._sends:
-            self._requests += [self._comm.Isend([part, MPI.BYTE], peer) for part in _buffers(buffer)]
+        with section("post"):
+            for peer, _, buffer in self._sends:
+                self._requests += [self._comm.Isend([part, MPI.BYTE], peer) for part in _buffers(buffer)]
 
     def done(self) -> bool:
         """Whether every message has been sent and received; ``wait()`` then returns at once."""

@@ -122,6 +122,26 @@ def _add_run(parser: argparse.ArgumentParser, out: str) -> None:
         metavar="STEPS",
         help="end the job when ranks no longer have the same weights (default: never look)",
     )
+    parser.add_argument(
+        "--trace",
+        type=step_range,
+        metavar="FIRST:END",
+        help="trace these steps, END not among them: OUT/trace, and a table of where their time went",
+    )
+
+
+def step_range(text: str) -> range:
+    """Steps as they are written, ``10:13`` for 10, 11 and 12.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the text is none.
+    """
+    first, colon, end = text.partition(":")
+    if not (colon and first.isdigit() and end.isdigit() and 0 < int(first) < int(end)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no FIRST:END of steps counted from 1, such as 10:13")
+    return range(int(first), int(end))
 
 
 def grid_extents(text: str) -> dict[str, int]:

@@ -16,12 +16,13 @@ from distconv.communication.agreement import together
 from distconv.errors import CheckpointError, CommunicatorError, DataError, DistconvError, PipelineError
 from distconv.jobs import progress
 from distconv.process.stop_requests import EXIT_CODE, StopRequests
+from distconv.tracing.steps import StepTrace
 from distconv.whole_files import Folder
 
 from .report import METRICS, SUMMARY, Metrics
 from .training import Training
 
-CHECKPOINTS = "checkpoints"
+CHECKPOINTS, TRACE = "checkpoints", "trace"
 
 
 def prepare(options: argparse.Namespace, trainer: Training) -> bool:
@@ -98,8 +99,11 @@ def take_steps(
         then, and nothing is under way.
     """
     try:
-        with StopRequests(trainer.comm, trainer.ahead, lambda: trainer.checkpoints_written) as requests:
-            stopped = _take_steps(options, trainer, metrics, requests, evaluate)
+        with (
+            StopRequests(trainer.comm, trainer.ahead, lambda: trainer.checkpoints_written) as requests,
+            StepTrace(options.trace, Path(options.out) / TRACE, trainer.comm) as traced,
+        ):
+            stopped = _take_steps(options, trainer, metrics, requests, traced=traced, evaluate=evaluate)
     except (PipelineError, CommunicatorError):  # perhaps on this rank alone
         raise
     except DistconvError:
@@ -118,6 +122,8 @@ def _take_steps(
     trainer: Training,
     metrics: Metrics,
     requests: StopRequests,
+    *,
+    traced: StepTrace,
     evaluate: Callable[[], None] | None,
 ) -> bool:
     """Take the steps; whether they were stopped."""
@@ -127,7 +133,8 @@ def _take_steps(
         began = time.perf_counter()
         for batch in trainer.batches():
             epoch = trainer.epoch
-            trainer.step(*batch.tensors)
+            with traced.around(trainer.step_count + 1):
+                trainer.step(*batch.tensors)
             last, ended = trainer.step_count == trainer.steps, trainer.epoch > epoch
             stops = requests.heard() and not last
             saves = stops or (every and (last or trainer.step_count % every == 0))

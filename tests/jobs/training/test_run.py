@@ -34,7 +34,12 @@ def options(
     folder: Path, *, resume: bool = False, overwrite: bool = False, every: int = 0, check: int | None = None
 ) -> argparse.Namespace:
     return argparse.Namespace(
-        out=folder / "out", resume=resume, overwrite=overwrite, checkpoint_every=every, check_replicas_every=check
+        out=folder / "out",
+        resume=resume,
+        overwrite=overwrite,
+        checkpoint_every=every,
+        check_replicas_every=check,
+        trace=None,
     )
 
 
