@@ -39,9 +39,11 @@ DEAR = 4.0
 
 KINDS = {
     "pages": "large blocks mapped in huge pages, given back when freed",
-    "heap": "what is freed stays in the heap, but for its holes",
+    "heap": "what is freed stays in the heap",
     "system": "as the C library has it",
 }
+
+BOUNDS = {"heap": bound.HEAP, **dict.fromkeys(caching_allocators.FILES, bound.CACHING)}
 
 kind = "system"
 """Which of ``KINDS``, or allocator that was taken in, this process has."""
@@ -67,12 +69,20 @@ def keep_memory(ranks: int) -> str:
 def describe() -> str:
     """What this process has, and what would be better."""
     if kind in caching_allocators.FILES:
-        return f"{kind}: freed blocks are kept, but for its holes"
+        return f"{kind}: freed blocks are kept{may_be_free()}"
     better = caching_allocators.installed()
     hint = (
         f"start it by `distconv run` for {better[0]}" if better else "install tcmalloc, jemalloc or distconv[allocator]"
     )
-    return f"{KINDS[kind]}; {hint}, which has fewer holes"
+    return f"{KINDS[kind]}{may_be_free()}; {hint}, which has fewer holes"
+
+
+def may_be_free() -> str:
+    """How much of the process's memory may be free, in words that follow others."""
+    if kind not in BOUNDS:
+        return ""
+    slack, free_bytes = BOUNDS[kind]
+    return f", up to about {slack - 1:.0%} of what is in use and {free_bytes >> 20} MiB"
 
 
 def environment(of: str) -> dict[str, str]:

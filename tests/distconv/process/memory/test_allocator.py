@@ -100,7 +100,7 @@ def test_an_allocator_that_keeps_blocks_is_told_nothing_of_glibcs_and_bounded(mo
     assert allocator.keep_memory(1) == "tcmalloc"
     assert told.calls == []
     assert given_back == ["tcmalloc"]
-    assert allocator.describe() == "tcmalloc: freed blocks are kept, but for its holes"
+    assert allocator.describe() == "tcmalloc: freed blocks are kept, up to about 5% of what is in use and 64 MiB"
 
 
 def test_an_allocator_of_the_users_own_is_left_alone_where_that_is_asked_for(monkeypatch):
