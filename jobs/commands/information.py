@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import re
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -74,8 +76,26 @@ def describe(comm: MPI.Intracomm) -> list[tuple[str, str]]:
         ("devices of the ranks", ", ".join(dict.fromkeys(comm.allgather(str(device()))))),
         ("transport", _transport(comm)),
         ("allocator", allocator.describe()),
+        ("memory of a rank", _memory(comm)),
         *((variable.name, _in_force(variable)) for variable in environment.VARIABLES),
     ]
+
+
+def _memory(comm: MPI.Intracomm) -> str:
+    """What the largest rank takes before any tensor. Collective."""
+    try:
+        status = Path("/proc/self/status").read_text()
+    except OSError:
+        status = ""
+    found = {name: int(kib) << 10 for name, kib in re.findall(r"^Rss(\w+):\s+(\d+) kB", status, re.MULTILINE)}
+    largest = max(comm.allgather(found), key=lambda each: sum(each.values()))
+    if not largest:
+        return "unknown"
+    files, own, shared = (largest.get(name, 0) for name in ("File", "Anon", "Shmem"))
+    return (
+        f"{(files + own + shared) >> 20} MiB before any tensor: {files >> 20} of libraries' files, which ranks "
+        f"of a node share, {own >> 20} of its own, {shared >> 20} shared by MPI (in training: distconv plan)"
+    )
 
 
 def _transport(comm: MPI.Intracomm) -> str:

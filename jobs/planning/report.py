@@ -74,7 +74,7 @@ def process(options: argparse.Namespace, graph: LayerGraph, strategy: Strategy, 
     fits = "fits" if found.fits(memory) else "does not fit"
     return (
         f"  where ranks compute on CPUs, a process takes {found.total / 1e9:.4g} GB: "
-        f"tensors {found.tensors / 1e9:.4g}, libraries {found.libraries / 1e9:.4g}, "
+        f"tensors {found.tensors / 1e9:.4g}, libraries and MPI {found.libraries / 1e9:.4g}, "
         f"inside convolutions {found.convolutions / 1e9:.4g}, "
         f"free in the heap {found.holes / 1e9:.4g}; {fits} into {memory / 1e9:.4g} GB with {MARGIN:.0%} to spare"
     )

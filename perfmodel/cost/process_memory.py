@@ -20,7 +20,7 @@ from distconv.perfmodel.cost.block_geometry import Parts
 from distconv.perfmodel.cost.evaluation import Prediction
 from distconv.perfmodel.cost.operation_work import LocalCall, local_call
 from distconv.perfmodel.graph.graph import LayerGraph, Operation
-from distconv.process.memory.bound import FREE_BYTES, SLACK
+from distconv.process.memory import bound
 
 START_BYTES = 260 << 20
 """Of a rank that has imported distconv: the interpreter, torch 2.13 (CPU), mpi4py and h5py on Linux."""
@@ -70,7 +70,8 @@ def process_memory(
     # Resident memory may be so much above what was in use at most when free memory is given back.
     tensors = prediction.memory
     libraries = LIBRARIES_BYTES + packages
-    may_be_free = (SLACK - 1) * (libraries + tensors + convolutions) + FREE_BYTES
+    slack, free_bytes = bound.HEAP
+    may_be_free = (slack - 1) * (libraries + tensors + convolutions) + free_bytes
     holes = min(may_be_free, tensors - prediction.lasting + columns)
     return ProcessMemory(tensors, libraries, convolutions, holes)
 

@@ -1,11 +1,14 @@
 """How this process's memory is kept, so that large activations are not fetched anew from the kernel at each step.
 
-With an allocator that keeps freed blocks (:mod:`.caching_allocators`) there is nothing to do. Two settings of glibc's
-serve else. Where the kernel offers transparent huge pages, blocks above a megabyte are mapped by themselves in pages of
-2 MB and given back when freed: no holes, cheap where fresh pages are. Else everything stays in the heap, whose holes
-could cost as much memory again and are given back (:mod:`.bound`). A fresh block and a kept one are timed to choose
-between them: a hypervisor may hand out pages slowly, and torch asks for huge ones only if it was told before its first
-tensor. ``DISTCONV_MALLOC`` has the last word.
+Best is an allocator that keeps freed blocks (:mod:`.caching_allocators`). Two settings of glibc's serve else. Where the
+kernel offers transparent huge pages, blocks above a megabyte are mapped by themselves in pages of 2 MB and given back
+when freed: no holes, cheap where fresh pages are. Else everything stays in the heap. A fresh block and a kept one are
+timed to choose between them: a hypervisor may hand out pages slowly, and torch asks for huge ones only if it was told
+before its first tensor. ``DISTCONV_MALLOC`` has the last word.
+
+Whatever keeps freed memory is bounded (:mod:`.bound`). glibc before 2.39 needs that most: of an aligned block, as all
+of torch's are, it puts the few bytes that it cuts off into a cache of the thread, whose next small block then lies
+beside the large one and keeps it from being taken again (its bug 30723).
 """
 
 from __future__ import annotations
@@ -36,9 +39,11 @@ DEAR = 4.0
 
 KINDS = {
     "pages": "large blocks mapped in huge pages, given back when freed",
-    "heap": "what is freed stays in the heap, but for its holes",
+    "heap": "what is freed stays in the heap",
     "system": "as the C library has it",
 }
+
+BOUNDS = {"heap": bound.HEAP, **dict.fromkeys(caching_allocators.FILES, bound.CACHING)}
 
 kind = "system"
 """Which of ``KINDS``, or allocator that was taken in, this process has."""
@@ -54,18 +59,30 @@ def keep_memory(ranks: int) -> str:
     """Set the allocator if asked to or with more than one rank; returns ``kind``."""
     global kind
     kind = caching_allocators.loaded() or (_set() if wanted(ranks) else "system")
+    if kind in caching_allocators.FILES and MALLOC.value() != "0":
+        give_back = caching_allocators.give_back(kind)
+        if give_back:
+            bound.Bound(give_back, *bound.CACHING).start()
     return kind
 
 
 def describe() -> str:
     """What this process has, and what would be better."""
     if kind in caching_allocators.FILES:
-        return f"{kind}: freed blocks are kept"
+        return f"{kind}: freed blocks are kept{may_be_free()}"
     better = caching_allocators.installed()
     hint = (
         f"start it by `distconv run` for {better[0]}" if better else "install tcmalloc, jemalloc or distconv[allocator]"
     )
-    return f"{KINDS[kind]}; {hint}, which keeps freed blocks without holes"
+    return f"{KINDS[kind]}{may_be_free()}; {hint}, which has fewer holes"
+
+
+def may_be_free() -> str:
+    """How much of the process's memory may be free, in words that follow others."""
+    if kind not in BOUNDS:
+        return ""
+    slack, free_bytes = BOUNDS[kind]
+    return f", up to about {slack - 1:.0%} of what is in use and {free_bytes >> 20} MiB"
 
 
 def environment(of: str) -> dict[str, str]:
@@ -103,7 +120,7 @@ def _set() -> str:
     kept = mallopt(_MMAP_THRESHOLD, _LARGEST) or mallopt(_MMAP_MAX, 0)
     if not (kept and mallopt(_TRIM_THRESHOLD, _LARGEST)):
         return "system"
-    bound.HeapBound(lambda: trim(0)).start()
+    bound.Bound(lambda: trim(0), *bound.HEAP).start()
     return "heap"
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,9 +49,19 @@ def test_variables_are_shown_as_they_are_set(comm, monkeypatch):
 
 
 @pytest.mark.ranks(1, 2)
-def test_names_and_values_are_printed_in_two_columns_by_rank_0(comm, capsys):
+def test_names_and_values_are_printed_in_two_columns_by_rank_0(comm, capsys, monkeypatch):
+    monkeypatch.setattr(information, "_memory", lambda comm: "260 MiB")  # it grows
     lines = information.describe(comm)
     assert information.run(argparse.Namespace()) == 0
     printed = capsys.readouterr().out.splitlines()
     width = max(len(name) for name, _ in lines) + 2
     assert [(line[:width].strip(), line[width:]) for line in printed] == ([] if comm.rank else lines)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_the_memory_of_a_rank_is_what_the_system_says_and_has_three_parts(comm):
+    total, *parts = map(int, re.findall(r"(\d+) (?:MiB|of|shared)", information._memory(comm)))
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+    assert total == pytest.approx(max(comm.allgather(resident)), rel=0.05)
+    assert len(parts) == 3 and sum(parts) == pytest.approx(total, abs=3)
+    assert all(parts[:2])

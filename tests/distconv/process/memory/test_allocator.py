@@ -29,8 +29,8 @@ def told(monkeypatch):
     libc = SimpleNamespace(mallopt=mallopt, malloc_trim=trimmed.append)
     library = SimpleNamespace(CDLL=lambda name: libc, memset=ctypes.memset)
     # Of a heap that is bounded the bound's first look trims.
-    bounded = lambda give_back: SimpleNamespace(start=give_back)  # noqa: E731
-    monkeypatch.setattr(allocator.bound, "HeapBound", bounded)
+    bounded = lambda give_back, *limits: SimpleNamespace(start=give_back)  # noqa: E731
+    monkeypatch.setattr(allocator.bound, "Bound", bounded)
     monkeypatch.setattr(allocator, "ctypes", library)
     monkeypatch.setenv("DISTCONV_MALLOC", "1")
     monkeypatch.setattr(os, "environ", dict(os.environ))
@@ -93,11 +93,22 @@ def test_one_rank_that_asked_for_nothing_tells_the_c_library_nothing(monkeypatch
     assert told.calls == []
 
 
-def test_an_allocator_that_keeps_blocks_is_left_alone(monkeypatch, told):
+def test_an_allocator_that_keeps_blocks_is_told_nothing_of_glibcs_and_bounded(monkeypatch, told):
     monkeypatch.setattr(caching_allocators, "loaded", lambda: "tcmalloc")
-    assert allocator.keep_memory(2) == "tcmalloc"
+    given_back = []
+    monkeypatch.setattr(caching_allocators, "give_back", lambda name: lambda: given_back.append(name))
+    assert allocator.keep_memory(1) == "tcmalloc"
     assert told.calls == []
-    assert allocator.describe() == "tcmalloc: freed blocks are kept"
+    assert given_back == ["tcmalloc"]
+    assert allocator.describe() == "tcmalloc: freed blocks are kept, up to about 5% of what is in use and 64 MiB"
+
+
+def test_an_allocator_of_the_users_own_is_left_alone_where_that_is_asked_for(monkeypatch):
+    monkeypatch.setattr(caching_allocators, "loaded", lambda: "jemalloc")
+    monkeypatch.setattr(caching_allocators, "give_back", lambda name: pytest.fail("bounded"))
+    monkeypatch.setattr(allocator, "kind", "system")
+    monkeypatch.setenv("DISTCONV_MALLOC", "0")
+    assert allocator.keep_memory(2) == "jemalloc"
 
 
 PAGES = [(MMAP_THRESHOLD, MEGABYTE), (TRIM_THRESHOLD, LARGEST)]

@@ -1,0 +1,141 @@
+"""What each way of keeping memory takes, a table: ``python -m tests.jobs.bench.steps.allocator_table vnet:2 ten:2``.
+
+Each word is a workload and its ranks. Every way takes turns in jobs of its own, as a script of a user's would have it;
+of an allocator that is installed as by ``distconv run``. Printed are the peak of the worst rank (VmHWM), the median
+seconds of a step but the first, and the median processor time of one, which other work on the machine hardly changes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from mpi4py import MPI
+from torch import nn
+
+import distconv as dc
+from distconv.jobs.training.report import peak_memory_bytes
+from distconv.layers.models import mesh1k, resnet50, unet, unet3d, vgg16_bn
+from distconv.process.launchers import without_launcher
+from distconv.process.memory import allocator, caching_allocators
+from tests.jobs.bench.steps import memory_networks as networks
+
+ALWAYS = {
+    "left alone": {"DISTCONV_MALLOC": "0"},
+    "heap without a bound": {"DISTCONV_MALLOC": "0", **allocator.environment("heap")},
+    "heap, as a script has it": {"DISTCONV_MALLOC": "1"},
+}
+
+Step = Callable[[], object]
+
+
+def _training(model: nn.Module, axis: str, *shape: int, dtype: torch.dtype = torch.float32) -> Step:
+    grid = dc.ProcessGrid(MPI.COMM_WORLD, **{axis: MPI.COMM_WORLD.size})
+    model = dc.parallelize(model.to(dtype), grid)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
+    x = dc.scatter(torch.randn(shape, dtype=dtype), grid)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def _stack() -> nn.Module:
+    return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Conv2d(16, 16, 3, padding=1), nn.ReLU())))
+
+
+def _ten() -> Iterator[Step]:
+    yield _training(networks.monai_unet(), "h", 1, 4, 256, 256)
+    yield _training(unet3d(), "d", 1, 1, 48, 48, 48)
+    yield _training(networks.vnet(), "d", 1, 1, 32, 32, 32, dtype=torch.float64)
+    yield _training(mesh1k(), "h", 1, 18, 256, 256)
+    yield _training(networks.segresnet(), "d", 1, 1, 48, 48, 48)
+    yield _training(networks.own(), "h", 1, 4, 256, 256)
+    yield _training(networks.transformer(), "n", 4, 3, 128, 128)
+    yield _training(vgg16_bn(), "n", 16, 3, 32, 32)
+    yield _training(networks.monai_unet3d(), "d", 1, 1, 48, 48, 48)
+    yield _training(unet(), "h", 1, 18, 256, 256)
+
+
+WORKLOADS: dict[str, tuple[int, Callable[[], Iterator[Step]]]] = {
+    "vnet": (3, lambda: iter([_training(networks.vnet(), "d", 1, 1, 32, 32, 32, dtype=torch.float64)])),
+    "mesh1k": (2, lambda: iter([_training(mesh1k(), "h", 1, 18, 1024, 1024)])),
+    "resnet50": (4, lambda: iter([_training(resnet50(), "n", 8, 3, 224, 224)])),
+    "convolutions": (8, lambda: iter([_training(_stack(), "h", 1, 16, 1024, 1024)])),
+    "ten": (2, _ten),
+}
+"""Steps of each network, and the networks."""
+
+
+def measure(name: str) -> None:
+    """Run a workload and print its peak and its times. Collective."""
+    torch.manual_seed(0)
+    world = MPI.COMM_WORLD
+    count, build = WORKLOADS[name]
+    times = []
+    for step in build():
+        for _ in range(count):
+            world.Barrier()
+            started, used = time.perf_counter(), time.process_time()
+            step()
+            world.Barrier()
+            times.append((time.perf_counter() - started, time.process_time() - used))
+        del step
+    peak = max(world.allgather(peak_memory_bytes())) / 2**20
+    seconds, processor = (statistics.median(each) for each in zip(*times[1:], strict=True))
+    if world.rank == 0:
+        print(json.dumps([peak, seconds, processor]), flush=True)
+
+
+def _ways() -> dict[str, dict[str, str]]:
+    found = filter(caching_allocators.installed, caching_allocators.FILES)
+    return ALWAYS | {name: allocator.environment(name) | {"DISTCONV_MALLOC": name} for name in found}
+
+
+def main(words: list[str], turns: int) -> None:
+    """Measure all ways in turns and print the table."""
+    for word in words:
+        name, ranks = word.split(":")
+        found: dict[str, list[list[float]]] = {}
+        for _ in range(turns):
+            for way, variables in _ways().items():
+                command = [
+                    "mpiexec",
+                    "-n",
+                    ranks,
+                    sys.executable,
+                    "-m",
+                    "mpi4py",
+                    "-m",
+                    __spec__.name,
+                    "--measure",
+                    name,
+                ]
+                ended = subprocess.run(
+                    command, env={**without_launcher(), **variables}, capture_output=True, text=True, timeout=600
+                )
+                if ended.returncode:
+                    raise SystemExit(ended.stderr)
+                found.setdefault(way, []).append(json.loads(ended.stdout.splitlines()[-1]))
+        alone = max(peak for peak, *_ in found["left alone"])
+        for way, rows in found.items():
+            peak = max(row[0] for row in rows)
+            seconds, processor = (statistics.median(row[k] for row in rows) for k in (1, 2))
+            print(f"| {word} | {way} | {peak:.0f} | {peak / alone:.2f} | {seconds:.2f} | {processor:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--measure":
+        measure(sys.argv[2])
+    else:
+        print("| | | MiB | of left alone | s | processor s |\n|---|---|---|---|---|---|")
+        main(sys.argv[1:], int(os.environ.get("TURNS", "1")))
