@@ -31,6 +31,7 @@
     text_files        Reading of the small text files that others write: plans, machines, layer profiles
     transformations   Programs that torch transforms: compiled ones run eagerly, others are refused
     whole_files       Files that are written whole or not at all, in folders where others may have put links
+    writing           Tensors on their way to files: each rank writes its own part, and nothing is gathered
 """
 
 from distconv.process import command_start as _command_start  # may start this process once more
@@ -80,6 +81,7 @@ from distconv.placement import from_local, gather, scatter
 from distconv.plan import Plan
 from distconv.process import startup as _process
 from distconv.tensor import DistTensor
+from distconv.writing import write
 
 _process.set_up()
 
@@ -130,4 +132,5 @@ __all__ = [
     "save_checkpoint",
     "scatter",
     "shard_optimizer",
+    "write",
 ]
