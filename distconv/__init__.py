@@ -32,6 +32,7 @@
     tracing           Traces of a stretch of steps: what each rank did, when, and where the time went
     transformations   Programs that torch transforms: compiled ones run eagerly, others are refused
     whole_files       Files that are written whole or not at all, in folders where others may have put links
+    writing           Tensors on their way to files: each rank writes its own part, and nothing is gathered
 """
 
 from distconv.process import command_start as _command_start  # may start this process once more
@@ -82,6 +83,7 @@ from distconv.plan import Plan
 from distconv.process import startup as _process
 from distconv.tensor import DistTensor
 from distconv.tracing.trace import trace
+from distconv.writing import write
 
 _process.set_up()
 
@@ -133,4 +135,5 @@ __all__ = [
     "scatter",
     "shard_optimizer",
     "trace",
+    "write",
 ]

@@ -50,6 +50,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("train", "sequence"): Command(
         "distconv.jobs.commands.train_sequence", "train a recurrent network to classify sequences"
     ),
+    ("predict",): Command(
+        "distconv.jobs.commands.predict", "predict with a trained network, large samples window by window"
+    ),
     ("plan", "pointcloud"): Command(
         "distconv.jobs.commands.plan_pointcloud", "choose how ranks split samples and space of a sparse network"
     ),
@@ -137,6 +140,7 @@ EXAMPLES = """\
   mpiexec -n 4 distconv train classify --data digits --model lenet5 --grid n=2,h=2
   distconv train pointcloud
   distconv train sequence
+  mpiexec -n 4 distconv predict runs/mesh --data mesh.h5 --out predicted
   distconv plan --model resnet50 --input 3,224,224 --batch 256 --ranks 64 --machine lassen --out plan.json
   mpiexec -n 2 distconv bench step --size 512 --channels 16 --layers 4
   mpiexec -n 4 distconv verify conformance

@@ -3,12 +3,13 @@
 ::
 
     bench         ``distconv bench``: microbenchmarks, each with a reference measured in the same run
-    commands      The commands that train, make data, plan, profile and simulate; ``distconv.cli`` finds them
+    commands      The commands that train, predict, make data, plan, profile and simulate; ``distconv.cli`` finds them
     images        Labelled images: their files, their training
     mesh          Mesh tangling: the data set, its training, its scores
     papers        Reproductions of published tables: ``distconv reproduce``, a folder for each paper
     planning      What the commands that plan share
     pointcloud    Point clouds: meshes and shapes to sample, files, voxels
+    prediction    Predictions with trained networks: windows over large samples, scores, a picture
     progress      Progress of long work: a bar on a terminal, a line now and then in a log
     sequence      Labelled sequences: bitstreams, sounds, training of recurrent networks
     timing        Times of variants that take turns

@@ -7,4 +7,5 @@
     replicas         Copies of parameters and buffers on several ranks: whether they still are the same
     sharding         Sharded parameters: each rank holds the block of a weight that it works with
     state_tensor     What state dicts hold of sharded parameters: whole tensors, changes in which pass both ways
+    weight_files     Files of weights: torch's and safetensors
 """

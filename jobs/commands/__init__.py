@@ -1,4 +1,4 @@
-"""The commands that train, make data, plan, explore, profile and simulate; ``distconv.cli`` finds them.
+"""The commands that train, predict, make data, plan, explore, profile and simulate; ``distconv.cli`` finds them.
 
 ::
 
@@ -8,6 +8,7 @@
     make_pointcloud   Make a file of labelled point clouds: the embedded shapes, or points sampled on OFF meshes
     plan              Choose each layer's distribution
     plan_pointcloud   Choose how ranks split the clouds and the space of a sparse network
+    predict           Predict with a trained network, over any grid
     profile           ``distconv profile``: measure this machine for the planner
     run_script        ``distconv run``: a script of the user's own, with memory that is kept
     simulate          ``distconv simulate``: when every pass of a pipeline schedule runs, what it keeps in memory

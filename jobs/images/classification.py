@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -37,6 +38,13 @@ class _Images(Classifier):
 
     settings: Settings
     samples: ImageSamples
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """The task, the classes, and how images are scaled."""
+        moments = self.samples.moments
+        scales = {"mean": moments.mean.tolist(), "std": moments.std.tolist()}
+        return {"task": "classify", "classes": self.samples.classes, **scales}
 
     def batches_of(self, group: str) -> Epochs:
         """Batches of ``train`` or ``test`` in the file's order, without augmentation."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -75,6 +76,11 @@ class Trainer(training.Trainer):
         self.samples = samples
         more = {"seed": settings.seed, "augment": settings.augment, **settings.loading(device)}
         self.loader = samples.loader("train", self.grid, settings.batch, **more)
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """The task, and how inputs are scaled."""
+        return {"task": "mesh", "mean": self.samples.input.mean.tolist(), "std": self.samples.input.std.tolist()}
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The segmentation loss."""

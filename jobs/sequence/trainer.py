@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -83,6 +84,11 @@ class Trainer(Classifier, training.Trainer):
         self.loader = SequenceLoader(
             samples, "train", grid, settings.batch, seed=settings.seed, **settings.loading(device)
         )
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """The task."""
+        return {"task": "sequence"}
 
     def batches_of(self, group: str) -> SequenceLoader:
         """Batches of ``train`` or ``test`` in order."""

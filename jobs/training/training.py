@@ -172,6 +172,11 @@ class Training(ABC):
         """The same for JSON."""
 
     @property
+    def notes(self) -> dict[str, Any]:
+        """What a prediction with a checkpoint needs to know, besides the settings: the task, how values are scaled."""
+        return {}
+
+    @property
     def rate(self) -> float:
         """The learning rate of the next step."""
         return learning_rate(self.step_count, self.steps, self.settings.lr, self.settings.warm_up)
@@ -247,7 +252,12 @@ class Training(ABC):
         together(self.comm, self._check_finite, DistconvError)
         tensors, values = checkpoint.capture(self.model, self.optimizer, self.comm)
         position = {"epoch": self.epoch, "batch": self.step_count % self.loader.steps, "samples": self.loader.samples}
-        values |= {"settings": asdict(self.settings), "position": position, "placement": self.placement}
+        values |= {
+            "settings": asdict(self.settings),
+            "position": position,
+            "placement": self.placement,
+            "notes": self.notes,
+        }
         self._saving = checkpoint.Saving(directory, self.step_count, tensors, values, self.comm)
         self.checkpoints_begun += 1
 

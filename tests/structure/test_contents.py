@@ -14,6 +14,7 @@ SMALLEST, LARGEST = 3, 12
 
 OTHER_SIZES = {
     "distconv": "the core: what users import lies at its top",
+    "distconv.jobs": "a package for each task, and what tasks share",
     "distconv.jobs.commands": "a module for each command",
     "distconv.layers.nn": "a module for each family of layers of torch.nn",
     "distconv.layers.tensor": "a module for each way to make, shape, index and ask a tensor",

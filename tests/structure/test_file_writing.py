@@ -16,6 +16,7 @@ OTHER_WAYS = re.compile(
 
 REASONS = {
     "distconv/checkpoint/files.py": "HDF5 lays out memory",
+    "distconv/writing.py": "HDF5 in memory: a virtual dataset, which has no values",
     "distconv/whole_files.py": "the one way",
     "jobs/bench/child_processes.py": "asks the system to count the peak anew",
     "jobs/bench/steps/safeguards.py": "times a raw write",

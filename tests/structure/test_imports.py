@@ -19,7 +19,12 @@ WITHIN = {
     "distconv.layers": ["plumbing", "recurrent sparse", "models", "math", "tensor", "nn"],
     "distconv.perfmodel": ["graph", "cost machine strategy", "profiles", "sparse", "stages", "exploration"],
     "distconv.pipeline": ["schedules simulation splitting", "runtime stage", "reference"],
-    "distconv.jobs": ["training", "images mesh pointcloud sequence", "bench commands planning verification", "papers"],
+    "distconv.jobs": [
+        "training",
+        "images mesh pointcloud sequence",
+        "bench commands planning prediction verification",
+        "papers",
+    ],
 }
 """The packages within each folder, lowest first; those on one line have an order among themselves."""
 

@@ -51,6 +51,11 @@ class _Clouds(Classifier):
     samples: CloudSamples
     loader: VoxelLoader
 
+    @property
+    def notes(self) -> dict[str, Any]:
+        """The task."""
+        return {"task": "pointcloud"}
+
     def batches_of(self, group: str) -> VoxelLoader:
         """Batches of ``train`` or ``test`` in order, without point dropout."""
         return _loader(self.settings, self.samples, group, self._placed, **self.settings.evaluating(self.device))

@@ -1,0 +1,60 @@
+"""Files of weights: torch's and safetensors. Nothing in them is run."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from mpi4py import MPI
+
+from distconv.communication.agreement import agree, together
+from distconv.errors import CheckpointError
+from distconv.whole_files import open_regular
+
+SAFETENSORS = ".safetensors"
+
+
+def read_weights(path: Path, comm: MPI.Intracomm) -> Mapping[str, torch.Tensor]:
+    """The tensors of a file by name: of ``torch.save(model.state_dict())``, or of safetensors. Collective.
+
+    Raises
+    ------
+    CheckpointError
+        On all ranks, if it is neither, holds other things than tensors, or cannot be read.
+    MismatchError
+        If ranks see different files.
+    """
+    found = together(comm, lambda: _read(path), CheckpointError)
+    agree(comm, f"weights in {path}", str([(name, tuple(tensor.shape)) for name, tensor in found.items()]))
+    return found
+
+
+def _read(path: Path) -> Mapping[str, torch.Tensor]:
+    with open_regular(path) as file:
+        if path.suffix == SAFETENSORS:
+            return _of_safetensors(path)
+        try:
+            found = torch.load(file, map_location="cpu", weights_only=True)
+        except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
+            reason = " ".join(f"{error}".split())[:200]
+            raise CheckpointError(f"{path} holds no weights that can be read without running code: {reason}") from error
+    if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
+        found = found["state_dict"]
+    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
+        raise CheckpointError(f"{path} holds {type(found).__name__}; it must be a state_dict: tensors by name")
+    return found
+
+
+def _of_safetensors(path: Path) -> Mapping[str, torch.Tensor]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise CheckpointError(f"{path}: safetensors is not installed: pip install safetensors") from error
+    try:
+        found: Mapping[str, torch.Tensor] = load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
+    return found

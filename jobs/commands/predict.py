@@ -1,0 +1,144 @@
+"""Predict with a trained network, over any grid: a run of ``distconv train``, or a file of weights.
+
+Writes to the folder --out: prediction.zarr (or .h5) with the dataset ``prediction`` (N, C, ...) of probabilities,
+summary.json with scores if there are labels, and result.png. A job that was killed leaves an output that says so; the
+same command goes on with it. Large samples are predicted window by window (--window), and no rank has one whole.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from distconv.communication.agreement import together
+from distconv.errors import DataError, GridError
+from distconv.grid import ProcessGrid
+from distconv.jobs.prediction import labelled
+from distconv.jobs.prediction.network import Trained, build, on_grid, trained
+from distconv.jobs.prediction.samples import Prediction, field_of, open_inputs
+from distconv.jobs.prediction.scores import draw, score
+from distconv.jobs.training.options import (
+    add_device_argument,
+    add_reading_arguments,
+    device_for,
+    grid_extents,
+    positive,
+)
+from distconv.jobs.training.report import SUMMARY, peak_memory_bytes, picture
+from distconv.whole_files import write_file
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 4 distconv predict runs/mesh --data mesh.h5 --out predicted
+  mpiexec -n 4 distconv predict runs/mesh --data big.zarr --window h=512,w=512 --overlap 0.5 --out predicted
+  mpiexec -n 4 distconv predict unet.safetensors --model mypackage.nets:unet3d --data ct.nc --image-name volume \\
+      --normalise-as training.nc --grid d=2,h=2 --out predicted
+  distconv predict runs/classify --data images.h5 --out predicted
+  distconv predict runs/sequence --data embedded --out predicted
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv predict``."""
+    parser.add_argument(
+        "weights", type=Path, metavar="RUN|WEIGHTS", help="--out of a training, checkpoints, .pt or .safetensors"
+    )
+    parser.add_argument("--data", type=Path, required=True, metavar="PATH", help="samples, as for training")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--image-name", metavar="NAME", help="dataset of samples (default: held-out ones, or image)")
+    parser.add_argument("--label-name", metavar="NAME", help="dataset of labels (default: beside the samples)")
+    parser.add_argument("--model", metavar="NAME", help="of weights in a file: a reference model or module:factory")
+    parser.add_argument("--classes", type=positive, help="of weights in a file, if the model is asked for them")
+    parser.add_argument("--width", type=positive, help="of weights in a file, if the model is asked for it")
+    parser.add_argument(
+        "--normalise-as", type=Path, metavar="PATH", help="scale values as those of these samples (default: the run's)"
+    )
+    parser.add_argument("--grid", type=grid_extents, metavar="n=2,h=2", help="default: all ranks along h (or w)")
+    parser.add_argument("--batch", type=positive, default=1, help="samples or windows at a time (default: 1)")
+    parser.add_argument("--window", type=grid_extents, metavar="h=256,w=256", help="predict window by window")
+    parser.add_argument(
+        "--overlap", type=overlap, default=0.25, metavar="SHARE", help="of windows (default: %(default)s)"
+    )
+    parser.add_argument("--raw", action="store_true", help="write what the network gives, not probabilities")
+    zarr = importlib.util.find_spec("zarr") is not None
+    parser.add_argument(
+        "--format", choices=("zarr", "h5"), default="zarr" if zarr else "h5", help="default: zarr, if it is installed"
+    )
+    parser.add_argument("--dtype", choices=("float32", "float64"), help="default: that of the training, or float32")
+    add_reading_arguments(parser)
+    add_device_argument(parser)
+
+
+def overlap(text: str) -> float:
+    """A share below 1.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the text is none.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on and below 1")
+    return value
+
+
+def run(options: argparse.Namespace) -> int:
+    """Predict, and write everything to ``options.out``. Collective over MPI.COMM_WORLD."""
+    comm = MPI.COMM_WORLD
+    options.device = device_for(options.device, comm)
+    of = trained(options.weights, comm)
+    if labelled.is_labelled(of, options.data):
+        path, group, found = labelled.predict(options, of, options.device, comm)
+        results = {"group": group, "accuracy": found.accuracy, "loss": found.loss}
+        _conclude(options, of, comm, results, [f"{group} accuracy: {found}", f"predictions: {path}"])
+        return 0
+    with closing(open_inputs(options, of.task, comm)) as inputs:
+        dtype = getattr(torch, options.dtype or of.settings.get("dtype", "float32"))
+        field = field_of(options, of, inputs, dtype)
+        grid = _grid(options, comm, len(inputs.shape))
+        model = build(of, comm, channels=inputs.shape[1], options=options)
+        path = Prediction(options, of, inputs, field, grid, on_grid(of, model, grid, options.device, dtype)).write()
+        scores = None if options.raw else score(path, inputs, grid)
+        title, place = f"{of.path} on {options.data}, grid {grid.describe()}", options.out / "result.png"
+        lines = [str(scores) if scores else "no scores: there are no labels"]
+        drawn = together(
+            comm, lambda: picture(place, lambda: draw(place, path, inputs, title)) if comm.rank == 0 else "", DataError
+        )
+        _conclude(options, of, comm, scores.results if scores else {}, [*lines, drawn, f"predictions: {path}"])
+    return 0
+
+
+def _grid(options: argparse.Namespace, comm: MPI.Intracomm, dimensions: int) -> ProcessGrid:
+    grid = options.grid or {"w" if dimensions == 3 else "h": comm.size}
+    useless = [axis for axis in grid if axis in "dhw"[: 5 - dimensions] and grid[axis] > 1]
+    if useless:
+        raise GridError(f"--grid: samples have no axis {useless[0]}")
+    return ProcessGrid(comm, **grid)
+
+
+def _conclude(
+    options: argparse.Namespace, of: Trained, comm: MPI.Intracomm, results: dict[str, Any], lines: list[str]
+) -> None:
+    """Write summary.json, and say what is where, on rank 0. Collective."""
+    peaks = comm.gather(peak_memory_bytes(), root=0)
+
+    def conclude() -> None:
+        if peaks is None:
+            return
+        summary: dict[str, Any] = {"weights": str(of.path), "task": of.task, "data": str(options.data)}
+        summary |= {**results, "ranks": comm.size, "peak_memory_bytes": peaks}
+        write_file(options.out / SUMMARY, json.dumps(summary, indent=1) + "\n")
+        print("\n".join(lines))
+
+    together(comm, conclude, DataError)

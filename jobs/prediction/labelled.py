@@ -1,0 +1,82 @@
+"""Predictions of classifiers whose samples are opened as for training: point clouds, sequences, images as downloaded.
+
+They are no boxes of an array. The data are those of the training: their training samples say how values are scaled;
+what is held out is predicted, or else all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from distconv import checkpoint
+from distconv.cli import COMMANDS, parser_of
+from distconv.communication.agreement import together
+from distconv.data.opening import is_source
+from distconv.errors import DataError
+from distconv.grid import ProcessGrid
+from distconv.jobs.training.options import default_grid
+from distconv.jobs.training.score import Score, score
+from distconv.placement import scatter
+from distconv.writing import open_output, rows_written
+
+from .network import Trained
+from .samples import DATASET
+
+
+def is_labelled(of: Trained, data: Path) -> bool:
+    """Whether the samples are opened as for training: they are no boxes of an array."""
+    arrays = is_source(data) or data.suffix in (".h5", ".hdf5")
+    return of.task in ("pointcloud", "sequence") or (of.task == "classify" and not arrays)
+
+
+def predict(options: argparse.Namespace, of: Trained, device: str, comm: MPI.Intracomm) -> tuple[Path, str, Score]:
+    """Predict the held-out samples; where the probabilities are, of which samples, and the score. Collective.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if samples cannot be read, or predictions written.
+    """
+    module = importlib.import_module(COMMANDS["train", of.task].module)
+    training = parser_of(f"distconv train {of.task}", module).parse_args([])
+    job = module.JOB
+    known = {field.name for field in fields(job.settings)}
+    settings = job.settings(**{name: value for name, value in of.settings.items() if name in known})
+    for name, value in of.settings.items():
+        setattr(training, name, value)
+    training.data = None if str(options.data) == "embedded" else options.data
+    path = options.out / f"{DATASET}.{options.format}"
+    together(comm, lambda: options.out.mkdir(parents=True, exist_ok=True), DataError)
+    rows_written(path, comm)
+    with closing(job.samples(training, comm)) as samples:
+        if "mean" in of.notes:
+            # Those of the training, which may have had fewer samples.
+            scales = {name: np.array(of.notes[name]) for name in ("mean", "std")}
+            samples.moments = replace(samples.moments, **scales)
+        grid = ProcessGrid(comm, **(options.grid or default_grid(comm.size, settings.batch, job.rest_along)))
+        more: Mapping[str, Any] = {name: getattr(training, name) for name in job.trainer_options}
+        trainer = job.trainer(settings, samples, grid, device, **more)
+        assert of.folder is not None
+        found = checkpoint.load(of.folder, comm, checkpoint.layouts_of(trainer.model))
+        checkpoint.restore(found, trainer.model, None, comm)
+        group = "test" if "test" in samples.groups else "train"
+        labels = samples.groups[group].labels
+        logits = torch.cat([each for _, each in trainer.predictions(group)])
+        found_score = score(samples.place(group), group, [(range(len(labels)), torch.as_tensor(labels), logits)])
+        values = scatter(torch.softmax(logits, 1), ProcessGrid(comm, n=comm.size))
+        note = {"weights": of.digest, "data": str(options.data)}
+        output = open_output(path, DATASET, tuple(values.shape), values.dtype, comm, note=note)
+        output.write(0, values)
+        output.finish()
+        trainer.close()
+    return path, group, found_score

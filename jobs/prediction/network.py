@@ -1,0 +1,145 @@
+"""The network of a prediction: that of a run, or of a file of weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from distconv import checkpoint
+from distconv.checkpoint.values import from_json
+from distconv.checkpoint.verification import listed
+from distconv.communication.agreement import together
+from distconv.errors import CheckpointError
+from distconv.grid import ProcessGrid
+from distconv.jobs.images.classification import Settings as ImageSettings
+from distconv.jobs.mesh.segmentation import Settings as MeshSettings
+from distconv.jobs.mesh.segmentation import build as build_mesh
+from distconv.jobs.training.model_factory import ModelError, build_classifier, build_model
+from distconv.jobs.training.run import CHECKPOINTS
+from distconv.jobs.training.training import Settings
+from distconv.parallel import parallelize
+from distconv.parameters.weight_files import read_weights
+
+INPUTS = {"mesh": ("input", "label")}
+"""Names of datasets by task; of others ``image`` and ``label``."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a prediction is made with."""
+
+    path: Path
+    task: str
+    """Empty for a file of weights."""
+    settings: Mapping[str, Any]
+    notes: Mapping[str, Any]
+    digest: str
+    """Tells it from others, for an output that is gone on with."""
+    folder: Path | None = None
+    """The checkpoint's."""
+
+
+def trained(path: Path, comm: MPI.Intracomm) -> Trained:
+    """What ``path`` is: a run's folder (``--out`` of a training), a folder of checkpoints, or a file. Collective.
+
+    Raises
+    ------
+    CheckpointError
+        On all ranks, if there is nothing of that, or a checkpoint that says too little of itself.
+    """
+
+    def look() -> Trained:
+        if path.is_file():
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            return Trained(path, "", {}, {}, digest)
+        directory = path / CHECKPOINTS if (path / CHECKPOINTS).is_dir() else path
+        folder = checkpoint.newest(directory, MPI.COMM_SELF)
+        if folder is None:
+            raise CheckpointError(f"{path}: there is no finished checkpoint, and no file of weights")
+        manifest = listed(folder)
+        values = from_json(manifest["values"])
+        notes = checkpoint_notes(values)
+        if "task" not in notes or "settings" not in values:
+            raise CheckpointError(
+                f"{folder} does not say what it was trained for; export its weights (distconv checkpoint export) and "
+                "give --model and --normalise-as"
+            )
+        digest = hashlib.sha256(json.dumps(manifest["files"], sort_keys=True).encode()).hexdigest()
+        return Trained(path, notes["task"], values["settings"], notes, digest, folder)
+
+    found: Trained = comm.bcast(together(comm, lambda: look() if comm.rank == 0 else None, CheckpointError), root=0)
+    return found
+
+
+def checkpoint_notes(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a checkpoint's values say besides the settings; nothing, if it was none of ``distconv train``."""
+    notes = values.get("notes")
+    return notes if isinstance(notes, dict) else {}
+
+
+def settings_of(of: Trained, kind: type[Settings]) -> Settings:
+    """The settings of a run, as its training has them."""
+    known = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in of.settings.items() if name in known})
+
+
+def build(of: Trained, comm: MPI.Intracomm, *, channels: int, options: Any) -> torch.nn.Module:
+    """The network, not yet with its weights where they are a checkpoint's. Collective.
+
+    Raises
+    ------
+    ModelError
+        On all ranks, if it cannot be built, or weights do not fit it.
+    """
+    if of.task == "mesh":
+        return build_mesh(settings_of(of, MeshSettings))  # type: ignore[arg-type]
+    if of.task == "classify":
+        settings = settings_of(of, ImageSettings)
+        return build_classifier(
+            settings.model,
+            comm,
+            seed=settings.seed,
+            in_channels=channels,
+            classes=of.notes["classes"],
+            width=settings.width,
+        )
+    if options.model is None:
+        raise ModelError(f"{of.path} holds weights alone: give the network with --model package.module:factory")
+    model = build_model(options.model, comm, seed=0, in_channels=channels, classes=options.classes, width=options.width)
+    state = read_weights(of.path, comm)
+
+    def load() -> None:
+        try:
+            model.load_state_dict(state)
+        except RuntimeError as error:
+            raise ModelError(f"{of.path}: the weights do not fit --model {options.model}: {_line(error)}") from error
+
+    together(comm, load, ModelError)
+    return model
+
+
+def on_grid(
+    of: Trained, model: torch.nn.Module, grid: ProcessGrid, device: str, dtype: torch.dtype
+) -> Callable[[Any], Any]:
+    """The network over ``grid`` with its weights, ready to predict. Collective."""
+    batch_norm = str(of.settings.get("batch_norm", "global"))
+    model = parallelize(model.to(device, dtype), grid, comm=grid.world, batch_norm=batch_norm)
+    if of.folder is not None:
+
+        def check(contents: checkpoint.Contents) -> None:
+            checkpoint.check_fits(contents, model, None, convert_dtype=True)
+
+        found = checkpoint.load(of.folder, grid.world, checkpoint.layouts_of(model), check)
+        checkpoint.restore(found, model, None, grid.world, convert_dtype=True)
+    return model.eval()
+
+
+def _line(error: Exception) -> str:
+    return " ".join(f"{error}".split())

@@ -1,0 +1,231 @@
+"""Predictions of samples that a source reads: whole, or window by window; what is written, and what it is worth."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from distconv.communication.agreement import together
+from distconv.data.channel_statistics import moments
+from distconv.data.loader import Field, Loader
+from distconv.data.opening import open_source
+from distconv.data.source import Source, StoredSource
+from distconv.errors import DataError
+from distconv.grid import ProcessGrid
+from distconv.jobs import progress
+from distconv.tensor import DistTensor
+from distconv.writing import Output, open_output, rows_written
+
+from .network import INPUTS, Trained
+from .windows import Blend, Windows
+
+DATASET = "prediction"
+_GROUPS = ("heldout/", "test/", "", "train/")
+_AXES = "dhw"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What is predicted, and its labels if there are any."""
+
+    source: StoredSource
+    name: str
+    labels: StoredSource | None
+    label: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(N, C, ...)."""
+        return self.source.shape(self.name)
+
+    def close(self) -> None:
+        """Let go of both."""
+        self.source.close()
+        if self.labels is not None:
+            self.labels.close()
+
+
+def open_inputs(options: argparse.Namespace, task: str, comm: MPI.Intracomm) -> Inputs:
+    """The samples and, where they are, their labels. Collective.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if there are no samples of such a name.
+    """
+    image, label = INPUTS.get(task, ("image", "label"))
+    source, name = _first(options.data, options.image_name, image, comm, options.readers)
+    prefix = name.rpartition("/")[0]
+    wanted = options.label_name or (f"{prefix}/{label}" if prefix else label)
+    try:
+        labels: StoredSource | None = open_source(options.data, [wanted], comm)
+    except DataError:
+        if options.label_name:
+            raise
+        labels = None
+    if len(source.shape(name)) < 3:
+        raise DataError(f"{source.path}: {name!r} is {source.shape(name)}; samples have channels and extents")
+    return Inputs(source, name, labels, wanted)
+
+
+def _first(path: Path, given: str | None, name: str, comm: MPI.Intracomm, readers: int) -> tuple[StoredSource, str]:
+    """The first of the datasets that the samples may be in."""
+    reasons = []
+    for each in [given] if given else [f"{group}{name}" for group in _GROUPS]:
+        try:
+            return open_source(path, [each], comm, readers=readers), each
+        except DataError as error:
+            reasons.append(error)
+    raise reasons[0] if given else reasons[_GROUPS.index("")]
+
+
+def field_of(options: argparse.Namespace, of: Trained, inputs: Inputs, dtype: torch.dtype) -> Field:
+    """How values of the samples become those that the network was trained on. Collective.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if there are other channels than in training.
+    """
+    shape = inputs.shape
+    dims = {3: "ncw", 4: "nchw", 5: "ncdhw"}.get(len(shape))
+    if dims is None:
+        raise DataError(f"{inputs.source.path}: {inputs.name!r} is {shape}; samples have one to three extents")
+    if of.task == "classify":
+        dims = dims.replace("c", "-")  # as in training: a layer that splits its channels takes its share
+    if options.normalise_as is not None:
+        other, name = _first(options.normalise_as, None, inputs.name.rpartition("/")[2], inputs.source.comm, 1)
+        with closing(other):
+            found = moments(other, name)
+        mean, std = found.mean, found.std
+    elif "mean" in of.notes:
+        mean, std = np.array(of.notes["mean"]), np.array(of.notes["std"])
+    else:
+        return Field(inputs.name, dims, dtype)
+    if len(mean) != shape[1]:
+        raise DataError(
+            f"{inputs.source.path}: {inputs.name!r} has {shape[1]} channels, the network was trained on {len(mean)}"
+        )
+    return Field(inputs.name, dims, dtype, mean, std)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A network and the samples that it is to predict; how is in the options."""
+
+    options: argparse.Namespace
+    of: Trained
+    inputs: Inputs
+    field: Field
+    grid: ProcessGrid
+    model: Callable[..., Any]
+
+    def write(self) -> Path:
+        """Predict what is not predicted yet, and write it to the folder ``options.out``; where it is. Collective.
+
+        Raises
+        ------
+        DataError
+            On all ranks, if samples cannot be read, or predictions written.
+        """
+        options, comm, samples = self.options, self.grid.world, self.inputs.shape[0]
+        path: Path = options.out / f"{DATASET}.{options.format}"
+        together(comm, lambda: options.out.mkdir(parents=True, exist_ok=True), DataError)
+        # The last row tells the shape of the output: it is predicted anew if it was the end that was missing.
+        begun = max(0, min(rows_written(path, comm), samples - 1))
+        output: Output | None = None
+        predicted = self._whole(begun) if self.window is None else self._by_windows(begun, self.window)
+        with progress.bar(rank=comm.rank, total=samples, initial=begun, unit="sample", desc="predicting") as bar:
+            for begin, values in predicted:
+                made = values if options.raw else probabilities(values)
+                if output is None:
+                    shape = (samples, *made.shape[1:])
+                    output = open_output(path, DATASET, shape, made.dtype, comm, note=self._note)
+                output.write(begin, made)
+                bar.update(len(made))
+        if output is not None:
+            output.finish()
+        return path
+
+    @property
+    def _note(self) -> dict[str, Any]:
+        """What must be the same when an output is gone on with."""
+        options = self.options
+        return {
+            "weights": self.of.digest,
+            "data": f"{options.data}: {self.inputs.name}",
+            "window": None if self.window is None else list(self.window),
+            "overlap": options.overlap,
+            "raw": options.raw,
+        }
+
+    @property
+    def window(self) -> tuple[int, ...] | None:
+        """Extents of the windows, if samples are not predicted whole.
+
+        Raises
+        ------
+        DataError
+            If samples have no such axis.
+        """
+        wanted, space = self.options.window, self.inputs.shape[2:]
+        if wanted is None:
+            return None
+        axes = _AXES[-len(space) :]
+        other = sorted(set(wanted) - set(axes))
+        if other:
+            raise DataError(f"--window: samples of {space} have the axes {', '.join(axes)}, not {other[0]}")
+        return tuple(min(wanted.get(axis, extent), extent) for axis, extent in zip(axes, space, strict=True))
+
+    def _loader(self, source: Source) -> Loader:
+        options = self.options
+        return Loader(source, [self.field], self.grid, options.batch, shuffle=False, device=options.device)
+
+    @torch.no_grad()
+    def _outputs(self, inputs: DistTensor) -> DistTensor:
+        outputs = self.model(inputs)
+        if not isinstance(outputs, DistTensor) or outputs.dim() < 2:
+            raise DataError(
+                f"the network gives {type(outputs).__name__}; predictions are tensors (samples, channels, ...)"
+            )
+        return outputs
+
+    def _whole(self, begun: int) -> Iterator[tuple[int, DistTensor]]:
+        for batch in self._loader(self.inputs.source).epoch(0, begun // self.options.batch):
+            yield batch.samples[0], self._outputs(batch.tensors[0])
+
+    def _by_windows(self, begun: int, window: tuple[int, ...]) -> Iterator[tuple[int, DistTensor]]:
+        windows = Windows(self.inputs.source, self.inputs.name, window, self.options.overlap)
+        each, blend = len(windows.places), Blend(self.grid, windows.space, window)
+        for batch in self._loader(windows).epoch(0, begun * each // self.options.batch):
+            outputs = self._outputs(batch.tensors[0])
+            if tuple(outputs.shape[2:]) != window:
+                raise DataError(
+                    f"--window: the network gives {tuple(outputs.shape)} for windows of {window}; windows are for "
+                    "networks whose output has the extents of their input"
+                )
+            for row, number in enumerate(batch.samples):
+                sample, place = divmod(number, each)
+                if sample < begun:
+                    continue
+                part = outputs[row : row + 1]
+                assert isinstance(part, DistTensor)
+                blend.add(windows.places[place], part)
+                if place == each - 1:
+                    yield sample, blend.result()
+                    blend = Blend(self.grid, windows.space, window)
+
+
+def probabilities(outputs: DistTensor) -> DistTensor:
+    """Of the classes, by outputs (N, C, ...); of one channel it is that of the one class."""
+    found = torch.sigmoid(outputs) if outputs.shape[1] == 1 else torch.softmax(outputs, 1)
+    assert isinstance(found, DistTensor)
+    return found

@@ -1,0 +1,160 @@
+"""What predictions are worth where there are labels, and a picture of some.
+
+Both read what was written: they are of the whole output, whoever wrote it, and need no sample whole on a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+from numpy.typing import NDArray
+
+from distconv.communication.agreement import together
+from distconv.data.opening import open_source
+from distconv.data.source import Source
+from distconv.distribution import Box, Distribution, Interval, default_axes
+from distconv.errors import DataError
+from distconv.grid import ProcessGrid
+from distconv.whole_files import write_picture
+
+from .samples import DATASET, Inputs
+
+SHOWN = 4
+_LARGEST = 512
+"""Pixels of a map along each side, about."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How predictions compare with labels, over all samples and places."""
+
+    count: int
+    correct: int
+    dice: tuple[float, ...]
+    """Of each class (of one channel: the one class); NaN where it is neither predicted nor there. For two classes and
+    one threshold it is F1."""
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """For summary.json."""
+        dice = [None if np.isnan(value) else value for value in self.dice]
+        return {"accuracy": self.correct / self.count, "dice": dice}
+
+    def __str__(self) -> str:
+        dice = ", ".join("-" if np.isnan(value) else f"{value:.4f}" for value in self.dice)
+        return f"accuracy {100 * self.correct / self.count:.2f} % ({self.correct} of {self.count}), Dice (F1): {dice}"
+
+
+def score(path: Path, inputs: Inputs, grid: ProcessGrid) -> Scores | None:
+    """The scores of the predictions in ``path``, if there are labels. Collective.
+
+    Raises
+    ------
+    DataError
+        On all ranks, if labels have another shape than predictions, or something cannot be read.
+    """
+    if inputs.labels is None:
+        return None
+    source = open_source(path, [DATASET], grid.world)
+    shape, labels = source.shape(DATASET), inputs.labels.shape(inputs.label)
+    if labels != (shape[0], *shape[2:]):
+        raise DataError(f"{inputs.labels.path}: {inputs.label!r} is {labels}, but predictions are {shape}")
+    dist = Distribution(grid, (None, *default_axes(None, len(shape))[2:])) if len(shape) > 2 else None
+    classes = shape[1]
+    counts = np.zeros((3, classes), np.int64)
+    total = np.zeros(2, np.int64)
+
+    def count() -> None:
+        for sample in range(shape[0]):
+            box = _block(dist, sample, labels, grid)
+            if box is None:
+                continue
+            assert inputs.labels is not None
+            values = source.read(DATASET, (box[0], Interval(0, classes), *box[1:]))[0]
+            label = inputs.labels.read(inputs.label, box)[0]
+            called = values[0] >= 0.5 if classes == 1 else values.argmax(0)
+            total[:] += called.size, int((called == label).sum())
+            for index in range(classes):
+                of = 1 if classes == 1 else index
+                found, there = called == of, label == of
+                counts[:, index] += int((found & there).sum()), int(found.sum()), int(there.sum())
+
+    together(grid.world, count, DataError)
+    source.close()
+    grid.world.Allreduce(MPI.IN_PLACE, counts, MPI.SUM)
+    grid.world.Allreduce(MPI.IN_PLACE, total, MPI.SUM)
+    both, predicted, there = counts.astype(float)
+    with np.errstate(invalid="ignore"):
+        dice = 2 * both / (predicted + there)
+    return Scores(int(total[0]), int(total[1]), tuple(map(float, dice)))
+
+
+def _block(dist: Distribution | None, sample: int, shape: Sequence[int], grid: ProcessGrid) -> Box | None:
+    """What this rank counts of a sample: its block in space; of ranks with the same one the samples take turns."""
+    if dist is None:
+        return (Interval(sample, sample + 1),) if sample % grid.size == grid.rank else None
+    twins = dist.same_indices(range(1, len(shape)))
+    if twins.index(grid.rank) != sample % len(twins):
+        return None
+    block = dist.box(None, (1, *shape[1:]))[1:]
+    return None if 0 in (each.extent for each in block) else (Interval(sample, sample + 1), *block)
+
+
+def draw(path: Path, predictions: Path, inputs: Inputs, title: str) -> None:
+    """Write a picture of the first samples: input, label, prediction; of volumes the slice in the middle. On one rank.
+
+    Raises
+    ------
+    ImportError
+        If matplotlib is not installed.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    source = open_source(predictions, [DATASET], MPI.COMM_SELF)
+    shape = source.shape(DATASET)
+    rows = min(SHOWN, shape[0])
+    figure = Figure(figsize=(10.0, 3.2 * rows + 0.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, fontsize=10)
+    axes = figure.subplots(rows, 3, squeeze=False)
+    for sample, (image, label, prediction) in enumerate(axes):
+        _show(image, _map(inputs.source, inputs.name, sample, channel=True), f"sample {sample}: {inputs.name}")
+        if len(shape) > 2:
+            if inputs.labels is not None:
+                _show(label, _map(inputs.labels, inputs.label, sample, channel=False), inputs.label)
+            called = _map(source, DATASET, sample, channel=True, classes=shape[1] > 1)
+            _show(prediction, called, "class" if shape[1] > 1 else "probability")
+        else:
+            values = source.read(DATASET, (Interval(sample, sample + 1), Interval(0, shape[1])))[0]
+            prediction.bar(range(shape[1]), values)
+            prediction.set_title(f"class {int(values.argmax())}", fontsize=9)
+        for axis in (image, label):
+            axis.set_axis_off()
+    source.close()
+    write_picture(path, figure, dpi=110)
+
+
+def _map(source: Source, name: str, sample: int, *, channel: bool, classes: bool = False) -> NDArray[Any]:
+    """What is drawn of a sample: (H, W), the first channel or the most likely class."""
+    shape = source.shape(name)
+    space = shape[2:] if channel else shape[1:]
+    middle = [Interval(extent // 2, extent // 2 + 1) for extent in space[:-2]]
+    box = [*middle, *(Interval(0, extent) for extent in space[-2:])]
+    channels = [Interval(0, shape[1] if classes else 1)] if channel else []
+    values = source.read(name, (Interval(sample, sample + 1), *channels, *box))[0]
+    if channel:
+        values = values.argmax(0) if classes else values[0]
+    flat = values.reshape(*values.shape[-2:]) if len(space) > 1 else values.reshape(1, -1)
+    steps = (slice(None, None, max(1, extent // _LARGEST)) for extent in flat.shape)
+    return np.asarray(flat[tuple(steps)])
+
+
+def _show(axis: Any, values: NDArray[Any], title: str) -> None:
+    axis.imshow(values, aspect="auto" if values.shape[0] == 1 else "equal")
+    axis.set_title(title, fontsize=9)

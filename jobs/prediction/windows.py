@@ -1,0 +1,135 @@
+"""Windows over samples, and how what a network makes of them is put together.
+
+The places of the windows and their weights are those of MONAI's ``sliding_window_inference(mode="gaussian")``. Each
+rank keeps its block of the sample; of the output of a window it gets what lies there.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from distconv.data.source import Source
+from distconv.distribution import Box, Distribution, Interval, block_range, default_axes
+from distconv.grid import ProcessGrid
+from distconv.tensor import DistTensor
+
+SIGMA = 0.125
+"""Of the weights, as a share of the window."""
+SMALLEST = 1e-3
+"""Weight: at corners a Gaussian would be so small that their quotients are noise."""
+
+
+def begins(extent: int, window: int, overlap: float) -> list[int]:
+    """Where windows begin along a dimension.
+
+    >>> begins(10, 4, 0.5), begins(4, 4, 0.5), begins(9, 4, 0.0)
+    ([0, 2, 4, 6], [0], [0, 4, 5])
+    """
+    step = window if window == extent else max(1, int(window * (1 - overlap)))
+    count = 1 + max(0, math.ceil((extent - window) / step))
+    return [min(index * step, extent - window) for index in range(count)]
+
+
+class Windows:
+    """A source whose samples are windows of another's, over its last dimensions; those of one sample follow each other.
+
+    A window that is larger than the sample is the sample.
+    """
+
+    def __init__(self, source: Source, name: str, window: Sequence[int], overlap: float) -> None:
+        self.source, self.path, self.comm, self.readers = source, source.path, source.comm, source.readers
+        shape = source.shape(name)
+        self.space = shape[len(shape) - len(window) :]
+        self.window = tuple(min(w, extent) for w, extent in zip(window, self.space, strict=True))
+        lines = (begins(extent, w, overlap) for extent, w in zip(self.space, self.window, strict=True))
+        self.places = list(itertools.product(*lines))
+
+    def close(self) -> None:
+        """Let go of the source."""
+        self.source.close()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the dataset ``name``: as many samples as there are windows."""
+        samples, *rest = self.source.shape(name)
+        return (samples * len(self.places), *rest[: len(rest) - len(self.window)], *self.window)
+
+    def chunks(self, name: str) -> tuple[int, ...]:
+        """What is read as a whole of the dataset ``name``."""
+        return self.source.chunks(name)
+
+    def read(self, name: str, box: Box) -> NDArray[np.generic]:
+        """The values in ``box`` of one window. Local; may run in another thread."""
+        sample, place = divmod(box[0].start, len(self.places))
+        begin = (0,) * (len(box) - 1 - len(self.window)) + self.places[place]
+        inside = (Interval(b + i.start, b + i.stop) for b, i in zip(begin, box[1:], strict=True))
+        return self.source.read(name, (Interval(sample, sample + 1), *inside))
+
+    def check_unchanged(self) -> None:
+        """Raise DataError on all ranks if the source has changed. Collective."""
+        self.source.check_unchanged()
+
+    def warn_of_large_chunks(self, name: str, block: tuple[int, ...]) -> None:
+        """Windows overlap chunks anyhow."""
+
+
+def weights(window: Sequence[int], box: Sequence[Interval], dtype: torch.dtype) -> torch.Tensor:
+    """Those of the part ``box`` of a window."""
+    lines = []
+    smallest = 1.0
+    for extent in window:
+        place = torch.arange(-(extent - 1) / 2, (extent - 1) / 2 + 1, dtype=torch.float)
+        lines.append(torch.exp(place**2 / (-2 * (extent * SIGMA) ** 2)))
+        smallest = float(torch.tensor(smallest) * lines[-1].min())
+    part = torch.ones(())
+    for line, inside in zip(lines, box, strict=True):
+        part = part.unsqueeze(-1) * line[inside.start : inside.stop]
+    return part.clamp(min=max(smallest, SMALLEST)).to(dtype)
+
+
+class Blend:
+    """The output of a network for one sample, put together of that for its windows. Collective."""
+
+    def __init__(self, grid: ProcessGrid, space: Sequence[int], window: Sequence[int]) -> None:
+        self.grid, self.space, self.window = grid, tuple(space), tuple(window)
+        self._dist = Distribution(grid, (None, None, *default_axes(None, 2 + len(space))[2:]))
+        self._sum: torch.Tensor | None = None
+        self._weight: torch.Tensor | None = None
+
+    def add(self, place: Sequence[int], output: DistTensor) -> None:
+        """Add the output (1, C, window) for the window at ``place``."""
+        bounds: Mapping[str, tuple[int, ...]] = {
+            axis: tuple(min(max(border - begin, 0), extent) for border in _borders(whole, self.grid.shape[axis]))
+            for axis, begin, extent, whole in zip(self._dist.axes[2:], place, self.window, self.space, strict=True)
+            if axis is not None
+        }
+        there = output.redistribute(Distribution(self.grid, self._dist.axes, boundaries=bounds))
+        part = there.dist.box(None, there.shape)[2:]
+        shape = self._dist.local_shape((1, output.shape[1], *self.space))
+        if self._sum is None or self._weight is None:
+            self._sum = there.local.new_zeros(shape)
+            self._weight = there.local.new_zeros((1, 1, *shape[2:]))
+        if 0 in there.local.shape:
+            return
+        weight = weights(self.window, part, there.dtype).to(there.local.device)
+        block = self._dist.box(None, (1, output.shape[1], *self.space))[2:]
+        here = tuple(
+            slice(begin + inside.start - own.start, begin + inside.stop - own.start)
+            for begin, inside, own in zip(place, part, block, strict=True)
+        )
+        self._sum[(slice(None), slice(None), *here)] += there.local * weight
+        self._weight[(slice(None), slice(None), *here)] += weight
+
+    def result(self) -> DistTensor:
+        """The sample (1, C, ...) when all windows were added."""
+        assert self._sum is not None and self._weight is not None
+        return DistTensor(self._sum / self._weight, self._dist, (1, self._sum.shape[1], *self.space))
+
+
+def _borders(extent: int, parts: int) -> list[int]:
+    return [block_range(extent, parts, part).start for part in range(parts)] + [extent]

@@ -1,0 +1,151 @@
+"""What ranks write together is the whole tensor, each chunk by one of them; what is not finished says so."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import distconv as dc
+from distconv import writing
+from distconv.data import open_source
+from distconv.errors import DataError
+from distconv.process.launchers import without_launcher
+from distconv.writing import aligned, open_output, rows_written
+from tests.distconv.data.sample_files import common
+
+pytestmark = pytest.mark.ranks(1, 2, 3, 4)
+
+GRIDS = {1: ["n=1"], 2: ["h=2", "n=2", "c=2"], 3: ["w=3", "h=3"], 4: ["h=2,w=2", "n=2,h=2", "r=2,w=2"]}
+X = torch.from_numpy(np.random.default_rng(4).standard_normal((5, 3, 37, 150)))
+FORMATS = ["zarr", "h5"]
+
+
+def needed(form: str) -> None:
+    if form == "zarr":
+        pytest.importorskip("zarr")
+
+
+def values_of(path: Path, comm: Any, name: str = "values") -> Any:
+    source = open_source(path, [name], comm)
+    found = source.read(name, tuple(dc.Interval(0, extent) for extent in source.shape(name)))
+    source.close()
+    return found
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_whole_tensor_is_there_whatever_the_grid(comm: Any, shared_tmp_path: Path, form: str) -> None:
+    needed(form)
+    for text in GRIDS[comm.size]:
+        grid = dc.ProcessGrid(comm, **dc.parse_grid(text))
+        for index, (tensor, dims) in enumerate(((X, None), (X[0, 0, 0].float(), "w"), (X[:, 0].bfloat16(), "nhw"))):
+            path = shared_tmp_path / f"{text}-{index}.{form}"
+            dc.write(dc.scatter(tensor, grid, dims=dims), path)
+            comm.Barrier()
+            expected = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+            assert np.array_equal(values_of(path, comm), expected.numpy())
+
+
+@pytest.mark.ranks(2, 3, 4)
+def test_no_two_ranks_write_one_chunk(comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed("zarr")
+    put, written = writing._Zarr._put, []
+
+    def noted(self: Any, box: Any, block: Any) -> None:
+        ranges = (
+            range(i.start // chunk, -(-i.stop // chunk)) for i, chunk in zip(box, self._array.chunks, strict=True)
+        )
+        written.extend(itertools.product(*ranges))
+        put(self, box, block)
+
+    monkeypatch.setattr(writing._Zarr, "_put", noted)
+    for text in GRIDS[comm.size]:
+        written.clear()
+        grid = dc.ProcessGrid(comm, **dc.parse_grid(text))
+        dc.write(dc.scatter(X, grid), shared_tmp_path / f"{text}.zarr")
+        chunks = list(itertools.chain(*comm.allgather(written)))
+        assert len(chunks) == len(set(chunks)) == 5 * 4 * 4  # of 1 x 3 x 10 x 38
+        if not set(text) & {"c", "r"}:
+            assert all(comm.allgather(bool(written)))
+
+
+@pytest.mark.parametrize(
+    ("extent", "chunk", "parts", "offset"), [(10, 4, 3, 0), (10, 4, 3, 3), (1, 4, 3, 2), (0, 4, 2, 1), (64, 8, 4, 0)]
+)
+@pytest.mark.ranks(1)
+def test_blocks_end_at_the_borders_of_chunks(comm: Any, extent: int, chunk: int, parts: int, offset: int) -> None:
+    found = aligned(extent, chunk, parts, offset)
+    assert found[0] == 0 and found[-1] == extent and list(found) == sorted(found) and len(found) == parts + 1
+    assert all((offset + border) % chunk == 0 for border in found[1:-1] if 0 < border < extent)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.ranks(2)
+def test_what_is_not_finished_says_so_and_is_gone_on_with(comm: Any, shared_tmp_path: Path, form: str) -> None:
+    needed(form)
+    path, shape, note = shared_tmp_path / f"out.{form}", tuple(X.shape), {"weights": "a"}
+    over_h, over_w = dc.ProcessGrid(comm, h=2), dc.ProcessGrid(comm, w=2)
+    output = open_output(path, "y", shape, X.dtype, comm, note=note)
+    output.write(0, dc.scatter(X[:2] + 1, over_h))
+    output.write(0, dc.scatter(X[:2], over_h))  # as after a kill between writing and noting
+    output.write(2, dc.scatter(X[2:3], over_h))
+    with pytest.raises(DataError, match="3 of 5 rows are written"):
+        output.finish()
+    with pytest.raises(DataError, match="do not fit behind 3 rows"):
+        output.write(4, dc.scatter(X[4:], over_h))
+    with pytest.raises(DataError) as caught:
+        open_source(path, ["y"], comm)
+    assert "incomplete" in common(comm, caught.value) or form == "h5"
+    with pytest.raises(DataError, match=r"is there already|holds another output that is not finished"):
+        open_output(path, "y", shape, X.dtype, comm, note={"weights": "b"})
+    assert rows_written(path, comm) == 3
+    output = open_output(path, "y", shape, X.dtype, comm, note=note)
+    assert output.rows == 3
+    output.write(3, dc.scatter(X[3:], over_w))
+    output.finish()
+    assert np.array_equal(values_of(path, comm, "y"), X.numpy())
+    for attempt in (lambda: rows_written(path, comm), lambda: dc.write(dc.scatter(X, over_h), path)):
+        with pytest.raises(DataError, match="is there already; remove it, or name another"):
+            attempt()
+
+
+def test_other_endings_and_other_files_are_refused(comm: Any, shared_tmp_path: Path) -> None:
+    x = dc.scatter(X, dc.ProcessGrid(comm, h=comm.size))
+    with pytest.raises(DataError, match=r"an output is a zarr group, NAME\.zarr, or an HDF5 file, NAME\.h5"):
+        dc.write(x, shared_tmp_path / "x.npy")
+    if comm.rank == 0:
+        (shared_tmp_path / "x.h5.parts").mkdir()
+        (shared_tmp_path / "x.h5.parts" / "other").touch()
+    comm.Barrier()
+    with pytest.raises(DataError) as caught:
+        dc.write(x, shared_tmp_path / "x.h5")
+    assert "holds other files" in common(comm, caught.value)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_killed_job_leaves_an_output_that_says_it_is_incomplete(comm: Any, tmp_path: Path, form: str) -> None:
+    needed(form)
+    script = (
+        "import os, signal, torch, distconv as dc; from mpi4py import MPI; from pathlib import Path\n"
+        "from distconv.writing import open_output\n"
+        f"output = open_output('out.{form}', 'y', (4, 2, 8, 8), torch.float32, MPI.COMM_WORLD, note={{}})\n"
+        "output.write(0, dc.scatter(torch.ones(2, 2, 8, 8), dc.ProcessGrid(MPI.COMM_WORLD)))\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    environment = without_launcher() | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, timeout=50, capture_output=True)
+    path = tmp_path / f"out.{form}"
+    assert rows_written(path, comm) == 2
+    if form == "h5":
+        assert json.loads((tmp_path / "out.h5.parts" / "progress.json").read_text())["rows"] == 2
+    with pytest.raises(DataError, match="incomplete" if form == "zarr" else "No such file"):
+        open_source(path, ["y"], comm)
