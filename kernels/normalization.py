@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from distconv import recording
 from distconv.precision import widened
 
 _BLOCK_ELEMENTS = 1 << 19
@@ -24,8 +25,13 @@ def taken_near(about: Callable[[torch.Tensor], Moments], origin: torch.Tensor) -
     Far from the mean the difference of squares has lost digits. All ranks see the same sums, so all take them again.
     """
     mean, var = about(origin)
-    if bool(((mean - origin) ** 2 > _FAR * var).any()):
-        mean, var = about(mean)
+
+
+    def again() -> None:
+        for moment, nearer in zip((mean, var), about(mean), strict=True):
+            moment.copy_(nearer)
+
+    recording.branch(((mean - origin) ** 2 > _FAR * var).any(), again, (mean, var))
     return mean, var
 
 
