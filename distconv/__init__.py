@@ -9,8 +9,8 @@
 
     arrangement       Arrangements: where ranks are along named axes. Pure arithmetic
     autograd          Autograd's graph with distributed tensors in it: derivatives, nodes, users' own functions
-    capture           Steps that are recorded once and replayed below Python's dispatch
     batch_norm        Over which values the batch norms of a model take their statistics
+    capture           Steps that are recorded once and replayed below Python's dispatch
     checkpoint        Checkpoints: named global tensors in HDF5 and everything else in JSON; no pickle
     cli               The command ``distconv``: finds the job that was asked for, loads that module alone
     communication     Everything that crosses ranks

@@ -26,7 +26,6 @@ def taken_near(about: Callable[[torch.Tensor], Moments], origin: torch.Tensor) -
     """
     mean, var = about(origin)
 
-
     def again() -> None:
         for moment, nearer in zip((mean, var), about(mean), strict=True):
             moment.copy_(nearer)

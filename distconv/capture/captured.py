@@ -14,7 +14,7 @@ from distconv.capture.entries import Refusal
 from distconv.capture.outcome import Memory, Outcome, digests
 from distconv.capture.program import Program, below_autograd
 from distconv.capture.steps import Result, Run, difference, recorded
-from distconv.capture.watch import Arguments, Modules, References, Tensors, block_of, flattened, mapped, same
+from distconv.capture.watch import Arguments, Modules, References, Tensors, block_of, flattened, mapped
 from distconv.communication import agreement, gradient_reduction
 from distconv.errors import CaptureError, UnsupportedOperation
 from distconv.process import watchdog

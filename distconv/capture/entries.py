@@ -52,14 +52,23 @@ class Entry:
 
     def reads(self) -> Iterator[int]:
         """Slots that it needs."""
-        return iter(())
+        return self._reads()
 
     def makes(self) -> Iterator[int]:
         """Slots that it sets."""
-        return iter(())
+        return self._makes()
 
     def text(self) -> str:
         """What it does: the same text if it does the same."""
+        return self._text()
+
+    def _reads(self) -> Iterator[int]:
+        return iter(())
+
+    def _makes(self) -> Iterator[int]:
+        return iter(())
+
+    def _text(self) -> str:
         return type(self).__name__
 
 
@@ -89,14 +98,14 @@ class Operator(Entry):
     draws: bool = False
     """Whether it takes random numbers."""
 
-    def reads(self) -> Iterator[int]:
+    def _reads(self) -> Iterator[int]:
         yield from refs(self.args)
         yield from refs(self.kwargs)
 
-    def makes(self) -> Iterator[int]:
+    def _makes(self) -> Iterator[int]:
         return (slot for slot in self.results if slot is not None)
 
-    def text(self) -> str:
+    def _text(self) -> str:
         return f"{self.function} {self.args!r} {self.kwargs!r} -> {self.results}"
 
 
@@ -109,13 +118,13 @@ class Call(Entry):
     results: list[int]
     one: bool
 
-    def reads(self) -> Iterator[int]:
+    def _reads(self) -> Iterator[int]:
         return iter(self.args)
 
-    def makes(self) -> Iterator[int]:
+    def _makes(self) -> Iterator[int]:
         return iter(self.results)
 
-    def text(self) -> str:
+    def _text(self) -> str:
         name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
         return f"{name} {self.args} -> {self.results}"
 
@@ -130,10 +139,10 @@ class Post(Entry):
     receives: list[tuple[int, int]]
     what: str
 
-    def reads(self) -> Iterator[int]:
+    def _reads(self) -> Iterator[int]:
         return (slot for _, slot in (*self.sends, *self.receives))
 
-    def text(self) -> str:
+    def _text(self) -> str:
         return f"post {self.comm.handle} {self.sends} {self.receives}"
 
 
@@ -147,10 +156,10 @@ class Sum(Entry):
     operation: Any
     what: str
 
-    def reads(self) -> Iterator[int]:
+    def _reads(self) -> Iterator[int]:
         return iter((self.slot,))
 
-    def text(self) -> str:
+    def _text(self) -> str:
         return f"sum {self.comm.handle} {self.slot}"
 
 
@@ -160,7 +169,7 @@ class Wait(Entry):
 
     number: int
 
-    def text(self) -> str:
+    def _text(self) -> str:
         return f"wait {self.number}"
 
 
@@ -171,10 +180,10 @@ class Begin(Entry):
     flag: int | None
     world: Any = None
 
-    def reads(self) -> Iterator[int]:
+    def _reads(self) -> Iterator[int]:
         return iter(()) if self.flag is None else iter((self.flag,))
 
-    def text(self) -> str:
+    def _text(self) -> str:
         return f"begin {self.flag}"
 
 
@@ -189,10 +198,10 @@ class SetGenerator(Entry):
 
     slot: int
 
-    def reads(self) -> Iterator[int]:
+    def _reads(self) -> Iterator[int]:
         return iter((self.slot,))
 
-    def text(self) -> str:
+    def _text(self) -> str:
         return f"set generator {self.slot}"
 
 

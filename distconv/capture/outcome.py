@@ -23,7 +23,7 @@ class Memory:
         self._state = State()
         for leaf in run.leaves():
             self._state.add(leaf)
-        generators = {id(g): g for g in (*run.generators, torch.random.default_generator)}
+        generators = {id(g): g for g in (*run.generators, torch.default_generator)}
         self._generators = [(generator, generator.get_state()) for generator in generators.values()]
 
     def put_back(self) -> None:
@@ -43,8 +43,8 @@ def written(run: Run, blocks: Sequence[Any]) -> list[torch.Tensor]:
     for number, slot in enumerate(slots):
         if slot.storage in storages and slot.kind is Kind.HELD:
             found.append(gradient(leaves[gradients[number]]) if number in gradients else slot.value)
-    for place, number in enumerate(run.recording.inputs):
-        if number is not None and slots[number].storage in storages:
+    for place, given in enumerate(run.recording.inputs):
+        if given is not None and slots[given].storage in storages:
             found.append(blocks[place])
     return [tensor for tensor in found if tensor is not None]
 
@@ -83,7 +83,7 @@ class Outcome:
 
 
 def _default() -> torch.Generator:
-    return torch.random.default_generator
+    return torch.default_generator
 
 
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:

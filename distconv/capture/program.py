@@ -18,7 +18,6 @@ from distconv.capture.entries import (
     Call,
     End,
     Entry,
-    Kind,
     Operator,
     Post,
     Recording,
@@ -77,9 +76,9 @@ class Program:
                 self._names[number] = f"g{gradients[number]}"
             elif slot.value is not None:
                 self._values[number] = slot.value.detach()
-        for place, number in enumerate(recording.inputs):
-            if number is not None:
-                self._names.setdefault(number, f"a{place}")
+        for place, given in enumerate(recording.inputs):
+            if given is not None:
+                self._names.setdefault(given, f"a{place}")
         self._arguments = len(recording.inputs)
         self._gradients = 1 + max(gradients.values(), default=-1)
         self._entries = self._needed(self._thinned(recording.entries))
@@ -191,7 +190,7 @@ class Program:
             [f"def replay(A, G, {defaults}):", *head, *self._lines, f"    return ({results}{',' if results else ''})"]
         )
         scope = dict(self._constants)
-        exec(compile(source, "<distconv replay>", "exec"), scope)  # noqa: S102 - it is all ours
+        exec(compile(source, "<distconv replay>", "exec"), scope)
         self.source = source
         found: Replay = scope["replay"]
         return found
@@ -247,7 +246,7 @@ class Program:
         elif isinstance(entry, Wait):
             self._emit(f"{self._constant(wait)}(q{entry.number}, d{entry.number})")
         elif isinstance(entry, SetGenerator):
-            put = self._constant(torch.random.default_generator.set_state)
+            put = self._constant(torch.default_generator.set_state)
             self._emit(f"{put}({self._name(entry.slot)})")
         elif isinstance(entry, Begin):
             self._begin(entry)

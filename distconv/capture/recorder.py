@@ -55,6 +55,7 @@ _STATISTICS = ("running_mean", "running_var")
 
 _CONSTANT = torch.ops.aten.lift_fresh.default
 _COPY = torch.ops.aten.clone.default
+_INDEX = torch.ops.aten.index.Tensor
 _AS_STRIDED = torch.ops.aten.as_strided.default
 
 
@@ -62,7 +63,7 @@ class Recorder(TorchDispatchMode):
     """A mode that records what is called while it is active, until it ends."""
 
     def __init__(self, state: State) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self.paused = False
         self.went_back = False
@@ -96,6 +97,7 @@ class Recorder(TorchDispatchMode):
         return self._count
 
     def _new(self, kind: Kind, tensor: torch.Tensor) -> int:
+        geometry: tuple[Any, ...]
         if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             self.refuse(f"a tensor of layout {tensor.layout} and type {type(tensor).__name__}")
             storage, geometry = -1, (tuple(tensor.shape), tensor.dtype, tensor.device)
@@ -164,10 +166,10 @@ class Recorder(TorchDispatchMode):
     def _note(self, entry: Any) -> None:
         self.recording.entries.append(entry)
 
-    def refuse(self, reason: str) -> None:
+    def refuse(self, reason: str, line: str = "") -> None:
         """Note that the step cannot be replayed, and why; it goes on, since other ranks may not know."""
         if not self.paused:
-            self.recording.refusals.append(Refusal(reason, self._line()))
+            self.recording.refusals.append(Refusal(reason, line or self._line()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -182,7 +184,7 @@ class Recorder(TorchDispatchMode):
             return func(*args, **kwargs)
         if func is _CONSTANT:
             return self._constant(*args)
-        if func.namespace != "aten" or any(tag in func.tags for tag in _VALUES):
+        if func.namespace != "aten" or (any(tag in func.tags for tag in _VALUES) and not _by_numbers(func, tensors)):
             self.refuse(_reason(func))
         named = tree_map(lambda leaf: Ref(self.slot(leaf)) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
         writes = self._written(func, args, kwargs)
@@ -191,10 +193,12 @@ class Recorder(TorchDispatchMode):
             self._before_drawing(tree_leaves((args, kwargs)))
         found = func(*args, **kwargs)
         if draws:
-            self._drawn = torch.random.default_generator.get_state()
+            self._drawn = torch.default_generator.get_state()
         several = found if isinstance(found, (list, tuple)) else [found]
         results = [self._result(each) for each in several]
-        self._note(Operator(self._line(), func, *named, results, several is not found, frozenset(writes), draws))
+        args, kwargs = named
+        one = several is not found
+        self._note(Operator(self._line(), func, args, kwargs, results, one, frozenset(writes), draws))
         return found
 
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -239,24 +243,24 @@ class Recorder(TorchDispatchMode):
 
     def _before_drawing(self, leaves: Sequence[Any]) -> None:
         generators = [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
-        for generator in generators or [torch.random.default_generator]:
+        for generator in generators or [torch.default_generator]:
             self._keep_state(generator)
         if not generators:
-            state = torch.random.default_generator.get_state()
+            state = torch.default_generator.get_state()
             if self._drawn is not None and not torch.equal(state, self._drawn):
                 self.refuse("the random generator has been set by something that cannot be seen")
 
     def set_generator(self, state: torch.Tensor) -> None:
         """The default generator is about to be set to ``state``."""
-        self._keep_state(torch.random.default_generator)
+        self._keep_state(torch.default_generator)
         self._note(SetGenerator(self._line(), self.slot(state)))
         self._drawn = state.clone()
 
     def seeded(self, function: Callable[[], object]) -> None:
         """Call ``function``, which seeds the default generator, now and in each replay."""
-        self._keep_state(torch.random.default_generator)
+        self._keep_state(torch.default_generator)
         self.call(function, ())
-        self._drawn = torch.random.default_generator.get_state()
+        self._drawn = torch.default_generator.get_state()
 
     # -- distconv.recording -------------------------------------------------------------------------------------------
 
@@ -352,6 +356,11 @@ class Recorder(TorchDispatchMode):
 def _on_meta(kwargs: dict[str, Any]) -> bool:
     """Whether a call makes a tensor without memory, by which shapes are found."""
     return kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta"
+
+
+def _by_numbers(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether a call takes elements by their numbers, so that its shape follows from that of the indices."""
+    return func is _INDEX and not any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
 
 
 def _reason(func: Any) -> str:

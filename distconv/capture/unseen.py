@@ -15,14 +15,14 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
 from distconv.capture.recorder import Recorder
 
 _LEAVES = ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__")
 """Methods by which values leave torch without a call of an operator."""
 
-_DATA = torch.Tensor.data
+_DATA: Any = torch.Tensor.data
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def seen(recorder: Recorder) -> Iterator[None]:
             stack.enter_context(patch.object(owner, name, new))
         yield
     if _pythons_numbers() != drawn:
-        recorder.refuse("random numbers are drawn from Python's or NumPy's generator")
+        recorder.refuse("random numbers are drawn from Python's or NumPy's generator", "the step")
 
 
 def _replacements(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
@@ -57,7 +57,8 @@ def _replacements(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
     set_data = refusing("a tensor gets another memory (x.data = y)", _DATA.__set__)
     yield torch.Tensor, "data", property(_DATA.__get__, set_data)
     reason = "a data loader gives its next batch: pass batches as arguments"
-    yield _BaseDataLoaderIter, "__next__", refusing(reason, _BaseDataLoaderIter.__next__)
+    for owner, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")):
+        yield owner, name, refusing(reason, getattr(owner, name))
     yield from _generators(recorder, here)
 
 
@@ -89,5 +90,5 @@ def _seed(seed: Callable[[int], object], number: int) -> None:
 
 
 def _pythons_numbers() -> tuple[Any, ...]:
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002 - the one that users' code draws from
-    return random.getstate(), kind, keys.tobytes(), *rest
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), kind, np.asarray(keys).tobytes(), *rest

@@ -192,8 +192,8 @@ class References:
         elif hasattr(value, "func") and hasattr(value, "keywords"):
             for each in (value.func, *value.args, *value.keywords.values()):
                 self._note(each)
-        elif not isinstance(value, (type, ModuleType, torch.nn.Module)) and hasattr(type(value), "__call__"):
-            called = type(value).__call__
+        elif not isinstance(value, (type, ModuleType, torch.nn.Module)):
+            called = getattr(type(value), "__call__", None)  # noqa: B004 - a function with code is looked for
             if isinstance(called, FunctionType):
                 self._attributes(value, called)
         if isinstance(value, torch.nn.Module):
@@ -217,7 +217,7 @@ class References:
             if _is_plain_object(owner):
                 self._attributes(owner, function)
 
-    def _attributes(self, owner: Any, function: FunctionType) -> None:
+    def _attributes(self, owner: Any, function: Any) -> None:
         self.values.append(owner)
         if isinstance(owner, torch.nn.Module):
             return  # It is looked at as a whole.
@@ -247,7 +247,7 @@ def _is_plain_object(value: Any) -> bool:
     return not isinstance(value, left_out) and bool(getattr(value, "__dict__", None))
 
 
-def _names(function: FunctionType) -> tuple[set[str], set[str]]:
+def _names(function: Any) -> tuple[set[str], set[str]]:
     """Names that its code, and that of functions in it, reads, and those that it sets."""
     loaded, stored = set(), set()
     codes = [function.__code__]

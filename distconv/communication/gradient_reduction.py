@@ -126,8 +126,7 @@ class _Riders:
 
     comm: MPI.Intracomm
     first: bool
-    """Of a backward pass: the turn is the number of this pass among those over ``comm``, whose ranks may have had others
-    with other ranks."""
+    """Of a pass: the turn is the number of the pass among those over ``comm``, whose ranks may have had others besides."""
 
     def __call__(self, *leaves: torch.Tensor) -> torch.Tensor:
         derived = Derived.of(self.comm)
