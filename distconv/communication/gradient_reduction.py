@@ -126,7 +126,7 @@ class _Riders:
 
     comm: MPI.Intracomm
     first: bool
-    """Of a pass: the turn is the number of the pass among those over ``comm``, whose ranks may have had others besides."""
+    """Of a pass: the turn is its number among those over ``comm``, whose ranks may have had others with other ranks."""
 
     def __call__(self, *leaves: torch.Tensor) -> torch.Tensor:
         derived = Derived.of(self.comm)
