@@ -162,7 +162,7 @@ class _Replay:
         self._modes, self._state = state.modes(), state.described(self._leaves)
         self._tensors = Tensors([*run.held(), *self._leaves])
         self._comms = run.recording.comms()
-        self._program = Program(run.recording, run.outputs(), run.gradient_slots())
+        self._program = Program(run.recording, run.outputs(), run.gradient_slots(), len(run.state.gradients))
         self._results = run.results
         self._alone = _alone(run)
 
@@ -184,6 +184,7 @@ class _Replay:
         for comm in self._comms:
             agreement.check_usable(comm, "the replay of a step")
         gradients = [state.gradient(leaf) for leaf in self._leaves]
+        gradients += [share for _, share, _ in gradient_reduction.kept()]
         with torch.no_grad(), below_autograd():
             found = self._program.replay(_blocks(leaves), gradients)
         made = iter([tensor if alone else tensor.detach() for tensor, alone in zip(found, self._alone, strict=True)])

@@ -165,9 +165,13 @@ class Sum(Entry):
 
 @dataclass(eq=False)
 class Wait(Entry):
-    """Waits for messages, or a sum, by their number."""
+    """Waits for messages, or a sum, by their number; until then MPI uses the memory of ``slots``."""
 
     number: int
+    slots: tuple[int, ...]
+
+    def _reads(self) -> Iterator[int]:
+        return iter(self.slots)
 
     def _text(self) -> str:
         return f"wait {self.number}"

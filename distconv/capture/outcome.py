@@ -37,12 +37,13 @@ class Memory:
 
 def written(run: Run, blocks: Sequence[Any]) -> list[torch.Tensor]:
     """Tensors whose memory the step writes to and has not made; of arguments with ``blocks``."""
-    slots, gradients, leaves = run.recording.slots, run.gradient_slots(), run.leaves()
+    slots, gradients = run.recording.slots, run.gradient_slots()
+    now = [*map(gradient, run.leaves()), *(share for _, share, _ in gradient_reduction.kept())]
     storages = {slots[slot].storage for slot in _written_slots(run)}
     found: list[torch.Tensor | None] = []
     for number, slot in enumerate(slots):
         if slot.storage in storages and slot.kind is Kind.HELD:
-            found.append(gradient(leaves[gradients[number]]) if number in gradients else slot.value)
+            found.append(now[gradients[number]] if number in gradients else slot.value)
     for place, given in enumerate(run.recording.inputs):
         if given is not None and slots[given].storage in storages:
             found.append(blocks[place])

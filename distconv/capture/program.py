@@ -32,6 +32,9 @@ _aten = torch.ops.aten
 _SAME = (_aten.detach.default, _aten.alias.default)
 """Operators that give their argument."""
 
+_ASK_FOR_GRADIENTS = (_aten.mkldnn_rnn_layer.default,)
+"""Operators that make less where gradients are switched off."""
+
 _FAILURES = (OSError, LookupError, ValueError, RuntimeError, MemoryError)
 
 Replay = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], tuple[torch.Tensor, ...]]
@@ -59,10 +62,12 @@ _ABOVE = (
 class Program:
     """The function of ``recording`` that gives the tensors of ``outputs``.
 
-    ``gradients``: slots of memory that is held by nobody but a leaf, as its gradient, and the leaf's number.
+    ``gradients``: slots of gradients that there are, and the number of each among those that are given.
     """
 
-    def __init__(self, recording: Recording, outputs: Sequence[int], gradients: dict[int, int]) -> None:
+    def __init__(
+        self, recording: Recording, outputs: Sequence[int], gradients: dict[int, int], gradients_given: int
+    ) -> None:
         self._recording, self._outputs = recording, outputs
         self._constants: dict[str, Any] = {}
         self._known: dict[int, str] = {}
@@ -80,7 +85,7 @@ class Program:
             if given is not None:
                 self._names.setdefault(given, f"a{place}")
         self._arguments = len(recording.inputs)
-        self._gradients = 1 + max(gradients.values(), default=-1)
+        self._gradients = gradients_given
         self._entries = self._needed(self._thinned(recording.entries))
         self.replay = self._compiled()
 
@@ -225,6 +230,8 @@ class Program:
             function = self._constant(entry.function._op)
             args = [self._text(value) for value in entry.args]
             args += [f"{key}={self._text(value)}" for key, value in entry.kwargs.items()]
+            if entry.function in _ASK_FOR_GRADIENTS:
+                function = self._constant(_with_gradients(entry.function._op))
             made = [None if slot is None or slot in set(entry.reads()) else slot for slot in entry.results]
             self._emit(_assigned([self._variable(s) for s in made], entry.one) + f"{function}({', '.join(args)})")
         elif isinstance(entry, Call):
@@ -279,6 +286,14 @@ class Program:
         if outcome is not None:
             self._emit(f"except {self._constant(_FAILURES)} as error: failure = error")
             self._emit(f"{outcome}(failure)")
+
+
+def _with_gradients(function: Any) -> Any:
+    def call(*args: Any) -> Any:
+        with torch.enable_grad():
+            return function(*args)
+
+    return call
 
 
 def _has_refs(value: Any) -> bool:

@@ -80,7 +80,8 @@ class Recorder(TorchDispatchMode):
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
         """By storage what it held before."""
         self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
-        self._operations: dict[int, tuple[Any, int]] = {}
+        self._operations: dict[int, tuple[Any, Post | Sum]] = {}
+        """By its id each message that is under way, and its entry."""
         self._drawn: torch.Tensor | None = None
 
     # -- slots --------------------------------------------------------------------------------------------------------
@@ -268,36 +269,34 @@ class Recorder(TorchDispatchMode):
         """Messages (peer, tensor) have been posted."""
         if self.paused:
             return
-        number = self._numbered(exchange)
         out = [(peer, self.slot(tensor)) for peer, tensor in sends]
         into = [(peer, self.slot(tensor)) for peer, tensor in receives]
         for _, tensor in receives:
             self._save(tensor)
         self._on_host([tensor for _, tensor in (*sends, *receives)])
-        self._note(Post(self._line(), number, comm, out, into, what))
+        self._start(exchange, Post(self._line(), len(self.recording.entries), comm, out, into, what))
 
     def reduced(self, reduction: Any, comm: Any, tensor: torch.Tensor, op: Any, what: str) -> None:
         """The sum of ``tensor`` has been started in its memory."""
         if self.paused:
             return
-        number, slot = self._numbered(reduction), self.slot(tensor)
+        slot = self.slot(tensor)
         self._save(tensor)
         self._on_host([tensor])
-        self._note(Sum(self._line(), number, comm, slot, op, what))
+        self._start(reduction, Sum(self._line(), len(self.recording.entries), comm, slot, op, what))
+
+    def _start(self, operation: Any, entry: Post | Sum) -> None:
+        self._operations[id(operation)] = operation, entry
+        self._note(entry)
 
     def waited(self, operation: Any) -> None:
         """An exchange, or a reduction, is about to be waited for."""
         known = self._operations.get(id(operation))
         if known is not None and known[0] is operation:
-            self._note(Wait(self._line(), known[1]))
+            self._note(Wait(self._line(), known[1].number, tuple(known[1].reads())))
             del self._operations[id(operation)]
         elif not self.paused:
             self.refuse("a message that was under way before the step")
-
-    def _numbered(self, operation: Any) -> int:
-        number = len(self.recording.entries)
-        self._operations[id(operation)] = operation, number
-        return number
 
     def _on_host(self, tensors: Sequence[torch.Tensor]) -> None:
         if any(not tensor.is_cpu for tensor in tensors):

@@ -39,9 +39,14 @@ class State:
         if id(leaf) not in self.leaves:
             self.leaves[id(leaf)] = leaf, gradient(leaf)
 
+    @property
+    def gradients(self) -> list[torch.Tensor | None]:
+        """Those of the leaves, in the order in which these were added, and then the kept shares."""
+        return [*(grad for _, grad in self.leaves.values()), *(share for _, share, _ in self.kept)]
+
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether it was the gradient of one of the leaves."""
-        return any(grad is tensor for _, grad in self.leaves.values())
+        """Whether it was the gradient of one of the leaves, or a share of one."""
+        return any(grad is tensor for grad in self.gradients)
 
     def put_back(self) -> None:
         """Let gradients and shares be those that they were; what is in their memory is not looked at."""

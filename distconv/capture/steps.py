@@ -66,8 +66,8 @@ class Run:
         return [*(result.slot for result in self.results), *grads, *(slot for _, slot, _ in self.kept)]
 
     def gradient_slots(self) -> dict[int, int]:
-        """Slots that were leaves' gradients when the step began, and the leaves' numbers."""
-        numbers = {id(grad): n for n, (_, grad) in enumerate(self.state.leaves.values()) if grad is not None}
+        """Slots that were gradients, or kept shares of them, when the step began, by their numbers there."""
+        numbers = {id(grad): n for n, grad in enumerate(self.state.gradients) if grad is not None}
         slots = enumerate(self.recording.slots)
         return {n: numbers[id(slot.value)] for n, slot in slots if slot.value is not None and id(slot.value) in numbers}
 

@@ -19,7 +19,7 @@ from tests.distconv.layouts import grid_over, raises_everywhere
 
 def program(function, *args):
     run = recorded(function, args, References(function))
-    return Program(run.recording, run.outputs(), run.gradient_slots())
+    return Program(run.recording, run.outputs(), run.gradient_slots(), len(run.state.gradients))
 
 
 def test_it_reads_current_values():
