@@ -13,7 +13,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from distconv import recording
-from distconv.capture.entries import Entry, Kind, Recording
+from distconv.capture.entries import Kind, Recording
 from distconv.capture.recorder import Recorder
 from distconv.capture.state import State, gradient
 from distconv.capture.unseen import seen
@@ -172,11 +172,16 @@ def _left(recorder: Recorder, state: State, result: Any, modules: list[torch.nn.
     return Run(recorder.recording, found, gradients, kept, state, modules, recorder.generators)
 
 
+_SHOWN = 160
+"""Characters of a call that an error shows."""
+
+
 def difference(one: Run, other: Run) -> str:
     """Where two runs did something else, as a sentence; empty if they did the same."""
     for before, now in zip(one.recording.entries, other.recording.entries, strict=False):
         if before.text() != now.text():
-            return f"{_line(now)}: another call, or other numbers, than the time before"
+            texts = (each.text()[:_SHOWN] for each in (now, before))
+            return f"{now.line}: another call, or other numbers, than the time before: {' and before '.join(texts)}"
     if len(one.recording.entries) != len(other.recording.entries):
         return "the step does not do the same each time"
     for number, (mine, its) in enumerate(zip(one.recording.slots, other.recording.slots, strict=True)):
@@ -198,10 +203,6 @@ def _same_memory(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     assert one is not None and other is not None
     return torch.equal(one, other) or bool((one.isnan() & other.isnan()).all())
-
-
-def _line(entry: Entry) -> str:
-    return entry.line
 
 
 def _user(run: Run, slot: int) -> str:
