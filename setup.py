@@ -19,6 +19,7 @@ LEFT_OUT = [
     "distconv.jobs.bench.steps.gpu",
     "distconv.jobs.bench.steps.safeguards",
     "distconv.jobs.verification.accuracy",
+    "distconv.jobs.verification.captures",
     "distconv.jobs.verification.differential.*",
     "distconv.jobs.verification.pipelines",
     "distconv.jobs.verification.predictions",

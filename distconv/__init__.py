@@ -10,6 +10,7 @@
     arrangement       Arrangements: where ranks are along named axes. Pure arithmetic
     autograd          Autograd's graph with distributed tensors in it: derivatives, nodes, users' own functions
     batch_norm_scope  Over which values the batch norms of a model take their statistics
+    capture           Steps that are recorded once and replayed below Python's dispatch
     checkpoint        Checkpoints: named global tensors in HDF5 and everything else in JSON; no pickle
     cli               The command ``distconv``: finds the job that was asked for, loads that module alone
     communication     Everything that crosses ranks
@@ -27,6 +28,7 @@
     plan              Plans: which layer of a model runs on which process grid
     precision         Half precision: which dtypes it is, and what sums of them are taken in
     process           What a process does beside computing: its start, its memory, its waits
+    recording         What a step does beside torch's operators, as a recording of it sees it
     tensor            DistTensor: a torch.Tensor whose elements are split over the ranks of a process grid
     text_files        Reading of the small text files that others write: plans, machines, layer profiles
     tracing           Traces of a stretch of steps: what each rank did, when, and where the time went
@@ -49,11 +51,13 @@ else:
     _command_start.check_variables()
 
 from distconv.arrangement import parse_grid
+from distconv.capture.captured import capture
 from distconv.checkpoint import load_checkpoint, save_checkpoint
 from distconv.communication.gradient_reduction import no_sync
 from distconv.communication.transfer import TransferPlan
 from distconv.distribution import Distribution, Interval, block_range
 from distconv.errors import (
+    CaptureError,
     CheckpointError,
     CommunicatorError,
     CoordinateError,
@@ -98,6 +102,7 @@ from distconv.layers.math.contractions import einsum, tensordot, transpose  # no
 __version__ = "0.1.0"
 
 __all__ = [
+    "CaptureError",
     "CheckpointError",
     "CommunicatorError",
     "CoordinateError",
@@ -123,6 +128,7 @@ __all__ = [
     "TransferPlan",
     "UnsupportedOperation",
     "block_range",
+    "capture",
     "check_replicas",
     "device",
     "from_local",

@@ -76,6 +76,10 @@ class CommunicatorError(DistconvError, RuntimeError):
     """The communicator is null, freed, or MPI has been finalized. Raised on the rank that finds out."""
 
 
+class CaptureError(DistconvError, RuntimeError):
+    """A step cannot be recorded, is not what was recorded any more, or its replay gave other numbers; where and why."""
+
+
 class DataError(DistconvError, OSError):
     """A data file is missing, unreadable, damaged, changed meanwhile, or not of the expected layout."""
 

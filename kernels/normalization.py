@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import torch
 
+from distconv import recording
 from distconv.precision import widened
 
 _BLOCK_ELEMENTS = 1 << 19
@@ -27,8 +28,13 @@ def taken_near(about: Callable[[torch.Tensor], Moments], origin: torch.Tensor, d
     apart.
     """
     mean, var = about(origin)
-    if dtype == torch.float64 and bool(((mean - origin) ** 2 > _FAR * var).any()):
-        mean, var = about(mean)
+    if dtype == torch.float64:
+
+        def again() -> None:
+            for moment, nearer in zip((mean, var), about(mean), strict=True):
+                moment.copy_(nearer)
+
+        recording.branch(((mean - origin) ** 2 > _FAR * var).any(), again, (mean, var))
     return mean, var
 
 

@@ -22,6 +22,7 @@ import torch
 from mpi4py import MPI
 from torch.autograd.graph import Node
 
+from distconv import recording
 from distconv.communication import agreement
 from distconv.communication.derived import Derived
 from distconv.communication.transport import Reduction
@@ -86,11 +87,12 @@ class _Bucket:
         self.shares.append(share)
         self.nbytes += share.numel() * share.element_size()
 
-    def launch(self, turn: int) -> None:
+    def launch(self, first: bool) -> None:
+        """Start the sum; ``first`` of this pass over ``comm``."""
         with section("pack"):
             parts = [share.reshape(-1) for share in self.shares]
             if agreement.level != "off":
-                parts.append(riders(self.leaves, turn, self.comm.size))
+                parts.append(recording.call(_Riders(self.comm, first), *self.leaves))
             # Half precision is widened by what rides with it, and rounded when it has been summed.
             flat = torch.cat(parts)
             totals = flat.split([part.numel() for part in parts])
@@ -118,6 +120,20 @@ class _Bucket:
         return Comparison(self.comm, self.leaves, [getattr(leaf, _MARK) for leaf in self.leaves], self.riders.real)
 
 
+@dataclass(frozen=True)
+class _Riders:
+    """What rides with a bucket of gradients over ``comm``, for the turn that comes."""
+
+    comm: MPI.Intracomm
+    first: bool
+    """Of a pass: the turn is its number among those over ``comm``, whose ranks may have had others with other ranks."""
+
+    def __call__(self, *leaves: torch.Tensor) -> torch.Tensor:
+        derived = Derived.of(self.comm)
+        derived.backward_passes += self.first
+        return riders(leaves, derived.backward_passes, self.comm.size)
+
+
 class _Backward:
     """The buckets of one backward pass. Only that pass holds it, so a pass that fails leaves nothing behind."""
 
@@ -125,7 +141,8 @@ class _Backward:
         self.task = task
         self.open: dict[tuple[int, torch.dtype, torch.device], _Bucket] = {}
         self.launched: list[_Bucket] = []
-        self._turns: dict[int, int] = {}
+        self._summed: set[int] = set()
+        """Communicators over which a bucket has been sent."""
 
     def holds(self, leaf: torch.Tensor) -> bool:
         """Whether something is still to be added to ``leaf.grad``."""
@@ -141,16 +158,8 @@ class _Backward:
     def _launch(self, key: tuple[int, torch.dtype, torch.device]) -> None:
         bucket = self.open.pop(key)
         self.launched.append(bucket)
-        bucket.launch(self._turn(bucket.comm))
-
-    def _turn(self, comm: MPI.Intracomm) -> int:
-        """The number of this pass among those over ``comm``, whose ranks may have had others with other ranks."""
-        turn = self._turns.get(comm.handle)
-        if turn is None:
-            derived = Derived.of(comm)
-            derived.backward_passes += 1
-            turn = self._turns[comm.handle] = derived.backward_passes
-        return turn
+        bucket.launch(bucket.comm.handle not in self._summed)
+        self._summed.add(bucket.comm.handle)
 
     def finish(self) -> None:
         for leaf, share, comm in _take_kept():
@@ -248,9 +257,31 @@ def _keep(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
         shares[comm.handle] = (share.clone() if before is None else before[0] + share, comm)
 
 
-def _take_kept() -> list[tuple[torch.Tensor, torch.Tensor, MPI.Intracomm]]:
+def keeps() -> bool:
+    """Whether shares stay on this rank: inside :func:`no_sync`."""
+    return _keeping
+
+
+Kept = list[tuple[torch.Tensor, torch.Tensor, MPI.Intracomm]]
+"""Leaves and shares of their gradients that are still to be summed over communicators."""
+
+
+def kept() -> Kept:
+    """All shares that are kept, in the order in which they came."""
+    return [(each.leaf, share, comm) for each in _kept.values() for share, comm in each.shares.values()]
+
+
+def keep(shares: Kept) -> None:
+    """Let ``shares`` be all that are kept."""
+    _kept.clear()
+    for leaf, share, comm in shares:
+        _kept.setdefault(id(leaf), _Kept(leaf)).shares[comm.handle] = share, comm
+    _watch_gradients()
+
+
+def _take_kept() -> Kept:
     """All shares that are kept, which are kept no longer."""
-    taken = [(kept.leaf, share, comm) for kept in _kept.values() for share, comm in kept.shares.values()]
+    taken = kept()
     _kept.clear()
     return taken
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from mpi4py import MPI
 
+from distconv import recording
 from distconv.communication.agreement import check_usable
 from distconv.communication.gpu import device_transport, nccl
 from distconv.communication.gpu.staging import Staging
@@ -38,7 +39,13 @@ _MPI_TYPES = {
 Message = nccl.Message
 
 
-def _buffers(tensor: torch.Tensor) -> list[MPI.buffer]:
+def mpi_type(dtype: torch.dtype) -> MPI.Datatype:
+    """What MPI calls it, which sums it; KeyError if it cannot."""
+    return _MPI_TYPES[dtype]
+
+
+def buffers(tensor: torch.Tensor) -> list[MPI.buffer]:
+    """The memory of a contiguous tensor, cut where it is long."""
     nbytes = tensor.numel() * tensor.element_size()
     start = tensor.data_ptr()
     return [
@@ -100,6 +107,8 @@ class Exchange:
         tensors = [tensor for _, tensor in (*sends, *receives)]
         way = device_transport.of(comm, tensors[0]) if tensors else device_transport.HOST
         self._channel = way.channel
+        if recording.active is not None:
+            recording.active.posted(self, comm, sends, receives, what)
         if self._channel is not None:
             self._launch = self._channel.exchange(sends, receives, what)
             return
@@ -123,7 +132,7 @@ class Exchange:
         # Receives go first: a send that finds no posted receive is copied once more.
         with section("post"):
             for peer, _, buffer in self._receives:
-                self._requests += [self._comm.Irecv([part, MPI.BYTE], peer) for part in _buffers(buffer)]
+                self._requests += [self._comm.Irecv([part, MPI.BYTE], peer) for part in buffers(buffer)]
 
     def post(self) -> None:
         """Hand the messages to MPI, and before them any that are still to be: they arrive in the order they were made.
@@ -140,7 +149,7 @@ class Exchange:
             self._receive()
         with section("post"):
             for peer, _, buffer in self._sends:
-                self._requests += [self._comm.Isend([part, MPI.BYTE], peer) for part in _buffers(buffer)]
+                self._requests += [self._comm.Isend([part, MPI.BYTE], peer) for part in buffers(buffer)]
 
     def done(self) -> bool:
         """Whether every message has been sent and received; ``wait()`` then returns at once."""
@@ -150,6 +159,8 @@ class Exchange:
     def wait(self, what: str | None = None) -> None:
         """Block until every message has been sent and received; ``what`` for, if it was not known at the start."""
         self._what = what or self._what
+        if recording.active is not None:
+            recording.active.waited(self)
         if self._channel is not None and self._launch is not None:
             self._channel.join(self._launch)
             self._launch = None
@@ -206,6 +217,8 @@ class Reduction:
             traffic.reduced[what, comm.size] += self._wide.nbytes
         way = device_transport.offer(comm, self._wide)
         self._channel = way.channel
+        if recording.active is not None:
+            recording.active.reduced(self, comm, self._wide, op, what)
         if self._channel is not None:
             self._launch = self._channel.reduce(self._wide, op, what)
             return
@@ -215,11 +228,13 @@ class Reduction:
             self._buffer = staging.outgoing(self._wide)
             staging.sealed()
             staging.wait_until_written()
-        mpi_type = _MPI_TYPES[self._buffer.dtype]
-        self._requests = [comm.Iallreduce(MPI.IN_PLACE, [part, mpi_type], op) for part in _buffers(self._buffer)]
+        kind = mpi_type(self._buffer.dtype)
+        self._requests = [comm.Iallreduce(MPI.IN_PLACE, [part, kind], op) for part in buffers(self._buffer)]
 
     def wait(self) -> torch.Tensor:
         """Block until the sum is there; returns the tensor."""
+        if recording.active is not None:
+            recording.active.waited(self)
         if self._channel is not None:
             self._channel.join(self._launch)
         else:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from mpi4py import MPI
 
+from distconv import recording
 from distconv.communication.digest import difference
 from distconv.errors import MismatchError
 
@@ -99,6 +100,9 @@ class Comparison:
         """
         if self._copied is not None:
             self._copied.synchronize()
-        if not alike(self._sums.tolist(), self._comm.size):
+        recording.call(self._compare, self._sums)
+
+    def _compare(self, sums: torch.Tensor) -> None:
+        if not alike(sums.tolist(), self._comm.size):
             text = difference(self._comm, self._weights, MPI.COMM_WORLD.rank)
             raise MismatchError(text or "weights differed between ranks in the last step and do not any more")

@@ -41,7 +41,7 @@ timeout_s = TIMEOUT_S.value()
 Wait = tuple[float, Callable[[], str]]
 """Since when, by ``time.monotonic``, and what for."""
 
-_waits: dict[int, Wait] = {}
+waits: dict[int, Wait] = {}
 _looks: list[Callable[[], Iterable[Wait]]] = []
 _calls: list[Callable[[], None]] = []
 _started = threading.Lock()
@@ -60,15 +60,15 @@ class waiting:
         self._section.__enter__()
         _start()
         thread = threading.get_ident()
-        self._outer = _waits.get(thread)
-        _waits[thread] = (time.monotonic(), self._describe)
+        self._outer = waits.get(thread)
+        waits[thread] = (time.monotonic(), self._describe)
 
     def __exit__(self, *raised: Any) -> None:
         thread = threading.get_ident()
         if self._outer is None:
-            _waits.pop(thread, None)
+            waits.pop(thread, None)
         else:
-            _waits[thread] = self._outer
+            waits[thread] = self._outer
         self._section.__exit__(*raised)
 
 
@@ -88,7 +88,7 @@ def call(each_time: Callable[[], None]) -> None:
 def waiting_longer_than(seconds: float) -> list[str]:
     """What threads of this rank have been waiting for so long: each as ``sum over n, for loss = ... (train.py, 7)``."""
     now, frames = time.monotonic(), sys._current_frames()
-    long = [(thread, describe) for thread, (since, describe) in tuple(_waits.items()) if now - since > seconds]
+    long = [(thread, describe) for thread, (since, describe) in tuple(waits.items()) if now - since > seconds]
     return [f"{describe()}, for {_described(frames.get(thread))}" for thread, describe in long]
 
 
@@ -110,7 +110,7 @@ def _watch() -> None:
             each_time()
         now = time.monotonic()
         by_gpu = ((threading.main_thread().ident or 0, wait) for look in _looks for wait in look())
-        for thread, (since, describe) in (*_waits.items(), *by_gpu):
+        for thread, (since, describe) in (*waits.items(), *by_gpu):
             if timeout_s and now - since > timeout_s:
                 _end(now - since, describe(), sys._current_frames().get(thread))
 

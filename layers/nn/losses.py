@@ -15,7 +15,7 @@ from distconv.errors import LabelError, NoRule
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, check_as_torch, result_shape
 from distconv.layers.plumbing.empty_blocks import like_other_ranks
-from distconv.layers.plumbing.value_check import outside
+from distconv.layers.plumbing.value_check import check_within
 from distconv.tensor import DistTensor
 
 
@@ -210,10 +210,7 @@ def _class_loss(
     labels = as_distributed(target, grid).redistribute(wanted).local
     class_weight = None if weight is None else as_distributed(weight, grid).replicated().local.detach()
     if indices:
-        wrong = outside(labels, input.shape[1], grid, options["ignore_index"])
-        if wrong is not None:
-            classes = input.shape[1]
-            raise LabelError(f"Target {wrong} is out of bounds: the logits have {classes} classes, 0 to {classes - 1}")
+        check_within(labels, input.shape[1], grid, partial(_no_label, input.shape[1]), options["ignore_index"])
     losses = _local_losses(function, logits.local, labels, class_weight, options)
     if reduction == "none":
         return DistTensor(losses, logits.dist.with_axes(kept), shape)
@@ -223,6 +220,10 @@ def _class_loss(
     total = sum_over(torch.stack([losses.sum(dtype=wide), divisor]), grid, logits.dist.split_axes)
     result = total[0] if reduction == "sum" else total[0] / total[1]
     return DistTensor(result.to(losses.dtype), logits.dist.with_axes(()), shape)
+
+
+def _no_label(classes: int, wrong: int) -> LabelError:
+    return LabelError(f"Target {wrong} is out of bounds: the logits have {classes} classes, 0 to {classes - 1}")
 
 
 def _local_losses(

@@ -19,7 +19,7 @@ from distconv.kernels.convolution import Geometry, Range
 from distconv.layers.plumbing.alignment import as_distributed, balanced_input, result_shape
 from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of, whole_along
 from distconv.layers.plumbing.input_windows import needed_block, spatial_box, spread
-from distconv.layers.plumbing.value_check import outside
+from distconv.layers.plumbing.value_check import check_within
 from distconv.tensor import DistTensor
 
 Size = int | Sequence[int]
@@ -197,9 +197,8 @@ def _max_unpool(
     gathered = target.replicate(range(2, count + 2))
     values, at = (as_distributed(t, input.grid).redistribute(gathered) for t in (input, indices))
     volume = math.prod(out_shape[2:])
-    wrong = outside(at.local, volume, at.grid)
-    if wrong is not None:
-        raise ShapeError(f"max unpooling: found an invalid max index: {wrong} (output volumes are of {volume})")
+    text = f"max unpooling: found an invalid max index: {{}} (output volumes are of {volume})"
+    check_within(at.local, volume, at.grid, lambda wrong: ShapeError(text.format(wrong)))
     unpooled = partial(unpool, kernel_size=kernel_size, stride=stride, padding=padding, output_size=size)
     y = like_other_ranks(unpooled, gathered.local_shape(out_shape), values.local, at.local)
     return DistTensor(y, gathered, out_shape).redistribute(target)

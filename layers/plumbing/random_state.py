@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
+from distconv import recording
 from distconv.communication import agreement
 from distconv.errors import MismatchError
 from distconv.tensor import DistTensor
@@ -14,10 +15,11 @@ from distconv.tensor import DistTensor
 
 def random_states(device: torch.device, generators: Iterable[torch.Generator]) -> list[bytes]:
     """Where the default generator, that of ``device``, and ``generators`` stand."""
-    found = [torch.get_rng_state(), *(generator.get_state() for generator in generators)]
-    if device.type == "cuda":
-        found.append(torch.cuda.get_rng_state(device))
-    return [state.numpy().tobytes() for state in found]
+    with recording.paused():
+        found = [torch.get_rng_state(), *(generator.get_state() for generator in generators)]
+        if device.type == "cuda":
+            found.append(torch.cuda.get_rng_state(device))
+        return [state.numpy().tobytes() for state in found]
 
 
 def agree_on_generator(input: DistTensor, generator: torch.Generator | None = None) -> None:
@@ -30,11 +32,12 @@ def agree_on_generator(input: DistTensor, generator: torch.Generator | None = No
     """
     if input.grid.size == 1 or agreement.level == "off":
         return
-    if generator is not None:
-        state = generator.get_state()
-    else:
-        state = torch.cuda.get_rng_state(input.device) if input.is_cuda else torch.get_rng_state()
-    digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=6).hexdigest()
+    with recording.paused():
+        if generator is not None:
+            state = generator.get_state()
+        else:
+            state = torch.cuda.get_rng_state(input.device) if input.is_cuda else torch.get_rng_state()
+        digest = hashlib.blake2b(state.numpy().tobytes(), digest_size=6).hexdigest()
     try:
         agreement.agree(input.grid.world, "random generator", f"state {digest}")
     except MismatchError as error:

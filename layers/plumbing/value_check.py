@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from mpi4py import MPI
 
+from distconv import recording
 from distconv.communication import agreement
 from distconv.communication.transport import allreduce
 from distconv.errors import NumericalError
@@ -16,18 +18,30 @@ from distconv.grid import ProcessGrid
 _NONE = -(1 << 62)
 
 
-def outside(values: torch.Tensor, extent: int, grid: ProcessGrid, ignored: int | None = None) -> int | None:
-    """An element of any rank's ``values`` that is not in ``range(extent)``, other than ``ignored``; None if all are.
+def check_within(
+    values: torch.Tensor,
+    extent: int,
+    grid: ProcessGrid,
+    error: Callable[[int], Exception],
+    ignored: int | None = None,
+) -> None:
+    """Raise the ``error`` of an element of any rank's ``values`` that is not in ``range(extent)`` nor ``ignored``.
 
-    Collective. On a GPU it is always None: torch asserts it there.
+    Collective. Not on a GPU: torch asserts it there.
     """
-    if values.is_cuda:
-        return None
+    if not values.is_cuda:
+        recording.call(partial(_check, extent, grid, error, ignored), values)
+
+
+def _check(
+    extent: int, grid: ProcessGrid, error: Callable[[int], Exception], ignored: int | None, values: torch.Tensor
+) -> None:
     wrong = (values < 0) | (values >= extent)
     found = values[wrong if ignored is None else wrong & (values != ignored)]
     example = int(found[0]) if found.numel() else _NONE
     highest = int(allreduce(grid.world, torch.tensor([example]), "check of indices", MPI.MAX).item())
-    return None if highest == _NONE else highest
+    if highest != _NONE:
+        raise error(highest)
 
 
 def decided_together(grid: ProcessGrid, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -40,4 +54,6 @@ def decided_together(grid: ProcessGrid, function: Callable[..., Any], *args: Any
     """
     if grid.size == 1:
         return function(*args, **kwargs)
+    if recording.active is not None:
+        return recording.active.together(grid.world, lambda: function(*args, **kwargs))
     return agreement.together(grid.world, lambda: function(*args, **kwargs), NumericalError)

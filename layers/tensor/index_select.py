@@ -16,7 +16,7 @@ from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.layers.plumbing.alignment import as_distributed, common_distribution, result_shape
 from distconv.layers.plumbing.inplace_views import Taken, takes_view
-from distconv.layers.plumbing.value_check import outside
+from distconv.layers.plumbing.value_check import check_within
 from distconv.layers.tensor.joining import cat
 from distconv.layers.tensor.reshaping import reshape, sizes
 from distconv.layers.tensor.slicing import part
@@ -39,10 +39,12 @@ def check_index(index: DistTensor, extent: int, dim: int, *, from_behind: bool =
         With torch's text, naming the first such index.
     """
     values = torch.where(index.local < 0, index.local + extent, index.local) if from_behind else index.local
-    wrong = outside(values, extent, index.grid)
-    if wrong is not None:
+
+    def error(wrong: int) -> IndexError:
         given = wrong - extent if from_behind and wrong < 0 else wrong
-        raise IndexError(f"index {given} is out of bounds for dimension {dim} with size {extent}")
+        return IndexError(f"index {given} is out of bounds for dimension {dim} with size {extent}")
+
+    check_within(values, extent, index.grid, error)
 
 
 @implements(torch.index_select, torch.Tensor.index_select, tensors="input index")

@@ -24,7 +24,7 @@ from distconv.layers.plumbing.alignment import (
     common_distribution,
     result_shape,
 )
-from distconv.layers.plumbing.value_check import outside
+from distconv.layers.plumbing.value_check import check_within
 from distconv.layers.tensor.index_select import whole_index
 from distconv.tensor import DistTensor
 
@@ -53,9 +53,7 @@ def _scatter(
     like = next(t for t in operands if isinstance(t, DistTensor))
     x, chosen, *rest = (as_distributed(t, like.grid).redistribute(like.dist.replicate(whole)) for t in operands)
     extent = input.shape[dim] if input.dim() else 1
-    wrong = outside(chosen.local, extent, like.grid)
-    if wrong is not None:
-        raise IndexError(f"index {wrong} is out of bounds for dimension {dim} with size {extent}")
+    check_within(chosen.local, extent, like.grid, lambda wrong: IndexError(_out_of_bounds(wrong, dim, extent)))
     y = DistTensor(
         function(x.local, dim, chosen.local, rest[0].local if rest else values, **named), x.dist, input.shape
     )
@@ -145,9 +143,11 @@ def _index_put(
 
 
 def _check_places(places: torch.Tensor, extent: int, dim: int, like: DistTensor) -> None:
-    wrong = outside(places, extent, like.grid)
-    if wrong is not None:
-        raise NumericalError(f"index {wrong} is out of bounds for dimension {dim} with size {extent}")
+    check_within(places, extent, like.grid, lambda wrong: NumericalError(_out_of_bounds(wrong, dim, extent)))
+
+
+def _out_of_bounds(index: int, dim: int, extent: int) -> str:
+    return f"index {index} is out of bounds for dimension {dim} with size {extent}"
 
 
 for _name, _rule in (("index_add", _index_add), ("index_put", _index_put)):

@@ -37,7 +37,7 @@ STATE = {
     "distconv.process.watchdog._calls": "what the watchdog's thread does each time",
     "distconv.process.watchdog._looks": "where the watchdog's thread finds more waits",
     "distconv.process.watchdog._processes": "process numbers of the ranks on this node",
-    "distconv.process.watchdog._waits": "what each thread waits for now",
+    "distconv.process.watchdog.waits": "what each thread waits for now",
     "distconv.jobs.planning.package_memory._weights": "what imports of models weighed, where plans are made",
     "distconv.kernels.jacobian.csr._known": "weak: patterns of sparse matrices that live",
     "distconv.kernels.scan.accounting._recordings": "lists of steps that are being written",

@@ -106,7 +106,8 @@ class Habits:
         return ", ".join(told + [name for name in switches if getattr(self, name)])
 
 
-def _habits(draw: Draw) -> Habits:
+def draw_habits(draw: Draw) -> Habits:
+    """What a user does."""
     return Habits(
         parallel=draw.chance(0.6),
         l2=draw.chance(0.3),
@@ -120,7 +121,8 @@ def _habits(draw: Draw) -> Habits:
     )
 
 
-def _network(draw: Draw, channels: int) -> tuple[Network, str]:
+def draw_network(draw: Draw, channels: int) -> tuple[Network, str]:
+    """A network of two input channels, and what it consists of."""
     names = [draw.pick(*BLOCKS, *_DRAWN, *_DRAWN) for _ in range(draw.number(1, 3))]
     head_name = draw.pick("pixels", "mean", "flatten", "pooled")
     torch.default_generator.manual_seed(draw.seed)
@@ -134,34 +136,36 @@ def _network(draw: Draw, channels: int) -> tuple[Network, str]:
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-_SAMPLE_LOSSES: dict[str, Loss] = {
+LOSSES: dict[str, Loss] = {
     "cross entropy": F.cross_entropy,
     "mean of squares": lambda y, t: ((y - t[:, None]) ** 2).mean(),
     "sum": lambda y, t: F.cross_entropy(y, t, reduction="sum") / t.shape[0],
 }
+"""Of what a network gives, and of classes."""
 
 
 def draw(source: Draw) -> Program:
     """A network, its data and the habits of its user; two steps of SGD with momentum."""
     channels = source.number(1, 4)
-    network, text = _network(source, channels)
+    network, text = draw_network(source, channels)
     network.train(source.chance(0.9))
-    habits = _habits(source)
+    habits = draw_habits(source)
     sizes = source.numbers(2, 4, 11)
     samples = source.number(1, 5)
     steps = 2 * habits.accumulate
     images = [source.tensor(samples, 2, *sizes) for _ in range(steps)]
-    shape = _result_shape(network, images[0])
+    shape = result_shape(network, images[0])
     targets = [source.classes(samples, *shape[2:], below=CLASSES) for _ in range(steps)]
-    loss_name = source.pick(*_SAMPLE_LOSSES)
+    loss_name = source.pick(*LOSSES)
 
     def run(world: World) -> None:
-        _train(world, network, habits, _SAMPLE_LOSSES[loss_name], list(zip(images, targets, strict=True)))
+        _train(world, network, habits, LOSSES[loss_name], list(zip(images, targets, strict=True)))
 
     return Program("network", f"{text}; {loss_name}; {habits}; C={channels} {tuple(images[0].shape)}", run, 2)
 
 
-def _result_shape(network: Network, x: torch.Tensor) -> torch.Size:
+def result_shape(network: Network, x: torch.Tensor) -> torch.Size:
+    """Of what ``network`` makes of ``x``."""
     with torch.no_grad():
         return copy.deepcopy(network).eval()(x, lambda y: y).shape  # type: ignore[no-any-return]
 
@@ -174,9 +178,9 @@ def _train(
         for parameter in next(model.children())[0].parameters():  # type: ignore[index]
             parameter.requires_grad_(False)
     trained = [p for p in model.parameters() if p.requires_grad]
-    _hook(world, trained, habits.hooks)
+    hook(world, trained, habits.hooks)
     if habits.hooks == "layer":
-        _hook_layer(next(m for m in model.modules() if isinstance(m, nn.Conv2d)))
+        hook_layer(next(m for m in model.modules() if isinstance(m, nn.Conv2d)))
     optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9)
     for number, (image, target) in enumerate(data):
         if number % habits.accumulate == 0:
@@ -190,7 +194,7 @@ def _train(
         world.record(f"loss {number}", loss)
         world.record(f"y {number}", y)
         world.together()
-        _backward(loss, trained, habits.gradients)
+        backward(loss, trained, habits.gradients)
         world.record(f"dL/dx {number}", world.gradient(x))
         if (number + 1) % habits.accumulate == 0:
             for name, parameter in model.named_parameters():
@@ -201,7 +205,8 @@ def _train(
     world.state(model)
 
 
-def _backward(loss: torch.Tensor, parameters: list[nn.Parameter], how: str) -> None:
+def backward(loss: torch.Tensor, parameters: list[nn.Parameter], how: str) -> None:
+    """Gradients of ``loss``, in one of two ways."""
     if how == "backward":
         loss.backward()
         return
@@ -210,7 +215,7 @@ def _backward(loss: torch.Tensor, parameters: list[nn.Parameter], how: str) -> N
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
-def _hook(world: World, parameters: list[nn.Parameter], kind: str) -> None:
+def hook(world: World, parameters: list[nn.Parameter], kind: str) -> None:
     """Hooks that change gradients in a way that shows if they saw only a share of them."""
     for number, parameter in enumerate(parameters[::2]):
         if kind == "tensor":
@@ -226,7 +231,7 @@ def _hook(world: World, parameters: list[nn.Parameter], kind: str) -> None:
             vars(parameter)["node"] = node  # as in torch, the hook lives as long as somebody holds the node
 
 
-def _hook_layer(layer: nn.Module) -> None:
+def hook_layer(layer: nn.Module) -> None:
     """Full backward hooks that change what comes in, and nothing where no input wants a gradient."""
 
     def changed(_: nn.Module, out: Any) -> Any:

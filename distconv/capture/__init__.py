@@ -1,0 +1,15 @@
+"""Steps that are recorded once and replayed below Python's dispatch, bit for bit.
+
+::
+
+    captured    ``dc.capture``
+    entries     What a recording consists of: slots, which stand for tensors, and entries
+    messages    What a replay sends
+    outcome     What a step has left, bit for bit
+    program     A recording as straight-line Python
+    recorder    The mode that records a step
+    state       Gradients of leaves, and shares of them that are kept under no_sync; settings
+    steps       One run of a step while it is recorded, and all that it leaves
+    unseen      What no operator is called for: values that leave torch, random generators that are set
+    watch       What a recording depends on besides values
+"""

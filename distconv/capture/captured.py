@@ -1,0 +1,252 @@
+"""``dc.capture``: a step that is recorded once and replayed, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from distconv.capture import state
+from distconv.capture.entries import Refusal
+from distconv.capture.outcome import Memory, Outcome, digests
+from distconv.capture.program import Program, below_autograd
+from distconv.capture.steps import Result, Run, difference, recorded
+from distconv.capture.watch import Arguments, Modules, References, Tensors, block_of, flattened, mapped
+from distconv.communication import agreement, gradient_reduction
+from distconv.errors import CaptureError, UnsupportedOperation
+from distconv.process import watchdog
+from distconv.tensor import DistTensor
+
+ON_CHANGE = ("raise", "record")
+
+_RUNS = 4
+"""Runs in which a step must have done the same twice: caches are filled in the first ones."""
+
+_KEPT = 8
+"""Recordings of a step that are kept, for inputs, modules and settings that come again."""
+
+
+class Captured:
+    """A step that is replayed: call it with arguments as those of the example. :func:`capture` makes it."""
+
+    def __init__(self, function: Callable[..., Any], example: Sequence[Any], check: bool, on_change: str) -> None:
+        self.__wrapped__ = function
+        self._check, self._on_change = check, on_change
+        self._references = References(function)
+        self._replays: list[_Replay] = []
+        self._world: Any = _world(example, self._references.values)
+        self._add(example)
+
+    def __call__(self, *args: Any) -> Any:
+        """What ``function(*args)`` returns and leaves, by a replay. Collective.
+
+        Raises
+        ------
+        CaptureError
+            On all ranks, if anything that the recording depends on has changed on any of them.
+        """
+        leaves = list(flattened(args))
+        number, why = self._fitting(args, leaves)
+        if not self._everywhere(number):
+            self._permit(why)
+            number = self._add(args)
+        replay = self._replays[number]
+        if not replay.checked and self._check:
+            return self._checked(replay, args, leaves)
+        return replay(leaves)
+
+    def _fitting(self, args: Sequence[Any], leaves: Sequence[Any]) -> tuple[int, _Change]:
+        """The number of the recording that serves, or -1, and what has changed for the last one."""
+        found = _Change("", False)
+        for number in range(len(self._replays) - 1, -1, -1):
+            change = self._replays[number].change(args, leaves)
+            if change is None:
+                return number, found
+            found = found if found.text else change
+        return -1, found
+
+    def _everywhere(self, number: int) -> bool:
+        """Whether all ranks have the same recording, which serves. One message of 16 bytes."""
+        if self._world.size == 1 or agreement.level == "off":
+            return number >= 0
+        agreement.check_usable(self._world, "a captured step")
+        extremes = np.array([number, -number], dtype=np.int64)
+        with watchdog.waiting(lambda: "agreement on a captured step"):
+            self._world.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
+        return bool(extremes[0] == -extremes[1] and number >= 0)
+
+    def _permit(self, why: _Change) -> None:
+        """Raise on all ranks unless it may be recorded anew."""
+        changes = [(why.text, why.allowed)] if self._world.size == 1 else self._world.allgather((why.text, why.allowed))
+        refused = [(rank, text) for rank, (text, allowed) in enumerate(changes) if text and not allowed]
+        if refused and self._on_change == "raise":
+            ranks = ", ".join(str(rank) for rank, text in refused if text == refused[0][1])
+            raise CaptureError(
+                f"a captured step is not what was recorded: {refused[0][1]} (rank {ranks}); capture it anew, or pass "
+                'on_change="record"'
+            )
+
+    def _add(self, args: Sequence[Any]) -> int:
+        """Record the step for ``args``; the number of the recording, which is the same on all ranks."""
+        replay = _Replay(self._record(args), args, self._references)
+        if len(self._replays) == _KEPT:
+            del self._replays[0]
+        self._replays.append(replay)
+        return len(self._replays) - 1
+
+    def _record(self, args: Sequence[Any]) -> Run:
+        """Runs until one did what the one before did."""
+        run, unlike = recorded(self.__wrapped__, args, self._references), "it has run once"
+        for _ in range(_RUNS - 1):
+            held = run.held()
+            values = digests(held)
+            before, run = run, recorded(self.__wrapped__, args, self._references)
+            if digests(held) != values:
+                run.recording.refusals.append(Refusal("an operator changes memory without a word", "somewhere"))
+            self._world = self._world or _largest(run)
+            unlike = difference(before, run)
+            if not self._any(bool(unlike)):
+                break
+        found = self._references.set_by_the_step()
+        reasons = [f"{each.line}: {each.reason}" for each in run.recording.refusals]
+        reasons += [unlike] if unlike else []
+        reasons += [f"the step sets {found}, which a replay does not: return it"] if found else []
+
+        def check() -> None:
+            if reasons:
+                raise CaptureError(f"this step cannot be recorded: {reasons[0]}")
+
+        agreement.together(self._world, check, CaptureError)
+        return run
+
+    def _any(self, here: bool) -> bool:
+        return bool(agreement.largest(self._world, int(here), "recording of a step"))
+
+    def _checked(self, replay: _Replay, args: Sequence[Any], leaves: Sequence[Any]) -> Any:
+        """A replay, once it has given what the eager step gives."""
+        blocks = _blocks(leaves)
+        before = Memory(replay.run, blocks)
+        expected = Outcome(replay.run, blocks, self.__wrapped__(*args))
+        before.put_back()
+        result = replay(leaves)
+        wrong = Outcome(replay.run, blocks, result).difference(expected)
+
+        def check() -> None:
+            if wrong:
+                raise CaptureError(f"the replay of a step gives other numbers than the step: {wrong} is different")
+
+        agreement.together(self._world, check, CaptureError)
+        replay.checked = True
+        return result
+
+
+class _Change:
+    """What is not as it was recorded; ``allowed`` to be recorded anew."""
+
+    def __init__(self, text: str, allowed: bool) -> None:
+        self.text, self.allowed = text, allowed
+
+
+class _Replay:
+    """A recording, what it depends on, and the program that replays it."""
+
+    def __init__(self, run: Run, args: Sequence[Any], references: References) -> None:
+        self.run, self.checked = run, False
+        self._arguments = Arguments(args)
+        self._references = references
+        self._modules = Modules(run.modules)
+        self._leaves = run.leaves()
+        self._modes, self._state = state.modes(), state.described(self._leaves)
+        self._tensors = Tensors([*run.held(), *self._leaves])
+        self._comms = run.recording.comms()
+        self._program = Program(run.recording, run.outputs(), run.gradient_slots(), len(run.state.gradients))
+        self._results = run.results
+        self._alone = _alone(run)
+
+    def change(self, args: Sequence[Any], leaves: Sequence[Any]) -> _Change | None:
+        """What has changed, or None."""
+        modes = state.modes()
+        if modes != self._modes:
+            return _Change(next(f"{name} is another" for name, now in modes.items() if now != self._modes[name]), False)
+        parts = (self._modules, self._references, self._tensors)
+        text = self._arguments.difference(args, leaves)
+        text = text or next(filter(None, (part.difference() for part in parts)), "")
+        if text:
+            return _Change(text, False)
+        if state.described(self._leaves) != self._state:
+            return _Change("gradients are there that were not, or are not", True)
+        return None
+
+    def __call__(self, leaves: Sequence[Any]) -> Any:
+        for comm in self._comms:
+            agreement.check_usable(comm, "the replay of a step")
+        gradients = [state.gradient(leaf) for leaf in self._leaves]
+        gradients += [share for _, share, _ in gradient_reduction.kept()]
+        with torch.no_grad(), below_autograd():
+            found = self._program.replay(_blocks(leaves), gradients)
+        made = iter([tensor if alone else tensor.detach() for tensor, alone in zip(found, self._alone, strict=True)])
+        results = [next(made) for _ in self._results]
+        for leaf, slot in self.run.gradients:
+            state.set_gradient(leaf, None if slot is None else next(made))
+        if self.run.kept or self.run.state.kept:
+            gradient_reduction.keep([(leaf, next(made), comm) for leaf, _, comm in self.run.kept])
+        return self._returned(iter(results))
+
+    def _returned(self, blocks: Any) -> Any:
+        return mapped(
+            lambda value: value.wrapped(next(blocks)) if isinstance(value, Result) else value, self.run.result
+        )
+
+
+def _alone(run: Run) -> list[bool]:
+    return [False for _ in run.outputs()]
+
+
+def _blocks(leaves: Sequence[Any]) -> list[Any]:
+    return [block_of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+def _world(example: Sequence[Any], values: Sequence[Any]) -> Any:
+    """The ranks that take the step together, if arguments or what the function refers to tells."""
+    known = [leaf for leaf in (*flattened(example), *values) if isinstance(leaf, DistTensor)]
+    return known[0].grid.world if known else None
+
+
+def _largest(run: Run) -> Any:
+    """The largest communicator that a run uses."""
+    return max(run.recording.comms(), key=lambda comm: comm.size, default=MPI.COMM_SELF)
+
+
+def capture(
+    function: Callable[..., Any], *example: Any, check: bool = True, on_change: str = "raise"
+) -> Callable[..., Any]:
+    """``function``, recorded once and then replayed: the same numbers, bit for bit, in less time. Collective.
+
+    ``function`` takes a step: forward, loss, ``backward()``, or a part of it. It is run a few times with ``example``,
+    and what this rank does is recorded below Python's dispatch: torch's operators on its blocks, messages, sums. What
+    is returned does that again when it is called, with arguments like ``example``. Afterwards results, gradients
+    (added up as ``backward()`` does) and buffers are what the eager step would have left. Recording changes nothing.
+    Optimizers and schedulers stay outside.
+
+    Parameters
+    ----------
+    check
+        Whether the first replay is compared with the eager step, bit for bit, on all ranks.
+    on_change
+        What happens if another shape, parameter, mode or the like comes than was recorded: ``"raise"``, or
+        ``"record"`` it, too. Whether gradients are there or None may change.
+
+    Raises
+    ------
+    CaptureError
+        On all ranks, with the line, if something cannot be recorded: values that Python looks at, shapes that follow
+        from values, data loaders, attributes and variables that the step sets.
+    UnsupportedOperation
+        If ``on_change`` is none of these.
+    """
+    if on_change not in ON_CHANGE:
+        raise UnsupportedOperation(f"capture: on_change={on_change!r} must be one of {', '.join(ON_CHANGE)}")
+    return Captured(function, example, check, on_change)

@@ -1,0 +1,78 @@
+"""What a replay sends: messages between fixed peers and sums, without a check, and waits that the watchdog sees."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from distconv.communication.agreement import together
+from distconv.communication.transport import buffers, mpi_type
+from distconv.errors import NumericalError
+from distconv.process import watchdog
+
+Requests = list[Any]
+
+_ident, _now, _wait_all = threading.get_ident, time.monotonic, MPI.Request.Waitall
+
+
+class Posting:
+    """Messages of an exchange: called with the tensors that go and those that come, each in the order of its peers."""
+
+    def __init__(self, comm: MPI.Intracomm, to: Sequence[int], origins: Sequence[int]) -> None:
+        self._comm, self._to, self._origins = comm, to, origins
+
+    def __call__(self, *tensors: torch.Tensor) -> Requests:
+        """Post all of them, receives first as :class:`~distconv.communication.transport.Exchange` does."""
+        sends, comm, byte = len(self._to), self._comm, MPI.BYTE
+        requests = [
+            comm.Irecv([part, byte], peer)
+            for peer, tensor in zip(self._origins, tensors[sends:], strict=True)
+            for part in buffers(tensor)
+        ]
+        requests += [
+            comm.Isend([part, byte], peer)
+            for peer, tensor in zip(self._to, tensors, strict=False)
+            for part in buffers(tensor)
+        ]
+        return requests
+
+
+class Summing:
+    """A sum over the ranks of a communicator: called with the tensor in whose memory it is taken."""
+
+    def __init__(self, comm: MPI.Intracomm, operation: MPI.Op) -> None:
+        self._comm, self._operation = comm, operation
+
+    def __call__(self, tensor: torch.Tensor) -> Requests:
+        """Start it by the call that the eager step makes: another one might add in another order."""
+        kind = mpi_type(tensor.dtype)
+        return [self._comm.Iallreduce(MPI.IN_PLACE, [part, kind], self._operation) for part in buffers(tensor)]
+
+
+def wait(requests: Requests, describe: Callable[[], str]) -> None:
+    """Block until they are complete; ``describe`` says what for, if the watchdog has to report."""
+    waits, thread = watchdog.waits, _ident()
+    waits[thread] = _now(), describe
+    _wait_all(requests)
+    del waits[thread]
+
+
+class Outcome:
+    """Lets all ranks learn of what may have failed on any of them."""
+
+    def __init__(self, world: MPI.Intracomm) -> None:
+        self._world = world
+
+    def __call__(self, error: BaseException | None) -> None:
+        """Raise NumericalError on all ranks if there is an ``error`` on any."""
+
+        def attempt() -> None:
+            if error is not None:
+                raise error
+
+        together(self._world, attempt, NumericalError)

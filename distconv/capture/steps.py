@@ -1,0 +1,209 @@
+"""One run of a step while it is recorded, and all that it leaves: results, gradients, shares, memory.
+
+A run changes nothing: what it has written to is put back, and so are gradients and random generators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from distconv import recording
+from distconv.capture.entries import Kind, Recording
+from distconv.capture.recorder import Recorder
+from distconv.capture.state import State, gradient
+from distconv.capture.unseen import seen
+from distconv.capture.watch import Modules, References, block_of, flattened, mapped
+from distconv.communication import gradient_reduction
+from distconv.tensor import DistTensor
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tensor that the step returns: its slot, and how users see it."""
+
+    slot: int
+    dist: Any
+    shape: Any
+    strides: Any
+
+    def wrapped(self, block: torch.Tensor) -> torch.Tensor:
+        """``block`` as users see it."""
+        if self.dist is None:
+            return block
+        made = DistTensor(block, self.dist, self.shape)
+        made._strides = self.strides
+        return made
+
+
+@dataclass(eq=False)
+class Run:
+    """What a step has done."""
+
+    recording: Recording
+    result: Any
+    """What it returned, with a Result for each tensor."""
+    gradients: list[tuple[torch.Tensor, int | None]]
+    """Leaves whose ``grad`` is another tensor, and its slot."""
+    kept: list[tuple[torch.Tensor, int, Any]]
+    """Leaves, slots of shares that are kept, and over which ranks they are to be summed."""
+    state: State
+    modules: list[torch.nn.Module]
+    generators: list[torch.Generator]
+
+    @property
+    def results(self) -> list[Result]:
+        """Tensors that are returned."""
+        return [each for each in flattened(self.result) if isinstance(each, Result)]
+
+    def outputs(self) -> list[int]:
+        """Slots of all tensors that it leaves: results, gradients, shares."""
+        grads = [slot for _, slot in self.gradients if slot is not None]
+        return [*(result.slot for result in self.results), *grads, *(slot for _, slot, _ in self.kept)]
+
+    def gradient_slots(self) -> dict[int, int]:
+        """Slots that were gradients, or kept shares of them, when the step began, by their numbers there."""
+        numbers = {id(grad): n for n, grad in enumerate(self.state.gradients) if grad is not None}
+        slots = enumerate(self.recording.slots)
+        return {n: numbers[id(slot.value)] for n, slot in slots if slot.value is not None and id(slot.value) in numbers}
+
+    def leaves(self) -> list[torch.Tensor]:
+        """In the order of their numbers."""
+        return [leaf for leaf, _ in self.state.leaves.values()]
+
+    def held(self) -> list[torch.Tensor]:
+        """Tensors that were there before, no gradients."""
+        gradients = self.gradient_slots()
+        return [
+            slot.value
+            for number, slot in enumerate(self.recording.slots)
+            if slot.kind is Kind.HELD and number not in gradients and slot.value is not None
+        ]
+
+
+def recorded(function: Callable[..., Any], args: Sequence[Any], references: References) -> Run:
+    """Run ``function`` once, and put back what it has changed."""
+    state = State()
+    recorder = Recorder(state)
+    called: list[torch.nn.Module] = [each for each in references.values if isinstance(each, torch.nn.Module)]
+    for module in Modules(called).modules:
+        _add_leaves(module, state)
+    copies: dict[int, Any] = {}
+    given = mapped(lambda leaf: copies.setdefault(id(leaf), _example(leaf)), args)
+    for leaf in flattened(given):
+        if isinstance(leaf, torch.Tensor):
+            recorder.add_input(block_of(leaf))
+        else:
+            recorder.recording.inputs.append(None)
+    before = Modules(called)
+
+    def note(module: torch.nn.Module, _: Any) -> None:
+        called.append(module)
+        _add_leaves(module, state)
+
+    hook = register_module_forward_pre_hook(note)
+    try:
+        with seen(recorder):
+            recording.active = recorder
+            try:
+                with recorder:
+                    result = function(*given)
+                run = _left(recorder, state, result, called)
+            finally:
+                recording.active = None
+    finally:
+        hook.remove()
+        recorder.put_back()
+        state.put_back()
+    changed = before.difference()
+    if changed:
+        recorder.refuse(f"the step itself changes a module: {changed}")
+    return run
+
+
+def _add_leaves(module: torch.nn.Module, state: State) -> None:
+    for parameter in module._parameters.values():
+        if parameter is not None:
+            state.add(block_of(parameter))
+
+
+def _example(value: Any) -> Any:
+    """An argument for a recording: tensors of their own, which the step may change and nothing else refers to."""
+    if not isinstance(value, torch.Tensor) or block_of(value).requires_grad or block_of(value).layout != torch.strided:
+        return value
+    block = block_of(value)
+    copy = torch.empty_strided(block.shape, block.stride(), dtype=block.dtype, device=block.device)
+    if 0 in block.stride() and block.numel() > 1:
+        copy = block.expand_as(block)
+    else:
+        copy.copy_(block)
+    if not isinstance(value, DistTensor):
+        return copy
+    twin = DistTensor(copy, value.dist, value.shape)
+    twin._strides = value._strides
+    return twin
+
+
+def _left(recorder: Recorder, state: State, result: Any, modules: list[torch.nn.Module]) -> Run:
+    """What is there now, by slots."""
+
+    def slot_of(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        block = block_of(value)
+        if block.requires_grad and not recorder.went_back:
+            recorder.refuse("a result needs a backward pass, which is not in the step: call it there, or no_grad")
+        slot = recorder.slot(block)
+        if isinstance(value, DistTensor):
+            return Result(slot, value.dist, value.shape, value._strides)
+        return Result(slot, None, None, None)
+
+    found = mapped(slot_of, result)
+    gradients: list[tuple[torch.Tensor, int | None]] = []
+    for leaf, before in state.leaves.values():
+        now = gradient(leaf)
+        if now is not before:
+            gradients.append((leaf, None if now is None else recorder.slot(now)))
+    kept = [(leaf, recorder.slot(share), comm) for leaf, share, comm in gradient_reduction.kept()]
+    return Run(recorder.recording, found, gradients, kept, state, modules, recorder.generators)
+
+
+_SHOWN = 160
+"""Characters of a call that an error shows."""
+
+
+def difference(one: Run, other: Run) -> str:
+    """Where two runs did something else, as a sentence; empty if they did the same."""
+    for before, now in zip(one.recording.entries, other.recording.entries, strict=False):
+        if before.text() != now.text():
+            texts = (each.text()[:_SHOWN] for each in (now, before))
+            return f"{now.line}: another call, or other numbers, than the time before: {' and before '.join(texts)}"
+    if len(one.recording.entries) != len(other.recording.entries):
+        return "the step does not do the same each time"
+    for number, (mine, its) in enumerate(zip(one.recording.slots, other.recording.slots, strict=True)):
+        if mine.geometry != its.geometry or mine.kind is not its.kind:
+            return "a tensor of the step does not have the same shape each time"
+        if mine.kind is Kind.HELD and not _same_memory(mine.value, its.value):
+            return f"{_user(other, number)}: a tensor is made anew each time, past torch's operators"
+        if mine.kind is Kind.CONSTANT and not _equal(mine.value, its.value):
+            return f"{_user(other, number)}: Python makes another number each time"
+    return ""
+
+
+def _same_memory(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is other:
+        return True
+    return one is not None and other is not None and one.data_ptr() == other.data_ptr() and one.numel() > 0
+
+
+def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    assert one is not None and other is not None
+    return torch.equal(one, other) or bool((one.isnan() & other.isnan()).all())
+
+
+def _user(run: Run, slot: int) -> str:
+    return next((entry.line for entry in run.recording.entries if slot in entry.reads()), "")

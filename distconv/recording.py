@@ -1,0 +1,74 @@
+"""What a step does beside torch's operators, as a recording of it sees it (:mod:`distconv.capture`).
+
+Operators arrive at a recorder below Python's dispatch. Here the rest is told to it: messages, checks of values, what
+is done only where values ask for it. Without a recording these functions just do what they say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+
+class Recorder(Protocol):
+    """What records a step."""
+
+    def posted(self, exchange: Any, comm: Any, sends: Sequence[Any], receives: Sequence[Any], what: str) -> None:
+        """Messages (peer, tensor) have been posted."""
+
+    def waited(self, operation: Any) -> None:
+        """An exchange, or a reduction, is about to be waited for."""
+
+    def reduced(self, reduction: Any, comm: Any, tensor: torch.Tensor, op: Any, what: str) -> None:
+        """The sum of ``tensor`` has been started in its memory."""
+
+    def call(self, function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
+        """Call ``function`` of ``tensors``, now and in each replay."""
+
+    def branch(self, flag: torch.Tensor, body: Callable[[], None], changed: Sequence[torch.Tensor]) -> None:
+        """Run ``body``, which changes ``changed`` in place, where ``flag`` is true, now and in each replay."""
+
+    def together(self, world: Any, body: Callable[[], Any]) -> Any:
+        """Run ``body`` on all ranks of ``world``, which learn of its failure on any, now and in each replay."""
+
+    def refuse(self, reason: str) -> None:
+        """Note what cannot be replayed; the step goes on."""
+
+    paused: bool
+
+
+active: Recorder | None = None
+"""The recording that is under way in this process."""
+
+
+def call(function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+    """``function(*tensors)``, which looks at values, or at what is no tensor: each replay calls it again.
+
+    It returns tensors, or None, and is not differentiated.
+    """
+    return function(*tensors) if active is None else active.call(function, tensors)
+
+
+def branch(flag: torch.Tensor, body: Callable[[], None], changed: Sequence[torch.Tensor]) -> None:
+    """Run ``body``, which only changes tensors ``changed`` in place, if ``flag``, the same on all ranks, is true."""
+    if active is not None:
+        active.branch(flag, body, changed)
+    elif bool(flag):
+        body()
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Inside is nothing that a replay has to do: comparisons between ranks that decide nothing."""
+    if active is None:
+        yield
+        return
+    recorder, before = active, active.paused
+    recorder.paused = True
+    try:
+        yield
+    finally:
+        recorder.paused = before

@@ -1,0 +1,236 @@
+"""Captured steps against eager ones, bit for bit: random networks, as ``verify differential`` draws them.
+
+A network is trained twice over the same grid from the same numbers, once with ``dc.capture`` and once without. Losses,
+outputs, gradients, weights and buffers of all steps, and the random generator, must be the same to the last bit. What
+cannot be recorded is refused, with its name. The exit code is 1 if anything is different.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from mpi4py import MPI
+from torch import nn
+
+from distconv.capture.captured import capture
+from distconv.errors import CaptureError
+from distconv.grid import ProcessGrid
+from distconv.jobs.training.options import natural, positive
+from distconv.jobs.verification.differential import networks
+from distconv.jobs.verification.differential.draw import Draw
+from distconv.jobs.verification.differential.layouts import draw_extents
+from distconv.jobs.verification.engine.layouts import Layout
+from distconv.jobs.verification.engine.worlds import World
+from distconv.layers.plumbing import call_site
+from distconv.parallel import parallelize
+from distconv.placement import gather, scatter
+from distconv.tensor import DistTensor
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 4 distconv verify capture --cases 500
+  mpiexec -n 3 distconv verify capture --seed 1 --first 17 --cases 1
+"""
+
+STEPS = 5
+"""Enough for a first replay, one with gradients that are there, and others."""
+
+Left = list[tuple[str, torch.Tensor | None]]
+"""What training leaves, by what it is called."""
+
+Train = Callable[[bool], Left]
+"""Trains a network anew, with captured steps or without."""
+
+EXACT, REFUSED, UNSUPPORTED, DIFFERENT = "exact", "refused", "unsupported", "DIFFERENT"
+
+
+def verdict(comm: MPI.Intracomm, train: Train) -> tuple[str, str]:
+    """What came of training with captured steps, and in words why. Collective."""
+    expected, failure = _attempt(comm, lambda: train(False))
+    if failure is not None:
+        return UNSUPPORTED, failure
+    found, failure = _attempt(comm, lambda: train(True))
+    if failure is not None:
+        return (REFUSED if failure.startswith(CaptureError.__name__) and "other numbers than" not in failure
+                else DIFFERENT), failure  # fmt: skip
+    assert expected is not None
+    assert found is not None
+    wrong = next(filter(None, comm.allgather(_first_difference(expected, found))), "")
+    return (DIFFERENT, wrong) if wrong else (EXACT, "")
+
+
+def _attempt(comm: MPI.Intracomm, attempt: Callable[[], Left]) -> tuple[Left | None, str | None]:
+    found, text = None, None
+    call_site.forget()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            found = attempt()
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+    failures = [each for each in comm.allgather(text) if each is not None]
+    return found, failures[0] if failures else None
+
+
+def _first_difference(expected: Left, found: Left) -> str:
+    if [name for name, _ in expected] != [name for name, _ in found]:
+        return "other tensors"
+    for (name, one), (_, other) in zip(expected, found, strict=True):
+        if (one is None) != (other is None) or (one is not None and other is not None and not _same(one, other)):
+            return name
+    return ""
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    mine, its = (t.contiguous().view(-1).view(torch.uint8) if t.numel() else t for t in (one, other))
+    return torch.equal(mine, its)
+
+
+def block(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """A copy of what this rank has of ``tensor``."""
+    local = tensor.local if isinstance(tensor, DistTensor) else tensor
+    return None if local is None else local.detach().clone()
+
+
+def state(model: nn.Module) -> Left:
+    """Parameters, their gradients and buffers, and where the random generator stands."""
+    left: Left = [(f"generator {torch.default_generator.device}", torch.get_rng_state())]
+    for name, parameter in model.named_parameters():
+        left += [(name, block(parameter)), (f"gradient of {name}", block(parameter.grad))]
+    return left + [(name, block(buffer)) for name, buffer in model.named_buffers()]
+
+
+# -- random networks --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, the habits of its user, and data."""
+
+    network: networks.Network
+    text: str
+    habits: networks.Habits
+    loss: str
+    images: list[torch.Tensor]
+    targets: list[torch.Tensor]
+    to_none: bool
+
+    def trainer(self, grid: ProcessGrid) -> Train:
+        """Training over ``grid``."""
+
+        def train(captured: bool) -> Left:
+            torch.default_generator.manual_seed(5)
+            model = copy.deepcopy(self.network)
+            model = parallelize(model, grid) if self.habits.parallel else model
+            return self._train(model, grid, captured)
+
+        return train
+
+    def _train(self, model: nn.Module, grid: ProcessGrid, captured: bool) -> Left:
+        habits = self.habits
+        if habits.frozen:
+            for parameter in next(model.children())[0].parameters():  # type: ignore[index]
+                parameter.requires_grad_(False)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        networks.hook(World(Layout("plain", ())), trained, habits.hooks)
+        if habits.hooks == "layer":
+            networks.hook_layer(next(m for m in model.modules() if isinstance(m, nn.Conv2d)))
+        loss_of = networks.LOSSES[self.loss]
+
+        def step(x: torch.Tensor, target: torch.Tensor) -> Any:
+            y = model(x, gather if habits.gathered else _unchanged)
+            loss = loss_of(y, gather(target) if habits.gathered else target)
+            if habits.l2:
+                loss = loss + 0.1 * sum(p.pow(2).sum() for p in trained)
+            networks.backward(loss, trained, habits.gradients)
+            return loss, y
+
+        data = [self._put(image, target, grid) for image, target in zip(self.images, self.targets, strict=True)]
+        taken = capture(step, *data[0]) if captured else step
+        optimizer = torch.optim.SGD(trained, lr=0.05, momentum=0.9)
+        left: Left = []
+        for number, (x, target) in enumerate(data):
+            if number % habits.accumulate == 0:
+                optimizer.zero_grad(set_to_none=self.to_none)
+            loss, y = taken(x, target)
+            left += [(f"loss {number}", block(loss)), (f"y {number}", block(y)), (f"dL/dx {number}", block(x.grad))]
+            if (number + 1) % habits.accumulate == 0:
+                if habits.clipped:
+                    nn.utils.clip_grad_norm_(trained, 0.5)
+                optimizer.step()
+        return left + state(model)
+
+    def _put(self, image: torch.Tensor, target: torch.Tensor, grid: ProcessGrid) -> tuple[torch.Tensor, torch.Tensor]:
+        x = scatter(image, grid)
+        x = DistTensor(x.local.detach().clone(), x.dist, x.shape).requires_grad_(self.habits.to_input)
+        return x, scatter(target, grid, dims=("n", "h", "w")[: target.dim()])
+
+
+def _unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def draw_case(seed: int, index: int) -> Case:
+    """Case number ``index``."""
+    draw = Draw(seed, index)
+    channels = draw.number(1, 4)
+    network, text = networks.draw_network(draw, channels)
+    network.train(draw.chance(0.9))
+    habits = networks.draw_habits(draw)
+    sizes, samples = draw.numbers(2, 4, 11), draw.number(1, 5)
+    dtype = draw.pick(torch.float64, torch.float32)
+    images = [draw.tensor(samples, 2, *sizes).to(dtype) for _ in range(STEPS)]
+    shape = networks.result_shape(network.to(dtype), images[0])
+    targets = [draw.classes(samples, *shape[2:], below=networks.CLASSES) for _ in range(STEPS)]
+    return Case(network, text, habits, draw.pick(*networks.LOSSES), images, targets, draw.chance(0.5))
+
+
+def verdicts(comm: MPI.Intracomm, seed: int, indices: Sequence[int]) -> Iterator[tuple[int, str, str, str]]:
+    """Number, grid and network, verdict and words of each case. Collective."""
+    grids: dict[tuple[tuple[str, int], ...], ProcessGrid] = {}
+    for index in indices:
+        case = draw_case(seed, index)
+        extents = tuple(sorted(draw_extents(comm.size, 2, random.Random(f"{seed}/{index}/{comm.size}")).items()))
+        if extents not in grids:
+            grids[extents] = ProcessGrid(comm, **dict(extents))
+        grid = grids[extents]
+        what, why = verdict(comm, case.trainer(grid))
+        yield index, f"{grid.describe()}: {case.text}; {case.loss}; {case.habits}", what, why
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv verify capture``."""
+    parser.add_argument("--cases", type=positive, default=500, metavar="N", help="how many (default: %(default)s)")
+    parser.add_argument("--seed", type=natural, default=0, help="another seed draws other cases (default: %(default)s)")
+    parser.add_argument("--first", type=natural, default=0, metavar="NUMBER", help="first case (default: %(default)s)")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the cases. Collective over MPI.COMM_WORLD."""
+    comm = MPI.COMM_WORLD
+    total: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    for index, text, what, why in verdicts(comm, options.seed, range(options.first, options.first + options.cases)):
+        total[what] += 1
+        if what in (REFUSED, UNSUPPORTED):
+            reasons[f"{what}: {why}"] += 1
+        if comm.rank == 0 and (what == DIFFERENT or options.cases == 1):
+            print(f"{what}: case {index}: {text}: {why}", flush=True)
+    if comm.rank == 0:
+        print("\n".join(f"{count} times {reason}" for reason, count in reasons.most_common(20)))
+        counts = ", ".join(f"{total[each]} {each}" for each in (EXACT, REFUSED, UNSUPPORTED, DIFFERENT))
+        print(f"{comm.size} ranks, seed {options.seed}, {STEPS} steps each: {counts}", flush=True)
+    return int(bool(total[DIFFERENT]))

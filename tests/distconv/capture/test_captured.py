@@ -1,0 +1,304 @@
+"""Captured steps leave what eager ones do, bit for bit, and notice what is not what was recorded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import distconv as dc
+from distconv.capture import captured
+from tests.distconv.capture.trained import (
+    adam,
+    batches,
+    compare,
+    equal,
+    left,
+    network,
+    recordings,
+    sgd,
+    step_of,
+    trained,
+)
+from tests.distconv.layouts import grid_over, grids, raises_everywhere
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+@pytest.mark.parametrize("to_none", [True, False])
+def test_twenty_steps_leave_what_eager_ones_do(comm, optimizer, to_none):
+    for grid in grids(comm, "nhc"):
+        compare(grid, network, steps=20, optimizer=optimizer, to_none=to_none)
+
+
+def test_float64_and_layers_without_bias(comm):
+    for grid in grids(comm, "nh"):
+        data = [(dc.scatter(x.gather().double(), grid), t) for x, t in batches(grid, 3)]
+        compare(grid, lambda: network(bias=False).double(), data)
+
+
+def test_a_plan_with_several_grids(comm):
+    plan = dc.Plan({"0": {"n": comm.size}, "3": {"h": comm.size}, "8": {"n": comm.size}})
+    grid = grid_over(comm, n=comm.size)
+    data = batches(grid, 4, shape=(6, 2, 9, 8))
+
+    def build():
+        return dc.parallelize(network(), plan, comm=comm)
+
+    equal(trained(build(), data, sgd, True), trained(build(), data, sgd, False))
+
+
+def test_recording_changes_nothing(comm):
+    for grid in grids(comm, "nhc"):
+        for accumulated in (False, True):
+            model = dc.parallelize(network(nn.Dropout(0.3)), grid)
+            (batch,) = batches(grid, 1)
+            if accumulated:
+                step_of(model)(*batch)
+            torch.manual_seed(3)
+            before = left(model)
+            grads = [p.grad for p in model.parameters()]
+            values = [batch[0].local.clone(), batch[1].local.clone()]
+            dc.capture(step_of(model), *batch)
+            equal(left(model), before)
+            equal([batch[0].local, batch[1].local], values)
+            assert all(
+                a is b
+                for a, b in zip(grads, (p.grad for p in model.parameters()), strict=True)
+                if not isinstance(a, dc.DistTensor)
+            )
+
+
+def test_gradients_are_added_to_those_that_are_there(comm):
+    """Also where they come and go in one training: each state has a recording."""
+    for grid in grids(comm, "nh"):
+        models = [dc.parallelize(network(), grid) for _ in range(2)]
+        data = batches(grid, 6)
+        steps = [step_of(models[0]), dc.capture(step_of(models[1]), *data[0])]
+        for number, batch in enumerate(data):
+            for model, step in zip(models, steps, strict=True):
+                if number in (2, 4):
+                    model.zero_grad(set_to_none=number == 2)
+                step(*batch)
+            equal(left(models[1]), left(models[0]))
+        assert recordings(steps[1]) == 2
+
+
+def test_old_gradients_stay_what_they_were(comm):
+    grid = grids(comm, "nh")[0]
+    model = dc.parallelize(network(), grid)
+    data = batches(grid, 3)
+    step = dc.capture(step_of(model), *data[0])
+    step(*data[0])
+    held = [p.grad for p in model.parameters()]
+    values = [g.clone() for g in held]
+    model.zero_grad()
+    loss = step(*data[1])
+    kept = loss.local.clone()
+    model.zero_grad()
+    step(*data[2])
+    equal(held, values)
+    equal([loss.local], [kept])
+
+
+def test_another_shape_raises_or_is_recorded(comm):
+    grid = grids(comm, "nh")[0]
+    small, large = batches(grid, 1)[0], batches(grid, 1, shape=(4, 2, 11, 8))[0]
+    models = [dc.parallelize(network(), grid) for _ in range(2)]
+    raising = dc.capture(step_of(models[0]), *small)
+    raises_everywhere(comm, dc.CaptureError, "argument 0 is .*it was", lambda: raising(*large))
+    step, eager = dc.capture(step_of(models[0]), *small, on_change="record"), step_of(models[1])
+    for batch in (small, large, small, large):
+        step(*batch)
+        eager(*batch)
+    equal(left(models[0]), left(models[1]))
+
+
+def _other_storage(model, grid):
+    model[0].weight.data = model[0].weight.data.clone()
+
+
+def _other_parameter(model, grid):
+    model[0].bias = nn.Parameter(model[0].bias.detach().clone())
+
+
+def _other_buffer(model, grid):
+    model[1].running_mean = model[1].running_mean.clone()
+
+
+def _frozen(model, grid):
+    model[0].requires_grad_(False)
+
+
+def _evaluated(model, grid):
+    model.eval()
+
+
+def _module_hook(model, grid):
+    model[2].register_forward_hook(lambda *_: None)
+
+
+def _tensor_hook(model, grid):
+    model[0].bias.register_hook(lambda g: g * 2)
+
+
+def _accumulated_hook(model, grid):
+    model[0].bias.register_post_accumulate_grad_hook(lambda p: None)
+
+
+def _attribute(model, grid):
+    model[1].momentum = 0.2
+
+
+def _layer(model, grid):
+    model[2] = nn.Identity()
+
+
+CHANGES = [_other_storage, _other_parameter, _other_buffer, _frozen, _evaluated, _module_hook, _tensor_hook,
+           _accumulated_hook, _attribute, _layer]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_noticed(comm, change):
+    grid = grids(comm, "nh")[0]
+    batch = batches(grid, 1)[0]
+    models = [dc.parallelize(network(), grid) for _ in range(2)]
+    raising = dc.capture(step_of(models[0]), *batch)
+    recording, eager = dc.capture(step_of(models[0]), *batch, on_change="record"), step_of(models[1])
+    change(models[0], grid)
+    change(models[1], grid)
+    before = left(models[0])
+    raises_everywhere(comm, dc.CaptureError, "is not what was recorded", lambda: raising(*batch))
+    equal(left(models[0]), before)
+    for _ in range(2):
+        recording(*batch)
+        eager(*batch)
+    equal(left(models[0]), left(models[1]))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_on_one_rank_raises_on_all(comm, change):
+    grid = grids(comm, "nh")[0]
+    batch = batches(grid, 1)[0]
+    model = dc.parallelize(network(), grid)
+    step = dc.capture(step_of(model), *batch)
+    step(*batch)
+    if comm.rank == comm.size - 1:
+        change(model, grid)
+    raises_everywhere(comm, dc.CaptureError, f"is not what was recorded.*rank {comm.size - 1}", lambda: step(*batch))
+
+
+@pytest.mark.parametrize(
+    ("what", "mode"),
+    [
+        ("no_sync", dc.no_sync),
+        ("torch.no_grad", torch.no_grad),
+        ("autocast", lambda: torch.autocast("cpu", torch.bfloat16)),
+    ],
+)
+def test_another_setting_is_noticed(comm, what, mode):
+    grid = grids(comm, "nh")[0]
+    batch = batches(grid, 1)[0]
+    model = dc.parallelize(network(), grid)
+    step = dc.capture(lambda x: model(x).detach(), batch[0])
+
+    def call():
+        with mode():
+            step(batch[0])
+
+    raises_everywhere(comm, dc.CaptureError, what, call)
+
+
+def test_gradients_that_are_missing_on_one_rank_are_no_hang(comm):
+    """As one rank's zero_grad would be: all record anew together."""
+    grid = grids(comm, "nh")[0]
+    batch = batches(grid, 1)[0]
+    model = dc.parallelize(network(), grid)
+    step = dc.capture(step_of(model), *batch)
+    step(*batch)
+    if comm.rank == 0:
+        model.zero_grad()
+    step(*batch)
+    assert comm.allreduce(1) == comm.size
+
+
+def test_variables_and_attributes_that_the_step_reads_are_looked_at(comm):
+    grid = grids(comm, "nh")[0]
+    x, _ = batches(grid, 1)[0]
+    model, factor = dc.parallelize(network(), grid), 2.0
+
+    class Trainer:
+        def __init__(self):
+            self.weight, self.steps = 1.0, 0
+
+        def step(self, x):
+            loss = model(x).sum() * self.weight
+            loss.backward()
+            return loss
+
+    def step(x):
+        return (model(x) * factor).detach()
+
+    taken = dc.capture(step, x)
+    taken(x)
+    factor = 3.0
+    raises_everywhere(comm, dc.CaptureError, "factor is not what it was", lambda: taken(x))
+    trainer = Trainer()
+    taken = dc.capture(trainer.step, x)
+    trainer.steps += 1
+    taken(x)
+    trainer.weight = 2.0
+    raises_everywhere(comm, dc.CaptureError, r"Trainer\.weight is not what it was", lambda: taken(x))
+
+
+def test_a_replay_with_other_numbers_is_refused(comm, monkeypatch):
+    """A program that does something else than the step is found at its first replay."""
+    grid = grids(comm, "nh")[0]
+    batch = batches(grid, 1)[0]
+    model = dc.parallelize(network(), grid)
+    step = dc.capture(step_of(model), *batch)
+    replay = step._replays[0]._program
+    right = replay.replay
+    replay.replay = lambda *given: tuple(t + (comm.rank == 0) * 1e-3 for t in right(*given))
+    raises_everywhere(comm, dc.CaptureError, "gives other numbers than the step: result 0", lambda: step(*batch))
+
+
+def test_only_some_options_are_taken(comm):
+    with pytest.raises(dc.UnsupportedOperation, match="on_change='warn' must be one of raise, record"):
+        dc.capture(lambda: None, on_change="warn")
+
+
+def test_what_is_returned_has_the_same_structure(comm):
+    grid = grids(comm, "nh")[0]
+    x, _ = batches(grid, 1)[0]
+    model = dc.parallelize(network(), grid).eval()
+
+    @torch.no_grad()
+    def step(x):
+        y = model(x)
+        return {"y": y, "more": [y.sum(), dc.gather(y), None, 3]}, x
+
+    taken = dc.capture(step, x)
+    for _ in range(2):
+        found, same = taken(x)
+        expected, _ = step(x)
+        assert same.local is not None
+        assert found["more"][2:] == [None, 3]
+        equal(
+            [found["y"].local, found["more"][0].local, found["more"][1], same.local],
+            [expected["y"].local, expected["more"][0].local, expected["more"][1], x.local],
+        )
+        assert found["y"].dist == expected["y"].dist
+        assert F.relu(found["y"]).shape == expected["y"].shape
+
+
+def test_recordings_are_kept_up_to_a_number(comm, monkeypatch):
+    monkeypatch.setattr(captured, "_KEPT", 2)
+    grid = grids(comm, "nh")[0]
+    model = dc.parallelize(network(), grid)
+    sizes = [batches(grid, 1, shape=(4, 2, rows, 8))[0] for rows in (9, 10, 11)]
+    step = dc.capture(step_of(model), *sizes[0], on_change="record")
+    for batch in sizes:
+        model.zero_grad()
+        step(*batch)
+    assert recordings(step) == 2

@@ -1,0 +1,66 @@
+"""What a step leaves is compared bit for bit, and memory that it may change is put back."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from distconv.capture.outcome import Memory, Outcome, digests, written
+from distconv.capture.steps import recorded
+from distconv.capture.watch import References
+
+STATISTICS, X = torch.zeros(3), torch.ones(3)
+
+
+def prepared():
+    layer = nn.Linear(3, 3)
+
+    def step(x):
+        STATISTICS.add_(x)
+        y = torch.dropout(layer(x), 0.5, True)
+        y.sum().backward()
+        return y
+
+    return layer, step, recorded(step, [X], References(step))
+
+
+def test_memory_is_what_was_there_and_is_written():
+    _, step, run = prepared()
+    assert [t is STATISTICS for t in written(run, [X])] == [True]
+    state, before = torch.get_rng_state(), Memory(run, [X])
+    step(X)
+    assert STATISTICS.tolist() != [0, 0, 0]
+    before.put_back()
+    assert STATISTICS.tolist() == [0, 0, 0]
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(leaf.grad is None for leaf in run.leaves())
+
+
+def test_outcomes_are_told_apart_by_a_bit():
+    layer, step, run = prepared()
+    outcomes = []
+    before = Memory(run, [X])
+    for change in ("", "", "result", "gradient", "memory", "generator"):
+        before.put_back()
+        y = step(X).detach()
+        if change == "result":
+            y.view(torch.int32)[0] ^= 1
+        elif change == "gradient":
+            layer.bias.grad.view(torch.int32)[1] ^= 1
+        elif change == "memory":
+            STATISTICS[2] = -0.0 if STATISTICS[2] == 0 else STATISTICS[2] * (1 + 2e-7)
+        elif change == "generator":
+            torch.rand(1)
+        outcomes.append(Outcome(run, [X], y))
+    before.put_back()
+    first, *others = outcomes
+    found = [first.difference(other) for other in others]
+    assert found[:2] == ["", "result 0"]
+    assert found[2].startswith("the gradient of ")
+    assert found[3].startswith("a buffer or parameter")
+    assert found[4] == "the random generator"
+
+
+def test_digests_tell_values_apart():
+    assert digests([torch.ones(2), torch.zeros(2)]) == digests([torch.ones(2), torch.zeros(2)])
+    assert digests([torch.zeros(2)]) != digests([-torch.zeros(2)])

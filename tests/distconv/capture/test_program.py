@@ -1,0 +1,122 @@
+"""A recording as a program: what it computes, what it leaves out, and how long memory lives."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import distconv as dc
+from distconv import recording
+from distconv.capture.program import Program, below_autograd
+from distconv.capture.steps import recorded
+from distconv.capture.watch import References
+from tests.distconv.layouts import grid_over, raises_everywhere
+
+
+def program(function, *args):
+    run = recorded(function, args, References(function))
+    return Program(run.recording, run.outputs(), run.gradient_slots(), len(run.state.gradients))
+
+
+def test_it_reads_current_values():
+    scale = torch.ones(3)
+    made = program(lambda x: x * scale + 1, torch.ones(3))
+    scale.fill_(3)
+    assert made.replay([torch.full((3,), 2.0)], [])[0].tolist() == [7, 7, 7]
+
+
+def test_views_of_what_is_held_and_unused_results_are_left_out():
+    weight = torch.arange(6.0)
+
+    def step(x):
+        x.exp()
+        torch.empty(5)
+        return x.detach() @ weight.view(2, 3).t()
+
+    made = program(step, torch.ones(1, 3))
+    assert made.source.count("\n    v") == 1  # the product
+    weight.mul_(2)
+    assert made.replay([torch.ones(1, 3)], [])[0].tolist() == [[6, 24]]
+
+
+def test_changes_in_place_are_kept():
+    total = torch.zeros(2)
+
+    def step(x):
+        total[0] += x[1]
+        y = x.clone()
+        y[0] = 5
+        return y
+
+    made = program(step, torch.tensor([1.0, 2.0]))
+    for count in (1, 2):
+        assert made.replay([torch.tensor([1.0, 2.0])], [])[0].tolist() == [5, 2]
+        assert total.tolist() == [2 * count, 0]
+
+
+def test_several_results_lists_and_missing_ones():
+    def step(x):
+        first, second, *_ = x.split(2)
+        values, places = second.max(0)
+        return torch.cat([first, values[None], places[None].float()])
+
+    made = program(step, torch.zeros(6))
+    assert made.replay([torch.tensor([1.0, 2, 3, 4, 5, 6])], [])[0].tolist() == [1, 2, 4, 1]
+
+
+@pytest.mark.parametrize("far", [False, True])
+def test_branches_are_taken_as_the_flag_says(far, monkeypatch):
+    def step(x):
+        total = x + 0
+
+        def again():
+            total.copy_(x.exp() * 2)
+
+        recording.branch((x > 1).any(), again, (total,))
+        return total * 1
+
+    for example in (torch.zeros(2), torch.full((2,), 2.0)):
+        made = program(step, example)
+        given = torch.full((2,), 2.0 if far else 0.5)
+        assert torch.equal(made.replay([given], [])[0], step(given))
+
+
+def test_a_failure_of_some_ranks_is_one_of_all(comm):
+    grid = grid_over(comm, n=comm.size)
+    target = dc.scatter(torch.full((comm.size, 2), 0.5, dtype=torch.float64), grid)
+    taken = dc.capture(
+        lambda x, t: F.binary_cross_entropy(x, t), dc.scatter(torch.rand(comm.size, 2).double(), grid), target
+    )
+    values = torch.rand(comm.size, 2, generator=torch.Generator().manual_seed(2)).double()
+    right = dc.scatter(values, grid)
+    assert torch.equal(taken(right, target).local, F.binary_cross_entropy(right, target).local)
+    values[-1, 0] = 7
+    raises_everywhere(
+        comm, RuntimeError, "between 0 and 1", lambda: taken(dc.scatter(values, grid), target), same_text=False
+    )
+    assert torch.equal(taken(right, target).local, F.binary_cross_entropy(right, target).local)
+
+
+def test_memory_goes_behind_its_last_use():
+    """As eagerly: not all activations of a step without a backward pass are there at once."""
+    layers = nn.Sequential(*(nn.Conv2d(1, 1, 3, padding=1, bias=False) for _ in range(12)))
+
+    @torch.no_grad()
+    def step(x):
+        return layers(x)
+
+    made = program(step, torch.ones(1, 1, 64, 64))
+    assert made.source.count("\n    del ") == 11
+    gc.collect()
+
+
+def test_below_autograd_nothing_is_recorded_or_cast():
+    x = torch.ones(2, 2, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16), below_autograd():
+        y = torch.ops.aten.mm.default(x, x)
+    assert y.dtype is torch.float32
+    assert not y.requires_grad

@@ -1,0 +1,90 @@
+"""A run of a step: what it leaves, what it puts back, and where two runs differ."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from distconv.capture.steps import difference, recorded
+from distconv.capture.watch import References
+
+
+def run(function, *args):
+    return recorded(function, args, References(function))
+
+
+def test_results_gradients_and_memory_are_slots():
+    model, x = nn.Linear(3, 2), torch.randn(4, 3)
+    model.weight.grad = torch.ones(2, 3)
+    before = model.weight.grad
+
+    def step(x):
+        loss = model(x).sum()
+        loss.backward()
+        return {"loss": loss, "input": x}
+
+    found = run(step, x)
+    assert len(found.results) == 2
+    assert [leaf is model.bias for leaf, _ in found.gradients] == [True]  # the weight's is added to where it is
+    assert [found.leaves()[n] is model.weight for n in found.gradient_slots().values()] == [True]
+    assert any(t is model.bias for t in found.held())
+    assert model.weight.grad is before
+    assert torch.equal(before, torch.ones(2, 3))
+    assert model.bias.grad is None
+
+
+def test_what_is_written_to_is_put_back():
+    total, x = torch.zeros(3), torch.ones(3)
+
+    def step(x):
+        total.add_(x)
+        x.mul_(2)
+        return total * 1
+
+    found = run(step, x)
+    assert total.tolist() == [0, 0, 0]
+    assert x.tolist() == [1, 1, 1]
+    assert not found.recording.refusals
+
+
+def test_runs_of_one_step_are_alike():
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)), torch.randn(4, 3)
+    torch.manual_seed(0)
+
+    def step(x):
+        model(x).sum().backward()
+
+    assert difference(run(step, x), run(step, x)) == ""
+
+
+def test_other_calls_numbers_and_tensors_are_told():
+    calls = [0]
+
+    def numbers(x):
+        calls[0] += 1
+        return x * calls[0]
+
+    def constants(x):
+        calls[0] += 1
+        return x * torch.tensor(float(calls[0]))
+
+    x = torch.ones(3)
+    assert "another call, or other numbers" in difference(run(numbers, x), run(numbers, x))
+    assert "Python makes another number each time" in difference(run(constants, x), run(constants, x))
+
+
+def test_a_module_that_counts_its_calls_is_refused():
+    class Counting(nn.Module):
+        calls = 0
+
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x * 2
+
+    model = Counting()
+    found = run(lambda x: model(x), torch.ones(2))
+    assert "Counting.calls is not what it was (0 before, 1 now)" in found.recording.refusals[-1].reason
