@@ -98,6 +98,9 @@ from distconv import transformations as _transformations  # noqa: E402, F401  (c
 from distconv.autograd import gradient_edges as _gradient_edges  # noqa: E402, F401  (sets torch's own)
 from distconv.autograd import user_functions as _user_functions  # noqa: E402, F401  (checks what is applied now)
 from distconv.layers.math.contractions import einsum, tensordot, transpose  # noqa: E402, F401  (looked for here)
+from distconv.layers.rules.check import check_rule  # noqa: E402
+from distconv.layers.rules.rule import rule  # noqa: E402
+from distconv.layers.rules.window import Window  # noqa: E402
 
 __version__ = "0.1.0"
 
@@ -127,9 +130,11 @@ __all__ = [
     "ShapeError",
     "TransferPlan",
     "UnsupportedOperation",
+    "Window",
     "block_range",
     "capture",
     "check_replicas",
+    "check_rule",
     "device",
     "from_local",
     "gather",
@@ -137,6 +142,7 @@ __all__ = [
     "no_sync",
     "parallelize",
     "parse_grid",
+    "rule",
     "save_checkpoint",
     "scatter",
     "shard_optimizer",

@@ -7,6 +7,7 @@
     nn         Distributed rules for ``torch.nn.functional``: one module per family of layers
     plumbing   What operators share: layouts of operands and results, needed inputs, blocks of weights
     recurrent  Recurrent layers whose backward pass is a scan, or a compiled sweep, also split in time
+    rules      Rules for operators of a user's own: what of its input an operator needs
     scan       ``ScanSequential``: a chain of layers whose backward pass is a scan over their transposed Jacobians
     sparse     Sparse tensors and their layers: features at the active sites of a grid of one to four dimensions
     tensor     Distributed rules for making, shaping, indexing and asking tensors

@@ -30,6 +30,8 @@ SHORT = {
     "lat_lon_forecast": "--steps 2 --longitudes 24 --grid",
     "point_cloud": "--steps 2 --points 200 --voxels 12 --grid",
     "long_sequence": "--steps 2 --length 8192 --grid",
+    "finite_differences": "--steps 3 --size 12 --grid",
+    "neighbourhood_attention": "--steps 3 --size 16 --grid",
 }
 GRIDS = {"segment_3d": "d", "point_cloud": "d", "lat_lon_forecast": "w", "long_sequence": "w"}
 """The axis of space that an example's own command splits, where it is not h."""
@@ -62,6 +64,7 @@ def without_distconv(monkeypatch: pytest.MonkeyPatch) -> None:
     plain.scatter = lambda x, *_, **__: x  # type: ignore[attr-defined]
     plain.gather = lambda x: x  # type: ignore[attr-defined]
     plain.parallelize = lambda model, _: model  # type: ignore[attr-defined]
+    plain.rule, plain.Window = dc.rule, dc.Window  # type: ignore[attr-defined]  # of plain tensors: one process
     plain.load_checkpoint = lambda *_, **__: None  # type: ignore[attr-defined]
     plain.save_checkpoint = lambda *_, **__: None  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "distconv", plain)

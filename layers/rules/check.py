@@ -1,0 +1,208 @@
+"""Whether an operator with a rule is the same on any grid: values and gradients against one process.
+
+In one process the output is computed block by block, each from the input that its windows say; over ranks on every grid
+of theirs, with balanced blocks, uneven ones and an empty one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from mpi4py import MPI
+
+from distconv.communication.agreement import agree, together
+from distconv.communication.digest import digest
+from distconv.distribution import Distribution, Interval, default_axes
+from distconv.errors import MismatchError
+from distconv.grid import ProcessGrid
+from distconv.layers.rules.rule import Rule
+from distconv.layers.rules.window import Window, padding_of
+from distconv.placement import gather, scatter
+from distconv.tensor import DistTensor
+
+Arguments = Mapping[str, Any]
+"""By their names."""
+
+TOLERANCE = 1e-10
+"""In float64, relative to the largest value."""
+
+
+def check_rule(function: Callable[..., Any], example: Sequence[Any], comm: MPI.Intracomm | None = None) -> list[str]:
+    """Compare an operator with a rule with itself in one process: values and gradients. Collective.
+
+    ``example`` are arguments, the same on all ranks; tensors are taken as float64. Returns what was tried.
+
+    Raises
+    ------
+    MismatchError
+        If something differs; the text says where. An operator needs more of its input than it declares, then, or
+        something of the whole, such as a mean. Or if ranks give different examples.
+    TypeError
+        If the operator has no rule.
+    """
+    if not isinstance(function, Rule):
+        raise TypeError(f"{getattr(function, '__name__', function)} has no rule: decorate it with distconv.rule(...)")
+    comm = MPI.COMM_WORLD if comm is None else comm
+    bound = inspect.signature(function.operator).bind(*example)
+    bound.apply_defaults()
+    given = {name: _double(value) for name, value in bound.arguments.items()}
+    texts = [f"{name} {digest(value):014x}" for name, value in given.items() if isinstance(value, torch.Tensor)]
+    agree(comm, f"example of {function.name}", ", ".join(texts), "seed all ranks alike")
+    call = partial(_call, function)
+    expected = _outcome(call, given, comm, f"{function.name}, one process")
+    tried = []
+    for what, by_blocks in _block_by_block(function, given):
+        _compare(function.name, what, _outcome(by_blocks, given, comm, f"{function.name}, {what}"), expected)
+        tried.append(what)
+    for what, placed in _placed(function, given, comm):
+        _compare(function.name, what, _outcome(call, placed, comm, f"{function.name}, {what}"), expected)
+        tried.append(what)
+    return tried
+
+
+def _double(value: Any) -> Any:
+    return value.detach().double() if _floats(value) else value
+
+
+def _floats(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+def _call(function: Callable[..., Any], given: Arguments) -> Any:
+    bound = inspect.signature(function).bind_partial()
+    bound.arguments.update(given)
+    return function(*bound.args, **bound.kwargs)
+
+
+def _outcome(
+    call: Callable[[Arguments], Any], given: Arguments, comm: MPI.Intracomm, what: str
+) -> dict[str, torch.Tensor]:
+    """Values of the outputs and the gradient of each argument, whole."""
+
+    def attempt() -> Any:
+        try:
+            return call(leaves)
+        except Exception as error:
+            reason = " ".join(f"{error}".split())
+            raise MismatchError(f"{what}: it fails: {type(error).__name__}: {reason}") from error
+
+    leaves = {name: value.detach().requires_grad_() if _floats(value) else value for name, value in given.items()}
+    outputs = together(comm, attempt, MismatchError)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    found = {f"output {index}": gather(y).detach() for index, y in enumerate(outputs)}
+    total: Any = 0.0
+    for index, y in enumerate(outputs):
+        if _floats(y):
+            weight = torch.rand(tuple(y.shape), generator=torch.Generator().manual_seed(index), dtype=y.dtype)
+            total = total + (y * (scatter(weight, y.dist) if isinstance(y, DistTensor) else weight)).sum()
+    if isinstance(total, torch.Tensor) and total.requires_grad:
+        total.backward()
+    for name, leaf in leaves.items():
+        if _floats(leaf) and leaf.grad is not None:
+            found[f"gradient of {name!r}"] = gather(leaf.grad).detach()
+    return found
+
+
+def _compare(name: str, what: str, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    if found.keys() != expected.keys():
+        raise MismatchError(f"{name}, {what}: it gives {', '.join(found)}, but in one process {', '.join(expected)}")
+    for which, whole in expected.items():
+        other = found[which]
+        if other.shape != whole.shape:
+            raise MismatchError(
+                f"{name}, {what}: {which} is {tuple(other.shape)}, but in one process {tuple(whole.shape)}"
+            )
+        if not whole.numel():
+            continue
+        off = (other - whole).abs().double().nan_to_num(torch.inf)
+        off = torch.where(other.isnan() & whole.isnan(), 0.0, off)
+        if off.max() > TOLERANCE * max(1.0, float(whole.abs().nan_to_num(0.0).max())):
+            place = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
+            raise MismatchError(
+                f"{name}, {what}: {which} differs by {float(off.max()):.2g} at {place} from that of one process; the "
+                "operator needs more of its input than its windows say, or it pads"
+            )
+
+
+def _block_by_block(function: Rule, given: Arguments) -> Iterator[tuple[str, Callable[[Arguments], Any]]]:
+    """Ways to compute the output in blocks along each dimension with windows, in this process."""
+    windows = function.windows_of(given)
+    lead = next(iter(windows))
+    for dim, window in windows[lead].items():
+        extent = window.outputs(given[lead].shape[dim])
+        for inner in ({1}, {extent // 3, extent // 3 + 1}):
+            bounds = sorted({0, *inner, extent})
+            blocks = [Interval(a, b) for a, b in itertools.pairwise(bounds)]
+            if len(blocks) > 1:
+                text = f"blocks of dimension {dim} that end at {', '.join(map(str, bounds[1:]))}"
+                yield text, partial(_by_blocks, function, windows, dim, blocks)
+
+
+def _by_blocks(
+    function: Rule, windows: Mapping[str, Mapping[int, Window]], dim: int, blocks: Sequence[Interval], leaves: Arguments
+) -> Any:
+    parts = []
+    for block in blocks:
+        needed = {
+            name: _needed(leaf, windows[name], dim, block, function.fill) if name in windows else leaf
+            for name, leaf in leaves.items()
+        }
+        parts.append(_call(function.operator, needed))
+    if isinstance(parts[0], tuple):
+        return tuple(torch.cat(each, dim) for each in zip(*parts, strict=True))
+    return torch.cat(parts, dim)
+
+
+def _needed(tensor: Any, windows: Mapping[int, Window], dim: int, block: Interval, fill: float) -> Any:
+    padded = F.pad(tensor, padding_of(tensor.dim(), {d: w.around for d, w in windows.items()}), value=fill)
+    if dim not in windows or tensor.shape[dim] == 1:
+        return padded
+    needed, front = windows[dim].needed(block), windows[dim].around[0]
+    return padded.narrow(dim, needed.start + front, needed.extent)
+
+
+def _placed(function: Rule, given: Arguments, comm: MPI.Intracomm) -> Iterator[tuple[str, Arguments]]:
+    """The arguments over every grid of the ranks, in blocks of equal and of odd extents."""
+    windows = function.windows_of(given)
+    dims = given[next(iter(windows))].dim()
+    names = default_axes(None, dims)
+    for extents in _grids(comm.size, dims):
+        shape = {name: extent for name, extent in zip(names, extents, strict=True) if name and extent > 1}
+        grid = ProcessGrid(comm, **shape)
+        for how in ("equal blocks", "a first block of one index", "an empty block"):
+            placed = {
+                name: scatter(value, _layout(grid, names, value.shape, how)) if name in windows else value
+                for name, value in given.items()
+            }
+            yield f"grid {grid.describe()}, {how}", placed
+            if comm.size == 1:
+                break
+
+
+def _grids(ranks: int, dims: int) -> Iterator[tuple[int, ...]]:
+    """Parts of each dimension whose product is the number of ranks."""
+    if not dims:
+        if ranks == 1:
+            yield ()
+        return
+    for parts in range(1, ranks + 1):
+        if ranks % parts == 0:
+            yield from ((parts, *rest) for rest in _grids(ranks // parts, dims - 1))
+
+
+def _layout(grid: ProcessGrid, names: Sequence[str | None], shape: Sequence[int], how: str) -> Distribution:
+    bounds = {}
+    for name, extent in zip(names, shape, strict=True):
+        parts = 1 if name is None else grid.shape[name]
+        if name is None or parts == 1 or how == "equal blocks":
+            continue
+        first = min(1, extent) if how == "a first block of one index" else 0
+        rest = (extent - first) // (parts - 1)
+        bounds[name] = (0, *(first + index * rest for index in range(parts - 1)), extent)
+    return Distribution(grid, names, boundaries=bounds)

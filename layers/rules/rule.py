@@ -1,0 +1,226 @@
+"""``distconv.rule``: an operator that declares what windows of its input it needs.
+
+::
+
+    1  arguments with windows are brought to one layout; dimensions without a window are gathered
+    2  each rank gets the input of its block of the output: its own, ghosts of its neighbours, padding
+    3  the operator computes the block from that, as it would the whole
+    4  backwards the gradients of ghosts go to their owners, and those of other tensors are summed
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+
+from distconv.communication.collectives import assemble
+from distconv.communication.routes import Needs
+from distconv.communication.transfer import transfer_plan
+from distconv.dispatch import implements, map_leaves
+from distconv.distribution import Distribution, Interval
+from distconv.errors import ShapeError
+from distconv.layers.plumbing.alignment import as_distributed, balanced_input, entering, whole_over
+from distconv.layers.plumbing.empty_blocks import at_least, nothing_of
+from distconv.layers.plumbing.input_windows import fitted
+from distconv.layers.rules.window import Window, normalized, padding_of
+from distconv.process.profiling import section
+from distconv.tensor import DistTensor
+
+Operator = Callable[..., Any]
+
+
+def rule(*, fill: float = 0.0, serves: object = None, **windows: Mapping[int, Window]) -> Callable[[Operator], Rule]:
+    """Let the decorated operator compute on blocks, by what it declares to need of its arguments.
+
+    Each keyword names a parameter that is a tensor, with a :class:`Window` for each dimension of which an output index
+    needs a window of the input, ``x={0: dc.Window(), 2: dc.Window(3, padding=1)}``; of dimensions that are not named it
+    needs all. The operator is called with what its outputs need, padding (of the value ``fill``) included, and must not
+    pad. Other tensors, such as weights, it gets whole, and they get their whole gradient. The output, or each of a
+    tuple, has as many dimensions as the first argument with windows. With plain tensors it computes as one process.
+
+    ``serves``: a function of torch or another package that the operator stands for wherever that is called with
+    distributed tensors.
+
+    Raises
+    ------
+    TypeError
+        If the operator has no such parameter.
+    """
+
+    def register(operator: Operator) -> Rule:
+        made = Rule(operator, windows, fill)
+        if serves is not None:
+            implements(serves, tensors=None)(made)
+        return made
+
+    return register
+
+
+class Rule:
+    """An operator with what it needs of its arguments; :func:`rule` makes it.
+
+    Raises
+    ------
+    TypeError
+        If the operator has no such parameter.
+    """
+
+    def __init__(self, operator: Operator, windows: Mapping[str, Mapping[int, Window]], fill: float) -> None:
+        self.operator, self.windows, self.fill = operator, windows, fill
+        functools.update_wrapper(self, operator)
+        self._signature = inspect.signature(operator)
+        parameters = list(self._signature.parameters)
+        unknown = [name for name in windows if name not in parameters]
+        if unknown or not windows:
+            named = f", not {unknown[0]!r}" if unknown else ""
+            raise TypeError(f"{self.name} takes {', '.join(parameters)}; name one of these with its windows{named}")
+
+    @property
+    def name(self) -> str:
+        """Of the operator."""
+        return str(getattr(self.operator, "__name__", type(self.operator).__name__))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The operator's result: of distributed tensors a distributed one. Collective then."""
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        windows = self.windows_of(given)
+        distributed: list[DistTensor] = []
+        map_leaves(lambda value: distributed.append(value) if isinstance(value, DistTensor) else None, dict(given))
+        if not distributed:
+            given.update({name: _padded(given[name], of, self.fill) for name, of in windows.items()})
+            return self.operator(*bound.args, **bound.kwargs)
+        work = _Work.of(self, windows, given, distributed[0])
+        with section(self.name):
+            for name, value in given.items():
+                if name in windows:
+                    given[name] = work.needed(value, windows[name], self.fill)
+                else:
+                    given[name] = map_leaves(work.whole, value)
+            found = self.operator(*bound.args, **bound.kwargs)
+            return tuple(map(work.result, found)) if isinstance(found, tuple) else work.result(found)
+
+    def windows_of(self, given: Mapping[str, Any]) -> dict[str, dict[int, Window]]:
+        """Windows by argument and dimension, of those that are there: one may be None.
+
+        Raises
+        ------
+        ShapeError
+            If they leave different numbers of outputs.
+        """
+        there = {name: given[name] for name in self.windows if given.get(name) is not None}
+        if not there or not all(isinstance(tensor, torch.Tensor) for tensor in there.values()):
+            raise ShapeError(f"{self.name}: {', '.join(self.windows)} must be tensors")
+        lead = next(iter(there))
+        outputs: dict[int, int] = {}
+        for name, tensor in there.items():
+            if tensor.dim() != there[lead].dim():
+                raise ShapeError(
+                    f"{self.name}: {name!r} has {tensor.dim()} dimensions, but {lead!r} has {there[lead].dim()}"
+                )
+            for dim, window in normalized(self.windows[name], tensor.dim()).items():
+                count = window.outputs(tensor.shape[dim])
+                if _stays_alone(tensor, dim, window, outputs):
+                    continue
+                if count < 1 or outputs.setdefault(dim, count) != count:
+                    raise ShapeError(
+                        f"{self.name}: dimension {dim} of {name!r}, {tuple(tensor.shape)}, leaves {count} outputs by "
+                        f"{window}; {outputs.get(dim, 'at least 1')} are wanted"
+                    )
+        return {name: normalized(self.windows[name], tensor.dim()) for name, tensor in there.items()}
+
+
+class _Work(NamedTuple):
+    """The part of an operator's work that this rank does."""
+
+    name: str
+    dist: Distribution
+    """Of the output."""
+    out: Mapping[int, int]
+    """Extents of the output by dimension with a window."""
+
+    @classmethod
+    def of(
+        cls, rule: Rule, windows: Mapping[str, Mapping[int, Window]], given: Mapping[str, Any], example: DistTensor
+    ) -> _Work:
+        lead = next(iter(windows))
+        first = as_distributed(given[lead], example.grid)
+        axes = [axis if dim in windows[lead] else None for dim, axis in enumerate(first.dist.axes)]
+        out = {dim: window.outputs(first.shape[dim]) for dim, window in windows[lead].items()}
+        return cls(rule.name, Distribution(first.grid, axes), out)
+
+    def block(self, dim: int, part: int | None = None) -> Interval:
+        """The outputs of a part (None: this rank) along a dimension."""
+        return self.dist.intervals(dim, self.dist.coordinate(dim) if part is None else part, self.out[dim])[0]
+
+    @property
+    def empty(self) -> bool:
+        """Whether this rank has no outputs."""
+        return any(self.block(dim).extent == 0 for dim in self.out)
+
+    def whole(self, value: Any) -> Any:
+        """A tensor without windows, in full."""
+        return whole_over(value, self.dist) if isinstance(value, torch.Tensor) else value
+
+    def needed(self, value: torch.Tensor, windows: Mapping[int, Window], fill: float) -> torch.Tensor:
+        """What this rank's outputs need of an argument with windows."""
+        tensor = balanced_input(as_distributed(value, self.dist.grid))
+        used = {dim: window for dim, window in windows.items() if not _stays_alone(tensor, dim, window, self.out)}
+        layout = Distribution(
+            self.dist.grid, [axis if dim in used else None for dim, axis in enumerate(self.dist.axes)]
+        )
+        over = [axis for axis in self.dist.split_axes if axis not in layout.split_axes]
+        block, needs = entering(tensor, layout, over), []
+        for dim, window in used.items():
+            axis = layout.split[dim]
+            if axis is not None:
+                parts = range(layout.grid.shape[axis])
+                needs.append((dim, tuple(window.needed(self.block(dim, part)) for part in parts)))
+        asked = Needs(layout, tuple(needs))
+        if needs:
+            block = assemble(block, transfer_plan(layout, asked, tuple(tensor.shape)))
+        have = asked.box(tensor.shape)
+        wanted = [used[dim].needed(self.block(dim)) if dim in used else have[dim] for dim in range(tensor.dim())]
+        block = fitted(block, have, [(each.start, each.stop) for each in wanted], fill)
+        if self.empty:
+            return at_least(block, [used[dim].reach if dim in used else 1 for dim in range(tensor.dim())])
+        return block
+
+    def result(self, y: Any) -> DistTensor:
+        """The output of which ``y`` is this rank's block.
+
+        Raises
+        ------
+        ShapeError
+            If the operator gives another number of outputs than its windows say.
+        """
+        if not isinstance(y, torch.Tensor) or y.dim() != len(self.dist.axes):
+            raise ShapeError(f"{self.name} must give tensors of {len(self.dist.axes)} dimensions")
+        expected = {dim: 1 if self.empty else self.block(dim).extent for dim in self.out}
+        if self.empty:
+            y = y[tuple(slice(0, 1) if dim in self.out else slice(None) for dim in range(y.dim()))]
+        wrong = [dim for dim, extent in expected.items() if y.shape[dim] != extent]
+        if wrong:
+            raise ShapeError(
+                f"{self.name} gives {tuple(y.shape)} where its windows leave {expected[wrong[0]]} outputs in dimension "
+                f"{wrong[0]}; it gets padding with its input, and must not pad"
+            )
+        shape = torch.Size(self.out.get(dim, extent) for dim, extent in enumerate(y.shape))
+        local = self.dist.local_shape(shape)
+        return DistTensor(nothing_of(y, local) if self.empty else y, self.dist, shape)
+
+
+def _stays_alone(tensor: torch.Tensor, dim: int, window: Window, outputs: Mapping[int, int]) -> bool:
+    """Whether the one index of a dimension serves all outputs, as in broadcasting."""
+    return tensor.shape[dim] == 1 and window == Window() and outputs.get(dim, 1) != 1
+
+
+def _padded(tensor: torch.Tensor, windows: Mapping[int, Window], fill: float) -> torch.Tensor:
+    around = padding_of(tensor.dim(), {dim: window.around for dim, window in windows.items()})
+    return F.pad(tensor, around, value=fill) if any(around) else tensor

@@ -1,0 +1,69 @@
+"""Windows: what of a dimension an output index is computed from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from distconv.distribution import Interval
+
+
+@dataclass(frozen=True)
+class Window:
+    """Output ``i`` of a dimension needs ``size`` input indices, ``dilation`` apart, from ``i * stride - padding`` on.
+
+    ``padding`` is that in front, or a pair: in front and behind. Without arguments it is the same index alone.
+
+    Raises
+    ------
+    ValueError
+        If ``size``, ``stride`` or ``dilation`` is below 1, or ``padding`` below 0.
+    """
+
+    size: int = 1
+    stride: int = 1
+    padding: int | tuple[int, int] = 0
+    dilation: int = 1
+
+    def __post_init__(self) -> None:
+        if min(self.size, self.stride, self.dilation) < 1 or min(self.around) < 0:
+            raise ValueError(f"{self}: size, stride and dilation are 1 or more, padding 0 or more")
+
+    @property
+    def around(self) -> tuple[int, int]:
+        """Padding in front and behind."""
+        return (self.padding, self.padding) if isinstance(self.padding, int) else self.padding
+
+    @property
+    def reach(self) -> int:
+        """Input indices from the first to the last that it spans."""
+        return (self.size - 1) * self.dilation + 1
+
+    def outputs(self, extent: int) -> int:
+        """Of a dimension of ``extent`` input indices; below 1 if it is shorter than the window."""
+        return (extent + sum(self.around) - self.reach) // self.stride + 1
+
+    def needed(self, out: Interval) -> Interval:
+        """Input indices, padding included, that the outputs ``out`` are computed from.
+
+        >>> Window(3, padding=1).needed(Interval(4, 8)), Window(2, stride=2).needed(Interval(1, 3))
+        (Interval(start=3, stop=9), Interval(start=2, stop=6))
+        """
+        if out.start >= out.stop:
+            return Interval(0, 0)
+        start = out.start * self.stride - self.around[0]
+        return Interval(start, start + (out.extent - 1) * self.stride + self.reach)
+
+
+def normalized(windows: Mapping[int, Window], dims: int) -> dict[int, Window]:
+    """``windows`` of a tensor of so many dimensions, by dimensions from 0 on."""
+    return {dim % dims: window for dim, window in windows.items() if -dims <= dim < dims}
+
+
+def padding_of(dims: int, around: Mapping[int, tuple[int, int]]) -> list[int]:
+    """What ``F.pad`` takes: the last dimension first.
+
+    >>> padding_of(3, {1: (2, 3)})
+    [0, 0, 2, 3, 0, 0]
+    """
+    return [n for dim in reversed(range(dims)) for n in around.get(dim, (0, 0))]
