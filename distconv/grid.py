@@ -14,6 +14,7 @@ from distconv.arrangement import AXES, Arrangement
 from distconv.communication import agreement
 from distconv.communication.agreement import agree, check_running
 from distconv.communication.derived import Derived
+from distconv.communication.gpu import device_transport
 from distconv.errors import CommunicatorError, GridError
 from distconv.process import startup, watchdog
 
@@ -72,6 +73,7 @@ class ProcessGrid(Arrangement):
         self._derived = Derived.of(comm)
         self._derived.give_back(comm)
         self.world = self._derived.duplicate(comm)
+        device_transport.warm(self.world)
         self.compared = self._derived.common(comm) if agreement.level == "all" else self.world
         """Where ranks compare what they call: if at all, one for all grids, since they may call on different ones."""
         self.rank: int = comm.rank
@@ -103,6 +105,7 @@ class ProcessGrid(Arrangement):
             rest = {name: index for name, index in self.coords.items() if name not in key}
             with watchdog.waiting(lambda: f"making the communicator over {','.join(key)}"):
                 found = self._comms[key] = self._derived.split(self.world, self.rank_of(rest), self.rank)
+            device_transport.warm(found)
         return found
 
     def reversed_comm(self, axis: str) -> MPI.Intracomm:

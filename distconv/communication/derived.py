@@ -35,8 +35,8 @@ class Derived:
     def __init__(self) -> None:
         self._made: list[_Made] = []
         self._few = FEW
-        self.transport: DeviceTransport | None = None
-        """By what tensors of GPUs cross, over all duplicates; None until :mod:`.gpu.device_transport` decides."""
+        self.transports: dict[str, DeviceTransport] = {}
+        """By what tensors of a type of device cross, over all duplicates, once :mod:`.gpu.device_transport` decided."""
         self._common: MPI.Intracomm | None = None
         self.backward_passes = 0
         """How many have summed gradients over it: the same number on all of its ranks."""

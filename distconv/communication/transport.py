@@ -1,7 +1,8 @@
 """Transport: nonblocking messages between tensors, and allreduces, on the host or a GPU.
 
 CPU tensors are sent from and received into their own memory; those of a GPU go as :mod:`.gpu.device_transport` decided:
-through NCCL (:mod:`.gpu.nccl`), or through MPI from their memory or by way of the host's (:mod:`.gpu.staging`).
+through NCCL (:mod:`.gpu.nccl`), or through MPI from their memory or by way of the host's (:mod:`.gpu.staging`). Where
+torch's process groups are asked for, those of the CPU go by gloo as those of a GPU by NCCL.
 """
 
 from __future__ import annotations
@@ -216,7 +217,8 @@ class Reduction:
         for traffic in _counting:
             traffic.reduced[what, comm.size] += self._wide.nbytes
         way = device_transport.offer(comm, self._wide)
-        self._channel = way.channel
+        # Torch reduces complex numbers as pairs of real ones, which are no factors.
+        self._channel = way.channel if op == MPI.SUM or not self._wide.is_complex() else None
         if recording.active is not None:
             recording.active.reduced(self, comm, self._wide, op, what)
         if self._channel is not None:

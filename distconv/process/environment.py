@@ -88,12 +88,13 @@ MALLOC = Variable[str | None](
 )
 TRANSPORT = Variable[str | None](
     "DISTCONV_TRANSPORT",
-    "host, cuda-aware or nccl",
-    "how CUDA tensors cross ranks: through MPI by way of pinned host memory or as device buffers, or through NCCL",
+    "host, cuda-aware, nccl or torch",
+    "how CUDA tensors cross ranks: through MPI by way of pinned host memory or as device buffers, or through NCCL; "
+    "torch: those of the CPU, too, through torch's process groups, CUDA tensors by NCCL and others by gloo",
     "NCCL between the ranks of a grid, if torch has it, each rank has its own GPU and messages are faster than by "
     "MPI; with MPI device buffers if it says that it takes them and messages between the ranks confirm it; else host",
     None,
-    {name: name for name in ("host", "cuda-aware", "nccl")}.__getitem__,
+    {name: name for name in ("host", "cuda-aware", "nccl", "torch")}.__getitem__,
 )
 FALLBACK = Variable(
     "DISTCONV_FALLBACK",

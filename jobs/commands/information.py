@@ -100,6 +100,8 @@ def _memory(comm: MPI.Intracomm) -> str:
 
 def _transport(comm: MPI.Intracomm) -> str:
     gpu = device()
+    if device_transport.by_torch() and gpu.type == "cpu":
+        return "torch's process groups by gloo"
     if not all(comm.allgather(gpu.type == "cuda")):
         return "host memory"
     try:

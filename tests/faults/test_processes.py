@@ -117,6 +117,30 @@ def test_a_rank_that_is_killed_ends_the_job_soon(tmp_path: Path, place: str) -> 
     assert end.after_s < 10
 
 
+@pytest.mark.fault(98)
+@pytest.mark.parametrize(
+    ("how", "codes", "text"),
+    [(KILL, (9, 137), ""), ("os._exit(3)", (3,), "rank 1 left with exit code 3 and the others did not")],
+)
+def test_a_rank_that_is_gone_under_torchs_process_groups_ends_the_job_soon(
+    tmp_path: Path, how: str, codes: tuple[int, ...], text: str
+) -> None:
+    end = run(tmp_path, "halo", how, DISTCONV_TRANSPORT="torch")
+    assert end.code in codes, end.text
+    assert text in end.text
+    assert end.after_s < 10
+
+
+@pytest.mark.slow
+@pytest.mark.fault(98)
+def test_a_rank_that_is_stopped_under_torchs_process_groups_is_named(tmp_path: Path) -> None:
+    end = run(tmp_path, "halo", STOP, DISTCONV_TRANSPORT="torch", DISTCONV_TIMEOUT_S="6")
+    assert end.code == 75, end.text
+    assert end.after_s < 6 + 10
+    assert "halo exchange (by gloo)" in end.text
+    assert " is stopped; ending the job" in end.text
+
+
 @pytest.mark.slow
 @pytest.mark.fault(47)
 def test_a_rank_that_leaves_without_a_word_is_no_success(tmp_path: Path) -> None:

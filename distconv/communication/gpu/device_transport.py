@@ -1,7 +1,11 @@
-"""By what the tensors of GPUs cross the ranks of a communicator: decided once, by all of them."""
+"""By what the tensors of GPUs cross the ranks of a communicator: decided once, by all of them.
+
+Those of the CPU do by MPI, unless torch's process groups are asked for.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 import warnings
@@ -12,11 +16,13 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from distconv import local_device
 from distconv.communication.agreement import check_usable
 from distconv.communication.derived import Derived
 from distconv.communication.gpu import nccl
 from distconv.communication.gpu.cuda_aware import Taken, memory_of, taken
 from distconv.communication.gpu.nccl import Channel
+from distconv.communication.gpu.rendezvous import dist
 from distconv.errors import CommunicatorError
 from distconv.process.environment import TRANSPORT
 
@@ -25,7 +31,7 @@ _PROBE_BYTES, _PROBES = 1 << 20, 5
 
 
 class DeviceTransport(NamedTuple):
-    """NCCL's channel if there is one, else MPI, which is handed device memory for what it takes that."""
+    """The channel of process groups if there is one, else MPI, which is handed device memory for what it takes that."""
 
     channel: Channel | None = None
     by_mpi: Taken = Taken()
@@ -43,9 +49,9 @@ def of(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
     CommunicatorError
         On this rank, if its channel is for another GPU than that of ``tensor``.
     """
-    if not _on_gpu(tensor):
+    if not _has_choice(tensor):
         return HOST
-    found = Derived.of(comm).transport or HOST
+    found = Derived.of(comm).transports.get(tensor.device.type, HOST)
     if found.channel is not None and found.channel.device != tensor.device:
         raise CommunicatorError(
             f"a tensor on {tensor.device}, but rank {comm.rank} sends by {found.channel.name} from "
@@ -55,19 +61,32 @@ def of(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
 
 
 def offer(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
-    """As :func:`of`, but at the first tensor of a GPU decide: NCCL if it can be had and is faster. Collective.
+    """As :func:`of`, but at the first tensor decide: of a GPU, NCCL if it can be had and is faster. Collective.
 
     Raises
     ------
     CommunicatorError
-        On all ranks, if NCCL is forced and cannot be had, or MPI does not carry what it says it takes.
+        On all ranks, if NCCL or gloo is forced and cannot be had, or MPI does not carry what it says it takes.
     """
-    if not _on_gpu(tensor):
+    if not _has_choice(tensor):
         return HOST
-    derived = Derived.of(comm)
-    if derived.transport is None:
-        derived.transport = _chosen(comm, tensor.device) if comm.size > 1 else HOST
+    transports, device = Derived.of(comm).transports, tensor.device
+    if device.type not in transports:
+        transports[device.type] = _chosen(comm, device) if comm.size > 1 else HOST
     return of(comm, tensor)
+
+
+def warm(comm: MPI.Intracomm) -> None:
+    """Connect the ranks of ``comm`` where torch's process groups are asked for, before the first step. Collective.
+
+    Raises
+    ------
+    CommunicatorError
+        On all ranks, if they cannot be had.
+    """
+    if by_torch():
+        for device in {torch.device("cpu"), local_device.device()}:
+            offer(comm, torch.empty(0, device=device))
 
 
 def offer_mpi(comm: MPI.Intracomm, device: torch.device) -> None:
@@ -79,32 +98,43 @@ def offer_mpi(comm: MPI.Intracomm, device: torch.device) -> None:
         On all ranks, if MPI does not carry what it says it takes.
     """
     if device.type == "cuda":
-        Derived.of(comm).transport = DeviceTransport(None, taken(comm, device))
+        Derived.of(comm).transports[device.type] = DeviceTransport(None, taken(comm, device))
 
 
-def _on_gpu(tensor: torch.Tensor) -> bool:
-    return tensor.is_cuda
+@functools.cache
+def by_torch() -> bool:
+    """Whether all tensors are to cross by torch's process groups."""
+    return TRANSPORT.value() == "torch"
+
+
+def _has_choice(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda or by_torch()
+
+
+def _forced() -> bool:
+    """Whether there must be a channel."""
+    return by_torch() or TRANSPORT.value() == "nccl"
 
 
 def _chosen(comm: MPI.Intracomm, device: torch.device) -> DeviceTransport:
-    by_mpi = taken(comm, device)
-    if TRANSPORT.value() not in (None, "nccl"):
+    by_mpi = taken(comm, device) if device.type == "cuda" else Taken()
+    if TRANSPORT.value() is not None and not _forced():
         return DeviceTransport(None, by_mpi)
     return DeviceTransport(_channel(comm, device, by_mpi), by_mpi)
 
 
 def _channel(comm: MPI.Intracomm, device: torch.device, by_mpi: Taken) -> Channel | None:
-    forced = TRANSPORT.value() == "nccl"
+    forced, asked = _forced(), f"{TRANSPORT.name}={TRANSPORT.value()}"
     reason = missing(comm, device)
     if reason:
         if forced:
-            raise CommunicatorError(f"{TRANSPORT.name}=nccl: {reason}; set {TRANSPORT.name}=host")
+            raise CommunicatorError(f"{asked}: {reason}; set {TRANSPORT.name}=host")
         return None
     try:
         channel = Channel(comm, device)
     except CommunicatorError as error:
         if forced:
-            raise CommunicatorError(f"{TRANSPORT.name}=nccl: {error}; set {TRANSPORT.name}=host") from None
+            raise CommunicatorError(f"{asked}: {error}; set {TRANSPORT.name}=host") from None
         if comm.rank == 0:
             warnings.warn(f"messages between GPUs go through MPI, as NCCL says: {error}", stacklevel=2)
         return None
@@ -113,7 +143,10 @@ def _channel(comm: MPI.Intracomm, device: torch.device, by_mpi: Taken) -> Channe
 
 def missing(comm: MPI.Intracomm, device: torch.device) -> str:
     """Why the ranks of ``comm`` can have no channel; empty if they can. Collective."""
-    check_usable(comm, "NCCL")
+    check_usable(comm, "process groups")
+    if device.type == "cpu":
+        gloo = comm.allgather(dist.is_available() and dist.is_gloo_available())
+        return "" if all(gloo) else f"torch on rank {gloo.index(False)} has no gloo"
     shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
     gpu = comm.rank if shared else str(torch.cuda.get_device_properties(device).uuid)
     found = comm.allgather((nccl.available(), gpu))

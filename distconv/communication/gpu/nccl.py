@@ -1,8 +1,8 @@
-"""NCCL: messages and sums between GPUs that no host waits for, by torch's process groups.
+"""NCCL, or gloo between CPUs: messages and sums by torch's process groups; for a GPU's no host waits.
 
 A :class:`Channel` has two: messages go beside sums, each kind one after the other on a stream of its own. So all ranks
 have to launch those of a kind in one order. The ranks of a process grid do; the stages of a pipeline do not, and their
-messages go through MPI. Between CPUs the same is done by gloo, which no one needs but tests.
+messages go through MPI. Between CPUs gloo does the same where it is asked for (``DISTCONV_TRANSPORT=torch``).
 """
 
 from __future__ import annotations
@@ -63,6 +63,8 @@ def _waited_for() -> Iterator[tuple[float, Callable[[], str]]]:
     so CUDA is asked only about what looks as if the job must end.
     """
     for channel in channels():
+        if channel.device.type == "cpu":
+            continue  # its waits are the host's own, and gloo does not know what is over before
         for launch in itertools.takewhile(_overdue, list(channel.launches)):
             with rendezvous.on(channel.device):
                 over = launch.over()

@@ -108,7 +108,7 @@ def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch
 
 def _by(way: DeviceTransport, grid: dc.ProcessGrid, action: Callable[[], object]) -> Callable[[], object]:
     def act() -> None:
-        Derived.of(grid.world).transport = way
+        Derived.of(grid.world).transports["cuda"] = way
         action()
 
     return act

@@ -1,4 +1,4 @@
-"""Tensors of the CPU whose messages and sums go as those of GPUs go by NCCL: gloo is what moves them."""
+"""Tensors of the CPU whose messages and sums go as those of GPUs go by NCCL: by gloo, as if it had been asked for."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from mpi4py import MPI
 
 from distconv.communication.gpu import device_transport, nccl
 from distconv.communication.gpu.nccl import Channel
-from tests.distconv.communication.late_transports import forget_channels
+from tests.distconv.communication.late_transports import since
 
 
 @contextlib.contextmanager
 def by_gloo(comm: MPI.Intracomm) -> Iterator[tuple[Channel, MPI.Intracomm]]:
     """The channel, and the duplicate of ``comm`` whose ranks have it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DISTCONV_TRANSPORT", "nccl")
-        patch.setattr(device_transport, "_on_gpu", lambda tensor: True)
-        patch.setattr(device_transport, "missing", lambda comm, device: "")
-        own = comm.Dup()
+        patch.setenv("DISTCONV_TRANSPORT", "torch")
+        patch.setattr(device_transport, "by_torch", lambda: True)
+        before, own = nccl.channels(), comm.Dup()
         channel = device_transport.offer(own, torch.zeros(1)).channel
         assert channel is not None
         assert channel.name == "gloo"
         try:
             yield channel, own
         except BaseException:
-            forget_channels()
+            for each in since(before):
+                each._groups.clear()  # the other ranks may not be there
             raise
-        for each in nccl.channels():
+        for each in since(before):
             each.close()

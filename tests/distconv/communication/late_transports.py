@@ -23,11 +23,12 @@ def by(transport: str, order: str, comm: MPI.Intracomm) -> Iterator[tuple[LateGp
     """The GPU, and a duplicate of ``comm`` whose ranks send by ``transport``."""
     with pytest.MonkeyPatch.context() as patch, late_gpu(order) as gpu:
         patch.setenv("DISTCONV_TRANSPORT", transport)
+        patch.setattr(device_transport, "by_torch", lambda: False)
         patch.setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1")
         patch.setattr(nccl, "available", lambda: True)
         groups = late_groups(comm)
         patch.setattr(nccl, "_group", lambda store, name, comm, device: next(groups))
-        own = comm.Dup()
+        before, own = nccl.channels(), comm.Dup()
         chosen = device_transport.offer(own, gpu.tensor(torch.zeros(1)))
         assert (chosen.channel is not None) == (transport == "nccl" and comm.size > 1)
         assert chosen.by_mpi.messages == (transport == "cuda-aware" and comm.size > 1)
@@ -36,16 +37,16 @@ def by(transport: str, order: str, comm: MPI.Intracomm) -> Iterator[tuple[LateGp
             yield gpu, own
             gpu.synchronize()
         except BaseException:
-            forget_channels()
+            for channel in since(before):
+                channel._groups.clear()  # the other ranks may not be there
             raise
-        for channel in nccl.channels():
+        for channel in since(before):
             channel.close()
 
 
-def forget_channels() -> None:
-    """Leave process groups alone behind a test that failed: the other ranks may not be there."""
-    for channel in nccl.channels():
-        channel._groups.clear()
+def since(before: list[nccl.Channel]) -> list[nccl.Channel]:
+    """The channels that were not there ``before``."""
+    return [channel for channel in nccl.channels() if channel not in before]
 
 
 def late_groups(comm: MPI.Intracomm) -> Iterator[LateGroup]:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
 from mpi4py import MPI
 
+import distconv as dc
 from distconv.communication.derived import Derived
 from distconv.communication.gpu import device_transport, nccl
-from distconv.communication.transport import Exchange, Reduction, allreduce
+from distconv.communication.transport import Exchange, Reduction, allreduce, counted
 from distconv.errors import CommunicatorError
+from tests.distconv.communication import test_collectives
 from tests.distconv.communication.by_gloo import by_gloo
 from tests.distconv.communication.late_transports import by
 from tests.distconv.layouts import grid_over, normal
@@ -24,7 +28,7 @@ def by_nccl(comm, monkeypatch):
     if device_transport.missing(comm, torch.device("cuda", torch.cuda.current_device())):
         pytest.skip("NCCL needs a GPU for each rank")
     for state in (derived := Derived.of(comm)), Derived.of(MPI.COMM_WORLD):
-        monkeypatch.setattr(state, "transport", None)
+        monkeypatch.setattr(state, "transports", {})
     return device_transport.offer(comm, torch.zeros(1, device="cuda")).channel, derived
 
 
@@ -83,6 +87,81 @@ def test_messages_by_a_process_group_arrive_in_their_order(comm):
 
 
 @pytest.mark.cpu
+@pytest.mark.ranks(2, 3, 4)
+def test_transfers_by_a_process_group_and_their_adjoints_are_those_that_mpi_is_tested_for(comm):
+    with by_gloo(comm) as (channel, own):
+        test_collectives.test_redistribution_gives_what_slicing_the_whole_gives(comm=own)
+        test_collectives.test_the_adjoint_of_redistribution_is_the_way_back(comm=own)
+        test_collectives.test_assembling_and_accumulating_are_adjoint(comm=own)
+        test_collectives.test_the_sum_over_an_axis_has_the_identity_as_adjoint(own)
+        test_collectives.test_what_enters_split_work_gets_its_gradient_summed_over_just_these_axes(own)
+        for dtype in (torch.bool, torch.float16, torch.complex128):
+            test_collectives.test_every_dtype_travels_bit_by_bit(own, dtype)
+        assert not [launch for launch in channel.launches if not launch.joined]
+
+
+def trained(comm):
+    """Gradients of a network over ``h``, and the bytes of its messages and sums."""
+    grid = grid_over(comm, h=comm.size)
+    x = dc.scatter(normal(4, 4, 9, 8), grid).requires_grad_()
+    weight, scale = (normal(*shape, seed=1).requires_grad_() for shape in ((4, 4, 3, 3), (4,)))
+    with counted() as traffic:
+        network(x, weight, scale).square().sum().backward()
+    return [x.grad.local, weight.grad, scale.grad], traffic
+
+
+class CountingGroup:
+    """A process group that notes the bytes of the messages and sums that it is handed."""
+
+    def __init__(self, group):
+        self._group, self.sent, self.reduced = group, 0, 0
+
+    def __getattr__(self, name):
+        return getattr(self._group, name)
+
+    def send(self, tensors, peer, tag):
+        self.sent += sum(tensor.nbytes for tensor in tensors)
+        return self._group.send(tensors, peer, tag)
+
+    def allreduce(self, tensors, options):
+        self.reduced += sum(tensor.nbytes for tensor in tensors)
+        return self._group.allreduce(tensors, options)
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2, 3, 4)
+def test_process_groups_are_handed_the_bytes_that_mpi_is_and_give_every_rank_the_same_bits(comm, monkeypatch):
+    groups, group = [], nccl._group
+
+    def noted(*words):
+        groups.append(CountingGroup(group(*words)))
+        return groups[-1]
+
+    by_mpi, expected = trained(comm)
+    monkeypatch.setattr(nccl, "_group", noted)
+    with by_gloo(comm) as (_, own):
+        found, traffic = trained(own)
+        assert (traffic.sent, traffic.reduced) == (expected.sent, expected.reduced)
+        sent, reduced = (sum(getattr(each, name) for each in groups) for name in ("sent", "reduced"))
+        assert sent == sum(expected.sent.values()) > 0
+        assert reduced == sum(expected.reduced.values()) > 0
+        for a, b in zip(found, by_mpi, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+            # Two summands have one sum.
+            assert comm.size > 2 or torch.equal(a, b)
+        for grad in found[1:]:
+            assert len(set(comm.allgather(grad.numpy().tobytes()))) == 1
+
+
+@pytest.mark.cpu
+@pytest.mark.ranks(2, 3)
+def test_a_product_of_complex_numbers_is_one_by_a_process_group_too(comm):
+    with by_gloo(comm) as (_, own):
+        found = allreduce(own, torch.tensor([1 + 2j, 1j + own.rank]), "a product", MPI.PROD)
+    assert found.tolist() == [(1 + 2j) ** comm.size, math.prod(1j + rank for rank in range(comm.size))]
+
+
+@pytest.mark.cpu
 @pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("axes", ["h", "w", "c", "n"])
 def test_layers_by_a_process_group_equal_one_process(comm, axes):
@@ -90,9 +169,7 @@ def test_layers_by_a_process_group_equal_one_process(comm, axes):
         grid = grid_over(own, **{axes: own.size})
         tensors = [normal(4, 4, 9, 8), normal(4, 4, 3, 3, seed=1), normal(4, seed=2)]
         same_as_one_process(grid, network, tensors[0], plain=tensors[1:])
-        transport = Derived.of(grid.world).transport
-        assert transport is not None
-        assert transport.channel is not None
+        assert Derived.of(grid.world).transports["cpu"].channel is not None
 
 
 @pytest.mark.cpu
@@ -115,7 +192,8 @@ ENDS = """
     import distconv as dc
     from mpi4py import MPI
     from distconv.communication.transport import Reduction, allreduce
-    from tests.distconv.communication.by_gloo import by_gloo
+    from tests.distconv.communication import test_collectives
+from tests.distconv.communication.by_gloo import by_gloo
 
     with by_gloo(MPI.COMM_WORLD) as (channel, comm):
         assert allreduce(comm, torch.ones(2), "a sum").tolist() == [2, 2]
@@ -200,7 +278,7 @@ def test_a_message_does_not_wait_for_the_sums_that_were_launched_before_it(comm,
 def test_a_peer_that_was_lost_is_an_error_where_it_is_waited_for_and_the_gpu_is_set_free(comm):
     with by("nccl", "late", comm) as (gpu, own):
         reduction = Reduction(own, gpu.tensor(torch.ones(3)), "a sum")
-        channel = Derived.of(own).transport.channel
+        channel = Derived.of(own).transports["cuda"].channel
         groups = list(channel._groups.values())
         channel._groups["sums"].lost = True
         with pytest.raises(CommunicatorError, match=r"^NCCL: NCCL error: unhandled system error$"):
@@ -213,13 +291,13 @@ def test_a_peer_that_was_lost_is_an_error_where_it_is_waited_for_and_the_gpu_is_
 @pytest.mark.ranks(2)
 def test_process_groups_of_a_communicator_that_is_gone_end_when_the_gpu_is_done(comm):
     with by("nccl", "late", comm) as (gpu, own):
-        channel = Derived.of(own).transport.channel
+        channel = Derived.of(own).transports["cuda"].channel
         groups, total = list(channel._groups.values()), gpu.tensor(torch.ones(3))
         reduction = Reduction(own, total, "a sum")
         launch = channel.launches[-1]
         reduction.wait()
         del channel, reduction
-        Derived.of(own).transport = None
+        Derived.of(own).transports.clear()
         assert launch.over()
         assert [group.ended for group in groups] == ["shut down"] * 2
         assert total.cpu().tolist() == [2] * 3
@@ -242,4 +320,4 @@ def test_layers_by_nccl_equal_one_process(comm, by_nccl, axes):
     tensors = [normal(4, 4, 9, 8), normal(4, 4, 3, 3, seed=1), normal(4, seed=2)]
     x, *plain = [tensor.cuda() for tensor in tensors]
     same_as_one_process(grid, network, x, plain=plain)
-    assert Derived.of(grid.world).transport.channel is not None
+    assert Derived.of(grid.world).transports["cuda"].channel is not None
