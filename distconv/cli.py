@@ -89,7 +89,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("profile",): Command(
         "distconv.jobs.commands.profile", "measure this machine and a network's layers for the planner"
     ),
-    ("verify", "capture"): Command("distconv.jobs.verification.captures", "captured steps against eager ones, bit for bit"),
+    ("verify", "capture"): Command(
+        "distconv.jobs.verification.captures", "captured steps against eager ones, bit for bit"
+    ),
     ("verify", "conformance"): Command(
         "distconv.jobs.verification.conformance.command", "every operator on every kind of grid against torch"
     ),
