@@ -97,6 +97,8 @@ def train(options: argparse.Namespace, job: Job) -> int:
         make = job.pipeline if job.pipeline and isinstance(place, Pipelining) else job.trainer
         more = {name: getattr(options, name) for name in job.trainer_options}
         trainer = make(settings_of(options, job.settings), samples, place, device, **more)
+        if options.capture != "off":
+            trainer.capture(options.capture)
         resumed = prepare(options, trainer)
         if comm.rank == 0:
             print(job.announce(trainer, resumed), flush=True)

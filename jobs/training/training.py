@@ -16,6 +16,7 @@ import torch
 from mpi4py import MPI
 
 from distconv import checkpoint
+from distconv.capture.chosen import Steps
 from distconv.communication.agreement import together
 from distconv.data.loader import Batch, Epochs
 from distconv.errors import CheckpointError, DistconvError
@@ -148,6 +149,17 @@ class Training(ABC):
         DistconvError
             On all ranks, if a loss is not finite.
         """
+
+    def capture(self, choice: str) -> None:
+        """Let steps be captured from now on, as ``choice`` says (distconv.capture.chosen).
+
+        Raises
+        ------
+        DistconvError
+            If they must be, and cannot.
+        """
+        if choice == "on":
+            raise DistconvError("--capture on: steps of a pipeline are messages between stages, and not captured")
 
     @abstractmethod
     def settle(self) -> None:
@@ -344,6 +356,8 @@ class Trainer(Training):
     ) -> None:
         """``place`` is the grid of all layers, or the plan that says which layer is on which."""
         self.place = place
+        self.taken = Steps(self._differentiate, "off", comm)
+        """By what steps are taken, without the optimizer."""
         grid = place.input_grid(model, comm) if isinstance(place, Plan) else place
         model = parallelize(model.to(device, dtype_of(settings)), place, comm=comm, batch_norm=settings.batch_norm)
         super().__init__(settings, model, grid, comm, device)
@@ -372,18 +386,26 @@ class Trainer(Training):
         self.model.train()
         set_rate(self.optimizer, self.rate)
         self.optimizer.zero_grad()
+        value = float(self.taken(inputs, labels))
+        # One decision: ranks that have come apart may not have the same loss.
+        together(self.comm, lambda: self.note_loss(self.step_count + 1, value), DistconvError)
+        self.optimizer.step()
+        self.step_count += 1
+        return value
+
+    def capture(self, choice: str) -> None:
+        """Let steps be captured from now on, as ``choice`` says (distconv.capture.chosen)."""
+        self.taken = Steps(self._differentiate, choice, self.comm)
+
+    def _differentiate(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss of a batch, whose gradients the parameters have then."""
         with self.autocast():
             outputs = self.model(inputs)
         if self.settings.precision != "full":
             outputs = outputs.to(self.dtype)
         loss = self.loss(outputs, beside(labels, outputs))
-        value = float(loss.detach())
-        # One decision: ranks that have come apart may not have the same loss.
-        together(self.comm, lambda: self.note_loss(self.step_count + 1, value), DistconvError)
         loss.backward()
-        self.optimizer.step()
-        self.step_count += 1
-        return value
+        return loss.detach()
 
     def settle(self) -> None:
         """Nothing is under way between steps."""
