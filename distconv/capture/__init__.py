@@ -3,6 +3,7 @@
 ::
 
     captured    ``dc.capture``
+    chosen      Steps of a training that are captured: always, never, or where that is faster
     entries     What a recording consists of: slots, which stand for tensors, and entries
     messages    What a replay sends
     outcome     What a step has left, bit for bit

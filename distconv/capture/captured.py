@@ -36,7 +36,9 @@ class Captured:
         self.__wrapped__ = function
         self._check, self._on_change = check, on_change
         self._references = References(function)
-        self._replays: list[_Replay] = []
+        self._replays: dict[int, _Replay] = {}
+        """By their numbers, which are the same on all ranks."""
+        self._recorded = 0
         self._world: Any = _world(example, self._references.values)
         self._add(example)
 
@@ -55,13 +57,21 @@ class Captured:
             number = self._add(args)
         replay = self._replays[number]
         if not replay.checked and self._check:
-            return self._checked(replay, args, leaves)
-        return replay(leaves)
+            return self._checked(number, args, leaves)
+        return self._replayed(number, leaves)
+
+    def _replayed(self, number: int, leaves: Sequence[Any]) -> Any:
+        try:
+            return self._replays[number](leaves)
+        except BaseException:
+            # Its messages may still be under way, in memory that it has.
+            _abandoned.append(self._replays.pop(number))
+            raise
 
     def _fitting(self, args: Sequence[Any], leaves: Sequence[Any]) -> tuple[int, _Change]:
         """The number of the recording that serves, or -1, and what has changed for the last one."""
         found = _Change("", False)
-        for number in range(len(self._replays) - 1, -1, -1):
+        for number in sorted(self._replays, reverse=True):
             change = self._replays[number].change(args, leaves)
             if change is None:
                 return number, found
@@ -92,10 +102,11 @@ class Captured:
     def _add(self, args: Sequence[Any]) -> int:
         """Record the step for ``args``; the number of the recording, which is the same on all ranks."""
         replay = _Replay(self._record(args), args, self._references)
-        if len(self._replays) == _KEPT:
-            del self._replays[0]
-        self._replays.append(replay)
-        return len(self._replays) - 1
+        if len(self._replays) >= _KEPT:
+            del self._replays[min(self._replays)]
+        self._recorded += 1
+        self._replays[self._recorded] = replay
+        return self._recorded
 
     def _record(self, args: Sequence[Any]) -> Run:
         """Runs until one did what the one before did."""
@@ -125,13 +136,13 @@ class Captured:
     def _any(self, here: bool) -> bool:
         return bool(agreement.largest(self._world, int(here), "recording of a step"))
 
-    def _checked(self, replay: _Replay, args: Sequence[Any], leaves: Sequence[Any]) -> Any:
+    def _checked(self, number: int, args: Sequence[Any], leaves: Sequence[Any]) -> Any:
         """A replay, once it has given what the eager step gives."""
-        blocks = _blocks(leaves)
+        replay, blocks = self._replays[number], _blocks(leaves)
         before = Memory(replay.run, blocks)
         expected = Outcome(replay.run, blocks, self.__wrapped__(*args))
         before.put_back()
-        result = replay(leaves)
+        result = self._replayed(number, leaves)
         wrong = Outcome(replay.run, blocks, result).difference(expected)
 
         def check() -> None:
@@ -141,6 +152,10 @@ class Captured:
         agreement.together(self._world, check, CaptureError)
         replay.checked = True
         return result
+
+
+_abandoned: list[_Replay] = []
+"""Replays that have failed."""
 
 
 class _Change:

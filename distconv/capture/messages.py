@@ -20,6 +20,31 @@ Requests = list[Any]
 _ident, _now, _wait_all = threading.get_ident, time.monotonic, MPI.Request.Waitall
 
 
+class Persistent:
+    """Messages of an exchange between memory that stays: persistent requests, made once."""
+
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        sends: Sequence[tuple[int, torch.Tensor]],
+        receives: Sequence[tuple[int, torch.Tensor]],
+    ) -> None:
+        self._memory = [tensor for _, tensor in (*sends, *receives)]
+        self.requests = [comm.Recv_init([part, MPI.BYTE], peer) for peer, t in receives for part in buffers(t)]
+        self.requests += [comm.Send_init([part, MPI.BYTE], peer) for peer, t in sends for part in buffers(t)]
+        self._start = MPI.Prequest.Startall
+
+    def __call__(self) -> Requests:
+        """Start all of them."""
+        self._start(self.requests)
+        return self.requests
+
+    def __del__(self) -> None:
+        if not MPI.Is_finalized():
+            for request in self.requests:
+                request.Free()
+
+
 class Posting:
     """Messages of an exchange: called with the tensors that go and those that come, each in the order of its peers."""
 

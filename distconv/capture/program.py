@@ -26,11 +26,24 @@ from distconv.capture.entries import (
     Sum,
     Wait,
 )
-from distconv.capture.messages import Outcome, Posting, Summing, wait
+from distconv.capture.messages import Outcome, Persistent, Posting, Summing, wait
 
 _aten = torch.ops.aten
 _SAME = (_aten.detach.default, _aten.alias.default)
 """Operators that give their argument."""
+
+_EMPTY = (
+    _aten.empty.memory_format,
+    _aten.empty_like.default,
+    _aten.empty_strided.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+)
+_PACKED = {_aten.cat.default: _aten.cat.out, _aten.clone.default: _aten.copy_.default}
+"""Operators by which messages are packed, and what does the same into memory that is there."""
+
+_LARGEST_BUFFER = 1 << 20
+"""Bytes of memory for a message up to which it is kept between replays."""
 
 _ASK_FOR_GRADIENTS = (_aten.mkldnn_rnn_layer.default,)
 """Operators that make less where gradients are switched off."""
@@ -86,10 +99,41 @@ class Program:
                 self._names.setdefault(given, f"a{place}")
         self._arguments = len(recording.inputs)
         self._gradients = gradients_given
-        self._entries = self._needed(self._thinned(recording.entries))
+        self.requests = 0
+        """Persistent ones."""
+        self._entries = self._needed(self._thinned(self._with_buffers(recording.entries)))
         self.replay = self._compiled()
 
     # -- what is left out ---------------------------------------------------------------------------------------------
+
+    def _with_buffers(self, entries: Sequence[Entry]) -> list[Entry]:
+        """With memory that stays for messages: what is received into, and what is packed to be sent."""
+        slots = self._recording.slots
+        given = {slots[slot].storage for slot in self._outputs}
+        posted = {slots[slot].storage for entry in entries if isinstance(entry, Post) for slot in entry.reads()}
+        left: list[Entry] = []
+        for entry in entries:
+            made = entry.results[0] if isinstance(entry, Operator) and entry.one else None
+            if made is not None and isinstance(entry, Operator) and self._stays(made, posted - given):
+                if entry.function in _EMPTY:
+                    self._values[made] = self._room(made)
+                    continue
+                if entry.function in _PACKED:
+                    self._values[made] = self._room(made)
+                    entry = _into(entry, made)
+            left.append(entry)
+        return left
+
+    def _stays(self, number: int, storages: set[int]) -> bool:
+        slot = self._recording.slots[number]
+        return slot.storage in storages and slot.nbytes <= _LARGEST_BUFFER and number not in self._values
+
+    def _room(self, number: int) -> torch.Tensor:
+        shape, strides, offset, dtype, device = self._recording.slots[number].geometry
+        extent = (
+            offset + 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) if 0 not in shape else 0
+        )
+        return torch.empty(extent, dtype=dtype, device=device).as_strided(shape, strides, offset)
 
     def _thinned(self, entries: Sequence[Entry]) -> list[Entry]:
         """Without those that give what they were given, or a view of what is held."""
@@ -246,8 +290,7 @@ class Program:
 
     def _write_other(self, entry: Entry) -> None:
         if isinstance(entry, Post):
-            posting = Posting(entry.comm, [peer for peer, _ in entry.sends], [peer for peer, _ in entry.receives])
-            self._post(entry.number, posting, [slot for _, slot in (*entry.sends, *entry.receives)], entry)
+            self._write_post(entry)
         elif isinstance(entry, Sum):
             self._post(entry.number, Summing(entry.comm, entry.operation), [entry.slot], entry)
         elif isinstance(entry, Wait):
@@ -260,6 +303,30 @@ class Program:
         elif isinstance(entry, End):
             self._depth -= 1
             self._close()
+
+    def _write_post(self, entry: Post) -> None:
+        small = all(self._recorded_bytes(slot) <= _LARGEST_BUFFER for _, slot in entry.sends)
+        if small and all(slot in self._values for _, slot in entry.receives):
+            receives = [(peer, self._values[slot]) for peer, slot in entry.receives]
+            persistent = Persistent(entry.comm, [(peer, self._kept(slot)) for peer, slot in entry.sends], receives)
+            self.requests += len(persistent.requests)
+            self._post(entry.number, persistent, [], entry)
+            return
+        posting = Posting(entry.comm, [peer for peer, _ in entry.sends], [peer for peer, _ in entry.receives])
+        self._post(entry.number, posting, list(entry.reads()), entry)
+
+    def _recorded_bytes(self, slot: int) -> int:
+        return self._recording.slots[slot].nbytes
+
+    def _kept(self, slot: int) -> torch.Tensor:
+        """Memory that stays for a message: where it lies, or else what it is copied to."""
+        found = self._values.get(slot)
+        if found is None:
+            shape, _, _, dtype, device = self._recording.slots[slot].geometry
+            found = torch.empty(shape, dtype=dtype, device=device)
+            copy = self._constant(_aten.copy_.default._op)
+            self._emit(f"{copy}({self._constant(found)}, {self._name(slot)})")
+        return found
 
     def _post(self, number: int, function: Any, slots: Iterable[int], entry: Post | Sum) -> None:
         what = _description(entry)
@@ -286,6 +353,14 @@ class Program:
         if outcome is not None:
             self._emit(f"except {self._constant(_FAILURES)} as error: failure = error")
             self._emit(f"{outcome}(failure)")
+
+
+def _into(entry: Operator, made: int) -> Operator:
+    """``entry``, which packs, into the memory of its result."""
+    function, writes = _PACKED[entry.function], frozenset([made])
+    if entry.function is _aten.cat.default:
+        return Operator(entry.line, function, entry.args, {**entry.kwargs, "out": Ref(made)}, [made], True, writes)
+    return Operator(entry.line, function, (Ref(made), entry.args[0]), {}, [made], True, writes)
 
 
 def _with_gradients(function: Any) -> Any:

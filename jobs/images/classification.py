@@ -10,6 +10,7 @@ import torch
 from distconv.communication.agreement import together
 from distconv.data.loader import Epochs
 from distconv.grid import ProcessGrid
+from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
 from distconv.jobs.training.classifier import Classifier
 from distconv.jobs.training.model_factory import ModelError, build_classifier
@@ -22,7 +23,7 @@ from .samples import ImageSamples
 
 
 @dataclass(frozen=True)
-class Settings(training.Settings):
+class Settings(common.Settings):
     """What the numbers of a classifier's training depend on."""
 
     model: str = "lenet5"
@@ -74,7 +75,7 @@ class PipelineTrainer(_Images, AnyPipelineTrainer):
     """A classifier in training as a pipeline."""
 
     def __init__(self, settings: Settings, samples: ImageSamples, pipelining: Pipelining, device: str = "cpu") -> None:
-        model = _model(settings, samples).to(device, training.dtype_of(settings))
+        model = _model(settings, samples).to(device, common.dtype_of(settings))
         _try_out(model, settings, samples, device)
         super().__init__(
             settings,
@@ -83,7 +84,7 @@ class PipelineTrainer(_Images, AnyPipelineTrainer):
             pipelining,
             samples.comm,
             device=device,
-            example=torch.empty(2, *samples.extents, dtype=training.dtype_of(settings), device=device),
+            example=torch.empty(2, *samples.extents, dtype=common.dtype_of(settings), device=device),
         )
         self._take_samples(samples)
 
@@ -113,7 +114,7 @@ def _try_out(model: torch.nn.Module, settings: Settings, samples: ImageSamples, 
     """Find on all ranks what would fail in a pass of a pipeline on one rank alone."""
 
     def attempt() -> None:
-        zeros = torch.zeros(1, *samples.extents, dtype=training.dtype_of(settings), device=device)
+        zeros = torch.zeros(1, *samples.extents, dtype=common.dtype_of(settings), device=device)
         try:
             logits = model.eval()(zeros)
         except Exception as error:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from distconv.data.loader import Batch
 from distconv.grid import ProcessGrid
+from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
 from distconv.layers.models import MODELS
 from distconv.plan import Plan
@@ -21,7 +22,7 @@ from .scores import Histogram, counts_here
 
 
 @dataclass(frozen=True)
-class Settings(training.Settings):
+class Settings(common.Settings):
     """What the numbers of a run on mesh samples depend on."""
 
     model: str = "unet"

@@ -24,8 +24,8 @@ from distconv.communication.agreement import together
 from distconv.data.opening import is_source
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
+from distconv.jobs.training.classifier import Score, score
 from distconv.jobs.training.options import default_grid
-from distconv.jobs.training.score import Score, score
 from distconv.placement import scatter
 from distconv.writing import open_output, rows_written
 

@@ -23,7 +23,7 @@ from distconv.jobs.mesh.segmentation import Settings as MeshSettings
 from distconv.jobs.mesh.segmentation import build as build_mesh
 from distconv.jobs.training.model_factory import ModelError, build_classifier, build_model
 from distconv.jobs.training.run import CHECKPOINTS
-from distconv.jobs.training.training import Settings
+from distconv.jobs.training.settings import Settings
 from distconv.parallel import parallelize
 from distconv.parameters.weight_files import read_weights
 

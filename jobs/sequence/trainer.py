@@ -10,6 +10,7 @@ from torch import nn
 
 from distconv.errors import GridError
 from distconv.grid import ProcessGrid
+from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
 from distconv.jobs.training.classifier import Classifier
 from distconv.layers.recurrent import ScanGRU, ScanRNN
@@ -21,7 +22,7 @@ LAYERS: dict[str, type[ScanRNN | ScanGRU]] = {"rnn": ScanRNN, "gru": ScanGRU}
 
 
 @dataclass(frozen=True)
-class Settings(training.Settings):
+class Settings(common.Settings):
     """What the numbers of a run on sequences depend on."""
 
     model: str = "gru"

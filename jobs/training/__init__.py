@@ -12,6 +12,6 @@
     pipeline_training  Training of a model as a pipeline over ranks, with the settings
     report             What a training run leaves behind besides its checkpoints
     run                The run of a training job: its folder, where it starts, and the loop with progress
-    score              How a classifier does on labelled samples
+    settings           What the numbers of a training run depend on besides the data, and the optimizer
     training           Training of any model over ranks
 """

@@ -21,7 +21,8 @@ from .options import device_for, place_of, settings_of
 from .pipeline_options import Pipelining, pipelining_of, planned_pipelining
 from .report import Metrics, announcement, conclude, picture, times
 from .run import prepare, take_steps
-from .training import Settings, Training
+from .settings import Settings
+from .training import Training
 
 
 class Outcome(ABC):
@@ -97,6 +98,8 @@ def train(options: argparse.Namespace, job: Job) -> int:
         make = job.pipeline if job.pipeline and isinstance(place, Pipelining) else job.trainer
         more = {name: getattr(options, name) for name in job.trainer_options}
         trainer = make(settings_of(options, job.settings), samples, place, device, **more)
+        if options.capture != "off":
+            trainer.capture(options.capture)
         resumed = prepare(options, trainer)
         if comm.rank == 0:
             print(job.announce(trainer, resumed), flush=True)

@@ -14,13 +14,14 @@ from mpi4py import MPI
 
 from distconv.arrangement import parse_grid
 from distconv.batch_norm_scope import BATCH_NORM
+from distconv.capture.chosen import CHOICES
 from distconv.communication.agreement import together
 from distconv.errors import GridError
 from distconv.grid import ProcessGrid
 from distconv.local_device import device
 from distconv.plan import Plan
 
-from .training import OPTIMIZERS, Settings
+from .settings import OPTIMIZERS, Settings
 
 S = TypeVar("S", bound=Settings)
 
@@ -115,6 +116,13 @@ def _add_run(parser: argparse.ArgumentParser, out: str) -> None:
     earlier.add_argument("--overwrite", action="store_true", help="erase the run that --out holds")
     parser.add_argument(
         "--checkpoint-every", type=natural, default=200, metavar="STEPS", help="0: never (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--capture",
+        choices=CHOICES,
+        default="off",
+        help="replay steps that were recorded once, bit for bit (docs/capture.md); auto: where that is faster than the "
+        "first steps were (default: %(default)s)",
     )
     parser.add_argument(
         "--check-replicas-every",

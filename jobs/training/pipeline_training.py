@@ -22,6 +22,7 @@ from distconv.placement import gather
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
+from . import settings as common
 from . import training
 from .model_factory import ModelError
 from .pipeline_options import Pipelining
@@ -43,7 +44,7 @@ class PipelineTrainer(training.Training):
 
     def __init__(
         self,
-        settings: training.Settings,
+        settings: common.Settings,
         model: torch.nn.Module,
         cut: Cut,
         pipelining: Pipelining,
@@ -73,7 +74,7 @@ class PipelineTrainer(training.Training):
             self.loss,
             microbatches=pipelining.microbatches,
             replicas=pipelining.replicas,
-            optimizer=lambda parameters: training.make_optimizer(settings, parameters),
+            optimizer=lambda parameters: common.make_optimizer(settings, parameters),
             weights=pipelining.weights,
             batch_norm=pipelining.batch_norm,
             plans=pipelining.plans,
@@ -119,7 +120,7 @@ class PipelineTrainer(training.Training):
         self.model.train()
         self._switch_in_time()
         for optimizer in filter(None, (self.pipe.optimizer, self.optimizer)):
-            training.set_rate(optimizer, self.rate)
+            common.set_rate(optimizer, self.rate)
         with self.autocast():
             loss = self.pipe.step(_whole(inputs), _whole(labels))
         self.step_count += 1

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import torch
 from mpi4py import MPI
 
 from distconv import checkpoint
+from distconv.capture.chosen import Steps
 from distconv.communication.agreement import together
 from distconv.data.loader import Batch, Epochs
 from distconv.errors import CheckpointError, DistconvError
@@ -26,75 +27,12 @@ from distconv.parameters.replicas import check_replicas
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
 
-T = TypeVar("T")
+from .settings import Settings, dtype_of, learning_rate, make_optimizer, set_rate
 
-OPTIMIZERS = ("sgd", "adam", "adamw")
+T = TypeVar("T")
 
 FREE = ("epochs", "steps", "shard_optimizer")
 """The settings in which a run may differ from the one that it goes on with."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the numbers of a training run depend on, besides the data. Each job has its own defaults."""
-
-    model: str = ""
-    width: int | None = None
-    batch: int = 1
-    epochs: int = 1
-    steps: int | None = None
-    """Number of steps, in place of ``epochs``."""
-    optimizer: str = "sgd"
-    lr: float = 0.1
-    warm_up: float = 0.1
-    """Share of the steps over which the learning rate rises."""
-    momentum: float = 0.9
-    weight_decay: float = 0.0
-    dtype: str = "float32"
-    precision: str = "full"
-    """``bf16``: what torch.autocast takes for that computes in bfloat16; weights, gradients and the loss do not."""
-    batch_norm: str = "global"
-    """What statistics are taken over (distconv.batch_norm_scope)."""
-    shard_optimizer: bool = False
-    """Split the optimizer's state over the ranks that hold the same weights; no number depends on it."""
-    seed: int = 0
-    drop_last: bool = False
-    """Leave out the last batch of an epoch when it would be smaller."""
-
-    def evaluating(self, device: str) -> dict[str, Any]:
-        """Options of any loader: what its batches are."""
-        return {"dtype": dtype_of(self), "device": device}
-
-    def loading(self, device: str) -> dict[str, Any]:
-        """Those of the loader of training samples, besides the seed."""
-        return {**self.evaluating(device), "shuffle": True, "drop_last": self.drop_last}
-
-
-def learning_rate(step: int, steps: int, peak: float, warm_up: float = 0.1) -> float:
-    """Linear rise to ``peak`` over the share ``warm_up`` of the steps, then half a cosine down to zero."""
-    rise = max(1, round(warm_up * steps))
-    if step < rise:
-        return peak * (step + 1) / rise
-    return peak * 0.5 * (1 + math.cos(math.pi * (step - rise) / max(1, steps - rise)))
-
-
-def make_optimizer(settings: Settings, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimizer that the settings ask for."""
-    if settings.optimizer == "sgd":
-        return torch.optim.SGD(parameters, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, settings.lr, weight_decay=settings.weight_decay)
-
-
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """The learning rate from the next update on."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate
-
-
-def dtype_of(settings: Settings) -> torch.dtype:
-    """What the model computes with."""
-    return getattr(torch, settings.dtype)  # type: ignore[no-any-return]
 
 
 def beside(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -148,6 +86,17 @@ class Training(ABC):
         DistconvError
             On all ranks, if a loss is not finite.
         """
+
+    def capture(self, choice: str) -> None:
+        """Let steps be captured from now on, as ``choice`` says (distconv.capture.chosen).
+
+        Raises
+        ------
+        DistconvError
+            If they must be, and cannot.
+        """
+        if choice == "on":
+            raise DistconvError("--capture on: steps of a pipeline are messages between stages, and not captured")
 
     @abstractmethod
     def settle(self) -> None:
@@ -354,6 +303,8 @@ class Trainer(Training):
     ) -> None:
         """``place`` is the grid of all layers, or the plan that says which layer is on which."""
         self.place = place
+        self.taken = Steps(self._differentiate, "off", comm)
+        """By what steps are taken, without the optimizer."""
         grid = place.input_grid(model, comm) if isinstance(place, Plan) else place
         model = parallelize(model.to(device, dtype_of(settings)), place, comm=comm, batch_norm=settings.batch_norm)
         super().__init__(settings, model, grid, comm, device)
@@ -382,18 +333,26 @@ class Trainer(Training):
         self.model.train()
         set_rate(self.optimizer, self.rate)
         self.optimizer.zero_grad()
+        value = float(self.taken(inputs, labels))
+        # One decision: ranks that have come apart may not have the same loss.
+        together(self.comm, lambda: self.note_loss(self.step_count + 1, value), DistconvError)
+        self.optimizer.step()
+        self.step_count += 1
+        return value
+
+    def capture(self, choice: str) -> None:
+        """Let steps be captured from now on, as ``choice`` says (distconv.capture.chosen)."""
+        self.taken = Steps(self._differentiate, choice, self.comm)
+
+    def _differentiate(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The loss of a batch, whose gradients the parameters have then."""
         with self.autocast():
             outputs = self.model(inputs)
         if self.settings.precision != "full":
             outputs = outputs.to(self.dtype)
         loss = self.loss(outputs, beside(labels, outputs))
-        value = float(loss.detach())
-        # One decision: ranks that have come apart may not have the same loss.
-        together(self.comm, lambda: self.note_loss(self.step_count + 1, value), DistconvError)
         loss.backward()
-        self.optimizer.step()
-        self.step_count += 1
-        return value
+        return loss.detach()
 
     def settle(self) -> None:
         """Nothing is under way between steps."""

@@ -24,7 +24,7 @@ from distconv.jobs.mesh.samples import MeshSamples
 from distconv.jobs.mesh.segmentation import Settings, Trainer
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
 from distconv.jobs.planning.options import on_rank_0
-from distconv.jobs.training import training
+from distconv.jobs.training import settings as common
 from distconv.jobs.training.options import grid_extents, positive, positive_float
 from distconv.layers.models import MESH_MODELS, MODELS
 from distconv.parallel import parallelize
@@ -124,7 +124,7 @@ class RandomSamples:
 
 
 def train_at_random(
-    settings: training.Settings, samples: RandomSamples, grid: ProcessGrid | None, *, nudged: bool = False
+    settings: common.Settings, samples: RandomSamples, grid: ProcessGrid | None, *, nudged: bool = False
 ) -> Run:
     """Take ``settings.steps`` steps of a reference model over ``grid``, or on this rank alone with plain torch.
 
@@ -135,7 +135,7 @@ def train_at_random(
     model = MODELS[settings.model](in_channels=samples.sample[0], classes=samples.classes, **width).double()
     if grid is not None:
         parallelize(model, grid)
-    optimizer = training.make_optimizer(settings, model.parameters())
+    optimizer = common.make_optimizer(settings, model.parameters())
     losses = []
     for step in range(settings.steps or 1):
         x, target = samples.batch(settings.batch, step)
@@ -188,7 +188,7 @@ def compare_mesh(
 
 
 def compare_at_random(
-    settings: training.Settings, size: tuple[int, ...], comm: MPI.Intracomm, axes: Mapping[str, int]
+    settings: common.Settings, size: tuple[int, ...], comm: MPI.Intracomm, axes: Mapping[str, int]
 ) -> list[Difference]:
     """Differences over the grid ``axes``, and of the yardstick, on random samples."""
     grid = ProcessGrid(comm, **axes)

@@ -24,7 +24,7 @@ from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
 from distconv.jobs.pointcloud.clouds import Clouds
 from distconv.jobs.training.options import natural, positive, positive_float
-from distconv.jobs.training.training import learning_rate, set_rate
+from distconv.jobs.training.settings import learning_rate, set_rate
 from distconv.layers.models.sparse import dense_vgg16_bn, sparse_vgg16_bn
 from distconv.layers.sparse import SparseTensor, to_dense
 

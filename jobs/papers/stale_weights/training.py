@@ -17,7 +17,7 @@ from torch import nn
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.jobs.images.samples import ImageSamples
-from distconv.jobs.training.training import set_rate
+from distconv.jobs.training.settings import set_rate
 from distconv.layers.models import MODELS
 from distconv.pipeline import schedule
 from distconv.pipeline.reference.serial import SerialPipeline

@@ -11,6 +11,7 @@ import torch
 from distconv.errors import PlanError
 from distconv.grid import ProcessGrid
 from distconv.jobs.pointcloud.batches import Recipe
+from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
 from distconv.jobs.training.classifier import Classifier
 from distconv.jobs.training.pipeline_options import Pipelining
@@ -27,7 +28,7 @@ NETWORKS: dict[str, Callable[..., torch.nn.Module]] = {"resnet": sparse_resnet, 
 
 
 @dataclass(frozen=True)
-class Settings(training.Settings):
+class Settings(common.Settings):
     """What the numbers of a run on point clouds depend on."""
 
     model: str = "resnet"
@@ -89,7 +90,7 @@ class PipelineTrainer(_Clouds, AnyPipelineTrainer):
     def __init__(self, settings: Settings, samples: CloudSamples, pipelining: Pipelining, device: str = "cpu") -> None:
         if pipelining.plans is not None:
             raise PlanError("--pipeline-plan: its stages have plans, and those of a sparse network take none")
-        model = network(settings, samples).to(device, training.dtype_of(settings))
+        model = network(settings, samples).to(device, common.dtype_of(settings))
         loader = _training_loader(settings, samples, device, packed)
         super().__init__(
             settings,

@@ -17,8 +17,8 @@ import distconv as dc
 from distconv.errors import DataError
 from distconv.jobs.images.classification import Settings, Trainer
 from distconv.jobs.images.samples import ImageSamples
+from distconv.jobs.training.classifier import Score
 from distconv.jobs.training.model_factory import ModelError
-from distconv.jobs.training.score import Score
 from tests.distconv.data.sample_files import common
 from tests.jobs.images import image_files
 from tests.jobs.images.grids import ONE_GRID, grid_of, on_ranks, planned

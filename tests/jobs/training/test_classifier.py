@@ -1,12 +1,33 @@
-"""What a network has to beat. (The report is tested with the commands that print it.)"""
+"""The score of a classifier by hand, and what a network has to beat. (The report: with the commands that print it.)"""
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
-from distconv.jobs.training.classifier import majority_vote
+import numpy as np
+import pytest
+import torch
+
+from distconv.errors import DataError
+from distconv.jobs.training.classifier import majority_vote, score
 
 
 def test_a_majority_vote_answers_what_is_most_frequent_in_training() -> None:
     # 2 in training, where 0 is most frequent among what is held out.
     assert majority_vote(np.array([2, 0, 2, 1]), np.array([0, 0, 0, 2, 1])) == 0.2
+
+
+def test_every_sample_counts_once_in_batches_of_any_size() -> None:
+    # Probabilities of the labels: 1/2, 3/4, 1/4.
+    first = (0, 1), torch.tensor([0, 0]), torch.tensor([[0.0, 0.0], [math.log(3), 0.0]])
+    second = (2,), torch.tensor([1]), torch.tensor([[math.log(3), 0.0]])
+    found = score("x", "test", [first, second])
+    assert (found.samples, found.correct) == (3, 2)
+    assert found.loss == pytest.approx(-(math.log(1 / 2) + math.log(3 / 4) + math.log(1 / 4)) / 3)
+    assert found.accuracy == pytest.approx(2 / 3)
+
+
+def test_a_batch_whose_loss_is_infinite_is_named() -> None:
+    batch = (4, 7), torch.tensor([0, 1]), torch.tensor([[0.0, math.inf], [0.0, 0.0]])
+    with pytest.raises(DataError, match=r"x\.h5: the loss on samples 4 to 7 of 'train' is "):
+        score("x.h5", "train", [batch])

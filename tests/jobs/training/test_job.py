@@ -12,7 +12,7 @@ import pytest
 
 import distconv as dc
 from distconv.jobs.training.job import Job, Outcome, train
-from distconv.jobs.training.training import Settings
+from distconv.jobs.training.settings import Settings
 from tests.distconv.layouts import raises_everywhere
 from tests.jobs.training.stand_in import StandIn
 from tests.jobs.training.test_run import options as options_of_runs

@@ -10,7 +10,7 @@ import torch
 
 import distconv as dc
 from distconv.jobs.training import options
-from distconv.jobs.training.training import Settings
+from distconv.jobs.training.settings import Settings
 from tests.distconv.layouts import raises_everywhere
 
 

@@ -20,7 +20,7 @@ from distconv.jobs.images.classification import PipelineTrainer, Settings, Train
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.model_factory import build_classifier
 from distconv.jobs.training.pipeline_options import Pipelining, planned_pipelining
-from distconv.jobs.training.training import learning_rate, make_optimizer, set_rate
+from distconv.jobs.training.settings import learning_rate, make_optimizer, set_rate
 from distconv.pipeline import PipelinePlan, SerialPipeline, split
 from distconv.plan import Plan
 from tests.jobs.commands.test_train_classify import lines_of, outcome, written

@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from distconv.jobs.training.report import Metrics, announcement, conclude, peak_memory_bytes, picture, times
-from distconv.jobs.training.training import Settings
+from distconv.jobs.training.settings import Settings
 from tests.jobs.training.stand_in import StandIn
 
 LINES = """\

@@ -40,6 +40,7 @@ def options(
         checkpoint_every=every,
         check_replicas_every=check,
         trace=None,
+        capture="off",
     )
 
 

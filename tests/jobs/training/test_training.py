@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import itertools
 import math
 import os
 from pathlib import Path
@@ -19,8 +18,8 @@ import distconv as dc
 from distconv import checkpoint
 from distconv.jobs.images.classification import Settings, Trainer
 from distconv.jobs.images.samples import ImageSamples
+from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
-from distconv.jobs.training.training import learning_rate, make_optimizer
 from tests.distconv.checkpoint.damage import refused
 from tests.jobs.images.grids import grid_of
 from tests.jobs.images.image_files import written
@@ -95,53 +94,6 @@ def test_steps_go_on_when_one_rank_finds_the_disk_full_beside_them(
     assert checkpoint.newest(saved, comm) == Path(saved) / "step-000003"
 
 
-def test_the_learning_rate_rises_and_falls_to_zero() -> None:
-    rates = [learning_rate(step, 100, 2.0) for step in range(101)]
-    assert rates[0] == pytest.approx(0.2)
-    assert rates[9] == max(rates) == 2.0
-    assert rates[100] == pytest.approx(0.0)
-    assert all(a > b for a, b in itertools.pairwise(rates[10:]))
-
-
-def test_the_learning_rate_by_hand() -> None:
-    # Two steps up, then half a cosine over eight: after four of them half is left.
-    rates = [learning_rate(step, 10, 2.0, 0.2) for step in (0, 1, 2, 4, 6, 8, 10)]
-    root = 0.5**0.5
-    assert rates == pytest.approx([1.0, 2.0, 2.0, 1 + root, 1.0, 1 - root, 0.0])
-    assert learning_rate(0, 10, 2.0, 0.0) == 2.0
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "expected"),
-    [
-        # SGD: the gradient and decay * weight, the second time with momentum * what was moved before.
-        ("sgd", [2 - 0.1 * 1.4, 1.86 - 0.1 * (0.5 * 1.4 + 1 + 0.2 * 1.86)]),
-        # Adam moves by the rate in the direction of a gradient that barely changes, whatever its size.
-        ("adam", [1.9, 1.8]),
-        # AdamW shrinks the weight by rate * decay besides.
-        ("adamw", [2 * 0.98 - 0.1, (2 * 0.98 - 0.1) * 0.98 - 0.1]),
-    ],
-)
-def test_two_steps_of_the_optimizers_by_hand(optimizer: str, expected: list[float]) -> None:
-    weight = torch.nn.Parameter(torch.tensor([2.0], dtype=torch.float64))
-    settings = training.Settings(optimizer=optimizer, lr=0.1, momentum=0.5, weight_decay=0.2)
-    taken = make_optimizer(settings, [weight])
-    found = []
-    for _ in range(2):
-        weight.grad = torch.ones_like(weight)
-        taken.step()
-        found.append(weight.item())
-    assert found == pytest.approx(expected, abs=1e-4)
-
-
-def test_decay_is_part_of_the_gradient_of_adam() -> None:
-    # With a gradient of -0.2 and decay 0.2 * 2, the weight falls by the rate; without decay it would rise.
-    weight = torch.nn.Parameter(torch.tensor([2.0]))
-    weight.grad = torch.full_like(weight, -0.2)
-    make_optimizer(training.Settings(optimizer="adam", lr=0.1, weight_decay=0.2), [weight]).step()
-    assert weight.item() == pytest.approx(1.9, abs=1e-5)
-
-
 @pytest.mark.ranks(1, 2)
 def test_a_run_goes_on_with_each_setting_as_it_was_but_its_length(comm: Any, shared_tmp_path: Path) -> None:
     trainer, saved = trainer_on(comm, written(comm, shared_tmp_path)), str(shared_tmp_path / "saved")
@@ -174,7 +126,7 @@ class Line(training.Trainer):
 def line(**settings: Any) -> Line:
     model = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.ones_(model.weight)
-    made = training.Settings(**{"dtype": "float64", "lr": 0.1, "momentum": 0.5, "warm_up": 0.5, "steps": 4} | settings)
+    made = common.Settings(**{"dtype": "float64", "lr": 0.1, "momentum": 0.5, "warm_up": 0.5, "steps": 4} | settings)
     return Line(made, model, dc.ProcessGrid(MPI.COMM_SELF), MPI.COMM_SELF, "cpu")
 
 

@@ -15,7 +15,7 @@ import distconv as dc
 from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
 from distconv.jobs.pointcloud.classification.trainer import NETWORKS, PipelineTrainer, Settings, Trainer
-from distconv.jobs.training.training import learning_rate, make_optimizer, set_rate
+from distconv.jobs.training.settings import learning_rate, make_optimizer, set_rate
 from distconv.layers.sparse import SparseTensor
 from tests.jobs.images.image_files import written
 from tests.jobs.pointcloud.cloud_files import write_ours

@@ -1,0 +1,70 @@
+"""Steps of a training that are captured (``--capture``): always, never, or where replays are faster."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from distconv.capture.captured import capture
+from distconv.errors import CaptureError
+
+CHOICES = ("auto", "on", "off")
+
+_MEASURED = 4
+"""Steps of each kind that are measured, the first of which does not count."""
+
+
+class Steps:
+    """Takes steps by ``function``, captured as ``choice`` says; ``auto`` decides once, and says so in a line.
+
+    Replays leave what eager steps leave, bit for bit, so that no number depends on the choice.
+    Collective over ``comm``.
+    """
+
+    def __init__(self, function: Callable[..., Any], choice: str, comm: MPI.Intracomm) -> None:
+        self._function, self._choice, self._comm = function, choice, comm
+        self._captured: Callable[..., Any] | None = None
+        self._seconds: dict[str, list[float]] = {"eager": [], "captured": []}
+
+    def __call__(self, *args: Any) -> Any:
+        """What ``function`` returns and leaves."""
+        if self._choice == "off":
+            return self._function(*args)
+        if self._choice == "on":
+            return self._replay(args)
+        kind = "eager" if len(self._seconds["eager"]) < _MEASURED else "captured"
+        began = time.perf_counter()
+        try:
+            found = self._function(*args) if kind == "eager" else self._replay(args)
+        except CaptureError as error:
+            self._decide("off", f"eager, since {error}")
+            return self._function(*args)
+        self._seconds[kind].append(time.perf_counter() - began)
+        if len(self._seconds["captured"]) == _MEASURED:
+            self._compare()
+        return found
+
+    def _replay(self, args: tuple[Any, ...]) -> Any:
+        if self._captured is None:
+            self._captured = capture(self._function, *args, on_change="record")
+        return self._captured(*args)
+
+    def _compare(self) -> None:
+        """Decide by what the slowest rank took."""
+        medians = np.array([statistics.median(seconds[1:]) for seconds in self._seconds.values()])
+        self._comm.Allreduce(MPI.IN_PLACE, medians, MPI.MAX)
+        eager, captured = medians * 1e3
+        choice = "on" if captured < eager else "off"
+        taken = "captured" if choice == "on" else "eager"
+        self._decide(choice, f"{taken}: a step without the optimizer takes {eager:.1f} ms, a replay {captured:.1f} ms")
+
+    def _decide(self, choice: str, why: str) -> None:
+        self._choice = choice
+        self._captured = self._captured if choice == "on" else None
+        if self._comm.rank == 0:
+            print(f"steps are {why}", flush=True)

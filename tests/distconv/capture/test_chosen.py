@@ -1,0 +1,59 @@
+"""Steps are captured as the choice says, and a training leaves the same weights whatever that is."""
+
+from __future__ import annotations
+
+import pytest
+
+import distconv as dc
+from distconv.capture import chosen
+from distconv.capture.chosen import Steps
+from tests.distconv.capture.trained import batches, equal, left, network, sgd, step_of
+from tests.distconv.layouts import grids
+
+
+@pytest.mark.parametrize("choice", ["on", "auto", "off"])
+def test_a_training_leaves_the_same_whatever_is_chosen(comm, choice):
+    grid = grids(comm, "nh")[0]
+    found = []
+    for each in ("off", choice):
+        model = dc.parallelize(network(), grid)
+        steps, optimizer = Steps(step_of(model), each, comm), sgd(model.parameters())
+        losses = []
+        for batch in batches(grid, 11):
+            optimizer.zero_grad()
+            losses.append(steps(*batch).local.detach().clone())
+            optimizer.step()
+        found.append([*losses, *left(model)])
+    equal(*found)
+
+
+@pytest.mark.parametrize(("eager_s", "replay_s", "taken"), [(3, 2, "captured"), (1, 2, "eager")])
+def test_the_faster_kind_is_taken_and_said_once(comm, eager_s, replay_s, taken, monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr(chosen.time, "perf_counter", lambda: clock[0])
+
+    def takes(seconds, kind):
+        def step(*args):
+            clock[0] += seconds
+            return kind
+
+        return step
+
+    steps = Steps(takes(eager_s, "eager"), "auto", comm)
+    monkeypatch.setattr(chosen, "capture", lambda *_, **__: takes(replay_s, "captured"))
+    kinds = [steps(1) for _ in range(11)]
+    assert kinds == ["eager"] * 4 + ["captured"] * 4 + [taken] * 3
+    said = capsys.readouterr().out
+    line = f"steps are {taken}: a step without the optimizer takes {eager_s}000.0 ms, a replay {replay_s}000.0 ms\n"
+    assert said == (line if comm.rank == 0 else "")
+
+
+def test_what_cannot_be_recorded_is_taken_eagerly_and_said(comm, capsys):
+    grid = grids(comm, "nh")[0]
+    x, _ = batches(grid, 1)[0]
+    steps = Steps(lambda x: x.sum().item(), "auto", comm)
+    values = [steps(x) for _ in range(6)]
+    assert len(set(values)) == 1
+    assert capsys.readouterr().out.count("steps are eager, since this step cannot be recorded") == (comm.rank == 0)
+    with pytest.raises(dc.CaptureError, match="a value is read"):
+        Steps(lambda x: x.sum().item(), "on", comm)(x)
