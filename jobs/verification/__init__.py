@@ -3,7 +3,7 @@
 ::
 
     accuracy       Predicted beside measured steps: a row for each, and how far they are apart
-    captures      Captured steps against eager ones, bit for bit: random networks
+    captures       Captured steps against eager ones, bit for bit: random networks
     conformance    Conformance: every operator and option on every kind of grid against one process, from one table
     differential   Random differential runs: the distributed operators and whole small networks against one-process
     engine         The engine of all comparisons with one process: a case, in its layouts, over the ranks of jobs
