@@ -92,9 +92,6 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ("profile",): Command(
         "distconv.jobs.commands.profile", "measure this machine and a network's layers for the planner"
     ),
-    ("verify", "capture"): Command(
-        "distconv.jobs.verification.captures", "captured steps against eager ones, bit for bit"
-    ),
     ("verify", "conformance"): Command(
         "distconv.jobs.verification.conformance.command", "every operator on every kind of grid against torch"
     ),
@@ -112,6 +109,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ),
     ("verify", "soak"): Command(
         "distconv.jobs.verification.soak", "a training that is killed, starved and damaged at random against itself"
+    ),
+    ("verify", "capture"): Command(
+        "distconv.jobs.verification.captures", "captured steps against eager ones, bit for bit"
     ),
     ("conformance",): Command("distconv.jobs.verification.conformance.command", "the same as verify conformance"),
     ("reproduce", "dryden"): Command(

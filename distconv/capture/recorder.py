@@ -99,6 +99,8 @@ class Recorder(TorchDispatchMode):
 
     def _new(self, kind: Kind, tensor: torch.Tensor) -> int:
         geometry: tuple[Any, ...]
+        if not tensor.is_cpu:
+            self.refuse(f"a tensor on {tensor.device}: steps on CPUs are captured; on a GPU leave the step as it is")
         if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             self.refuse(f"a tensor of layout {tensor.layout} and type {type(tensor).__name__}")
             storage, geometry = -1, (tuple(tensor.shape), tensor.dtype, tensor.device)
@@ -273,7 +275,6 @@ class Recorder(TorchDispatchMode):
         into = [(peer, self.slot(tensor)) for peer, tensor in receives]
         for _, tensor in receives:
             self._save(tensor)
-        self._on_host([tensor for _, tensor in (*sends, *receives)])
         self._start(exchange, Post(self._line(), len(self.recording.entries), comm, out, into, what))
 
     def reduced(self, reduction: Any, comm: Any, tensor: torch.Tensor, op: Any, what: str) -> None:
@@ -282,7 +283,6 @@ class Recorder(TorchDispatchMode):
             return
         slot = self.slot(tensor)
         self._save(tensor)
-        self._on_host([tensor])
         self._start(reduction, Sum(self._line(), len(self.recording.entries), comm, slot, op, what))
 
     def _start(self, operation: Any, entry: Post | Sum) -> None:
@@ -297,10 +297,6 @@ class Recorder(TorchDispatchMode):
             del self._operations[id(operation)]
         elif not self.paused:
             self.refuse("a message that was under way before the step")
-
-    def _on_host(self, tensors: Sequence[torch.Tensor]) -> None:
-        if any(not tensor.is_cpu for tensor in tensors):
-            self.refuse("messages between GPUs that MPI sends")
 
     def call(self, function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
         """Call ``function`` of ``tensors``, now and in each replay."""

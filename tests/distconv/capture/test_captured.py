@@ -23,6 +23,8 @@ from tests.distconv.capture.trained import (
 )
 from tests.distconv.layouts import grid_over, grids, raises_everywhere
 
+pytestmark = pytest.mark.ranks(2, 3)
+
 
 @pytest.mark.parametrize("optimizer", [sgd, adam])
 @pytest.mark.parametrize("to_none", [True, False])

@@ -12,6 +12,8 @@ import distconv as dc
 from tests.distconv.capture.trained import batches, compare, equal, left, network, sgd, step_of, trained
 from tests.distconv.layouts import grids, raises_everywhere
 
+pytestmark = pytest.mark.ranks(2, 3)
+
 
 class Checkpointed(nn.Module):
     """A network with blocks that are computed again in the backward pass."""
