@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +20,7 @@ from distconv.communication.agreement import together
 from distconv.data.loader import Batch, Epochs
 from distconv.errors import CheckpointError, DistconvError
 from distconv.grid import ProcessGrid
+from distconv.jobs.configuration.optimisation import SHORT, Schedule, make
 from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
 from distconv.parameters.replicas import check_replicas
@@ -27,8 +28,6 @@ from distconv.plan import Plan
 from distconv.tensor import DistTensor
 
 T = TypeVar("T")
-
-OPTIMIZERS = ("sgd", "adam", "adamw")
 
 FREE = ("epochs", "steps", "shard_optimizer")
 """The settings in which a run may differ from the one that it goes on with."""
@@ -50,6 +49,13 @@ class Settings:
     """Share of the steps over which the learning rate rises."""
     momentum: float = 0.9
     weight_decay: float = 0.0
+    optimizer_args: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the optimizer."""
+    scheduler: str = ""
+    """A class of torch.optim.lr_scheduler; none: a linear rise, then half a cosine."""
+    scheduler_args: Mapping[str, Any] = field(default_factory=dict)
+    clip_norm: float | None = None
+    """The largest norm of all gradients together."""
     dtype: str = "float32"
     precision: str = "full"
     """``bf16``: what torch.autocast takes for that computes in bfloat16; weights, gradients and the loss do not."""
@@ -80,10 +86,12 @@ def learning_rate(step: int, steps: int, peak: float, warm_up: float = 0.1) -> f
 
 def make_optimizer(settings: Settings, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that the settings ask for."""
+    arguments: dict[str, Any] = {"lr": settings.lr}
+    if settings.optimizer in SHORT:
+        arguments["weight_decay"] = settings.weight_decay
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(parameters, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, settings.lr, weight_decay=settings.weight_decay)
+        arguments["momentum"] = settings.momentum
+    return make(settings.optimizer, parameters, **arguments | dict(settings.optimizer_args))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -132,6 +140,7 @@ class Training(ABC):
         """Steps that have been taken."""
         self.checkpoints_begun = 0
         self._saving: checkpoint.Saving | None = None
+        self._schedule: Schedule | None = None
         self.losses: list[tuple[int, float]] = []
         """Steps since this run began, counted from 1, and their losses as far as they are known."""
 
@@ -180,6 +189,18 @@ class Training(ABC):
     def rate(self) -> float:
         """The learning rate of the next step."""
         return learning_rate(self.step_count, self.steps, self.settings.lr, self.settings.warm_up)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let ``optimizer`` have the numbers of the next step."""
+        of = self.settings
+        if not of.scheduler:
+            set_rate(optimizer, self.rate)
+            return
+        if self._schedule is None:
+            schedule = Schedule(lambda parameters: make_optimizer(of, parameters))
+            self._schedule = schedule.begin(of.scheduler, of.scheduler_args, steps=self.steps, peak=of.lr)
+        for group in optimizer.param_groups:
+            group.update(self._schedule.at(self.step_count))
 
     def autocast(self) -> torch.autocast:
         """Where the model is called for training: computes with the settings' precision."""
@@ -380,7 +401,7 @@ class Trainer(Training):
             On all ranks, if the loss is not finite; the weights are those from before the step.
         """
         self.model.train()
-        set_rate(self.optimizer, self.rate)
+        self.schedule(self.optimizer)
         self.optimizer.zero_grad()
         with self.autocast():
             outputs = self.model(inputs)
@@ -391,6 +412,8 @@ class Trainer(Training):
         # One decision: ranks that have come apart may not have the same loss.
         together(self.comm, lambda: self.note_loss(self.step_count + 1, value), DistconvError)
         loss.backward()
+        if self.settings.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
         self.optimizer.step()
         self.step_count += 1
         return value

@@ -73,7 +73,10 @@ def job(events: list[Any], **more: Any) -> Job:
 def given(folder: Path, **values: Any) -> Namespace:
     settings = vars(Settings(model="net", batch=1))
     return Namespace(
-        **settings | vars(options_of_runs(folder)) | dict(plan=None, grid=None, device="cpu", method="seq") | values
+        print_config=False,
+        init_from=None,
+        track=None,
+        **settings | vars(options_of_runs(folder)) | dict(plan=None, grid=None, device="cpu", method="seq") | values,
     )
 
 
