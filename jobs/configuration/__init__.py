@@ -2,7 +2,7 @@
 
 ::
 
-    options_file  Options in a YAML file: read, printed, and saved with a run
     optimisation  Any optimizer and scheduler of torch, with their arguments
+    options_file  Options in a YAML file: read, printed, and saved with a run
     tracking      Scalars of a run for TensorBoard
 """

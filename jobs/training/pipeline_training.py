@@ -40,6 +40,11 @@ class PipelineTrainer(training.Training):
     does, from the samples of a micro-batch and the replicas of each part. ``staged`` makes stages of the parts. Every
     rank gets whole mini-batches, of which its stage reads what it needs. ``example`` is an input of the model, as
     ``distconv.pipeline.split`` may need one.
+
+    Raises
+    ------
+    DistconvError
+        If the settings ask for clipped gradients.
     """
 
     def __init__(
