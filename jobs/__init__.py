@@ -4,6 +4,7 @@
 
     bench         ``distconv bench``: microbenchmarks, each with a reference measured in the same run
     commands      The commands that train, predict, make data, plan, profile and simulate; ``distconv.cli`` finds them
+    configuration  What people choose of a training: a file of options, optimizers, where scalars go
     images        Labelled images: their files, their training
     mesh          Mesh tangling: the data set, its training, its scores
     papers        Reproductions of published tables: ``distconv reproduce``, a folder for each paper

@@ -13,9 +13,13 @@ from typing import Any
 
 from mpi4py import MPI
 
-from distconv.errors import GridError
+from distconv.communication.agreement import together
+from distconv.errors import CheckpointError, DataError, GridError
 from distconv.grid import ProcessGrid
+from distconv.jobs.configuration.options_file import NAME, text_of
+from distconv.parameters.weight_files import read_weights
 from distconv.plan import Plan
+from distconv.whole_files import write_file
 
 from .options import device_for, place_of, settings_of
 from .pipeline_options import Pipelining, pipelining_of, planned_pipelining
@@ -92,6 +96,11 @@ def train(options: argparse.Namespace, job: Job) -> int:
         On all ranks, if options do not fit, samples cannot be read, the run cannot be written, or a loss is not finite.
     """
     comm = MPI.COMM_WORLD
+    if options.print_config:
+        if comm.rank == 0:
+            print(text_of(options), end="")
+        return 0
+    config = text_of(options)
     place, device = _place_of(options, comm, job), device_for(options.device, comm)
     begin = time.perf_counter()
     with closing(job.samples(options, comm)) as samples:
@@ -100,10 +109,13 @@ def train(options: argparse.Namespace, job: Job) -> int:
         trainer = make(settings_of(options, job.settings), samples, place, device, **more)
         if options.capture != "off":
             trainer.capture(options.capture)
+        if options.init_from is not None and not options.resume:
+            _begin_with(options.init_from, trainer)
         resumed = prepare(options, trainer)
+        together(comm, lambda: write_file(options.out / NAME, config) if comm.rank == 0 else None, DataError)
         if comm.rank == 0:
             print(job.announce(trainer, resumed), flush=True)
-        with Metrics(Path(options.out), trainer) as metrics:
+        with Metrics(Path(options.out), trainer, options.track) as metrics:
             take_steps(options, trainer, metrics, lambda: job.after_epoch(options, trainer, metrics))
             training_s = time.perf_counter() - begin
             outcome = job.judge(options, trainer, metrics)
@@ -111,6 +123,20 @@ def train(options: argparse.Namespace, job: Job) -> int:
             _report(trainer, metrics, outcome, job.examples(trainer, outcome), taken)
         trainer.close()
     return 0
+
+
+def _begin_with(path: Path, trainer: Training) -> None:
+    """Let the model have the weights of a file. Collective."""
+    state = read_weights(path, trainer.comm)
+
+    def load() -> None:
+        try:
+            trainer.model.load_state_dict(state)
+        except RuntimeError as error:
+            text = " ".join(str(error).split())
+            raise CheckpointError(f"--init-from {path}: the weights do not fit the model: {text}") from error
+
+    together(trainer.comm, load, CheckpointError)
 
 
 def _place_of(options: argparse.Namespace, comm: MPI.Intracomm, job: Job) -> ProcessGrid | Plan | Pipelining:

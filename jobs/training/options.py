@@ -18,10 +18,13 @@ from distconv.capture.chosen import CHOICES
 from distconv.communication.agreement import together
 from distconv.errors import GridError
 from distconv.grid import ProcessGrid
+from distconv.jobs.configuration.optimisation import optimizer_name, scheduler_name
+from distconv.jobs.configuration.options_file import add_config_arguments, mapping
+from distconv.jobs.configuration.tracking import TRACKERS
 from distconv.local_device import device
 from distconv.plan import Plan
 
-from .settings import OPTIMIZERS, Settings
+from .settings import Settings
 
 S = TypeVar("S", bound=Settings)
 
@@ -60,7 +63,33 @@ def add_reading_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_optimisation(parser: argparse.ArgumentParser, defaults: Settings) -> None:
     """How weights follow from gradients."""
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default=defaults.optimizer, help="default: %(default)s")
+    parser.add_argument(
+        "--optimizer",
+        type=optimizer_name,
+        default=defaults.optimizer,
+        metavar="NAME",
+        help="sgd, adam, adamw or another class of torch.optim (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--optimizer-args", type=mapping, default={}, metavar="{NAME: VALUE}", help="its arguments besides the others"
+    )
+    parser.add_argument(
+        "--scheduler",
+        type=scheduler_name,
+        default=defaults.scheduler,
+        metavar="NAME",
+        help="class of torch.optim.lr_scheduler (default: a linear rise, then half a cosine)",
+    )
+    parser.add_argument(
+        "--scheduler-args",
+        type=mapping,
+        default={},
+        metavar="{NAME: VALUE}",
+        help="its arguments; the steps of the run and --lr, as the largest rate, it gets without",
+    )
+    parser.add_argument(
+        "--clip-norm", type=positive_float, metavar="NORM", help="the largest norm of all gradients (default: any)"
+    )
     parser.add_argument(
         "--lr", type=positive_float, default=defaults.lr, help="peak learning rate (default: %(default)s)"
     )
@@ -102,6 +131,11 @@ def _add_numerics(parser: argparse.ArgumentParser, defaults: Settings) -> None:
 
 def _add_run(parser: argparse.ArgumentParser, out: str) -> None:
     """Where a run is, where it begins, and what is done now and then."""
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--init-from", type=Path, metavar="FILE", help="begin with the weights of a .pt or .safetensors"
+    )
+    parser.add_argument("--track", choices=TRACKERS, help="write the scalars of metrics.jsonl for it, too")
     parser.add_argument("--out", type=Path, default=Path(out), metavar="DIR", help="default: %(default)s")
     earlier = parser.add_mutually_exclusive_group()
     earlier.add_argument(

@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from distconv.communication.agreement import together
 from distconv.data.loader import Batch
+from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.pipeline import Pipeline, SplitError, split
 from distconv.pipeline.runtime.pipeline_plan import entry_of
@@ -40,6 +41,11 @@ class PipelineTrainer(training.Training):
     does, from the samples of a micro-batch and the replicas of each part. ``staged`` makes stages of the parts. Every
     rank gets whole mini-batches, of which its stage reads what it needs. ``example`` is an input of the model, as
     ``distconv.pipeline.split`` may need one.
+
+    Raises
+    ------
+    DistconvError
+        If the settings ask for clipped gradients.
     """
 
     def __init__(
@@ -54,6 +60,8 @@ class PipelineTrainer(training.Training):
         staged: Callable[[list[torch.nn.Module]], list[torch.nn.Module]] = list,
         example: torch.Tensor | None = None,
     ) -> None:
+        if settings.clip_norm is not None:
+            raise DistconvError("--clip-norm: a stage of a pipeline does not know the gradients of the others")
         super().__init__(settings, model, ProcessGrid(comm, r=comm.size), comm, device)
         self.pipelining, self.ahead = pipelining, pipelining.stages
         micro_batch = max(1, settings.batch // pipelining.microbatches)
@@ -120,7 +128,7 @@ class PipelineTrainer(training.Training):
         self.model.train()
         self._switch_in_time()
         for optimizer in filter(None, (self.pipe.optimizer, self.optimizer)):
-            common.set_rate(optimizer, self.rate)
+            self.schedule(optimizer)
         with self.autocast():
             loss = self.pipe.step(_whole(inputs), _whole(labels))
         self.step_count += 1

@@ -11,6 +11,7 @@ from typing import Any
 
 from distconv.communication.agreement import together
 from distconv.errors import DataError
+from distconv.jobs.configuration.tracking import TensorBoard
 from distconv.whole_files import Folder, Stream, open_regular, write_file
 
 from .training import Training
@@ -24,8 +25,9 @@ class Metrics:
     Lines of an interrupted run stay as far as it is resumed; an evaluation at the last step is made anew.
     """
 
-    def __init__(self, folder: Path, trainer: Training) -> None:
-        self.folder, self.path = folder, folder / METRICS
+    def __init__(self, folder: Path, trainer: Training, track: str | None = None) -> None:
+        self.folder, self.path, self._track = folder, folder / METRICS, track
+        self._tracker: TensorBoard | None = None
         self._stream: Stream | None = None
         together(trainer.comm, lambda: self._open(trainer) if trainer.comm.rank == 0 else None, DataError)
 
@@ -35,11 +37,15 @@ class Metrics:
         kept = [line for line in kept if "evaluation" not in line or line["step"] < trainer.steps]
         with Folder(self.folder) as folder:
             self._stream = folder.stream(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
+        if self._track is not None:
+            self._tracker = TensorBoard(self.folder, kept)
 
     def write(self, **values: Any) -> None:
         """Add a line."""
         if self._stream is not None:
             self._stream.write(json.dumps(values) + "\n")
+        if self._tracker is not None:
+            self._tracker.write(values)
 
     def lines(self) -> Iterator[dict[str, Any]]:
         """The lines of the file, but for one that a killed run left unfinished."""
@@ -66,6 +72,8 @@ class Metrics:
     def __exit__(self, *_: object) -> None:
         if self._stream is not None:
             self._stream.close()
+        if self._tracker is not None:
+            self._tracker.close()
 
 
 def announcement(trainer: Training, extents: str, resumed: bool) -> str:

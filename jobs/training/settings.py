@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-OPTIMIZERS = ("sgd", "adam", "adamw")
+from distconv.jobs.configuration.optimisation import SHORT, make
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,13 @@ class Settings:
     """Share of the steps over which the learning rate rises."""
     momentum: float = 0.9
     weight_decay: float = 0.0
+    optimizer_args: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the optimizer."""
+    scheduler: str = ""
+    """A class of torch.optim.lr_scheduler; none: a linear rise, then half a cosine."""
+    scheduler_args: Mapping[str, Any] = field(default_factory=dict)
+    clip_norm: float | None = None
+    """The largest norm of all gradients together."""
     dtype: str = "float32"
     precision: str = "full"
     """``bf16``: what torch.autocast takes for that computes in bfloat16; weights, gradients and the loss do not."""
@@ -58,10 +65,12 @@ def learning_rate(step: int, steps: int, peak: float, warm_up: float = 0.1) -> f
 
 def make_optimizer(settings: Settings, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
     """The optimizer that the settings ask for."""
+    arguments: dict[str, Any] = {"lr": settings.lr}
+    if settings.optimizer in SHORT:
+        arguments["weight_decay"] = settings.weight_decay
     if settings.optimizer == "sgd":
-        return torch.optim.SGD(parameters, settings.lr, momentum=settings.momentum, weight_decay=settings.weight_decay)
-    kind = torch.optim.AdamW if settings.optimizer == "adamw" else torch.optim.Adam
-    return kind(parameters, settings.lr, weight_decay=settings.weight_decay)
+        arguments["momentum"] = settings.momentum
+    return make(settings.optimizer, parameters, **arguments | dict(settings.optimizer_args))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -21,6 +21,7 @@ from distconv.communication.agreement import together
 from distconv.data.loader import Batch, Epochs
 from distconv.errors import CheckpointError, DistconvError
 from distconv.grid import ProcessGrid
+from distconv.jobs.configuration.optimisation import Schedule
 from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
 from distconv.parameters.replicas import check_replicas
@@ -70,6 +71,7 @@ class Training(ABC):
         """Steps that have been taken."""
         self.checkpoints_begun = 0
         self._saving: checkpoint.Saving | None = None
+        self._schedule: Schedule | None = None
         self.losses: list[tuple[int, float]] = []
         """Steps since this run began, counted from 1, and their losses as far as they are known."""
 
@@ -129,6 +131,18 @@ class Training(ABC):
     def rate(self) -> float:
         """The learning rate of the next step."""
         return learning_rate(self.step_count, self.steps, self.settings.lr, self.settings.warm_up)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> None:
+        """Let ``optimizer`` have the numbers of the next step."""
+        of = self.settings
+        if not of.scheduler:
+            set_rate(optimizer, self.rate)
+            return
+        if self._schedule is None:
+            schedule = Schedule(lambda parameters: make_optimizer(of, parameters))
+            self._schedule = schedule.begin(of.scheduler, of.scheduler_args, steps=self.steps, peak=of.lr)
+        for group in optimizer.param_groups:
+            group.update(self._schedule.at(self.step_count))
 
     def autocast(self) -> torch.autocast:
         """Where the model is called for training: computes with the settings' precision."""
@@ -331,11 +345,13 @@ class Trainer(Training):
             On all ranks, if the loss is not finite; the weights are those from before the step.
         """
         self.model.train()
-        set_rate(self.optimizer, self.rate)
+        self.schedule(self.optimizer)
         self.optimizer.zero_grad()
         value = float(self.taken(inputs, labels))
         # One decision: ranks that have come apart may not have the same loss.
         together(self.comm, lambda: self.note_loss(self.step_count + 1, value), DistconvError)
+        if self.settings.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
         self.optimizer.step()
         self.step_count += 1
         return value

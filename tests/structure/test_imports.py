@@ -20,6 +20,7 @@ WITHIN = {
     "distconv.perfmodel": ["graph", "cost machine strategy", "profiles", "sparse", "stages", "exploration"],
     "distconv.pipeline": ["schedules simulation splitting", "runtime stage", "reference"],
     "distconv.jobs": [
+        "configuration",
         "training",
         "images mesh pointcloud sequence",
         "bench commands planning prediction verification",

@@ -73,10 +73,13 @@ def job(events: list[Any], **more: Any) -> Job:
 def given(folder: Path, **values: Any) -> Namespace:
     settings = vars(Settings(model="net", batch=1))
     return Namespace(
+        print_config=False,
+        init_from=None,
+        track=None,
         **settings
         | vars(options_of_runs(folder))
         | dict(plan=None, grid=None, device="cpu", method="seq", capture="off")
-        | values
+        | values,
     )
 
 

@@ -98,7 +98,7 @@ def test_steps_go_on_when_one_rank_finds_the_disk_full_beside_them(
 def test_a_run_goes_on_with_each_setting_as_it_was_but_its_length(comm: Any, shared_tmp_path: Path) -> None:
     trainer, saved = trainer_on(comm, written(comm, shared_tmp_path)), str(shared_tmp_path / "saved")
     trainer.save(saved)
-    settings, others = trainer.settings, {int: 7, float: 0.375, str: "other", bool: True, type(None): 7}
+    settings, others = trainer.settings, {int: 7, float: 0.375, str: "other", bool: True, type(None): 7, dict: {"a": 1}}
     for field in dataclasses.fields(Settings):
         value = getattr(settings, field.name)
         other = others[type(value)]

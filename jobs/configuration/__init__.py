@@ -1,0 +1,8 @@
+"""What people choose of a training: a file of options, torch's optimizers and schedulers, where scalars go.
+
+::
+
+    optimisation  Any optimizer and scheduler of torch, with their arguments
+    options_file  Options in a YAML file: read, printed, and saved with a run
+    tracking      Scalars of a run for TensorBoard
+"""

@@ -1,0 +1,99 @@
+"""Options in a YAML file: read (``--config``), printed (``--print-config``), and saved with a run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from distconv.whole_files import open_regular
+
+NAME = "config.yaml"
+_OF_THE_CALL = ("config", "print_config", "resume", "overwrite")
+"""Options that are about one call, not about the run."""
+
+
+def add_config_arguments(parser: argparse.ArgumentParser) -> None:
+    """``--config`` and ``--print-config``."""
+    parser.add_argument(
+        "--config",
+        action=_Config,
+        type=Path,
+        metavar="FILE",
+        help="YAML file of options by their names (lr: 0.1); options behind it count more",
+    )
+    parser.add_argument(
+        "--print-config", "--print_config", action="store_true", help="print all options as such a file, and end"
+    )
+
+
+class _Config(argparse.Action):
+    """Parses what is in the file in the place of the option."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        try:
+            with open_regular(values) as file:
+                found = yaml.safe_load(file.read())
+        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+            raise argparse.ArgumentError(self, " ".join(f"{values}: {error}".split())) from None
+        if not isinstance(found, Mapping):
+            raise argparse.ArgumentError(self, f"{values} holds {type(found).__name__}; write options by their names")
+        words = list(self._words(parser, found, values))
+        parser.parse_args(words, namespace)
+        setattr(namespace, self.dest, values)
+
+    def _words(self, parser: argparse.ArgumentParser, found: Mapping[Any, Any], path: Path) -> Iterator[str]:
+        actions = {action.dest: action for action in parser._actions if action.option_strings}
+        for name, value in found.items():
+            action = actions.get(str(name).replace("-", "_"))
+            if action is None or action.dest in _OF_THE_CALL:
+                raise argparse.ArgumentError(self, f"{path}: there is no option {name!r} for such a file")
+            option = action.option_strings[-1]
+            if action.nargs == 0:  # a switch: its default is the other way
+                if value == action.const:
+                    yield option
+                elif value != action.default:
+                    raise argparse.ArgumentError(self, f"{path}: {name} is true or false, not {value!r}")
+            elif value is not None:
+                yield f"{option}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (Mapping, list)):
+        return str(yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6)).strip()
+    return str(value)
+
+
+def text_of(options: argparse.Namespace, without: Sequence[str] = ()) -> str:
+    """The options as such a file."""
+    values = {}
+    for name, value in vars(options).items():
+        if name in _OF_THE_CALL or name in without or value is None:
+            continue
+        if name == "grid":
+            value = ",".join(f"{axis}={parts}" for axis, parts in value.items())
+        plain = isinstance(value, (bool, int, float, str, dict, list))
+        values[name] = value if plain else str(value)
+    return str(yaml.safe_dump(values, sort_keys=True, default_flow_style=False))
+
+
+def mapping(text: str) -> dict[str, Any]:
+    """Arguments by their names, ``{betas: [0.9, 0.95]}``.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the text is none.
+    """
+    try:
+        found = yaml.safe_load(text)
+    except yaml.YAMLError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {{NAME: VALUE, ...}}")
+    return found

@@ -1,0 +1,58 @@
+"""Optimizers and schedulers are torch's: numbers of each step, also of a run that goes on in the middle."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+import torch
+
+from distconv.errors import DistconvError
+from distconv.jobs.configuration.optimisation import Schedule, make, optimizer_name, scheduler_name
+
+
+def adamw(parameters: Any) -> torch.optim.Optimizer:
+    return make("adamw", parameters, lr=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "full"),
+    [
+        ("OneCycleLR", {}, {"max_lr": 0.02, "total_steps": 9}),
+        ("OneCycleLR", {"max_lr": 0.1, "epochs": 3, "steps_per_epoch": 4}, {"max_lr": 0.1, "total_steps": 12}),
+        ("CosineAnnealingLR", {"eta_min": 0.001}, {"T_max": 9, "eta_min": 0.001}),
+        ("StepLR", {"step_size": 2}, {"step_size": 2}),
+    ],
+)
+def test_each_step_has_the_numbers_of_torch(name: str, arguments: dict[str, Any], full: dict[str, Any]) -> None:
+    optimizer = adamw([torch.nn.Parameter(torch.ones(2))])
+    scheduler = getattr(torch.optim.lr_scheduler, name)(optimizer, **full)
+    expected = []
+    for _ in range(9):
+        expected.append((optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["betas"]))
+        optimizer.step()
+        scheduler.step()
+    schedule = Schedule(adamw).begin(name, arguments, steps=9, peak=0.02)
+    for step in (*range(9), 4, 1, 8):
+        found = schedule.at(step)
+        assert (found["lr"], found["betas"]) == expected[step]
+    assert len({rate for rate, _ in expected}) > 3
+
+
+def test_classes_of_torch_are_known_and_others_refused() -> None:
+    assert [optimizer_name(name) for name in ("sgd", "adamw", "RMSprop")] == ["sgd", "adamw", "RMSprop"]
+    assert scheduler_name("OneCycleLR") == "OneCycleLR"
+    for name in ("Optimizer", "LBFGS", "lr_scheduler", "none"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not sgd, adam, adamw or another class"):
+            optimizer_name(name)
+    for name in ("ReduceLROnPlateau", "LRScheduler", "none"):
+        with pytest.raises(argparse.ArgumentTypeError, match="that goes by steps"):
+            scheduler_name(name)
+
+
+def test_arguments_that_they_do_not_take_are_one_line() -> None:
+    with pytest.raises(DistconvError, match=r"--optimizer sgd: .*'speed'"):
+        make("sgd", [torch.nn.Parameter(torch.ones(1))], lr=1.0, speed=3)
+    with pytest.raises(DistconvError, match=r"--scheduler StepLR: .*step_size"):
+        Schedule(adamw).begin("StepLR", {}, steps=3, peak=1.0)
