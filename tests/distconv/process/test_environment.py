@@ -49,7 +49,7 @@ BAD = [
     ("DISTCONV_TIMEOUT_S", "ten", "seconds from 0 on"),
     ("DISTCONV_CHECK", "sometimes", "off, plan or all"),
     ("DISTCONV_MALLOC", "yes", "0, 1, tcmalloc, jemalloc, mimalloc"),
-    ("DISTCONV_TRANSPORT", "pigeon", "host, cuda-aware or nccl"),
+    ("DISTCONV_TRANSPORT", "pigeon", "host, cuda-aware, nccl or torch"),
 ]
 
 
