@@ -58,6 +58,9 @@ def add_cloud_arguments(parser: argparse.ArgumentParser, defaults: Settings) -> 
     parser.add_argument(
         "--keep", type=share, default=defaults.keep, help="share of them that is trained on (default: %(default)s)"
     )
+    parser.add_argument(
+        "--varied", action="store_true", help="draw each cloud's share from 0 to --keep, in each epoch anew"
+    )
 
 
 def share(text: str) -> float:

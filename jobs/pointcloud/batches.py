@@ -21,6 +21,8 @@ class Recipe:
     resolution: int
     points: int = DRAWN_POINTS
     keep: float = 1.0
+    varied: bool = False
+    """Each cloud's share is drawn from 0 to ``keep``."""
     offsets: bool = False
     seed: int = 0
 
@@ -44,7 +46,15 @@ def voxel_batch(clouds: Clouds, samples: Sequence[int], recipe: Recipe, epoch: i
     voxels, parts = [], []
     for sample in samples:
         cloud = clouds[sample]
-        taken = drawn(len(cloud.points), recipe.points, recipe.keep, seed=recipe.seed, epoch=epoch, sample=sample)
+        taken = drawn(
+            len(cloud.points),
+            recipe.points,
+            recipe.keep,
+            varied=recipe.varied,
+            seed=recipe.seed,
+            epoch=epoch,
+            sample=sample,
+        )
         # The whole cloud sets the scale: it must not move with the points that happen to be drawn.
         points = unit_cube(torch.from_numpy(cloud.points))[torch.from_numpy(taken)]
         voxels.append(voxelise(points, recipe.resolution, offsets=recipe.offsets))

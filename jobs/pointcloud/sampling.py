@@ -42,12 +42,21 @@ def points_on(mesh: Mesh, triangles: NDArray[np.int64], random: np.random.Genera
     return np.asarray(a + u * (b - a) + v * (c - a))
 
 
-def drawn(available: int, count: int, keep: float = 1.0, *, seed: int, epoch: int, sample: int) -> NDArray[np.int64]:
+def drawn(
+    available: int,
+    count: int,
+    keep: float = 1.0,
+    *,
+    varied: bool = False,
+    seed: int,
+    epoch: int,
+    sample: int,
+) -> NDArray[np.int64]:
     """Indices of the points that this epoch takes of a cloud: a share ``keep`` of ``count``, or of all if it has fewer.
 
     They follow from seed, epoch and sample alone. ``keep`` is p, the point sampling ratio of the paper's Table II: 1
-    keeps all points and 0 none, as its text says of p. (A ratio drawn from 0 to p, of which the text also speaks, would
-    drop points at p = 1.)
+    keeps all points and 0 none, as its text says of p. ``varied``: the share is theta, drawn from 0 to p, of which the
+    text also speaks; that drops half of the points at p = 1, in the mean. One point is left then at least.
 
     Raises
     ------
@@ -57,4 +66,6 @@ def drawn(available: int, count: int, keep: float = 1.0, *, seed: int, epoch: in
     if not 0 <= keep <= 1:
         raise DataError(f"point dropout keeps a share of the points from 0 to 1, not {keep}")
     random = np.random.default_rng((seed, _DRAW, epoch, sample))
-    return random.choice(available, round(keep * min(count, available)), replace=False)
+    whole = min(count, available)
+    kept = max(1, round(keep * random.random() * whole)) if varied else round(keep * whole)
+    return random.choice(available, kept, replace=False)

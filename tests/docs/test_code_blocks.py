@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 import distconv as dc
+from distconv.cli import Parser
+from distconv.jobs.training.options import add_training_arguments
+from distconv.jobs.training.settings import Settings
 from distconv.perfmodel import Machine
 from distconv.pipeline import PipelinePlan
 from tests.docs.blocks import PAGES, Block, blocks
@@ -90,7 +93,11 @@ FILES = [block for block in ALL if block.language in ("json", "yaml")]
 def test_a_file_is_one_that_is_taken(block: Block, tmp_path: Path):
     path = tmp_path / f"file.{block.language}"
     path.write_text(block.text)
-    if block.language == "yaml":
+    if block.language == "yaml" and "optimizer:" in block.text:  # options of a training
+        parser = Parser(prog="distconv train", allow_abbrev=False)
+        add_training_arguments(parser, Settings(), out="runs/x")
+        assert parser.parse_args(["--config", str(path)]).optimizer == "AdamW"
+    elif block.language == "yaml":
         assert Machine.load(str(path)).ranks_per_node > 0
     elif '"distconv-pipeline-plan"' in block.text:
         assert PipelinePlan.load(path).ranks > 0

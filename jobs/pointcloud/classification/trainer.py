@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,8 @@ class Settings(common.Settings):
     """Points that each epoch draws of a cloud."""
     keep: float = 1.0
     """The share of them that is kept in training: point dropout."""
+    varied: bool = False
+    """Each cloud's share is drawn from 0 to ``keep`` in each epoch."""
 
 
 class _Clouds(Classifier):
@@ -107,7 +109,8 @@ class PipelineTrainer(_Clouds, AnyPipelineTrainer):
 def _training_loader(
     settings: Settings, samples: CloudSamples, device: str, placed: Callable[[SparseTensor], Any]
 ) -> VoxelLoader:
-    return _loader(settings, samples, "train", placed, keep=settings.keep, **settings.loading(device))
+    dropout = {"keep": settings.keep, "varied": settings.varied}
+    return _loader(settings, samples, "train", placed, dropout=dropout, **settings.loading(device))
 
 
 def _loader(
@@ -116,10 +119,10 @@ def _loader(
     group: str,
     placed: Callable[[SparseTensor], Any],
     *,
-    keep: float = 1.0,
+    dropout: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> VoxelLoader:
-    recipe = Recipe(settings.resolution, settings.points, keep, seed=settings.seed)
+    recipe = Recipe(settings.resolution, settings.points, seed=settings.seed, **dropout or {})
     return VoxelLoader(samples, group, settings.batch, placed=placed, recipe=recipe, **options)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,9 @@ def test_they_end_with_a_rank_that_is_killed(comm: Any, tmp_path: Path) -> None:
     )
     from distconv.process.launchers import without_launcher
 
-    run = subprocess.run(["python", "-c", script], capture_output=True, text=True, env=without_launcher(), timeout=50)
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=without_launcher(), timeout=50
+    )
     children = run.stdout.split()
     assert len(children) == 3, run.stderr
     deadline = time.monotonic() + 20

@@ -73,6 +73,18 @@ def test_what_is_drawn_follows_from_seed_epoch_and_sample_alone() -> None:
     assert len({tuple(indices) for indices in draws.values()}) == len(places)
 
 
+def test_a_varied_share_is_uniform_up_to_keep_and_follows_from_the_same() -> None:
+    clouds = 4000
+    taken = np.array([len(drawn(500, 200, 0.5, varied=True, seed=3, epoch=1, sample=s)) for s in range(clouds)])
+    assert taken.min() >= 1 and taken.max() <= 100
+    # Of theta in [0, 1/2] a quarter of 200 in the mean; each tenth of the range has a tenth of the clouds.
+    assert abs(taken.mean() - 50) < 4 * 100 / np.sqrt(12 * clouds)
+    tenths = np.histogram(taken, bins=np.linspace(0, 100, 11))[0] / clouds
+    assert np.abs(tenths - 0.1).max() < 0.03
+    again = drawn(500, 200, 0.5, varied=True, seed=3, epoch=1, sample=7)
+    assert len(again) == taken[7] and len(set(again.tolist())) == len(again)
+
+
 def test_every_point_is_drawn_as_often_as_the_others() -> None:
     epochs = 2000
     counts = sum(np.bincount(drawn(20, 10, 0.5, seed=0, epoch=e, sample=0), minlength=20) for e in range(epochs))

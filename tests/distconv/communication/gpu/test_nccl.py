@@ -192,8 +192,7 @@ ENDS = """
     import distconv as dc
     from mpi4py import MPI
     from distconv.communication.transport import Reduction, allreduce
-    from tests.distconv.communication import test_collectives
-from tests.distconv.communication.by_gloo import by_gloo
+    from tests.distconv.communication.by_gloo import by_gloo
 
     with by_gloo(MPI.COMM_WORLD) as (channel, comm):
         assert allreduce(comm, torch.ones(2), "a sum").tolist() == [2, 2]

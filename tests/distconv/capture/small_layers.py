@@ -1,0 +1,65 @@
+"""What a layer with little work takes, eagerly and captured, beside plain torch: ``python -m`` this, with a grid.
+
+    mpiexec -n 2 python -m mpi4py -m tests.distconv.capture.small_layers h=2
+
+20 x (convolution of 4 channels, batch norm, ReLU) on 2 x 4 x 8 x 8, forward and backward, one thread a rank; the three
+take turns, and each starts behind a barrier.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+
+import torch
+from torch import nn
+
+import distconv as dc
+
+LAYERS, TURNS = 20, 60
+
+
+def network() -> nn.Sequential:
+    """The stack."""
+    blocks = ((nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU()) for _ in range(LAYERS))
+    return nn.Sequential(*(module for block in blocks for module in block))
+
+
+def main(grid: dc.ProcessGrid) -> None:
+    """Measure and print, on rank 0."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    model, plain = dc.parallelize(network(), grid), network()
+    whole = torch.randn(2, 4, 8, 8)
+    x = dc.scatter(whole, grid)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        loss.backward()
+        return loss
+
+    captured = dc.capture(step, x)
+    ways = {
+        "eager": lambda: (model.zero_grad(), step(x)),
+        "captured": lambda: (model.zero_grad(), captured(x)),
+        "plain torch": lambda: (plain.zero_grad(), plain(whole).sum().backward()),
+    }
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(TURNS + 5):
+        for name, way in ways.items():
+            grid.world.Barrier()
+            began = time.perf_counter()
+            way()
+            if turn >= 5:
+                times[name].append((time.perf_counter() - began) / (3 * LAYERS) * 1e6)
+    if grid.rank == 0:
+        torchs = statistics.median(times["plain torch"])
+        print(f"{grid.describe()}, us a module: median (min to max), over plain torch")
+        for name, found in times.items():
+            median = statistics.median(found)
+            print(f"{name:<12}{median:8.1f} ({min(found):.1f} to {max(found):.1f}) {median / torchs:.2f}")
+
+
+if __name__ == "__main__":
+    main(dc.ProcessGrid(**dc.parse_grid(sys.argv[1])))
