@@ -141,4 +141,4 @@ def move(running: torch.Tensor | None, found: torch.Tensor, momentum: float) -> 
     """Move a running statistic, if there is one, towards that of a mini-batch, as torch does."""
     if running is not None:
         with torch.no_grad():
-            running.lerp_(found.to(running.dtype), momentum)
+            running.mul_(1 - momentum).add_(found.to(running.dtype), alpha=momentum)

@@ -132,7 +132,7 @@ class BatchNormGradient:
             return dx
         factor = self._inverse if self._weight is None else self._inverse * self._weight
         shape = (1, -1) + (1,) * (self._x.dim() - 2)
-        line = (self._mean, slope.mul_(factor).mul_(self._inverse), level.mul_(factor))
+        line = (self._mean, slope.mul_(factor * self._inverse), level.mul_(factor))
         subtract_line(self._partial, self._x, *(t.to(self._x.dtype).view(shape) for t in line))
         return self._partial.to(self._dtype)
 
