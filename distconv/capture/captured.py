@@ -17,7 +17,6 @@ from distconv.capture.steps import Result, Run, difference, recorded
 from distconv.capture.watch import Arguments, Modules, References, Tensors, block_of, flattened, mapped
 from distconv.communication import agreement, gradient_reduction
 from distconv.errors import CaptureError, UnsupportedOperation
-from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
 ON_CHANGE = ("raise", "record")
@@ -83,10 +82,8 @@ class Captured:
         if self._world.size == 1 or agreement.level == "off":
             return number >= 0
         agreement.check_usable(self._world, "a captured step")
-        extremes = np.array([number, -number], dtype=np.int64)
-        with watchdog.waiting(lambda: "agreement on a captured step"):
-            self._world.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
-        return bool(extremes[0] == -extremes[1] and number >= 0)
+        apart = agreement.apart(self._world, np.array([number]), lambda: "agreement on a captured step")
+        return number >= 0 and not apart[0]
 
     def _permit(self, why: _Change) -> None:
         """Raise on all ranks unless it may be recorded anew."""
@@ -149,7 +146,11 @@ class Captured:
             if wrong:
                 raise CaptureError(f"the replay of a step gives other numbers than the step: {wrong} is different")
 
-        agreement.together(self._world, check, CaptureError)
+        try:
+            agreement.together(self._world, check, CaptureError)
+        except CaptureError:
+            before.put_back()  # whoever takes the step eagerly then finds what was there before
+            raise
         replay.checked = True
         return result
 
@@ -179,7 +180,6 @@ class _Replay:
         self._comms = run.recording.comms()
         self._program = Program(run.recording, run.outputs(), run.gradient_slots(), len(run.state.gradients))
         self._results = run.results
-        self._alone = _alone(run)
 
     def change(self, args: Sequence[Any], leaves: Sequence[Any]) -> _Change | None:
         """What has changed, or None."""
@@ -202,7 +202,7 @@ class _Replay:
         gradients += [share for _, share, _ in gradient_reduction.kept()]
         with torch.no_grad(), below_autograd():
             found = self._program.replay(_blocks(leaves), gradients)
-        made = iter([tensor if alone else tensor.detach() for tensor, alone in zip(found, self._alone, strict=True)])
+        made = iter([tensor.detach() for tensor in found])
         results = [next(made) for _ in self._results]
         for leaf, slot in self.run.gradients:
             state.set_gradient(leaf, None if slot is None else next(made))
@@ -214,10 +214,6 @@ class _Replay:
         return mapped(
             lambda value: value.wrapped(next(blocks)) if isinstance(value, Result) else value, self.run.result
         )
-
-
-def _alone(run: Run) -> list[bool]:
-    return [False for _ in run.outputs()]
 
 
 def _blocks(leaves: Sequence[Any]) -> list[Any]:

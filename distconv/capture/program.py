@@ -89,6 +89,8 @@ class Program:
         """Of slots that are there now."""
         self._lines: list[str] = []
         self._depth = 1
+        self._open: list[str | None] = []
+        """Blocks that are being written: what learns of their failure, or None."""
         for number, slot in enumerate(recording.slots):
             if number in gradients:
                 self._names[number] = f"g{gradients[number]}"
@@ -141,7 +143,8 @@ class Program:
         for entry in entries:
             if isinstance(entry, Operator) and not entry.writes and entry.one and entry.results[0] is not None:
                 result = entry.results[0]
-                if entry.function in _SAME and self._alias(result, next(entry.reads())):
+                if entry.function in _SAME:
+                    self._alias(result, next(entry.reads()))
                     continue
                 if self._is_view_of_held(entry):
                     with torch.no_grad(), below_autograd():
@@ -150,12 +153,11 @@ class Program:
             left.append(entry)
         return left
 
-    def _alias(self, result: int, source: int) -> bool:
+    def _alias(self, result: int, source: int) -> None:
         if source in self._values:
             self._values[result] = self._values[source]
         else:
             self._names[result] = self._name(source)
-        return True
 
     def _is_view_of_held(self, entry: Operator) -> bool:
         slots, sources = self._recording.slots, list(entry.reads())
@@ -305,7 +307,7 @@ class Program:
             self._close()
 
     def _write_post(self, entry: Post) -> None:
-        small = all(self._recorded_bytes(slot) <= _LARGEST_BUFFER for _, slot in entry.sends)
+        small = all(self._recording.slots[slot].nbytes <= _LARGEST_BUFFER for _, slot in entry.sends)
         if small and all(slot in self._values for _, slot in entry.receives):
             receives = [(peer, self._values[slot]) for peer, slot in entry.receives]
             persistent = Persistent(entry.comm, [(peer, self._kept(slot)) for peer, slot in entry.sends], receives)
@@ -314,9 +316,6 @@ class Program:
             return
         posting = Posting(entry.comm, [peer for peer, _ in entry.sends], [peer for peer, _ in entry.receives])
         self._post(entry.number, posting, list(entry.reads()), entry)
-
-    def _recorded_bytes(self, slot: int) -> int:
-        return self._recording.slots[slot].nbytes
 
     def _kept(self, slot: int) -> torch.Tensor:
         """Memory that stays for a message: where it lies, or else what it is copied to."""
@@ -333,11 +332,7 @@ class Program:
         self._constants[f"d{number}"] = what
         self._emit(f"q{number} = {self._constant(function)}({', '.join(map(self._name, slots))})")
 
-    _open: list[str | None]
-
     def _begin(self, entry: Begin) -> None:
-        if not hasattr(self, "_open"):
-            self._open = []
         if entry.flag is not None:
             self._open.append(None)
             self._emit(f"if {self._name(entry.flag)}:")

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from mpi4py import MPI
 
+from distconv.communication.agreement import apart
 from distconv.process import watchdog
 
 
@@ -33,11 +34,8 @@ def different(comm: MPI.Intracomm, tensors: Mapping[str, torch.Tensor], what: st
     One message of 16 bytes for each.
     """
     digests = np.array([digest(tensor) for tensor in tensors.values()], dtype=np.int64)
-    extremes = np.concatenate([digests, -digests])
-    with watchdog.waiting(lambda: what):
-        comm.Allreduce(MPI.IN_PLACE, extremes, MPI.MIN)
-    apart = extremes[: len(digests)] != -extremes[len(digests) :]
-    return {name: int(value) for name, value, wrong in zip(tensors, digests, apart, strict=True) if wrong}
+    found = apart(comm, digests, lambda: what)
+    return {name: int(value) for name, value, wrong in zip(tensors, digests, found, strict=True) if wrong}
 
 
 def difference(comm: MPI.Intracomm, tensors: Mapping[str, torch.Tensor], rank: int) -> str:

@@ -37,6 +37,8 @@ _MPI_TYPES = {
     torch.complex128: MPI.C_DOUBLE_COMPLEX,
 }
 
+_BY_GROUPS = "messages go by torch's process groups (DISTCONV_TRANSPORT), and replays send by MPI"
+
 Message = nccl.Message
 
 
@@ -110,6 +112,8 @@ class Exchange:
         self._channel = way.channel
         if recording.active is not None:
             recording.active.posted(self, comm, sends, receives, what)
+            if self._channel is not None:
+                recording.active.refuse(_BY_GROUPS)
         if self._channel is not None:
             self._launch = self._channel.exchange(sends, receives, what)
             return
@@ -221,6 +225,8 @@ class Reduction:
         self._channel = way.channel if op == MPI.SUM or not self._wide.is_complex() else None
         if recording.active is not None:
             recording.active.reduced(self, comm, self._wide, op, what)
+            if self._channel is not None:
+                recording.active.refuse(_BY_GROUPS)
         if self._channel is not None:
             self._launch = self._channel.reduce(self._wide, op, what)
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -10,14 +11,15 @@ import torch.nn.functional as F
 from mpi4py import MPI
 
 import distconv as dc
+from distconv.capture.captured import capture
 from distconv.communication.derived import Derived
 from distconv.communication.gpu import device_transport, nccl
 from distconv.communication.transport import Exchange, Reduction, allreduce, counted
-from distconv.errors import CommunicatorError
+from distconv.errors import CaptureError, CommunicatorError
 from tests.distconv.communication import test_collectives
 from tests.distconv.communication.by_gloo import by_gloo
 from tests.distconv.communication.late_transports import by
-from tests.distconv.layouts import grid_over, normal
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
 from tests.harness import late_gpu
 from tests.layers.compare import same_as_one_process
 
@@ -185,6 +187,17 @@ def test_a_peer_whose_process_group_has_ended_is_an_error_where_it_is_waited_for
             with pytest.raises(CommunicatorError, match=r"^gloo: .*losed by peer"):
                 Reduction(own, torch.ones(3), "a sum").wait()
             assert not channel._groups
+
+
+@pytest.mark.ranks(2)
+def test_a_step_whose_sums_go_by_process_groups_is_not_captured(comm):
+    with by_gloo(comm) as (_, own):
+        step = partial(_summed, own)
+        raises_everywhere(comm, CaptureError, "go by torch's process groups", lambda: capture(step, torch.ones(2)))
+
+
+def _summed(comm, x):
+    return allreduce(comm, x.clone(), "a sum")
 
 
 ENDS = """
