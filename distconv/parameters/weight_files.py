@@ -10,7 +10,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication.agreement import agree, together
-from distconv.errors import CheckpointError
+from distconv.errors import CheckpointError, DistconvError
 from distconv.whole_files import open_regular
 
 SAFETENSORS = ".safetensors"
@@ -29,6 +29,33 @@ def read_weights(path: Path, comm: MPI.Intracomm) -> Mapping[str, torch.Tensor]:
     found = together(comm, lambda: _read(path), CheckpointError)
     agree(comm, f"weights in {path}", str([(name, tuple(tensor.shape)) for name, tensor in found.items()]))
     return found
+
+
+def load_weights(
+    model: torch.nn.Module,
+    path: Path,
+    comm: MPI.Intracomm,
+    *,
+    of: str = "the model",
+    unfit: type[DistconvError] = CheckpointError,
+) -> None:
+    """Let ``model``, which an error calls ``of``, have the weights of a file. Collective.
+
+    Raises
+    ------
+    CheckpointError
+        On all ranks, if it cannot be read; if its weights do not fit it is an ``unfit``.
+    """
+    state = read_weights(path, comm)
+
+    def load() -> None:
+        try:
+            model.load_state_dict(state)
+        except RuntimeError as error:
+            reason = " ".join(f"{error}".split())
+            raise unfit(f"{path}: the weights do not fit {of}: {reason}") from error
+
+    together(comm, load, unfit)
 
 
 def _read(path: Path) -> Mapping[str, torch.Tensor]:

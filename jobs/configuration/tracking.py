@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,8 @@ class TensorBoard:
             raise DataError("--track tensorboard: it is not installed: pip install tensorboard") from error
         place = folder / FOLDER
         if place.is_dir() and not place.is_symlink():
-            shutil.rmtree(place)
+            for events in place.glob("events.out.tfevents.*"):
+                events.unlink()
         self._writer = SummaryWriter(str(place))
         for line in lines:
             self.write(line)

@@ -25,7 +25,7 @@ from distconv.jobs.training.model_factory import ModelError, build_classifier, b
 from distconv.jobs.training.run import CHECKPOINTS
 from distconv.jobs.training.settings import Settings
 from distconv.parallel import parallelize
-from distconv.parameters.weight_files import read_weights
+from distconv.parameters.weight_files import load_weights
 
 INPUTS = {"mesh": ("input", "label")}
 """Names of datasets by task; of others ``image`` and ``label``."""
@@ -113,15 +113,7 @@ def build(of: Trained, comm: MPI.Intracomm, *, channels: int, options: Any) -> t
     if options.model is None:
         raise ModelError(f"{of.path} holds weights alone: give the network with --model package.module:factory")
     model = build_model(options.model, comm, seed=0, in_channels=channels, classes=options.classes, width=options.width)
-    state = read_weights(of.path, comm)
-
-    def load() -> None:
-        try:
-            model.load_state_dict(state)
-        except RuntimeError as error:
-            raise ModelError(f"{of.path}: the weights do not fit --model {options.model}: {_line(error)}") from error
-
-    together(comm, load, ModelError)
+    load_weights(model, of.path, comm, of=f"--model {options.model}", unfit=ModelError)
     return model
 
 
@@ -139,7 +131,3 @@ def on_grid(
         found = checkpoint.load(of.folder, grid.world, checkpoint.layouts_of(model), check)
         checkpoint.restore(found, model, None, grid.world, convert_dtype=True)
     return model.eval()
-
-
-def _line(error: Exception) -> str:
-    return " ".join(f"{error}".split())

@@ -14,10 +14,9 @@ from typing import Any
 from mpi4py import MPI
 
 from distconv.communication.agreement import together
-from distconv.errors import CheckpointError, DataError, GridError
+from distconv.errors import DataError, GridError
 from distconv.grid import ProcessGrid
 from distconv.jobs.configuration.options_file import NAME, text_of
-from distconv.parameters.weight_files import read_weights
 from distconv.plan import Plan
 from distconv.whole_files import write_file
 
@@ -110,7 +109,7 @@ def train(options: argparse.Namespace, job: Job) -> int:
         if options.capture != "off":
             trainer.capture(options.capture)
         if options.init_from is not None and not options.resume:
-            _begin_with(options.init_from, trainer)
+            trainer.begin_with(options.init_from)
         resumed = prepare(options, trainer)
         together(comm, lambda: write_file(options.out / NAME, config) if comm.rank == 0 else None, DataError)
         if comm.rank == 0:
@@ -123,20 +122,6 @@ def train(options: argparse.Namespace, job: Job) -> int:
             _report(trainer, metrics, outcome, job.examples(trainer, outcome), taken)
         trainer.close()
     return 0
-
-
-def _begin_with(path: Path, trainer: Training) -> None:
-    """Let the model have the weights of a file. Collective."""
-    state = read_weights(path, trainer.comm)
-
-    def load() -> None:
-        try:
-            trainer.model.load_state_dict(state)
-        except RuntimeError as error:
-            text = " ".join(str(error).split())
-            raise CheckpointError(f"--init-from {path}: the weights do not fit the model: {text}") from error
-
-    together(trainer.comm, load, CheckpointError)
 
 
 def _place_of(options: argparse.Namespace, comm: MPI.Intracomm, job: Job) -> ProcessGrid | Plan | Pipelining:

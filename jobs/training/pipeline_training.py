@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -195,9 +196,7 @@ class PipelineTrainer(training.Training):
         """Go on from the newest finished checkpoint, of any grid or pipeline; False if there is none. Collective."""
         if not super().resume(directory, fallback=fallback):
             return False
-        if self.pipelining.plans is not None:
-            for stage in self.stages:
-                stage.load_state_dict(self.model.state_dict(), strict=False)
+        self._give_to_stages()
         if self.pipe.optimizer is not None:
             whole = {
                 name: self.optimizer.state[p] for name, p in self.model.named_parameters() if p in self.optimizer.state
@@ -207,6 +206,17 @@ class PipelineTrainer(training.Training):
         self.optimizer.state.clear()
         self.pipe.minibatches = self.step_count
         return True
+
+    def begin_with(self, path: Path) -> None:
+        """Let the model, and the stages of it, have the weights of a file. Collective."""
+        super().begin_with(path)
+        self._give_to_stages()
+
+    def _give_to_stages(self) -> None:
+        """Let stages that are no parts of ``model`` have its weights."""
+        if self.pipelining.plans is not None:
+            for stage in self.stages:
+                stage.load_state_dict(self.model.state_dict(), strict=False)
 
     def close(self) -> None:
         """Finish what is under way, and free what MPI holds for the pipeline. Collective."""

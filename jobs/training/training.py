@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +26,7 @@ from distconv.jobs.configuration.optimisation import Schedule
 from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
 from distconv.parameters.replicas import check_replicas
+from distconv.parameters.weight_files import load_weights
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
 
@@ -281,6 +283,16 @@ class Training(ABC):
                 f"{self.steps} from its start"
             )
         return True
+
+    def begin_with(self, path: Path) -> None:
+        """Let the model have the weights of a file. Collective.
+
+        Raises
+        ------
+        CheckpointError
+            On all ranks, if it cannot be read, or its weights do not fit.
+        """
+        load_weights(self.model, path, self.comm)
 
     def _check_settings(self, found: checkpoint.Contents) -> None:
         try:

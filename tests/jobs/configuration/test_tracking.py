@@ -1,4 +1,4 @@
-"""TensorBoard's scalars are those of metrics.jsonl, none twice. Whole runs: tests/jobs/training/test_job.py."""
+"""TensorBoard's scalars are those of metrics.jsonl, none twice."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ def test_a_run_that_goes_on_has_each_scalar_once(tmp_path: Path) -> None:
     for line in lines:
         first.write(line)
     first.close()
+    (tmp_path / "tensorboard" / "notes.txt").write_text("of a user")
     second = TensorBoard(tmp_path, lines[:2])  # killed, and resumed from step 2
     for line in (*lines[2:], {"step": 4, "evaluation": "test", "accuracy": 1}):
         second.write(line)
     second.close()
+    assert (tmp_path / "tensorboard" / "notes.txt").read_text() == "of a user"
     assert scalars(tmp_path) == {
         "loss": [(line["step"], line["loss"]) for line in lines],
         "test/accuracy": [(4, 1.0)],

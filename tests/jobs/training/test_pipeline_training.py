@@ -16,6 +16,7 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv import cli
+from distconv.errors import CheckpointError
 from distconv.jobs.images.classification import PipelineTrainer, Settings, Trainer
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.model_factory import build_classifier
@@ -397,3 +398,35 @@ def test_the_command_trains_by_a_pipeline_plan_and_refuses_it_for_something_else
     assert cli.main([*given, "--batch", "8"]) == 2
     err = capsys.readouterr().err
     assert ("made for batch=16, found batch=8" in err) == (comm.rank == 0)
+
+
+@pytest.mark.ranks(3, 4)
+def test_stages_with_plans_begin_with_the_weights_of_a_file(comm: Any, shared_tmp_path: Path) -> None:
+    samples, alone = opened(comm, shared_tmp_path, LENET)
+    wanted = Trainer(replace(LENET, seed=5), alone, dc.ProcessGrid(MPI.COMM_SELF)).model.state_dict()
+    if comm.rank == 0:
+        torch.save(wanted, shared_tmp_path / "other.pt")
+    comm.Barrier()
+    of = planned(comm, shared_tmp_path, LENET, LENET_PLANS[comm.size])
+    trainer = PipelineTrainer(LENET, samples, of)
+    trainer.begin_with(shared_tmp_path / "other.pt")
+    trainer.synchronize()  # the model gets what the stages have
+    for name, found in trainer.model.state_dict().items():
+        assert torch.equal(found, wanted[name]), name
+    trainer.close()
+
+
+@pytest.mark.ranks(2)
+def test_a_grid_begins_with_the_weights_of_a_file_that_fits(comm: Any, shared_tmp_path: Path) -> None:
+    samples, alone = opened(comm, shared_tmp_path, LENET)
+    wanted = Trainer(replace(LENET, seed=5), alone, dc.ProcessGrid(MPI.COMM_SELF)).model.state_dict()
+    if comm.rank == 0:
+        torch.save(wanted, shared_tmp_path / "other.pt")
+        torch.save({"c1.weight": torch.zeros(3)}, shared_tmp_path / "wrong.pt")
+    comm.Barrier()
+    trainer = Trainer(LENET, samples, dc.ProcessGrid(comm, c=2))
+    trainer.begin_with(shared_tmp_path / "other.pt")
+    for name, found in trainer.model.state_dict().items():
+        assert torch.equal(found, wanted[name]), name
+    with pytest.raises(CheckpointError, match="the weights do not fit the model"):
+        trainer.begin_with(shared_tmp_path / "wrong.pt")
