@@ -22,7 +22,7 @@ from mpi4py import MPI
 from distconv.checkpoint.files import file_of
 from distconv.communication.agreement import agree, together
 from distconv.data.formats.zarr_groups import UNFINISHED
-from distconv.distribution import Box, Distribution, block_range
+from distconv.distribution import Box, Distribution, Interval, block_range
 from distconv.errors import DataError
 from distconv.precision import HALF
 from distconv.tensor import DistTensor
@@ -91,8 +91,7 @@ def rows_written(path: Path, comm: MPI.Intracomm) -> int:
         elif path.exists():
             begun = None
         else:
-            note = _parts_of(path) / _PROGRESS
-            begun = json.loads(note.read_text()) if note.is_file() else {"rows": 0}
+            begun = _progress(path) or {"rows": 0}
         if not isinstance(begun, dict):
             raise DataError(f"{path} is there already; remove it, or name another")
         return int(begun["rows"])
@@ -158,7 +157,7 @@ class Output(ABC):
                 )
             placed = tensor.redistribute(self._distribution(begin, tensor))
             box = placed.dist.box(None, placed.shape)
-            box = (type(box[0])(box[0].start + begin, box[0].stop + begin), *box[1:])
+            box = (Interval(box[0].start + begin, box[0].stop + begin), *box[1:])
             alone = all(placed.grid.coords[a] == 0 for a in placed.grid.shape if a not in placed.dist.split_axes)
             mine = box if alone and placed.local.numel() else None
             block = placed.local.to("cpu", self.dtype).contiguous()
@@ -233,13 +232,12 @@ class _Hdf5(Output):
             raise DataError(f"{self.path} is there already; remove it, or name another")
         self._pieces: list[tuple[str, list[list[int]]]] = []
         _parts_of(self.path).mkdir(parents=True, exist_ok=True)
-        if not (_parts_of(self.path) / _PROGRESS).exists():
+        begun = _progress(self.path)
+        if begun is None:
             if next(_parts_of(self.path).iterdir(), None) is not None:
                 raise DataError(f"{_parts_of(self.path)} holds other files; remove it, or name another output")
             self._note_rows(0, [])
             return 0
-        with open_regular(_parts_of(self.path) / _PROGRESS, follow_links=False) as file:
-            begun = json.loads(file.read())
         if begun["whole"] != self.whole:
             raise DataError(
                 f"{_parts_of(self.path)} holds another output that is not finished; remove it, or name another"
@@ -301,6 +299,15 @@ def _chunks(shape: Sequence[int]) -> tuple[int, ...]:
     if len(shape) < 3:
         return tuple(max(1, min(extent, _ROWS)) for extent in shape)
     return (1, *(max(1, min(_LARGEST_CHUNK, -(-extent // 4) if extent > 32 else extent)) for extent in shape[1:]))
+
+
+def _progress(path: Path) -> Any:
+    """What is noted of an HDF5 output that is not finished; None if nothing is."""
+    note = _parts_of(path) / _PROGRESS
+    if not os.path.lexists(note):
+        return None
+    with open_regular(note, follow_links=False) as file:
+        return json.loads(file.read())
 
 
 def _parts_of(path: Path) -> Path:
