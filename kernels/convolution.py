@@ -194,19 +194,19 @@ class Convolution:
         """dL/dx on the box of ``piece``, and shares of dL/dw and dL/db, of a piece that is all of the needed input."""
         if not volume(self.out) or not piece.values.numel() or not weight.numel():
             sums = grad.sum([d for d in range(grad.dim()) if d != 1])
-            found = torch.zeros_like(piece.values), torch.zeros_like(weight), sums
+            gradients = torch.zeros_like(piece.values), torch.zeros_like(weight), sums
         else:
-            found = self._backward(grad, piece, _fit(piece.box[1:], self.out, self.geometry), weight, wanted)
-        return tuple(value if needed else None for value, needed in zip(found, wanted, strict=True))
+            gradients = self._backward(grad, piece, _fit(piece.box[1:], self.out, self.geometry), weight, wanted)
+        return tuple(value if needed else None for value, needed in zip(gradients, wanted, strict=True))
 
     def _backward(
         self, grad: torch.Tensor, piece: Piece, fit: _Fit, weight: torch.Tensor, wanted: tuple[bool, bool, bool]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         g, x, rest = self.geometry, fit.pad(piece.values), [0] * len(fit.padding)
-        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.aten.convolution_backward(
+        gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.aten.convolution_backward(
             grad, x, weight, [weight.shape[0]], g.stride, fit.padding, g.dilation, False, rest, self.groups, wanted
         )
-        return found
+        return gradients
 
 
 def merged(pieces: Sequence[Piece], box: tuple[Range, ...]) -> Piece:

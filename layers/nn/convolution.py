@@ -72,8 +72,8 @@ class _Layer:
         """What is convolved: the owned block and each slab by itself, or the one needed box made of them."""
         first = self.own[0][0] - self.block[0][0]
         own = x if self.own == self.block else x[:, first : first + self.own[0][1] - self.own[0][0]]
-        found = [Piece(own, self.own), *(Piece(v, box) for v, box in zip(slabs, self.slabs, strict=bool(slabs)))]
-        return found if self.free else [merged(found, self.needed)]
+        pieces = [Piece(own, self.own), *(Piece(v, box) for v, box in zip(slabs, self.slabs, strict=bool(slabs)))]
+        return pieces if self.free else [merged(pieces, self.needed)]
 
 
 @cached_on_grid

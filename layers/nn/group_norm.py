@@ -139,8 +139,8 @@ class _Normalize(torch.autograd.Function):
         sums = flat.new_zeros((2, *groups.shape[:2]))
         if x.numel():
             repeated = factor.to(flat.dtype).expand(groups.shape[1]).repeat(groups.shape[0])
-            wide, found = gradients(wide, flat, repeated, (mean, var), ctx.eps)
-            sums = found.view(sums.shape)
+            wide, local_sums = gradients(wide, flat, repeated, (mean, var), ctx.eps)
+            sums = local_sums.view(sums.shape)
         if ctx.needs_input_grad[0]:
             through = groups.summed(sums * factor, "group norm backward") / groups.count
             scale = (var + ctx.eps).rsqrt()
@@ -266,12 +266,12 @@ def instance_norm(
         return _with_known_statistics(x, running_mean, running_var, weight, bias, eps)
     if running_mean is None and running_var is None:
         return _by_channel(x, x.shape[1], (weight, bias), eps)
-    found: list[torch.Tensor] = []
-    y = _by_channel(x, x.shape[1], (weight, bias), eps, lambda *moments: found.extend(moments))
+    collected: list[torch.Tensor] = []
+    y = _by_channel(x, x.shape[1], (weight, bias), eps, lambda *moments: collected.extend(moments))
     # As in torch a recomputation that needs no more than what has been saved ends before they move once more.
     recomputation.between()
     recomputation.may_move_statistics()
-    _update_running(x, running_mean, running_var, momentum, *found)
+    _update_running(x, running_mean, running_var, momentum, *collected)
     return y
 
 

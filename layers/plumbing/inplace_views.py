@@ -29,8 +29,8 @@ class _Memory:
 def _memory(tensor: DistTensor) -> _Memory:
     if tensor._memory is None:
         tensor._memory = _Memory()
-    found: _Memory = tensor._memory
-    return found
+    memory: _Memory = tensor._memory
+    return memory
 
 
 @dataclass(eq=False)

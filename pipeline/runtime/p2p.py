@@ -103,9 +103,9 @@ class _Payload:
 
     def next(self, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
         start = _aligned(self.end)
-        found = _view(self.memory[start:], dtype, shape, strides)
-        self.end = start + found.nbytes
-        return found
+        tensor = _view(self.memory[start:], dtype, shape, strides)
+        self.end = start + tensor.nbytes
+        return tensor
 
 
 class P2P:
