@@ -159,12 +159,12 @@ class DistTensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         # Nothing is sent for it: one rank alone may print. The value is known where there is but one, on every rank.
-        known = self.numel() == 1 and not self.dist.split_axes and self._view is None
-        value = f"{self._local.item()}, " if known else ""
+        single = self.numel() == 1 and not self.dist.split_axes and self._view is None
+        value = f"{self._local.item()}, " if single else ""
         box = () if self.dist.cyclic else self.box()
         mine = ", ".join(f"{i.start}:{i.stop}" for i in box) or f"{tuple(self._local.shape)}"
         described = f"shape={tuple(self.shape)}, dtype={self.dtype}, {self.dist}"
-        return f"DistTensor({value}{described})" if known else f"DistTensor({described}, of which here [{mine}])"
+        return f"DistTensor({value}{described})" if single else f"DistTensor({described}, of which here [{mine}])"
 
     def __len__(self) -> int:
         if not self.shape:
@@ -233,8 +233,8 @@ class DistTensor(torch.Tensor):
         UnsupportedOperation
             If it is set to a tensor of another shape or on another device.
         """
-        found: DistTensor = dispatch.operator_for(_DATA.__get__)(self)
-        return found
+        data: DistTensor = dispatch.operator_for(_DATA.__get__)(self)
+        return data
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
@@ -383,8 +383,8 @@ class DistTensor(torch.Tensor):
 
 def laid_out(tensor: torch.Tensor, dist: Distribution) -> DistTensor:
     """``tensor`` under ``dist``: a DistTensor moved, of a plain one, equal on all ranks, the block."""
-    found = tensor if isinstance(tensor, DistTensor) else DistTensor(tensor, dist.replicate(), tensor.shape)
-    return found.redistribute(dist)
+    distributed = tensor if isinstance(tensor, DistTensor) else DistTensor(tensor, dist.replicate(), tensor.shape)
+    return distributed.redistribute(dist)
 
 
 LAYOUTS = Layouts(

@@ -149,6 +149,6 @@ def alike(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvErr
     MismatchError
         If the texts (``repr``) of what they found differ.
     """
-    found = together(comm, attempt, error)
-    agree(comm, what, repr(found))
-    return found
+    value = together(comm, attempt, error)
+    agree(comm, what, repr(value))
+    return value

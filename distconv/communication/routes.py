@@ -61,8 +61,8 @@ class Needs:
 
     def intervals(self, dim: int, index: int, extent: int) -> tuple[Interval, ...]:
         """What coordinate ``index`` needs of dimension ``dim``: its own, unless ``needed`` says otherwise."""
-        for known, per_coordinate in self.needed:
-            if known == dim:
+        for needed, per_coordinate in self.needed:
+            if needed == dim:
                 return (per_coordinate[index].intersect(Interval(0, extent)),)
         return self.base.intervals(dim, index, extent)
 
@@ -100,21 +100,21 @@ class Peer(NamedTuple):
 
 def _segments(src: Sequence[Interval], dst: Sequence[Interval]) -> list[_Segment]:
     """Intersections of two rising lists of intervals, with their offsets in compact local storage."""
-    found = []
+    segments = []
     src_offset = 0
     for s in src:
         dst_offset = 0
         for d in dst:
             both = s.intersect(d)
             if both.extent:
-                found.append(
+                segments.append(
                     _Segment(
                         both.start, both.extent, src_offset + both.start - s.start, dst_offset + both.start - d.start
                     )
                 )
             dst_offset += d.extent
         src_offset += s.extent
-    return found
+    return segments
 
 
 class Routes:

@@ -136,8 +136,8 @@ def _described(frame: FrameType | None) -> str:
 
 def _idle() -> str:
     """The ranks on this node that cannot come, since their processes are stopped or gone."""
-    found = [f"rank {rank} (process {pid}) is {state}; " for rank, pid in _processes.items() if (state := _state(pid))]
-    return "".join(found)
+    states = [f"rank {rank} (process {pid}) is {state}; " for rank, pid in _processes.items() if (state := _state(pid))]
+    return "".join(states)
 
 
 def _state(pid: int) -> str:

@@ -173,8 +173,8 @@ class Sums:
     def _terms(self, choices: Choices, terms: Choices) -> Array:
         first, second = self._variables[:, terms]
         along, across = self._strides[:, terms]
-        found: Array = self._flat[self._starts[terms] + choices[..., first] * along + choices[..., second] * across]
-        return found
+        terms_of: Array = self._flat[self._starts[terms] + choices[..., first] * along + choices[..., second] * across]
+        return terms_of
 
     def scaled(self, factor: float) -> Sums:
         """All sums times ``factor``."""

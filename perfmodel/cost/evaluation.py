@@ -95,8 +95,8 @@ class Model:
         key = (machine, ranks, settings, registered())
         if key not in graph.caches:
             graph.caches[key] = cls(graph, machine, ranks, settings)
-        found: Model = graph.caches[key]
-        return found
+        model: Model = graph.caches[key]
+        return model
 
     def parts(self, candidate: Candidate) -> Parts:
         """The grid that a candidate stands for."""
@@ -145,8 +145,8 @@ class Model:
         """Steps of memory; what is released has the table with which it was kept."""
         kept: dict[int, Step] = {}
         for term in self.memory:
-            known = kept.get(id(term.of))
-            step = self._table(term, grids, index) if known is None else known
+            shared = kept.get(id(term.of))
+            step = self._table(term, grids, index) if shared is None else shared
             kept[id(term.of)] = step
             yield Step(term.kind, step.variables, step.table)
 
@@ -176,8 +176,8 @@ def _merged(steps: Iterator[Step]) -> Iterator[Step]:
     sums: dict[tuple[int, ...], Any] = {}
     for step in steps:
         if step.kind is Kind.COMPUTE:
-            known = sums.get(step.variables)
-            sums[step.variables] = step.table if known is None else known + step.table
+            earlier = sums.get(step.variables)
+            sums[step.variables] = step.table if earlier is None else earlier + step.table
             continue
         yield from (Step(Kind.COMPUTE, variables, table) for variables, table in sums.items())
         sums.clear()
