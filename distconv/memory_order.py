@@ -56,7 +56,7 @@ def follow(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     for tensor, strides in zip(_tensors(result), outcome.strides, strict=False):
         # Where values decide the shape (x[mask]) it may have other dimensions than was taken for granted.
         if hasattr(tensor, "_strides") and (strides is None or len(strides) == tensor.dim()):
-            tensor._strides = strides
+            tensor._lay_out(tensor.dist, tensor.shape, strides)
     return result
 
 
@@ -142,7 +142,7 @@ def _format(twins: Sequence[torch.Tensor]) -> torch.memory_format:
     return (formats - {torch.contiguous_format} or {torch.contiguous_format}).pop()
 
 
-def _tensors(result: Any) -> Iterator[torch.Tensor]:
+def _tensors(result: Any) -> Iterator[Any]:
     if isinstance(result, torch.Tensor):
         yield result
     elif isinstance(result, (tuple, list)):

@@ -24,6 +24,7 @@ _BELOW = (
 )
 
 
+Strides = tuple[int, ...] | None
 _DATA = vars(torch._C.TensorBase)["data"]
 
 
@@ -40,7 +41,7 @@ class DistTensor(torch.Tensor):
     dist: Distribution  # type: ignore[assignment]
     _local: torch.Tensor
     _shape: torch.Size
-    _strides: tuple[int, ...] | None = None
+    _strides: Strides = None
     """Those that it has in one process, if they are not those of a contiguous tensor: see distconv.memory_order."""
     _memory: Any = None
     """What the tensors that share its memory have in common, and ..."""
@@ -48,12 +49,15 @@ class DistTensor(torch.Tensor):
     """... where it comes from, if it is a view of another: see distconv.layers.plumbing.inplace_views."""
 
     @staticmethod
-    def __new__(cls, local: torch.Tensor, dist: Distribution, shape: Sequence[int]) -> DistTensor:
+    def __new__(
+        cls, local: torch.Tensor, dist: Distribution, shape: Sequence[int], strides: Strides = None
+    ) -> DistTensor:
         """Wrap ``local`` without a check; users call :func:`from_local`, which checks."""
         self: DistTensor = torch.Tensor._make_wrapper_subclass(
             cls, tuple(shape), dtype=local.dtype, device=local.device
         )
-        self._local, self.dist, self._shape = local, dist, torch.Size(shape)
+        self._local = local
+        self._lay_out(dist, shape, strides)
         if recomputation.active:
             recomputation.made(local, dist.grid.world)
         return self
@@ -111,6 +115,10 @@ class DistTensor(torch.Tensor):
     @local.setter
     def local(self, value: torch.Tensor) -> None:
         self._local = value
+
+    def _lay_out(self, dist: Distribution, shape: Sequence[int], strides: Strides) -> None:
+        """Let it be laid out so from now on: ``local`` is that block of it already."""
+        self.dist, self._shape, self._strides = dist, torch.Size(shape), strides
 
     @property
     def grid(self) -> ProcessGrid:
@@ -207,9 +215,8 @@ class DistTensor(torch.Tensor):
             return self
         if agreement.level == "all":
             _agree_on_call(f"redistribution to {dist}", (self,))
-        moved = DistTensor(collectives.redistribute(self.local, self.dist, dist, self.shape), dist, self.shape)
-        moved._strides = self._strides
-        return moved
+        local = collectives.redistribute(self.local, self.dist, dist, self.shape)
+        return DistTensor(local, dist, self.shape, self._strides)
 
     def replicated(self, dims: Sequence[int] | None = None) -> DistTensor:
         """The same tensor with ``dims`` (default: all) whole on every rank."""

@@ -59,7 +59,7 @@ class _Gathered:
         if whole is not x.local:
             x.local.copy_(as_distributed(whole, x.grid).redistribute(x.dist).local)
         elif whole.shape != x.shape:
-            x.dist, x._shape = as_distributed(whole, x.grid).dist, whole.shape
+            x._lay_out(as_distributed(whole, x.grid).dist, whole.shape, x._strides)
         changed(x)
 
     def shares(self, result: torch.Tensor) -> bool:
@@ -143,7 +143,7 @@ def _laid_out(name: str, result: Any, arguments: Sequence[_Gathered], dims: Sequ
             return argument.given
     y = _distributed(result, arguments, dims)
     if dims is None and not result.is_contiguous():
-        y._strides = result.stride()
+        y._lay_out(y.dist, y.shape, result.stride())
     for argument in arguments:
         if argument.shares(result):
             seen = argument.whole is argument.given.local and y.local is result

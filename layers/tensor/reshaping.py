@@ -268,7 +268,7 @@ def unsqueeze_(input: DistTensor, dim: int) -> DistTensor:
 
 
 def _laid_out_as(input: DistTensor, other: Any) -> DistTensor:
-    input.dist, input._shape, input._strides = other.dist, other.shape, other._strides
+    input._lay_out(other.dist, other.shape, other._strides)
     return input
 
 

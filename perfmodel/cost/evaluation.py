@@ -1,7 +1,7 @@
 """``evaluate``: time and memory of a training step under a plan.
 
-    1 update    2 forward: shuffles and FP of each operation in turn
-    3 backward, from the last operation to the first: its reductions, BPx and BPw, then the allreduce of its gradients
+    [1] update    [2] forward: shuffles and FP of each operation in turn
+    [3] backward, from the last operation to the first: its reductions, BPx and BPw, then the allreduce of its gradients
       is queued, then the shuffles of error signals; allreduces run one at a time behind what follows
 
 Source: Dryden et al. 2019, V-A and V-B.
@@ -109,13 +109,13 @@ class Model:
         def term(kind: Kind, op: Operation, what: str) -> Term:
             return Term(kind, (op.layer,), lambda parts: getattr(costs.operation(op, parts), what))
 
-        for op in graph.operations:
+        for op in graph.operations:  # [1]
             if op.parameters:
                 yield term(Kind.COMPUTE, op, "update")
-        for op in graph.operations:
+        for op in graph.operations:  # [2]
             yield from self._shuffles(op, backward=False)
             yield term(Kind.COMPUTE, op, "forward")
-        for op in reversed(graph.operations):
+        for op in reversed(graph.operations):  # [3]
             yield term(Kind.COMPUTE, op, "backward")
             if op.parameters:
                 yield term(reduce, op, "bpa")
