@@ -63,6 +63,7 @@ class KeySpace:
 
     def pack(self, coords: torch.Tensor) -> torch.Tensor:
         """Keys (N,) of ``coords`` (N, 1 + D) within the box."""
+        # Horner's rule; in place but for the first step, whose result is new.
         keys = coords[:, 0] - self.lower[0]
         for d in range(1, len(self.extents)):
             keys = keys.mul_(self.extents[d]).add_(coords[:, d] - self.lower[d])

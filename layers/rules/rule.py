@@ -188,6 +188,7 @@ class _Work(NamedTuple):
         have = asked.box(tensor.shape)
         wanted = [used[dim].needed(self.block(dim)) if dim in used else have[dim] for dim in range(tensor.dim())]
         block = fitted(block, have, [(each.start, each.stop) for each in wanted], fill)
+        # It runs on ranks without outputs, too: their weights need a gradient, of zeros, for the sums over ranks.
         if self.empty:
             return at_least(block, [used[dim].reach if dim in used else 1 for dim in range(tensor.dim())])
         return block
