@@ -258,8 +258,8 @@ def _no_command(given: Sequence[str]) -> int:
         parser.print_help()
         return 0
     near = " ".join(given[:2] if group else given[:1])
-    known = ", ".join(" ".join(words) for words in COMMANDS if group in (None, words[0]))
-    parser.error(f"there is no command {near!r}; there are {known}")
+    commands = ", ".join(" ".join(words) for words in COMMANDS if group in (None, words[0]))
+    parser.error(f"there is no command {near!r}; there are {commands}")
 
 
 def _listed(group: str | None) -> str:

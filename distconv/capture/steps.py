@@ -36,9 +36,7 @@ class Result:
         """``block`` as users see it."""
         if self.dist is None:
             return block
-        made = DistTensor(block, self.dist, self.shape)
-        made._strides = self.strides
-        return made
+        return DistTensor(block, self.dist, self.shape, self.strides)
 
 
 @dataclass(eq=False)
@@ -144,9 +142,7 @@ def _example(value: Any) -> Any:
         copy.copy_(block)
     if not isinstance(value, DistTensor):
         return copy
-    twin = DistTensor(copy, value.dist, value.shape)
-    twin._strides = value._strides
-    return twin
+    return DistTensor(copy, value.dist, value.shape, value._strides)
 
 
 def _left(recorder: Recorder, state: State, result: Any, modules: list[torch.nn.Module]) -> Run:

@@ -110,8 +110,8 @@ class MeshSamples:
         )
 
     def _families(self, group: str) -> list[str]:
-        found = self.file(group).column(f"{group}/family")
-        return ["all"] * self.count(group) if found is None else [str(family) for family in found]
+        families = self.file(group).column(f"{group}/family")
+        return ["all"] * self.count(group) if families is None else [str(family) for family in families]
 
 
 def signs(axis: str) -> tuple[float, ...]:
@@ -137,8 +137,9 @@ def _group(
 
 def _check_extents(file: StoredSource, group: str, names: list[str], size: tuple[int, int]) -> None:
     for name in names:
-        found = file.shape(f"{group}/{name}")[-2:]
-        if found != size:
+        extents = file.shape(f"{group}/{name}")[-2:]
+        if extents != size:
             raise DataError(
-                f"{file.path}: dataset {f'{group}/{name}'!r} has samples of {found}, the training inputs are of {size}"
+                f"{file.path}: dataset {f'{group}/{name}'!r} has samples of {extents}, the training inputs "
+                f"are of {size}"
             )
