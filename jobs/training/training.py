@@ -370,7 +370,7 @@ class Trainer(Training):
 
     def capture(self, choice: str) -> None:
         """Let steps be captured from now on, as ``choice`` says (distconv.capture.chosen)."""
-        self.taken = Steps(self._differentiate, choice, self.comm)
+        self.taken = Steps(self._differentiate, choice, self.comm, lambda: self.steps - self.step_count)
 
     def _differentiate(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The loss of a batch, whose gradients the parameters have then."""
