@@ -21,7 +21,7 @@ GRIDS = {2: ["n=2", "h=2", "c=2"], 4: ["h=2,w=2", "n=2,c=2"]}
 SMALL = ("lenet5", "resnet20", "unet", "unet3d", "ResNeXt", "SqueezeNet", "MONAI SegResNet")
 """Those that 4 ranks train, too."""
 
-QUICK = ("lenet5", "SqueezeNet")
+QUICK = ("lenet5", "alexnet")
 """Those whose training takes little enough for every run of the tests."""
 
 
