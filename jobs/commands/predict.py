@@ -103,13 +103,13 @@ def run(options: argparse.Namespace) -> int:
         results = {"group": group, "accuracy": found.accuracy, "loss": found.loss}
         _conclude(options, of, comm, results, [f"{group} accuracy: {found}", f"predictions: {path}"])
         return 0
-    with closing(open_inputs(options, of.task, comm)) as inputs:
+    with closing(open_inputs(options, of, comm)) as inputs:
         dtype = getattr(torch, options.dtype or of.settings.get("dtype", "float32"))
         field = field_of(options, of, inputs, dtype)
         grid = _grid(options, comm, len(inputs.shape))
         model = build(of, comm, channels=inputs.shape[1], options=options)
         path = Prediction(options, of, inputs, field, grid, on_grid(of, model, grid, options.device, dtype)).write()
-        scores = None if options.raw else score(path, inputs, grid)
+        scores = None if options.raw else score(path, inputs, grid, of.notes.get("ignore"))
         title, place = f"{of.path} on {options.data}, grid {grid.describe()}", options.out / "result.png"
         lines = [str(scores) if scores else "no scores: there are no labels"]
         drawn = together(

@@ -14,9 +14,9 @@ from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
 from distconv.jobs.training.classifier import Classifier
 from distconv.jobs.training.model_factory import ModelError, build_classifier
-from distconv.jobs.training.pipeline_options import Pipelining
-from distconv.jobs.training.pipeline_stages import balanced_cuts
-from distconv.jobs.training.pipeline_training import PipelineTrainer as AnyPipelineTrainer
+from distconv.jobs.training.pipelines.options import Pipelining
+from distconv.jobs.training.pipelines.stages import balanced_cuts
+from distconv.jobs.training.pipelines.training import PipelineTrainer as AnyPipelineTrainer
 from distconv.plan import Plan
 
 from .samples import ImageSamples

@@ -14,8 +14,8 @@ from distconv.jobs.pointcloud.batches import Recipe
 from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
 from distconv.jobs.training.classifier import Classifier
-from distconv.jobs.training.pipeline_options import Pipelining
-from distconv.jobs.training.pipeline_training import PipelineTrainer as AnyPipelineTrainer
+from distconv.jobs.training.pipelines.options import Pipelining
+from distconv.jobs.training.pipelines.training import PipelineTrainer as AnyPipelineTrainer
 from distconv.layers.models.sparse import sparse_resnet, sparse_vgg16_bn
 from distconv.layers.sparse import SparseTensor, scatter
 from distconv.layers.sparse.stages import as_stages, packed

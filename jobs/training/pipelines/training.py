@@ -18,17 +18,17 @@ from distconv.communication.agreement import together
 from distconv.data.loader import Batch
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
+from distconv.jobs.training import settings as common
+from distconv.jobs.training import training
+from distconv.jobs.training.model_factory import ModelError
+from distconv.jobs.training.training import T
 from distconv.pipeline import Pipeline, SplitError, split
 from distconv.pipeline.runtime.pipeline_plan import entry_of
 from distconv.placement import gather
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
-from . import settings as common
-from . import training
-from .model_factory import ModelError
-from .pipeline_options import Pipelining
-from .training import T
+from .options import Pipelining
 
 Cut = Callable[[int, Sequence[int]], list[str]]
 
