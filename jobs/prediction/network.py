@@ -133,5 +133,5 @@ def on_grid(
             checkpoint.check_fits(contents, model, None, convert_dtype=True)
 
         found = checkpoint.load(of.folder, grid.world, checkpoint.layouts_of(model), check)
-        checkpoint.restore(found, model, None, grid.world, convert_dtype=True)
+        checkpoint.restore(checkpoint.averaged(found), model, None, grid.world, convert_dtype=True)
     return model.eval()

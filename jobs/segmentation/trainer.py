@@ -14,6 +14,7 @@ from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
+from distconv.jobs.training.accumulation import accumulated
 from distconv.jobs.training.model_factory import ModelError, build_segmenter
 from distconv.layers.models import MODELS
 from distconv.plan import Plan
@@ -72,7 +73,7 @@ class SegmentationTraining(training.Trainer):
         super().__init__(settings, model, place, samples.comm, device)
         self.samples = samples
         more = {"seed": settings.seed, **loading, **settings.loading(device)}
-        self.loader = samples.loader("train", self.grid, settings.batch, **more)
+        self.loader = accumulated(samples.loader("train", self.grid, settings.part, **more), settings.accumulate)
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The segmentation loss.
@@ -99,7 +100,7 @@ class SegmentationTraining(training.Trainer):
 
     def predicted(self, inputs: DistTensor) -> DistTensor:
         """What the trained network makes of a batch: logits (N, C, ...)."""
-        logits = self.model(inputs)
+        logits = self.evaluated(inputs)
         assert isinstance(logits, DistTensor)
         return logits
 

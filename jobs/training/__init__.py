@@ -2,6 +2,7 @@
 
 ::
 
+    accumulation   Mini-batches in parts whose gradients add up
     classifier     Classifiers in training: loss, scores, what they had to beat, and the report
     job            A training job from its options to result.png: what each supplies, and the flow of all
     model_factory  A model by its name: one of the reference models

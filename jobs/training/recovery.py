@@ -29,6 +29,8 @@ class Recoverable(ABC):
 
     settings: Settings
     model: torch.nn.Module
+    average: torch.optim.swa_utils.AveragedModel | None
+    """The moving average of the weights, if there is one."""
     optimizer: torch.optim.Optimizer
     comm: MPI.Intracomm
     loader: Epochs
@@ -84,6 +86,8 @@ class Recoverable(ABC):
         self.finish_saving()
         together(self.comm, self._check_finite, DistconvError)
         tensors, values = checkpoint.capture(self.model, self.optimizer, self.comm)
+        if self.average is not None:
+            tensors |= checkpoint.capture_average(self.average)
         position = {"epoch": self.epoch, "batch": self.step_count % self.loader.steps, "samples": self.loader.samples}
         values |= {
             "settings": asdict(self.settings),
@@ -142,6 +146,8 @@ class Recoverable(ABC):
         for text in found.skipped if self.comm.rank == 0 else ():
             print(f"passed over: {text}")
         checkpoint.restore(found, self.model, self.optimizer, self.comm)
+        if self.average is not None:
+            checkpoint.restore_average(found, self.average)
         self.step_count = found.step
         then = self._steps_of(found.values["settings"])
         if then != self.steps and self.comm.rank == 0:

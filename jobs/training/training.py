@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 from mpi4py import MPI
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from distconv.capture.chosen import Steps
 from distconv.communication.agreement import together
+from distconv.communication.gradient_reduction import no_sync
 from distconv.data.loader import Batch
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
@@ -37,6 +40,10 @@ def beside(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, DistTensor) and isinstance(other, DistTensor) and tensor.grid != other.grid:
         return tensor.redistribute(other.grid)
     return tensor
+
+
+def _average_of(model: torch.nn.Module, decay: float | None) -> AveragedModel | None:
+    return None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
 
 
 class Training(Recoverable):
@@ -61,6 +68,7 @@ class Training(Recoverable):
         self.settings, self.model, self.grid, self.comm, self.device = settings, model, grid, comm, device
         self.dtype = dtype_of(settings)
         self.optimizer = make_optimizer(settings, model.parameters())
+        self.average = _average_of(model, settings.ema)
         self._schedule: Schedule | None = None
         self.losses: list[tuple[int, float]] = []
         """Steps since this run began, counted from 1, and their losses as far as they are known."""
@@ -130,6 +138,11 @@ class Training(Recoverable):
         return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=half)
 
     @property
+    def evaluated(self) -> torch.nn.Module:
+        """What is evaluated: the model, or the moving average of its weights."""
+        return self.model if self.average is None else self.average.module
+
+    @property
     def parameter_count(self) -> int:
         """Trained numbers of the model."""
         return sum(parameter.numel() for parameter in self.model.parameters())
@@ -189,6 +202,8 @@ class Trainer(Training):
     def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
         """One step of the optimizer on a batch; returns its loss, the same on all ranks. Collective.
 
+        Of a batch that comes in parts both are sequences.
+
         Raises
         ------
         DistconvError
@@ -197,26 +212,47 @@ class Trainer(Training):
         self.model.train()
         self.schedule(self.optimizer)
         self.optimizer.zero_grad()
-        value = float(self.taken(inputs, labels))
+        value = self._accumulate(inputs, labels) if self.settings.accumulate > 1 else float(self.taken(inputs, labels))
         # One decision: ranks that have come apart may not have the same loss.
         together(self.comm, lambda: self.note_loss(self.step_count + 1, value), DistconvError)
         if self.settings.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
         self.optimizer.step()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
         self.step_count += 1
         return value
 
+    def _accumulate(self, inputs: Iterable[torch.Tensor], labels: Iterable[torch.Tensor]) -> float:
+        """The loss of a batch that comes in parts, whose gradients the parameters have then."""
+        samples = [len(each) for each in labels]
+        losses = []
+        for number, part in enumerate(zip(inputs, labels, strict=True), 1):
+            with no_sync() if number < len(samples) else nullcontext():
+                losses.append(self._differentiate(*part, share=samples[number - 1] / sum(samples)))
+        return sum(map(float, losses))
+
     def capture(self, choice: str) -> None:
-        """Let steps be captured from now on, as ``choice`` says (distconv.capture.chosen)."""
+        """Let steps be captured from now on, as ``choice`` says (distconv.capture.chosen).
+
+        Raises
+        ------
+        DistconvError
+            If they must be, and batches come in parts.
+        """
+        if choice == "on" and self.settings.accumulate > 1:
+            raise DistconvError("--capture on: steps of several parts (--accumulate) are not captured")
         self.taken = Steps(self._differentiate, choice, self.comm)
 
-    def _differentiate(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch, whose gradients the parameters have then."""
+    def _differentiate(self, inputs: torch.Tensor, labels: torch.Tensor, share: float = 1.0) -> torch.Tensor:
+        """The ``share`` that the loss of a batch has, whose gradients are added to those of the parameters."""
         with self.autocast():
             outputs = self.model(inputs)
         if self.settings.precision != "full":
             outputs = outputs.to(self.dtype)
         loss = self.loss(outputs, beside(labels, outputs))
+        if share != 1.0:
+            loss = loss * share
         loss.backward()
         return loss.detach()
 
@@ -226,7 +262,7 @@ class Trainer(Training):
     @torch.no_grad()
     def outputs(self, batches: Iterator[Batch], compute: Callable[[Any], T]) -> Iterator[tuple[Batch, T]]:
         """The batches with what ``compute`` makes of the inputs of each with the trained model. Collective."""
-        self.model.eval()
+        self.evaluated.eval()
         for batch in batches:
             yield batch, compute(batch.tensors[0])
 

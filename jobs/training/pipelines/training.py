@@ -46,7 +46,7 @@ class PipelineTrainer(training.Training):
     Raises
     ------
     DistconvError
-        If the settings ask for clipped gradients.
+        If the settings ask for clipped gradients, accumulation or averaged weights.
     """
 
     def __init__(
@@ -63,6 +63,8 @@ class PipelineTrainer(training.Training):
     ) -> None:
         if settings.clip_norm is not None:
             raise DistconvError("--clip-norm: a stage of a pipeline does not know the gradients of the others")
+        if settings.accumulate > 1 or settings.ema is not None:
+            raise DistconvError("--accumulate and --ema are not for pipelines; they have --microbatches")
         super().__init__(settings, model, ProcessGrid(comm, r=comm.size), comm, device)
         self.pipelining, self.ahead = pipelining, pipelining.stages
         micro_batch = max(1, settings.batch // pipelining.microbatches)

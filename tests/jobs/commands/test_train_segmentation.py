@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import distconv as dc
-from distconv import cli
+from distconv import checkpoint, cli
 from distconv.data import open_source
+from distconv.parameters.weight_files import read_weights
 from tests.jobs.segmentation.label_maps import GRIDS, arrays, net, written
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
@@ -83,3 +84,32 @@ def test_what_is_wrong_is_one_line(
         code = int(str(ended.code))
     said = capsys.readouterr().err
     assert code == 2 and (comm.rank or (reason in said and len(said.splitlines()) == 1))
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("form", ["weights.pt", "weights.safetensors", "weights"])
+def test_averages_are_evaluated_predicted_with_exported_and_begun_with(
+    comm: Any, shared_tmp_path: Path, form: str
+) -> None:
+    if form.endswith("safetensors"):
+        pytest.importorskip("safetensors")
+    path, out = written(shared_tmp_path / "a.h5", comm), shared_tmp_path / "out"
+    assert cli.main(command(comm, path, out, "--epochs", "3", "--ema", "0.8", "--accumulate", "2", "--lr", "0.05")) == 0
+    exported, last = shared_tmp_path / form, shared_tmp_path / f"last-{form}"
+    assert cli.main(["checkpoint", "export", str(out), "--out", str(exported)]) == 0
+    assert cli.main(["checkpoint", "export", str(out), "--out", str(last), "--no-average"]) == 0
+    comm.Barrier()
+    found = checkpoint.load(next(out.glob("checkpoints/step-000009")), comm).tensors
+    for where, kind in ((exported, "average"), (last, "model")):
+        state = read_weights(where, comm)
+        assert {f"{kind}/{name}" for name in state} == {name for name in found if name.startswith(f"{kind}/")}
+        assert all(torch.equal(tensor, found[f"{kind}/{name}"]) for name, tensor in state.items())
+    # With a rate that changes nothing the scores of the averages are those of a run that begins with them.
+    again = command(comm, path, shared_tmp_path / "again", "--steps", "1", "--optimizer", "sgd", "--lr", "1e-30")
+    assert cli.main([*again, "--init-from", str(exported)]) == 0
+    at = ["--data", str(path), "--out", str(shared_tmp_path / "predicted")]
+    assert cli.main(["predict", str(out), *at]) == 0
+    comm.Barrier()
+    names = ("out", "again", "predicted")
+    summaries = [json.loads((shared_tmp_path / name / "summary.json").read_text()) for name in names]
+    assert summaries[0]["dice"] == summaries[1]["dice"] == summaries[2]["dice"]

@@ -22,7 +22,7 @@ from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
 from tests.distconv.checkpoint.damage import refused
 from tests.jobs.images.grids import grid_of
-from tests.jobs.images.image_files import written
+from tests.jobs.images.image_files import write_cifar, written
 
 on_ranks = pytest.mark.ranks(1, 2, 4)
 
@@ -174,3 +174,40 @@ def test_a_run_goes_on_in_the_middle_of_its_epoch_and_ends_with_its_steps() -> N
         taken.append(batch)
         trainer.step_count += 1
     assert (asked, taken) == ([(1, 1), (2, 0)], [(1, 1), (1, 2), (2, 0)])
+
+
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("split", ["h", "c"])
+def test_averaged_weights_are_held_resumed_and_evaluated(comm: Any, shared_tmp_path: Path, split: str) -> None:
+    settings = Settings("resnet20", width=4, batch=8, steps=4, lr=0.01, dtype="float64", ema=0.75)
+    samples, saved = ImageSamples(written(comm, shared_tmp_path, write_cifar), comm), str(shared_tmp_path / "saved")
+    grid = dc.ProcessGrid(comm, **{split: comm.size})
+    first, losses = Trainer(settings, samples, grid), []
+    averages: dict[str, torch.Tensor] = {}
+    for batch in first.batches():
+        losses.append(first.step(*batch.tensors))
+        for name, weight in first.model.state_dict().items():
+            floats = weight.is_floating_point() and "running" not in name
+            now = torch.as_tensor(weight).clone()
+            averages[name] = 0.75 * averages[name] + 0.25 * now if floats and name in averages else now
+        if first.step_count == 2:
+            first.save(saved)
+    assert first.average is not None
+    for name, weight in first.average.module.state_dict().items():
+        assert (weight - averages[name]).abs().max() < 1e-12, name
+    second = Trainer(settings, samples, grid)
+    assert second.resume(saved)
+    assert [second.step(*batch.tensors) for batch in second.batches()] == losses[2:]
+    pairs = zip(second.evaluated.state_dict().values(), first.evaluated.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    plain = Trainer(dataclasses.replace(settings, ema=None), samples, grid)
+    plain.model.load_state_dict(averages)
+    expected = plain.evaluate("test")
+    found = first.evaluate("test")
+    assert (found.correct, found.loss) == (expected.correct, pytest.approx(expected.loss, rel=1e-10))
+    assert found.loss != pytest.approx(_without_average(first).evaluate("test").loss, rel=1e-3)
+
+
+def _without_average(trainer: Trainer) -> Trainer:
+    trainer.average = None
+    return trainer
