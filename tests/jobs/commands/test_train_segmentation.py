@@ -70,7 +70,7 @@ def test_it_trains_evaluates_and_predicts(comm: Any, shared_tmp_path: Path, caps
         (["--class-weights", "0,0"], "argument --class-weights: '0,0' is neither"),
         (["--crop", "h"], "argument --crop: grid 'h'"),
         (["--loss", "l2"], "argument --loss: invalid choice: 'l2'"),
-        (["--class-weights", "1,2"], "--class-weights 1,2: these are 2 for 3 classes"),
+        (["--class-weights", "1,2"], "--class-weights 1.0,2.0: these are 2 for 3 classes"),
         (["--image-name", "ct"], "there is no dataset 'train/ct'"),
     ],
 )
