@@ -44,6 +44,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "distconv.jobs.commands.make_pointcloud", "make labelled point clouds: shapes, or points on OFF meshes"
     ),
     ("train", "classify"): Command("distconv.jobs.commands.train_classify", "train a network to classify images"),
+    ("train", "segmentation"): Command(
+        "distconv.jobs.commands.train_segmentation", "train a network to segment images or volumes of your own"
+    ),
     ("train", "pointcloud"): Command(
         "distconv.jobs.commands.train_pointcloud", "train a sparse network to classify point clouds"
     ),

@@ -16,7 +16,7 @@ from distconv.jobs.training.model_factory import build_model
 from distconv.pipeline import Pipeline, PipelinePlan, SerialPipeline, split
 from distconv.pipeline.reference.serial import IN_FLIGHT
 from distconv.placement import gather
-from tests.jobs.training.pipelines import BY_SHAPES
+from tests.jobs.training.pipelines.pipelined import BY_SHAPES
 from tests.pipeline.training import train_plainly
 
 BATCH = 4

@@ -8,13 +8,12 @@ from typing import Any
 
 from mpi4py import MPI
 
+from distconv.jobs.training.options import positive
 from distconv.pipeline import FAMILIES, PipelinePlan, ScheduleError, schedule
 from distconv.pipeline.reference.serial import WEIGHTS
 from distconv.pipeline.runtime.pipeline import BATCH_NORM
 from distconv.pipeline.runtime.placement import Placement, StagePlan
 from distconv.pipeline.schedules.registry import per_stage_replicas
-
-from .options import positive
 
 REFINEMENTS = (
     "stages",
