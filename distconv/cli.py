@@ -44,6 +44,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "distconv.jobs.commands.make_pointcloud", "make labelled point clouds: shapes, or points on OFF meshes"
     ),
     ("train", "classify"): Command("distconv.jobs.commands.train_classify", "train a network to classify images"),
+    ("train", "segmentation"): Command(
+        "distconv.jobs.commands.train_segmentation", "train a network to segment images or volumes of your own"
+    ),
     ("train", "pointcloud"): Command(
         "distconv.jobs.commands.train_pointcloud", "train a sparse network to classify point clouds"
     ),
@@ -77,6 +80,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ),
     ("bench", "planner"): Command("distconv.jobs.bench.planner", "the exact search against the paper's selector"),
     ("bench", "pipeline"): Command("distconv.jobs.bench.pipeline", "pipelined steps against one process and torch"),
+    ("bench", "plans"): Command("distconv.jobs.bench.plans", "steps of pipeline plan files side by side"),
     ("bench", "sparse"): Command("distconv.jobs.bench.layers.sparse", "a sparse convolution against the dense one"),
     ("bench", "pointcloud"): Command(
         "distconv.jobs.bench.layers.pointcloud", "a sparse network on point clouds against its dense twin"

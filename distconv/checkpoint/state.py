@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from distconv.tensor import DistTensor
 
 Tensors = dict[str, torch.Tensor]
 
+_MODEL, _AVERAGE = "model/", "average/"
 _USER = "user"
 """Where the values of a user's own loop are."""
 
@@ -127,7 +129,7 @@ def layouts_of(model: torch.nn.Module) -> LayoutOf:
 
     def layout_of(name: str, shape: Sequence[int]) -> Distribution | None:
         kind, _, rest = name.partition("/")
-        parameter = sharded.get(rest if kind == "model" else rest.rpartition("/")[0])
+        parameter = sharded.get(rest if f"{kind}/" in (_MODEL, _AVERAGE) else rest.rpartition("/")[0])
         return parameter.dist if parameter is not None and parameter.shape == tuple(shape) else None
 
     return layout_of
@@ -181,6 +183,33 @@ def restore(
         _set_random_state(model, name, state)
     unexpected = [f"model/{name}" for name in saved if name not in wanted] + [f"optimizer/{name}" for name in unused]
     return tuple(f"model/{name}" for name in wanted if name not in saved), tuple(unexpected)
+
+
+def capture_average(average: torch.optim.swa_utils.AveragedModel) -> Tensors:
+    """The tensors of a moving average of the weights, beside those of :func:`capture`. Collective."""
+    state = average.module.state_dict(keep_vars=True)
+    return {f"{_AVERAGE}{name}": tensor.detach() for name, tensor in state.items()}
+
+
+def restore_average(checkpoint: Checkpoint, average: torch.optim.swa_utils.AveragedModel) -> None:
+    """Put it back, bit for bit; it is one of as many steps as were taken.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint has none of this model; nothing has been changed then.
+    """
+    found, what = below(_AVERAGE, checkpoint.tensors), f"the average in checkpoint of step {checkpoint.step}"
+    compare(found, average.module.state_dict(keep_vars=True), what)
+    average.module.load_state_dict(found)
+    average.n_averaged.fill_(checkpoint.step)
+
+
+def averaged(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with the moving average of the weights, where it has one, in place of the weights."""
+    found = below(_AVERAGE, checkpoint.tensors)
+    weights = {f"{_MODEL}{name}": tensor for name, tensor in found.items()}
+    return replace(checkpoint, tensors=checkpoint.tensors | weights)
 
 
 def check_fits(

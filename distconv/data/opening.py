@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import h5py
 from mpi4py import MPI
 
 from distconv.communication.agreement import agree, together
@@ -16,6 +17,7 @@ from distconv.data.formats.npy import NpyFiles, is_npy
 from distconv.data.formats.store import Store, check_inside
 from distconv.data.formats.zarr_groups import ZarrGroup
 from distconv.data.hdf5 import Layout, SampleFile, StoredSamples
+from distconv.data.opened_file import opened, own_place
 from distconv.data.reading_processes import ReadByProcesses
 from distconv.data.source import StoredSource
 from distconv.errors import DataError
@@ -70,6 +72,23 @@ def is_source(path: Path) -> bool:
     if path.is_dir():
         return any((path / name).is_file() for name in _ZARR) or is_npy(path)
     return path.suffix in (".npy", *_NETCDF)
+
+
+def has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
+    """Whether rank 0 finds such a group in what is stored; what is wrong with it, opening it will say. Collective."""
+
+    def look() -> bool:
+        if path.is_dir():
+            return (path / group).is_dir()
+        try:
+            with opened(path)[0] as file:
+                place = own_place(file, group)
+                return place is not None and isinstance(file[place], h5py.Group)
+        except OSError:
+            return False
+
+    found: bool = comm.bcast(look() if comm.rank == 0 else None)
+    return found
 
 
 def _store(

@@ -27,8 +27,8 @@ from distconv.jobs.bench import report
 from distconv.jobs.planning.options import on_rank_0
 from distconv.jobs.timing import Variant, clocked, idle, in_turns
 from distconv.jobs.training.options import positive
-from distconv.jobs.training.pipeline_options import counts
-from distconv.jobs.training.pipeline_stages import cuts_of
+from distconv.jobs.training.pipelines.options import counts
+from distconv.jobs.training.pipelines.stages import cuts_of
 from distconv.layers.models import vgg16_bn
 from distconv.perfmodel.profiles.layer_timing import time_layers
 from distconv.pipeline import Kind, Pipeline, Timeline, simulate, split

@@ -15,8 +15,6 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.distribution import Distribution
-
 BINS = 4096
 CURVE_POINTS = 50
 
@@ -87,11 +85,6 @@ class Histogram:
         """Share of the cells that are positive."""
         counts = self.counts.sum(0) if family is None else self.counts[self.families.index(family)]
         return float(counts[1].sum() / max(counts.sum(), 1))
-
-
-def counts_here(dist: Distribution) -> bool:
-    """Whether this rank counts its block: of the ranks that hold the same one, the first does."""
-    return all(coord == 0 for axis, coord in dist.grid.coords.items() if axis not in dist.split_axes)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from distconv.pipeline.stage.stage_state import check_separate, described, sprea
 from distconv.plan import Plan
 from distconv.process import watchdog
 
+from .device_kinds import in_order
 from .executor import Executor
 from .pipeline_plan import PipelinePlan
 from .placement import Placement, StagePlan, boundary_grids
@@ -132,15 +133,18 @@ class Pipeline:
         *,
         batch_norm: str = "micro",
         example: torch.Tensor | None = None,
+        kind: str | None = None,
     ) -> Pipeline:
         """The pipeline that ``plan``, or the file of this name, describes, for a model that it cuts or its stages.
 
-        ``example``: an input of the model, as :func:`split` may need one.
+        ``example``: an input of the model, as :func:`split` may need one. ``kind``: that of this rank's device, for a
+        plan that is for several; the ranks then take the stages that are for their kinds.
 
         Raises
         ------
         PlanError
-            If the plan is none, is for another number of ranks or of stages, or does not fit the stages.
+            If the plan is none, is for another number of ranks or of stages or other kinds of devices, or does not fit
+            the stages.
         SplitError
             If the model cannot be cut there.
         """
@@ -151,18 +155,19 @@ class Pipeline:
             model = together(comm, lambda: split(whole, cuts, example), SplitError)
         if len(model) != len(loaded.cuts) + 1:
             raise PlanError(f"pipeline plan: made for {len(loaded.cuts) + 1} stages, but there are {len(model)}")
-        return cls(
-            model,
-            comm,
-            loaded.schedule,
-            loss,
-            microbatches=loaded.microbatches,
-            replicas=loaded.replicas,
-            optimizer=optimizer,
-            weights=loaded.weights,
-            batch_norm=batch_norm,
-            plans=loaded.plans,
-        )
+        with in_order(comm, kind, loaded.kinds) as ranks:
+            return cls(
+                model,
+                ranks,
+                loaded.schedule,
+                loss,
+                microbatches=loaded.microbatches,
+                replicas=loaded.replicas,
+                optimizer=optimizer,
+                weights=loaded.weights,
+                batch_norm=batch_norm,
+                plans=loaded.plans,
+            )
 
     def _new_executor(self, loss: Loss, optimizer: MakeOptimizer | None, deferred: bool, seed: int) -> Executor:
         stage = self._placement.places[self._comm.rank].stage

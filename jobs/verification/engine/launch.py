@@ -13,7 +13,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.jobs.training.pipeline_options import counts
+from distconv.jobs.training.pipelines.options import counts
 from distconv.jobs.verification.engine.journal import Journal, Key, Line
 from distconv.jobs.verification.engine.runner import Case, Run
 

@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 mpiexec -n 2 python -m mpi4py -m tests.jobs.bench.steps.data_parallel 64
 
-First the height and width of 8 samples, then perhaps the number of turns. DistributedDataParallel goes by gloo, with and
-without gradients as views of its buckets, and with and without a static graph; batch norm is its own on each rank there,
+First the height and width of 8 samples, then perhaps the number of turns. DistributedDataParallel goes by gloo, with
+and without gradients as views of its buckets, and with and without a static graph; batch norm is each rank's own there,
 without a message. Here it is global; with ``local`` statistics it has none, either. Forward and backward, gradients
 summed; all take turns.
 """

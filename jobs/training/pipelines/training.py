@@ -18,17 +18,18 @@ from distconv.communication.agreement import together
 from distconv.data.loader import Batch
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
+from distconv.jobs.training import settings as common
+from distconv.jobs.training import training
+from distconv.jobs.training.model_factory import ModelError
+from distconv.jobs.training.training import T
 from distconv.pipeline import Pipeline, SplitError, split
+from distconv.pipeline.runtime.device_kinds import in_order
 from distconv.pipeline.runtime.pipeline_plan import entry_of
 from distconv.placement import gather
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
-from . import settings as common
-from . import training
-from .model_factory import ModelError
-from .pipeline_options import Pipelining
-from .training import T
+from .options import Pipelining
 
 Cut = Callable[[int, Sequence[int]], list[str]]
 
@@ -46,7 +47,7 @@ class PipelineTrainer(training.Training):
     Raises
     ------
     DistconvError
-        If the settings ask for clipped gradients.
+        If the settings ask for clipped gradients, accumulation or averaged weights.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class PipelineTrainer(training.Training):
     ) -> None:
         if settings.clip_norm is not None:
             raise DistconvError("--clip-norm: a stage of a pipeline does not know the gradients of the others")
+        if settings.accumulate > 1 or settings.ema is not None:
+            raise DistconvError("--accumulate and --ema are not for pipelines; they have --microbatches")
         super().__init__(settings, model, ProcessGrid(comm, r=comm.size), comm, device)
         self.pipelining, self.ahead = pipelining, pipelining.stages
         micro_batch = max(1, settings.batch // pipelining.microbatches)
@@ -76,19 +79,20 @@ class PipelineTrainer(training.Training):
             self.cuts = together(comm, lambda: cut(micro_batch, pipelining.part_replicas), SplitError)
         trained = model if pipelining.plans is None else copy.deepcopy(model)
         self.stages = together(comm, lambda: split(trained, self.cuts, example), SplitError)
-        self.pipe = Pipeline(
-            staged(self.stages),
-            comm,
-            pipelining.schedule,
-            self.loss,
-            microbatches=pipelining.microbatches,
-            replicas=pipelining.replicas,
-            optimizer=lambda parameters: common.make_optimizer(settings, parameters),
-            weights=pipelining.weights,
-            batch_norm=pipelining.batch_norm,
-            plans=pipelining.plans,
-            **pipelining.options,
-        )
+        with in_order(comm, pipelining.kind, pipelining.kinds) as ranks:
+            self.pipe = Pipeline(
+                staged(self.stages),
+                ranks,
+                pipelining.schedule,
+                self.loss,
+                microbatches=pipelining.microbatches,
+                replicas=pipelining.replicas,
+                optimizer=lambda parameters: common.make_optimizer(settings, parameters),
+                weights=pipelining.weights,
+                batch_norm=pipelining.batch_norm,
+                plans=pipelining.plans,
+                **pipelining.options,
+            )
         self._switched = False
 
     @property
@@ -101,6 +105,7 @@ class PipelineTrainer(training.Training):
             f"{of.microbatches} micro-batches" if of.microbatches > 1 else "",
             f"replicas {_listed(of.replicas)}" if max(of.replicas) > 1 else "",
             f"plans {json.dumps(self._plans)}" if any(self._plans) else "",
+            f"on {_listed(of.kinds)}" if of.kinds else "",
             f"no longer pipelined after step {of.switch_after}" if of.switch_after is not None else "",
         ]
         return ", ".join(filter(None, said))
@@ -108,7 +113,10 @@ class PipelineTrainer(training.Training):
     @property
     def placement(self) -> dict[str, Any]:
         """The pipeline, and where the model is cut."""
-        return {"pipeline": asdict(replace(self.pipelining, plans=None)) | {"cuts": self.cuts, "plans": self._plans}}
+        return {
+            "pipeline": asdict(replace(self.pipelining, plans=None, kind=None))
+            | {"cuts": self.cuts, "plans": self._plans}
+        }
 
     @property
     def _plans(self) -> list[dict[str, Any] | None]:
