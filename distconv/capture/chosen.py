@@ -74,7 +74,7 @@ class Steps:
         if not self._seconds["captured"]:
             if eager >= _LONG_S * 1e3:
                 self._decide(
-                    "off", f"eager: one without the optimizer takes {eager:.1f} ms, of which little is Python's"
+                    "off", f"eager: one takes {eager:.1f} ms without the optimizer, of which little is Python's"
                 )
             return
         choice = "on" if captured < eager else "off"
