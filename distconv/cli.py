@@ -80,6 +80,7 @@ COMMANDS: dict[tuple[str, ...], Command] = {
     ),
     ("bench", "planner"): Command("distconv.jobs.bench.planner", "the exact search against the paper's selector"),
     ("bench", "pipeline"): Command("distconv.jobs.bench.pipeline", "pipelined steps against one process and torch"),
+    ("bench", "plans"): Command("distconv.jobs.bench.plans", "steps of pipeline plan files side by side"),
     ("bench", "sparse"): Command("distconv.jobs.bench.layers.sparse", "a sparse convolution against the dense one"),
     ("bench", "pointcloud"): Command(
         "distconv.jobs.bench.layers.pointcloud", "a sparse network on point clouds against its dense twin"
@@ -261,8 +262,8 @@ def _no_command(given: Sequence[str]) -> int:
         parser.print_help()
         return 0
     near = " ".join(given[:2] if group else given[:1])
-    known = ", ".join(" ".join(words) for words in COMMANDS if group in (None, words[0]))
-    parser.error(f"there is no command {near!r}; there are {known}")
+    commands = ", ".join(" ".join(words) for words in COMMANDS if group in (None, words[0]))
+    parser.error(f"there is no command {near!r}; there are {commands}")
 
 
 def _listed(group: str | None) -> str:

@@ -71,12 +71,12 @@ def run(options: argparse.Namespace) -> int:
 def _folders(directory: Path) -> list[Path]:
     """Finished checkpoints in or below ``directory``, what was committed last at the end."""
     places = (directory, directory / "checkpoints")
-    found = [each.folder for place in places for each in commits(place)]
-    if not found and (directory / MANIFEST).is_file():
+    folders = [each.folder for place in places for each in commits(place)]
+    if not folders and (directory / MANIFEST).is_file():
         return [directory]
-    if not found:
+    if not folders:
         raise CheckpointError(nothing_in(places[1] if places[1].is_dir() else directory))
-    return found
+    return folders
 
 
 def _tell(folder: Path, *, verify: bool) -> int:
@@ -90,17 +90,18 @@ def _tell(folder: Path, *, verify: bool) -> int:
 
 
 def _lines(folder: Path, *, verify: bool) -> Iterator[str]:
-    found = read(folder)
-    nbytes = sum(entry["bytes"] for entry in found["files"].values())
-    weights = [entry for name, entry in found["tensors"].items() if name.startswith("model/")]
+    manifest = read(folder)
+    nbytes = sum(entry["bytes"] for entry in manifest["files"].values())
+    weights = [entry for name, entry in manifest["tensors"].items() if name.startswith("model/")]
     if verify:
         checkpoint.load(folder, MPI.COMM_SELF)
     yield (
-        f"{folder}: step {found['step']}, {len(weights)} tensors of a model and {len(found['tensors']) - len(weights)} "
-        f"more, {nbytes / 2**20:.1f} MiB in {len(found['files'])} files{', whole' if verify else ''}"
+        f"{folder}: step {manifest['step']}, {len(weights)} tensors of a model and "
+        f"{len(manifest['tensors']) - len(weights)} more, {nbytes / 2**20:.1f} MiB in "
+        f"{len(manifest['files'])} files{', whole' if verify else ''}"
     )
     if not verify:
-        for key, value in found["values"].items():
+        for key, value in manifest["values"].items():
             yield f"  {_printable(key)}: {_printable(str(value))}"
 
 

@@ -124,18 +124,18 @@ def _files_of(path: AnyPath | Sequence[AnyPath]) -> list[Path] | None:
         return [Path(each) for each in path]
     text, place = str(path), Path(path)
     if place.is_dir():
-        found = sorted(each for each in place.iterdir() if each.suffix in _HDF5)
+        files = sorted(each for each in place.iterdir() if each.suffix in _HDF5)
         folder = place
     elif glob.has_magic(text) and not place.exists():
-        found = sorted(Path(each) for each in glob.glob(text, recursive=True))
+        files = sorted(Path(each) for each in glob.glob(text, recursive=True))
         folder = Path(_fixed(text))
-        if not found:
+        if not files:
             raise DataError(f"{text}: no file is called so")
     else:
         return None
-    for each in found:
+    for each in files:
         check_inside(each, folder, f"{text}: {each.name}")
-    return found or None
+    return files or None
 
 
 def _fixed(pattern: str) -> str:
@@ -153,6 +153,6 @@ def _files(
     mine = together(
         comm, lambda: [head_of(each, list(layouts), one_each) for each in files[comm.rank :: comm.size]], DataError
     )
-    found = comm.allgather(mine)
-    heads = [found[index % comm.size][index // comm.size] for index in range(len(files))]
+    heads_of_ranks = comm.allgather(mine)
+    heads = [heads_of_ranks[index % comm.size][index // comm.size] for index in range(len(files))]
     return StoredSamples(path, layouts, comm, lambda names: Hdf5Files(path, names, heads, one_each))

@@ -29,9 +29,9 @@ def read_weights(path: Path, comm: MPI.Intracomm) -> Mapping[str, torch.Tensor]:
     MismatchError
         If ranks see different files.
     """
-    found = together(comm, lambda: _read(path), CheckpointError)
-    agree(comm, f"weights in {path}", str([(name, tuple(tensor.shape)) for name, tensor in found.items()]))
-    return found
+    weights = together(comm, lambda: _read(path), CheckpointError)
+    agree(comm, f"weights in {path}", str([(name, tuple(tensor.shape)) for name, tensor in weights.items()]))
+    return weights
 
 
 def write_weights(state: Mapping[str, torch.Tensor], path: Path) -> None:
@@ -96,15 +96,15 @@ def _read(path: Path) -> Mapping[str, torch.Tensor]:
         if path.suffix == SAFETENSORS:
             return _of_safetensors(path)
         try:
-            found = torch.load(file, map_location="cpu", weights_only=True)
+            content = torch.load(file, map_location="cpu", weights_only=True)
         except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
             reason = " ".join(f"{error}".split())[:200]
             raise CheckpointError(f"{path} holds no weights that can be read without running code: {reason}") from error
-    if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
-        found = found["state_dict"]
-    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
-        raise CheckpointError(f"{path} holds {type(found).__name__}; it must be a state_dict: tensors by name")
-    return found
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        raise CheckpointError(f"{path} holds {type(content).__name__}; it must be a state_dict: tensors by name")
+    return content
 
 
 def _of_safetensors(path: Path) -> Mapping[str, torch.Tensor]:
@@ -114,7 +114,7 @@ def _of_safetensors(path: Path) -> Mapping[str, torch.Tensor]:
     except ImportError as error:
         raise CheckpointError(f"{path}: safetensors is not installed: pip install safetensors") from error
     try:
-        found: Mapping[str, torch.Tensor] = load_file(path)
+        weights: Mapping[str, torch.Tensor] = load_file(path)
     except SafetensorError as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
-    return found
+    return weights

@@ -7,6 +7,7 @@
     messages         Benchmarks of communication alone
     pipeline         ``distconv bench pipeline``
     planner          ``distconv bench planner``: the exact search against the paper's selector
+    plans            ``distconv bench plans``: pipeline plan files side by side
     report           What benchmarks print: the command, the machine, tables of times, and JSON
     steps            Benchmarks of whole training steps
 """

@@ -161,13 +161,13 @@ class _Bench:
 
     def traces(self) -> dict[str, list[Timeline]]:
         """The passes of synchronous schedules, step by step in turn."""
-        found: dict[str, list[Timeline]] = {"1f1b-sno": [], "zero-bubble": []}
+        traces: dict[str, list[Timeline]] = {"1f1b-sno": [], "zero-bubble": []}
         for _ in range(self.options.rounds * self.options.steps):
-            for name, timelines in found.items():
+            for name, timelines in traces.items():
                 with self.pipes[name].traced() as timeline:
                     self.pipes[name].step(self.x, self.target)
                 timelines.append(timeline())
-        return found
+        return traces
 
     def close(self) -> None:
         """Free what MPI holds for the pipelines; after the last message of all ranks."""

@@ -5,6 +5,10 @@ distribution of each layer, numbers of micro-batches and schedules. Prints what 
 predicted time and memory, and writes the choice to a file that ``distconv train classify --pipeline-plan`` and
 ``distconv.pipeline.Pipeline.from_plan`` run. ``--machine here`` measures this machine, its layers and overheads, with
 as many ranks as shall train.
+
+``--devices`` is for ranks with several kinds of devices: SparsePipe's Algorithms 1 and 2 choose stages of PipeDream's
+schedule and the devices of each, from the network's layers as they were timed on each kind (``--profiles``, a folder
+of ``distconv profile --layers --devices``) or as the machine's file describes its kinds.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from mpi4py import MPI
 
 from distconv.errors import DistconvError
 from distconv.jobs.commands.profile import machine_of, profiled
-from distconv.jobs.planning import chosen_pipeline, exploration_picture, picture
+from distconv.jobs.planning import chosen_pipeline, exploration_picture, mixed_devices, picture
 from distconv.jobs.planning.options import (
     add_machine_argument,
     add_network_arguments,
@@ -35,6 +39,7 @@ from distconv.jobs.planning.options import (
 )
 from distconv.jobs.planning.pipeline_overheads import assumed_overheads, measured_overheads
 from distconv.jobs.training.model_factory import CLASSIFIERS
+from distconv.jobs.training.pipelines.options import add_devices_argument
 from distconv.perfmodel import Exploration, LayerGraph, Machine, Profile, explore, time_layers
 from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads
 from distconv.perfmodel.exploration.choices import Choice
@@ -51,6 +56,8 @@ examples:
   distconv explore --model unet --input 18,64,64 --batch 8 --ranks 4 --machine localhost --plot pipeline.png
   mpiexec -n 2 distconv explore --model resnet20 --input 3,32,32 --batch 32 --ranks 2 --machine here --out here.json
   mpiexec -n 4 distconv train classify --data cifar10 --model resnet20 --batch 32 --pipeline-plan pipeline.json
+  distconv explore --model resnet20 --input 3,32,32 --batch 32 --devices titanxp:2,v100:2 --profiles layers \
+      --machine localhost --out mixed.json
 """
 
 HERE = "here"
@@ -68,15 +75,24 @@ DEFAULT = ("dp", "gpipe", "1f1b-sno", "1f1b-so")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv explore``."""
     add_network_arguments(parser)
-    add_ranks_argument(parser)
+    ranks = parser.add_mutually_exclusive_group(required=True)
+    add_ranks_argument(ranks, required=False)
+    add_devices_argument(ranks, "ranks that will train, of several kinds of devices: ")
     add_machine_argument(parser, required=True, more=f"{HERE}: measure it now; ")
     parser.add_argument("--memory", type=quantity(MEMORY), metavar="16GB", help="of each rank (default: the machine's)")
     parser.add_argument(
         "--schedules",
         type=lambda text: text.split(","),
-        default=list(DEFAULT),
         metavar="NAME,NAME",
         help=f"some of {', '.join(RUNNABLE)} (default: {','.join(DEFAULT)})",
+    )
+    parser.add_argument(
+        "--profiles", type=Path, metavar="FOLDER", help="with --devices: layer profiles KIND.json (default: predicted)"
+    )
+    parser.add_argument(
+        "--method",
+        choices=mixed_devices.METHODS,
+        help="with --devices: who cuts (default: sparsepipe; pipedream takes all devices for equal)",
     )
     parser.add_argument("--out", type=Path, metavar="PLAN.json", help="write the choice to this file")
     parser.add_argument(
@@ -88,6 +104,10 @@ def run(options: argparse.Namespace) -> int:
     """Measure or load the machine, explore, print and write. Collective over MPI.COMM_WORLD."""
     comm = MPI.COMM_WORLD
     on_rank_0(comm, lambda: _check(options))
+    if options.devices is not None:
+        on_rank_0(comm, lambda: _over_kinds(options))
+        return 0
+    options.schedules = options.schedules or list(DEFAULT)
     if options.machine == HERE:
         known = measured_here(options, options.ranks.count, comm)
     else:
@@ -98,14 +118,39 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    unknown = [name for name in options.schedules if name not in RUNNABLE]
+    unknown = [name for name in options.schedules or () if name not in RUNNABLE]
     if unknown:
         raise DistconvError(f"--schedules {unknown[0]}: there are {', '.join(RUNNABLE)}")
+    _check_kinds(options)
     if options.out is not None:
         check_writable("--out", options.out)
     if options.plot is not None:
         check_writable("--plot", options.plot)
         picture.check_format(options.plot)
+
+
+def _check_kinds(options: argparse.Namespace) -> None:
+    """What only goes with ``--devices``, or not at all with it."""
+    if options.devices is None:
+        for name in ("profiles", "method"):
+            if getattr(options, name) is not None:
+                raise DistconvError(f"--{name} is for --devices, several kinds of them")
+        return
+    if isinstance(options.devices, str):
+        raise DistconvError(
+            f"--devices {options.devices}: say how many there are of each kind, such as titanxp:2,v100:2"
+        )
+    for name, why in (
+        ("schedules", f"stages over kinds of devices follow {mixed_devices.SCHEDULE}"),
+        ("plot", "nothing is drawn of it"),
+    ):
+        if getattr(options, name) is not None:
+            raise DistconvError(f"--{name} does not go with --devices: {why}")
+    if options.machine == HERE:
+        raise DistconvError(
+            f"--machine {HERE} does not go with --devices: measure each kind by distconv profile --layers --devices, "
+            "and name a machine for its links"
+        )
 
 
 # -- what is looked at ------------------------------------------------------------------------------------------------
@@ -210,6 +255,26 @@ def _explore(options: argparse.Namespace, known: Known) -> None:
     if options.plot is not None:
         exploration_picture.draw(options.plot, found)
         print(f"picture: {options.plot}")
+
+
+def _over_kinds(options: argparse.Namespace) -> None:
+    """Cut the network over kinds of devices, print and write."""
+    machine, kinds = Machine.load(options.machine), options.devices
+    if options.profiles is not None:
+        profiles = mixed_devices.profiles_in(options.profiles, kinds)
+    else:
+        profiles = mixed_devices.described(graph_of(options, options.batch), machine, kinds)
+    cuts = possible_cuts(built(options), torch.empty(2, *options.input))
+    setting = mixed_devices.mixed(kinds, machine, profiles, cuts, options.memory)
+    method = options.method or mixed_devices.METHODS[0]
+    found = setting.cut(method)
+    print(f"{options.model}, {options.batch} samples of {' x '.join(map(str, options.input))}, by {method}")
+    for line in mixed_devices.lines(setting, method, found):
+        print(line)
+    plan = mixed_devices.plan_of(found, options.model, options.batch)
+    if options.out is not None:
+        plan.save(options.out)
+        print(f"plan: {options.out}; train with it: {_training(_with(options, plan.ranks))} --devices ...")
 
 
 def _with(options: argparse.Namespace, ranks: int) -> argparse.Namespace:

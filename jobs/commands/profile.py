@@ -5,8 +5,9 @@ that their blocks have on ``--ranks`` ranks, which need not be there: warm-up ru
 file already has is not measured again.
 
 With ``--layers`` it is a profile of the network's layers instead, measured in training steps of one process: what
-pipeline stages are cut by (``distconv.perfmodel.partition``). A sparse network is measured on embedded shapes of 4,096
-points each, voxelised.
+pipeline stages are cut by (``distconv.perfmodel.partition``). With ``--devices`` all ranks do so, and the folder
+``--out`` gets a profile of each kind of device. A sparse network is measured on embedded shapes of 4,096 points each,
+voxelised.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from distconv.jobs.pointcloud.sampling import DRAWN_POINTS
 from distconv.jobs.pointcloud.shapes import Shapes
 from distconv.jobs.training.model_factory import build_model
 from distconv.jobs.training.options import add_device_argument, device_for, natural, positive
+from distconv.jobs.training.pipelines.options import add_devices_argument
 from distconv.layers.models import MODELS
 from distconv.layers.sparse import SparseTensor
 from distconv.perfmodel.cost.candidates import candidates
@@ -38,8 +40,10 @@ from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.links import Group, Link
 from distconv.perfmodel.machine.machine import Compute, Machine, Overlap, Roofline
 from distconv.perfmodel.machine.measure_links import NetworkProfile, node_indices, profile_network
+from distconv.perfmodel.profiles.layer_profile import mean
 from distconv.perfmodel.profiles.layer_timing import ITERATIONS, WARM_UP, Timing, time_layers
 from distconv.perfmodel.profiles.measure_operations import calls_of, measure, measure_exchange, measure_roofline
+from distconv.pipeline.runtime.device_kinds import kind_here
 
 T = TypeVar("T")
 
@@ -53,6 +57,8 @@ examples:
   distconv profile --model vgg16 --layers
   distconv profile --layers --model vgg16 --input 3,64,64 --batch 8 --iterations 20 --out vgg16.json
   distconv profile --layers --model sparse_vgg16_bn --input 1,50,50,50 --batch 64 --warmup 1 --iterations 3
+  mpiexec -n 4 distconv profile --layers --model resnet20 --batch 32 --devices titanxp:2,v100:2 --out layers
+  srun -n 8 distconv profile --layers --model resnet20 --batch 32 --devices gpu --out layers
 """
 
 SPARSE = {f"sparse_{name}": factory for name, factory in NETWORKS.items()}
@@ -80,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="time each layer in training steps of one process; --out (default: MODEL-layers.json): layer profile",
     )
+    add_devices_argument(parser, "with --layers, on ranks of several kinds of devices: ")
     parser.add_argument("--warmup", type=natural, metavar="N", help=f"steps before (--layers; default: {WARM_UP})")
     parser.add_argument("--iterations", type=positive, metavar="N", help=f"steps measured (default: {ITERATIONS})")
 
@@ -89,7 +96,10 @@ def run(options: argparse.Namespace) -> int:
     comm = MPI.COMM_WORLD
     device = torch.device(device_for(options.device, comm))
     if options.layers:
-        on_rank_0(comm, lambda: _time_layers(options, device, comm.size))
+        if options.devices is None:
+            on_rank_0(comm, lambda: _time_layers(options, device, comm.size))
+        else:
+            _time_kinds(options, device, comm)
         return 0
     machine = on_rank_0(comm, lambda: _known(options))
     graph = None if options.model is None else traced(options)
@@ -109,6 +119,8 @@ def _known(options: argparse.Namespace) -> Machine | None:
         raise DistconvError("--out is missing: the machine file to write, or to add to")
     if options.warmup is not None or options.iterations is not None:
         raise DistconvError("--warmup and --iterations are for --layers alone")
+    if options.devices is not None:
+        raise DistconvError("--devices is for --layers: a profile of a network's layers on each kind of device")
     check_writable("--out", options.out)
     if options.model is not None and (options.input is None or options.batch is None):
         raise DistconvError("--model needs --input and --batch: the extents of one sample, and samples per step")
@@ -142,15 +154,60 @@ def _save(machine: Machine, network: NetworkProfile | None, nodes: int, path: Pa
 
 def _time_layers(options: argparse.Namespace, device: torch.device, ranks: int) -> None:
     if ranks > 1:
-        raise DistconvError(f"--layers measures one process, this run has {ranks} ranks; start it without mpiexec")
+        raise DistconvError(
+            f"--layers measures one process, this run has {ranks} ranks; start it without mpiexec, or say by --devices "
+            "which kinds of devices they have"
+        )
+    _check_layers(options)
+    out = options.out or Path(f"{options.model.replace(':', '-')}-layers.json")
+    check_writable("--out", out)
+    found, of = _timed(options, device)
+    print(of)
+    _print_layers(found)
+    found.profile.save(out)
+    print(f"{out}: {len(found.profile.layers)} layers")
+
+
+def _time_kinds(options: argparse.Namespace, device: torch.device, comm: MPI.Intracomm) -> None:
+    """Time the layers on every rank, all at work, and write those of each kind of device. Collective."""
+
+    def check() -> None:
+        _check_layers(options)
+        if options.out is None:
+            raise DistconvError("--devices needs --out: the folder for a layer profile of each kind")
+        options.out.mkdir(parents=True, exist_ok=True)
+
+    on_rank_0(comm, check)
+    kind, own = kind_here(options.devices, comm, device), list[Timing]()
+    on_first_ranks(comm, comm.size, lambda: own.append(_timed(options, device)[0]))
+    every = comm.gather((kind, own[0]), root=0)
+    on_rank_0(comm, lambda: _save_kinds(every or [], options))
+
+
+def _save_kinds(every: Sequence[tuple[str, Timing]], options: argparse.Namespace) -> None:
+    for kind in dict.fromkeys(kind for kind, _ in every):
+        alike = [timing for each, timing in every if each == kind]
+        profile, path = mean([timing.profile for timing in alike]), options.out / f"{kind}.json"
+        profile.save(path)
+        ratios = ", ".join(f"{timing.ratio:.3f}" for timing in alike)
+        total = sum(layer.time_s for layer in profile.layers)
+        print(
+            f"{path}: {len(profile.layers)} layers, {1e3 * total:.3f} ms in all, the mean of {len(alike)} ranks; sum "
+            f"of the layers over the whole step without hooks: {ratios}"
+        )
+
+
+def _check_layers(options: argparse.Namespace) -> None:
     if options.model is None:
         raise DistconvError("--layers needs --model: a name, or MODULE:FACTORY")
-    shape = _extents(options)
-    batch = options.batch or BATCH
-    out = options.out or Path(f"{options.model.replace(':', '-')}-layers.json")
     if options.ranks is not None:
         raise DistconvError("--ranks is for a machine file; with --layers a layer is measured whole")
-    check_writable("--out", out)
+    _extents(options)
+
+
+def _timed(options: argparse.Namespace, device: torch.device) -> tuple[Timing, str]:
+    """The layers' times in this process, and a line of what they are."""
+    shape, batch = _extents(options), options.batch or BATCH
     x: torch.Tensor | SparseTensor
     if options.model in SPARSE:
         torch.manual_seed(0)
@@ -165,10 +222,7 @@ def _time_layers(options: argparse.Namespace, device: torch.device, ranks: int) 
         x, of = torch.rand(batch, *shape, device=device), f"{batch} samples"
     warm_up = WARM_UP if options.warmup is None else options.warmup
     found = time_layers(model.to(device), [x], warm_up, options.iterations or ITERATIONS)
-    print(f"{options.model}, {of} of {'x'.join(map(str, shape))}, {device}, float32:")
-    _print_layers(found)
-    found.profile.save(out)
-    print(f"{out}: {len(found.profile.layers)} layers")
+    return found, f"{options.model}, {of} of {'x'.join(map(str, shape))}, {device}, float32:"
 
 
 def _extents(options: argparse.Namespace) -> Sequence[int]:

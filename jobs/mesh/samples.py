@@ -73,8 +73,8 @@ class MeshSamples(SegmentationSamples):
         return super().loader(group, grid, batch, **more, **options)
 
     def _families(self, group: str) -> list[str]:
-        found = self.file(group).column(f"{group}/family")
-        return ["all"] * self.count(group) if found is None else [str(family) for family in found]
+        families = self.file(group).column(f"{group}/family")
+        return ["all"] * self.count(group) if families is None else [str(family) for family in families]
 
 
 def signs(axis: str) -> tuple[float, ...]:

@@ -78,8 +78,8 @@ class Histogram:
         wanted = np.ceil(positive[-1] * np.arange(1, CURVE_POINTS + 1) / CURVE_POINTS)
         reached = np.searchsorted(positive, np.maximum(wanted, 1))
         reached = np.unique(reached[reached < self.bins])
-        found, false = positive[reached], negative[reached]
-        return list(zip((found / positive[-1]).tolist(), (found / (found + false)).tolist(), strict=True))
+        true, false = positive[reached], negative[reached]
+        return list(zip((true / positive[-1]).tolist(), (true / (true + false)).tolist(), strict=True))
 
     def positive_fraction(self, family: str | None = None) -> float:
         """Share of the cells that are positive."""

@@ -6,6 +6,7 @@
     exploration_picture  The picture of an exploration: what was looked at, and when the passes of the choice run
     halo_picture         The largest halo of a plan as a diagram
     measured_steps       Training steps on random samples, timed: what predictions are compared with
+    mixed_devices        Stages over several kinds of devices: profiles, SparsePipe's partition, the plan that runs
     options              What the commands that plan have in common
     package_memory       What the packages of a user's own model take, weighed while it is built
     picture              Pictures of plans: which layer is split how, where its time goes

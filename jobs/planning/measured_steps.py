@@ -10,15 +10,18 @@ import torch
 from mpi4py import MPI
 
 from distconv.distribution import Distribution, default_axes
-from distconv.jobs.timing import clocked, in_turns
+from distconv.jobs.timing import clocked, in_turns, timed
 from distconv.jobs.training.model_factory import build_model
 from distconv.parallel import parallelize
+from distconv.pipeline import FAMILIES, Pipeline, Weights
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
 
 from .options import on_first_ranks
 
 WARM_UP = 2
+FILLING, FULL = 4, 6
+"""Steps of an asynchronous schedule that fill the pipeline, and those after them that are timed together."""
 
 
 def random(dist: Distribution, shape: Sequence[int], device: torch.device) -> DistTensor:
@@ -72,3 +75,18 @@ def _planned_step(
     dist = Distribution(plan.input_grid(model, comm), default_axes(None, 1 + len(options.input)))
     x = random(dist, (options.batch, *options.input), device)
     return training_step(parallelize(model.to(device), plan, comm=comm), x)
+
+
+def pipeline_step_s(pipe: Pipeline, schedule: str, x: torch.Tensor, target: torch.Tensor, comm: MPI.Intracomm) -> float:
+    """Seconds of a step of a pipeline, after one that has its data in the caches and its pipeline full. Collective."""
+    endless = FAMILIES[schedule].weights is not Weights.SYNCHRONOUS
+    before, count = (FILLING, FULL) if endless else (1, 1)
+
+    def steps(number: int) -> None:
+        for _ in range(number):
+            pipe.step(x, target)
+
+    steps(before)
+    seconds = timed(comm, torch.device("cpu"), lambda: steps(count)) / count
+    pipe.drain()
+    return seconds

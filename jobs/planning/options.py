@@ -92,12 +92,12 @@ def ranks(text: str) -> Ranks:
     return Ranks(positive(text.removeprefix(AT_MOST)), text.startswith(AT_MOST))
 
 
-def add_ranks_argument(parser: argparse.ArgumentParser) -> None:
+def add_ranks_argument(place: argparse._ActionsContainer, *, required: bool = True) -> None:
     """``--ranks`` of commands that plan."""
-    parser.add_argument(
+    place.add_argument(
         "--ranks",
         type=ranks,
-        required=True,
+        required=required,
         metavar="64|at-most:64",
         help="ranks that will train; at-most: as many of them as are fastest",
     )

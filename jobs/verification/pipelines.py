@@ -22,8 +22,8 @@ from mpi4py import MPI
 from distconv.errors import DistconvError
 from distconv.jobs.commands.explore import DEFAULT, Known, explored, graph_of, measured_here
 from distconv.jobs.planning.chosen_pipeline import pipeline_plan
+from distconv.jobs.planning.measured_steps import pipeline_step_s
 from distconv.jobs.planning.options import built, on_rank_0
-from distconv.jobs.timing import timed
 from distconv.jobs.training.options import positive
 from distconv.jobs.verification.accuracy import Row, print_accuracy, print_rows
 from distconv.perfmodel import predicted_profile
@@ -32,7 +32,7 @@ from distconv.perfmodel.exploration.choices import Choice
 from distconv.perfmodel.exploration.explore import as_choice
 from distconv.perfmodel.profiles.joined_layers import joined
 from distconv.perfmodel.stages.devices import as_devices
-from distconv.pipeline import FAMILIES, Pipeline, PipelinePlan, Weights, possible_cuts
+from distconv.pipeline import Pipeline, PipelinePlan, possible_cuts
 from distconv.plan import Plan, written
 
 CASES = {
@@ -43,8 +43,6 @@ CASES = {
 
 CHOSEN = "explored"
 WARM_UP = 2
-FILLING, FULL = 4, 6
-"""Steps of an asynchronous schedule that fill the pipeline, and those after them that are timed together."""
 
 EXAMPLES = """\
 examples:
@@ -87,14 +85,16 @@ def run(options: argparse.Namespace) -> int:
     for name in names:
         case = argparse.Namespace(**vars(CASES[name]), ranks=comm.size, memory=None, schedules=list(DEFAULT))
         case.batch = options.batch or case.batch
-        known = measured_here(case, comm.size, comm)
-        variants = on_rank_0(comm, partial(_variants, case, known))
+        machine = measured_here(case, comm.size, comm)
+        variants = on_rank_0(comm, partial(_variants, case, machine))
         times = _measured(case, variants, options.rounds, comm)
-        found = [Row(name, v.name, _words(v.plan), v.choice.time, statistics.median(times[v.name])) for v in variants]
-        rows += found
+        measured = [
+            Row(name, v.name, _words(v.plan), v.choice.time, statistics.median(times[v.name])) for v in variants
+        ]
+        rows += measured
         if comm.rank == 0:
-            print(f"{name}, {case.batch} samples; {known.overheads}")
-            print_rows(found)
+            print(f"{name}, {case.batch} samples; {machine.overheads}")
+            print_rows(measured)
     if comm.rank == 0:
         _summarise(rows)
     return 0
@@ -103,19 +103,19 @@ def run(options: argparse.Namespace) -> int:
 # -- what is compared -------------------------------------------------------------------------------------------------
 
 
-def _variants(case: argparse.Namespace, known: Known) -> list[Variant]:
+def _variants(case: argparse.Namespace, machine: Known) -> list[Variant]:
     """What the search chooses, of each schedule too, and what it does not: other cuts, micro-batches and grids."""
     model = built(case)
     cuts = possible_cuts(model)
-    found = explored(case, known, cuts)
+    exploration = explored(case, machine, cuts)
     asynchronous = argparse.Namespace(**{**vars(case), "schedules": ["pipedream"]})
     best = {
-        CHOSEN: found.best,
-        **{f"{s} explored": _best(found.table, s) for s in DEFAULT if s != PARALLEL},
-        "pipedream explored": _best(explored(asynchronous, known, cuts).table, "pipedream"),
-        "replicas": _best([choice for choice in found.table if choice.width == 1], PARALLEL),
+        CHOSEN: exploration.best,
+        **{f"{s} explored": _best(exploration.table, s) for s in DEFAULT if s != PARALLEL},
+        "pipedream explored": _best(explored(asynchronous, machine, cuts).table, "pipedream"),
+        "replicas": _best([choice for choice in exploration.table if choice.width == 1], PARALLEL),
     }
-    priced = partial(_priced, case, known, cuts)
+    priced = partial(_priced, case, machine, cuts)
     few, many = 2, min(case.batch, 4 * case.ranks)
     others = {
         "gpipe, early cut": priced("gpipe", many, share=0.25),
@@ -188,27 +188,12 @@ def _measured(
     times: dict[str, list[float]] = {name: [] for name in pipes}
     for turn in range(WARM_UP + rounds):
         for variant in variants:
-            seconds = _step_s(variant, pipes[variant.name], x, target, comm)
+            seconds = pipeline_step_s(pipes[variant.name], variant.plan.schedule, x, target, comm)
             if turn >= WARM_UP:
                 times[variant.name].append(seconds)
     for pipe in pipes.values():
         pipe.close()
     return times
-
-
-def _step_s(variant: Variant, pipe: Pipeline, x: torch.Tensor, target: torch.Tensor, comm: MPI.Intracomm) -> float:
-    """Seconds of a step of one variant, after one that has its data in the caches and its pipeline full."""
-    endless = FAMILIES[variant.plan.schedule].weights is not Weights.SYNCHRONOUS
-    before, count = (FILLING, FULL) if endless else (1, 1)
-
-    def steps(number: int) -> None:
-        for _ in range(number):
-            pipe.step(x, target)
-
-    steps(before)
-    seconds = timed(comm, torch.device("cpu"), lambda: steps(count)) / count
-    pipe.drain()
-    return seconds
 
 
 def _pipeline(case: argparse.Namespace, plan: PipelinePlan, comm: MPI.Intracomm) -> Pipeline:

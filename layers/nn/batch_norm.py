@@ -85,8 +85,8 @@ class _BatchNorm(torch.autograd.Function):
         needed, reach = ctx.needs_input_grad, ctx.reach
         if torch.is_grad_enabled():
             bias = torch.zeros_like(mean, requires_grad=True) if needed[2] else None
-            found = gradients(partial(_by_definition, reach, ctx.eps), (x, weight, bias), needed[:3], grad)
-            return *found, None, None, None
+            second = gradients(partial(_by_definition, reach, ctx.eps), (x, weight, bias), needed[:3], grad)
+            return *second, None, None, None
         gradient = BatchNormGradient(grad, x, weight, (mean, var), ctx.eps)
         allreduce(reach.grid.comm(reach.axes), gradient.sums, "batch norm backward")
         dx = gradient.of_input(reach.count) if needed[0] else None
@@ -154,8 +154,8 @@ def _update_running(
         return
     unbiased = var * (reach.count / (reach.count - 1))
     if reach.groups is None:
-        for statistic, found in zip(running[:2], (mean, unbiased), strict=True):
-            batch_norm_scope.move(statistic, found, running[2])
+        for statistic, value in zip(running[:2], (mean, unbiased), strict=True):
+            batch_norm_scope.move(statistic, value, running[2])
         return
     shares = mean.new_zeros((2, reach.of))
     shares[:, reach.channels] = reach.share * torch.stack([mean, unbiased])[:, reach.channels]
@@ -194,16 +194,14 @@ def batch_norm(
         raise DtypeError(f"batch norm of {input.dtype} with a weight of {weight.dtype}: convert the model or the input")
     if training and running_mean is not None and recomputation.active:
         recomputation.may_move_statistics()
-    if input.dim() < 2:  # torch takes it if it has no elements
-        whole = input.replicated()
-        y = F.batch_norm(whole.local, running_mean, running_var, weight, bias, training, momentum, eps)
-        return DistTensor(y, whole.dist, input.shape).redistribute(input.dist)
+    if input.dim() < 2:
+        norm = partial(F.batch_norm, running_mean=running_mean, running_var=running_var, weight=weight, bias=bias)
+        return _without_channels(input, partial(norm, training=training, momentum=momentum, eps=eps))
     over = input.dist.split[1]
     x = input if over is None else balanced_input(input)
     dist = x.dist
-    reached = (
-        [dist.split[d] for d in _DIMENSIONS[batch_norm_scope.statistics()] if d < len(dist.split)] if training else []
-    )
+    dims = _DIMENSIONS[batch_norm_scope.statistics()] if training else ()
+    reached = [dist.split[d] for d in dims if d < len(dist.split)]
     rest = tuple(a for a in dist.split_axes if a not in reached)
     w = None if weight is None else parameter_block(weight, dist, [1], rest)
     b = None if bias is None else parameter_block(bias, dist, [1], rest)
@@ -225,6 +223,12 @@ def batch_norm(
     reach = _reach(x, tuple(a for a in dist.split_axes if a not in rest), channels)
     running = (running_mean, running_var, momentum)
     return DistTensor(apply(_BatchNorm, local, w, b, running, eps, reach), dist, x.shape)
+
+
+def _without_channels(x: DistTensor, norm: Callable[..., torch.Tensor]) -> DistTensor:
+    """Of x of one dimension, which torch takes if it has no elements."""
+    whole = x.replicated()
+    return DistTensor(norm(whole.local), whole.dist, x.shape).redistribute(x.dist)
 
 
 def _reach(x: DistTensor, axes: tuple[str, ...], channels: slice) -> _Reach:

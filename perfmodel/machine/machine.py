@@ -14,8 +14,11 @@ A file describes one, with units on all quantities::
     - busy: 1                                              # while so many ranks of a node compute
       roofline: {flops: 15.7 TFLOP/s, bandwidth: 900 GB/s, kernel: 10 us}  # and small, exchange: see Roofline
       table_s: {a key: 0.0032}                             # measured times in seconds (optional)
+    kinds:                                                 # other devices than those above (optional)
+      titanxp: {memory: 12 GB, roofline: {flops: 12.1 TFLOP/s, bandwidth: 547 GB/s, kernel: 10 us}}
 
-Source: Dryden et al. 2019, II-B, V-A, VI; Zhao et al. 2020 (BaPipe), 4.3, for FPGAs.
+Source: Dryden et al. 2019, II-B, V-A, VI; Zhao et al. 2020 (BaPipe), 4.3, for FPGAs; Zhai et al. 2020 (SparsePipe),
+III-C, for kinds.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from distconv.perfmodel.machine.links import Group, Link
 from distconv.perfmodel.machine.units import BANDWIDTH, ELEMENTS, MEMORY, RATE, TIME, Section
 from distconv.whole_files import write_file
 
-__all__ = ["Compute", "Group", "Link", "Machine", "Overlap", "Roofline"]
+__all__ = ["Compute", "DeviceKind", "Group", "Link", "Machine", "Overlap", "Roofline"]
 
 _BUILT_IN = Path(__file__).with_name("builtin")
 
@@ -90,12 +93,20 @@ class Compute:
 
 
 @dataclass(frozen=True)
+class DeviceKind:
+    """Another kind of device than the others of a machine: what one of them computes and remembers."""
+
+    memory_bytes: float
+    roofline: Roofline
+
+
+@dataclass(frozen=True)
 class Machine:
     """Nodes of ``ranks_per_node`` ranks with ``memory_bytes`` each.
 
     ``network`` is one rank's share of a node's link to the others while all ranks of the node use it. ``compute`` is in
     the order of ``busy`` and starts with 1. ``on_chip_bytes``: memory beside the compute units of a rank in which
-    weights can stay from one sample to the next (0: caches at most).
+    weights can stay from one sample to the next (0: caches at most). ``kinds``: devices that differ, by their names.
 
     Raises
     ------
@@ -111,6 +122,7 @@ class Machine:
     overlap: Overlap
     compute: tuple[Compute, ...]
     on_chip_bytes: float = 0.0
+    kinds: Mapping[str, DeviceKind] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         busy = [entry.busy for entry in self.compute]
@@ -141,6 +153,20 @@ class Machine:
     def at_work(self, ranks: int) -> Machine:
         """The same machine, on which a rank computes as while ``ranks`` ranks do, also where fewer share a layer."""
         return replace(self, compute=(replace(self.computing(min(ranks, self.ranks_per_node)), busy=1),))
+
+    def of_kind(self, name: str) -> Machine:
+        """The same machine, all of whose ranks have a device of this kind.
+
+        Raises
+        ------
+        MachineError
+            If it has none of it.
+        """
+        if name not in self.kinds:
+            there = f"there are {', '.join(self.kinds)}" if self.kinds else "its devices are all alike"
+            raise MachineError(f"machine {self.name}: there is no kind of device {units.shown(name)}; {there}")
+        kind = self.kinds[name]
+        return replace(self, memory_bytes=kind.memory_bytes, compute=(Compute(1, kind.roofline),), kinds={})
 
     def levels(self, group: Group) -> Levels:
         """The group as collectives see it."""
@@ -187,7 +213,7 @@ def built_in() -> list[str]:
 
 def _machine(content: object, source: str) -> Machine:
     keys = "name", "ranks_per_node", "memory", "links", "overlap", "compute"
-    top = Section(content, source, "", keys, ("on_chip",))
+    top = Section(content, source, "", keys, ("on_chip", "kinds"))
     links = top.section("links", ("node", "network"))
     overlap = top.section("overlap", ("halo", "allreduce"))
     return Machine(
@@ -199,7 +225,15 @@ def _machine(content: object, source: str) -> Machine:
         overlap=Overlap(halo=overlap.flag("halo"), allreduce=overlap.flag("allreduce")),
         compute=tuple(_compute(entry) for entry in top.sections("compute", ("busy", "roofline"), ("table_s",))),
         on_chip_bytes=top.quantity("on_chip", MEMORY) if "on_chip" in top.content else 0.0,
+        kinds=_kinds(top) if "kinds" in top.content else {},
     )
+
+
+def _kinds(top: Section) -> dict[str, DeviceKind]:
+    found = {}
+    for name, each in top.named_sections("kinds", ("memory", "roofline")).items():
+        found[name] = DeviceKind(each.quantity("memory", MEMORY), _roofline(each))
+    return found
 
 
 def _link(section: Section) -> Link:
@@ -208,17 +242,21 @@ def _link(section: Section) -> Link:
 
 
 def _compute(section: Section) -> Compute:
-    roofline = section.section("roofline", ("flops", "bandwidth", "kernel"), ("small", "exchange"))
     return Compute(
         busy=section.count("busy"),
-        roofline=Roofline(
-            flops_per_s=roofline.quantity("flops", RATE),
-            bytes_per_s=roofline.quantity("bandwidth", BANDWIDTH),
-            kernel_s=roofline.quantity("kernel", TIME),
-            small=roofline.quantity("small", ELEMENTS) if "small" in roofline.content else 0.0,
-            exchange_s=roofline.quantity("exchange", TIME) if "exchange" in roofline.content else 0.0,
-        ),
+        roofline=_roofline(section),
         table=section.seconds("table_s") if "table_s" in section.content else {},
+    )
+
+
+def _roofline(section: Section) -> Roofline:
+    of = section.section("roofline", ("flops", "bandwidth", "kernel"), ("small", "exchange"))
+    return Roofline(
+        flops_per_s=of.quantity("flops", RATE),
+        bytes_per_s=of.quantity("bandwidth", BANDWIDTH),
+        kernel_s=of.quantity("kernel", TIME),
+        small=of.quantity("small", ELEMENTS) if "small" in of.content else 0.0,
+        exchange_s=of.quantity("exchange", TIME) if "exchange" in of.content else 0.0,
     )
 
 
@@ -230,18 +268,21 @@ def _content(machine: Machine) -> dict[str, object]:
             **({} if of.step_s is None else {"step": units.written(of.step_s, TIME)}),
         }
 
-    def compute(entry: Compute) -> dict[str, object]:
-        roofline = {
-            "flops": units.written(entry.roofline.flops_per_s, RATE),
-            "bandwidth": units.written(entry.roofline.bytes_per_s, BANDWIDTH),
-            "kernel": units.written(entry.roofline.kernel_s, TIME),
+    def roofline(of: Roofline) -> dict[str, str]:
+        return {
+            "flops": units.written(of.flops_per_s, RATE),
+            "bandwidth": units.written(of.bytes_per_s, BANDWIDTH),
+            "kernel": units.written(of.kernel_s, TIME),
+            **({"small": units.written(of.small, ELEMENTS)} if of.small else {}),
+            **({"exchange": units.written(of.exchange_s, TIME)} if of.exchange_s else {}),
         }
-        if entry.roofline.small:
-            roofline["small"] = units.written(entry.roofline.small, ELEMENTS)
-        if entry.roofline.exchange_s:
-            roofline["exchange"] = units.written(entry.roofline.exchange_s, TIME)
+
+    def kind(of: DeviceKind) -> dict[str, object]:
+        return {"memory": units.written(of.memory_bytes, MEMORY), "roofline": roofline(of.roofline)}
+
+    def compute(entry: Compute) -> dict[str, object]:
         table = {"table_s": {key: float(value) for key, value in entry.table.items()}} if entry.table else {}
-        return {"busy": entry.busy, "roofline": roofline, **table}
+        return {"busy": entry.busy, "roofline": roofline(entry.roofline), **table}
 
     return {
         "name": machine.name,
@@ -251,4 +292,5 @@ def _content(machine: Machine) -> dict[str, object]:
         "links": {"node": link(machine.node), "network": link(machine.network)},
         "overlap": {"halo": machine.overlap.halo, "allreduce": machine.overlap.allreduce},
         "compute": [compute(entry) for entry in machine.compute],
+        **({"kinds": {name: kind(of) for name, of in machine.kinds.items()}} if machine.kinds else {}),
     }

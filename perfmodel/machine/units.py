@@ -175,6 +175,17 @@ class Section:
         path = self._below(key)
         return [Section(item, self.source, f"{path}[{i}]", required, optional) for i, item in enumerate(found)]
 
+    def named_sections(self, key: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Section]:
+        """The mappings under ``key`` by their names, which are any text."""
+        found = self.content[key]
+        if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found):
+            raise self.wrong(key, "a mapping from names to mappings")
+        path = self._below(key)
+        return {
+            name: Section(item, self.source, f"{path}.{shown(name, quoted=False)}", required, optional)
+            for name, item in found.items()
+        }
+
     def wrong(self, key: str, expected: str) -> MachineError:
         """The error that ``key`` has another value than ``expected``."""
         return self._error(self._below(key), shown(self.content[key]), expected)

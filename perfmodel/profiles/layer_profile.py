@@ -23,7 +23,7 @@ import math
 import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -211,6 +211,28 @@ def _pair(item: object, index: int) -> tuple[str, str]:
     if not isinstance(item, list) or len(item) != 2 or not all(isinstance(name, str) for name in item):
         raise ProfileError(f"profile: edges[{index}]: found {short(repr(item))}, expected the names of two layers")
     return item[0], item[1]
+
+
+def mean(profiles: Sequence[Profile]) -> Profile:
+    """The profile of mean times of several of the same layers.
+
+    Raises
+    ------
+    ProfileError
+        If their layers are not the same.
+    """
+    names = [[layer.name for layer in profile.layers] for profile in profiles]
+    if any(each != names[0] for each in names):
+        raise ProfileError(f"profile: {len(profiles)} profiles to take the mean of have different layers")
+    layers = [
+        replace(
+            alike[0],
+            forward_s=math.fsum(layer.forward_s for layer in alike) / len(alike),
+            backward_s=math.fsum(layer.backward_s for layer in alike) / len(alike),
+        )
+        for alike in zip(*(profile.layers for profile in profiles), strict=True)
+    ]
+    return Profile(layers, profiles[0].edges)
 
 
 # -- PipeDream's format -----------------------------------------------------------------------------------------------

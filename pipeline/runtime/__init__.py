@@ -2,6 +2,7 @@
 
 ::
 
+    device_kinds     Kinds of devices in one job, and the ranks in the order in which a plan wants them
     executor         One rank of a pipeline: it does the actions of its list, one after the other
     message_header   What stands at the head of a message between stages
     p2p              Messages between the ranks of neighbouring stages

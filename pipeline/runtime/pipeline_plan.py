@@ -5,7 +5,8 @@
      "plans": [{"ranks": 2, "layers": {"conv1": {"n": 2}, "layer?.*": {"h": 2}}}, null],
      "schedule": "1f1b-so", "microbatches": 4, "weights": null}
 
-``plans`` has for each stage the layers' grids as a plan file has them, one grid (``{"h": 2}``), or null: one rank.
+``plans`` has for each stage the layers' grids as a plan file has them, one grid (``{"h": 2}``), or null: one rank. A
+plan for several kinds of devices has ``"kinds": ["titanxp", "titanxp", "v100"]``, that of each rank, stage by stage.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ KEYS = (
     "microbatches",
     "weights",
 )
+KINDS = "kinds"
 
 
 @dataclass(frozen=True, eq=True)
@@ -55,6 +57,7 @@ class PipelinePlan:
 
     ``cuts``: the submodules that begin the second stage, the third, ...; of each stage ``replicas``, and ``plans``: how
     the ranks of one replica share its work. ``schedule``, ``microbatches`` and ``weights`` are those of ``Pipeline``.
+    ``kinds``: the kind of device of each rank; none: all ranks are alike.
 
     Raises
     ------
@@ -71,13 +74,15 @@ class PipelinePlan:
     schedule: str
     microbatches: int = 1
     weights: str | None = None
+    kinds: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not isinstance(self.model, str) or not self.model:
             raise PlanError(f"pipeline plan: model={self.model!r} must be a name")
         for name in ("batch", "ranks", "microbatches"):
             _check_positive(name, getattr(self, name))
-        _check_texts("cuts", self.cuts)
+        _check_texts("cuts", self.cuts, "of a submodule")
+        _check_texts("kinds", self.kinds, "of a kind of device")
         for count in self.replicas:
             _check_positive("replicas", count)
         if self.microbatches > self.batch:
@@ -94,19 +99,19 @@ class PipelinePlan:
                 f"pipeline plan: {len(self.replicas)} replicas, but {stages} plans; each stage has one of both"
             )
         try:
-            made = schedule(self.schedule, stages, self.microbatches, weights=self.weights)
+            order = schedule(self.schedule, stages, self.microbatches, weights=self.weights)
         except (ScheduleError, TypeError) as error:
             raise PlanError(f"pipeline plan: {error}") from error
         if FAMILIES[self.schedule].concurrent:
             raise PlanError(f"pipeline plan: {self.schedule} can be simulated, not run")
-        if made.asynchronous and self.microbatches > 1:
+        if order.asynchronous and self.microbatches > 1:
             raise PlanError(
                 f"pipeline plan: {self.schedule} updates after every mini-batch, but microbatches={self.microbatches}"
             )
-        if len(self.cuts) + 1 != stages * made.chunks:
+        if len(self.cuts) + 1 != stages * order.chunks:
             raise PlanError(
                 f"pipeline plan: {len(self.cuts)} cuts make {len(self.cuts) + 1} parts, but {stages} stages of "
-                f"{self.schedule} need {stages * made.chunks}"
+                f"{self.schedule} need {stages * order.chunks}"
             )
 
     def _check_ranks(self) -> None:
@@ -117,6 +122,8 @@ class PipelinePlan:
                 f"pipeline plan: its stages need {needed} ranks (replicas {list(self.replicas)} of {sizes} ranks), but "
                 f"ranks={self.ranks}"
             )
+        if self.kinds and len(self.kinds) != self.ranks:
+            raise PlanError(f"pipeline plan: kinds of {len(self.kinds)} ranks, but ranks={self.ranks}")
 
     # -- files --------------------------------------------------------------------------------------------------------
 
@@ -137,8 +144,9 @@ class PipelinePlan:
     def _read(cls, path: Path) -> PipelinePlan:
         where = f"pipeline plan {path}"
         marks = {"format": FORMAT, "version": VERSION}
-        content = json_document(path, "pipeline plan", PlanError, marks=marks, keys=KEYS)
-        for name in ("cuts", "replicas", "plans"):
+        content = json_document(path, "pipeline plan", PlanError, marks=marks, keys=KEYS, optional=(KINDS,))
+        content.setdefault(KINDS, [])
+        for name in ("cuts", "replicas", "plans", KINDS):
             if not isinstance(content[name], list):
                 raise PlanError(f"{where}: {name}={short(repr(content[name]))} must be a list")
         if content["stages"] != len(content["plans"]):
@@ -160,6 +168,7 @@ class PipelinePlan:
             content["schedule"],
             content["microbatches"],
             content["weights"],
+            tuple(content[KINDS]),
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -171,7 +180,8 @@ class PipelinePlan:
         named = {"format": FORMAT, "version": VERSION, "stages": len(self.plans)}
         own = {name: getattr(self, name) for name in KEYS if name not in named}
         own["plans"] = [entry_of(plan) for plan in self.plans]
-        return json.dumps({key: (named | own)[key] for key in KEYS}, indent=1)
+        kinds = {KINDS: self.kinds} if self.kinds else {}
+        return json.dumps({key: (named | own)[key] for key in KEYS} | kinds, indent=1)
 
     # -- whom it is for -----------------------------------------------------------------------------------------------
 
@@ -242,7 +252,7 @@ def _check_positive(name: str, value: object) -> None:
         raise PlanError(f"pipeline plan: {name}={value!r} must be a positive whole number")
 
 
-def _check_texts(name: str, values: Sequence[object]) -> None:
+def _check_texts(name: str, values: Sequence[object], of: str) -> None:
     for value in values:
         if not isinstance(value, str):
-            raise PlanError(f"pipeline plan: {name}: {value!r} must be the name of a submodule")
+            raise PlanError(f"pipeline plan: {name}: {value!r} must be the name {of}")

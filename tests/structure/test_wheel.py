@@ -41,7 +41,7 @@ def _links_and_caches(folder: str, names: list[str]) -> list[str]:
 IN_THE_WHEEL = """
     train data plan predict explore profile simulate run checkpoint info conformance verify-exactness verify-conformance
     bench-step bench-halo bench-redistribute bench-allreduce bench-layer bench-memory bench-scaling bench-pipeline
-    bench-sparse bench-scan
+    bench-plans bench-sparse bench-scan
 """
 """Commands for users; the others need a checkout."""
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 
 from distconv.jobs.papers.printed_tables import Rows
-from distconv.perfmodel.stages.closed_forms import in_flight, minibatch_time
+from distconv.perfmodel.stages.closed_forms import SCHEDULES, in_flight, minibatch_time
 from distconv.pipeline import schedule, simulate
 
 STAGES, MICROBATCHES = 4, 16
@@ -20,7 +20,7 @@ FORWARD, BACKWARD, TRANSFER = 1.0, 2.0, 0.5
 DEMANDS = {"1f1b-as": FORWARD, "fbp-as": (FORWARD + BACKWARD) / 2, "1f1b-sno": FORWARD, "1f1b-so": FORWARD}
 """The paper's: seconds of a transfer of a bytes by a link of a/F or 2a/(F+B)."""
 
-_STEPS = 1e-6
+_PRECISION = 1e-6
 
 
 def schedules_table() -> Rows:
@@ -36,9 +36,8 @@ def schedules_table() -> Rows:
 
 def _row(name: str) -> dict[str, object]:
     times = _paper(name), closed_form(name, TRANSFER), simulated(name, TRANSFER)
-    copies = 2 if name in ("1f1b-so", "fbp-as") else 1
     peak = simulate(schedule(name, STAGES, MICROBATCHES), FORWARD, BACKWARD).peak_activations[0]
-    features = copies * STAGES, in_flight(name, STAGES, MICROBATCHES)[0], peak
+    features = SCHEDULES[name].copies * STAGES, in_flight(name, STAGES, MICROBATCHES)[0], peak
     demands = DEMANDS[name], *(longest_hidden(name, time) for time in (closed_form, simulated))
     columns = [", ".join(f"{value:.4g}" for value in values) for values in (times, features, demands)]
     print(f"{name:<10}{columns[0]:<22}{columns[1]:<24}{columns[2]}")
@@ -65,9 +64,9 @@ def simulated(name: str, transfer: float, microbatches: int = MICROBATCHES) -> f
 def longest_hidden(name: str, time: Callable[[str, float, int], float]) -> float:
     """The longest transfer with which more micro-batches take F + B each, by bisection."""
     low, high = 0.0, 4 * (FORWARD + BACKWARD)
-    while high - low > _STEPS:
+    while high - low > _PRECISION:
         middle = (low + high) / 2
         more = time(name, middle, 3 * MICROBATCHES) - time(name, middle, MICROBATCHES)
-        hidden = more <= 2 * MICROBATCHES * (FORWARD + BACKWARD) + _STEPS
+        hidden = more <= 2 * MICROBATCHES * (FORWARD + BACKWARD) + _PRECISION
         low, high = (middle, high) if hidden else (low, middle)
     return low

@@ -52,6 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="between the mixed GPUs (default: 1 2.5 5 10)",
     )
     parser.add_argument(
+        "--messages",
+        type=positive_float,
+        default=1.0,
+        metavar="X",
+        help="messages between layers are so many times as large (default: 1)",
+    )
+    parser.add_argument(
         "--measured",
         type=Path,
         default=published.MEASURED,
@@ -81,7 +88,7 @@ def _tables(options: argparse.Namespace) -> dict[str, Rows]:
     ]
     found = {
         "profiles": profile_table(options.profiles, options.devices, options.bandwidth),
-        "mixed": [row for source in sources for row in mixed_table(source, options.gigabits)],
+        "mixed": [row for source in sources for row in mixed_table(source.louder(options.messages), options.gigabits)],
     }
     print(f"\nthe paper, {FIGURE_9}")
     return found
@@ -119,6 +126,7 @@ def mixed_table(source: published.Source, gigabits: Sequence[float]) -> Rows:
     print(f"{'ratio':<7}{'paper MP':<11}{'paper HETE':<11}{'time':>9}{'DP':>10}{'x MP':>7}{'x sorted':>9}", end="")
     print("  sorted order's stages")
     rows: Rows = []
+    published_ones: list[bool] = []
     searched = dict.fromkeys(SHOWN, 0.0)
     for published_row in published.TABLE_III:
         devices = source.devices(published_row.counts)
@@ -136,6 +144,7 @@ def mixed_table(source: published.Source, gigabits: Sequence[float]) -> Rows:
                 "exact": found["exact"].assignment == published_row.assignment,
                 "pipedream": _config(found["pipedream"]) == published_row.homogeneous,
             }
+            published_ones.append(same["sparsepipe"])
             print(f"{sum(published_row.counts.values()):>4}{gigabit:>6g}  ", end="")
             for method in SHOWN:
                 print(f"{_config(found[method]):<11}{'=' if same[method] else ' '}{costs[method]:>9.5f}  ", end="")
@@ -146,8 +155,19 @@ def mixed_table(source: published.Source, gigabits: Sequence[float]) -> Rows:
             rows.append({"source": source.name, "gigabit": gigabit, "as_published": same, "time_s": costs})
             rows[-1]["data_parallel_s"] = alone
             rows[-1] |= {"published_s": theirs, "stages": {method: _figures(each) for method, each in found.items()}}
+    print(_why(source, published_ones))
     print("searched for " + ", ".join(f"{1e3 * searched[m] / len(rows):.1f} ms ({SHOWN[m]})" for m in SHOWN) + " a row")
     return rows
+
+
+def _why(source: published.Source, same: Sequence[bool]) -> str:
+    """How many of the paper's splits came out, and what of the layers' times would have to be otherwise."""
+    times = [layer.time_s for layer in source.on("TitanXP").layers]
+    late = sum(times[published.CUT :]) / sum(times)
+    return (
+        f"HETE-MP's splits: {sum(same)} of {len(same)}. Layers {published.CUT}-{len(times) - 1} on one GPU beside 4, 6 "
+        f"or 7 are an even split if they take about 20, 14 or 12.5 % of the time; here they take {late:.1%}"
+    )
 
 
 def as_published(profile: Profile, row: published.Row, devices: Sequence[Device], bandwidth: float) -> float:

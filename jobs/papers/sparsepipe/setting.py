@@ -62,6 +62,9 @@ SURFACE_NEIGHBOURS = 9
 """Of the 27 voxels around a voxel on a surface: a sheet of 3 x 3."""
 
 
+CUT = 24
+"""The layer with which the second stage of HETE-MP's 7-1 begins (IV-C)."""
+
 EPOCH_S = 129.63
 """Table II: an epoch of the sparse network at 50^3 on one GPU."""
 
@@ -80,6 +83,18 @@ class Source:
 
     name: str
     on: Callable[[str], Profile]
+
+    def louder(self, factor: float) -> Source:
+        """The same with messages of ``factor`` times as many bytes between layers."""
+        if factor == 1.0:
+            return self
+
+        def on(gpu: str) -> Profile:
+            found = self.on(gpu)
+            layers = [replace(layer, activation_bytes=factor * layer.activation_bytes) for layer in found.layers]
+            return Profile(layers, found.edges)
+
+        return Source(f"{self.name}, messages {factor:g} times as large", on)
 
     def devices(self, counts: dict[str, int]) -> list[Device]:
         """So many of ``GPUS``, with their times and without a memory limit."""

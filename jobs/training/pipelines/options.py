@@ -6,11 +6,14 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from mpi4py import MPI
 
-from distconv.jobs.training.options import positive
+from distconv.errors import PlanError
+from distconv.jobs.training.options import device_for, positive
 from distconv.pipeline import FAMILIES, PipelinePlan, ScheduleError, schedule
 from distconv.pipeline.reference.serial import WEIGHTS
+from distconv.pipeline.runtime.device_kinds import Kinds, kind_here, kinds_of
 from distconv.pipeline.runtime.pipeline import BATCH_NORM
 from distconv.pipeline.runtime.placement import Placement, StagePlan
 from distconv.pipeline.schedules.registry import per_stage_replicas
@@ -35,6 +38,7 @@ class Pipelining:
     ``ppv``: the layers behind which it is cut (stale weights, 4.1), ``cuts``: those before which it is; without both:
     into parts of about equal time. Each stage has ``chunks`` parts, and a rank for each replica unless ``plans`` say
     otherwise. From step ``switch_after`` on, counted from 0, the mini-batches pass one by one (None: never).
+    ``kinds``: those of the ranks' devices that a plan for several wants, ``kind`` that of this rank.
     """
 
     schedule: str
@@ -48,6 +52,8 @@ class Pipelining:
     switch_after: int | None
     cuts: tuple[str, ...] | None = None
     plans: tuple[StagePlan, ...] | None = None
+    kinds: tuple[str, ...] = ()
+    kind: str | None = None
 
     @property
     def stages(self) -> int:
@@ -73,6 +79,7 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, place: argparse._Mut
     place.add_argument(
         "--pipeline-plan", metavar="PLAN.json", help="train as a pipeline that distconv explore chose, in this file"
     )
+    add_devices_argument(parser, "for a plan of several kinds of devices, which ranks have which: ")
     group = parser.add_argument_group("pipeline", "what goes with --pipeline")
     group.add_argument(
         "--stages", type=positive, metavar="N", help="stages of about equal time (default: as many as ranks allow)"
@@ -105,6 +112,30 @@ def add_pipeline_arguments(parser: argparse.ArgumentParser, place: argparse._Mut
     )
 
 
+def add_devices_argument(place: argparse._ActionsContainer, what: str) -> None:
+    """``--devices``; ``what`` begins its help."""
+    place.add_argument(
+        "--devices",
+        type=device_kinds,
+        metavar="OLD:2,NEW:2",
+        help=f"{what}so many of each kind in the order of ranks, or gpu or host: kinds are named by those",
+    )
+
+
+def device_kinds(text: str) -> Kinds:
+    """What ``--devices`` says.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it says nothing that can be.
+    """
+    try:
+        return kinds_of(text)
+    except PlanError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def counts(text: str) -> tuple[int, ...]:
     """Whole numbers above zero with commas."""
     return tuple(positive(word) for word in text.split(","))
@@ -126,6 +157,8 @@ def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
         raise ScheduleError("--shard-optimizer is for grids and plans: stages have weights of their own")
     if options.batch_norm and (options.pipeline or options.pipeline_plan):
         raise ScheduleError("--batch-norm is for grids and plans: a stage normalises over its micro-batch")
+    if options.devices is not None and options.pipeline_plan is None:
+        raise ScheduleError("--devices is for --pipeline-plan, a file of distconv explore --devices")
     if options.pipeline is None:
         given = [name for name in REFINEMENTS if getattr(options, name) is not None]
         if given:
@@ -164,6 +197,9 @@ def planned_pipelining(options: argparse.Namespace, comm: MPI.Intracomm) -> Pipe
         return None
     plan = PipelinePlan.load(options.pipeline_plan, comm)
     plan.check_for(model=options.model, batch=options.batch, ranks=comm.size)
+    kind = None
+    if plan.kinds and options.devices is not None:
+        kind = kind_here(options.devices, comm, torch.device(device_for(options.device, comm)))
     return Pipelining(
         schedule=plan.schedule,
         replicas=plan.replicas,
@@ -176,6 +212,8 @@ def planned_pipelining(options: argparse.Namespace, comm: MPI.Intracomm) -> Pipe
         switch_after=None,
         cuts=plan.cuts,
         plans=plan.plans if any(plan.plans) else None,
+        kinds=plan.kinds,
+        kind=kind,
     )
 
 

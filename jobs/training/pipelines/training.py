@@ -23,6 +23,7 @@ from distconv.jobs.training import training
 from distconv.jobs.training.model_factory import ModelError
 from distconv.jobs.training.training import T
 from distconv.pipeline import Pipeline, SplitError, split
+from distconv.pipeline.runtime.device_kinds import in_order
 from distconv.pipeline.runtime.pipeline_plan import entry_of
 from distconv.placement import gather
 from distconv.process import watchdog
@@ -78,19 +79,20 @@ class PipelineTrainer(training.Training):
             self.cuts = together(comm, lambda: cut(micro_batch, pipelining.part_replicas), SplitError)
         trained = model if pipelining.plans is None else copy.deepcopy(model)
         self.stages = together(comm, lambda: split(trained, self.cuts, example), SplitError)
-        self.pipe = Pipeline(
-            staged(self.stages),
-            comm,
-            pipelining.schedule,
-            self.loss,
-            microbatches=pipelining.microbatches,
-            replicas=pipelining.replicas,
-            optimizer=lambda parameters: common.make_optimizer(settings, parameters),
-            weights=pipelining.weights,
-            batch_norm=pipelining.batch_norm,
-            plans=pipelining.plans,
-            **pipelining.options,
-        )
+        with in_order(comm, pipelining.kind, pipelining.kinds) as ranks:
+            self.pipe = Pipeline(
+                staged(self.stages),
+                ranks,
+                pipelining.schedule,
+                self.loss,
+                microbatches=pipelining.microbatches,
+                replicas=pipelining.replicas,
+                optimizer=lambda parameters: common.make_optimizer(settings, parameters),
+                weights=pipelining.weights,
+                batch_norm=pipelining.batch_norm,
+                plans=pipelining.plans,
+                **pipelining.options,
+            )
         self._switched = False
 
     @property
@@ -103,6 +105,7 @@ class PipelineTrainer(training.Training):
             f"{of.microbatches} micro-batches" if of.microbatches > 1 else "",
             f"replicas {_listed(of.replicas)}" if max(of.replicas) > 1 else "",
             f"plans {json.dumps(self._plans)}" if any(self._plans) else "",
+            f"on {_listed(of.kinds)}" if of.kinds else "",
             f"no longer pipelined after step {of.switch_after}" if of.switch_after is not None else "",
         ]
         return ", ".join(filter(None, said))
@@ -110,7 +113,10 @@ class PipelineTrainer(training.Training):
     @property
     def placement(self) -> dict[str, Any]:
         """The pipeline, and where the model is cut."""
-        return {"pipeline": asdict(replace(self.pipelining, plans=None)) | {"cuts": self.cuts, "plans": self._plans}}
+        return {
+            "pipeline": asdict(replace(self.pipelining, plans=None, kind=None))
+            | {"cuts": self.cuts, "plans": self._plans}
+        }
 
     @property
     def _plans(self) -> list[dict[str, Any] | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mpi4py import MPI
 
 from distconv import cli
 from distconv.jobs.training.model_factory import build_model
+from distconv.perfmodel import Machine, Profile, predicted_profile, trace
 from distconv.pipeline import Pipeline, PipelinePlan, SerialPipeline, split
 from distconv.pipeline.reference.serial import IN_FLIGHT
 from distconv.placement import gather
@@ -51,7 +53,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, 0.01, momentum=0.9)
 
 
-def assert_trains_as_one_process(comm: Any, plan: PipelinePlan | Path, name: str) -> None:
+def assert_trains_as_one_process(comm: Any, plan: PipelinePlan | Path, name: str, *, kind: str | None = None) -> None:
     """As the serial pipeline, and where nothing is stale or dropped as a plain loop does too."""
     found = plan if isinstance(plan, PipelinePlan) else PipelinePlan.load(plan, comm)
     torch.manual_seed(0)
@@ -63,7 +65,7 @@ def assert_trains_as_one_process(comm: Any, plan: PipelinePlan | Path, name: str
     serial.drain()
     torch.manual_seed(0)
     stages = split(built(name), list(found.cuts), example)
-    pipe = Pipeline.from_plan(plan, stages, comm, F.cross_entropy, sgd)
+    pipe = Pipeline.from_plan(plan, stages, comm, F.cross_entropy, sgd, kind=kind)
     for batch in data:
         pipe.step(*batch)
     pipe.drain()
@@ -195,3 +197,77 @@ def test_what_cannot_be_explored_is_refused(
     assert cli.main(explored(tmp_path / "out.json", "resnet20", 2, *more)) == 2
     assert text in capsys.readouterr().err
     assert not (tmp_path / "out.json").exists()
+
+
+# --- Several kinds of devices ---
+
+
+def over_kinds(path: Path, name: str, kinds: str, *more: str) -> list[str]:
+    command = explored(path, name, 1, "--devices", kinds, *more)
+    at = command.index("--ranks")
+    return command[:at] + command[at + 2 :]
+
+
+def kinds_profiles(folder: Path, name: str) -> Path:
+    """Layer profiles of two kinds, one of them three times as slow."""
+    folder.mkdir(exist_ok=True)
+    graph = trace(built(name), (BATCH, *SHAPES[name]))
+    fast = predicted_profile(graph, Machine.load("localhost"))
+    fast.save(folder / "new.json")
+    slower = [replace(a, forward_s=3 * a.forward_s, backward_s=3 * a.backward_s) for a in fast.layers]
+    Profile(slower, fast.edges).save(folder / "old.json")
+    return folder
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.time_limit(120)
+@pytest.mark.parametrize("order", [1, -1])
+def test_stages_over_kinds_of_devices_train_as_one_process_does(comm: Any, shared_tmp_path: Path, order: int) -> None:
+    """Whichever ranks have which kind: bit for bit what the serial pipeline of the same stages gives."""
+    there = ["old"] + ["new"] * (comm.size - 1)
+    kinds, path = f"old:1,new:{comm.size - 1}", shared_tmp_path / "mixed.json"
+    profiles = kinds_profiles(shared_tmp_path / "layers", "resnet20") if comm.rank == 0 else shared_tmp_path / "layers"
+    more = ["--profiles", str(profiles), "--method", "sparsepipe"]
+    assert cli.main(over_kinds(path, "resnet20", kinds, *more)) == 0
+    comm.Barrier()
+    plan = PipelinePlan.load(path, comm)
+    assert sorted(plan.kinds) == sorted(there) and plan.schedule == "pipedream"
+    forced = replace(
+        plan, cuts=("layer2.0.conv1",), replicas=(1, comm.size - 1), plans=(None, None), kinds=tuple(there)
+    )
+    if comm.size == 3:  # replicas learn from mini-batches of their own in PipeDream's schedule
+        forced = replace(forced, schedule="1f1b-so", microbatches=2)
+    assert_trains_as_one_process(comm, forced, "resnet20", kind=there[::order][comm.rank])
+
+
+def test_what_is_chosen_for_kinds_is_printed_beside_other_methods(tmp_path: Path, capsys: Any) -> None:
+    profiles = kinds_profiles(tmp_path / "layers", "resnet20")
+    out = tmp_path / "mixed.json"
+    assert cli.main(over_kinds(out, "resnet20", "old:2,new:2", "--profiles", str(profiles))) == 0
+    said = capsys.readouterr().out
+    assert "resnet20, 4 samples of 3 x 8 x 8, by sparsepipe" in said and "stage 0, the input to " in said
+    assert "\npipedream: stages of " in said and "\nexact: stages of " in said
+    assert f"--pipeline-plan {out} --devices ..." in said
+    assert sorted(PipelinePlan.load(out, MPI.COMM_SELF).kinds) == ["new", "new", "old", "old"]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "more", "text"),
+    [
+        ("gpu", [], "--devices gpu: say how many there are of each kind"),
+        ("old:1,new:1", [], "there is no kind of device 'old'; its devices are all alike"),
+        ("old:1,new:1", ["--profiles", "/nowhere"], "there is no old.json"),
+        ("old:1,new:1", ["--schedules", "dp"], "--schedules does not go with --devices"),
+        ("old:1,new:1", ["--machine", "here"], "--machine here does not go with --devices"),
+    ],
+)
+def test_kinds_that_cannot_be_cut_for_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kinds: str, more: list[str], text: str
+) -> None:
+    assert cli.main(over_kinds(tmp_path / "out.json", "resnet20", kinds, *more)) == 2
+    assert text in capsys.readouterr().err
+
+
+def test_options_for_kinds_alone_are_refused_without_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(explored(tmp_path / "out.json", "resnet20", 2, "--method", "exact")) == 2
+    assert "--method is for --devices" in capsys.readouterr().err

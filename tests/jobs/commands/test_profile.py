@@ -13,7 +13,8 @@ from distconv.layers.models import MODELS
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine import measure_links
 from distconv.perfmodel.machine.machine import Compute, Machine, Roofline
-from distconv.perfmodel.profiles.layer_profile import Profile
+from distconv.perfmodel.profiles import layer_timing
+from distconv.perfmodel.profiles.layer_profile import Layer, Profile
 
 LENET = ["--model", "lenet5", "--input", "1,28,28", "--batch", "8"]
 
@@ -108,6 +109,10 @@ def test_layers_of_a_sparse_network_are_measured_on_voxels(tmp_path, capfd):
         (["--layers", *LENET, "--warmup", "-1"], "argument --warmup: '-1' is not a whole number from 0 on"),
         (["--layers", *LENET, "--ranks", "2"], "--ranks is for a machine file"),
         (["--layers", *LENET, "--out", "/nowhere/at/all.json"], "there is no folder"),
+        (["--layers", *LENET, "--devices", "old:1"], "--devices needs --out: the folder"),
+        (["--layers", *LENET, "--devices", "old:2", "--out", "x"], "2 ranks are counted, but there are 1"),
+        (["--layers", *LENET, "--devices", "old"], "'old' is no kind of device"),
+        (["--out", "here.yaml", "--devices", "old:1"], "--devices is for --layers"),
         ([], "--out is missing"),
         (["--out", "here.yaml", "--iterations", "3"], "--warmup and --iterations are for --layers alone"),
         (["--out", "here.yaml", "--ranks", "2"], "--ranks is for the layers of a network; name it with --model"),
@@ -128,3 +133,18 @@ def test_layers_are_timed_in_one_process_only(comm, capfd):
     assert main(["profile", "--layers", *LENET]) == BAD_INPUT
     if comm.rank == 0:
         assert "this run has 2 ranks" in capfd.readouterr().err
+
+
+@pytest.mark.ranks(3)
+def test_a_profile_of_each_kind_of_device_is_the_mean_of_its_ranks(comm, shared_tmp_path, monkeypatch, capfd):
+    def timed(model, inputs, warm_up, iterations):
+        return layer_timing.Timing(Profile([Layer("a", 1.0 + comm.rank, 2.0, 8, 4)]), 3.0 + comm.rank)
+
+    monkeypatch.setattr(profile, "time_layers", timed)
+    out = shared_tmp_path / "layers"
+    assert main(["profile", "--layers", *LENET, "--devices", "old:1,new:2", "--out", str(out)]) == 0
+    comm.Barrier()
+    assert Profile.load(out / "old.json").layers == (Layer("a", 1.0, 2.0, 8, 4),)
+    assert Profile.load(out / "new.json").layers == (Layer("a", 2.5, 2.0, 8, 4),)
+    if comm.rank == 0:
+        assert "new.json: 1 layers, 4500.000 ms in all, the mean of 2 ranks" in capfd.readouterr().out

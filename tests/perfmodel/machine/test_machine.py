@@ -46,6 +46,32 @@ def refused(folder, text, *parts):
         assert part in message, message
 
 
+KINDS = """
+kinds:
+  old: {memory: 12 GB, roofline: {flops: 12.1 TFLOP/s, bandwidth: 547 GB/s, kernel: 10 us}}
+  new: {memory: 16 GB, roofline: {flops: 15.7 TFLOP/s, bandwidth: 900 GB/s, kernel: 5 us, small: 100 elements}}
+"""
+
+
+def test_a_kind_of_device_takes_the_place_of_the_machines_own(tmp_path):
+    found = loaded(tmp_path, GOOD + KINDS)
+    old = found.of_kind("old")
+    assert old.memory_bytes == 12e9 and old.compute == (Compute(1, Roofline(12.1e12, 547e9, 10e-6)),)
+    assert (old.node, old.network, old.ranks_per_node) == (found.node, found.network, 4)
+    found.save(tmp_path / "again.yaml")
+    assert Machine.load(tmp_path / "again.yaml") == found
+    with pytest.raises(dc.MachineError, match="there is no kind of device 'odd'; there are old, new"):
+        found.of_kind("odd")
+    with pytest.raises(dc.MachineError, match="its devices are all alike"):
+        loaded(tmp_path, GOOD).of_kind("old")
+
+
+def test_kinds_that_are_none_are_refused(tmp_path):
+    refused(tmp_path, GOOD + "kinds: [old]", "kinds: found a list, expected a mapping from names to mappings")
+    refused(tmp_path, GOOD + "kinds: {old: 3}", "kinds.old: found 3, expected a mapping with the keys memory, roofline")
+    refused(tmp_path, GOOD + "kinds: {old: {memory: 2 GB}}", "kinds.old.roofline: found nothing")
+
+
 def test_a_file_is_read_with_its_units(tmp_path):
     found = loaded(tmp_path, GOOD)
     slow = Roofline(10e12, 300e9, 10e-6)

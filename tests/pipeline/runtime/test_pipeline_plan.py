@@ -33,6 +33,7 @@ def test_a_saved_plan_is_loaded_as_it_was(tmp_path):
         PLAN,
         replace(PLAN, plans=local),
         replace(PLAN, ranks=3, plans=(None, None), schedule="gpipe", weights="recompute"),
+        replace(PLAN, kinds=("old",) * 4 + ("new",) * 2),
     ):
         plan.save(tmp_path / "plan.json")
         assert PipelinePlan.load(tmp_path / "plan.json") == plan
@@ -47,6 +48,8 @@ def test_a_file_has_each_stage_beside_the_others(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
+        ({"kinds": ("old", "new")}, "kinds of 2 ranks, but ranks=6"),
+        ({"kinds": (1,) * 6}, "kinds: 1 must be the name of a kind of device"),
         ({"ranks": 5}, r"need 6 ranks \(replicas \[2, 1\] of \[2, 2\] ranks\), but ranks=5"),
         ({"replicas": (1,)}, "1 replicas, but 2 plans"),
         ({"cuts": ()}, "0 cuts make 1 parts, but 2 stages of 1f1b-so need 2"),

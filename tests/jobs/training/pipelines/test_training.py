@@ -299,6 +299,7 @@ def test_the_command_writes_a_line_for_each_step_and_resumes(
             ["--pipeline", "stale", "--check-replicas-every", "2"],
             "--check-replicas-every is for grids and plans: stages",
         ),
+        (["--pipeline", "stale", "--devices", "old:1,new:1"], "--devices is for --pipeline-plan"),
         (["--pipeline", "stale", "--switch-after", "0"], "argument --switch-after: '0' is not a whole number above"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -319,7 +320,7 @@ def test_bad_input_is_one_line_and_code_2(
 # --- Pipeline plans ---
 
 
-def planned(comm: Any, folder: Path, settings: Settings, plan: PipelinePlan) -> Pipelining:
+def planned(comm: Any, folder: Path, settings: Settings, plan: PipelinePlan, *more: str) -> Pipelining:
     if comm.rank == 0:
         plan.save(folder / "pipeline.json")
     comm.Barrier()
@@ -330,6 +331,7 @@ def planned(comm: Any, folder: Path, settings: Settings, plan: PipelinePlan) -> 
         str(settings.batch),
         "--pipeline-plan",
         str(folder / "pipeline.json"),
+        *more,
     ]
     found = planned_pipelining(parsed(*given), comm)
     assert found is not None
@@ -430,3 +432,23 @@ def test_a_grid_begins_with_the_weights_of_a_file_that_fits(comm: Any, shared_tm
         assert torch.equal(found, wanted[name]), name
     with pytest.raises(CheckpointError, match="the weights do not fit the model"):
         trainer.begin_with(shared_tmp_path / "wrong.pt")
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("devices", ["old:1,new:1", "new:1,old:1"])
+def test_a_plan_for_kinds_of_devices_trains_alike_whichever_ranks_have_them(
+    comm: Any, shared_tmp_path: Path, devices: str
+) -> None:
+    plan = PipelinePlan("lenet5", 16, 2, ("c5",), (1, 1), (None, None), "pipedream", kinds=("old", "new"))
+    settings = replace(LENET, steps=4, dtype="float64")
+    samples, alone = opened(comm, shared_tmp_path, settings)
+    of = planned(comm, shared_tmp_path, settings, plan, "--devices", devices)
+    trainer = PipelineTrainer(settings, samples, of)
+    assert trainer.pipe.stage == (comm.rank if devices.startswith("old") else 1 - comm.rank)
+    state = trained(trainer)
+    assert "on old, new" in trainer.where and trainer.placement["pipeline"]["kinds"] == ("old", "new")
+    trainer.close()
+    expected, losses = by_hand(settings, alone, of, list(of.cuts or ()))
+    assert [loss for _, loss in trainer.losses] == pytest.approx([loss for _, loss in losses], rel=1e-12)
+    for name, value in state.items():
+        assert torch.allclose(value, expected[name], rtol=1e-12, atol=1e-14), name

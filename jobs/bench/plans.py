@@ -1,0 +1,107 @@
+"""``distconv bench plans``: training steps of pipeline plan files, interleaved in one run; the first is the reference.
+
+Steps are of random samples, of an asynchronous schedule in the full pipeline. With ``--devices`` the ranks take the
+stages that are for their kinds of devices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+
+import torch
+from mpi4py import MPI
+from torch.nn import functional
+
+from distconv.errors import DistconvError
+from distconv.jobs.bench import report
+from distconv.jobs.planning.measured_steps import WARM_UP, pipeline_step_s
+from distconv.jobs.planning.options import built, extents
+from distconv.jobs.training.options import positive
+from distconv.jobs.training.pipelines.options import add_devices_argument
+from distconv.pipeline import Pipeline, PipelinePlan
+from distconv.pipeline.runtime.device_kinds import kind_here
+
+EXAMPLES = """\
+examples:
+  mpiexec -n 2 distconv bench plans equal.json mixed.json --input 3,32,32 --devices old:1,new:1
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv bench plans``."""
+    parser.add_argument("plans", nargs="+", type=Path, metavar="PLAN.json", help="of distconv explore, of one model")
+    parser.add_argument("--input", type=extents, required=True, metavar="C,H,W", help="extents of one sample")
+    parser.add_argument("--classes", type=positive, default=10, help="that the model predicts (default: %(default)s)")
+    parser.add_argument("--width", type=positive, help="channels of the model (default: the model's own)")
+    add_devices_argument(parser, "for plans of several kinds of devices: ")
+    parser.add_argument("--rounds", type=positive, default=9, help="turns of each plan (default: %(default)s)")
+    report.add_json_argument(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure and print. Collective over MPI.COMM_WORLD.
+
+    Raises
+    ------
+    DistconvError
+        If the plans are of different models or mini-batches, or for other ranks.
+    """
+    comm = MPI.COMM_WORLD
+    torch.set_num_threads(1)
+    plans = {str(path): PipelinePlan.load(path, comm) for path in options.plans}
+    of = sorted({(plan.model, plan.batch) for plan in plans.values()})
+    if len(of) > 1:
+        raise DistconvError(f"bench plans: found plans of {of}; compare those of one model and mini-batch")
+    kind = None if options.devices is None else kind_here(options.devices, comm, torch.device("cpu"))
+    times = _measured(options, plans, comm, kind)
+    if comm.rank == 0:
+        print(_report(options, plans, times))
+        report.give_json({"times_s": times}, options.json)
+    return 0
+
+
+def _measured(
+    options: argparse.Namespace, plans: dict[str, PipelinePlan], comm: MPI.Intracomm, kind: str | None
+) -> dict[str, list[float]]:
+    """Seconds of ``options.rounds`` steps of each plan, in turns. Collective."""
+    model, batch = next((plan.model, plan.batch) for plan in plans.values())
+    network = argparse.Namespace(**vars(options) | {"model": model})
+    torch.manual_seed(0)
+    x, target = torch.randn(batch, *options.input), torch.randint(options.classes, (batch,))
+    pipes = {
+        path: Pipeline.from_plan(
+            plan, built(network), comm, functional.cross_entropy, _optimizer, example=x[:2], kind=kind
+        )
+        for path, plan in plans.items()
+    }
+    times: dict[str, list[float]] = {path: [] for path in plans}
+    for turn in range(WARM_UP + options.rounds):
+        for path, plan in plans.items():
+            seconds = pipeline_step_s(pipes[path], plan.schedule, x, target, comm)
+            if turn >= WARM_UP:
+                times[path].append(seconds)
+    for pipe in pipes.values():
+        pipe.close()
+    return times
+
+
+def _optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 1e-6, momentum=0.9)
+
+
+def _report(options: argparse.Namespace, plans: dict[str, PipelinePlan], times: dict[str, list[float]]) -> str:
+    first = next(iter(plans))
+    of = plans[first]
+    title = f"training step, float32, {of.model}, {of.batch} samples of {'x'.join(map(str, options.input))}"
+    lines = [report.heading(title), report.table_head()]
+    for path, values in times.items():
+        # Ratios of the same round: the machine's speed drifts between rounds.
+        ratio = statistics.median(a / b for a, b in zip(values, times[first], strict=True))
+        lines.append(f"{report.row(Path(path).stem, values)}  {ratio:6.3f} of {Path(first).stem}")
+    for path, plan in plans.items():
+        words = [plan.schedule, f"cut at {', '.join(plan.cuts) or 'nothing'}", f"replicas {list(plan.replicas)}"]
+        words += [f"on {', '.join(plan.kinds)}"] if plan.kinds else []
+        lines.append(f"{path}: {'; '.join(words)}")
+    return "\n".join(lines)

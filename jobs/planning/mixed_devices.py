@@ -1,0 +1,145 @@
+"""Stages over several kinds of devices: their profiles in a folder, SparsePipe's partition, and the plan that runs.
+
+    FOLDER/titanxp.json, FOLDER/v100.json     as distconv profile --layers --devices writes them
+    stages of layers on devices of each kind  by Algorithms 1 and 2
+    pipeline plan                             PipeDream's schedule, and the kind of each rank
+
+Source: Zhai et al. 2020 (SparsePipe), III-A, III-C.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distconv.errors import DistconvError
+from distconv.perfmodel.graph.graph import LayerGraph
+from distconv.perfmodel.machine.machine import Machine
+from distconv.perfmodel.profiles.joined_layers import joined
+from distconv.perfmodel.profiles.layer_profile import Profile, ProfileError
+from distconv.perfmodel.profiles.predicted_profile import predicted_profile
+from distconv.perfmodel.stages.devices import Device
+from distconv.perfmodel.stages.partition import StagePartition, partition
+from distconv.perfmodel.stages.stage_costs import stage_time
+from distconv.pipeline import PipelinePlan
+
+METHODS = ("sparsepipe", "pipedream", "exact")
+SCHEDULE = "pipedream"
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """Kinds of ``devices`` with the times of the layers of ``profile`` on each, linked by ``bandwidth`` bytes/s."""
+
+    profile: Profile
+    devices: Sequence[Device]
+    bandwidth: float
+
+    def cut(self, method: str) -> StagePartition:
+        """The partition of a method of ``METHODS``."""
+        return partition(self.profile, self.devices, self.bandwidth, method)
+
+    def seconds(self, found: StagePartition) -> float:
+        """Of a mini-batch under SparsePipe's Eqs. 4 and 5, which know the kinds."""
+        return stage_time(self.profile, found, self.devices, self.bandwidth)
+
+
+def mixed(
+    kinds: Mapping[str, int],
+    machine: Machine,
+    profiles: Mapping[str, Profile],
+    cuts: Sequence[str],
+    memory: float | None,
+) -> Mixed:
+    """So many devices of each kind, with a network's ``profiles`` on them, that can be cut at ``cuts``.
+
+    ``memory``: bytes of a device (default: the kind's in the machine, or the machine's).
+
+    Raises
+    ------
+    DistconvError
+        If the profiles are of different layers.
+    """
+    blocks = {kind: joined(profiles[kind], cuts) for kind in kinds}
+    names = {kind: [layer.name for layer in each.layers] for kind, each in blocks.items()}
+    first = next(iter(kinds))
+    for kind in kinds:
+        if names[kind] != names[first]:
+            raise DistconvError(
+                f"--profiles: the layers on {kind} ({len(profiles[kind].layers)} of them, cut at {len(names[kind])} "
+                f"places) are not those on {first} ({len(profiles[first].layers)}, {len(names[first])}); profile one "
+                "network, and the same mini-batch, on all of them"
+            )
+    rooms = {
+        kind: machine.kinds[kind].memory_bytes if kind in machine.kinds else machine.memory_bytes for kind in kinds
+    }
+    devices = [
+        Device(kind, count, [layer.time_s for layer in blocks[kind].layers], memory or rooms[kind])
+        for kind, count in kinds.items()
+    ]
+    near = sum(kinds.values()) <= machine.ranks_per_node
+    return Mixed(blocks[first], devices, (machine.node if near else machine.network).bandwidth_bytes_per_s)
+
+
+def profiles_in(folder: Path, kinds: Mapping[str, int]) -> dict[str, Profile]:
+    """The layer profile of each kind in ``folder``.
+
+    Raises
+    ------
+    ProfileError
+        If one is missing, or is none.
+    """
+    missing = [kind for kind in kinds if not (folder / f"{kind}.json").exists()]
+    if missing:
+        raise ProfileError(
+            f"--profiles {folder}: there is no {missing[0]}.json; distconv profile --layers --devices writes a profile "
+            "of each kind"
+        )
+    return {kind: Profile.load(folder / f"{kind}.json") for kind in kinds}
+
+
+def described(graph: LayerGraph, machine: Machine, kinds: Mapping[str, int]) -> dict[str, Profile]:
+    """The network's profile on each kind as the machine's file describes it.
+
+    Raises
+    ------
+    MachineError
+        If the machine has none of a kind.
+    """
+    return {kind: predicted_profile(graph, machine.of_kind(kind)) for kind in kinds}
+
+
+def plan_of(found: StagePartition, model: str, batch: int) -> PipelinePlan:
+    """A partition as what runs; ranks go stage by stage, of a stage kind by kind."""
+    held = [[kind for kind, count in stage.items() for _ in range(count)] for stage in found.assignment]
+    kinds = [kind for stage in held for kind in stage]
+    return PipelinePlan(
+        model=model,
+        batch=batch,
+        ranks=len(kinds),
+        cuts=tuple(stage[0] for stage in found.stages[1:]),
+        replicas=found.replicas,
+        plans=(None,) * len(held),
+        schedule=SCHEDULE,
+        kinds=tuple(kinds),
+    )
+
+
+def lines(setting: Mixed, method: str, found: StagePartition) -> Iterator[str]:
+    """What was chosen, on which devices, and what the methods beside it take."""
+    yield f"{SCHEDULE}, {_shape(found)}: {1e3 * setting.seconds(found):.3f} ms a mini-batch in the full pipeline"
+    ends = ["the input", *(stage[0] for stage in found.stages[1:]), "the output"]
+    for index, held in enumerate(found.assignment):
+        on = " and ".join(f"{count} x {kind}" for kind, count in held.items())
+        yield f"stage {index}, {ends[index]} to {ends[index + 1]}: on {on}"
+    for other in METHODS:
+        if other != method:
+            made = setting.cut(other)
+            ratio = setting.seconds(made) / setting.seconds(found)
+            cuts = ", ".join(stage[0] for stage in made.stages[1:]) or "no cut"
+            yield f"{other}: {_shape(made)} ({cuts}) {1e3 * setting.seconds(made):.3f} ms, {ratio:.2f} times as long"
+
+
+def _shape(found: StagePartition) -> str:
+    return "stages of " + "-".join(map(str, found.replicas)) + " devices"

@@ -1,0 +1,125 @@
+"""Kinds of devices in one job: which rank has which, and the ranks in the order in which a plan wants them.
+
+    titanxp:2,v100:2   ranks 0 and 1 have a titanxp, 2 and 3 a v100
+    gpu                a rank's kind is the name of its GPU, such as tesla-v100-sxm2-16gb
+    host               ... of its host
+
+Source: Zhai et al. 2020 (SparsePipe), III-C.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+from mpi4py import MPI
+
+from distconv.communication.agreement import together
+from distconv.errors import PlanError
+
+GPU, HOST = "gpu", "host"
+
+Kinds = Mapping[str, int] | str
+"""How many ranks have a device of each kind, in the order of the ranks; or what names the kind, ``gpu`` or ``host``."""
+
+
+def kinds_of(text: str) -> Kinds:
+    """What ``--devices`` says.
+
+    Raises
+    ------
+    PlanError
+        If it says nothing that can be.
+
+    >>> kinds_of("titanxp:2,v100:1"), kinds_of("gpu")
+    ({'titanxp': 2, 'v100': 1}, 'gpu')
+    """
+    if text in (GPU, HOST):
+        return text
+    found: dict[str, int] = {}
+    for word in text.split(","):
+        match = re.fullmatch(r"([a-z0-9][a-z0-9._-]*):([1-9]\d{0,5})", word)
+        if match is None or match[1] in found:
+            twice = "is there twice" if match else "is no kind of device and how many there are"
+            raise PlanError(
+                f"devices {text!r}: {word!r} {twice}; write each kind once, in small letters, such as old:2,new:2, or "
+                f"{GPU} or {HOST}"
+            )
+        found[match[1]] = int(match[2])
+    return found
+
+
+def kind_here(kinds: Kinds, comm: MPI.Intracomm, device: torch.device) -> str:
+    """The kind of this rank's ``device``. Collective.
+
+    Raises
+    ------
+    PlanError
+        On all ranks, if there are not as many as were counted, or one is to be named by a GPU that it has not got.
+    """
+    return together(comm, lambda: _kind_here(kinds, comm, device), PlanError)
+
+
+def _kind_here(kinds: Kinds, comm: MPI.Intracomm, device: torch.device) -> str:
+    if isinstance(kinds, str):
+        if kinds == GPU and device.type != "cuda":
+            raise PlanError(
+                f"devices {GPU}: {device.type} has no such name; count the kinds instead, such as old:2,new:2"
+            )
+        return as_name(torch.cuda.get_device_name(device) if kinds == GPU else MPI.Get_processor_name())
+    order = [kind for kind, count in kinds.items() for _ in range(count)]
+    if len(order) != comm.size:
+        raise PlanError(f"devices {written(kinds)}: {len(order)} ranks are counted, but there are {comm.size}")
+    return order[comm.rank]
+
+
+def as_name(text: str) -> str:
+    """A name as kinds have them.
+
+    >>> as_name("NVIDIA H100 80GB HBM3")
+    'nvidia-h100-80gb-hbm3'
+    """
+    return re.sub(r"[^a-z0-9._]+", "-", text.lower()).strip("-")
+
+
+def written(kinds: Mapping[str, int]) -> str:
+    """As ``--devices`` takes them."""
+    return ",".join(f"{kind}:{count}" for kind, count in kinds.items())
+
+
+@contextmanager
+def in_order(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> Iterator[MPI.Intracomm]:
+    """The ranks of ``comm`` so that those of each kind are where ``wanted`` has it; ``kind`` is this rank's.
+
+    Of one kind they stay in their order; where nothing is wanted all do. Collective.
+
+    Raises
+    ------
+    PlanError
+        On all ranks, if there are other devices than those wanted.
+    """
+    if not wanted:
+        yield comm
+        return
+    ordered = MPI.Intracomm(comm.Split(0, _place(comm, kind, wanted)))
+    yield ordered
+    ordered.Free()
+
+
+def _place(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> int:
+    there: list[str | None] = comm.allgather(kind)
+    if None in there:
+        raise PlanError(
+            f"pipeline plan: made for {written(Counter(wanted))}; say which kind of device each rank has (--devices)"
+        )
+    found = Counter(map(str, there))
+    if found != Counter(wanted):
+        raise PlanError(
+            f"pipeline plan: made for {written(Counter(wanted))}, found {written(found)}; start ranks on such devices, "
+            "or make another plan with distconv explore --devices"
+        )
+    places = {each: iter([place for place, name in enumerate(wanted) if name == each]) for each in found}
+    return [next(places[str(each)]) for each in there][comm.rank]

@@ -1,0 +1,60 @@
+"""``distconv bench plans``: plan files side by side, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from distconv.cli import BAD_INPUT, main
+from distconv.pipeline import PipelinePlan
+
+FIRST = PipelinePlan("lenet5", 4, 2, ("c5",), (1, 1), (None, None), "pipedream", kinds=("old", "new"))
+PLANS = {
+    "first": FIRST,
+    "second": replace(FIRST, cuts=("c3",), kinds=("new", "old")),
+    "third": replace(FIRST, schedule="1f1b-so", microbatches=2, kinds=()),
+    "other": replace(FIRST, batch=8),
+}
+
+
+def bench(comm: Any, folder: Path, names: list[str], *more: str) -> int:
+    if comm.rank == 0:
+        for name, plan in PLANS.items():
+            plan.save(folder / f"{name}.json")
+    comm.Barrier()
+    files = [str(folder / f"{name}.json") for name in names]
+    return main(["bench", "plans", *files, "--input", "1,28,28", "--rounds", "1", *more])
+
+
+@pytest.mark.ranks(2)
+def test_plans_are_timed_in_turns_against_the_first(comm: Any, shared_tmp_path: Path, capsys: Any) -> None:
+    assert bench(comm, shared_tmp_path, ["first", "second", "third"], "--devices", "old:1,new:1") == 0
+    out = capsys.readouterr().out
+    if comm.rank == 0:
+        *lines, figures = out.splitlines()
+        assert lines[0].startswith("training step, float32, lenet5, 4 samples of 1x28x28")
+        assert [line.split()[-3:] for line in lines if line.startswith("first ")] == [["1.000", "of", "first"]]
+        assert any(line.startswith("second ") and line.endswith("of first") for line in lines)
+        assert any("second.json: pipedream; cut at c3; replicas [1, 1]; on new, old" in line for line in lines)
+        assert all(len(values) == 1 and values[0] > 0 for values in json.loads(figures)["times_s"].values())
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("names", "more", "text"),
+    [
+        (["first"], [], "say which kind of device each rank has (--devices)"),
+        (["first"], ["--devices", "old:2"], "made for old:1,new:1, found old:2"),
+        (["first", "other"], ["--devices", "old:1,new:1"], "compare those of one model and mini-batch"),
+    ],
+)
+def test_plans_that_cannot_be_compared_are_refused(
+    comm: Any, shared_tmp_path: Path, capsys: Any, names: list[str], more: list[str], text: str
+) -> None:
+    assert bench(comm, shared_tmp_path, names, *more) == BAD_INPUT
+    if comm.rank == 0:
+        assert text in capsys.readouterr().err

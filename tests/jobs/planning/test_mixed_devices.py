@@ -1,0 +1,88 @@
+"""Stages over kinds of devices: the partition of given times, the plan of it, and profiles that do not fit together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+from distconv.errors import DistconvError, MachineError
+from distconv.jobs.planning.mixed_devices import Mixed, described, lines, mixed, plan_of, profiles_in
+from distconv.perfmodel import Layer, Machine, Profile, trace
+from distconv.perfmodel.machine.machine import DeviceKind, Roofline
+from distconv.perfmodel.profiles.layer_profile import mean
+from tests.perfmodel.networks import machine
+
+NAMES = "abcdef"
+
+
+def equal_layers(seconds: float, outputs: float = 0.0) -> Profile:
+    """Six layers of so long each, forward a third of it."""
+    return Profile([Layer(name, seconds / 3, 2 * seconds / 3, outputs, 0) for name in NAMES])
+
+
+def over(kinds: dict[str, int], seconds: dict[str, float]) -> Mixed:
+    return mixed(kinds, machine(), {kind: equal_layers(seconds[kind], 1e6) for kind in kinds}, list(NAMES), None)
+
+
+def test_a_device_of_half_the_speed_gets_half_the_layers() -> None:
+    setting = over({"old": 1, "new": 1}, {"old": 2.0, "new": 1.0})
+    found = setting.cut("sparsepipe")
+    assert [len(stage) for stage in found.stages] == [2, 4] and found.assignment == ({"old": 1}, {"new": 1})
+    assert setting.seconds(found) == pytest.approx(4.0)
+    # Taken for equal, with the times of the kind that is listed first, they get three layers each, or all of them.
+    equal = setting.cut("pipedream")
+    assert setting.seconds(equal) == pytest.approx(6.0)
+
+
+def test_a_plan_has_the_kind_of_each_rank_stage_by_stage() -> None:
+    setting = over({"new": 2, "old": 2}, {"old": 4.0, "new": 1.0})
+    found = setting.cut("exact")
+    plan = plan_of(found, "net", 8)
+    assert plan.ranks == 4 and plan.schedule == "pipedream" and plan.microbatches == 1
+    assert plan.replicas == found.replicas and plan.cuts == tuple(stage[0] for stage in found.stages[1:])
+    begin = 0
+    for held in found.assignment:
+        count = sum(held.values())
+        assert sorted(plan.kinds[begin : begin + count]) == sorted(k for k, n in held.items() for _ in range(n))
+        begin += count
+    said = "\n".join(lines(setting, "exact", found))
+    assert f"{1e3 * setting.seconds(found):.3f} ms a mini-batch" in said
+    assert "sparsepipe: stages of " in said and "pipedream: stages of " in said and "exact: " not in said
+
+
+def test_kinds_of_different_networks_are_refused_with_both() -> None:
+    profiles = {"old": equal_layers(1.0), "new": Profile([Layer("z", 1.0, 1.0, 0, 0)])}
+    with pytest.raises(DistconvError, match=r"layers on new \(1 of them.* not those on old \(6"):
+        mixed({"old": 1, "new": 1}, machine(), profiles, list(NAMES), None)
+
+
+def test_a_kind_without_a_profile_is_refused_with_how_to_get_one(tmp_path: Path) -> None:
+    equal_layers(1.0).save(tmp_path / "old.json")
+    assert profiles_in(tmp_path, {"old": 1})["old"] == equal_layers(1.0)
+    with pytest.raises(DistconvError, match=r"there is no new\.json; distconv profile --layers --devices writes"):
+        profiles_in(tmp_path, {"old": 1, "new": 1})
+
+
+def test_kinds_of_a_machines_file_have_its_times_and_memory() -> None:
+    network = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    graph, fast = trace(network, (32, 64)), Roofline(1e9, 1e12, 0.0)
+    kinds = {"old": DeviceKind(2e9, replace(fast, flops_per_s=0.5e9)), "new": DeviceKind(1e9, fast)}
+    cluster: Machine = replace(machine(), kinds=kinds)
+    profiles = described(graph, cluster, {"old": 1, "new": 1})
+    old, new = (sum(layer.time_s for layer in profiles[kind].layers) for kind in ("old", "new"))
+    assert old / new == pytest.approx(2.0, rel=0.02)
+    setting = mixed({"old": 1, "new": 1}, cluster, profiles, ["2"], None)
+    assert [device.memory for device in setting.devices] == [2e9, 1e9]
+    assert [d.memory for d in mixed({"old": 1, "new": 1}, cluster, profiles, ["2"], 5e8).devices] == [5e8, 5e8]
+    with pytest.raises(MachineError, match="there is no kind of device 'odd'"):
+        described(graph, cluster, {"odd": 1})
+
+
+def test_the_mean_of_profiles_is_that_of_each_layers_times() -> None:
+    found = mean([equal_layers(3.0), equal_layers(6.0)])
+    assert [(layer.forward_s, layer.backward_s) for layer in found.layers] == [(1.5, 3.0)] * 6
+    with pytest.raises(DistconvError, match="have different layers"):
+        mean([equal_layers(3.0), Profile([Layer("z", 1.0, 1.0, 0, 0)])])
