@@ -137,8 +137,8 @@ def _bring_together(updates: list[Update]) -> None:
             move(update.variance, variance, update.momentum)
 
 
-def move(running: torch.Tensor | None, found: torch.Tensor, momentum: float) -> None:
+def move(running: torch.Tensor | None, statistic: torch.Tensor, momentum: float) -> None:
     """Move a running statistic, if there is one, towards that of a mini-batch, as torch does."""
     if running is not None:
         with torch.no_grad():
-            running.mul_(1 - momentum).add_(found.to(running.dtype), alpha=momentum)
+            running.mul_(1 - momentum).add_(statistic.to(running.dtype), alpha=momentum)

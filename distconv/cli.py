@@ -44,6 +44,9 @@ COMMANDS: dict[tuple[str, ...], Command] = {
         "distconv.jobs.commands.make_pointcloud", "make labelled point clouds: shapes, or points on OFF meshes"
     ),
     ("train", "classify"): Command("distconv.jobs.commands.train_classify", "train a network to classify images"),
+    ("train", "segmentation"): Command(
+        "distconv.jobs.commands.train_segmentation", "train a network to segment images or volumes of your own"
+    ),
     ("train", "pointcloud"): Command(
         "distconv.jobs.commands.train_pointcloud", "train a sparse network to classify point clouds"
     ),
@@ -259,8 +262,8 @@ def _no_command(given: Sequence[str]) -> int:
         parser.print_help()
         return 0
     near = " ".join(given[:2] if group else given[:1])
-    known = ", ".join(" ".join(words) for words in COMMANDS if group in (None, words[0]))
-    parser.error(f"there is no command {near!r}; there are {known}")
+    commands = ", ".join(" ".join(words) for words in COMMANDS if group in (None, words[0]))
+    parser.error(f"there is no command {near!r}; there are {commands}")
 
 
 def _listed(group: str | None) -> str:

@@ -136,13 +136,13 @@ def operator_for(function: object) -> Operator:
 
 
 def _rule(function: object) -> Rule:
-    found = _RULES.get(function)
-    if found is None:
+    rule = _RULES.get(function)
+    if rule is None:
         raise NoRule(
             f"{name_of(function)} has no distributed rule; write it with operators that have one, or gather the tensor "
             "once (dc.gather(x)) where several such calls follow each other"
         )
-    return found
+    return rule
 
 
 def is_fallback(operator: F) -> F:
@@ -244,10 +244,10 @@ def _number_parameters(rule: Rule) -> tuple[list[bool], dict[str, bool], bool]:
     """Whether its parameters take numbers and no tensors: by position, by name, and any others."""
     if rule.tensors is None:
         return [], {}, False
-    known = list(inspect.signature(rule.operator).parameters.values())
-    tensors = ["out", *(rule.tensors.split() or [known[0].name])]
-    named = {p.name: p.name not in tensors for p in known if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    positional = [named[p.name] for p in known if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    parameters = list(inspect.signature(rule.operator).parameters.values())
+    tensors = ["out", *(rule.tensors.split() or [parameters[0].name])]
+    named = {p.name: p.name not in tensors for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    positional = [named[p.name] for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return positional, named, "*" not in tensors
 
 
@@ -279,9 +279,9 @@ def map_leaves(change: Callable[[Any], Any], values: Any) -> Any:
 
 def name_of(function: object) -> str:
     """How users know ``function``."""
-    known = (torch.overrides.resolve_name(function) or "").replace("._VariableFunctionsClass.", ".")
+    path = (torch.overrides.resolve_name(function) or "").replace("._VariableFunctionsClass.", ".")
     # Never repr(): its address differs between ranks, and all of them raise the same text.
-    return known or f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}".lstrip(".")
+    return path or f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}".lstrip(".")
 
 
 @lru_cache(maxsize=1024)

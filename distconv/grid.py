@@ -97,26 +97,26 @@ class ProcessGrid(Arrangement):
             If the grid was freed, or MPI is not running.
         """
         key = self.split_axes((axes,) if isinstance(axes, str) and axes in AXES else axes)
-        found = self._comms.get(key)
-        if found is None:
+        comm = self._comms.get(key)
+        if comm is None:
             check_running()
             if not self.world:
                 raise CommunicatorError(f"{self!r} was freed: make a new grid")
             rest = {name: index for name, index in self.coords.items() if name not in key}
             with watchdog.waiting(lambda: f"making the communicator over {','.join(key)}"):
-                found = self._comms[key] = self._derived.split(self.world, self.rank_of(rest), self.rank)
-            device_transport.warm(found)
-        return found
+                comm = self._comms[key] = self._derived.split(self.world, self.rank_of(rest), self.rank)
+            device_transport.warm(comm)
+        return comm
 
     def reversed_comm(self, axis: str) -> MPI.Intracomm:
         """The communicator along ``axis`` with its ranks in the opposite order. Collective at its first use, cached."""
         key = (axis, "reversed")
-        found = self._comms.get(key)
-        if found is None:
+        reversed_comm = self._comms.get(key)
+        if reversed_comm is None:
             comm = self.comm((axis,))
             with watchdog.waiting(lambda: f"making the reversed communicator over {axis}"):
-                found = self._comms[key] = self._derived.split(comm, 0, -comm.rank)
-        return found
+                reversed_comm = self._comms[key] = self._derived.split(comm, 0, -comm.rank)
+        return reversed_comm
 
     @cached_property
     def coords(self) -> dict[str, int]:
@@ -139,20 +139,20 @@ class ProcessGrid(Arrangement):
 
         Index i along ``c`` of this grid is there at w = i // second, c = i % second. Collective at its first use.
         """
-        found = self._factored.get((first, second))
-        if found is None:
+        grid = self._factored.get((first, second))
+        if grid is None:
             rest = self.size // (first * second)
-            found = self._factored[first, second] = ProcessGrid(self.world, r=rest, w=first, c=second)
-        return found
+            grid = self._factored[first, second] = ProcessGrid(self.world, r=rest, w=first, c=second)
+        return grid
 
     # -- lifetime -----------------------------------------------------------------------------------------------------
 
     def cached(self, function: Callable[..., T]) -> Callable[..., T]:
         """``function`` with a memory of its last results, kept at most as long as this grid is."""
-        found = self._cached.get(function)
-        if found is None:
-            found = self._cached[function] = _remembering(function)
-        return found
+        cached = self._cached.get(function)
+        if cached is None:
+            cached = self._cached[function] = _remembering(function)
+        return cached
 
     def free(self) -> None:
         """Free the grid's communicators; tensors and models on it can communicate no more. Collective.
@@ -185,12 +185,12 @@ def _remembering(function: Callable[..., T]) -> Callable[..., T]:
     """
 
     def work_out(*args: Any, **named: Any) -> T:
-        if found.cache_info().currsize >= REMEMBERED:
-            found.cache_clear()
+        if remembering.cache_info().currsize >= REMEMBERED:
+            remembering.cache_clear()
         return function(*args, **named)
 
-    found = lru_cache(maxsize=None)(work_out)
-    return found
+    remembering = lru_cache(maxsize=None)(work_out)
+    return remembering
 
 
 def cached_on_grid(function: Callable[Concatenate[OnGrid, P], T]) -> Callable[Concatenate[OnGrid, P], T]:

@@ -59,9 +59,9 @@ def device() -> torch.device:
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    found = torch.device("cuda", _number() % torch.cuda.device_count())
-    torch.cuda.set_device(found)
-    return found
+    chosen = torch.device("cuda", _number() % torch.cuda.device_count())
+    torch.cuda.set_device(chosen)
+    return chosen
 
 
 def _number() -> int:

@@ -44,19 +44,19 @@ def follow(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     new = rule is not None and rule.order is Order.NEW
     if not (new or _unusual(args) or (kwargs and _unusual(kwargs.values()))):
         return result
-    found = _outcome(function, args, kwargs)
+    outcome = _outcome(function, args, kwargs)
     first: Any = args[0] if args else None
-    if found.is_first and result is first:
+    if outcome.is_first and result is first:
         return result  # What changes a tensor's dimensions in place sees to its strides.
-    if found.is_first != (result is first) and isinstance(result, torch.Tensor) and hasattr(result, "_strides"):
-        if found.is_first and type(first) is type(result) and first.shape == result.shape:
+    if outcome.is_first != (result is first) and isinstance(result, torch.Tensor) and hasattr(result, "_strides"):
+        if outcome.is_first and type(first) is type(result) and first.shape == result.shape:
             return first
         if result is first:
             result = type(result)(result.local.clone(), result.dist, result.shape)
-    for tensor, strides in zip(_tensors(result), found.strides, strict=False):
+    for tensor, strides in zip(_tensors(result), outcome.strides, strict=False):
         # Where values decide the shape (x[mask]) it may have other dimensions than was taken for granted.
         if hasattr(tensor, "_strides") and (strides is None or len(strides) == tensor.dim()):
-            tensor._strides = strides
+            tensor._lay_out(tensor.dist, tensor.shape, strides)
     return result
 
 
@@ -116,21 +116,21 @@ def _worked_out(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcom
     twins: list[torch.Tensor] = []
     given, named = _thawed(args, twins), {name: _thawed(value, twins) for name, value in kwargs}
     try:
-        made = function(*given, **named)
+        results = function(*given, **named)
     except Exception:  # values decide, or a device: then as for a function element by element
-        made = torch.empty_like(twins[0])
+        results = torch.empty_like(twins[0])
     rule, on_gpu = rule_of(function), _on_gpu((args, kwargs))
     order = Order.KEPT if rule is None else rule.order
     if order is Order.OF_INPUT:
-        made = torch.empty_like(made, memory_format=_format(twins[:1]))
+        results = torch.empty_like(results, memory_format=_format(twins[:1]))
     elif order is Order.OF_LAYER:
         # cuDNN convolves float64 in contiguous memory alone.
         alone = on_gpu and torch.float64 in (twin.dtype for twin in twins)
-        made = torch.empty_like(made, memory_format=torch.contiguous_format if alone else _format(twins[:2]))
-    elif order is Order.IN_TRAINING and (named.get("training") or any(given[3:4])) and made is not given[0]:
-        made = made if on_gpu else torch.empty(made.shape, device="meta")
-    strides = tuple(None if t.is_contiguous() else t.stride() for t in _tensors(made))
-    return _Outcome(strides, bool(given) and made is given[0])
+        results = torch.empty_like(results, memory_format=torch.contiguous_format if alone else _format(twins[:2]))
+    elif order is Order.IN_TRAINING and (named.get("training") or any(given[3:4])) and results is not given[0]:
+        results = results if on_gpu else torch.empty(results.shape, device="meta")
+    strides = tuple(None if t.is_contiguous() else t.stride() for t in _tensors(results))
+    return _Outcome(strides, bool(given) and results is given[0])
 
 
 _cached = lru_cache(maxsize=4096)(_worked_out)
@@ -142,7 +142,7 @@ def _format(twins: Sequence[torch.Tensor]) -> torch.memory_format:
     return (formats - {torch.contiguous_format} or {torch.contiguous_format}).pop()
 
 
-def _tensors(result: Any) -> Iterator[torch.Tensor]:
+def _tensors(result: Any) -> Iterator[Any]:
     if isinstance(result, torch.Tensor):
         yield result
     elif isinstance(result, (tuple, list)):

@@ -74,9 +74,9 @@ def scatter(
     device_transport.offer(dist.grid.world, tensor)
     local = collectives.redistribute(tensor, dist.replicate(), dist, tensor.shape).contiguous()
     # The block is never the caller's memory, whatever the grid: changing one must not change the other.
-    made = DistTensor(local.clone() if local.data_ptr() == tensor.data_ptr() else local, dist, tensor.shape)
-    made._strides = None if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
-    return made
+    own = local.clone() if local.data_ptr() == tensor.data_ptr() else local
+    strides = None if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
+    return DistTensor(own, dist, tensor.shape, strides)
 
 
 def _agreed(tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dims: Any) -> Distribution:

@@ -137,5 +137,5 @@ def wrapped(tensor: DistTensor) -> NoReturn:
 def set_memory(tensor: torch.Tensor, source: DistTensor) -> torch.Tensor:
     """``plain.set_(x)``."""
     reason = NoRule("set_ of a plain tensor to a DistTensor: assign to a part of a distributed one (x.new_zeros(...))")
-    found: torch.Tensor = fallback(reason, _ATEN.set_.source_Tensor, (tensor, source), {})
-    return found
+    moved: torch.Tensor = fallback(reason, _ATEN.set_.source_Tensor, (tensor, source), {})
+    return moved

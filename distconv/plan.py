@@ -124,12 +124,12 @@ class Plan:
         """
         modules = dict(model.named_modules())
         deciding = [name for name, module in modules.items() if decides(module)]
-        found = matched(self.layers, modules, deciding, type(model).__name__)
-        for name, parts in found.items():
+        by_module = matched(self.layers, modules, deciding, type(model).__name__)
+        for name, parts in by_module.items():
             module = modules[name]
             if isinstance(module, _ConvNd):
                 check_axes(name, type(module).__name__, len(module.kernel_size), parts)
-        return {name: found[name] for name in modules if name in found}
+        return {name: by_module[name] for name in modules if name in by_module}
 
     def grids(self, model: torch.nn.Module, comm: MPI.Intracomm) -> dict[str, ProcessGrid]:
         """The process grid of every layer that the plan decides. Collective.
@@ -142,16 +142,16 @@ class Plan:
         agree(comm, "plan", repr(self))
         if self.ranks not in (None, comm.size):
             raise PlanError(f"plan: made for {self.ranks} ranks, but there are {comm.size}; start {self.ranks} ranks")
-        made: dict[tuple[tuple[str, int], ...], ProcessGrid] = {}
+        of_parts: dict[tuple[tuple[str, int], ...], ProcessGrid] = {}
         grids = {}
         for name, parts in self.parts(model).items():
             check_product(name, parts, comm.size)
             product = math.prod(parts.values())
             axes = {**parts, "r": parts.get("r", 1) * (comm.size // product)}
             key = tuple(sorted((axis, number) for axis, number in axes.items() if number > 1))
-            if key not in made:
-                made[key] = ProcessGrid(comm, **axes)
-            grids[name] = made[key]
+            if key not in of_parts:
+                of_parts[key] = ProcessGrid(comm, **axes)
+            grids[name] = of_parts[key]
         return grids
 
     def input_grid(self, model: torch.nn.Module, comm: MPI.Intracomm) -> ProcessGrid:
@@ -195,7 +195,7 @@ def matched(
     PlanError
         If it is and does neither; the text names ``model``.
     """
-    found: dict[str, dict[str, int]] = {}
+    parts_of: dict[str, dict[str, int]] = {}
     for pattern, parts in layers.items():
         matching = [pattern] if pattern in names else [name for name in deciding if fnmatchcase(name, pattern)]
         if not matching:
@@ -203,8 +203,8 @@ def matched(
                 f"plan: {pattern!r} matches no layer of {model}; its {len(deciding)} convolution and linear layers are "
                 f"{', '.join(deciding[:8])}{', ...' if len(deciding) > 8 else ''}"
             )
-        found.update((name, dict(parts)) for name in matching)
-    return found
+        parts_of.update((name, dict(parts)) for name in matching)
+    return parts_of
 
 
 def check_parts(name: str, parts: Mapping[str, int]) -> None:

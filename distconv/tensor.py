@@ -24,6 +24,7 @@ _BELOW = (
 )
 
 
+Strides = tuple[int, ...] | None
 _DATA = vars(torch._C.TensorBase)["data"]
 
 
@@ -40,7 +41,7 @@ class DistTensor(torch.Tensor):
     dist: Distribution  # type: ignore[assignment]
     _local: torch.Tensor
     _shape: torch.Size
-    _strides: tuple[int, ...] | None = None
+    _strides: Strides = None
     """Those that it has in one process, if they are not those of a contiguous tensor: see distconv.memory_order."""
     _memory: Any = None
     """What the tensors that share its memory have in common, and ..."""
@@ -48,12 +49,15 @@ class DistTensor(torch.Tensor):
     """... where it comes from, if it is a view of another: see distconv.layers.plumbing.inplace_views."""
 
     @staticmethod
-    def __new__(cls, local: torch.Tensor, dist: Distribution, shape: Sequence[int]) -> DistTensor:
+    def __new__(
+        cls, local: torch.Tensor, dist: Distribution, shape: Sequence[int], strides: Strides = None
+    ) -> DistTensor:
         """Wrap ``local`` without a check; users call :func:`from_local`, which checks."""
         self: DistTensor = torch.Tensor._make_wrapper_subclass(
             cls, tuple(shape), dtype=local.dtype, device=local.device
         )
-        self._local, self.dist, self._shape = local, dist, torch.Size(shape)
+        self._local = local
+        self._lay_out(dist, shape, strides)
         if recomputation.active:
             recomputation.made(local, dist.grid.world)
         return self
@@ -112,6 +116,10 @@ class DistTensor(torch.Tensor):
     def local(self, value: torch.Tensor) -> None:
         self._local = value
 
+    def _lay_out(self, dist: Distribution, shape: Sequence[int], strides: Strides) -> None:
+        """Let it be laid out so from now on: ``local`` is that block of it already."""
+        self.dist, self._shape, self._strides = dist, torch.Size(shape), strides
+
     @property
     def grid(self) -> ProcessGrid:
         """The process grid it is split over."""
@@ -159,12 +167,12 @@ class DistTensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         # Nothing is sent for it: one rank alone may print. The value is known where there is but one, on every rank.
-        known = self.numel() == 1 and not self.dist.split_axes and self._view is None
-        value = f"{self._local.item()}, " if known else ""
+        single = self.numel() == 1 and not self.dist.split_axes and self._view is None
+        value = f"{self._local.item()}, " if single else ""
         box = () if self.dist.cyclic else self.box()
         mine = ", ".join(f"{i.start}:{i.stop}" for i in box) or f"{tuple(self._local.shape)}"
         described = f"shape={tuple(self.shape)}, dtype={self.dtype}, {self.dist}"
-        return f"DistTensor({value}{described})" if known else f"DistTensor({described}, of which here [{mine}])"
+        return f"DistTensor({value}{described})" if single else f"DistTensor({described}, of which here [{mine}])"
 
     def __len__(self) -> int:
         if not self.shape:
@@ -207,9 +215,8 @@ class DistTensor(torch.Tensor):
             return self
         if agreement.level == "all":
             _agree_on_call(f"redistribution to {dist}", (self,))
-        moved = DistTensor(collectives.redistribute(self.local, self.dist, dist, self.shape), dist, self.shape)
-        moved._strides = self._strides
-        return moved
+        local = collectives.redistribute(self.local, self.dist, dist, self.shape)
+        return DistTensor(local, dist, self.shape, self._strides)
 
     def replicated(self, dims: Sequence[int] | None = None) -> DistTensor:
         """The same tensor with ``dims`` (default: all) whole on every rank."""
@@ -233,8 +240,8 @@ class DistTensor(torch.Tensor):
         UnsupportedOperation
             If it is set to a tensor of another shape or on another device.
         """
-        found: DistTensor = dispatch.operator_for(_DATA.__get__)(self)
-        return found
+        data: DistTensor = dispatch.operator_for(_DATA.__get__)(self)
+        return data
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
@@ -383,8 +390,8 @@ class DistTensor(torch.Tensor):
 
 def laid_out(tensor: torch.Tensor, dist: Distribution) -> DistTensor:
     """``tensor`` under ``dist``: a DistTensor moved, of a plain one, equal on all ranks, the block."""
-    found = tensor if isinstance(tensor, DistTensor) else DistTensor(tensor, dist.replicate(), tensor.shape)
-    return found.redistribute(dist)
+    distributed = tensor if isinstance(tensor, DistTensor) else DistTensor(tensor, dist.replicate(), tensor.shape)
+    return distributed.redistribute(dist)
 
 
 LAYOUTS = Layouts(

@@ -68,10 +68,10 @@ def json_document(
     """
     content = parsed_json(read_text(path, what, error), f"{what} {path}", error, _no_number)
     for name, expected in marks.items():
-        found = content.get(name) if isinstance(content, dict) else None
-        if found != expected:
+        kind = content.get(name) if isinstance(content, dict) else None
+        if kind != expected:
             wanted = f"{json.dumps(name)}: {json.dumps(expected)}"
-            raise error(f"{what} {path}: it must be an object with {wanted}, not {short(repr(found))}")
+            raise error(f"{what} {path}: it must be an object with {wanted}, not {short(repr(kind))}")
     missing, unknown = sorted(set(keys) - set(content)), sorted(set(content) - {*marks, *keys, *optional})
     if missing or unknown:
         raise error(f"{what} {path}: {f'unknown keys {unknown}' if unknown else f'missing keys {missing}'}")
@@ -88,9 +88,9 @@ def short(text: str, most: int = 60) -> str:
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in members:
             raise ValueError(f"key {short(repr(key))} is there twice, expected once")
-        found[key] = value
-    return found
+        members[key] = value
+    return members

@@ -43,6 +43,7 @@ class Folder:
         follow, at = (0, None) if within is None else (os.O_NOFOLLOW, within._descriptor)
         with _named(self.path):
             if make and within is None:
+                # Only the folder that a user names may be reached over links; below it each one is made by hand.
                 self.path.mkdir(parents=True, exist_ok=True)
             elif make:
                 with contextlib.suppress(FileExistsError):
@@ -138,6 +139,7 @@ class Folder:
         with _named(self.path / name):
             descriptor = os.open(partial, how, 0o666, dir_fd=self._descriptor)
             with contextlib.suppress(FileNotFoundError):
+                # Whoever could read the file before can read the new one.
                 before = os.stat(name, dir_fd=self._descriptor, follow_symlinks=False)
                 if stat.S_ISREG(before.st_mode) and before.st_uid == os.geteuid():
                     os.fchmod(descriptor, stat.S_IMODE(before.st_mode))
@@ -248,6 +250,7 @@ def open_regular(path: str | os.PathLike[str], *, follow_links: bool = True) -> 
     OSError
         That names ``path``, if it is no regular file, or cannot be opened.
     """
+    # O_NONBLOCK: opening a pipe would wait for its other end before anybody could see that it is one.
     how = os.O_RDONLY | os.O_NONBLOCK | (0 if follow_links else os.O_NOFOLLOW)
     with _named(Path(path)):
         descriptor = os.open(path, how)

@@ -96,8 +96,8 @@ def rows_written(path: Path, comm: MPI.Intracomm) -> int:
             raise DataError(f"{path} is there already; remove it, or name another")
         return int(begun["rows"])
 
-    found: int = comm.bcast(together(comm, lambda: look() if comm.rank == 0 else 0, DataError), root=0)
-    return found
+    rows: int = comm.bcast(together(comm, lambda: look() if comm.rank == 0 else 0, DataError), root=0)
+    return rows
 
 
 class Output(ABC):
@@ -107,8 +107,8 @@ class Output(ABC):
         self, path: Path, name: str, shape: tuple[int, ...], *, dtype: torch.dtype, comm: MPI.Intracomm, note: Any
     ) -> None:
         self.path, self.name, self.shape, self.dtype, self.comm, self.note = path, name, shape, dtype, comm, note
-        found = together(comm, lambda: self._begun() if comm.rank == 0 else None, DataError)
-        self.rows = int(comm.bcast(found, root=0))
+        rows = together(comm, lambda: self._begun() if comm.rank == 0 else None, DataError)
+        self.rows = int(comm.bcast(rows, root=0))
         """How many are written."""
         together(comm, self._open, DataError)
 

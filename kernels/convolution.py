@@ -47,6 +47,7 @@ class Geometry:
 
     def touched(self, dim: int, inputs: Range, out: Range) -> Range:
         """Those of the outputs ``out`` whose windows span an index of ``inputs``."""
+        # Output o spans o * stride - padding and reach - 1 indices behind it; -(-a // b) rounds up.
         first = -((self.reach(dim) - 1 - self.padding[dim] - inputs[0]) // self.stride[dim])
         last = (inputs[1] - 1 + self.padding[dim]) // self.stride[dim]
         start = max(out[0], first)
@@ -83,6 +84,7 @@ def _fit(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> _Fit
             padding.append(low)
             around[:0] = [0, 0]
         else:
+            # F.pad takes the last dimension first, and drops rows where a number is negative.
             padding.append(0)
             around[:0] = [low, high]
     return _Fit(around if any(around) else None, padding)
@@ -161,6 +163,7 @@ class Convolution:
         fit = _fit(piece.box[1:], touched, self.geometry)
         part = self._of(weight, piece)
         dx = self._backward(_view(grad, self.out, touched), piece, fit, part, (True, False, False))[0]
+        # Zeros that were added are cut off, rows that were dropped get zeros: nothing of these outputs came from them.
         return dx if fit.around is None else F.pad(dx, [-n for n in fit.around])
 
     def parameter_gradients(
@@ -179,6 +182,7 @@ class Convolution:
             wanted = (False, True, sees_all)
             _, share, sums = self._backward(_view(grad, self.out, touched), piece, fit, part, wanted)
             if dw is None and part is weight:
+                # The first piece has all channels: its share needs no zeros to be added to.
                 dw = share
             else:
                 dw = torch.zeros_like(weight) if dw is None else dw
@@ -194,19 +198,19 @@ class Convolution:
         """dL/dx on the box of ``piece``, and shares of dL/dw and dL/db, of a piece that is all of the needed input."""
         if not volume(self.out) or not piece.values.numel() or not weight.numel():
             sums = grad.sum([d for d in range(grad.dim()) if d != 1])
-            found = torch.zeros_like(piece.values), torch.zeros_like(weight), sums
+            gradients = torch.zeros_like(piece.values), torch.zeros_like(weight), sums
         else:
-            found = self._backward(grad, piece, _fit(piece.box[1:], self.out, self.geometry), weight, wanted)
-        return tuple(value if needed else None for value, needed in zip(found, wanted, strict=True))
+            gradients = self._backward(grad, piece, _fit(piece.box[1:], self.out, self.geometry), weight, wanted)
+        return tuple(value if needed else None for value, needed in zip(gradients, wanted, strict=True))
 
     def _backward(
         self, grad: torch.Tensor, piece: Piece, fit: _Fit, weight: torch.Tensor, wanted: tuple[bool, bool, bool]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         g, x, rest = self.geometry, fit.pad(piece.values), [0] * len(fit.padding)
-        found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.aten.convolution_backward(
+        gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.aten.convolution_backward(
             grad, x, weight, [weight.shape[0]], g.stride, fit.padding, g.dilation, False, rest, self.groups, wanted
         )
-        return found
+        return gradients
 
 
 def merged(pieces: Sequence[Piece], box: tuple[Range, ...]) -> Piece:

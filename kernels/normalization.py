@@ -53,12 +53,22 @@ def may_be_misread(shape: torch.Size) -> bool:
 
 
 def gradients(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor | None, moments: Moments, eps: float
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    moments: Moments,
+    eps: float,
+    *,
+    inverse: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """dL/dx and (2, C) dL/dweight and dL/dbias of a normalization by given ``moments`` of x (N, C, ...), not empty."""
+    """dL/dx and (2, C) dL/dweight and dL/dbias of a normalization by given ``moments`` of x (N, C, ...), not empty.
+
+    ``inverse``: 1 / sqrt(var + eps), if it is known.
+    """
     mean, var = moments
     # The GPU's kernel takes the moments from one pair of arguments or the other, depending on the memory format.
-    grad, x, inverse = as_kernels_read(grad), as_kernels_read(x), inverse_deviation(var, eps)
+    grad, x = as_kernels_read(grad), as_kernels_read(x)
+    inverse = inverse_deviation(var, eps) if inverse is None else inverse
     dx, dw, db = torch.ops.aten.native_batch_norm_backward(
         grad, x, weight, mean, var, mean, inverse, False, eps, [True, True, True]
     )
@@ -117,7 +127,7 @@ class BatchNormGradient:
             *_, dw, db = torch.batch_norm_backward_reduce(grad, x, self._mean, self._inverse, like, True, True, True)
             self.sums = torch.stack([dw, db])
         else:
-            self._partial, self.sums = gradients(grad, x, weight, (self._mean, var), eps)
+            self._partial, self.sums = gradients(grad, x, weight, (self._mean, var), eps, inverse=self._inverse)
 
     def of_input(self, count: int) -> torch.Tensor:
         """dL/dx, once ``sums`` are those over all ``count`` values of each channel. To be called once."""

@@ -51,18 +51,18 @@ def sweep(
 
 def compiled(device: torch.device, dtype: torch.dtype, hidden: int) -> bool:
     """Whether the compiled loop serves states of ``hidden`` values."""
-    known = dtype in (torch.float32, torch.float64) and hidden <= WIDEST_COMPILED
-    return known and device.type == "cpu" and importlib.util.find_spec("numba") is not None
+    fits = dtype in (torch.float32, torch.float64) and hidden <= WIDEST_COMPILED
+    return fits and device.type == "cpu" and importlib.util.find_spec("numba") is not None
 
 
 def _by_torch(
     carry: torch.Tensor, sources: torch.Tensor, factors: torch.Tensor, direct: torch.Tensor | None, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    found, v = torch.empty_like(sources), carry.clone()
+    gradients, v = torch.empty_like(sources), carry.clone()
     gates = factors.new_empty(factors.shape[1:])
     rows = gates.flatten(1)
     past = [None] * len(sources) if direct is None else direct.unbind(0)
-    steps = list(zip(sources.unbind(0), factors.unbind(0), past, found.unbind(0), strict=True))
+    steps = list(zip(sources.unbind(0), factors.unbind(0), past, gradients.unbind(0), strict=True))
     for source, factor, kept, g in reversed(steps):
         torch.add(source, v, out=g)
         torch.mul(g[:, None], factor, out=gates)
@@ -70,7 +70,7 @@ def _by_torch(
             torch.mm(rows, weight, out=v)
         else:
             torch.mul(g, kept, out=v).addmm_(rows, weight)
-    return found, v
+    return gradients, v
 
 
 def _by_numba(
@@ -78,10 +78,10 @@ def _by_numba(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     _, batch, hidden = sources.shape
     past = sources.new_empty(0, batch, hidden) if direct is None else direct
-    found, v = torch.empty_like(sources, memory_format=torch.contiguous_format), carry.clone().contiguous()
-    given = (v, sources, factors, past, weight.unflatten(0, (-1, hidden)), found)
+    gradients, v = torch.empty_like(sources, memory_format=torch.contiguous_format), carry.clone().contiguous()
+    given = (v, sources, factors, past, weight.unflatten(0, (-1, hidden)), gradients)
     _compiled_loop()(*(tensor.detach().contiguous().numpy() for tensor in given))
-    return found, v
+    return gradients, v
 
 
 @cache
@@ -92,14 +92,14 @@ def _compiled_loop() -> Any:
 
 
 def _loop(  # noqa: PLR0917 - what numba compiles is called by position
-    carry: Any, sources: Any, factors: Any, direct: Any, weight: Any, found: Any
+    carry: Any, sources: Any, factors: Any, direct: Any, weight: Any, gradients: Any
 ) -> None:
     steps, batch, gates, hidden = factors.shape
     whole = hidden - hidden % _ROWS
     # Samples inside, steps outside: memory is read in a row.
     for t in range(steps - 1, -1, -1):
         for b in range(batch):
-            v, g = carry[b], found[t, b]
+            v, g = carry[b], gradients[t, b]
             for j in range(hidden):
                 g[j] = sources[t, b, j] + v[j]
                 v[j] = g[j] * direct[t, b, j] if direct.shape[0] else 0

@@ -68,13 +68,13 @@ class _Chain(torch.autograd.Function):
         first = 0 if ctx.needs_input_grad[0] else 1  # the first layer's own Jacobian serves the gradient of x alone
         chain = [transposed_jacobian(layers[i], *activations[i : i + 2]) for i in reversed(range(first, len(layers)))]
         flat = gradient.flatten(1)
-        found = backpropagate(flat, chain, ctx.model.method, depth=ctx.model.depth) if chain else []
-        outputs = [flat, *found]  # of the last layer's output, ..., of the first layer's (of x)
+        scanned = backpropagate(flat, chain, ctx.model.method, depth=ctx.model.depth) if chain else []
+        outputs = [flat, *scanned]  # of the last layer's output, ..., of the first layer's (of x)
         sums: dict[torch.Tensor, torch.Tensor] = {}
         for i, g in enumerate(reversed(outputs[: len(layers)])):
             for parameter, value in _of_parameters(layers[i], activations[i], g.view_as(activations[i + 1])):
                 sums[parameter] = sums[parameter] + value if parameter in sums else value
-        dx = found[-1].view_as(activations[0]) if first == 0 else None
+        dx = scanned[-1].view_as(activations[0]) if first == 0 else None
         return dx, None, *(sums.get(parameter) for parameter in ctx.parameters)
 
 
@@ -132,12 +132,12 @@ def _refusal(layer: Any) -> str:
 
 def _of_parameters(layer: Any, x: torch.Tensor, g: torch.Tensor) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
     """A layer's parameters and their gradients, from its input and the gradient of its output: Eq. 2."""
-    found: list[tuple[torch.Tensor, torch.Tensor]] = []
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     if isinstance(layer, nn.Conv2d):
         weight = conv2d_weight(x, layer.weight.shape, g, layer.stride, layer.padding, layer.dilation, layer.groups)
-        found.append((layer.weight, weight))
+        pairs.append((layer.weight, weight))
     elif isinstance(layer, nn.Linear):
-        found.append((layer.weight, g.t() @ x))
+        pairs.append((layer.weight, g.t() @ x))
     if getattr(layer, "bias", None) is not None:
-        found.append((layer.bias, g.sum([d for d in range(g.dim()) if d != 1])))
-    return found
+        pairs.append((layer.bias, g.sum([d for d in range(g.dim()) if d != 1])))
+    return pairs

@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -60,6 +61,7 @@ class Column:
 
 def main() -> int:
     options, arguments = parse()
+    signal.signal(signal.SIGTERM, end)
     os.chdir(ROOT)
     selected = bool(arguments) or options.ranks != COUNTS
     arguments = mirrored(arguments) + ([] if selected else ["--thin"])
@@ -80,6 +82,13 @@ def main() -> int:
     failed += len(never)
     print(f"{passed} passed, {failed} failed, {skipped} skipped", flush=True)
     return 1 if failed else 0 if passed or skipped else 5
+
+
+def end(*_: object) -> None:
+    """Take the jobs along: they have sessions of their own, and would go on."""
+    for job in list(launch.RUNNING):
+        job.kill()
+    os._exit(128 + signal.SIGTERM)
 
 
 def parse() -> tuple[argparse.Namespace, list[str]]:

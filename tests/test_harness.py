@@ -271,3 +271,30 @@ def test_folders_and_modules_stand_for_their_tests() -> None:
     assert driver.mirrored(["-k", "layers"]) == ["-k", "layers", str(tests)]
     with pytest.raises(SystemExit, match=r"jobs/__init__\.py: there is no tests/jobs/test___init__\.py"):
         driver.mirrored(["jobs/__init__.py"])
+
+
+def test_a_run_that_is_told_to_end_takes_its_jobs_along(tmp_path: Path) -> None:
+    place = tmp_path / "pids"
+    path = tmp_path / "test_inner.py"
+    path.write_text(
+        textwrap.dedent(
+            f"""
+            import os, time
+            def test_that_takes_long(comm):
+                with open({str(place)!r}, "a") as file:
+                    file.write(f"{{os.getpid()}}\\n")
+                time.sleep(60)
+            """
+        )
+    )
+    process = subprocess.Popen([sys.executable, str(ROOT / "tests" / "run.py"), "--ranks=2", str(path)])
+    deadline = time.monotonic() + 60
+    while not place.exists() or len(place.read_text().splitlines()) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=20) == 128 + signal.SIGTERM
+    deadline = time.monotonic() + 5  # the system takes a moment to clear away what was killed
+    while any(Path(f"/proc/{pid}").exists() for pid in place.read_text().split()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

@@ -90,5 +90,5 @@ def _kept_by(node: Any) -> list[Any]:
 
 
 def _grid_of(value: Any) -> ProcessGrid | None:
-    found = value.dst.grid if isinstance(value, TransferPlan) else getattr(value, "grid", value)
-    return found if isinstance(found, ProcessGrid) else None
+    grid = value.dst.grid if isinstance(value, TransferPlan) else getattr(value, "grid", value)
+    return grid if isinstance(grid, ProcessGrid) else None

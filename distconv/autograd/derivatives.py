@@ -49,5 +49,5 @@ def gradients(
         # Views of their own: an input may have been computed from another one.
         given = [t.view_as(t) if t is not None and n else t for t, n in zip(inputs, needed, strict=True)]
         wanted = [t for t, n in zip(given, needed, strict=True) if t is not None and n]
-        found = iter(torch.autograd.grad(function(*given), wanted, gradient, create_graph=True))
-    return [next(found) if t is not None and n else None for t, n in zip(given, needed, strict=True)]
+        derivatives = iter(torch.autograd.grad(function(*given), wanted, gradient, create_graph=True))
+    return [next(derivatives) if t is not None and n else None for t, n in zip(given, needed, strict=True)]

@@ -66,8 +66,8 @@ def _gradients(
     def run() -> Any:
         return _run(outputs, seeds, keep, create, inputs, *options, **named)
 
-    found = anomalies.decided_together(outputs, run) if anomalies.checks() else run()
-    return LAYOUTS.wholes(found, [_layout(i) for i in inputs]) if found else found
+    results = anomalies.decided_together(outputs, run) if anomalies.checks() else run()
+    return LAYOUTS.wholes(results, [_layout(i) for i in inputs]) if results else results
 
 
 for _holder, _name, _function in (

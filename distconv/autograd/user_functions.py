@@ -41,12 +41,12 @@ def _checked(cls: Any, *args: Any, **kwargs: Any) -> Any:
     try:
         if _distributed((args, kwargs)):
             return dispatch.fallback(NoRule(f"{name} has no distributed rule; {way_out}"), cls.apply, args, kwargs)
-        made = _apply(cls, *args, **kwargs)
-        if _distributed(made):
+        result = _apply(cls, *args, **kwargs)
+        if _distributed(result):
             raise UnsupportedOperation(
                 f"{name} that returns a DistTensor, reached by closure or as an attribute: {way_out}"
             )
-        return made
+        return result
     except DistconvError as error:
         dispatch.name_layer(error)
         raise
@@ -86,11 +86,11 @@ def _distributed(value: Any) -> bool:
 def _hooked(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """``tensors`` behind a node that takes a layer's full backward hooks."""
     layouts = [(t.dist, t.shape) if isinstance(t, DistTensor) else None for t in tensors]
-    made = _apply(BackwardHookFunction, *(t.local if isinstance(t, DistTensor) else t for t in tensors))
-    for node in [m.grad_fn for m in made]:
+    hooked = _apply(BackwardHookFunction, *(t.local if isinstance(t, DistTensor) else t for t in tensors))
+    for node in [m.grad_fn for m in hooked]:
         if isinstance(node, _NODE):
             node.layouts = layouts
-    return tuple(m if layout is None else DistTensor(m, *layout) for m, layout in zip(made, layouts, strict=True))
+    return tuple(m if layout is None else DistTensor(m, *layout) for m, layout in zip(hooked, layouts, strict=True))
 
 
 def _register_hook(node: Any, hook: Any) -> Any:

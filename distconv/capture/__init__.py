@@ -7,6 +7,7 @@
     entries     What a recording consists of: slots, which stand for tensors, and entries
     messages    What a replay sends
     outcome     What a step has left, bit for bit
+    placement   Where the tensors of a replay lie, and what of a recording is left to be done
     program     A recording as straight-line Python
     recorder    The mode that records a step
     state       Gradients of leaves, and shares of them that are kept under no_sync; settings

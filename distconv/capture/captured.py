@@ -12,7 +12,8 @@ from mpi4py import MPI
 from distconv.capture import state
 from distconv.capture.entries import Refusal
 from distconv.capture.outcome import Memory, Outcome, digests
-from distconv.capture.program import Program, below_autograd
+from distconv.capture.placement import below_autograd
+from distconv.capture.program import Program
 from distconv.capture.steps import Result, Run, difference, recorded
 from distconv.capture.watch import Arguments, Modules, References, Tensors, block_of, flattened, mapped
 from distconv.communication import agreement, gradient_reduction

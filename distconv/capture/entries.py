@@ -138,6 +138,7 @@ class Post(Entry):
     sends: list[tuple[int, int]]
     receives: list[tuple[int, int]]
     what: str
+    tag: int = 0
 
     def _reads(self) -> Iterator[int]:
         return (slot for _, slot in (*self.sends, *self.receives))

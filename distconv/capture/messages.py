@@ -28,10 +28,11 @@ class Persistent:
         comm: MPI.Intracomm,
         sends: Sequence[tuple[int, torch.Tensor]],
         receives: Sequence[tuple[int, torch.Tensor]],
+        tag: int = 0,
     ) -> None:
         self._memory = [tensor for _, tensor in (*sends, *receives)]
-        self.requests = [comm.Recv_init([part, MPI.BYTE], peer) for peer, t in receives for part in buffers(t)]
-        self.requests += [comm.Send_init([part, MPI.BYTE], peer) for peer, t in sends for part in buffers(t)]
+        self.requests = [comm.Recv_init([part, MPI.BYTE], peer, tag) for peer, t in receives for part in buffers(t)]
+        self.requests += [comm.Send_init([part, MPI.BYTE], peer, tag) for peer, t in sends for part in buffers(t)]
         self._start = MPI.Prequest.Startall
 
     def __call__(self) -> Requests:

@@ -1,14 +1,12 @@
 """A recording as straight-line Python: one function without a branch, in which each entry is a call.
 
-Left out is what nobody needs: calls whose results are not used, and those that return what they were given. A view of
-memory that the recording holds is taken once, now. A variable is deleted behind its last use, so that memory goes when
-it would go in the eager step.
+Where its tensors lie is decided by :mod:`.placement`. A variable is deleted behind its last use, so that memory goes
+when it would go in the eager step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -27,49 +25,34 @@ from distconv.capture.entries import (
     Wait,
 )
 from distconv.capture.messages import Outcome, Persistent, Posting, Summing, wait
+from distconv.capture.placement import LARGEST_BUFFER, WIDE, Placement
 
 _aten = torch.ops.aten
-_SAME = (_aten.detach.default, _aten.alias.default)
-"""Operators that give their argument."""
-
-_EMPTY = (
-    _aten.empty.memory_format,
-    _aten.empty_like.default,
-    _aten.empty_strided.default,
-    _aten.new_empty.default,
-    _aten.new_empty_strided.default,
-)
-_PACKED = {_aten.cat.default: _aten.cat.out, _aten.clone.default: _aten.copy_.default}
-"""Operators by which messages are packed, and what does the same into memory that is there."""
-
-_LARGEST_BUFFER = 1 << 20
-"""Bytes of memory for a message up to which it is kept between replays."""
-
 _ASK_FOR_GRADIENTS = (_aten.mkldnn_rnn_layer.default,)
 """Operators that make less where gradients are switched off."""
+
+_BOUND = {
+    getattr(getattr(_aten, name), overload): getattr(torch.Tensor if name.endswith("_") else torch, name)
+    for overload, names in {
+        "Tensor": "add sub mul div add_ sub_ mul_ div_",
+        "out": "add sub mul div cat stack",
+        "default": "as_strided cat stack convolution relu native_batch_norm addcmul_ copy_ zero_ clamp_ rsqrt_",
+    }.items()
+    for name in names.split()
+}
+"""Operators that torch's bindings for Python call, too, in about half the time: they read arguments themselves."""
+
+_ARITHMETIC = frozenset(
+    getattr(getattr(_aten, name), overload)
+    for name in ("add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_")
+    for overload in (("Tensor",) if name.endswith("_") else ("Tensor", "out"))
+)
+"""Operators that make a tensor of a number in each call, which one that is there already spares."""
 
 _FAILURES = (OSError, LookupError, ValueError, RuntimeError, MemoryError)
 
 Replay = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], tuple[torch.Tensor, ...]]
 """Results, given the blocks of arguments and the gradients that there are."""
-
-
-class below_autograd(ExitStack):
-    """Inside, calls arrive where they were recorded: below autograd and autocast."""
-
-    def __enter__(self) -> below_autograd:
-        super().__enter__()
-        self.enter_context(torch._C._ExcludeDispatchKeyGuard(_ABOVE))
-        return self
-
-
-_ABOVE = (
-    torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
-    | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradOther)
-    | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradNestedTensor)
-    | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-    | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
-)
 
 
 class Program:
@@ -85,17 +68,13 @@ class Program:
         self._constants: dict[str, Any] = {}
         self._known: dict[int, str] = {}
         self._names: dict[int, str] = {}
-        self._values: dict[int, torch.Tensor] = {}
-        """Of slots that are there now."""
+        placement = Placement(recording, outputs, gradients)
+        self._values, self._same, self._entries = placement.values, placement.same, placement.entries
         self._lines: list[str] = []
         self._depth = 1
         self._open: list[str | None] = []
         """Blocks that are being written: what learns of their failure, or None."""
-        for number, slot in enumerate(recording.slots):
-            if number in gradients:
-                self._names[number] = f"g{gradients[number]}"
-            elif slot.value is not None:
-                self._values[number] = slot.value.detach()
+        self._names.update((slot, f"g{number}") for slot, number in gradients.items())
         for place, given in enumerate(recording.inputs):
             if given is not None:
                 self._names.setdefault(given, f"a{place}")
@@ -103,103 +82,15 @@ class Program:
         self._gradients = gradients_given
         self.requests = 0
         """Persistent ones."""
-        self._entries = self._needed(self._thinned(self._with_buffers(recording.entries)))
         self.replay = self._compiled()
-
-    # -- what is left out ---------------------------------------------------------------------------------------------
-
-    def _with_buffers(self, entries: Sequence[Entry]) -> list[Entry]:
-        """With memory that stays for messages: what is received into, and what is packed to be sent."""
-        slots = self._recording.slots
-        given = {slots[slot].storage for slot in self._outputs}
-        posted = {slots[slot].storage for entry in entries if isinstance(entry, Post) for slot in entry.reads()}
-        left: list[Entry] = []
-        for entry in entries:
-            made = entry.results[0] if isinstance(entry, Operator) and entry.one else None
-            if made is not None and isinstance(entry, Operator) and self._stays(made, posted - given):
-                if entry.function in _EMPTY:
-                    self._values[made] = self._room(made)
-                    continue
-                if entry.function in _PACKED:
-                    self._values[made] = self._room(made)
-                    entry = _into(entry, made)
-            left.append(entry)
-        return left
-
-    def _stays(self, number: int, storages: set[int]) -> bool:
-        slot = self._recording.slots[number]
-        return slot.storage in storages and slot.nbytes <= _LARGEST_BUFFER and number not in self._values
-
-    def _room(self, number: int) -> torch.Tensor:
-        shape, strides, offset, dtype, device = self._recording.slots[number].geometry
-        extent = (
-            offset + 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) if 0 not in shape else 0
-        )
-        return torch.empty(extent, dtype=dtype, device=device).as_strided(shape, strides, offset)
-
-    def _thinned(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Without those that give what they were given, or a view of what is held."""
-        left: list[Entry] = []
-        for entry in entries:
-            if isinstance(entry, Operator) and not entry.writes and entry.one and entry.results[0] is not None:
-                result = entry.results[0]
-                if entry.function in _SAME:
-                    self._alias(result, next(entry.reads()))
-                    continue
-                if self._is_view_of_held(entry):
-                    with torch.no_grad(), below_autograd():
-                        self._values[result] = entry.function(*self._now(entry.args), **self._now(entry.kwargs))
-                    continue
-            left.append(entry)
-        return left
-
-    def _alias(self, result: int, source: int) -> None:
-        if source in self._values:
-            self._values[result] = self._values[source]
-        else:
-            self._names[result] = self._name(source)
-
-    def _is_view_of_held(self, entry: Operator) -> bool:
-        slots, sources = self._recording.slots, list(entry.reads())
-        result = entry.results[0]
-        assert result is not None
-        return (
-            bool(sources)
-            and all(source in self._values for source in sources)
-            and slots[result].storage == slots[sources[0]].storage
-            and not entry.draws
-        )
-
-    def _now(self, value: Any) -> Any:
-        if isinstance(value, Ref):
-            return self._values[value.slot]
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self._now, value))
-        if isinstance(value, dict):
-            return {key: self._now(each) for key, each in value.items()}
-        return value
-
-    def _needed(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Those that change something, or whose results are used."""
-        used = {self._root(slot) for slot in self._outputs}
-        left: list[Entry] = []
-        for entry in reversed(entries):
-            effect = not isinstance(entry, Operator) or entry.writes or entry.draws
-            if effect or any(self._root(slot) in used for slot in entry.makes()):
-                used.update(map(self._root, entry.reads()))
-                left.append(entry)
-        return left[::-1]
 
     # -- names --------------------------------------------------------------------------------------------------------
 
     def _name(self, slot: int) -> str:
+        slot = self._same(slot)
         if slot in self._values:
             return self._constant(self._values[slot])
         return self._names.setdefault(slot, f"v{slot}")
-
-    def _root(self, slot: int) -> str | int:
-        """The same for slots of one tensor."""
-        return slot if slot in self._values else self._name(slot)
 
     def _constant(self, value: Any) -> str:
         name = self._known.get(id(value))
@@ -273,8 +164,8 @@ class Program:
 
     def _write(self, entry: Entry) -> None:
         if isinstance(entry, Operator):
-            function = self._constant(entry.function._op)
-            args = [self._text(value) for value in entry.args]
+            function = self._constant(_BOUND.get(entry.function, entry.function._op))
+            args = [self._text(value) for value in self._arguments_of(entry)]
             args += [f"{key}={self._text(value)}" for key, value in entry.kwargs.items()]
             if entry.function in _ASK_FOR_GRADIENTS:
                 function = self._constant(_with_gradients(entry.function._op))
@@ -286,6 +177,16 @@ class Program:
             self._emit(left + f"{self._constant(entry.function)}({', '.join(args)})")
         else:
             self._write_other(entry)
+
+    def _arguments_of(self, entry: Operator) -> Sequence[Any]:
+        """Those of ``entry``, with a tensor in place of a number that each call would make one of."""
+        if entry.function not in _ARITHMETIC or not isinstance(entry.args[0], Ref):
+            return entry.args
+        first, second = entry.args
+        shape, *_, dtype, _ = self._recording.slots[first.slot].geometry
+        if isinstance(second, bool) or not isinstance(second, (int, float)) or not shape or dtype not in WIDE:
+            return entry.args
+        return first, torch.tensor(second, dtype=dtype)
 
     def _variable(self, slot: int | None) -> str:
         return "_" if slot is None else self._name(slot)
@@ -307,10 +208,11 @@ class Program:
             self._close()
 
     def _write_post(self, entry: Post) -> None:
-        small = all(self._recording.slots[slot].nbytes <= _LARGEST_BUFFER for _, slot in entry.sends)
+        small = all(self._recording.slots[slot].nbytes <= LARGEST_BUFFER for _, slot in entry.sends)
         if small and all(slot in self._values for _, slot in entry.receives):
             receives = [(peer, self._values[slot]) for peer, slot in entry.receives]
-            persistent = Persistent(entry.comm, [(peer, self._kept(slot)) for peer, slot in entry.sends], receives)
+            sends = [(peer, self._kept(slot)) for peer, slot in entry.sends]
+            persistent = Persistent(entry.comm, sends, receives, entry.tag)
             self.requests += len(persistent.requests)
             self._post(entry.number, persistent, [], entry)
             return
@@ -348,14 +250,6 @@ class Program:
         if outcome is not None:
             self._emit(f"except {self._constant(_FAILURES)} as error: failure = error")
             self._emit(f"{outcome}(failure)")
-
-
-def _into(entry: Operator, made: int) -> Operator:
-    """``entry``, which packs, into the memory of its result."""
-    function, writes = _PACKED[entry.function], frozenset([made])
-    if entry.function is _aten.cat.default:
-        return Operator(entry.line, function, entry.args, {**entry.kwargs, "out": Ref(made)}, [made], True, writes)
-    return Operator(entry.line, function, (Ref(made), entry.args[0]), {}, [made], True, writes)
 
 
 def _with_gradients(function: Any) -> Any:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from distconv import recording
-from distconv.capture.entries import Kind, Recording
+from distconv.capture.entries import Entry, Kind, Operator, Recording, Ref
 from distconv.capture.recorder import Recorder
 from distconv.capture.state import State, gradient
 from distconv.capture.unseen import seen
@@ -35,9 +36,7 @@ class Result:
         """``block`` as users see it."""
         if self.dist is None:
             return block
-        made = DistTensor(block, self.dist, self.shape)
-        made._strides = self.strides
-        return made
+        return DistTensor(block, self.dist, self.shape, self.strides)
 
 
 @dataclass(eq=False)
@@ -143,9 +142,7 @@ def _example(value: Any) -> Any:
         copy.copy_(block)
     if not isinstance(value, DistTensor):
         return copy
-    twin = DistTensor(copy, value.dist, value.shape)
-    twin._strides = value._strides
-    return twin
+    return DistTensor(copy, value.dist, value.shape, value._strides)
 
 
 def _left(recorder: Recorder, state: State, result: Any, modules: list[torch.nn.Module]) -> Run:
@@ -172,26 +169,64 @@ def _left(recorder: Recorder, state: State, result: Any, modules: list[torch.nn.
     return Run(recorder.recording, found, gradients, kept, state, modules, recorder.generators)
 
 
+_DETACH = torch.ops.aten.detach.default
+_ROOM = torch.ops.aten.new_empty_strided.default
+_COPY = torch.ops.aten.copy_.default
+
 _SHOWN = 160
 """Characters of a call that an error shows."""
 
 
 def difference(one: Run, other: Run) -> str:
     """Where two runs did something else, as a sentence; empty if they did the same."""
-    for before, now in zip(one.recording.entries, other.recording.entries, strict=False):
-        if before.text() != now.text():
-            texts = (each.text()[:_SHOWN] for each in (now, before))
-            return f"{now.line}: another call, or other numbers, than the time before: {' and before '.join(texts)}"
-    if len(one.recording.entries) != len(other.recording.entries):
+    (mine_done, mine_taken), (its_done, its_taken) = map(_done, (one.recording, other.recording))
+    for (_, before), (line, now) in zip(mine_done, its_done, strict=False):
+        if before != now:
+            texts = (text[:_SHOWN] for text in (now, before))
+            return f"{line}: another call, or other numbers, than the time before: {' and before '.join(texts)}"
+    if len(mine_done) != len(its_done):
         return "the step does not do the same each time"
+    either = mine_taken ^ its_taken
     for number, (mine, its) in enumerate(zip(one.recording.slots, other.recording.slots, strict=True)):
-        if mine.geometry != its.geometry or mine.kind is not its.kind:
+        where = slice(2) if number in either else slice(None)  # their offsets may be others
+        if mine.geometry[where] != its.geometry[where] or mine.kind is not its.kind:
             return "a tensor of the step does not have the same shape each time"
         if mine.kind is Kind.HELD and not _same_memory(mine.value, its.value):
             return f"{_user(other, number)}: a tensor is made anew each time, past torch's operators"
         if mine.kind is Kind.CONSTANT and not _equal(mine.value, its.value):
             return f"{_user(other, number)}: Python makes another number each time"
     return ""
+
+
+def _done(recording: Recording) -> tuple[list[tuple[str, str]], set[int]]:
+    """Lines and texts of what is done, and slots of gradients that lie where the contribution to them lay.
+
+    Autograd takes a contribution that nothing else refers to for the gradient itself, and copies any other; how long
+    something refers to it differs from run to run. The numbers are the same, so both have one text.
+    """
+    done: list[tuple[str, str]] = []
+    taken: set[int] = set()
+    copied = False
+    for entry, behind in pairwise([*recording.entries, None]):
+        assert entry is not None
+        if copied:
+            copied = False
+            continue
+        slots = _given(entry, behind)
+        done.append((entry.line, entry.text() if slots is None else "{} -> {}".format(*slots)))
+        copied = slots is not None and behind is not None and slots[1] in behind.makes()
+        if slots is not None and not copied:
+            taken.add(slots[1])
+    return done, taken
+
+
+def _given(entry: Entry, behind: Entry | None) -> tuple[int, int] | None:
+    """The slots of a tensor and of one with the same numbers that ``entry``, or it and the one behind it, makes."""
+    if not isinstance(entry, Operator) or entry.function not in (_DETACH, _ROOM) or entry.results[0] is None:
+        return None
+    source, made = entry.args[0], entry.results[0]
+    copy = isinstance(behind, Operator) and behind.function is _COPY and behind.args == (Ref(made), source)
+    return (source.slot, made) if entry.function is _DETACH or copy else None
 
 
 def _same_memory(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

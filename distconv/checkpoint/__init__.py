@@ -27,11 +27,14 @@ from distconv.checkpoint.manifest import newest
 from distconv.checkpoint.reading import Checkpoint, Contents, compare, load, load_newest
 from distconv.checkpoint.state import (
     Loaded,
+    averaged,
     capture,
+    capture_average,
     check_fits,
     layouts_of,
     load_checkpoint,
     restore,
+    restore_average,
     save_checkpoint,
 )
 from distconv.checkpoint.writing import Saving, save
@@ -41,7 +44,9 @@ __all__ = [
     "Contents",
     "Loaded",
     "Saving",
+    "averaged",
     "capture",
+    "capture_average",
     "check_fits",
     "compare",
     "layouts_of",
@@ -50,6 +55,7 @@ __all__ = [
     "load_newest",
     "newest",
     "restore",
+    "restore_average",
     "save",
     "save_checkpoint",
 ]

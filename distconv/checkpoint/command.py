@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import io
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 from mpi4py import MPI
 
 from distconv import checkpoint
 from distconv.checkpoint.manifest import MANIFEST, commits, nothing_in, read
+from distconv.checkpoint.optimizers import below
 from distconv.communication.agreement import together
 from distconv.errors import CheckpointError
-from distconv.whole_files import write_file
+from distconv.parameters.weight_files import write_weights
 
 EXAMPLES = """\
 examples:
   distconv checkpoint info runs/first
   distconv checkpoint verify runs/first
   distconv checkpoint export runs/first --out weights.pt
+  distconv checkpoint export runs/first --out weights.safetensors
+  distconv checkpoint export runs/first --out weights
 """
 
 
@@ -32,7 +33,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="list what is there; read and verify all of it; write the newest model's state dict",
     )
     parser.add_argument("directory", type=Path, help="a run's --out, its folder of checkpoints, or one checkpoint")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="of export; torch.load reads it")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE|FOLDER",
+        help="of export: .pt for torch.load, .safetensors, or a folder (a name without an ending) for "
+        "torch.distributed.checkpoint",
+    )
+    parser.add_argument(
+        "--no-average",
+        dest="average",
+        action="store_false",
+        help="export the weights of the last step, not their moving average",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -49,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
             return 0
         folders = _folders(options.directory)
         if options.action == "export":
-            return _export(folders[-1], options.out)
+            return _export(folders[-1], options.out, options.average)
         return max([_tell(folder, verify=options.action == "verify") for folder in folders])
 
     return int(MPI.COMM_WORLD.bcast(together(MPI.COMM_WORLD, act, CheckpointError)))
@@ -58,12 +71,12 @@ def run(options: argparse.Namespace) -> int:
 def _folders(directory: Path) -> list[Path]:
     """Finished checkpoints in or below ``directory``, what was committed last at the end."""
     places = (directory, directory / "checkpoints")
-    found = [each.folder for place in places for each in commits(place)]
-    if not found and (directory / MANIFEST).is_file():
+    folders = [each.folder for place in places for each in commits(place)]
+    if not folders and (directory / MANIFEST).is_file():
         return [directory]
-    if not found:
+    if not folders:
         raise CheckpointError(nothing_in(places[1] if places[1].is_dir() else directory))
-    return found
+    return folders
 
 
 def _tell(folder: Path, *, verify: bool) -> int:
@@ -77,29 +90,30 @@ def _tell(folder: Path, *, verify: bool) -> int:
 
 
 def _lines(folder: Path, *, verify: bool) -> Iterator[str]:
-    found = read(folder)
-    nbytes = sum(entry["bytes"] for entry in found["files"].values())
-    weights = [entry for name, entry in found["tensors"].items() if name.startswith("model/")]
+    manifest = read(folder)
+    nbytes = sum(entry["bytes"] for entry in manifest["files"].values())
+    weights = [entry for name, entry in manifest["tensors"].items() if name.startswith("model/")]
     if verify:
         checkpoint.load(folder, MPI.COMM_SELF)
     yield (
-        f"{folder}: step {found['step']}, {len(weights)} tensors of a model and {len(found['tensors']) - len(weights)} "
-        f"more, {nbytes / 2**20:.1f} MiB in {len(found['files'])} files{', whole' if verify else ''}"
+        f"{folder}: step {manifest['step']}, {len(weights)} tensors of a model and "
+        f"{len(manifest['tensors']) - len(weights)} more, {nbytes / 2**20:.1f} MiB in "
+        f"{len(manifest['files'])} files{', whole' if verify else ''}"
     )
     if not verify:
-        for key, value in found["values"].items():
+        for key, value in manifest["values"].items():
             yield f"  {_printable(key)}: {_printable(str(value))}"
 
 
-def _export(folder: Path, out: Path | None) -> int:
+def _export(folder: Path, out: Path | None, average: bool) -> int:
     if out is None:
         raise CheckpointError("export needs --out FILE")
-    tensors = checkpoint.load(folder, MPI.COMM_SELF).tensors
-    state = {name.removeprefix("model/"): tensor for name, tensor in tensors.items() if name.startswith("model/")}
-    image = io.BytesIO()
-    torch.save(state, image)
-    write_file(out, image.getbuffer())
-    print(f"{out}: {len(state)} tensors of {folder}")
+    found = checkpoint.load(folder, MPI.COMM_SELF)
+    whose = checkpoint.averaged(found) if average else found
+    state = below("model/", whose.tensors)
+    write_weights(state, out)
+    kept = any(name.startswith("average/") for name in found.tensors)
+    print(f"{out}: {len(state)} tensors of {folder}{', averaged' if average and kept else ''}")
     return 0
 
 

@@ -50,8 +50,8 @@ def newest_first(directory: str | os.PathLike[str], comm: MPI.Intracomm) -> list
     def look() -> list[Path]:
         return [each.folder for each in reversed(commits(Path(directory)))] if comm.rank == 0 else []
 
-    found: list[Path] = comm.bcast(together(comm, look, CheckpointError), root=0)
-    return found
+    folders: list[Path] = comm.bcast(together(comm, look, CheckpointError), root=0)
+    return folders
 
 
 @dataclass(frozen=True)
@@ -70,11 +70,11 @@ class Commit:
 
 def commits(directory: Path) -> list[Commit]:
     """The finished checkpoints below ``directory``, in the order in which they were committed."""
-    found = [_commit(int(match[1]), folder) for match, folder in _steps(directory)]
+    every = [_commit(int(match[1]), folder) for match, folder in _steps(directory)]
     # Those from before there were serial numbers came in the order of their steps.
-    whole = sorted((each for each in found if each.serial is not None), key=lambda each: (each.serial, each.step))
+    whole = sorted((each for each in every if each.serial is not None), key=lambda each: (each.serial, each.step))
     earlier = {digest for each in whole for digest in each.damaged}
-    damaged = sorted((each for each in found if each.serial is None), key=lambda each: each.step)
+    damaged = sorted((each for each in every if each.serial is None), key=lambda each: each.step)
     return [
         *(each for each in damaged if each.digest in earlier),
         *whole,

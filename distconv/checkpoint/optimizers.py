@@ -122,13 +122,13 @@ def _needed(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], paramete
 def _misfit(
     name: str, state: _State, tensors: Mapping[str, Any], scalars: Mapping[str, Any], shape: tuple[int, ...]
 ) -> list[str]:
-    found = tensors.get(name)
-    if found is None:
+    saved = tensors.get(name)
+    if saved is None:
         return [] if name in scalars else [f"{name!r} is missing"]
-    if state.like_parameter and tuple(found.shape) != shape:
-        return [f"{name!r} is of shape {tuple(found.shape)} in the checkpoint, its parameter of {shape} in the model"]
-    if state.dtype is not None and not torch.can_cast(found.dtype, state.dtype):
-        return [f"{name!r} is {found.dtype} in the checkpoint, {state.dtype} in the optimizer"]
+    if state.like_parameter and tuple(saved.shape) != shape:
+        return [f"{name!r} is of shape {tuple(saved.shape)} in the checkpoint, its parameter of {shape} in the model"]
+    if state.dtype is not None and not torch.can_cast(saved.dtype, state.dtype):
+        return [f"{name!r} is {saved.dtype} in the checkpoint, {state.dtype} in the optimizer"]
     return []
 
 
@@ -160,10 +160,10 @@ def restore_optimizer(
     for group, values in zip(optimizer.param_groups, checkpoint.values[GROUPS], strict=True):
         group.update({key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key != "params"})
     parameters = dict(model.named_parameters())
-    found = below("optimizer/", checkpoint.tensors) | checkpoint.values[SCALARS]
+    entries = below("optimizer/", checkpoint.tensors) | checkpoint.values[SCALARS]
     optimizer.state.clear()
     unused = []
-    for name, value in found.items():
+    for name, value in entries.items():
         owner, _, key = name.rpartition("/")
         if owner not in parameters:
             unused.append(name)

@@ -71,17 +71,17 @@ def copy_piece(file: h5py.File, name: str, box: Box, out: torch.Tensor, needed: 
         If the file has no such piece.
     """
     try:
-        found = file[name] if own_place(file, name) == f"/{name}" else None
+        stored = file[name] if own_place(file, name) == f"/{name}" else None
     except DataError:
-        found = None
+        stored = None
     # Values lie in it as they are: what is compressed may become any size.
-    if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external or found.chunks:
+    if not isinstance(stored, h5py.Dataset) or stored.is_virtual or stored.external or stored.chunks:
         raise CheckpointError(f"there is no dataset {name!r} in its file")
     kept_as = torch.empty(0, dtype=stored_as(out.dtype), device="cpu").numpy().dtype
-    if found.shape != tuple(i.extent for i in box) or found.dtype != kept_as:
-        raise CheckpointError(f"a piece of {name!r} is {found.dtype} {found.shape}")
+    if stored.shape != tuple(i.extent for i in box) or stored.dtype != kept_as:
+        raise CheckpointError(f"a piece of {name!r} is {stored.dtype} {stored.shape}")
     both = tuple(one.intersect(other) for one, other in zip(box, needed, strict=True))
-    values = torch.from_numpy(np.asarray(found[slices_within(both, box)]))
+    values = torch.from_numpy(np.asarray(stored[slices_within(both, box)]))
     as_bits = stored_as(out.dtype) != out.dtype
     out[slices_within(both, needed)] = values.view(out.dtype) if as_bits else values
 

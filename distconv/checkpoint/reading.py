@@ -81,15 +81,15 @@ def load(
     agree(comm, "checkpoint to load", str(folder))
     place = Path(folder)
     # Rank 0 says what belongs to it: others may see the folder as it was some time ago.
-    found = comm.bcast(together(comm, lambda: listed(place) if comm.rank == 0 else None, CheckpointError))
+    newest = comm.bcast(together(comm, lambda: listed(place) if comm.rank == 0 else None, CheckpointError))
     contents = Contents(
-        found["step"],
-        {name: Described(dtype_of(entry), tuple(entry["shape"])) for name, entry in found["tensors"].items()},
-        from_json(found["values"]),
+        newest["step"],
+        {name: Described(dtype_of(entry), tuple(entry["shape"])) for name, entry in newest["tensors"].items()},
+        from_json(newest["values"]),
     )
     if check is not None:
         together(comm, lambda: check(contents), _UnfitCheckpointError)
-    read = together(comm, lambda: _Reading(place, found, comm, layout_of).read(contents), CheckpointError)
+    read = together(comm, lambda: _Reading(place, newest, comm, layout_of).read(contents), CheckpointError)
     if comm.rank == 0:
         note_whole(place)
     return read
@@ -132,7 +132,7 @@ class _UnfitCheckpointError(CheckpointError):
 
 
 def compare(
-    found: Mapping[str, torch.Tensor | Described],
+    saved: Mapping[str, torch.Tensor | Described],
     wanted: Mapping[str, torch.Tensor],
     what: str,
     *,
@@ -148,10 +148,10 @@ def compare(
     CheckpointError
         If there is any.
     """
-    wrong = [f"{name!r} is missing" for name in wanted if strict and name not in found]
-    wrong += [f"{name!r} is not in the model" for name in found if strict and name not in wanted]
-    for name in (name for name in wanted if name in found):
-        have, want = found[name], wanted[name]
+    wrong = [f"{name!r} is missing" for name in wanted if strict and name not in saved]
+    wrong += [f"{name!r} is not in the model" for name in saved if strict and name not in wanted]
+    for name in (name for name in wanted if name in saved):
+        have, want = saved[name], wanted[name]
         fits = torch.can_cast(have.dtype, want.dtype) if convert_dtype else have.dtype == want.dtype
         if tuple(have.shape) != tuple(want.shape) or not fits:
             wrong.append(
@@ -165,10 +165,12 @@ def compare(
 class _Reading:
     """This rank's part of reading a checkpoint that rank 0 has found."""
 
-    def __init__(self, folder: Path, found: Mapping[str, Any], comm: MPI.Intracomm, layout_of: LayoutOf | None) -> None:
-        self._folder, self._found, self._comm = folder, found, comm
+    def __init__(
+        self, folder: Path, listing: Mapping[str, Any], comm: MPI.Intracomm, layout_of: LayoutOf | None
+    ) -> None:
+        self._folder, self._found, self._comm = folder, listing, comm
         self._until = time.monotonic() + LAG_S
-        shapes = {name: entry["shape"] for name, entry in found["tensors"].items()}
+        shapes = {name: entry["shape"] for name, entry in listing["tensors"].items()}
         layouts = {name: layout_of(name, shape) if layout_of else None for name, shape in shapes.items()}
         self._layouts = {name: layout for name, layout in layouts.items() if layout is not None}
         self._boxes: dict[str, Box] = {name: whole(shape) for name, shape in shapes.items()}

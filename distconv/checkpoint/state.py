@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from distconv.tensor import DistTensor
 
 Tensors = dict[str, torch.Tensor]
 
+_MODEL, _AVERAGE = "model/", "average/"
 _USER = "user"
 """Where the values of a user's own loop are."""
 
@@ -110,14 +112,14 @@ def load_checkpoint(
     def check(contents: Contents) -> None:
         check_fits(contents, model, optimizer, strict=strict, convert_dtype=convert_dtype)
 
-    found = load_newest(directory, comm, layouts_of(model), check, fallback=fallback)
-    if found is None and missing_ok:
+    loaded = load_newest(directory, comm, layouts_of(model), check, fallback=fallback)
+    if loaded is None and missing_ok:
         return None
-    if found is None:
+    if loaded is None:
         reason = comm.bcast(nothing_in(directory) if comm.rank == 0 else "")
         raise CheckpointError(f"{reason}; with missing_ok=True that is none, and the job starts anew")
-    missing, unexpected = restore(found, model, optimizer, comm, strict=strict, convert_dtype=convert_dtype)
-    return Loaded(found.step, found.values.get(_USER, {}), missing, unexpected, found.skipped)
+    missing, unexpected = restore(loaded, model, optimizer, comm, strict=strict, convert_dtype=convert_dtype)
+    return Loaded(loaded.step, loaded.values.get(_USER, {}), missing, unexpected, loaded.skipped)
 
 
 def layouts_of(model: torch.nn.Module) -> LayoutOf:
@@ -127,7 +129,7 @@ def layouts_of(model: torch.nn.Module) -> LayoutOf:
 
     def layout_of(name: str, shape: Sequence[int]) -> Distribution | None:
         kind, _, rest = name.partition("/")
-        parameter = sharded.get(rest if kind == "model" else rest.rpartition("/")[0])
+        parameter = sharded.get(rest if f"{kind}/" in (_MODEL, _AVERAGE) else rest.rpartition("/")[0])
         return parameter.dist if parameter is not None and parameter.shape == tuple(shape) else None
 
     return layout_of
@@ -165,11 +167,11 @@ def restore(
         If it is of another model or optimizer; nothing has been changed then.
     """
     check_fits(checkpoint, model, optimizer, strict=strict, convert_dtype=convert_dtype)
-    found, wanted = below("model/", checkpoint.tensors), model.state_dict(keep_vars=True)
+    saved, wanted = below("model/", checkpoint.tensors), model.state_dict(keep_vars=True)
     what = f"checkpoint of step {checkpoint.step}"
 
     def converted() -> tuple[Tensors, Tensors]:
-        beside = {name: as_dtype(found[name], wanted[name], name, what) for name in wanted if name in found}
+        beside = {name: as_dtype(saved[name], wanted[name], name, what) for name in wanted if name in saved}
         return beside, _random_numbers(checkpoint, model, comm)
 
     beside, random = together(comm, converted, CheckpointError)
@@ -179,8 +181,35 @@ def restore(
         unused = restore_optimizer(checkpoint, model, optimizer, convert_dtype=convert_dtype)
     for name, state in random.items():
         _set_random_state(model, name, state)
-    unexpected = [f"model/{name}" for name in found if name not in wanted] + [f"optimizer/{name}" for name in unused]
-    return tuple(f"model/{name}" for name in wanted if name not in found), tuple(unexpected)
+    unexpected = [f"model/{name}" for name in saved if name not in wanted] + [f"optimizer/{name}" for name in unused]
+    return tuple(f"model/{name}" for name in wanted if name not in saved), tuple(unexpected)
+
+
+def capture_average(average: torch.optim.swa_utils.AveragedModel) -> Tensors:
+    """The tensors of a moving average of the weights, beside those of :func:`capture`. Collective."""
+    state = average.module.state_dict(keep_vars=True)
+    return {f"{_AVERAGE}{name}": tensor.detach() for name, tensor in state.items()}
+
+
+def restore_average(checkpoint: Checkpoint, average: torch.optim.swa_utils.AveragedModel) -> None:
+    """Put it back, bit for bit; it is one of as many steps as were taken.
+
+    Raises
+    ------
+    CheckpointError
+        If the checkpoint has none of this model; nothing has been changed then.
+    """
+    found, what = below(_AVERAGE, checkpoint.tensors), f"the average in checkpoint of step {checkpoint.step}"
+    compare(found, average.module.state_dict(keep_vars=True), what)
+    average.module.load_state_dict(found)
+    average.n_averaged.fill_(checkpoint.step)
+
+
+def averaged(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with the moving average of the weights, where it has one, in place of the weights."""
+    found = below(_AVERAGE, checkpoint.tensors)
+    weights = {f"{_MODEL}{name}": tensor for name, tensor in found.items()}
+    return replace(checkpoint, tensors=checkpoint.tensors | weights)
 
 
 def check_fits(
@@ -210,19 +239,19 @@ def check_fits(
         check_state(contents, model, optimizer, what)
 
 
-def as_dtype(found: torch.Tensor, wanted: torch.Tensor, name: str, what: str) -> torch.Tensor:
-    """``found`` with the dtype of ``wanted``, beside it.
+def as_dtype(saved: torch.Tensor, wanted: torch.Tensor, name: str, what: str) -> torch.Tensor:
+    """``saved`` with the dtype of ``wanted``, beside it.
 
     Raises
     ------
     CheckpointError
         If it has values that are too large for that.
     """
-    values = found.to(wanted.device, wanted.dtype)
-    if values.dtype != found.dtype:
-        before, after = (x.local if isinstance(x, DistTensor) else x for x in (found, values))
+    values = saved.to(wanted.device, wanted.dtype)
+    if values.dtype != saved.dtype:
+        before, after = (x.local if isinstance(x, DistTensor) else x for x in (saved, values))
         if (torch.isfinite(before).to(after.device) & ~torch.isfinite(after)).any():
-            raise CheckpointError(f"{what}: {name!r} has values of {found.dtype} that {values.dtype} cannot hold")
+            raise CheckpointError(f"{what}: {name!r} has values of {saved.dtype} that {values.dtype} cannot hold")
     return values
 
 
@@ -246,9 +275,9 @@ def _random_numbers(checkpoint: Checkpoint, model: torch.nn.Module, comm: MPI.In
 
 def _random_states(model: torch.nn.Module) -> Tensors:
     """State of each generator that this rank draws from: the CPU's, and that of the GPU the model is on."""
-    found = {"torch": torch.get_rng_state()}
+    states = {"torch": torch.get_rng_state()}
     device = _gpu(model)
-    return found if device is None else {**found, "cuda": torch.cuda.get_rng_state(device)}
+    return states if device is None else {**states, "cuda": torch.cuda.get_rng_state(device)}
 
 
 def _set_random_state(model: torch.nn.Module, name: str, state: torch.Tensor) -> None:

@@ -25,10 +25,10 @@ def listed(folder: Path) -> dict[str, Any]:
     CheckpointError
         If it is damaged, or they are not.
     """
-    found = manifest.read(folder)
-    for name, entry in found["files"].items():
+    listing = manifest.read(folder)
+    for name, entry in listing["files"].items():
         open_file(folder / name, entry["bytes"]).close()
-    return found
+    return listing
 
 
 def is_whole(folder: Path) -> bool:

@@ -131,8 +131,10 @@ class Saving:
         remarks: list[str] = []
         try:
             together(self._comm, self._wait, CheckpointError)
-            found = self._comm.gather((self._files, self._entries), root=0)
-            together(self._comm, lambda: remarks.extend(self._commit(found, keep)) if found else None, CheckpointError)
+            written = self._comm.gather((self._files, self._entries), root=0)
+            together(
+                self._comm, lambda: remarks.extend(self._commit(written, keep)) if written else None, CheckpointError
+            )
         except CheckpointError:
             if self._comm.rank == 0 and not (self.folder / MANIFEST).is_file():
                 # A full disk needs the room that the others' files take.
@@ -151,11 +153,11 @@ class Saving:
     def _cannot(self, error: BaseException) -> CheckpointError:
         return CheckpointError(f"checkpoint {self.folder} could not be written: {error or type(error).__name__}")
 
-    def _commit(self, found: list[tuple[Entry, Entry]], keep: int) -> list[str]:
+    def _commit(self, written: list[tuple[Entry, Entry]], keep: int) -> list[str]:
         """Write the commit mark; what is to be said of it."""
         files: Entry = {}
         tensors: Entry = {}
-        for own_files, entries in found:
+        for own_files, entries in written:
             files |= own_files
             for name, entry in entries.items():
                 tensors.setdefault(name, {**entry, "pieces": []})["pieces"] += entry["pieces"]

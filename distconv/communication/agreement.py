@@ -64,6 +64,7 @@ def agree(comm: MPI.Intracomm, what: str, value: str, way_out: str = "pass the s
     check_usable(comm, what)
     if comm.size == 1 or level == "off":
         return
+    # 7 bytes: the number and its negative must fit into an int64, for one MIN tells both extremes.
     digest = hashlib.blake2b(f"{what}: {value}".encode(), digest_size=7).digest()
     mine = np.array([int.from_bytes(digest, "little")])
     if apart(comm, mine, lambda: f"agreement on {what}").any():
@@ -132,6 +133,7 @@ def together(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[Distconv
     except (DistconvError, OSError, LookupError, ValueError, RuntimeError, MemoryError) as failure:
         reason = f"{failure}" or type(failure).__name__
         unread = failure if isinstance(failure, BrokenPipeError) else None
+    # Of several that fail the highest rank's reason is shown: all raise the same text.
     worst = np.array([comm.rank if reason else -1], dtype=np.int64)
     with watchdog.waiting(lambda: "agreement on an outcome"):
         comm.Allreduce(MPI.IN_PLACE, worst, MPI.MAX)
@@ -149,6 +151,6 @@ def alike(comm: MPI.Intracomm, attempt: Callable[[], T], error: type[DistconvErr
     MismatchError
         If the texts (``repr``) of what they found differ.
     """
-    found = together(comm, attempt, error)
-    agree(comm, what, repr(found))
-    return found
+    value = together(comm, attempt, error)
+    agree(comm, what, repr(value))
+    return value

@@ -44,20 +44,20 @@ class Derived:
     @staticmethod
     def of(comm: MPI.Intracomm) -> Derived:
         """Those of ``comm``; what is derived from one of its duplicates made here is among them."""
-        found = comm.Get_attr(_key())
-        if not isinstance(found, Derived):
-            found = Derived()
-            comm.Set_attr(_key(), found)
-        return found
+        derived = comm.Get_attr(_key())
+        if not isinstance(derived, Derived):
+            derived = Derived()
+            comm.Set_attr(_key(), derived)
+        return derived
 
     def __len__(self) -> int:
         return len(self._made)
 
     def duplicate(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         """A duplicate of ``comm``. Collective."""
-        found = self._noted(comm.Dup())
-        found.Set_attr(_key(), self)
-        return found
+        duplicate = self._noted(comm.Dup())
+        duplicate.Set_attr(_key(), self)
+        return duplicate
 
     def common(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         """One duplicate of ``comm`` that all who ask share. Collective at the first time; it is never freed."""

@@ -34,8 +34,8 @@ def different(comm: MPI.Intracomm, tensors: Mapping[str, torch.Tensor], what: st
     One message of 16 bytes for each.
     """
     digests = np.array([digest(tensor) for tensor in tensors.values()], dtype=np.int64)
-    found = apart(comm, digests, lambda: what)
-    return {name: int(value) for name, value, wrong in zip(tensors, digests, found, strict=True) if wrong}
+    differs = apart(comm, digests, lambda: what)
+    return {name: int(value) for name, value, wrong in zip(tensors, digests, differs, strict=True) if wrong}
 
 
 def difference(comm: MPI.Intracomm, tensors: Mapping[str, torch.Tensor], rank: int) -> str:
@@ -55,9 +55,9 @@ def difference(comm: MPI.Intracomm, tensors: Mapping[str, torch.Tensor], rank: i
     )
 
 
-def _ranks_by_version(found: Sequence[tuple[int, int]]) -> str:
+def _ranks_by_version(values: Sequence[tuple[int, int]]) -> str:
     versions: dict[int, list[int]] = defaultdict(list)
-    for rank, value in found:
+    for rank, value in values:
         versions[value].append(rank)
     listed = (f"one on rank {', '.join(map(str, ranks))}" for ranks in versions.values())
     return ", another ".join(listed)

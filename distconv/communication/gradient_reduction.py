@@ -26,7 +26,7 @@ from distconv import recording
 from distconv.communication import agreement
 from distconv.communication.derived import Derived
 from distconv.communication.transport import Reduction
-from distconv.communication.weight_digest import Comparison, riders
+from distconv.communication.weight_digest import TURNS, Comparison, digests_of, parts_of
 from distconv.process.profiling import section
 
 BUCKET_BYTES = 4 << 20
@@ -120,6 +120,9 @@ class _Bucket:
         return Comparison(self.comm, self.leaves, [getattr(leaf, _MARK) for leaf in self.leaves], self.riders.real)
 
 
+_is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
+
+
 @dataclass(frozen=True)
 class _Riders:
     """What rides with a bucket of gradients over ``comm``, for the turn that comes."""
@@ -127,11 +130,19 @@ class _Riders:
     comm: MPI.Intracomm
     first: bool
     """Of a pass: the turn is its number among those over ``comm``, whose ranks may have had others with other ranks."""
+    parts: dict[int, tuple[list[torch.Tensor], list[torch.Tensor]]] = field(default_factory=dict)
+    """By turn those of the weights, which a replay, whose weights stay where they are, does not look for again."""
 
     def __call__(self, *leaves: torch.Tensor) -> torch.Tensor:
         derived = Derived.of(self.comm)
         derived.backward_passes += self.first
-        return riders(leaves, derived.backward_passes, self.comm.size)
+        turn = derived.backward_passes % TURNS
+        parts = self.parts.get(turn)
+        if parts is None:
+            parts = parts_of(leaves, turn)
+            if all(map(_is_dense, leaves)):  # otherwise they may be copies
+                self.parts[turn] = parts
+        return digests_of(*parts, self.comm.size)
 
 
 class _Backward:

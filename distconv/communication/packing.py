@@ -101,6 +101,7 @@ class Packing:
             tensors[region.tensor][region.slices] += place
 
     def _layout(self, tensors: Sequence[torch.Tensor], *, in_place: bool) -> _Layout:
+        # Shapes never change, strides may: channels-last blocks lie otherwise, and other boxes of them are contiguous.
         strides = tuple(tensor.stride() for tensor in tensors)
         layout = self._layouts.get((in_place, strides))
         if layout is None:

@@ -61,8 +61,8 @@ class Needs:
 
     def intervals(self, dim: int, index: int, extent: int) -> tuple[Interval, ...]:
         """What coordinate ``index`` needs of dimension ``dim``: its own, unless ``needed`` says otherwise."""
-        for known, per_coordinate in self.needed:
-            if known == dim:
+        for needed, per_coordinate in self.needed:
+            if needed == dim:
                 return (per_coordinate[index].intersect(Interval(0, extent)),)
         return self.base.intervals(dim, index, extent)
 
@@ -100,21 +100,21 @@ class Peer(NamedTuple):
 
 def _segments(src: Sequence[Interval], dst: Sequence[Interval]) -> list[_Segment]:
     """Intersections of two rising lists of intervals, with their offsets in compact local storage."""
-    found = []
+    segments = []
     src_offset = 0
     for s in src:
         dst_offset = 0
         for d in dst:
             both = s.intersect(d)
             if both.extent:
-                found.append(
+                segments.append(
                     _Segment(
                         both.start, both.extent, src_offset + both.start - s.start, dst_offset + both.start - d.start
                     )
                 )
             dst_offset += d.extent
         src_offset += s.extent
-    return found
+    return segments
 
 
 class Routes:
@@ -167,6 +167,7 @@ class Routes:
         self.part_shapes = tuple(tuple(i.extent for i in box) for box in self.parts)
         self.receives, kept = self._split_own(self._receives())
         self.sends, _ = self._split_own(self._sends())
+        # Ghosts are what others own: the own block is used where it lies.
         self.own: tuple[Piece, ...] = () if ghosts else kept
 
     def _intervals(self, layout: Layout, index: int | None) -> tuple[tuple[Interval, ...], ...]:
@@ -234,6 +235,7 @@ class Routes:
         for coords, segments in self._shared(self.src, axes, self._mine_dst):
             rank = self.sources[self.src.grid.rank_of({**replica, **coords})]
             peers.append(self._peer(rank, segments, receiving=True))
+        # By rank: shares are added in this order, which decides their roundoff.
         return sorted(peers)
 
     def _sends(self) -> list[Peer]:
@@ -241,6 +243,7 @@ class Routes:
         if self._source is None:
             return []
         axes, grid, mine = self.dst.split, self.dst.grid, self._replica(self._source)
+        # Targets that differ along these alone need the same; each takes it from the replica that is its home.
         free = [axis for axis in grid.shape if axis not in axes]
         peers = []
         for coords, segments in self._shared(self.dst, axes, self._mine_src):

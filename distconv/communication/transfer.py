@@ -121,6 +121,7 @@ class Transfer:
     """A plan under way."""
 
     def __init__(self, plan: TransferPlan, local: torch.Tensor, what: str) -> None:
+        # Detached: how gradients come back is said by whoever calls, as a plan of its own.
         self._plan, self._local = plan, local.detach()
         self._parts = [local.new_empty(shape) for shape in plan.part_shapes]
         with section("pack"):
@@ -130,6 +131,7 @@ class Transfer:
 
     def finish(self) -> list[torch.Tensor]:
         """Wait, and return the parts: this rank's block of ``dst``, or its slabs of ghosts; none outside ``dst``."""
+        # What stays on this rank is copied while the messages are under way.
         for piece in self._plan.own:
             self._parts[piece.part][piece.dst] = self._local[piece.src]
         self._exchange.wait()
@@ -150,6 +152,7 @@ class Accumulation:
 
     def finish(self, into: torch.Tensor) -> torch.Tensor:
         """Wait, and add to ``into`` (this rank's block of ``src``) what other ranks held of it and its own part."""
+        # The own share first, then those of the peers by rank: the same order in every run, so the same roundoff.
         for piece in self._plan.own:
             into[piece.src] += self._parts[piece.part][piece.dst]
         self._exchange.wait()

@@ -39,11 +39,21 @@ def riders(weights: Sequence[torch.Tensor], turn: int, ranks: int) -> torch.Tens
 
     ``weights`` are of one dtype. float32, 2 x pieces; computed where the weights are, without waiting for a GPU.
     """
+    return digests_of(*parts_of(weights, turn), ranks)
+
+
+def parts_of(weights: Sequence[torch.Tensor], turn: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Those parts of ``weights`` whose turn it is, as views: short ones, which are filled up, and long ones."""
     parts = [part(weight, turn) for weight in weights]
     long = [values for values in parts if len(values) > _LONG and _is_of_words(values)]
     short = [values for values in parts if len(values) <= _LONG or not _is_of_words(values)]
     # Filled up to whole words of 64 bits, which torch sums at the speed of memory; copying takes longer than that.
     short.append(parts[0].new_zeros(-sum(map(len, short)) % _per_word(parts[0])))
+    return short, long
+
+
+def digests_of(short: list[torch.Tensor], long: list[torch.Tensor], ranks: int) -> torch.Tensor:
+    """The pieces of the digest of parts, and their squares."""
     words = torch.stack([values.view(torch.int64).sum() for values in (torch.cat(short), *long)]).sum()
     bits = _piece_bits(ranks)
     digest = words ^ (words >> _BITS)

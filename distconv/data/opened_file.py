@@ -106,15 +106,15 @@ def values(file: h5py.File, name: str, path: Path, file_bytes: int) -> NDArray[A
     DataError
         As :func:`dataset`, or if its values would take far more memory than they take in the file.
     """
-    found = dataset(file, name, path, file_bytes)
-    stored = found.id.get_storage_size()
-    if found.nbytes > max(SMALL_BYTES, MOST_COMPRESSED * stored):
+    content = dataset(file, name, path, file_bytes)
+    stored = content.id.get_storage_size()
+    if content.nbytes > max(SMALL_BYTES, MOST_COMPRESSED * stored):
         raise DataError(
-            f"{path}: dataset {name!r} claims {found.nbytes} bytes, for which {stored} are in the file; no data are so "
-            "much alike; write it again with less compression"
+            f"{path}: dataset {name!r} claims {content.nbytes} bytes, for which {stored} are in the file; no data are "
+            "so much alike; write it again with less compression"
         )
     try:
-        return np.asarray(found[()])
+        return np.asarray(content[()])
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{path}: cannot read dataset {name!r}: {error}") from error
 
@@ -131,38 +131,38 @@ def dataset(
     """
     try:
         place = own_place(file, name)
-        found = None if place is None else file[place]
+        entry = None if place is None else file[place]
     except DataError as error:
         raise DataError(f"{path}: dataset {error}") from error
     except (KeyError, RuntimeError, ValueError, OSError) as error:
         raise DataError(f"{path}: dataset {name!r} cannot be opened: {error}") from error
-    if found is None:
+    if entry is None:
         has = ", ".join(sorted(file)) or "nothing"
         raise DataError(f"{path}: there is no dataset {name!r} in it; at its top are {has}")
-    if not isinstance(found, h5py.Dataset):
-        raise DataError(f"{path}: {name!r} is a group, not a dataset; it has {', '.join(sorted(found)) or 'nothing'}")
-    if (found.is_virtual and virtual is None) or found.external or found.file.filename != file.filename:
+    if not isinstance(entry, h5py.Dataset):
+        raise DataError(f"{path}: {name!r} is a group, not a dataset; it has {', '.join(sorted(entry)) or 'nothing'}")
+    if (entry.is_virtual and virtual is None) or entry.external or entry.file.filename != file.filename:
         raise DataError(f"{path}: dataset {name!r} lies in other files; copy it into this one")
-    if found.dtype.kind == "O" or found.ndim == 0:
+    if entry.dtype.kind == "O" or entry.ndim == 0:
         raise DataError(
-            f"{path}: dataset {name!r} is {'ragged' if found.ndim else 'a single value'}; samples must be equal arrays"
+            f"{path}: dataset {name!r} is {'ragged' if entry.ndim else 'a single value'}; samples must be equal arrays"
         )
-    if virtual is not None and found.is_virtual:
-        virtual(found)
-        return found
-    stored = found.id.get_storage_size()
-    if found.compression is None and stored < found.nbytes:
+    if virtual is not None and entry.is_virtual:
+        virtual(entry)
+        return entry
+    stored = entry.id.get_storage_size()
+    if entry.compression is None and stored < entry.nbytes:
         raise DataError(
-            f"{path}: dataset {name!r} is incomplete: {found.shape} takes {found.nbytes} bytes "
+            f"{path}: dataset {name!r} is incomplete: {entry.shape} takes {entry.nbytes} bytes "
             f"but {stored} were written"
         )
-    if found.chunks and (written := found.id.get_num_chunks()) < (needed := _chunks_of(found)):
+    if entry.chunks and (written := entry.id.get_num_chunks()) < (needed := _chunks_of(entry)):
         raise DataError(
-            f"{path}: dataset {name!r} is incomplete: {found.shape} takes {needed} chunks but {written} were written"
+            f"{path}: dataset {name!r} is incomplete: {entry.shape} takes {needed} chunks but {written} were written"
         )
     if stored > file_bytes:
         raise DataError(f"{path}: dataset {name!r} claims {stored} bytes, more than the file's {file_bytes}")
-    return found
+    return entry
 
 
 def _chunks_of(dataset: h5py.Dataset) -> int:

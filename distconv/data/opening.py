@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import h5py
 from mpi4py import MPI
 
 from distconv.communication.agreement import agree, together
@@ -16,6 +17,7 @@ from distconv.data.formats.npy import NpyFiles, is_npy
 from distconv.data.formats.store import Store, check_inside
 from distconv.data.formats.zarr_groups import ZarrGroup
 from distconv.data.hdf5 import Layout, SampleFile, StoredSamples
+from distconv.data.opened_file import opened, own_place
 from distconv.data.reading_processes import ReadByProcesses
 from distconv.data.source import StoredSource
 from distconv.errors import DataError
@@ -72,6 +74,23 @@ def is_source(path: Path) -> bool:
     return path.suffix in (".npy", *_NETCDF)
 
 
+def has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
+    """Whether rank 0 finds such a group in what is stored; what is wrong with it, opening it will say. Collective."""
+
+    def look() -> bool:
+        if path.is_dir():
+            return (path / group).is_dir()
+        try:
+            with opened(path)[0] as file:
+                place = own_place(file, group)
+                return place is not None and isinstance(file[place], h5py.Group)
+        except OSError:
+            return False
+
+    found: bool = comm.bcast(look() if comm.rank == 0 else None)
+    return found
+
+
 def _store(
     kind: type[Store], path: Path, layouts: Mapping[str, Layout] | Sequence[str], comm: MPI.Intracomm
 ) -> StoredSamples:
@@ -105,18 +124,18 @@ def _files_of(path: AnyPath | Sequence[AnyPath]) -> list[Path] | None:
         return [Path(each) for each in path]
     text, place = str(path), Path(path)
     if place.is_dir():
-        found = sorted(each for each in place.iterdir() if each.suffix in _HDF5)
+        files = sorted(each for each in place.iterdir() if each.suffix in _HDF5)
         folder = place
     elif glob.has_magic(text) and not place.exists():
-        found = sorted(Path(each) for each in glob.glob(text, recursive=True))
+        files = sorted(Path(each) for each in glob.glob(text, recursive=True))
         folder = Path(_fixed(text))
-        if not found:
+        if not files:
             raise DataError(f"{text}: no file is called so")
     else:
         return None
-    for each in found:
+    for each in files:
         check_inside(each, folder, f"{text}: {each.name}")
-    return found or None
+    return files or None
 
 
 def _fixed(pattern: str) -> str:
@@ -134,6 +153,6 @@ def _files(
     mine = together(
         comm, lambda: [head_of(each, list(layouts), one_each) for each in files[comm.rank :: comm.size]], DataError
     )
-    found = comm.allgather(mine)
-    heads = [found[index % comm.size][index // comm.size] for index in range(len(files))]
+    heads_of_ranks = comm.allgather(mine)
+    heads = [heads_of_ranks[index % comm.size][index // comm.size] for index in range(len(files))]
     return StoredSamples(path, layouts, comm, lambda names: Hdf5Files(path, names, heads, one_each))

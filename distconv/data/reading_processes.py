@@ -105,10 +105,10 @@ class ReadByProcesses:
             text = None
         if text is None:
             raise DataError(f"{self.path}: a reading process has ended; look for the reason above, and start again")
-        found: dict[str, Any] = json.loads(text)
-        if "error" in found:
-            raise DataError(found["error"])
-        return found
+        answer: dict[str, Any] = json.loads(text)
+        if "error" in answer:
+            raise DataError(answer["error"])
+        return answer
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
         """The values in ``box``, which a process reads that has nothing to do. Local; may run in another thread.

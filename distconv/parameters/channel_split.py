@@ -105,8 +105,8 @@ def groups_divide(groups: int, filters: int, parts: int) -> bool:
 
 
 def _block(extent: int, parts: int, index: int) -> Interval:
-    found = block_range(extent, parts, index)
-    return Interval(found.start, found.stop)
+    indices = block_range(extent, parts, index)
+    return Interval(indices.start, indices.stop)
 
 
 @lru_cache(maxsize=1024)

@@ -148,9 +148,9 @@ class StateSplit:
     def _hide(self, optimizer: Optimizer) -> None:
         # All of them are asked for, in the same order: those that no_sync has kept are summed then.
         gradients = [(parameter, parameter.grad) for parameter in _parameters(optimizer)]
-        found = [(parameter, gradient) for parameter, gradient in gradients if gradient is not None]
-        self._stepped = [parameter for parameter, _ in found if not isinstance(parameter, DistTensor)]
-        self._hidden = [(parameter, gradient) for parameter, gradient in found if not self.owned(parameter)]
+        stepped = [(parameter, gradient) for parameter, gradient in gradients if gradient is not None]
+        self._stepped = [parameter for parameter, _ in stepped if not isinstance(parameter, DistTensor)]
+        self._hidden = [(parameter, gradient) for parameter, gradient in stepped if not self.owned(parameter)]
         for parameter, _ in self._hidden:
             parameter.grad = None
 
@@ -178,8 +178,8 @@ class StateSplit:
         """The state of all parameters that have any, what is sharded as it is. Collective."""
         self.deal(optimizer)
         with watchdog.waiting(lambda: "optimizer state"):
-            found = {parameter: self._state(optimizer, parameter) for parameter in _parameters(optimizer)}
-        return {parameter: state for parameter, state in found.items() if state}
+            states = {parameter: self._state(optimizer, parameter) for parameter in _parameters(optimizer)}
+        return {parameter: state for parameter, state in states.items() if state}
 
     def _state(self, optimizer: Optimizer, parameter: torch.Tensor) -> dict[str, Any]:
         held = optimizer.state.get(parameter, {}) if self.owned(parameter) else {}
@@ -191,9 +191,9 @@ class StateSplit:
 
     def in_state_dict(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         """Hook of ``state_dict()``: the state of all parameters."""
-        found = self.whole(optimizer)
+        states = self.whole(optimizer)
         numbers = {parameter: number for number, parameter in enumerate(_parameters(optimizer))}
-        return {**state_dict, "state": {numbers[parameter]: {**entries} for parameter, entries in found.items()}}
+        return {**state_dict, "state": {numbers[parameter]: {**entries} for parameter, entries in states.items()}}
 
 
 def _beside(value: Any, parameter: torch.Tensor) -> Any:

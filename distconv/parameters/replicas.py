@@ -35,6 +35,6 @@ def _check(model: torch.nn.Module, comm: MPI.Intracomm) -> None:
             sharers, block = tensor.grid.comm(set(AXES) - set(tensor.dist.split)), tensor.local
         groups.setdefault(sharers.handle, (sharers, {}))[1][name] = block
     # All groups first: a rank that raised would be missing from its next one.
-    found = [difference(*group, comm.rank) for group in groups.values()]
-    for text in filter(None, found):
+    differences = [difference(*group, comm.rank) for group in groups.values()]
+    for text in filter(None, differences):
         raise MismatchError(text)

@@ -63,9 +63,9 @@ class _Memory:
 
     def tensor(self, values: torch.Tensor) -> StateTensor:
         """``values``, the whole or a view of it, as others get it."""
-        made = values.as_subclass(StateTensor)
-        made.memory = self
-        return made
+        tensor = values.as_subclass(StateTensor)
+        tensor.memory = self
+        return tensor
 
     def handed_out(self, result: Any) -> Any:
         """``result`` of a call, as a StateTensor if it lies in the memory of the whole."""
@@ -107,14 +107,14 @@ class StateTensor(torch.Tensor):
             twins = {id(x): _replicated(_plain(x), x.memory.source) for x in given}
             args, kwargs = map_leaves(lambda x: twins.get(id(x), x), (tuple(args), kwargs))
             own = {id(twins[id(x)]): x for x in given}
-            found = map_leaves(lambda y: own.get(id(y), y), func(*args, **(kwargs or {})))
+            result = map_leaves(lambda y: own.get(id(y), y), func(*args, **(kwargs or {})))
         else:
             with torch._C.DisableTorchFunctionSubclass():
-                found = func(*args, **(kwargs or {}))
+                result = func(*args, **(kwargs or {}))
         changed = {x.memory for x, version in zip(given, before, strict=True) if _version(x) != version}
         for memory in changed | _written_uncounted(func, args):
             memory.write_back()
-        return found if found is None else map_leaves(lambda y: _handed_out(y, memories), found)
+        return result if result is None else map_leaves(lambda y: _handed_out(y, memories), result)
 
     def __deepcopy__(self, memo: object) -> torch.Tensor:
         return self.clone()

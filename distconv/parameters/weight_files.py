@@ -1,7 +1,8 @@
-"""Files of weights: torch's and safetensors. Nothing in them is run."""
+"""Weights as others have them: torch's and safetensors files, and distributed checkpoints. Nothing in them is run."""
 
 from __future__ import annotations
 
+import io
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,13 +12,15 @@ from mpi4py import MPI
 
 from distconv.communication.agreement import agree, together
 from distconv.errors import CheckpointError, DistconvError
-from distconv.whole_files import open_regular
+from distconv.whole_files import open_regular, write_file
 
 SAFETENSORS = ".safetensors"
 
 
 def read_weights(path: Path, comm: MPI.Intracomm) -> Mapping[str, torch.Tensor]:
     """The tensors of a file by name: of ``torch.save(model.state_dict())``, or of safetensors. Collective.
+
+    A folder is one of ``torch.distributed.checkpoint``.
 
     Raises
     ------
@@ -26,9 +29,35 @@ def read_weights(path: Path, comm: MPI.Intracomm) -> Mapping[str, torch.Tensor]:
     MismatchError
         If ranks see different files.
     """
-    found = together(comm, lambda: _read(path), CheckpointError)
-    agree(comm, f"weights in {path}", str([(name, tuple(tensor.shape)) for name, tensor in found.items()]))
-    return found
+    weights = together(comm, lambda: _read(path), CheckpointError)
+    agree(comm, f"weights in {path}", str([(name, tuple(tensor.shape)) for name, tensor in weights.items()]))
+    return weights
+
+
+def write_weights(state: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write tensors by name as the path says: .safetensors, a folder (a name without an ending), or else torch's.
+
+    A folder is one of ``torch.distributed.checkpoint``. On one rank.
+
+    Raises
+    ------
+    CheckpointError
+        If there is such a folder already, or safetensors is not installed.
+    """
+    if not path.suffix:
+        from distconv.parameters import distributed_checkpoint  # its imports take long
+
+        distributed_checkpoint.write(state, path)
+    elif path.suffix == SAFETENSORS:
+        try:
+            from safetensors.torch import save
+        except ImportError as error:
+            raise CheckpointError(f"{path}: safetensors is not installed: pip install safetensors") from error
+        write_file(path, save({name: tensor.contiguous() for name, tensor in state.items()}))
+    else:
+        image = io.BytesIO()
+        torch.save(dict(state), image)
+        write_file(path, image.getbuffer())
 
 
 def load_weights(
@@ -59,19 +88,23 @@ def load_weights(
 
 
 def _read(path: Path) -> Mapping[str, torch.Tensor]:
+    if path.is_dir():
+        from distconv.parameters import distributed_checkpoint  # its imports take long
+
+        return distributed_checkpoint.read(path)
     with open_regular(path) as file:
         if path.suffix == SAFETENSORS:
             return _of_safetensors(path)
         try:
-            found = torch.load(file, map_location="cpu", weights_only=True)
+            content = torch.load(file, map_location="cpu", weights_only=True)
         except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError) as error:
             reason = " ".join(f"{error}".split())[:200]
             raise CheckpointError(f"{path} holds no weights that can be read without running code: {reason}") from error
-    if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
-        found = found["state_dict"]
-    if not isinstance(found, dict) or not all(isinstance(value, torch.Tensor) for value in found.values()):
-        raise CheckpointError(f"{path} holds {type(found).__name__}; it must be a state_dict: tensors by name")
-    return found
+    if isinstance(content, dict) and isinstance(content.get("state_dict"), dict):
+        content = content["state_dict"]
+    if not isinstance(content, dict) or not all(isinstance(value, torch.Tensor) for value in content.values()):
+        raise CheckpointError(f"{path} holds {type(content).__name__}; it must be a state_dict: tensors by name")
+    return content
 
 
 def _of_safetensors(path: Path) -> Mapping[str, torch.Tensor]:
@@ -81,7 +114,7 @@ def _of_safetensors(path: Path) -> Mapping[str, torch.Tensor]:
     except ImportError as error:
         raise CheckpointError(f"{path}: safetensors is not installed: pip install safetensors") from error
     try:
-        found: Mapping[str, torch.Tensor] = load_file(path)
+        weights: Mapping[str, torch.Tensor] = load_file(path)
     except SafetensorError as error:
         raise CheckpointError(f"{path} cannot be read as safetensors: {error}") from error
-    return found
+    return weights

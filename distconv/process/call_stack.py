@@ -38,12 +38,12 @@ def users_frame(frame: FrameType) -> FrameType:
 
 def modules_called(frame: FrameType | None = None) -> list[torch.nn.Module]:
     """Modules in whose methods ``frame`` (default: the caller) is, the outermost first."""
-    found: list[torch.nn.Module] = []
+    called: list[torch.nn.Module] = []
     for each in _outwards(frame or sys._getframe(1)):
         owner = each.f_locals.get("self")
-        if isinstance(owner, torch.nn.Module) and (not found or owner is not found[-1]):
-            found.append(owner)
-    return found[::-1]
+        if isinstance(owner, torch.nn.Module) and (not called or owner is not called[-1]):
+            called.append(owner)
+    return called[::-1]
 
 
 def layer_of(modules: list[torch.nn.Module]) -> str:
@@ -53,8 +53,8 @@ def layer_of(modules: list[torch.nn.Module]) -> str:
     """
     names = []
     for outer, inner in pairwise(modules):
-        known = (name for name, module in outer.named_modules() if module is inner)
-        names.append(next(known, type(inner).__name__))
+        names_of = (name for name, module in outer.named_modules() if module is inner)
+        names.append(next(names_of, type(inner).__name__))
     kind = type(modules[-1]).__name__
     return f"{'.'.join(names)!r} ({kind})" if names else kind
 

@@ -45,9 +45,9 @@ def restart() -> None:
         # What this process starts in turn is no business of ours.
         os.environ["LD_PRELOAD"] = " ".join(each for each in before if each != taken)
     elif is_command(sys.orig_argv[1:]) and "torch" not in sys.modules and not caching_allocators.loaded():
-        found = _wanted()
-        if found is not None:
-            name, library = found[0], str(found[1])
+        wanted = _wanted()
+        if wanted is not None:
+            name, library = wanted[0], str(wanted[1])
             os.environ |= caching_allocators.SETTINGS.get(name, {})
             os.environ |= {_TAKEN: library, "LD_PRELOAD": " ".join([library, *before])}
             os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])

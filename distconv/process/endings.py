@@ -169,11 +169,11 @@ def _wait_for_others(comm: MPI.Intracomm, ending: _Ending) -> None:
 
 def _arrived(comm: MPI.Intracomm, tag: int) -> dict[int, Any]:
     """The last message that each rank has sent with this tag, of those that are there."""
-    found, status = {}, MPI.Status()
+    arrived, status = {}, MPI.Status()
     while comm.Iprobe(tag=tag):
         message = comm.recv(tag=tag, status=status)
-        found[status.source] = message
-    return found
+        arrived[status.source] = message
+    return arrived
 
 
 def _end_job(why: str, code: int) -> None:

@@ -55,10 +55,10 @@ class Variable(Generic[T]):
 
 
 def _at_least_0(text: str) -> float:
-    found = float(text)
-    if not (math.isfinite(found) and found >= 0):
+    value = float(text)
+    if not (math.isfinite(value) and value >= 0):
         raise ValueError
-    return found
+    return value
 
 
 CHECK = Variable(

@@ -64,15 +64,15 @@ class Start:
 
 def start_of(environment: Mapping[str, str]) -> Start | None:
     """What the launcher says; None where there is none, or a rank that MPI knew of inherited it to this process."""
-    known = environment.get(_FOUND, "").split()
-    said = [each for each in LAUNCHERS if f"{each.size}={environment.get(each.size)}" not in known]
+    noted = environment.get(_FOUND, "").split()
+    said = [each for each in LAUNCHERS if f"{each.size}={environment.get(each.size)}" not in noted]
     for each in said:
         size, rank = environment.get(each.size, ""), environment.get(each.rank, "")
         if size.isdecimal() and rank.isdecimal() and (each.size != "WORLD_SIZE" or "LOCAL_RANK" in environment):
             by_srun = each.size == "PMI_SIZE" and environment.get("SLURM_STEP_NUM_TASKS") == size
             pmi = environment.get("SLURM_MPI_TYPE", "")
             return Start("srun" if by_srun else each.name, int(size), int(rank), pmi)
-    if "PMIX_RANK" in environment and not known:
+    if "PMIX_RANK" in environment and not noted:
         return Start("a launcher that speaks PMIx", 1, int(environment["PMIX_RANK"]))  # it does not say how many
     return None
 
@@ -150,10 +150,10 @@ def told_if_mpi_ends_it(environment: Mapping[str, str] = os.environ) -> Iterator
 def _family() -> str:
     """Which of mpi4py's modules fits the library that it found; empty if there is but one, compiled here."""
     try:
-        found = importlib.util.find_spec("mpi4py.MPI")
+        spec = importlib.util.find_spec("mpi4py.MPI")
     except (ImportError, RuntimeError):
         return ""  # told where MPI is imported
-    parts = Path(found.origin or "").name.split(".") if found else []
+    parts = Path(spec.origin or "").name.split(".") if spec else []
     return next((part for part in parts if part in _NAMES), "")
 
 

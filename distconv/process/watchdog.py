@@ -59,6 +59,7 @@ class waiting:
     def __enter__(self) -> None:
         self._section.__enter__()
         _start()
+        # A wait inside another one (a sum within an agreement) is what the rank is at; the outer one goes on after it.
         thread = threading.get_ident()
         self._outer = waits.get(thread)
         waits[thread] = (time.monotonic(), self._describe)
@@ -110,6 +111,7 @@ def _watch() -> None:
             each_time()
         now = time.monotonic()
         by_gpu = ((threading.main_thread().ident or 0, wait) for look in _looks for wait in look())
+        # A copy in one step: the other threads go on changing the table.
         for thread, (since, describe) in (*waits.items(), *by_gpu):
             if timeout_s and now - since > timeout_s:
                 _end(now - since, describe(), sys._current_frames().get(thread))
@@ -136,8 +138,8 @@ def _described(frame: FrameType | None) -> str:
 
 def _idle() -> str:
     """The ranks on this node that cannot come, since their processes are stopped or gone."""
-    found = [f"rank {rank} (process {pid}) is {state}; " for rank, pid in _processes.items() if (state := _state(pid))]
-    return "".join(found)
+    states = [f"rank {rank} (process {pid}) is {state}; " for rank, pid in _processes.items() if (state := _state(pid))]
+    return "".join(states)
 
 
 def _state(pid: int) -> str:

@@ -86,30 +86,34 @@ def _groups(events: Sequence[Event]) -> list[tuple[str, list[Event]]]:
     ]
 
 
-def _covered(edges: npt.NDArray[np.float64], found: Sequence[tuple[float, float]]) -> npt.NDArray[np.bool_]:
+def _covered(edges: npt.NDArray[np.float64], intervals: Sequence[tuple[float, float]]) -> npt.NDArray[np.bool_]:
     """Which of the stretches between ``edges`` lie in some of the spans."""
     depth = np.zeros(len(edges), dtype=np.int64)
-    if found and len(edges):
-        starts, ends = (np.clip(np.array(side), edges[0], edges[-1]) for side in zip(*found, strict=True))
+    if intervals and len(edges):
+        starts, ends = (np.clip(np.array(side), edges[0], edges[-1]) for side in zip(*intervals, strict=True))
         np.add.at(depth, np.searchsorted(edges, starts), 1)
         np.add.at(depth, np.searchsorted(edges, ends), -1)
     return np.cumsum(depth)[:-1] > 0
 
 
-def table(found: Sequence[Breakdown], steps: int = 1) -> str:
+def table(breakdowns: Sequence[Breakdown], steps: int = 1) -> str:
     """The parts in ms a step, a row for each rank, and which rank the others wait for."""
-    head = ["rank", *found[0].seconds, "step"]
+    head = ["rank", *breakdowns[0].seconds, "step"]
     lines = ["  ".join(f"{name:>9}" for name in head) + "  ms"]
-    for each in found:
+    for each in breakdowns:
         cells = [1e3 * value / steps for value in (*each.seconds.values(), each.total)]
         lines.append("  ".join([f"{each.rank:>9}", *(f"{cell:>9.3f}" for cell in cells)]))
-    return "\n".join([*lines, verdict(found)])
+    return "\n".join([*lines, verdict(breakdowns)])
 
 
-def verdict(found: Sequence[Breakdown]) -> str:
+def verdict(breakdowns: Sequence[Breakdown]) -> str:
     """Which rank is slow, in a sentence."""
-    slowest = max(found, key=lambda each: each.own)
-    usual = statistics.median(each.own for each in found if each is not slowest) if len(found) > 1 else slowest.own
+    slowest = max(breakdowns, key=lambda each: each.own)
+    usual = (
+        statistics.median(each.own for each in breakdowns if each is not slowest)
+        if len(breakdowns) > 1
+        else slowest.own
+    )
     if usual and slowest.own > SLOW * usual:
         return (
             f"rank {slowest.rank} is slow: its own work takes {slowest.own / usual:.2f} times that of the others, "

@@ -72,24 +72,24 @@ def trace(folder: str | os.PathLike[str], comm: MPI.Intracomm | None = None) -> 
     comm = comm or MPI.COMM_WORLD
     check_usable(comm, "trace")
     agree(comm, "trace", str(folder))
-    found = Traced(Path(folder))
-    together(comm, lambda: _make(found.folder) if comm.rank == 0 else None, DataError)
+    traced = Traced(Path(folder))
+    together(comm, lambda: _make(traced.folder) if comm.rank == 0 else None, DataError)
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
     with profile(activities=activities) as profiler:
         profiler.add_metadata_json("distributedInfo", _distributed(comm))
         _meet(comm)
         with record_function(chrome.BEGIN):
             pass
-        yield found
+        yield traced
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         with record_function(breakdown.END):
             pass
-    mine = together(comm, lambda: _exported(profiler, found.folder / f"rank-{comm.rank}.json"), DataError)
+    mine = together(comm, lambda: _exported(profiler, traced.folder / f"rank-{comm.rank}.json"), DataError)
     with watchdog.waiting(lambda: "the traces of all ranks"):
-        found.ranks = comm.allgather(breakdown.breakdown(mine, comm.rank))
+        traced.ranks = comm.allgather(breakdown.breakdown(mine, comm.rank))
         traces = comm.gather(mine)
-    together(comm, lambda: _write_merged(found.folder, traces), DataError)
+    together(comm, lambda: _write_merged(traced.folder, traces), DataError)
 
 
 def _make(folder: Path) -> None:
@@ -124,5 +124,5 @@ def _exported(profiler: profile, path: Path) -> chrome.Trace:
         profiler.export_chrome_trace(str(where))
         text = where.read_text()
     write_file(path, text)
-    found: chrome.Trace = json.loads(text)
-    return found
+    exported: chrome.Trace = json.loads(text)
+    return exported

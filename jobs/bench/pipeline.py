@@ -27,8 +27,8 @@ from distconv.jobs.bench import report
 from distconv.jobs.planning.options import on_rank_0
 from distconv.jobs.timing import Variant, clocked, idle, in_turns
 from distconv.jobs.training.options import positive
-from distconv.jobs.training.pipeline_options import counts
-from distconv.jobs.training.pipeline_stages import cuts_of
+from distconv.jobs.training.pipelines.options import counts
+from distconv.jobs.training.pipelines.stages import cuts_of
 from distconv.layers.models import vgg16_bn
 from distconv.perfmodel.profiles.layer_timing import time_layers
 from distconv.pipeline import Kind, Pipeline, Timeline, simulate, split
@@ -161,13 +161,13 @@ class _Bench:
 
     def traces(self) -> dict[str, list[Timeline]]:
         """The passes of synchronous schedules, step by step in turn."""
-        found: dict[str, list[Timeline]] = {"1f1b-sno": [], "zero-bubble": []}
+        traces: dict[str, list[Timeline]] = {"1f1b-sno": [], "zero-bubble": []}
         for _ in range(self.options.rounds * self.options.steps):
-            for name, timelines in found.items():
+            for name, timelines in traces.items():
                 with self.pipes[name].traced() as timeline:
                     self.pipes[name].step(self.x, self.target)
                 timelines.append(timeline())
-        return found
+        return traces
 
     def close(self) -> None:
         """Free what MPI holds for the pipelines; after the last message of all ranks."""

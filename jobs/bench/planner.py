@@ -104,5 +104,5 @@ def _timed(
         if hasattr(cached, "cache_clear"):
             cached.cache_clear()
     start = time.perf_counter()
-    found = select(graph, machine, ranks, memory=memory, method=method)
-    return found, time.perf_counter() - start
+    strategy = select(graph, machine, ranks, memory=memory, method=method)
+    return strategy, time.perf_counter() - start

@@ -19,7 +19,7 @@ from distconv.jobs.bench import report
 from distconv.jobs.planning.measured_steps import WARM_UP, pipeline_step_s
 from distconv.jobs.planning.options import built, extents
 from distconv.jobs.training.options import positive
-from distconv.jobs.training.pipeline_options import add_devices_argument
+from distconv.jobs.training.pipelines.options import add_devices_argument
 from distconv.pipeline import Pipeline, PipelinePlan
 from distconv.pipeline.runtime.device_kinds import kind_here
 

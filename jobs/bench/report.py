@@ -24,10 +24,10 @@ from distconv.whole_files import write_file
 def machine() -> dict[str, Any]:
     """Where the figures come from."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    found = {"cpu": _cpu_name(), "cores": cores, "torch": torch.__version__, "python": platform.python_version()}
+    described = {"cpu": _cpu_name(), "cores": cores, "torch": torch.__version__, "python": platform.python_version()}
     if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-    return found
+        described["gpu"] = torch.cuda.get_device_name()
+    return described
 
 
 def _cpu_name() -> str:
@@ -98,11 +98,11 @@ def comparison_head(label: str) -> str:
     return f"{label:<44} {'mean':>10} {'deviation':>10} {'predicted':>10}  predicted/mean"
 
 
-def comparison_row(found: Comparison) -> str:
+def comparison_row(comparison: Comparison) -> str:
     """A line of the table of comparisons."""
     return (
-        f"{found.name:<44} {1e3 * found.mean_s:10.3f} {1e3 * found.deviation_s:10.3f} "
-        f"{1e3 * found.predicted_s:10.3f}  {found.predicted_s / found.mean_s:14.3f}"
+        f"{comparison.name:<44} {1e3 * comparison.mean_s:10.3f} {1e3 * comparison.deviation_s:10.3f} "
+        f"{1e3 * comparison.predicted_s:10.3f}  {comparison.predicted_s / comparison.mean_s:14.3f}"
     )
 
 

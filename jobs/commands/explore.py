@@ -39,7 +39,7 @@ from distconv.jobs.planning.options import (
 )
 from distconv.jobs.planning.pipeline_overheads import assumed_overheads, measured_overheads
 from distconv.jobs.training.model_factory import CLASSIFIERS
-from distconv.jobs.training.pipeline_options import add_devices_argument
+from distconv.jobs.training.pipelines.options import add_devices_argument
 from distconv.perfmodel import Exploration, LayerGraph, Machine, Profile, explore, time_layers
 from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads
 from distconv.perfmodel.exploration.choices import Choice

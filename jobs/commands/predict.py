@@ -27,6 +27,7 @@ from distconv.jobs.prediction.scores import draw, score
 from distconv.jobs.training.options import (
     add_device_argument,
     add_reading_arguments,
+    below_one,
     device_for,
     grid_extents,
     positive,
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=positive, default=1, help="samples or windows at a time (default: 1)")
     parser.add_argument("--window", type=grid_extents, metavar="h=256,w=256", help="predict window by window")
     parser.add_argument(
-        "--overlap", type=overlap, default=0.25, metavar="SHARE", help="of windows (default: %(default)s)"
+        "--overlap", type=below_one, default=0.25, metavar="SHARE", help="of windows (default: %(default)s)"
     )
     parser.add_argument("--raw", action="store_true", help="write what the network gives, not probabilities")
     zarr = importlib.util.find_spec("zarr") is not None
@@ -74,23 +75,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("float32", "float64"), help="default: that of the training, or float32")
     add_reading_arguments(parser)
     add_device_argument(parser)
-
-
-def overlap(text: str) -> float:
-    """A share below 1.
-
-    Raises
-    ------
-    ArgumentTypeError
-        If the text is none.
-    """
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on and below 1")
-    return value
 
 
 def run(options: argparse.Namespace) -> int:
@@ -103,13 +87,13 @@ def run(options: argparse.Namespace) -> int:
         results = {"group": group, "accuracy": found.accuracy, "loss": found.loss}
         _conclude(options, of, comm, results, [f"{group} accuracy: {found}", f"predictions: {path}"])
         return 0
-    with closing(open_inputs(options, of.task, comm)) as inputs:
+    with closing(open_inputs(options, of, comm)) as inputs:
         dtype = getattr(torch, options.dtype or of.settings.get("dtype", "float32"))
         field = field_of(options, of, inputs, dtype)
         grid = _grid(options, comm, len(inputs.shape))
         model = build(of, comm, channels=inputs.shape[1], options=options)
         path = Prediction(options, of, inputs, field, grid, on_grid(of, model, grid, options.device, dtype)).write()
-        scores = None if options.raw else score(path, inputs, grid)
+        scores = None if options.raw else score(path, inputs, grid, of.notes.get("ignore"))
         title, place = f"{of.path} on {options.data}, grid {grid.describe()}", options.out / "result.png"
         lines = [str(scores) if scores else "no scores: there are no labels"]
         drawn = together(

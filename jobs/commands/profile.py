@@ -31,7 +31,7 @@ from distconv.jobs.pointcloud.sampling import DRAWN_POINTS
 from distconv.jobs.pointcloud.shapes import Shapes
 from distconv.jobs.training.model_factory import build_model
 from distconv.jobs.training.options import add_device_argument, device_for, natural, positive
-from distconv.jobs.training.pipeline_options import add_devices_argument
+from distconv.jobs.training.pipelines.options import add_devices_argument
 from distconv.layers.models import MODELS
 from distconv.layers.sparse import SparseTensor
 from distconv.perfmodel.cost.candidates import candidates

@@ -20,7 +20,7 @@ from distconv.jobs.training.classifier import ClassifierJob
 from distconv.jobs.training.job import train
 from distconv.jobs.training.model_factory import CLASSIFIERS
 from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, positive
-from distconv.jobs.training.pipeline_options import add_pipeline_arguments
+from distconv.jobs.training.pipelines.options import add_pipeline_arguments
 
 EXAMPLES = """\
 examples:

@@ -131,7 +131,7 @@ class MeshJob(Job):
             return Judgement(samples.positive_fraction, [], threshold)
         verdicts = []
         if options.baselines:
-            q_star = float(samples.train.attribute("threshold") or 0.4)
+            q_star = float(samples.file("train").attribute("threshold") or 0.4)
             verdicts += baselines.constant_answers(samples)
             verdicts.append(baselines.best_channel(samples))
             verdicts += baselines.extrapolation(samples, q_star)

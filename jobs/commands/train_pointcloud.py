@@ -23,7 +23,7 @@ from distconv.jobs.pointcloud.classification.trainer import NETWORKS, PipelineTr
 from distconv.jobs.training.classifier import ClassifierJob, majority_vote
 from distconv.jobs.training.job import train
 from distconv.jobs.training.options import add_training_arguments, positive
-from distconv.jobs.training.pipeline_options import add_pipeline_arguments
+from distconv.jobs.training.pipelines.options import add_pipeline_arguments
 
 EXAMPLES = """\
 examples:

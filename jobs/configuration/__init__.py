@@ -4,5 +4,5 @@
 
     optimisation  Any optimizer and scheduler of torch, with their arguments
     options_file  Options in a YAML file: read, printed, and saved with a run
-    tracking      Scalars of a run for TensorBoard
+    tracking      Scalars of a run for TensorBoard, MLflow or Weights & Biases
 """

@@ -1,47 +1,140 @@
-"""Scalars of a run for TensorBoard: those of metrics.jsonl, each once."""
+"""Scalars of a run for TensorBoard, MLflow or Weights & Biases: those of metrics.jsonl, each once, on this machine.
+
+What an interrupted run has written is written anew, as far as it is resumed: trackers cannot take values back.
+"""
 
 from __future__ import annotations
 
+import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from distconv.errors import DataError
 
-TRACKERS = ("tensorboard",)
 FOLDER = "tensorboard"
+DATABASE = "mlflow.db"
 
 
-class TensorBoard:
-    """Event files in ``out/tensorboard``. Those of an interrupted run are written anew, as far as it is resumed."""
+class Tracker(ABC):
+    """Writes the numbers of lines of metrics.jsonl."""
 
     def __init__(self, folder: Path, lines: Iterable[Mapping[str, Any]]) -> None:
-        """``lines`` are those of metrics.jsonl that stay.
+        """Of a run in ``folder``; ``lines`` are those that stay."""
+        self._begin(folder)
+        for line in lines:
+            self.write(line)
 
-        Raises
-        ------
-        DataError
-            If tensorboard is not installed.
-        """
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise DataError("--track tensorboard: it is not installed: pip install tensorboard") from error
+    @abstractmethod
+    def _begin(self, folder: Path) -> None:
+        """Begin anew."""
+
+    def write(self, line: Mapping[str, Any]) -> None:
+        """Add the numbers of a line: ``loss`` of a step, ``test/loss`` of an evaluation."""
+        group = f"{line['evaluation']}/" if "evaluation" in line else ""
+        numbers = {
+            f"{group}{name}": float(value)
+            for name, value in line.items()
+            if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
+        self._add(numbers, line["step"])
+
+    @abstractmethod
+    def _add(self, numbers: Mapping[str, float], step: int) -> None:
+        """Write numbers of a step by their names."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write what is left."""
+
+
+class TensorBoard(Tracker):
+    """Event files in ``folder/tensorboard``."""
+
+    def _begin(self, folder: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
         place = folder / FOLDER
         if place.is_dir() and not place.is_symlink():
             for events in place.glob("events.out.tfevents.*"):
                 events.unlink()
         self._writer = SummaryWriter(str(place))
-        for line in lines:
-            self.write(line)
 
-    def write(self, line: Mapping[str, Any]) -> None:
-        """Add the numbers of a line: ``loss`` of a step, ``test/loss`` of an evaluation."""
-        group = f"{line['evaluation']}/" if "evaluation" in line else ""
-        for name, value in line.items():
-            if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool):
-                self._writer.add_scalar(f"{group}{name}", value, line["step"])
+    def _add(self, numbers: Mapping[str, float], step: int) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Write what is left."""
         self._writer.close()
+
+
+class MLflow(Tracker):
+    """The database ``folder/mlflow.db``, which has one run of the experiment ``distconv`` that is not deleted."""
+
+    def _begin(self, folder: Path) -> None:
+        from mlflow.entities import Metric
+        from mlflow.tracking import MlflowClient
+
+        self._metric = Metric
+        self._client = MlflowClient(tracking_uri=f"sqlite:///{(folder / DATABASE).absolute()}")
+        found = self._client.get_experiment_by_name("distconv")
+        artifacts = (folder / "mlflow").absolute().as_uri()
+        experiment = found.experiment_id if found else self._client.create_experiment("distconv", artifacts)
+        for run in self._client.search_runs([experiment]):
+            self._client.delete_run(run.info.run_id)
+        self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id
+
+    def _add(self, numbers: Mapping[str, float], step: int) -> None:
+        metrics = [self._metric(name, value, 0, step) for name, value in numbers.items()]
+        self._client.log_batch(self._run, metrics=metrics)
+
+    def close(self) -> None:
+        """Say that the run has ended."""
+        self._client.set_terminated(self._run)
+
+
+class WandB(Tracker):
+    """An offline run in ``folder/wandb``, for ``wandb sync``."""
+
+    def _begin(self, folder: Path) -> None:
+        import wandb
+
+        if not (folder / "wandb").is_symlink():
+            for earlier in (folder / "wandb").glob("offline-run-*"):
+                shutil.rmtree(earlier)
+        settings = wandb.Settings(
+            silent=True, console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True, save_code=False
+        )
+        self._run = wandb.init(dir=str(folder), mode="offline", project="distconv", name=folder.name, settings=settings)
+
+    def _add(self, numbers: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(numbers), step=step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._run.finish()
+
+
+_KINDS: dict[str, tuple[type[Tracker], str]] = {
+    "tensorboard": (TensorBoard, "tensorboard"),
+    "mlflow": (MLflow, "mlflow"),
+    "wandb": (WandB, "wandb"),
+}
+TRACKERS = tuple(_KINDS)
+
+
+def tracker(name: str, folder: Path, lines: Iterable[Mapping[str, Any]]) -> Tracker:
+    """The tracker of this name for a run in ``folder``; ``lines`` are those of metrics.jsonl that stay.
+
+    Raises
+    ------
+    DataError
+        If what it needs is not installed.
+    """
+    kind, package = _KINDS[name]
+    try:
+        return kind(folder, lines)
+    except ImportError as error:
+        raise DataError(f"--track {name}: it is not installed: pip install {package}") from error

@@ -12,11 +12,12 @@ from distconv.data.loader import Epochs
 from distconv.grid import ProcessGrid
 from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
+from distconv.jobs.training.accumulation import accumulated
 from distconv.jobs.training.classifier import Classifier
 from distconv.jobs.training.model_factory import ModelError, build_classifier
-from distconv.jobs.training.pipeline_options import Pipelining
-from distconv.jobs.training.pipeline_stages import balanced_cuts
-from distconv.jobs.training.pipeline_training import PipelineTrainer as AnyPipelineTrainer
+from distconv.jobs.training.pipelines.options import Pipelining
+from distconv.jobs.training.pipelines.stages import balanced_cuts
+from distconv.jobs.training.pipelines.training import PipelineTrainer as AnyPipelineTrainer
 from distconv.plan import Plan
 
 from .samples import ImageSamples
@@ -58,7 +59,8 @@ class _Images(Classifier):
     def _take_samples(self, samples: ImageSamples) -> None:
         of, self.samples = self.settings, samples
         more = of.loading(self.device)
-        self.loader = samples.loader("train", self.grid, of.batch, seed=of.seed, augment=of.augment, **more)
+        parts = samples.loader("train", self.grid, of.part, seed=of.seed, augment=of.augment, **more)
+        self.loader = accumulated(parts, of.accumulate)
 
 
 class Trainer(_Images, training.Trainer):

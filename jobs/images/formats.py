@@ -77,10 +77,10 @@ def _idx(path: Path, magic: int, what: str) -> NDArray[np.uint8]:
         header = content.read(start)
         if len(header) < start:
             raise DataError(f"{path}: {len(header)} bytes are no idx file of {what}; fetch it again")
-        found, *shape = struct.unpack(f">{start // 4}I", header)
-        if found != magic:
+        number, *shape = struct.unpack(f">{start // 4}I", header)
+        if number != magic:
             raise DataError(
-                f"{path}: the magic number is 0x{found:08x} but idx {what} have 0x{magic:08x}; give the right file"
+                f"{path}: the magic number is 0x{number:08x} but idx {what} have 0x{magic:08x}; give the right file"
             )
         expected = math.prod(shape)
         values = content.read(min(expected, content.most) + 1)
@@ -135,16 +135,16 @@ class _Content:
             If the file is damaged, or has more than a rank should hold, or than so small a file can have.
         """
         try:
-            found = bytearray()
+            content = bytearray()
             # Piece by piece: at once it takes three times the memory.
-            while len(found) < count and (piece := self._stream.read(min(_AT_ONCE, count - len(found)))):
-                found += piece
+            while len(content) < count and (piece := self._stream.read(min(_AT_ONCE, count - len(content)))):
+                content += piece
         except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
             raise DataError(
                 f"{self._path} ({self._stored} bytes) is truncated or damaged: {error}; fetch it again"
             ) from error
-        self._check(len(found))
-        return found
+        self._check(len(content))
+        return content
 
     def _check(self, count: int) -> None:
         if count > self.most:
@@ -172,8 +172,8 @@ class _Xz(io.RawIOBase):
             given = self._file.read(_AT_ONCE) if self._decompressor.needs_input else b""
             if self._decompressor.needs_input and not given:
                 raise EOFError("Compressed file ended before the end-of-stream marker was reached")
-            found = self._decompressor.decompress(given, len(view))
-            if found:
-                view[: len(found)] = found
-                return len(found)
+            piece = self._decompressor.decompress(given, len(view))
+            if piece:
+                view[: len(piece)] = piece
+                return len(piece)
         return 0

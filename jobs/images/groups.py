@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import h5py
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import agree, together
 from distconv.data.hdf5 import Layout
-from distconv.data.opened_file import opened, own_place
-from distconv.data.opening import is_source, open_source
+from distconv.data.opening import has_group, is_source, open_source
 from distconv.data.source import Source
 from distconv.distribution import Interval
 from distconv.errors import DataError
@@ -94,7 +92,7 @@ def open_groups(
     train, test = together(comm, lambda: (locate(path, "train"), locate(test_path or path, "test")), DataError)
     if train is None:
         raise DataError(f"{path} holds no training images; known are {KNOWN}")
-    if test == train and not _has_group(test.paths[0], "test", comm):
+    if test == train and not has_group(test.paths[0], "test", comm):
         test = None
     if test is None and test_path is not None:
         raise DataError(f"{test_path} holds no test images; known are {KNOWN}")
@@ -169,7 +167,7 @@ def _decoded(files: Files, comm: MPI.Intracomm) -> Group:
 
 
 def _stored_group(path: Path, group: str, names: tuple[str, str], comm: MPI.Intracomm, readers: int) -> Group:
-    grouped = _has_group(path, group, comm)
+    grouped = has_group(path, group, comm)
     image, label = (f"{group}/{name}" if grouped else name for name in names)
     file = open_source(path, {image: IMAGE, label: LABEL}, comm, readers=readers)
     count = file.shape(label)[0]
@@ -177,20 +175,3 @@ def _stored_group(path: Path, group: str, names: tuple[str, str], comm: MPI.Intr
         raise DataError(f"{path}: {image!r} has no images")
     labels = together(comm, lambda: file.read(label, (Interval(0, count),)).astype(np.int64), DataError)
     return Group(file, image, labels, f"{path}: {label!r}", int(labels.max()) + 1)
-
-
-def _has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
-    """Whether rank 0 finds such a group in what is stored; what is wrong with it, opening it will say. Collective."""
-
-    def look() -> bool:
-        if path.is_dir():
-            return (path / group).is_dir()
-        try:
-            with opened(path)[0] as file:
-                place = own_place(file, group)
-                return place is not None and isinstance(file[place], h5py.Group)
-        except OSError:
-            return False
-
-    found: bool = comm.bcast(look() if comm.rank == 0 else None)
-    return found

@@ -10,6 +10,6 @@
     recipe             What a mesh-tangling data set is made of
     samples            A mesh-tangling data set opened for training
     scores             Thresholds and F1 from counts
-    segmentation       Training of a segmentation model on mesh-tangling samples: the model, its loss, its scores
+    segmentation       Training of a segmentation model on mesh-tangling samples: the model, its scores
     synthetic_samples  Random samples in the layout of the mesh-tangling data
 """

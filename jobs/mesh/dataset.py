@@ -142,11 +142,11 @@ def existing(target: Path, recipe: Recipe) -> Summary | None:
         return None
     try:
         with opened(target)[0] as file:
-            made = json.loads(file.attrs["recipe"])
+            stored = json.loads(file.attrs["recipe"])
             summary = json.loads(file.attrs["summary"])
     except (OSError, KeyError, ValueError):
-        made = None
-    if made != asdict(recipe):
+        stored = None
+    if stored != asdict(recipe):
         raise DataError(f"{target}: exists and is not the data set asked for; remove it or choose another name")
     return Summary(path=str(target), **summary)
 
@@ -167,15 +167,15 @@ def prepare(target: Path, recipe: Recipe) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         if not note.exists():
             write_atomically(note, json.dumps(recipe.of_a_run()).encode())
-        made = json.loads(note.read_text())
+        noted = json.loads(note.read_text())
         for claim in (*folder.glob("*.claim-*"), *folder.glob("alarm-*"), *folder.glob(f"*{PARTIAL}")):
             claim.unlink(missing_ok=True)
     except (OSError, ValueError) as refusal:
         raise DataError(f"{folder}: cannot be used for the runs of {target.name}: {refusal}") from refusal
     for key, value in recipe.of_a_run().items():
-        if made.get(key) != value:
+        if noted.get(key) != value:
             raise DataError(
-                f"{folder}: holds runs with {key} = {made.get(key)} where {value} is asked for; "
+                f"{folder}: holds runs with {key} = {noted.get(key)} where {value} is asked for; "
                 f"remove it or choose another name"
             )
     return secrets.token_hex(4)

@@ -15,8 +15,6 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.distribution import Distribution
-
 BINS = 4096
 CURVE_POINTS = 50
 
@@ -80,18 +78,13 @@ class Histogram:
         wanted = np.ceil(positive[-1] * np.arange(1, CURVE_POINTS + 1) / CURVE_POINTS)
         reached = np.searchsorted(positive, np.maximum(wanted, 1))
         reached = np.unique(reached[reached < self.bins])
-        found, false = positive[reached], negative[reached]
-        return list(zip((found / positive[-1]).tolist(), (found / (found + false)).tolist(), strict=True))
+        true, false = positive[reached], negative[reached]
+        return list(zip((true / positive[-1]).tolist(), (true / (true + false)).tolist(), strict=True))
 
     def positive_fraction(self, family: str | None = None) -> float:
         """Share of the cells that are positive."""
         counts = self.counts.sum(0) if family is None else self.counts[self.families.index(family)]
         return float(counts[1].sum() / max(counts.sum(), 1))
-
-
-def counts_here(dist: Distribution) -> bool:
-    """Whether this rank counts its block: of the ranks that hold the same one, the first does."""
-    return all(coord == 0 for axis, coord in dist.grid.coords.items() if axis not in dist.split_axes)
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,23 @@
-"""Training of a segmentation model on mesh-tangling samples: the model, its loss, its scores."""
+"""Training of a segmentation model on mesh-tangling samples: the model, its scores."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
-from distconv.data.loader import Batch
 from distconv.grid import ProcessGrid
+from distconv.jobs.segmentation.loss import SegmentationLoss
+from distconv.jobs.segmentation.scores import counts_here
+from distconv.jobs.segmentation.trainer import SegmentationTraining
 from distconv.jobs.training import settings as common
-from distconv.jobs.training import training
 from distconv.layers.models import MODELS
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
 
 from .samples import MeshSamples
-from .scores import Histogram, counts_here
+from .scores import Histogram
 
 
 @dataclass(frozen=True)
@@ -53,47 +52,27 @@ def build(settings: Settings) -> torch.nn.Module:
     return factory() if settings.width is None else factory(width=settings.width)
 
 
-def segmentation_loss(logits: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
-    """Binary cross entropy, plus one minus the soft Dice coefficient of the mini-batch.
-
-    The coefficient is F1 with probabilities in place of decisions: cross entropy alone leaves the rare positives out
-    for long (Milletari et al., "V-Net", 3DV 2016, section 3).
-    """
-    logits = logits.squeeze(1)
-    probability = torch.sigmoid(logits)
-    dice = (2 * (probability * label).sum() + 1) / (probability.sum() + label.sum() + 1)
-    return F.binary_cross_entropy_with_logits(logits, label) + 1 - dice
-
-
-class Trainer(training.Trainer):
+class Trainer(SegmentationTraining):
     """A segmentation model in training on mesh samples."""
 
     settings: Settings
+    samples: MeshSamples
+    criterion = SegmentationLoss(1, dice=True)
 
     def __init__(
         self, settings: Settings, samples: MeshSamples, place: ProcessGrid | Plan, device: str = "cpu"
     ) -> None:
-        super().__init__(settings, build(settings), place, samples.comm, device)
-        self.samples = samples
-        more = {"seed": settings.seed, "augment": settings.augment, **settings.loading(device)}
-        self.loader = samples.loader("train", self.grid, settings.batch, **more)
+        super().__init__(settings, build(settings), samples, place, device, augment=settings.augment)
 
     @property
     def notes(self) -> dict[str, Any]:
         """The task, and how inputs are scaled."""
-        return {"task": "mesh", "mean": self.samples.input.mean.tolist(), "std": self.samples.input.std.tolist()}
+        moments = self.samples.moments
+        return {"task": "mesh", "mean": moments.mean.tolist(), "std": moments.std.tolist()}
 
-    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The segmentation loss."""
-        return segmentation_loss(outputs, labels)
-
-    def predictions(self, group: str) -> Iterator[tuple[Batch, DistTensor]]:
-        """Batches of ``train`` or ``heldout`` in the file's order, with probabilities (N, H, W). Collective."""
-        loader = self.samples.loader(group, self.grid, self.settings.batch, **self.settings.evaluating(self.device))
-        return self.outputs(loader.epoch(0), self._probability)
-
-    def _probability(self, inputs: DistTensor) -> DistTensor:
-        probability = torch.sigmoid(self.model(inputs).squeeze(1))
+    def predicted(self, inputs: DistTensor) -> DistTensor:
+        """The probability of each cell (N, H, W) to tangle."""
+        probability = torch.sigmoid(super().predicted(inputs).squeeze(1))
         assert isinstance(probability, DistTensor)
         return probability
 

@@ -74,9 +74,9 @@ def perceptron(train: Clouds, test: Clouds, *, epochs: int = 10, batch: int = 32
 
 def _stacked(clouds: Clouds, samples: NDArray[np.int64], seed: int, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Points (N, P, 3) of the unit cube, centred, and labels (N)."""
-    found = []
+    volumes = []
     for sample in map(int, samples):
         points = clouds[sample].points
         taken = drawn(len(points), PERCEPTRON_POINTS, seed=seed, epoch=epoch, sample=sample)
-        found.append(unit_cube(torch.from_numpy(points[taken])) - 0.5)
-    return torch.stack(found), torch.from_numpy(clouds.labels[samples])
+        volumes.append(unit_cube(torch.from_numpy(points[taken])) - 0.5)
+    return torch.stack(volumes), torch.from_numpy(clouds.labels[samples])

@@ -113,8 +113,8 @@ def _fill(file: h5py.File | None, name: str, clouds: Clouds, comm: MPI.Intracomm
     count = len(clouds.labels)
     for start in range(0, count, ROUND * comm.size):
         mine = range(start + comm.rank, min(count, start + ROUND * comm.size), comm.size)
-        made = together(comm, lambda mine=mine: {index: clouds[index] for index in mine}, DataError)  # type: ignore[misc]
-        gathered = comm.gather(made)
+        own = together(comm, lambda mine=mine: {index: clouds[index] for index in mine}, DataError)  # type: ignore[misc]
+        gathered = comm.gather(own)
         together(comm, lambda gathered=gathered: _put(file, name, gathered or []), DataError)  # type: ignore[misc]
 
 
@@ -122,8 +122,8 @@ def _put(file: h5py.File | None, name: str, gathered: list[dict[int, Cloud]]) ->
     if file is None:
         return
     with _named(file.filename):
-        for made in gathered:
-            for index, cloud in made.items():
+        for share in gathered:
+            for index, cloud in share.items():
                 file[f"{name}/points"][index] = cloud.points
                 if cloud.part is not None:
                     file[f"{name}/part"][index] = cloud.part

@@ -138,8 +138,8 @@ class FileClouds:
         return self._file.read(name, (samples, *(Interval(0, extent) for extent in self._file.shape(name)[1:])))
 
     def _names(self, attribute: str) -> tuple[str, ...]:
-        found = self._file.attribute(attribute)
-        return () if found is None else tuple(str(name) for name in np.ravel(np.asarray(found)))
+        names = self._file.attribute(attribute)
+        return () if names is None else tuple(str(name) for name in np.ravel(np.asarray(names)))
 
     def _check_extents(self, count: int) -> None:
         if not count or not self.points:
@@ -198,14 +198,14 @@ class PointClouds:
 
 def _formats(path: Path) -> dict[str, dict[str, Layout]]:
     """The datasets to open in each group. If there are no clouds, opening what is missing will say so."""
-    found: dict[str, dict[str, Layout]] = {"train": OURS}
+    formats: dict[str, dict[str, Layout]] = {"train": OURS}
     try:
         with opened(path)[0] as file:
             for group in GROUPS:
                 place = own_place(file, group)
                 there = None if place is None else file[place]
                 if isinstance(there, h5py.Group):
-                    found[group] = QUANTISED if "q" in there else OURS | (PARTS if "part" in there else {})
+                    formats[group] = QUANTISED if "q" in there else OURS | (PARTS if "part" in there else {})
     except OSError:
         pass
-    return found
+    return formats

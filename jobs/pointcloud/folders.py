@@ -48,7 +48,7 @@ def find_meshes(folder: Path, points: int) -> dict[str, Meshes]:
         If there are none to train on.
     """
     class_names = tuple(sorted(each.name for each in folder.iterdir() if (each / "train").is_dir()))
-    found = {}
+    meshes = {}
     for group in GROUPS:
         files = [
             (path, label)
@@ -57,10 +57,10 @@ def find_meshes(folder: Path, points: int) -> dict[str, Meshes]:
             if path.suffix.lower() == ".off"
         ]
         if files:
-            found[group] = Meshes(files, class_names, points)
-    if "train" not in found:
+            meshes[group] = Meshes(files, class_names, points)
+    if "train" not in meshes:
         raise DataError(f"{folder} has no meshes to train on; lay them out as CLASS/train/*.off and CLASS/test/*.off")
-    return found
+    return meshes
 
 
 def convert(

@@ -122,12 +122,12 @@ def _triangles(path: Path, lines: list[_Line], vertex_count: int) -> NDArray[np.
     by_sides: dict[str, list[_Line]] = {}
     for line in lines:
         by_sides.setdefault(line.words[0], []).append(line)
-    found = [np.empty((0, 3), np.int64)]
+    triangles = [np.empty((0, 3), np.int64)]
     for sides, alike in by_sides.items():
         corners = _corners(path, sides, alike, vertex_count)
         for second in range(1, corners.shape[1] - 1):
-            found.append(corners[:, [0, second, second + 1]])
-    return np.concatenate(found)
+            triangles.append(corners[:, [0, second, second + 1]])
+    return np.concatenate(triangles)
 
 
 def _corners(path: Path, sides: str, lines: list[_Line], vertex_count: int) -> NDArray[np.int64]:

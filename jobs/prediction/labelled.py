@@ -52,6 +52,7 @@ def predict(options: argparse.Namespace, of: Trained, device: str, comm: MPI.Int
     job = module.JOB
     known = {field.name for field in fields(job.settings)}
     settings = job.settings(**{name: value for name, value in of.settings.items() if name in known})
+    settings = replace(settings, accumulate=1, ema=None)  # what is left of them are the weights
     for name, value in of.settings.items():
         setattr(training, name, value)
     training.data = None if str(options.data) == "embedded" else options.data
@@ -68,7 +69,7 @@ def predict(options: argparse.Namespace, of: Trained, device: str, comm: MPI.Int
         trainer = job.trainer(settings, samples, grid, device, **more)
         assert of.folder is not None
         found = checkpoint.load(of.folder, comm, checkpoint.layouts_of(trainer.model))
-        checkpoint.restore(found, trainer.model, None, comm)
+        checkpoint.restore(checkpoint.averaged(found), trainer.model, None, comm)
         group = "test" if "test" in samples.groups else "train"
         labels = samples.groups[group].labels
         logits = torch.cat([each for _, each in trainer.predictions(group)])

@@ -21,14 +21,11 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.images.classification import Settings as ImageSettings
 from distconv.jobs.mesh.segmentation import Settings as MeshSettings
 from distconv.jobs.mesh.segmentation import build as build_mesh
-from distconv.jobs.training.model_factory import ModelError, build_classifier, build_model
+from distconv.jobs.training.model_factory import ModelError, build_classifier, build_model, build_segmenter
 from distconv.jobs.training.run import CHECKPOINTS
 from distconv.jobs.training.settings import Settings
 from distconv.parallel import parallelize
 from distconv.parameters.weight_files import load_weights
-
-INPUTS = {"mesh": ("input", "label")}
-"""Names of datasets by task; of others ``image`` and ``label``."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +41,12 @@ class Trained:
     """Tells it from others, for an output that is gone on with."""
     folder: Path | None = None
     """The checkpoint's."""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The datasets of samples and of labels, without their groups."""
+        image, label = self.notes.get("names", ("input", "label") if self.task == "mesh" else ("image", "label"))
+        return image, label
 
 
 def trained(path: Path, comm: MPI.Intracomm) -> Trained:
@@ -100,9 +103,10 @@ def build(of: Trained, comm: MPI.Intracomm, *, channels: int, options: Any) -> t
     """
     if of.task == "mesh":
         return build_mesh(settings_of(of, MeshSettings))  # type: ignore[arg-type]
-    if of.task == "classify":
+    if of.task in ("classify", "segmentation"):
         settings = settings_of(of, ImageSettings)
-        return build_classifier(
+        factory = build_classifier if of.task == "classify" else build_segmenter
+        return factory(
             settings.model,
             comm,
             seed=settings.seed,
@@ -129,5 +133,5 @@ def on_grid(
             checkpoint.check_fits(contents, model, None, convert_dtype=True)
 
         found = checkpoint.load(of.folder, grid.world, checkpoint.layouts_of(model), check)
-        checkpoint.restore(found, model, None, grid.world, convert_dtype=True)
+        checkpoint.restore(checkpoint.averaged(found), model, None, grid.world, convert_dtype=True)
     return model.eval()

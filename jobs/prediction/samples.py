@@ -24,7 +24,7 @@ from distconv.jobs import progress
 from distconv.tensor import DistTensor
 from distconv.writing import Output, open_output, rows_written
 
-from .network import INPUTS, Trained
+from .network import Trained
 from .windows import Blend, Windows
 
 DATASET = "prediction"
@@ -53,7 +53,7 @@ class Inputs:
             self.labels.close()
 
 
-def open_inputs(options: argparse.Namespace, task: str, comm: MPI.Intracomm) -> Inputs:
+def open_inputs(options: argparse.Namespace, of: Trained, comm: MPI.Intracomm) -> Inputs:
     """The samples and, where they are, their labels. Collective.
 
     Raises
@@ -61,7 +61,7 @@ def open_inputs(options: argparse.Namespace, task: str, comm: MPI.Intracomm) -> 
     DataError
         On all ranks, if there are no samples of such a name.
     """
-    image, label = INPUTS.get(task, ("image", "label"))
+    image, label = of.names
     source, name = _first(options.data, options.image_name, image, comm, options.readers)
     prefix = name.rpartition("/")[0]
     wanted = options.label_name or (f"{prefix}/{label}" if prefix else label)

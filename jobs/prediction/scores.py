@@ -6,7 +6,6 @@ Both read what was written: they are of the whole output, whoever wrote it, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from distconv.data.source import Source
 from distconv.distribution import Box, Distribution, Interval, default_axes
 from distconv.errors import DataError
 from distconv.grid import ProcessGrid
+from distconv.jobs.segmentation.scores import Confusion, Scores
 from distconv.whole_files import write_picture
 
 from .samples import DATASET, Inputs
@@ -29,29 +29,10 @@ _LARGEST = 512
 """Pixels of a map along each side, about."""
 
 
-@dataclass(frozen=True)
-class Scores:
-    """How predictions compare with labels, over all samples and places."""
-
-    count: int
-    correct: int
-    dice: tuple[float, ...]
-    """Of each class (of one channel: the one class); NaN where it is neither predicted nor there. For two classes and
-    one threshold it is F1."""
-
-    @property
-    def results(self) -> dict[str, Any]:
-        """For summary.json."""
-        dice = [None if np.isnan(value) else value for value in self.dice]
-        return {"accuracy": self.correct / self.count, "dice": dice}
-
-    def __str__(self) -> str:
-        dice = ", ".join("-" if np.isnan(value) else f"{value:.4f}" for value in self.dice)
-        return f"accuracy {100 * self.correct / self.count:.2f} % ({self.correct} of {self.count}), Dice (F1): {dice}"
-
-
-def score(path: Path, inputs: Inputs, grid: ProcessGrid) -> Scores | None:
+def score(path: Path, inputs: Inputs, grid: ProcessGrid, ignore: int | None = None) -> Scores | None:
     """The scores of the predictions in ``path``, if there are labels. Collective.
+
+    Places with the label ``ignore`` do not count.
 
     Raises
     ------
@@ -66,8 +47,7 @@ def score(path: Path, inputs: Inputs, grid: ProcessGrid) -> Scores | None:
         raise DataError(f"{inputs.labels.path}: {inputs.label!r} is {labels}, but predictions are {shape}")
     dist = Distribution(grid, (None, *default_axes(None, len(shape))[2:])) if len(shape) > 2 else None
     classes = shape[1]
-    counts = np.zeros((3, classes), np.int64)
-    total = np.zeros(2, np.int64)
+    confusion = Confusion(classes, ignore)
 
     def count() -> None:
         for sample in range(shape[0]):
@@ -77,21 +57,12 @@ def score(path: Path, inputs: Inputs, grid: ProcessGrid) -> Scores | None:
             assert inputs.labels is not None
             values = source.read(DATASET, (box[0], Interval(0, classes), *box[1:]))[0]
             label = inputs.labels.read(inputs.label, box)[0]
-            called = values[0] >= 0.5 if classes == 1 else values.argmax(0)
-            total[:] += called.size, int((called == label).sum())
-            for index in range(classes):
-                of = 1 if classes == 1 else index
-                found, there = called == of, label == of
-                counts[:, index] += int((found & there).sum()), int(found.sum()), int(there.sum())
+            called = (values[0] >= 0.5).astype(np.int64) if classes == 1 else values.argmax(0)
+            confusion.add(called, label)
 
     together(grid.world, count, DataError)
     source.close()
-    grid.world.Allreduce(MPI.IN_PLACE, counts, MPI.SUM)
-    grid.world.Allreduce(MPI.IN_PLACE, total, MPI.SUM)
-    both, predicted, there = counts.astype(float)
-    with np.errstate(invalid="ignore"):
-        dice = 2 * both / (predicted + there)
-    return Scores(int(total[0]), int(total[1]), tuple(map(float, dice)))
+    return confusion.sum_over(grid.world)
 
 
 def _block(dist: Distribution | None, sample: int, shape: Sequence[int], grid: ProcessGrid) -> Box | None:

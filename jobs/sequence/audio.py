@@ -62,14 +62,14 @@ def recordings(path: Path) -> Recordings:
     DataError
         If it is neither, or not as it should be.
     """
-    found = _of_folder(path) if path.is_dir() else _of_file(path)
-    if not len(found.groups.get("train", Clips([], np.zeros(0, np.int64))).labels):
+    loaded = _of_folder(path) if path.is_dir() else _of_file(path)
+    if not len(loaded.groups.get("train", Clips([], np.zeros(0, np.int64))).labels):
         raise DataError(f"{path}: no sound to train on; give clips that are not held out, or train/CLASS/*.wav")
-    for group, clips in found.groups.items():
+    for group, clips in loaded.groups.items():
         for index, sound in enumerate(clips.sounds):
             if not len(sound):
                 raise DataError(f"{path}: sound {index} of {group!r} is empty; leave it out")
-    return found
+    return loaded
 
 
 def _of_file(path: Path) -> Recordings:
@@ -80,10 +80,12 @@ def _of_file(path: Path) -> Recordings:
     with file:
 
         def numbers(name: str, kinds: str) -> NDArray[Any]:
-            found = values(file, name, path, state.size)
-            if found.ndim != 1 or found.dtype.kind not in kinds:
-                raise DataError(f"{path}: {name!r} is {found.dtype} {found.shape} but must be a row of {_KINDS[kinds]}")
-            return found
+            numbers_of = values(file, name, path, state.size)
+            if numbers_of.ndim != 1 or numbers_of.dtype.kind not in kinds:
+                raise DataError(
+                    f"{path}: {name!r} is {numbers_of.dtype} {numbers_of.shape} but must be a row of {_KINDS[kinds]}"
+                )
+            return numbers_of
 
         missing = [name for name in ("audio", "offset", "label") if own_place(file, name) is None]
         if missing or "sample_rate" not in file.attrs:
@@ -157,8 +159,8 @@ class Sounds:
     def __init__(self, clips: Clips, rate: float, recipe: Recipe, comm: MPI.Intracomm) -> None:
         self.labels = clips.labels
         own = range(comm.rank, len(clips.sounds), comm.size)
-        made = together(comm, lambda: [mfcc(clips.sounds[index], rate, recipe) for index in own], DataError)
-        shares = comm.allgather(made)
+        features = together(comm, lambda: [mfcc(clips.sounds[index], rate, recipe) for index in own], DataError)
+        shares = comm.allgather(features)
         self._values: list[NDArray[np.float32]] = [
             shares[index % comm.size][index // comm.size] for index in range(len(clips.sounds))
         ]

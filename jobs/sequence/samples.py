@@ -55,10 +55,10 @@ class SequenceSamples:
             self.name, self.class_names, self.channels = "bitstreams", tuple(map(str, range(CLASSES))), 1
             self.groups = {group: Bitstreams(count, length, stream) for group, (count, stream) in STREAMS.items()}
             return
-        found = together(comm, lambda: recordings(path), DataError)
-        agree(comm, str(path), ", ".join(f"{len(clips.labels)} of {group}" for group, clips in found.groups.items()))
-        self.name, self.class_names, self.channels = str(path), found.class_names, recipe.channels
-        self.groups = {group: Sounds(clips, found.rate, recipe, comm) for group, clips in found.groups.items()}
+        loaded = together(comm, lambda: recordings(path), DataError)
+        agree(comm, str(path), ", ".join(f"{len(clips.labels)} of {group}" for group, clips in loaded.groups.items()))
+        self.name, self.class_names, self.channels = str(path), loaded.class_names, recipe.channels
+        self.groups = {group: Sounds(clips, loaded.rate, recipe, comm) for group, clips in loaded.groups.items()}
 
     def place(self, group: str) -> object:
         """The file or folder."""
@@ -103,8 +103,8 @@ def padded(sequences: list[NDArray[np.float32]]) -> NDArray[np.float32]:
     >>> padded([np.full((1, 1), 5.0), np.full((2, 1), 6.0)]).tolist()
     [[[5.0, 1.0], [0.0, 0.0]], [[6.0, 0.0], [6.0, 1.0]]]
     """
-    found = np.zeros((len(sequences), max(map(len, sequences)), sequences[0].shape[1] + 1), np.float32)
-    for row, sequence in zip(found, sequences, strict=True):
+    result = np.zeros((len(sequences), max(map(len, sequences)), sequences[0].shape[1] + 1), np.float32)
+    for row, sequence in zip(result, sequences, strict=True):
         row[: len(sequence), :-1] = sequence
         row[len(sequence) - 1, -1] = 1
-    return found
+    return result

@@ -12,6 +12,7 @@ from distconv.errors import GridError
 from distconv.grid import ProcessGrid
 from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
+from distconv.jobs.training.accumulation import accumulated
 from distconv.jobs.training.classifier import Classifier
 from distconv.layers.recurrent import ScanGRU, ScanRNN
 
@@ -82,9 +83,8 @@ class Trainer(Classifier, training.Trainer):
             raise GridError(f"sequences are split in samples (n) and time (w); axis {useless[0]} cuts none of them")
         super().__init__(settings, _built(settings, samples, method), grid, samples.comm, device)
         self.samples = samples
-        self.loader = SequenceLoader(
-            samples, "train", grid, settings.batch, seed=settings.seed, **settings.loading(device)
-        )
+        parts = SequenceLoader(samples, "train", grid, settings.part, seed=settings.seed, **settings.loading(device))
+        self.loader = accumulated(parts, settings.accumulate)
 
     @property
     def notes(self) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class Classifier(Training):
         return self.outputs(self.batches_of(group).epoch(0), self._logits)
 
     def _logits(self, inputs: Any) -> torch.Tensor:
-        logits: torch.Tensor = self.model(inputs)
+        logits: torch.Tensor = self.evaluated(inputs)
         self.check_logits(logits)
         return gather(logits).cpu()
 

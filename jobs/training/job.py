@@ -21,7 +21,7 @@ from distconv.plan import Plan
 from distconv.whole_files import write_file
 
 from .options import device_for, place_of, settings_of
-from .pipeline_options import Pipelining, pipelining_of, planned_pipelining
+from .pipelines.options import Pipelining, pipelining_of, planned_pipelining
 from .report import Metrics, announcement, conclude, picture, times
 from .run import prepare, take_steps
 from .settings import Settings

@@ -24,6 +24,10 @@ _VARIADIC, _VARIADIC_BY_NAME = inspect.Parameter.VAR_POSITIONAL, inspect.Paramet
 
 CLASSIFIERS = tuple(name for name, model in MODELS.items() if model.predicts == "class")
 """The reference models that predict a class for each sample."""
+SEGMENTERS = tuple(name for name, model in MODELS.items() if model.predicts == "cells")
+"""Those that predict one for each place of a sample."""
+
+_KINDS = {"model": tuple(MODELS), "classifier": CLASSIFIERS, "segmentation network": SEGMENTERS}
 
 
 class ModelError(DistconvError, ValueError):
@@ -37,6 +41,18 @@ def build_classifier(
     return together(
         comm,
         lambda: _built(name, "classifier", seed=seed, in_channels=in_channels, classes=classes, width=width),
+        ModelError,
+    )
+
+
+def build_segmenter(
+    name: str, comm: MPI.Intracomm, *, seed: int, in_channels: int, classes: int, width: int | None = None
+) -> torch.nn.Module:
+    """As :func:`build_model`, of the reference models only the ``SEGMENTERS``. Collective."""
+    kind = "segmentation network"
+    return together(
+        comm,
+        lambda: _built(name, kind, seed=seed, in_channels=in_channels, classes=classes, width=width),
         ModelError,
     )
 
@@ -75,7 +91,7 @@ def _built(
 
 def _factory(name: str, kind: str) -> Callable[..., Any]:
     if ":" not in name:
-        known = CLASSIFIERS if kind == "classifier" else tuple(MODELS)
+        known = _KINDS[kind]
         if name not in known:
             raise ModelError(
                 f"--model {name}: there is no such {kind}; there are {', '.join(known)}, or your own as "

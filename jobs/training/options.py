@@ -91,6 +91,19 @@ def _add_optimisation(parser: argparse.ArgumentParser, defaults: Settings) -> No
         "--clip-norm", type=positive_float, metavar="NORM", help="the largest norm of all gradients (default: any)"
     )
     parser.add_argument(
+        "--accumulate",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="take each mini-batch in N equal parts and add up their gradients (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--ema",
+        type=below_one,
+        metavar="DECAY",
+        help="keep an exponential moving average of the weights, and evaluate, predict and export with it",
+    )
+    parser.add_argument(
         "--lr", type=positive_float, default=defaults.lr, help="peak learning rate (default: %(default)s)"
     )
     parser.add_argument(
@@ -265,6 +278,19 @@ def share(text: str) -> float:
     return _number(text)
 
 
+def below_one(text: str) -> float:
+    """A number from 0 on and below 1.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the text is none.
+    """
+    if not 0 <= _number(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on and below 1")
+    return _number(text)
+
+
 def _number(text: str) -> float:
     """The number, or NaN if it is none or infinite."""
     try:
@@ -289,7 +315,8 @@ def place_of(options: argparse.Namespace, comm: MPI.Intracomm, rest_along: str =
         plan = Plan.load(options.plan, comm)
         options.batch_norm = options.batch_norm or plan.batch_norm
         return plan
-    return ProcessGrid(comm, **(options.grid or default_grid(comm.size, options.batch, rest_along)))
+    part = max(1, options.batch // options.accumulate)
+    return ProcessGrid(comm, **(options.grid or default_grid(comm.size, part, rest_along)))
 
 
 def default_grid(ranks: int, batch: int, rest_along: str = "h") -> dict[str, int]:

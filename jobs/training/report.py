@@ -11,7 +11,7 @@ from typing import Any
 
 from distconv.communication.agreement import together
 from distconv.errors import DataError
-from distconv.jobs.configuration.tracking import TensorBoard
+from distconv.jobs.configuration.tracking import Tracker, tracker
 from distconv.whole_files import Folder, Stream, open_regular, write_file
 
 from .training import Training
@@ -27,7 +27,7 @@ class Metrics:
 
     def __init__(self, folder: Path, trainer: Training, track: str | None = None) -> None:
         self.folder, self.path, self._track = folder, folder / METRICS, track
-        self._tracker: TensorBoard | None = None
+        self._tracker: Tracker | None = None
         self._stream: Stream | None = None
         together(trainer.comm, lambda: self._open(trainer) if trainer.comm.rank == 0 else None, DataError)
 
@@ -38,7 +38,7 @@ class Metrics:
         with Folder(self.folder) as folder:
             self._stream = folder.stream(METRICS, "".join(json.dumps(line) + "\n" for line in kept))
         if self._track is not None:
-            self._tracker = TensorBoard(self.folder, kept)
+            self._tracker = tracker(self._track, self.folder, kept)
 
     def write(self, **values: Any) -> None:
         """Add a line."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from distconv.errors import DistconvError
 from distconv.jobs.configuration.optimisation import SHORT, make
 
 
@@ -35,6 +36,10 @@ class Settings:
     scheduler_args: Mapping[str, Any] = field(default_factory=dict)
     clip_norm: float | None = None
     """The largest norm of all gradients together."""
+    accumulate: int = 1
+    """Parts of a mini-batch, whose gradients are added up."""
+    ema: float | None = None
+    """How much of the moving average of the weights stays in a step; none is kept without."""
     dtype: str = "float32"
     precision: str = "full"
     """``bf16``: what torch.autocast takes for that computes in bfloat16; weights, gradients and the loss do not."""
@@ -45,6 +50,19 @@ class Settings:
     seed: int = 0
     drop_last: bool = False
     """Leave out the last batch of an epoch when it would be smaller."""
+
+    @property
+    def part(self) -> int:
+        """Samples whose gradients are computed at a time.
+
+        Raises
+        ------
+        DistconvError
+            If the parts of a mini-batch would not be equal.
+        """
+        if self.batch % self.accumulate:
+            raise DistconvError(f"--batch {self.batch} cannot be taken in {self.accumulate} equal parts (--accumulate)")
+        return self.batch // self.accumulate
 
     def evaluating(self, device: str) -> dict[str, Any]:
         """Options of any loader: what its batches are."""

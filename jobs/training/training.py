@@ -1,4 +1,4 @@
-"""Training of any model over ranks: settings, learning rate, one step, and checkpoints that it goes on from.
+"""Training of any model over ranks: settings, learning rate, one step.
 
 Everything that decides a number (initial weights, order, augmentation, schedule) follows from the settings alone, so
 that any grid takes the same steps.
@@ -7,35 +7,32 @@ that any grid takes the same steps.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
-from pathlib import Path
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 import torch
 from mpi4py import MPI
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from distconv import checkpoint
 from distconv.capture.chosen import Steps
 from distconv.communication.agreement import together
-from distconv.data.loader import Batch, Epochs
-from distconv.errors import CheckpointError, DistconvError
+from distconv.communication.gradient_reduction import no_sync
+from distconv.data.loader import Batch
+from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
 from distconv.jobs.configuration.optimisation import Schedule
 from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
 from distconv.parameters.replicas import check_replicas
-from distconv.parameters.weight_files import load_weights
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
 
+from .recovery import Recoverable
 from .settings import Settings, dtype_of, learning_rate, make_optimizer, set_rate
 
 T = TypeVar("T")
-
-FREE = ("epochs", "steps", "shard_optimizer")
-"""The settings in which a run may differ from the one that it goes on with."""
 
 
 def beside(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -45,11 +42,12 @@ def beside(tensor: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-class Training(ABC):
-    """A model in training over the ranks of ``comm``, however they share the work."""
+def _average_of(model: torch.nn.Module, decay: float | None) -> AveragedModel | None:
+    return None if decay is None else AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
 
-    loader: Epochs
-    """Of the training samples; a job sets it up."""
+
+class Training(Recoverable):
+    """A model in training over the ranks of ``comm``, however they share the work."""
 
     ahead = 0
     """Steps that a rank may be ahead of another."""
@@ -64,15 +62,13 @@ class Training(ABC):
         DistconvError
             If the settings ask for half precision beside double.
         """
+        super().__init__()
         if settings.precision != "full" and settings.dtype != "float32":
             raise DistconvError(f"--precision {settings.precision} needs --dtype float32, not {settings.dtype}")
         self.settings, self.model, self.grid, self.comm, self.device = settings, model, grid, comm, device
         self.dtype = dtype_of(settings)
         self.optimizer = make_optimizer(settings, model.parameters())
-        self.step_count = 0
-        """Steps that have been taken."""
-        self.checkpoints_begun = 0
-        self._saving: checkpoint.Saving | None = None
+        self.average = _average_of(model, settings.ema)
         self._schedule: Schedule | None = None
         self.losses: list[tuple[int, float]] = []
         """Steps since this run began, counted from 1, and their losses as far as they are known."""
@@ -120,16 +116,6 @@ class Training(ABC):
         """How the ranks share the work, as a user reads it."""
 
     @property
-    @abstractmethod
-    def placement(self) -> dict[str, Any]:
-        """The same for JSON."""
-
-    @property
-    def notes(self) -> dict[str, Any]:
-        """What a prediction with a checkpoint needs to know, besides the settings: the task, how values are scaled."""
-        return {}
-
-    @property
     def rate(self) -> float:
         """The learning rate of the next step."""
         return learning_rate(self.step_count, self.steps, self.settings.lr, self.settings.warm_up)
@@ -152,14 +138,9 @@ class Training(ABC):
         return torch.autocast(torch.device(self.device).type, torch.bfloat16, enabled=half)
 
     @property
-    def steps(self) -> int:
-        """Steps of the whole run."""
-        return self._steps_of(asdict(self.settings))
-
-    @property
-    def epoch(self) -> int:
-        """The epoch that the next step belongs to."""
-        return self.step_count // self.loader.steps
+    def evaluated(self) -> torch.nn.Module:
+        """What is evaluated: the model, or the moving average of its weights."""
+        return self.model if self.average is None else self.average.module
 
     @property
     def parameter_count(self) -> int:
@@ -189,136 +170,6 @@ class Training(ABC):
     def check_replicas(self) -> None:
         """Raise MismatchError on all ranks if copies of a parameter or buffer are no longer the same. Collective."""
         check_replicas(self.model, self.comm)
-
-    # -- checkpoints --------------------------------------------------------------------------------------------------
-
-    def save(self, directory: str) -> None:
-        """Write a checkpoint of everything that the following steps depend on. Collective.
-
-        Raises
-        ------
-        DistconvError
-            On all ranks, if a parameter is not finite, or it cannot be written: older checkpoints stay the newest then.
-        """
-        self.start_saving(directory)
-        self.finish_saving()
-
-    def start_saving(self, directory: str) -> None:
-        """As :meth:`save`, but the steps may go on when everything is copied; ``finish_saving`` commits. Collective.
-
-        The one before is finished first.
-
-        Raises
-        ------
-        DistconvError
-            On all ranks, if a parameter is not finite, or the one before could not be written.
-        """
-        self.finish_saving()
-        together(self.comm, self._check_finite, DistconvError)
-        tensors, values = checkpoint.capture(self.model, self.optimizer, self.comm)
-        position = {"epoch": self.epoch, "batch": self.step_count % self.loader.steps, "samples": self.loader.samples}
-        values |= {
-            "settings": asdict(self.settings),
-            "position": position,
-            "placement": self.placement,
-            "notes": self.notes,
-        }
-        self._saving = checkpoint.Saving(directory, self.step_count, tensors, values, self.comm)
-        self.checkpoints_begun += 1
-
-    @property
-    def checkpoints_written(self) -> int:
-        """How many of the checkpoints that were begun this rank has written."""
-        return self.checkpoints_begun - (self._saving is not None and not self._saving.written)
-
-    def finish_saving(self) -> None:
-        """Wait for the checkpoint that was begun, if any, and commit it. Collective.
-
-        Raises
-        ------
-        CheckpointError
-            On all ranks, if it could not be written: older checkpoints stay the newest then, and steps may go on.
-        """
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            saving.finish()
-
-    def _check_finite(self) -> None:
-        for name, parameter in self.model.named_parameters():
-            block = parameter.local if isinstance(parameter, DistTensor) else parameter
-            if not torch.isfinite(block.detach()).all():
-                raise DistconvError(
-                    f"step {self.step_count}: {name!r} is not finite any more, and no checkpoint is written; "
-                    "lower --lr or look at the data"
-                )
-
-    def resume(self, directory: str, *, fallback: bool = False) -> bool:
-        """Go on from the newest finished checkpoint below ``directory``; False if there is none. Collective.
-
-        With ``fallback`` those that are damaged are passed over.
-
-        Raises
-        ------
-        CheckpointError
-            On all ranks, if it is damaged, or of other settings or data.
-        """
-
-        def check(contents: checkpoint.Contents) -> None:
-            self._check_settings(contents)
-            checkpoint.check_fits(contents, self.model, self.optimizer)
-
-        layouts = checkpoint.layouts_of(self.model)
-        found = checkpoint.load_newest(directory, self.comm, layouts, check, fallback=fallback)
-        if found is None:
-            return False
-        for text in found.skipped if self.comm.rank == 0 else ():
-            print(f"passed over: {text}")
-        checkpoint.restore(found, self.model, self.optimizer, self.comm)
-        self.step_count = found.step
-        then = self._steps_of(found.values["settings"])
-        if then != self.steps and self.comm.rank == 0:
-            print(
-                f"the run was one of {then} steps and is now one of {self.steps}: the learning rate from step "
-                f"{self.step_count} on is that of {self.steps} steps, so the numbers are not those of a run that had "
-                f"{self.steps} from its start"
-            )
-        return True
-
-    def begin_with(self, path: Path) -> None:
-        """Let the model have the weights of a file. Collective.
-
-        Raises
-        ------
-        CheckpointError
-            On all ranks, if it cannot be read, or its weights do not fit.
-        """
-        load_weights(self.model, path, self.comm)
-
-    def _check_settings(self, found: checkpoint.Contents) -> None:
-        try:
-            settings, position = found.values["settings"], found.values["position"]
-            # What a checkpoint does not know yet was as it is by default.
-            then = asdict(type(self.settings)()) | settings | {"training samples": position["samples"]}
-            self._steps_of(then)
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(
-                f"checkpoint of step {found.step} is none of distconv train: it has no settings and position; one of "
-                "dc.save_checkpoint is read by dc.load_checkpoint"
-            ) from error
-        now = asdict(self.settings) | {"training samples": self.loader.samples}
-        wrong = [
-            f"{key} was {then.get(key)!r} and is {value!r}"
-            for key, value in now.items()
-            if then.get(key) != value and key not in FREE
-        ]
-        if wrong:
-            raise CheckpointError(f"checkpoint of step {found.step} was made with other settings: {'; '.join(wrong)}")
-        if found.step > self.steps:
-            raise CheckpointError(f"checkpoint of step {found.step} lies beyond the {self.steps} steps of this run")
-
-    def _steps_of(self, settings: Mapping[str, Any]) -> int:
-        steps: int = settings["steps"] or settings["epochs"] * self.loader.steps
-        return steps
 
 
 class Trainer(Training):
@@ -351,6 +202,8 @@ class Trainer(Training):
     def step(self, inputs: torch.Tensor, labels: torch.Tensor) -> float:
         """One step of the optimizer on a batch; returns its loss, the same on all ranks. Collective.
 
+        Of a batch that comes in parts both are sequences.
+
         Raises
         ------
         DistconvError
@@ -359,26 +212,47 @@ class Trainer(Training):
         self.model.train()
         self.schedule(self.optimizer)
         self.optimizer.zero_grad()
-        value = float(self.taken(inputs, labels))
+        value = self._accumulate(inputs, labels) if self.settings.accumulate > 1 else float(self.taken(inputs, labels))
         # One decision: ranks that have come apart may not have the same loss.
         together(self.comm, lambda: self.note_loss(self.step_count + 1, value), DistconvError)
         if self.settings.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip_norm)
         self.optimizer.step()
+        if self.average is not None:
+            self.average.update_parameters(self.model)
         self.step_count += 1
         return value
 
+    def _accumulate(self, inputs: Iterable[torch.Tensor], labels: Iterable[torch.Tensor]) -> float:
+        """The loss of a batch that comes in parts, whose gradients the parameters have then."""
+        samples = [len(each) for each in labels]
+        losses = []
+        for number, part in enumerate(zip(inputs, labels, strict=True), 1):
+            with no_sync() if number < len(samples) else nullcontext():
+                losses.append(self._differentiate(*part, share=samples[number - 1] / sum(samples)))
+        return sum(map(float, losses))
+
     def capture(self, choice: str) -> None:
-        """Let steps be captured from now on, as ``choice`` says (distconv.capture.chosen)."""
+        """Let steps be captured from now on, as ``choice`` says (distconv.capture.chosen).
+
+        Raises
+        ------
+        DistconvError
+            If they must be, and batches come in parts.
+        """
+        if choice == "on" and self.settings.accumulate > 1:
+            raise DistconvError("--capture on: steps of several parts (--accumulate) are not captured")
         self.taken = Steps(self._differentiate, choice, self.comm)
 
-    def _differentiate(self, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The loss of a batch, whose gradients the parameters have then."""
+    def _differentiate(self, inputs: torch.Tensor, labels: torch.Tensor, share: float = 1.0) -> torch.Tensor:
+        """The ``share`` that the loss of a batch has, whose gradients are added to those of the parameters."""
         with self.autocast():
             outputs = self.model(inputs)
         if self.settings.precision != "full":
             outputs = outputs.to(self.dtype)
         loss = self.loss(outputs, beside(labels, outputs))
+        if share != 1.0:
+            loss = loss * share
         loss.backward()
         return loss.detach()
 
@@ -388,7 +262,7 @@ class Trainer(Training):
     @torch.no_grad()
     def outputs(self, batches: Iterator[Batch], compute: Callable[[Any], T]) -> Iterator[tuple[Batch, T]]:
         """The batches with what ``compute`` makes of the inputs of each with the trained model. Collective."""
-        self.model.eval()
+        self.evaluated.eval()
         for batch in batches:
             yield batch, compute(batch.tensors[0])
 

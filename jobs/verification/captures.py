@@ -57,33 +57,33 @@ def verdict(comm: MPI.Intracomm, train: Train) -> tuple[str, str]:
     expected, failure = _attempt(comm, lambda: train(False))
     if failure is not None:
         return UNSUPPORTED, failure
-    found, failure = _attempt(comm, lambda: train(True))
+    outcome, failure = _attempt(comm, lambda: train(True))
     if failure is not None:
         return (REFUSED if failure.startswith(CaptureError.__name__) and "other numbers than" not in failure
                 else DIFFERENT), failure  # fmt: skip
     assert expected is not None
-    assert found is not None
-    wrong = next(filter(None, comm.allgather(_first_difference(expected, found))), "")
+    assert outcome is not None
+    wrong = next(filter(None, comm.allgather(_first_difference(expected, outcome))), "")
     return (DIFFERENT, wrong) if wrong else (EXACT, "")
 
 
 def _attempt(comm: MPI.Intracomm, attempt: Callable[[], Left]) -> tuple[Left | None, str | None]:
-    found, text = None, None
+    outcome, text = None, None
     call_site.forget()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = attempt()
+            outcome = attempt()
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
     failures = [each for each in comm.allgather(text) if each is not None]
-    return found, failures[0] if failures else None
+    return outcome, failures[0] if failures else None
 
 
-def _first_difference(expected: Left, found: Left) -> str:
-    if [name for name, _ in expected] != [name for name, _ in found]:
+def _first_difference(expected: Left, actual: Left) -> str:
+    if [name for name, _ in expected] != [name for name, _ in actual]:
         return "other tensors"
-    for (name, one), (_, other) in zip(expected, found, strict=True):
+    for (name, one), (_, other) in zip(expected, actual, strict=True):
         if (one is None) != (other is None) or (one is not None and other is not None and not _same(one, other)):
             return name
     return ""

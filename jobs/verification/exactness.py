@@ -157,9 +157,9 @@ def reference(settings: Settings, path: str | os.PathLike[str], comm: MPI.Intrac
     return on_rank_0(comm, lambda: train(settings, path, own, plain=True, reverse=reverse))
 
 
-def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+def relative(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference of two tensors, relative to the largest number in ``expected``."""
-    apart = (found.double() - expected.double()).abs().max()
+    apart = (actual.double() - expected.double()).abs().max()
     return float(apart / expected.double().abs().max().clamp_min(SMALLEST))
 
 
@@ -182,9 +182,9 @@ def compare_mesh(
         comm.Barrier()
         expected = reference(settings, path, comm)
         yardstick = difference(reference(settings, path, comm, reverse=True), expected)
-        found = difference(train(settings, path, grid), expected)
+        deviation = difference(train(settings, path, grid), expected)
         comm.Barrier()
-    return [found, yardstick]
+    return [deviation, yardstick]
 
 
 def compare_at_random(
@@ -196,8 +196,8 @@ def compare_at_random(
     samples = RandomSamples((model.sample[0], *size), 10, model.predicts)
     expected = on_rank_0(comm, lambda: train_at_random(settings, samples, None))
     yardstick = difference(on_rank_0(comm, lambda: train_at_random(settings, samples, None, nudged=True)), expected)
-    found = difference(train_at_random(settings, samples, grid), expected)
-    return [found, yardstick]
+    deviation = difference(train_at_random(settings, samples, grid), expected)
+    return [deviation, yardstick]
 
 
 def extents(text: str) -> tuple[int, ...]:
@@ -255,14 +255,14 @@ def run(options: argparse.Namespace) -> int:
         lr=options.lr,
     )
     compare: Callable[..., list[Difference]] = compare_mesh if mesh else compare_at_random
-    found, yardstick = compare(settings, size, comm, options.grid)
+    deviation, yardstick = compare(settings, size, comm, options.grid)
     if comm.rank == 0:
         changed = "with each batch reversed" if mesh else "with inputs changed by 1e-15"
         print(
             f"{options.model} width {settings.width or 'as published'}, {'x'.join(map(str, size))}, batch 4, "
             f"{options.steps} steps of {options.optimizer}, float64, "
-            f"grid {written(options.grid)}: losses differ by {found.loss:.1e}, weights by {found.weight:.1e}: "
-            f"{'equal' if found.exact else 'NOT EQUAL'} (plain torch {changed}: {yardstick.loss:.1e}, "
+            f"grid {written(options.grid)}: losses differ by {deviation.loss:.1e}, weights by {deviation.weight:.1e}: "
+            f"{'equal' if deviation.exact else 'NOT EQUAL'} (plain torch {changed}: {yardstick.loss:.1e}, "
             f"{yardstick.weight:.1e})"
         )
-    return 0 if found.exact else 1
+    return 0 if deviation.exact else 1

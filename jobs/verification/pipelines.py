@@ -85,14 +85,16 @@ def run(options: argparse.Namespace) -> int:
     for name in names:
         case = argparse.Namespace(**vars(CASES[name]), ranks=comm.size, memory=None, schedules=list(DEFAULT))
         case.batch = options.batch or case.batch
-        known = measured_here(case, comm.size, comm)
-        variants = on_rank_0(comm, partial(_variants, case, known))
+        machine = measured_here(case, comm.size, comm)
+        variants = on_rank_0(comm, partial(_variants, case, machine))
         times = _measured(case, variants, options.rounds, comm)
-        found = [Row(name, v.name, _words(v.plan), v.choice.time, statistics.median(times[v.name])) for v in variants]
-        rows += found
+        measured = [
+            Row(name, v.name, _words(v.plan), v.choice.time, statistics.median(times[v.name])) for v in variants
+        ]
+        rows += measured
         if comm.rank == 0:
-            print(f"{name}, {case.batch} samples; {known.overheads}")
-            print_rows(found)
+            print(f"{name}, {case.batch} samples; {machine.overheads}")
+            print_rows(measured)
     if comm.rank == 0:
         _summarise(rows)
     return 0
@@ -101,19 +103,19 @@ def run(options: argparse.Namespace) -> int:
 # -- what is compared -------------------------------------------------------------------------------------------------
 
 
-def _variants(case: argparse.Namespace, known: Known) -> list[Variant]:
+def _variants(case: argparse.Namespace, machine: Known) -> list[Variant]:
     """What the search chooses, of each schedule too, and what it does not: other cuts, micro-batches and grids."""
     model = built(case)
     cuts = possible_cuts(model)
-    found = explored(case, known, cuts)
+    exploration = explored(case, machine, cuts)
     asynchronous = argparse.Namespace(**{**vars(case), "schedules": ["pipedream"]})
     best = {
-        CHOSEN: found.best,
-        **{f"{s} explored": _best(found.table, s) for s in DEFAULT if s != PARALLEL},
-        "pipedream explored": _best(explored(asynchronous, known, cuts).table, "pipedream"),
-        "replicas": _best([choice for choice in found.table if choice.width == 1], PARALLEL),
+        CHOSEN: exploration.best,
+        **{f"{s} explored": _best(exploration.table, s) for s in DEFAULT if s != PARALLEL},
+        "pipedream explored": _best(explored(asynchronous, machine, cuts).table, "pipedream"),
+        "replicas": _best([choice for choice in exploration.table if choice.width == 1], PARALLEL),
     }
-    priced = partial(_priced, case, known, cuts)
+    priced = partial(_priced, case, machine, cuts)
     few, many = 2, min(case.batch, 4 * case.ranks)
     others = {
         "gpipe, early cut": priced("gpipe", many, share=0.25),

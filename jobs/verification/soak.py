@@ -116,8 +116,8 @@ class _Training:
         """Step and loss of each line of the metrics."""
         path = self.out / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        found = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [(line["step"], line["loss"]) for line in found if "evaluation" not in line]
+        entries = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [(line["step"], line["loss"]) for line in entries if "evaluation" not in line]
 
 
 class _Job:
@@ -130,8 +130,8 @@ class _Job:
 
     def ranks(self) -> list[int]:
         """Processes of the ranks."""
-        self._seen |= (found := set(_below(self.process.pid)))
-        return sorted(pid for pid in found if "python" in Path(_program(pid)).name)
+        self._seen |= (pids := set(_below(self.process.pid)))
+        return sorted(pid for pid in pids if "python" in Path(_program(pid)).name)
 
     def wait(self, limit_s: float) -> int:
         """Its exit code."""

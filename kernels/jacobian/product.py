@@ -41,10 +41,10 @@ class Product:
 
 def multiply(left: SparseJacobian, right: SparseJacobian) -> SparseJacobian:
     """The product of each sample, (N, K) by (K, M); the pairs are found at its patterns' first product."""
-    found = left.pattern.products.get(right.pattern)
-    if found is None:
-        found = left.pattern.products[right.pattern] = meet(left.pattern, right.pattern)
-    return SparseJacobian(found.pattern, found.values(left.values, right.values))
+    products = left.pattern.products.get(right.pattern)
+    if products is None:
+        products = left.pattern.products[right.pattern] = meet(left.pattern, right.pattern)
+    return SparseJacobian(products.pattern, products.values(left.values, right.values))
 
 
 def pairs(left: Pattern, right: Pattern) -> int:

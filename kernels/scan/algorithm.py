@@ -99,8 +99,8 @@ class Tree:
     def vectors(self, gradient: torch.Tensor) -> Any:
         """What ``gradient`` becomes after each element."""
         enter("linear")
-        found: Any = self.levels[-1].linear(gradient)
+        vectors: Any = self.levels[-1].linear(gradient)
         for number, level in reversed([*enumerate(self.levels[:-1])]):
             enter("down-sweep", number)
-            found = level.down(gradient, found)[1:]
-        return found
+            vectors = level.down(gradient, vectors)[1:]
+        return vectors

@@ -183,15 +183,15 @@ def _check_chain(level: Chain) -> None:
 def _tensors(level: Level) -> list[torch.Tensor]:
     if isinstance(level, Stack):
         return [tensor for tensor in (level.matrices, level.shifts) if tensor is not None]
-    found = []
+    tensors = []
     for element in level.elements:
         if isinstance(element.matrix, SparseJacobian):
-            found.append(element.matrix.values)
+            tensors.append(element.matrix.values)
         elif isinstance(element.matrix, torch.Tensor):
-            found.append(element.matrix)
+            tensors.append(element.matrix)
         if element.shift is not None:
-            found.append(element.shift)
-    return found
+            tensors.append(element.shift)
+    return tensors
 
 
 def _sizes(level: Level) -> list[Size | None]:

@@ -81,6 +81,7 @@ def _linear(problem: Problem, speed: Speed) -> float:
     """One rank after another."""
     clock = _Clock(problem, speed)
     for sizes, ranks in Counter(problem.ranks).items():
+        # Ranks with the same Jacobians take as long as each other: one of them is walked through.
         before = clock.seconds
         clock.level(sizes).linear(None)
         clock.seconds += (ranks - 1) * (clock.seconds - before)

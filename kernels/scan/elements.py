@@ -195,8 +195,8 @@ def level_of(jacobians: torch.Tensor | Sequence[Matrix], sources: Any) -> Level:
     """
     kinds = torch.Tensor if isinstance(jacobians, torch.Tensor) else (torch.Tensor, list, tuple)
     if not isinstance(jacobians, (torch.Tensor, list, tuple)) or not isinstance(sources, (type(None), kinds)):
-        found = f"{type(jacobians).__name__} with sources in a {type(sources).__name__}"
-        raise ScanError(f"backpropagate: Jacobians in a {found}; pass tensors, or a list for a list")
+        containers = f"{type(jacobians).__name__} with sources in a {type(sources).__name__}"
+        raise ScanError(f"backpropagate: Jacobians in a {containers}; pass tensors, or a list for a list")
     if isinstance(jacobians, torch.Tensor):
         return Stack(jacobians, cast(torch.Tensor | None, sources))
     if sources is not None and len(sources) != len(jacobians):

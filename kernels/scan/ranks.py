@@ -147,9 +147,9 @@ def _exchange(element: Any, seat: ScanRank) -> Any:
             elif index == left:
                 seat.send_map(right, element)
             elif index == right:
-                kept[d] = found = seat.receive_vector(left, left) if vector else seat.receive_map(left)
+                kept[d] = received = seat.receive_vector(left, left) if vector else seat.receive_map(left)
                 if right < last:
-                    element = element(found) if isinstance(found, torch.Tensor) else element.after(found)
+                    element = element(received) if isinstance(received, torch.Tensor) else element.after(received)
     before: Any = None
     for d in reversed(range(levels)):
         enter("down-sweep over ranks", d)

@@ -42,11 +42,11 @@ class KeySpace:
         CoordinateError
             If the box has more cells than an int64 can number.
         """
-        found = [coords for coords in sets if len(coords)]
-        if not found:
+        occupied = [coords for coords in sets if len(coords)]
+        if not occupied:
             return cls((0,) * (1 + len(margin)), (1,) * (1 + len(margin)))
-        lowest = zip(*(coords.amin(0).tolist() for coords in found), strict=True)
-        highest = zip(*(coords.amax(0).tolist() for coords in found), strict=True)
+        lowest = zip(*(coords.amin(0).tolist() for coords in occupied), strict=True)
+        highest = zip(*(coords.amax(0).tolist() for coords in occupied), strict=True)
         lower = [min(each) - m for each, m in zip(lowest, (0, *margin), strict=True)]
         extents = [max(each) + m + 1 - low for each, m, low in zip(highest, (0, *margin), lower, strict=True)]
         if math.prod(extents) >= 1 << 63:
@@ -63,6 +63,7 @@ class KeySpace:
 
     def pack(self, coords: torch.Tensor) -> torch.Tensor:
         """Keys (N,) of ``coords`` (N, 1 + D) within the box."""
+        # Horner's rule; in place but for the first step, whose result is new.
         keys = coords[:, 0] - self.lower[0]
         for d in range(1, len(self.extents)):
             keys = keys.mul_(self.extents[d]).add_(coords[:, d] - self.lower[d])

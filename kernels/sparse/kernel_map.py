@@ -113,8 +113,8 @@ class KernelMap:
         """Memory of the pairs, those that serve two offsets once, and of the groups that have been asked for."""
         distinct = {id(rows): rows for pair in self.pairs for rows in pair}
         back = self.__dict__.get("_transposed")
-        made: list[Group] = [group for each in (self, back) if each for group in each.__dict__.get("groups", ())]
-        return sum(rows.nbytes for rows in distinct.values()) + sum(g.order.nbytes + g.ends.nbytes for g in made)
+        groups: list[Group] = [group for each in (self, back) if each for group in each.__dict__.get("groups", ())]
+        return sum(rows.nbytes for rows in distinct.values()) + sum(g.order.nbytes + g.ends.nbytes for g in groups)
 
 
 def box_offsets(kernel_size: Sequence[int], padding: Sequence[int]) -> Offsets:
@@ -139,16 +139,16 @@ def kernel_map(
     keys = space.pack(inputs if order is None else inputs[order])
     queries = keys if order is None and outputs is inputs else space.pack(outputs)
     rows_of = _lookup(keys, order, math.prod(space.extents))
-    found: dict[tuple[int, ...], Pairs] = {}
+    pairs: dict[tuple[int, ...], Pairs] = {}
     for offset in offsets:
-        mirror = found.get(tuple(-o for o in offset)) if outputs is inputs else None
+        mirror = pairs.get(tuple(-o for o in offset)) if outputs is inputs else None
         if mirror is not None:
-            found[offset] = (mirror[1], mirror[0])
+            pairs[offset] = (mirror[1], mirror[0])
         else:
-            found[offset] = _matches(rows_of(queries + unit * space.step(offset)))
+            pairs[offset] = _matches(rows_of(queries + unit * space.step(offset)))
     centre = (0,) * (inputs.shape[1] - 1)
     identity = offsets.index(centre) if outputs is inputs and centre in offsets else None
-    return KernelMap(tuple(found[offset] for offset in offsets), len(inputs), len(outputs), identity)
+    return KernelMap(tuple(pairs[offset] for offset in offsets), len(inputs), len(outputs), identity)
 
 
 def _lookup(keys: torch.Tensor, order: torch.Tensor | None, cells: int) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -173,5 +173,5 @@ def _lookup(keys: torch.Tensor, order: torch.Tensor | None, cells: int) -> Calla
 
 def _matches(rows: torch.Tensor) -> Pairs:
     """The rows of those that were found, and which these are."""
-    found = (rows >= 0).nonzero()[:, 0]
-    return rows[found], found
+    present = (rows >= 0).nonzero()[:, 0]
+    return rows[present], present

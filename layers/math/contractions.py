@@ -15,8 +15,8 @@ einsum = torch.einsum
 
 def tensordot(x: torch.Tensor, y: torch.Tensor, axes: Any = 2) -> torch.Tensor:
     """``torch.tensordot`` with NumPy's name for the dimensions."""
-    found: torch.Tensor = torch.tensordot(x, y, dims=axes)
-    return found
+    product: torch.Tensor = torch.tensordot(x, y, dims=axes)
+    return product
 
 
 def transpose(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:

@@ -88,14 +88,14 @@ def unique(
     with watchdog.waiting(lambda: "distinct values of all ranks"):
         everywhere = comm.allgather((own.cpu(), counts.cpu()))
     values, place = torch.unique(torch.cat([o for o, _ in everywhere]).to(own.device), return_inverse=True)
-    found: list[torch.Tensor] = [as_distributed(values, input.grid)]
+    results: list[torch.Tensor] = [as_distributed(values, input.grid)]
     if return_inverse:
-        found.append(DistTensor(torch.searchsorted(values, x.local.contiguous()), input.dist, input.shape))
+        results.append(DistTensor(torch.searchsorted(values, x.local.contiguous()), input.dist, input.shape))
     if return_counts:
         total = torch.zeros_like(values, dtype=torch.int64)
         total.index_add_(0, place, torch.cat([c for _, c in everywhere]).to(own.device))
-        found.append(as_distributed(total, input.grid))
-    return found[0] if len(found) == 1 else tuple(found)
+        results.append(as_distributed(total, input.grid))
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 # -- among given values -----------------------------------------------------------------------------------------------

@@ -64,15 +64,15 @@ class _Extreme(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, fold: Fold, largest: bool, unknown: bool) -> torch.Tensor:
-        found = _over_ranks(_of_block(local, fold.dims, largest), fold, largest)
+        extremes = _over_ranks(_of_block(local, fold.dims, largest), fold, largest)
         ctx.fold, ctx.same = fold, _same if unknown else torch.eq
-        ctx.save_for_backward(local, found)
-        return found
+        ctx.save_for_backward(local, extremes)
+        return extremes
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        local, found = ctx.saved_tensors
-        equal = ctx.same(local, found)
+        local, extremes = ctx.saved_tensors
+        equal = ctx.same(local, extremes)
         count = equal.sum(ctx.fold.dims, keepdim=True).contiguous()
         allreduce(ctx.fold.grid.comm(ctx.fold.axes), count, "ties of extremes")
         grad = enter(grad, ctx.fold.grid, ctx.fold.axes)
@@ -86,8 +86,8 @@ def _extreme(function: Any, largest: bool, input: DistTensor, dim: Dims = (), ke
     fold = folding(input, dim, keepdim)
     if not fold.axes:
         return fold.wrap(function(input.local, dim, keepdim))
-    found = apply(_Extreme, input.local, fold, largest, False)
-    return fold.wrap(found.reshape(fold.dist.local_shape(fold.shape)))
+    extremes = apply(_Extreme, input.local, fold, largest, False)
+    return fold.wrap(extremes.reshape(fold.dist.local_shape(fold.shape)))
 
 
 def _of_everything(function: Any, largest: bool, input: DistTensor) -> DistTensor:
@@ -167,8 +167,8 @@ def _optional_dim(dim: int | None = None, keepdim: bool = False) -> tuple[int | 
 
 
 def _values(function: Any, *args: Any) -> torch.Tensor:
-    found: torch.Tensor = function(*args)[0]
-    return found
+    values: torch.Tensor = function(*args)[0]
+    return values
 
 
 @numpy_names

@@ -167,8 +167,8 @@ def mean(
 def nanmean(input: DistTensor, dim: Dims = None, keepdim: bool = False, *, dtype: Any = None) -> torch.Tensor:
     """``torch.nanmean``."""
     result_shape(torch.nanmean, input, dim, keepdim, dtype=dtype)
-    known = ~input.isnan()
-    return input.nansum(dim, keepdim, dtype=dtype) / known.sum(dim, keepdim)
+    numbers = ~input.isnan()
+    return input.nansum(dim, keepdim, dtype=dtype) / numbers.sum(dim, keepdim)
 
 
 @implements(torch.count_nonzero, torch.Tensor.count_nonzero)
@@ -219,8 +219,8 @@ def _truth(
     fold = folding(input, dim, keepdim)
     local = function(input.local, *over)
     if fold.axes:
-        found = local.to(torch.uint8).contiguous()
-        local = allreduce(fold.grid.comm(fold.axes), found, function.__name__, op).to(local.dtype)
+        truths = local.to(torch.uint8).contiguous()
+        local = allreduce(fold.grid.comm(fold.axes), truths, function.__name__, op).to(local.dtype)
     return fold.wrap(local)
 
 

@@ -40,8 +40,8 @@ def _ordered(function: Any, input: DistTensor, *args: Any, **named: Any) -> Any:
 
 
 def _first(function: Any, *args: Any, **named: Any) -> torch.Tensor:
-    found = function(*args, **named)
-    result: torch.Tensor = found if isinstance(found, torch.Tensor) else found[0]
+    results = function(*args, **named)
+    result: torch.Tensor = results if isinstance(results, torch.Tensor) else results[0]
     return result
 
 

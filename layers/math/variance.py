@@ -76,8 +76,8 @@ def _with_mean(
 
 
 def _first(function: Callable[..., Any], *args: Any, **named: Any) -> torch.Tensor:
-    found: torch.Tensor = function(*args, **named)[0]
-    return found
+    variance: torch.Tensor = function(*args, **named)[0]
+    return variance
 
 
 for _name, _rule in (("var", _var), ("std", _std)):

@@ -192,14 +192,14 @@ def _adaptive_max_pool(count: int, input: DistTensor, output_size: Any, return_i
     if kernel is not None and not any(n == 1 and axis for n, axis in zip(outputs, x.dist.split[2:], strict=True)):
         return max_pool(count, x, kernel, return_indices=return_indices)
     nowhere = DistTensor(torch.zeros_like(x.local, dtype=torch.int64), x.dist, x.shape) if return_indices else None
-    found = _Largest(x, nowhere)
+    largest = _Largest(x, nowhere)
     for dim in reversed(range(2, x.dim())):
         volume = math.prod(x.shape[dim + 1 :])
         if outputs[dim - 2] == 1 and x.dist.split[dim] is not None:
-            found = _maximum(found, dim, volume)
+            largest = _maximum(largest, dim, volume)
         elif return_indices or outputs[dim - 2] != x.shape[dim]:
-            found = _maxima(found, dim, outputs[dim - 2], volume)
-    return tuple(found) if return_indices else found.values
+            largest = _maxima(largest, dim, outputs[dim - 2], volume)
+    return tuple(largest) if return_indices else largest.values
 
 
 def _with_indices(count: int, input: DistTensor, output_size: Any, return_indices: bool = True) -> Any:

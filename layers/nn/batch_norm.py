@@ -85,8 +85,8 @@ class _BatchNorm(torch.autograd.Function):
         needed, reach = ctx.needs_input_grad, ctx.reach
         if torch.is_grad_enabled():
             bias = torch.zeros_like(mean, requires_grad=True) if needed[2] else None
-            found = gradients(partial(_by_definition, reach, ctx.eps), (x, weight, bias), needed[:3], grad)
-            return *found, None, None, None
+            second = gradients(partial(_by_definition, reach, ctx.eps), (x, weight, bias), needed[:3], grad)
+            return *second, None, None, None
         gradient = BatchNormGradient(grad, x, weight, (mean, var), ctx.eps)
         allreduce(reach.grid.comm(reach.axes), gradient.sums, "batch norm backward")
         dx = gradient.of_input(reach.count) if needed[0] else None
@@ -154,8 +154,8 @@ def _update_running(
         return
     unbiased = var * (reach.count / (reach.count - 1))
     if reach.groups is None:
-        for statistic, found in zip(running[:2], (mean, unbiased), strict=True):
-            batch_norm_scope.move(statistic, found, running[2])
+        for statistic, value in zip(running[:2], (mean, unbiased), strict=True):
+            batch_norm_scope.move(statistic, value, running[2])
         return
     shares = mean.new_zeros((2, reach.of))
     shares[:, reach.channels] = reach.share * torch.stack([mean, unbiased])[:, reach.channels]

@@ -1,8 +1,9 @@
 """Distributed convolution over samples, space, channels and filters, with the communication behind the local work.
 
-    forward    1 start the exchange of x (halo and channels)   2 convolve what is owned   3 finish
-               4 add the share of what came   5 where channels are split: sum y at its owners (plumbing.sharded_weights)
-    backward   1 dL/dx of what came   2 start sending it to its owners   3 dL/dx and dL/dw of what is owned   4 finish
+    forward    [f1] start the exchange of x (halo and channels)   [f2] convolve what is owned   [f3] finish
+               [f4] add the share of what came   [f5] where channels are split: sum y at its owners
+    backward   [b1] dL/dx of what came   [b2] start sending it to its owners   [b3] dL/dx and dL/dw of what is owned
+               [b4] finish
 
 x is never copied where the geometry permits; elsewhere, and where there is too little work to hide anything behind it,
 the needed box is assembled (kernels.convolution.merged) and convolved at once.
@@ -72,8 +73,8 @@ class _Layer:
         """What is convolved: the owned block and each slab by itself, or the one needed box made of them."""
         first = self.own[0][0] - self.block[0][0]
         own = x if self.own == self.block else x[:, first : first + self.own[0][1] - self.own[0][0]]
-        found = [Piece(own, self.own), *(Piece(v, box) for v, box in zip(slabs, self.slabs, strict=bool(slabs)))]
-        return found if self.free else [merged(found, self.needed)]
+        pieces = [Piece(own, self.own), *(Piece(v, box) for v, box in zip(slabs, self.slabs, strict=bool(slabs)))]
+        return pieces if self.free else [merged(pieces, self.needed)]
 
 
 @cached_on_grid
@@ -110,11 +111,11 @@ class _Convolve(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, layer: _Layer
     ) -> torch.Tensor:
-        transfer = layer.plan.start(x, "convolution halo exchange")
+        transfer = layer.plan.start(x, "convolution halo exchange")  # [f1]
         if layer.free:
-            y = layer.work.forward(layer.pieces(x, ())[0], weight, bias)
-            slabs = transfer.finish()
-            layer.work.add(y, layer.pieces(x, slabs)[1:], weight)
+            y = layer.work.forward(layer.pieces(x, ())[0], weight, bias)  # [f2] hides the messages
+            slabs = transfer.finish()  # [f3]
+            layer.work.add(y, layer.pieces(x, slabs)[1:], weight)  # [f4]
         else:
             slabs = transfer.finish()
             (box,) = layer.pieces(x, slabs)
@@ -137,13 +138,13 @@ class _Convolve(torch.autograd.Function):
         pieces = layer.pieces(x, slabs)
         dx = dw = db = sending = None
         if ctx.needs_input_grad[0]:
-            dx, sending = _start_input_gradient(layer, grad, pieces, weight)
-        if ctx.needs_input_grad[1]:
+            dx, sending = _start_input_gradient(layer, grad, pieces, weight)  # [b1] to [b3]
+        if ctx.needs_input_grad[1]:  # [b3], the longest piece of work behind the messages
             dw, db = layer.work.parameter_gradients(grad, pieces, weight, bias=ctx.needs_input_grad[2])
         elif ctx.needs_input_grad[2]:
             db = grad.sum([d for d in range(grad.dim()) if d != 1])
         if sending is not None and dx is not None:
-            sending.finish(dx)
+            sending.finish(dx)  # [b4]
         return dx, dw, db, None
 
 
@@ -179,9 +180,9 @@ def _start_input_gradient(
 ) -> tuple[torch.Tensor, Accumulation]:
     """dL/dx of the owned block so far, and what is on its way between neighbours."""
     if layer.free:
-        ghosts = [layer.work.input_gradient(grad, piece, weight) for piece in pieces[1:]]
-        sending = layer.plan.start_accumulate(ghosts, grad, "convolution halo accumulation")
-        own = Piece(layer.work.input_gradient(grad, pieces[0], weight), layer.own)
+        ghosts = [layer.work.input_gradient(grad, piece, weight) for piece in pieces[1:]]  # [b1]
+        sending = layer.plan.start_accumulate(ghosts, grad, "convolution halo accumulation")  # [b2]
+        own = Piece(layer.work.input_gradient(grad, pieces[0], weight), layer.own)  # [b3]
         return (own.values if layer.own == layer.block else cut(own, layer.block)), sending
     return _sent_back(layer, layer.work.input_gradient(grad, pieces[0], weight), grad)
 
@@ -243,7 +244,7 @@ def _convolution(
     layer = _layer(x.dist, x.shape, out_shape, geometry, groups, split, _is_small(x, w))
     y = apply(_Convolve, *as_autocast(x.local, w, b if split.blocks == 1 else None), layer)
     if split.blocks > 1:
-        y = summed_at_owners(y, x.dist, out_shape, 1, split)
+        y = summed_at_owners(y, x.dist, out_shape, 1, split)  # [f5]
         y = y if b is None else y + b.to(y.dtype).view(-1, *(1,) * count)
     return DistTensor(y, x.dist, out_shape)
 

@@ -1,7 +1,7 @@
 """Group, instance, layer, RMS and local response normalization of samples that are split over ranks.
 
-    forward    1 sums of each block   2 one sum over the ranks that share a group   3 normalize the block
-    backward   1 sums of the block's gradient   2 one sum over the same ranks   3 dL/dx of the block
+    forward    [f1] sums of each block   [f2] one sum over the ranks that share a group   [f3] normalize the block
+    backward   [b1] sums of the block's gradient   [b2] one sum over the same ranks   [b3] dL/dx of the block
 
 Groups may straddle the borders of blocks, in space and in channels.
 
@@ -106,7 +106,7 @@ class _Normalize(torch.autograd.Function):
         dtype: torch.dtype,
         observe: Observer | None,
     ) -> torch.Tensor:
-        mean, var = groups.moments(x)
+        mean, var = groups.moments(x)  # [f1], [f2]
         if observe is not None:
             observe(mean, var)
         ctx.save_for_backward(x, weight, mean, var)
@@ -118,7 +118,7 @@ class _Normalize(torch.autograd.Function):
         mean, var = groups.per_part(mean, flat.dtype), groups.per_part(var, flat.dtype)
         w, b = (None if t is None else t.to(flat.dtype).repeat(groups.shape[0]) for t in (weight, bias))
         # With the statistics known this is torch's fused kernel for evaluation. F.batch_norm refuses a negative eps.
-        y = torch.batch_norm(flat, w, b, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)
+        y = torch.batch_norm(flat, w, b, mean, var, False, 0.0, eps, torch.backends.cudnn.enabled)  # [f3]
         # No view may leave a Function: what follows could not change it in place.
         result: torch.Tensor = torch.ops.aten._unsafe_view(y, x.shape)
         return result.to(dtype)
@@ -139,14 +139,14 @@ class _Normalize(torch.autograd.Function):
         sums = flat.new_zeros((2, *groups.shape[:2]))
         if x.numel():
             repeated = factor.to(flat.dtype).expand(groups.shape[1]).repeat(groups.shape[0])
-            wide, found = gradients(wide, flat, repeated, (mean, var), ctx.eps)
-            sums = found.view(sums.shape)
+            wide, local_sums = gradients(wide, flat, repeated, (mean, var), ctx.eps)  # [b1]
+            sums = local_sums.view(sums.shape)
         if ctx.needs_input_grad[0]:
-            through = groups.summed(sums * factor, "group norm backward") / groups.count
+            through = groups.summed(sums * factor, "group norm backward") / groups.count  # [b2]
             scale = (var + ctx.eps).rsqrt()
             slope, level = groups.per_part(through[0], flat.dtype), groups.per_part(through[1], flat.dtype)
             line = (mean, slope * scale * scale, level * scale)
-            subtract_line(wide, flat, *(t.view(1, -1, 1) for t in line))
+            subtract_line(wide, flat, *(t.view(1, -1, 1) for t in line))  # [b3]
         dx = wide.view(x.shape).to(x.dtype) if ctx.needs_input_grad[0] else None
         dw, db = (s.sum(0) if w else None for s, w in zip(sums, ctx.needs_input_grad[1:3], strict=True))
         return dx, dw, db, None, None, None, None
@@ -266,12 +266,12 @@ def instance_norm(
         return _with_known_statistics(x, running_mean, running_var, weight, bias, eps)
     if running_mean is None and running_var is None:
         return _by_channel(x, x.shape[1], (weight, bias), eps)
-    found: list[torch.Tensor] = []
-    y = _by_channel(x, x.shape[1], (weight, bias), eps, lambda *moments: found.extend(moments))
+    collected: list[torch.Tensor] = []
+    y = _by_channel(x, x.shape[1], (weight, bias), eps, lambda *moments: collected.extend(moments))
     # As in torch a recomputation that needs no more than what has been saved ends before they move once more.
     recomputation.between()
     recomputation.may_move_statistics()
-    _update_running(x, running_mean, running_var, momentum, *found)
+    _update_running(x, running_mean, running_var, momentum, *collected)
     return y
 
 

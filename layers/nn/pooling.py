@@ -41,8 +41,8 @@ def unbatched(rule: Callable[..., Any]) -> Callable[..., Any]:
     def either(count: int, input: DistTensor, *args: Any, **kwargs: Any) -> Any:
         if input.dim() != count + 1:
             return rule(count, input, *args, **kwargs)
-        found = rule(count, input.unsqueeze(0), *args, **kwargs)
-        return tuple(t.squeeze(0) for t in found) if isinstance(found, tuple) else found.squeeze(0)
+        pooled = rule(count, input.unsqueeze(0), *args, **kwargs)
+        return tuple(t.squeeze(0) for t in pooled) if isinstance(pooled, tuple) else pooled.squeeze(0)
 
     return either
 
@@ -122,7 +122,7 @@ def max_pool_with_indices(
 
 def _globally(at: torch.Tensor, work: _Pooling) -> torch.Tensor:
     """Flat indices into the global space from flat indices into the padded block."""
-    found = torch.zeros_like(at)
+    indices = torch.zeros_like(at)
     volume = 1
     for dim in reversed(range(len(work.geometry.kernel))):
         extent, out = max(1, work.block.shape[dim + 2]), spatial_box(work.x.dist, work.out_shape)[dim]
@@ -130,9 +130,9 @@ def _globally(at: torch.Tensor, work: _Pooling) -> torch.Tensor:
         # Where nothing is larger than -inf torch names the first element of the window that is no padding.
         index = torch.where(index < 0, index % work.geometry.dilation[dim], index)
         at = at // extent
-        found += volume * index
+        indices += volume * index
         volume *= work.x.shape[dim + 2]
-    return found
+    return indices
 
 
 @unbatched

@@ -173,8 +173,8 @@ def result_shape(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tor
 
 def _doubtful(input: torch.Tensor) -> bool:
     """Whether torch may have no kernel for this dtype though its meta tensors pass, and asking it costs little."""
-    known = input.dtype in (torch.float32, torch.float64) or input.device.type != "cpu"
-    return not known and input.numel() <= _FEW and not torch._C._is_any_autocast_enabled()
+    fixed = input.dtype in (torch.float32, torch.float64) or input.device.type != "cpu"
+    return not fixed and input.numel() <= _FEW and not torch._C._is_any_autocast_enabled()
 
 
 @lru_cache(maxsize=4096)

@@ -22,11 +22,11 @@ def warn_once(text: str, category: type[Warning], function: object) -> None:
     frame = users_frame(sys._getframe(1))
     site = (frame.f_code.co_filename, frame.f_lineno, function)
     modules = modules_called()
-    known = _warned_in.setdefault(modules[-1], set()) if modules else _warned
-    if site not in known:
+    warned = _warned_in.setdefault(modules[-1], set()) if modules else _warned
+    if site not in warned:
         warnings.warn_explicit(with_layer(text), category, *site[:2])
         # Later: where warnings are errors every call raises.
-        known.add(site)
+        warned.add(site)
 
 
 def forget() -> None:

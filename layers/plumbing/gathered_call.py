@@ -59,7 +59,7 @@ class _Gathered:
         if whole is not x.local:
             x.local.copy_(as_distributed(whole, x.grid).redistribute(x.dist).local)
         elif whole.shape != x.shape:
-            x.dist, x._shape = as_distributed(whole, x.grid).dist, whole.shape
+            x._lay_out(as_distributed(whole, x.grid).dist, whole.shape, x._strides)
         changed(x)
 
     def shares(self, result: torch.Tensor) -> bool:
@@ -87,7 +87,7 @@ def gathered_call(error: NoRule, function: Callable[..., Any], args: Sequence[An
 
     generators = [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
     before = random_states(distributed[0].device, generators)
-    found = function(*map_leaves(whole, tuple(args)), **map_leaves(whole, dict(kwargs)))
+    result = function(*map_leaves(whole, tuple(args)), **map_leaves(whole, dict(kwargs)))
     if random_states(distributed[0].device, generators) != before:
         agree_on_generator(distributed[0], *generators)
     for argument in gathered.values():
@@ -95,7 +95,7 @@ def gathered_call(error: NoRule, function: Callable[..., Any], args: Sequence[An
             argument.write_back()
     plain = {id(leaf) for leaf in leaves}
     name = short_name(function)
-    return map_leaves(lambda y: y if id(y) in plain else _laid_out(name, y, list(gathered.values())), found)
+    return map_leaves(lambda y: y if id(y) in plain else _laid_out(name, y, list(gathered.values())), result)
 
 
 def _counts_no_changes(function: Callable[..., Any]) -> bool:
@@ -109,8 +109,8 @@ def called_along(function: Callable[..., Any], input: DistTensor, dims: Sequence
     Results that still have these dimensions are split as ``input`` is.
     """
     argument = _Gathered(input, dims)
-    found = function(argument.whole, *args, **named)
-    return map_leaves(lambda y: _laid_out(function.__name__, y, [argument], dims), found)
+    result = function(argument.whole, *args, **named)
+    return map_leaves(lambda y: _laid_out(function.__name__, y, [argument], dims), result)
 
 
 def _permit(error: NoRule, function: object, distributed: Iterable[DistTensor]) -> None:
@@ -143,7 +143,7 @@ def _laid_out(name: str, result: Any, arguments: Sequence[_Gathered], dims: Sequ
             return argument.given
     y = _distributed(result, arguments, dims)
     if dims is None and not result.is_contiguous():
-        y._strides = result.stride()
+        y._lay_out(y.dist, y.shape, result.stride())
     for argument in arguments:
         if argument.shares(result):
             seen = argument.whole is argument.given.local and y.local is result

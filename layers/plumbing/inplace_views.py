@@ -29,8 +29,8 @@ class _Memory:
 def _memory(tensor: DistTensor) -> _Memory:
     if tensor._memory is None:
         tensor._memory = _Memory()
-    found: _Memory = tensor._memory
-    return found
+    memory: _Memory = tensor._memory
+    return memory
 
 
 @dataclass(eq=False)
@@ -65,7 +65,7 @@ class _View:
             )
         with torch.set_grad_enabled(self.recording):
             fresh = self.again()
-        view._local, self.seen = fresh._local, shown
+        view.local, self.seen = fresh._local, shown
 
 
 def _follow(view: DistTensor, source: DistTensor, again: Again, put_back: Callable[[DistTensor], object]) -> DistTensor:

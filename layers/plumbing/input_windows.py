@@ -39,12 +39,12 @@ def window_needs(
 
     Of the channels it needs what it owns, or as ``channels`` says.
     """
-    found = [] if channels is None else [channels]
+    needs = [] if channels is None else [channels]
     for dim, axis in enumerate(dist.split):
         if dim >= 2 and axis is not None:
             blocks = [dist.intervals(dim, index, out_shape[dim])[0] for index in range(dist.grid.shape[axis])]
-            found.append((dim, tuple(Interval(*windows.needed(dim - 2, block)) for block in blocks)))
-    return Needs(dist, tuple(found))
+            needs.append((dim, tuple(Interval(*windows.needed(dim - 2, block)) for block in blocks)))
+    return Needs(dist, tuple(needs))
 
 
 def spatial_box(dist: Distribution, shape: Sequence[int]) -> tuple[Range, ...]:

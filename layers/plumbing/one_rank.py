@@ -45,22 +45,22 @@ def shortened(function: Callable[..., Any], operator: dispatch.Operator) -> disp
 
 def _taken_apart(values: Iterable[Any], given: list[DistTensor]) -> list[Any] | None:
     """``values`` with blocks for DistTensors, which go to ``given``; None if one is on a grid of several ranks."""
-    found: list[Any] = []
+    blocks: list[Any] = []
     for value in values:
         kind = type(value)
         if kind is DistTensor:
             if value.dist.grid.size > 1:
                 return None
             given.append(value)
-            found.append(value.local)
+            blocks.append(value.local)
         elif kind is list or kind is tuple:
             inner = _taken_apart(value, given)
             if inner is None:
                 return None
-            found.append(kind(inner))
+            blocks.append(kind(inner))
         else:
-            found.append(value)
-    return found
+            blocks.append(value)
+    return blocks
 
 
 def _wrapped(y: Any, given: Sequence[DistTensor]) -> Any:

@@ -16,10 +16,10 @@ from distconv.tensor import DistTensor
 def random_states(device: torch.device, generators: Iterable[torch.Generator]) -> list[bytes]:
     """Where the default generator, that of ``device``, and ``generators`` stand."""
     with recording.paused():
-        found = [torch.get_rng_state(), *(generator.get_state() for generator in generators)]
+        states = [torch.get_rng_state(), *(generator.get_state() for generator in generators)]
         if device.type == "cuda":
-            found.append(torch.cuda.get_rng_state(device))
-        return [state.numpy().tobytes() for state in found]
+            states.append(torch.cuda.get_rng_state(device))
+        return [state.numpy().tobytes() for state in states]
 
 
 def agree_on_generator(input: DistTensor, generator: torch.Generator | None = None) -> None:

@@ -37,8 +37,8 @@ def _check(
     extent: int, grid: ProcessGrid, error: Callable[[int], Exception], ignored: int | None, values: torch.Tensor
 ) -> None:
     wrong = (values < 0) | (values >= extent)
-    found = values[wrong if ignored is None else wrong & (values != ignored)]
-    example = int(found[0]) if found.numel() else _NONE
+    offending = values[wrong if ignored is None else wrong & (values != ignored)]
+    example = int(offending[0]) if offending.numel() else _NONE
     highest = int(allreduce(grid.world, torch.tensor([example]), "check of indices", MPI.MAX).item())
     if highest != _NONE:
         raise error(highest)

@@ -87,10 +87,10 @@ def gradients(
     steps: Steps, sources: torch.Tensor, carry: torch.Tensor, method: Method, *, of_input: bool = True
 ) -> Gradients:
     """Gradients, given those of the states from outside (T, B, H) and from behind the last step (B, H)."""
-    found = Gradients(steps, carry, torch.empty_like(steps.x).contiguous() if of_input else None)
+    result = Gradients(steps, carry, torch.empty_like(steps.x).contiguous() if of_input else None)
     for block in steps.blocks(scans=method.scans):
-        found.add(block, sources[block], method)
-    return found
+        result.add(block, sources[block], method)
+    return result
 
 
 def _gone_back(

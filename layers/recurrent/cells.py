@@ -45,12 +45,12 @@ class Factors:
         """
         gates = self.hidden.shape[2]
         parts = weight.unflatten(0, (gates, -1)).transpose(1, 2)
-        found: torch.Tensor = parts[0] * self.hidden[:, :, 0, None]
+        jacobians: torch.Tensor = parts[0] * self.hidden[:, :, 0, None]
         for gate in range(1, gates):
-            found.addcmul_(parts[gate], self.hidden[:, :, gate, None])
+            jacobians.addcmul_(parts[gate], self.hidden[:, :, gate, None])
         if self.direct is not None:
-            found.diagonal(dim1=-2, dim2=-1).add_(self.direct)
-        return found
+            jacobians.diagonal(dim1=-2, dim2=-1).add_(self.direct)
+        return jacobians
 
     def reversed(self) -> Factors:
         """Those of the same steps, the last first."""

@@ -47,8 +47,8 @@ def method_named(name: str) -> Method:
     try:
         return Method(name)
     except ValueError:
-        known = ", ".join(repr(method.value) for method in Method)
-        raise UnsupportedOperation(f"method={name!r}: a recurrent layer goes back by one of {known}") from None
+        names = ", ".join(repr(method.value) for method in Method)
+        raise UnsupportedOperation(f"method={name!r}: a recurrent layer goes back by one of {names}") from None
 
 
 @dataclass(frozen=True)

@@ -62,14 +62,14 @@ class Recurrence:
         """The states, and the one before this rank's steps."""
         if self.ranks is None:
             return self._states(x, start, weights), start
-        entries, found, sent = [], [], []
+        entries, outputs, sent = [], [], []
         for part in self._parts(start):
             entries.append(self.ranks.receive(self.ranks.earlier, start[part]))
-            found.append(self._states(x[:, part], entries[-1], weights))
-            sent.append(self.ranks.send(self.ranks.later, torch.cat([entries[-1][None], found[-1]])[-1]))
+            outputs.append(self._states(x[:, part], entries[-1], weights))
+            sent.append(self.ranks.send(self.ranks.later, torch.cat([entries[-1][None], outputs[-1]])[-1]))
         for exchange in sent:
             exchange.wait()
-        return _joined(found, 1), _joined(entries, 0)
+        return _joined(outputs, 1), _joined(entries, 0)
 
     def _states(self, x: torch.Tensor, start: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
         if not (x.shape[0] and x.shape[1]):
@@ -95,15 +95,15 @@ class Recurrence:
             carry = self.ranks.scanned(*product(steps, sources)) if len(nothing) else nothing
             here = fastest(self._problem(steps.x, steps.weights.hidden, None))
             return [gradients(steps, sources, carry, here, of_input=of_input)]
-        found, sent = [], []
+        shares, sent = [], []
         for part in self._parts(nothing):
             own = Steps(steps.cell, steps.weights, steps.x[:, part], steps.entry[part], steps.states[:, part])
             carry = self.ranks.receive(self.ranks.later, nothing[part])
-            found.append(gradients(own, sources[:, part], carry, self.method, of_input=of_input))
-            sent.append(self.ranks.send(self.ranks.earlier, found[-1].carry))
+            shares.append(gradients(own, sources[:, part], carry, self.method, of_input=of_input))
+            sent.append(self.ranks.send(self.ranks.earlier, shares[-1].carry))
         for exchange in sent:
             exchange.wait()
-        return found
+        return shares
 
     def _problem(self, x: torch.Tensor, weight: torch.Tensor, ranks: TimeRanks | None) -> Problem:
         """Of ``ranks``, whose blocks differ by a step, that of the longest block, so that all choose alike."""
@@ -129,11 +129,11 @@ class _Recurrence(torch.autograd.Function):
             )
         x, entry, y, *weights = ctx.saved_tensors
         steps = Steps(ctx.way.cell, Weights(*weights), x, entry, y)
-        found = ctx.way.backward(steps, grad, of_input=ctx.needs_input_grad[1])
-        of_weights = [sum(each[1:], each[0]) for each in zip(*(part.of_weights for part in found), strict=True)]
-        of_input = _joined([part.of_input for part in found if part.of_input is not None], 1)
+        parts = ctx.way.backward(steps, grad, of_input=ctx.needs_input_grad[1])
+        of_weights = [sum(each[1:], each[0]) for each in zip(*(part.of_weights for part in parts), strict=True)]
+        of_input = _joined([part.of_input for part in parts if part.of_input is not None], 1)
         first = ctx.way.ranks is None or ctx.way.ranks.earlier is None
-        of_start = _joined([part.carry for part in found], 0)
+        of_start = _joined([part.carry for part in parts], 0)
         # What reaches this rank's first step has gone to the rank before it.
         return None, of_input, of_start if first else torch.zeros_like(of_start), *of_weights
 

@@ -79,13 +79,13 @@ class Stack:
         groups = [weights[index : index + count] for index in range(0, len(weights), count)]
         lasts: list[torch.Tensor] = []
         for layer in range(self.layers):
-            found = []
+            outputs = []
             for reverse in range(directions):
                 index = len(lasts)
                 y, last = direction(x, start[index], groups[index], reverse=bool(reverse))
-                found.append(y)
+                outputs.append(y)
                 lasts.append(last)
-            x = torch.cat(found, -1) if self.bidirectional else found[0]
+            x = torch.cat(outputs, -1) if self.bidirectional else outputs[0]
             if layer < self.layers - 1:
                 x = F.dropout(x, self.dropout, self.training and self.dropout > 0)
         return x, torch.stack(lasts)
@@ -134,8 +134,8 @@ def _distributed(
     own = aligned(start, x.dist, shape)
     local = x.local.flip(0) if reverse else x.local
     y = Recurrence(cell, method, ranks)(local, own, [whole_over(weight, x.dist) for weight in weights])
-    found = DistTensor(y.flip(0) if reverse else y, x.dist, shape)
-    return found, found[0 if reverse else -1]
+    outputs = DistTensor(y.flip(0) if reverse else y, x.dist, shape)
+    return outputs, outputs[0 if reverse else -1]
 
 
 def called(cell: Cell, method: Method, *args: Any) -> tuple[torch.Tensor, torch.Tensor]:

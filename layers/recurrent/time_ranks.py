@@ -51,9 +51,9 @@ class TimeRanks:
         """What ``peer`` sends, shaped like ``first``; that itself where there is no peer."""
         if peer is None:
             return first
-        found = torch.empty_like(first, memory_format=torch.contiguous_format)
-        Exchange(self.comm, [], [(peer, found)], "state of a recurrence").wait()
-        return found
+        received = torch.empty_like(first, memory_format=torch.contiguous_format)
+        Exchange(self.comm, [], [(peer, received)], "state of a recurrence").wait()
+        return received
 
     def send(self, peer: int | None, state: torch.Tensor) -> Exchange:
         """Begin to send ``state``, if there is a peer; it must be left alone until the exchange is waited for."""
@@ -72,6 +72,6 @@ class TimeRanks:
         comm = self.comm if self.reverse else self.grid.reversed_comm(self.axis)
         reached = backpropagate(nothing, matrix[None], "blelloch", comm, sources=shift[None])[0].contiguous()
         sent = self.send(self.earlier, reached)
-        found = self.receive(self.later, nothing)
+        received = self.receive(self.later, nothing)
         sent.wait()
-        return found
+        return received

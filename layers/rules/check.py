@@ -95,7 +95,7 @@ def _outcome(
     leaves = {name: value.detach().requires_grad_() if _floats(value) else value for name, value in given.items()}
     outputs = together(comm, attempt, MismatchError)
     outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-    found = {f"output {index}": gather(y).detach() for index, y in enumerate(outputs)}
+    outcome = {f"output {index}": gather(y).detach() for index, y in enumerate(outputs)}
     total: Any = 0.0
     for index, y in enumerate(outputs):
         if _floats(y):
@@ -105,15 +105,15 @@ def _outcome(
         total.backward()
     for name, leaf in leaves.items():
         if _floats(leaf) and leaf.grad is not None:
-            found[f"gradient of {name!r}"] = gather(leaf.grad).detach()
-    return found
+            outcome[f"gradient of {name!r}"] = gather(leaf.grad).detach()
+    return outcome
 
 
-def _compare(name: str, what: str, found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
-    if found.keys() != expected.keys():
-        raise MismatchError(f"{name}, {what}: it gives {', '.join(found)}, but in one process {', '.join(expected)}")
+def _compare(name: str, what: str, actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
+    if actual.keys() != expected.keys():
+        raise MismatchError(f"{name}, {what}: it gives {', '.join(actual)}, but in one process {', '.join(expected)}")
     for which, whole in expected.items():
-        other = found[which]
+        other = actual[which]
         if other.shape != whole.shape:
             raise MismatchError(
                 f"{name}, {what}: {which} is {tuple(other.shape)}, but in one process {tuple(whole.shape)}"

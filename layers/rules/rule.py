@@ -53,10 +53,10 @@ def rule(*, fill: float = 0.0, serves: object = None, **windows: Mapping[int, Wi
     """
 
     def register(operator: Operator) -> Rule:
-        made = Rule(operator, windows, fill)
+        declared = Rule(operator, windows, fill)
         if serves is not None:
-            implements(serves, tensors=None)(made)
-        return made
+            implements(serves, tensors=None)(declared)
+        return declared
 
     return register
 
@@ -103,8 +103,8 @@ class Rule:
                     given[name] = work.needed(value, windows[name], self.fill)
                 else:
                     given[name] = map_leaves(work.whole, value)
-            found = self.operator(*bound.args, **bound.kwargs)
-            return tuple(map(work.result, found)) if isinstance(found, tuple) else work.result(found)
+            outputs = self.operator(*bound.args, **bound.kwargs)
+            return tuple(map(work.result, outputs)) if isinstance(outputs, tuple) else work.result(outputs)
 
     def windows_of(self, given: Mapping[str, Any]) -> dict[str, dict[int, Window]]:
         """Windows by argument and dimension, of those that are there: one may be None.
@@ -188,6 +188,7 @@ class _Work(NamedTuple):
         have = asked.box(tensor.shape)
         wanted = [used[dim].needed(self.block(dim)) if dim in used else have[dim] for dim in range(tensor.dim())]
         block = fitted(block, have, [(each.start, each.stop) for each in wanted], fill)
+        # It runs on ranks without outputs, too: their weights need a gradient, of zeros, for the sums over ranks.
         if self.empty:
             return at_least(block, [used[dim].reach if dim in used else 1 for dim in range(tensor.dim())])
         return block

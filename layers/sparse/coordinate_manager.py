@@ -77,11 +77,11 @@ class CoordinateManager:
                 f"give the SparseTensor coordinates in steps of {factor} and stride={factor}"
             )
         stride = sites.stride // factor
-        known = sites.finer
-        while known is not None and known.stride > stride:
-            known = known.finer
-        if known is not None and known.stride == stride:
-            return known
+        finer = sites.finer
+        while finer is not None and finer.stride > stride:
+            finer = finer.finer
+        if finer is not None and finer.stride == stride:
+            return finer
         return self._all_reached(sites, stride, offsets, dilation)
 
     def wider(self, sites: Sites, offsets: Offsets, dilation: int) -> Sites:
@@ -119,10 +119,10 @@ class CoordinateManager:
         if key in self._maps:
             self.hits += 1
             return self._maps[key]
-        made = make()
+        mapping = make()
         self.misses += 1
-        self._maps[key] = made
-        return made
+        self._maps[key] = mapping
+        return mapping
 
     def _all_reached(self, sites: Sites, stride: int, offsets: Offsets, dilation: int) -> Sites:
         def make() -> Sites:
@@ -185,8 +185,8 @@ def reach(offsets: Offsets, unit: int, *, transposed: bool = False) -> tuple[lis
     return ([-h for h in high], [-v for v in low]) if transposed else (low, high)
 
 
-def _once(known: dict[Hashable, Any], key: Hashable, make: Callable[[], Made]) -> Made:
-    if key not in known:
-        known[key] = make()
-    made: Made = known[key]
-    return made
+def _once(cache: dict[Hashable, Any], key: Hashable, make: Callable[[], Made]) -> Made:
+    if key not in cache:
+        cache[key] = make()
+    value: Made = cache[key]
+    return value

@@ -168,12 +168,12 @@ def scatter(x: SparseTensor, grid: ProcessGrid, partition: Partition | None = No
     """
     described = f"{tuple(x.shape)} {x.dtype}, stride {x.stride}, batch of {x.batch_size}, sites {_digest(x.coords)}"
     agree(grid.world, "sparse scatter", described)
-    found = partition or Partition.balanced(grid, x.coords)
-    if found.grid is not grid or found.dimension != x.dimension:
-        raise DistributionError(f"a partition of {found.dimension} dimensions over {found.grid!r} does not fit {x!r}")
-    owners = found.owners(x.coords)
+    parts = partition or Partition.balanced(grid, x.coords)
+    if parts.grid is not grid or parts.dimension != x.dimension:
+        raise DistributionError(f"a partition of {parts.dimension} dimensions over {parts.grid!r} does not fit {x!r}")
+    owners = parts.owners(x.coords)
     order = owners.argsort(stable=True)
-    manager = DistributedManager(x.batch_size, found)
+    manager = DistributedManager(x.batch_size, parts)
     sites = Sites(x.coords[owners == grid.rank], x.stride)
     return SparseTensor.on(sites, manager, scatter_dense(x.features[order], manager.layout(sites)))
 
@@ -185,8 +185,8 @@ def gather(x: SparseTensor) -> SparseTensor:
         return x
     grid = manager.partition.grid
     others = [rank for rank in range(grid.size) if rank != grid.rank]
-    found = swapped(grid.world, dict.fromkeys(others, x.coords), others, x.coords, "gathered sites")
-    coords = torch.cat([{grid.rank: x.coords, **found}[rank] for rank in range(grid.size)])
+    received = swapped(grid.world, dict.fromkeys(others, x.coords), others, x.coords, "gathered sites")
+    coords = torch.cat([{grid.rank: x.coords, **received}[rank] for rank in range(grid.size)])
     order = sorted_rows(coords)
     features = x.features.gather() if isinstance(x.features, DistTensor) else x.features
     return SparseTensor(coords[order], features[order], x.stride, batch_size=x.batch_size)

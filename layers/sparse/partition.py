@@ -85,10 +85,10 @@ class Partition(Generic[Grid_co]):
 
     def others(self, box: Box, rank: int) -> list[int]:
         """Ranks other than ``rank`` whose boxes meet ``box``; costs as much as there are."""
-        found: Iterable[tuple[int, ...]] = itertools.product(
+        neighbours: Iterable[tuple[int, ...]] = itertools.product(
             *(_parts(cuts, ends) for cuts, ends in zip(self.cuts, box, strict=True))
         )
-        ranks = {self._rank(indices) for indices in found}
+        ranks = {self._rank(indices) for indices in neighbours}
         return sorted(ranks - {rank})
 
     def _rank(self, indices: Sequence[int]) -> int:
@@ -122,8 +122,8 @@ def _quantiles(values: torch.Tensor, parts: int) -> tuple[int, ...]:
     """``parts - 1`` cuts with about as many ``values`` between them."""
     if parts == 1 or not len(values):
         return (0,) * (parts - 1)
-    found, counts = values.unique(return_counts=True)
-    candidates = torch.cat([found, found[-1:] + 1]).tolist()
+    distinct, counts = values.unique(return_counts=True)
+    candidates = torch.cat([distinct, distinct[-1:] + 1]).tolist()
     below = [0, *counts.cumsum(0).tolist()]
     wanted = [len(values) * part / parts for part in range(1, parts)]
     return tuple(candidates[min(range(len(below)), key=lambda i: abs(below[i] - w))] for w in wanted)

@@ -125,8 +125,8 @@ class SparseGlobalPool(nn.Module):
         features, sites = manager.local(x.features), manager.population(x.sites)[:, None]
         if self.mode == "max":
             here = torch.bincount(samples, minlength=x.batch_size)[:, None]
-            found = global_max(features, samples, x.batch_size).masked_fill(here == 0, -math.inf)
-            return manager.largest(found).masked_fill(sites == 0, 0)
+            largest = global_max(features, samples, x.batch_size).masked_fill(here == 0, -math.inf)
+            return manager.largest(largest).masked_fill(sites == 0, 0)
         total = manager.summed(global_sum(features, samples, x.batch_size))
         return total / sites.clamp(min=1).to(total.dtype) if self.mode == "avg" else total
 

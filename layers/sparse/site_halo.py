@@ -42,8 +42,8 @@ def at_owners(partition: Partition, coords: torch.Tensor, low: Sequence[int], hi
     sources = partition.others(grown(mine, *back), rank)
     owners = partition.owners(coords)
     outgoing = {target: coords[owners == target] for target in targets}
-    found = swapped(comm, outgoing, sources, coords, "sites to their owners")
-    return distinct(torch.cat([coords[owners == rank], *found.values()]))
+    received = swapped(comm, outgoing, sources, coords, "sites to their owners")
+    return distinct(torch.cat([coords[owners == rank], *received.values()]))
 
 
 def sent_rows(
@@ -69,10 +69,10 @@ class SiteHalo:
         self.sends = sent_rows(partition, rank, coords, low, high)
         sources = partition.others(grown(partition.box(rank), low, high), rank)
         outgoing = {peer: coords[rows] for peer, rows in self.sends.items()}
-        found = swapped(self.comm, outgoing, sources, coords, "sites of the halo")
-        self.receives = {peer: len(rows) for peer, rows in found.items()}
+        received = swapped(self.comm, outgoing, sources, coords, "sites of the halo")
+        self.receives = {peer: len(rows) for peer, rows in received.items()}
         self.own = len(coords)
-        self.coords = torch.cat([coords, *found.values()])
+        self.coords = torch.cat([coords, *received.values()])
 
     def extended(self, features: torch.Tensor) -> torch.Tensor:
         """Features (N + G, C) of ``coords`` from this rank's own (N, C); differentiable. Collective."""
@@ -99,11 +99,11 @@ class _Extend(torch.autograd.Function):
         halo: SiteHalo = ctx.halo
         grad = grad.contiguous()
         ghosts = grad[halo.own :].split(list(halo.receives.values()))
-        found = {peer: grad.new_empty(len(rows), grad.shape[1]) for peer, rows in halo.sends.items()}
+        received = {peer: grad.new_empty(len(rows), grad.shape[1]) for peer, rows in halo.sends.items()}
         sends = list(zip(halo.receives, ghosts, strict=True))
-        exchange = Exchange(halo.comm, sends, list(found.items()), "halo of sites, back")
+        exchange = Exchange(halo.comm, sends, list(received.items()), "halo of sites, back")
         dx = grad[: halo.own].clone()
         exchange.wait()
         for peer, rows in halo.sends.items():
-            dx.index_add_(0, rows, found[peer])
+            dx.index_add_(0, rows, received[peer])
         return dx, None

@@ -54,10 +54,10 @@ class SparseTensor:
     @classmethod
     def on(cls, sites: Sites, manager: CoordinateManager, features: torch.Tensor) -> SparseTensor:
         """A tensor on sites that a manager made."""
-        made = cls.__new__(cls)
-        made.sites, made.coordinate_manager = sites, manager
-        made.features = made._checked(features)
-        return made
+        tensor = cls.__new__(cls)
+        tensor.sites, tensor.coordinate_manager = sites, manager
+        tensor.features = tensor._checked(features)
+        return tensor
 
     def replace(self, features: torch.Tensor) -> SparseTensor:
         """The same sites with other features (N, C)."""
@@ -139,14 +139,14 @@ class SparseTensor:
         """``func`` of the features, on the same sites."""
         operands = list(args[0]) if func is torch.cat else list(args)
         sparse = [isinstance(x, SparseTensor) for x in operands]
-        found = [x for x in operands if isinstance(x, SparseTensor)]
-        if not found or any(isinstance(x, SparseTensor) for x in (kwargs or {}).values()):
+        tensors = [x for x in operands if isinstance(x, SparseTensor)]
+        if not tensors or any(isinstance(x, SparseTensor) for x in (kwargs or {}).values()):
             functions.refuse(func, "of a sparse tensor that is given by keyword or in a list")
-        if not all(x.sites.same_as(found[0].sites) for x in found):
+        if not all(x.sites.same_as(tensors[0].sites) for x in tensors):
             functions.refuse(func, "of sparse tensors on different sites")
         features = [x.features if isinstance(x, SparseTensor) else x for x in operands]
         arguments = (features, *args[1:]) if func is torch.cat else features
-        return found[0].replace(functions.on_features(func, sparse, arguments, kwargs or {}))
+        return tensors[0].replace(functions.on_features(func, sparse, arguments, kwargs or {}))
 
     def __add__(self, other: Any) -> Any:
         return _torch.add(self, other)
@@ -197,13 +197,13 @@ def _flatten(x: SparseTensor) -> tuple[list[Any], _Origin]:
 def _unflatten(leaves: Iterable[Any], origin: _Origin) -> SparseTensor:
     """Without checks: leaves may be anything, as in every tree."""
     coords, features = leaves
-    made = SparseTensor.__new__(SparseTensor)
+    tensor = SparseTensor.__new__(SparseTensor)
     if coords is origin.sites.coords:
-        made.sites, made.coordinate_manager = origin.sites, origin.manager
+        tensor.sites, tensor.coordinate_manager = origin.sites, origin.manager
     else:
-        made.sites, made.coordinate_manager = Sites(coords, origin.stride), CoordinateManager(origin.batch_size)
-    made.features = features
-    return made
+        tensor.sites, tensor.coordinate_manager = Sites(coords, origin.stride), CoordinateManager(origin.batch_size)
+    tensor.features = features
+    return tensor
 
 
 pytree.register_pytree_node(SparseTensor, _flatten, _unflatten, serialized_type_name="distconv.SparseTensor")

@@ -59,7 +59,7 @@ def grad(
         return _batched(outputs, inputs, _listed(grad_outputs), options)
     whole, seeds = _blocks_of(outputs, grad_outputs)
     wanted = _listed(inputs)
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         whole,
         [_block(i, i) for i in wanted],
         seeds,
@@ -67,7 +67,7 @@ def grad(
     )
     return tuple(
         DistTensor(g, i.dist, i.shape) if isinstance(i, DistTensor) and g is not None else g
-        for g, i in zip(found, wanted, strict=True)
+        for g, i in zip(gradients, wanted, strict=True)
     )
 
 
@@ -79,4 +79,4 @@ def _batched(outputs: Any, inputs: Any, seeds: list[Any], options: dict[str, Any
         grad(outputs, inputs, [s[i] for s in seeds], **(last if i == count - 1 else {**options, "retain_graph": True}))
         for i in range(count)
     ]
-    return tuple(None if found[0] is None else torch.stack(found) for found in zip(*each, strict=True))
+    return tuple(None if gradients[0] is None else torch.stack(gradients) for gradients in zip(*each, strict=True))

@@ -23,8 +23,8 @@ from distconv.tensor import DistTensor
 
 def _common(tensors: Sequence[torch.Tensor], joined: int | None = None) -> Distribution:
     """Layout for operands of one shape but for the dimension ``joined``; balanced ones decide before others."""
-    found = [t for t in tensors if isinstance(t, DistTensor)]
-    ordered = sorted(found, key=lambda t: bool(t.dist.boundaries or t.dist.cyclic))
+    distributed = [t for t in tensors if isinstance(t, DistTensor)]
+    ordered = sorted(distributed, key=lambda t: bool(t.dist.boundaries or t.dist.cyclic))
     dist = common_distribution(ordered, ordered[0].shape)
     if joined is not None and dist.split[joined] is None:
         axis = next((t.dist.split[joined] for t in ordered if t.dist.split[joined] not in dist.split), None)

@@ -89,8 +89,8 @@ def storage_offset(input: DistTensor) -> int:
 @implements(torch.Tensor.type, kind=Kind.QUERY)
 def type_(input: DistTensor, dtype: Any = None, non_blocking: bool = False) -> Any:
     """``Tensor.type``: the name of the type, or a conversion."""
-    found = input.local.type() if dtype is None else input.local.type(dtype, non_blocking)
-    return found if isinstance(found, str) else DistTensor(found, input.dist, input.shape)
+    converted = input.local.type() if dtype is None else input.local.type(dtype, non_blocking)
+    return converted if isinstance(converted, str) else DistTensor(converted, input.dist, input.shape)
 
 
 @implements(vars(torch._C.TensorBase)["output_nr"].__get__, kind=Kind.QUERY)

@@ -41,9 +41,9 @@ def _functions(name: str) -> set[Any]:
     """What ``torch`` and tensors have under ``name``."""
     own, _, getter = name.partition(".")
     holders = (torch.Tensor, torch)
-    found = {vars(torch.Tensor).get(own, vars(torch._C.TensorBase).get(own))} if getter else set()
-    found |= set() if getter else {getattr(holder, own) for holder in holders if hasattr(holder, own)}
-    return {function.__get__ if getter else function for function in found if function is not None}
+    functions = {vars(torch.Tensor).get(own, vars(torch._C.TensorBase).get(own))} if getter else set()
+    functions |= set() if getter else {getattr(holder, own) for holder in holders if hasattr(holder, own)}
+    return {function.__get__ if getter else function for function in functions if function is not None}
 
 
 for _reason, _names in _REASONS.items():
@@ -78,8 +78,8 @@ for _function in (torch.Tensor.numpy, torch.Tensor.__array__):
 @implements(torch.Tensor.__array_wrap__, kind=Kind.QUERY, tensors=None)
 def array_wrap(input: DistTensor, array: Any, *_: Any) -> DistTensor:
     """What NumPy's functions of a tensor give."""
-    found = as_distributed(torch.from_numpy(array), input.grid)
-    return found.redistribute(input.dist) if found.shape == input.shape else found
+    wrapped = as_distributed(torch.from_numpy(array), input.grid)
+    return wrapped.redistribute(input.dist) if wrapped.shape == input.shape else wrapped
 
 
 # -- what it is a view of ---------------------------------------------------------------------------------------------

@@ -144,7 +144,7 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]
     >>> _groups((6, 4, 5), (2, 3, 20))
     [(range(0, 1), range(0, 2)), (range(1, 3), range(2, 3))]
     """
-    found = []
+    groups = []
     i = j = 0
     while i < len(old) or j < len(new):
         start = (i, j)
@@ -154,8 +154,8 @@ def _groups(old: Sequence[int], new: Sequence[int]) -> list[tuple[range, range]]
                 i += 1
             else:
                 j += 1
-        found.append((range(start[0], i), range(start[1], j)))
-    return found
+        groups.append((range(start[0], i), range(start[1], j)))
+    return groups
 
 
 def _leading(shape: Sequence[int], dims: Sequence[int]) -> int | None:
@@ -268,7 +268,7 @@ def unsqueeze_(input: DistTensor, dim: int) -> DistTensor:
 
 
 def _laid_out_as(input: DistTensor, other: Any) -> DistTensor:
-    input.dist, input._shape, input._strides = other.dist, other.shape, other._strides
+    input._lay_out(other.dist, other.shape, other._strides)
     return input
 
 

@@ -121,8 +121,8 @@ def _pieces(function: Any, input: torch.Tensor, *args: Any, **named: Any) -> tup
     args = tuple(a.gather() if isinstance(a, DistTensor) else a for a in args)
     named = {name: a.gather() if isinstance(a, DistTensor) else a for name, a in named.items()}
     if not isinstance(input, DistTensor):
-        found: tuple[torch.Tensor, ...] = function(input, *args, **named)
-        return found
+        pieces: tuple[torch.Tensor, ...] = function(input, *args, **named)
+        return pieces
     with torch._C.DisableTorchFunctionSubclass():
         parts = function(torch.empty(input.shape, device="meta"), *args, **named)
     dims = [d for d, n in enumerate(input.shape) if any(p.shape[d] != n for p in parts)]

@@ -78,8 +78,8 @@ def axes_of(shape: Sequence[int]) -> tuple[str | None, ...]:
     """Grid axis of each dimension of a tensor of ``shape``; dimensions of one index are replicated."""
     if not shape:
         return ()
-    known: tuple[str | None, ...] = default_axes(None, len(shape)) if len(shape) <= 5 else (None,) * len(shape)
-    return tuple(None if extent == 1 else axis for axis, extent in zip(known, shape, strict=True))
+    axes: tuple[str | None, ...] = default_axes(None, len(shape)) if len(shape) <= 5 else (None,) * len(shape)
+    return tuple(None if extent == 1 else axis for axis, extent in zip(axes, shape, strict=True))
 
 
 def local_shape(shape: Sequence[int], parts: Parts, axes: Sequence[str | None] | None = None) -> tuple[int, ...]:
@@ -169,8 +169,8 @@ def _looked_at(ranks: int, per_node: int) -> Indices:
     """All ranks, or all those of some of the nodes."""
     nodes = -(-ranks // per_node)
     some = np.unique(np.linspace(0, nodes - 1, max(1, min(nodes, MOST_RANKS // per_node))).astype(np.int64))
-    found = (some[:, None] * per_node + np.arange(per_node)).reshape(-1)
-    return np.asarray(found[found < ranks])
+    looked_at = (some[:, None] * per_node + np.arange(per_node)).reshape(-1)
+    return np.asarray(looked_at[looked_at < ranks])
 
 
 @lru_cache(maxsize=1 << 14)

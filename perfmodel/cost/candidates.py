@@ -40,10 +40,10 @@ def resolve(graph: LayerGraph, plan: Plan | Mapping[str, Candidate], ranks: int)
     resolved: dict[str, dict[str, int]] = {}
     for name in graph.deciding:
         op = graph.by_layer[name][0]
-        known = named.get(name, resolved.get(graph.layer_of(op.x)))
-        if known is None:
+        parts = named.get(name, resolved.get(graph.layer_of(op.x)))
+        if parts is None:
             raise PlanError(f"plan: {name!r}, where the input arrives, has no distribution; name it, or use '*'")
-        resolved[name] = _checked(graph, op, known, ranks)
+        resolved[name] = _checked(graph, op, parts, ranks)
     return resolved
 
 
@@ -52,8 +52,8 @@ def _checked(graph: LayerGraph, op: Operation, parts: Candidate, ranks: int) -> 
     if key not in graph.caches:
         _check(op, parts, ranks)
         graph.caches[key] = dict(parts)
-    found: dict[str, int] = graph.caches[key]
-    return found
+    checked: dict[str, int] = graph.caches[key]
+    return checked
 
 
 def _check(op: Operation, parts: Candidate, ranks: int) -> None:
@@ -83,31 +83,31 @@ def candidates(graph: LayerGraph, ranks: int) -> dict[str, list[dict[str, int]]]
     if not isinstance(ranks, int) or isinstance(ranks, bool) or ranks < 1:
         raise PlanError(f"candidates: ranks={ranks!r} must be a positive whole number")
     shared: dict[tuple[object, ...], list[dict[str, int]]] = {}
-    found = {}
+    options = {}
     for name in graph.deciding:
         calls = graph.by_layer[name]
         key = tuple((op.kind, op.x.shape, op.y.shape, op.groups, op.window) for op in calls)
         if key not in shared:
             shared[key] = _chosen(calls, ranks)
-        found[name] = [dict(candidate) for candidate in shared[key]]
-    return found
+        options[name] = [dict(candidate) for candidate in shared[key]]
+    return options
 
 
 def _chosen(calls: tuple[Operation, ...], ranks: int) -> list[dict[str, int]]:
     """The most promising ways of using all of ``ranks``, or as many of them as can be used."""
     limits = tuple(_limits(calls).items())
-    found: list[dict[str, int]] = []
+    options: list[dict[str, int]] = []
     for used in reversed(divisors(ranks)):
-        found += [parts for parts in _factored(used, limits) if _possible(calls, parts)]
-        if len(found) >= FEWEST_CANDIDATES:
+        options += [parts for parts in _factored(used, limits) if _possible(calls, parts)]
+        if len(options) >= FEWEST_CANDIDATES:
             break
-    burdens = {_key(parts): _burden(calls, parts, ranks) for parts in found}
-    found.sort(key=lambda parts: burdens[_key(parts)])
-    least = burdens[_key(found[0])]
-    kept = [p for p in found if burdens[_key(p)] <= IMBALANCE * least or len(found) <= FEWEST_CANDIDATES]
-    pure = [parts for parts in found if _pure(parts, ranks)]
+    burdens = {_key(parts): _burden(calls, parts, ranks) for parts in options}
+    options.sort(key=lambda parts: burdens[_key(parts)])
+    least = burdens[_key(options[0])]
+    kept = [p for p in options if burdens[_key(p)] <= IMBALANCE * least or len(options) <= FEWEST_CANDIDATES]
+    pure = [parts for parts in options if _pure(parts, ranks)]
     wanted = [*pure, *(parts for parts in kept if parts not in pure)][: max(MOST_CANDIDATES, len(pure))]
-    return [parts for parts in found if parts in wanted]
+    return [parts for parts in options if parts in wanted]
 
 
 def _key(parts: Candidate) -> tuple[tuple[str, int], ...]:

@@ -61,5 +61,5 @@ def pieces_of(op: Operation, parts: Parts, split: ChannelSplit | None) -> Pieces
         own.append((block.start, block.stop))
         needed.append((min(max(start, 0), block.start), max(min(stop, extent), block.stop)))
         out.append((result.start, result.stop))
-    found = Pieces(tuple(own), tuple(needed), tuple(out))
-    return None if found.own == found.needed else found
+    pieces = Pieces(tuple(own), tuple(needed), tuple(out))
+    return None if pieces.own == pieces.needed else pieces

@@ -173,8 +173,8 @@ class Sums:
     def _terms(self, choices: Choices, terms: Choices) -> Array:
         first, second = self._variables[:, terms]
         along, across = self._strides[:, terms]
-        found: Array = self._flat[self._starts[terms] + choices[..., first] * along + choices[..., second] * across]
-        return found
+        terms_of: Array = self._flat[self._starts[terms] + choices[..., first] * along + choices[..., second] * across]
+        return terms_of
 
     def scaled(self, factor: float) -> Sums:
         """All sums times ``factor``."""
@@ -210,6 +210,7 @@ class Sums:
 
 def time_rows(kinds: Sequence[Kind]) -> Array:
     """Which steps each sum of time adds: computing before an allreduce and all allreduces from it on, or computing."""
+    # Allreduce k starts when compute has got to it and its forerunners are done: max over k of T(k) + all from k on.
     computes = np.array([kind is Kind.COMPUTE for kind in kinds], dtype=bool)
     when = np.arange(len(kinds))
     starts = when[~computes][:, None]
@@ -225,6 +226,7 @@ def memory_rows(steps: Sequence[Step]) -> Array:
     )
     when = np.arange(len(steps))
     ends = np.full(len(steps), len(steps))
+    # By identity: two layers of one shape have equal tables, but each RELEASE ends its own KEEP.
     kept = {id(step.table): index for index, step in enumerate(steps) if step.kind is Kind.KEEP}
     for index, step in enumerate(steps):
         if step.kind is Kind.RELEASE:
@@ -253,6 +255,7 @@ def unrolled(sizes: tuple[int, ...], steps: Sequence[Step], rows: Array) -> Sums
 
 def largest(rows: Array) -> Array:
     """``rows`` without those whose terms are all in another one; of equal ones the last stays."""
+    # Terms are never negative, so a sum of some of another's terms is never the largest.
     inside = (rows @ (1 - rows).T) == 0
     equal = inside & inside.T
     redundant = (inside & ~equal).any(axis=1) | np.triu(equal, 1).any(axis=1)

@@ -1,7 +1,7 @@
 """``evaluate``: time and memory of a training step under a plan.
 
-    1 update    2 forward: shuffles and FP of each operation in turn
-    3 backward, from the last operation to the first: its reductions, BPx and BPw, then the allreduce of its gradients
+    [1] update    [2] forward: shuffles and FP of each operation in turn
+    [3] backward, from the last operation to the first: its reductions, BPx and BPw, then the allreduce of its gradients
       is queued, then the shuffles of error signals; allreduces run one at a time behind what follows
 
 Source: Dryden et al. 2019, V-A and V-B.
@@ -95,8 +95,8 @@ class Model:
         key = (machine, ranks, settings, registered())
         if key not in graph.caches:
             graph.caches[key] = cls(graph, machine, ranks, settings)
-        found: Model = graph.caches[key]
-        return found
+        model: Model = graph.caches[key]
+        return model
 
     def parts(self, candidate: Candidate) -> Parts:
         """The grid that a candidate stands for."""
@@ -109,13 +109,13 @@ class Model:
         def term(kind: Kind, op: Operation, what: str) -> Term:
             return Term(kind, (op.layer,), lambda parts: getattr(costs.operation(op, parts), what))
 
-        for op in graph.operations:
+        for op in graph.operations:  # [1]
             if op.parameters:
                 yield term(Kind.COMPUTE, op, "update")
-        for op in graph.operations:
+        for op in graph.operations:  # [2]
             yield from self._shuffles(op, backward=False)
             yield term(Kind.COMPUTE, op, "forward")
-        for op in reversed(graph.operations):
+        for op in reversed(graph.operations):  # [3]
             yield term(Kind.COMPUTE, op, "backward")
             if op.parameters:
                 yield term(reduce, op, "bpa")
@@ -145,8 +145,8 @@ class Model:
         """Steps of memory; what is released has the table with which it was kept."""
         kept: dict[int, Step] = {}
         for term in self.memory:
-            known = kept.get(id(term.of))
-            step = self._table(term, grids, index) if known is None else known
+            shared = kept.get(id(term.of))
+            step = self._table(term, grids, index) if shared is None else shared
             kept[id(term.of)] = step
             yield Step(term.kind, step.variables, step.table)
 
@@ -176,8 +176,8 @@ def _merged(steps: Iterator[Step]) -> Iterator[Step]:
     sums: dict[tuple[int, ...], Any] = {}
     for step in steps:
         if step.kind is Kind.COMPUTE:
-            known = sums.get(step.variables)
-            sums[step.variables] = step.table if known is None else known + step.table
+            earlier = sums.get(step.variables)
+            sums[step.variables] = step.table if earlier is None else earlier + step.table
             continue
         yield from (Step(Kind.COMPUTE, variables, table) for variables, table in sums.items())
         sums.clear()

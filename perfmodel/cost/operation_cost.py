@@ -70,28 +70,28 @@ class Costs:
 
         Measured if the machine has the operation in its table, else by the roofline.
         """
-        found = work(call, phase)
-        if not found.kernels or share <= 0:
+        amount = work(call, phase)
+        if not amount.kernels or share <= 0:
             return 0.0
         table = self._here.table
         measured = table.get(f"{call.key} {phase}") if table else None
         if measured is not None:
             return measured * share + (pieces - 1) * self._here.roofline.kernel_s
-        flops, nbytes, elements = (share * figure for figure in (found.flops, found.bytes, found.elements))
-        return self.roofline(Work(flops, nbytes, elements, found.kernels + pieces - 1))
+        flops, nbytes, elements = (share * figure for figure in (amount.flops, amount.bytes, amount.elements))
+        return self.roofline(Work(flops, nbytes, elements, amount.kernels + pieces - 1))
 
-    def roofline(self, found: Work) -> float:
+    def roofline(self, amount: Work) -> float:
         """A fixed cost per kernel, and the slower of computing and of moving bytes."""
         roofline = self._here.roofline
-        once = roofline.time(found.flops, found.bytes, found.elements or math.inf)
-        return once + (found.kernels - 1) * roofline.kernel_s
+        once = roofline.time(amount.flops, amount.bytes, amount.elements or math.inf)
+        return once + (amount.kernels - 1) * roofline.kernel_s
 
     def operation(self, op: Operation, parts: Parts) -> OperationCost:
         """What ``op`` costs on the grid ``parts``."""
-        known = self._operations.get((op, parts))
-        if known is None:
-            known = self._operations[op, parts] = self._operation(op, parts)
-        return known
+        cost = self._operations.get((op, parts))
+        if cost is None:
+            cost = self._operations[op, parts] = self._operation(op, parts)
+        return cost
 
     def _operation(self, op: Operation, parts: Parts) -> OperationCost:
         call = local_call(op, parts)
@@ -164,11 +164,11 @@ class Costs:
 
     def _strips(self, op: Operation, call: LocalCall, parts: Parts) -> list[list[float]]:
         """The share of the block that waits for the halo of each side, for each split dimension."""
-        found = []
+        strips = []
         for dim, widths in self._widths(op, parts):
             rows, out = call.inputs[0][dim], call.outputs[0][dim]
-            found.append([math.ceil(width * out / rows) / out for width in widths if width])
-        return found
+            strips.append([math.ceil(width * out / rows) / out for width in widths if width])
+        return strips
 
     def _widths(self, op: Operation, parts: Parts) -> Iterator[tuple[int, tuple[int, int]]]:
         """Split spatial dimensions with the rows needed below and above a block, where there are any."""
@@ -181,11 +181,11 @@ class Costs:
             if dim < 2 or split == 1 or len(op.y.shape) != len(op.x.shape):
                 continue
             if op.window is None:
-                found = window_free
+                widths = window_free
             else:
-                found = halo(op.window, op.x.shape[dim], op.y.shape[dim], split, dim - 2)
-            if any(found):
-                yield dim, found
+                widths = halo(op.window, op.x.shape[dim], op.y.shape[dim], split, dim - 2)
+            if any(widths):
+                yield dim, widths
 
     def _channels(self, op: Operation, call: LocalCall, parts: Parts) -> GemmTime:
         """Gathering the channels that are needed, and summing shares at their owners (III-D)."""
@@ -194,9 +194,9 @@ class Costs:
             return GemmTime(0.0, 0.0, 0.0, 0.0)
         result = math.prod(local_shape(op.y.shape, parts)) * op.y.itemsize
         size = math.prod(own) * op.x.itemsize
-        found = distributed_gemm(self.machine, parts.group("c"), call.split.blocks, size, result)
+        gemm = distributed_gemm(self.machine, parts.group("c"), call.split.blocks, size, result)
         more = self._here.roofline.exchange_s
-        return GemmTime(*(time + more if time else 0.0 for time in astuple(found)))
+        return GemmTime(*(time + more if time else 0.0 for time in astuple(gemm)))
 
     def _sync(self, op: Operation, call: LocalCall, parts: Parts) -> tuple[float, float]:
         """Reductions that computation waits for, forward and backward."""
@@ -256,10 +256,10 @@ class Costs:
         if source == target:
             return 0.0
         key = (value.shape, value.itemsize, source, target)
-        known = self._shuffles.get(key)
-        if known is None:
-            known = self._shuffles[key] = self._shuffle(value, source, target)
-        return known
+        time = self._shuffles.get(key)
+        if time is None:
+            time = self._shuffles[key] = self._shuffle(value, source, target)
+        return time
 
     def _shuffle(self, value: Value, source: Parts, target: Parts) -> float:
         moved = redistribution(value.shape, source, target)

@@ -75,11 +75,11 @@ def _meta(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
 
 def _parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """A meta tensor for each parameter, the same one for all names of one parameter."""
-    made: dict[int, torch.Tensor] = {}
-    found = {}
+    metas: dict[int, torch.Tensor] = {}
+    parameters = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        found[name] = made.setdefault(id(parameter), _meta(parameter, parameter.requires_grad))
-    return found
+        parameters[name] = metas.setdefault(id(parameter), _meta(parameter, parameter.requires_grad))
+    return parameters
 
 
 class _Recorder(Recorder):
@@ -112,18 +112,18 @@ class _Recorder(Recorder):
         described = tree_map_only(torch.Tensor, self._described, (args, kwargs))
         with torch.autograd.graph.saved_tensors_hooks(_noting(saved), lambda t: t):
             result = func(*args, **kwargs)
-        made = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
+        outputs = [t for t in tree_flatten(result)[0] if isinstance(t, torch.Tensor)]
         name = getattr(func, "__name__", "")
         if name == "__setitem__":
-            made = [args[0]]
-        if made:  # of a property such as .data or .T only __get__ is known
+            outputs = [args[0]]
+        if outputs:  # of a property such as .data or .T only __get__ is known
             self._record(
                 func,
                 "view" if name == "__get__" else name,
                 described,
                 given=given,
                 inputs=inputs,
-                made=made,
+                made=outputs,
                 saved=saved,
             )
         return result

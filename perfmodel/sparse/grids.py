@@ -36,11 +36,11 @@ def select_grid(
     PlanError
         If no grid fits into ``memory``: names the smallest limit that works.
     """
-    found = [
+    choices = [
         predict(recording, machine, grid, optimizer_slots=optimizer_slots)
         for grid in _grids(ranks, recording.dimension, recording.batch_size)
     ]
-    ranking = tuple(sorted(found, key=lambda each: each.time))
+    ranking = tuple(sorted(choices, key=lambda each: each.time))
     best = next((each for each in ranking if memory is None or each.memory <= memory), None)
     if best is None:
         assert memory is not None

@@ -62,8 +62,8 @@ class SiteCosts:
 
         def count() -> torch.Tensor:
             owners = self.owners(outputs)
-            found = [torch.bincount(owners[rows], minlength=self.ranks) for _, rows in window.pairs.pairs]
-            return torch.stack(found).sum(0)
+            counts = [torch.bincount(owners[rows], minlength=self.ranks) for _, rows in window.pairs.pairs]
+            return torch.stack(counts).sum(0)
 
         return int(self._once(("pairs", window.key), count).max())
 
@@ -74,13 +74,13 @@ class SiteCosts:
         return self._once(("halo", op.inputs, window.low, window.high), lambda: self._sent(op.inputs, window))
 
     def _sent(self, sites: Sites, window: Window) -> torch.Tensor:
-        found = torch.full((self.ranks, self.ranks), -1)
+        table = torch.full((self.ranks, self.ranks), -1)
         owners = self.owners(sites)
         for rank in range(self.ranks):
             sent = sent_rows(self.partition, rank, sites.coords[owners == rank], window.low, window.high)
             for peer, rows in sent.items():
-                found[rank, peer] = len(rows)
-        return found
+                table[rank, peer] = len(rows)
+        return table
 
     def _once(self, key: Hashable, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         if key not in self._known:

@@ -117,6 +117,7 @@ class Terms:
     def stage(self, first: float | Array, last: float | Array, counts: Counts) -> Array:
         """Seconds of a stage: the slowest of its devices computes, all synchronise their gradients (Eq. 4)."""
         m = sum(counts)
+        # Replicas take turns: m of them finish m mini-batches in the time of the slowest one's.
         kinds = [self.between(self.seconds[kind], first, last) for kind, count in enumerate(counts) if count]
         sent = self.cost.synchronised(m) * self.between(self.parameters, first, last)
         return np.asarray((np.maximum.reduce(kinds) + sent / self.bandwidth) / m)

@@ -134,6 +134,7 @@ class LabelSearch:
         bounds = np.repeat(labels.bounds[:, None], size, axis=1)
         for scope, strides, excess in self._excesses[level.variable]:
             bounds += excess[labels.choices[:, scope] @ strides]
+        # Bounds first: they cost a look into a table each, the sums of a label a row.
         which = np.flatnonzero(bounds <= self.threshold)
         which, cut = lowest(which, bounds.ravel()[which], CROWD * width)
         parents, values = which // size, which % size
@@ -149,6 +150,7 @@ class LabelSearch:
 
     def _merged(self, labels: Labels, columns: Columns) -> Labels:
         """Candidates' values become columns; what the largest gains on the weighted sum, the bound gains."""
+        # A sum that cannot reach the floor any more, whatever comes, is as good as one that just does: more labels tie.
         floors = np.where(columns.objective, self.floor, 0.0) - columns.future
         values = np.stack([labels.values[:, members].max(axis=1) for members in columns.members], axis=1)
         values = np.maximum(values, floors)
@@ -239,6 +241,7 @@ def group_keys(choices: npt.NDArray[np.int16], sizes: Sequence[int], level: Leve
     reach = 1
     for variable in level.open_variables:
         if reach * sizes[variable] > KEY_LIMIT:
+            # The next product might not fit into an int64: number the keys that there are.
             keys = np.unique(keys, return_inverse=True)[1].astype(np.int64)
             reach = len(choices)
         keys = keys * sizes[variable] + choices[:, variable]

@@ -36,15 +36,15 @@ def best_weights(
     weights: Array,
     rounds: int,
     finished: Callable[[float], bool],
-    found: Callable[[Choices], None],
+    report: Callable[[Choices], None],
 ) -> Array:
     """Weights better than ``weights``, up to ``ACCURACY`` the best.
 
-    Every choice met goes to ``found``; ``finished(bound)``, asked in every round, may end it early. The
+    Every choice met goes to ``report``; ``finished(bound)``, asked in every round, may end it early. The
     sums should be of the order of one.
     """
     best = elimination.run(weights)
-    planes = [_plane(best, found)]
+    planes = [_plane(best, report)]
     patience = PATIENCE
     for _ in range(rounds):
         target, ceiling = _highest(np.array(planes), elimination.sums.objective)
@@ -52,16 +52,16 @@ def best_weights(
             break
         asked = weights + STEP * (target - weights)
         relaxation = elimination.run(asked)
-        planes.append(_plane(relaxation, found))
+        planes.append(_plane(relaxation, report))
         patience = PATIENCE if relaxation.bound > best.bound + ACCURACY * abs(best.bound) else patience - 1
         if relaxation.bound > best.bound:
             weights, best = asked, relaxation
     return weights
 
 
-def _plane(relaxation: Relaxation, found: Callable[[Choices], None]) -> Array:
+def _plane(relaxation: Relaxation, report: Callable[[Choices], None]) -> Array:
     choices = relaxation.choices()
-    found(choices)
+    report(choices)
     return relaxation.elimination.sums.values(choices)
 
 

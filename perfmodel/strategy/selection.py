@@ -78,15 +78,15 @@ def select(
         raise PlanError(f"select: memory={memory!r} must be a positive number of bytes per rank, or None")
     options = candidates(graph, ranks)
     model = Model.of(graph, machine, ranks, Settings(**assumptions))
-    found = (_exact if method == "exact" else _along_paths)(model, options, memory, seconds)
-    parts = {name: dict(options[name][i]) for name, i in zip(options, found.choices, strict=True)}
+    solution = (_exact if method == "exact" else _along_paths)(model, options, memory, seconds)
+    parts = {name: dict(options[name][i]) for name, i in zip(options, solution.choices, strict=True)}
     return Strategy(
         plan=Plan(parts, ranks, batch_norm=model.costs.settings.batch_norm),
-        time=found.time,
-        memory=found.memory,
-        bound=found.bound,
-        gap=found.gap,
-        optimal=found.optimal,
+        time=solution.time,
+        memory=solution.memory,
+        bound=solution.bound,
+        gap=solution.gap,
+        optimal=solution.optimal,
         prediction=evaluate(graph, parts, machine, ranks, **assumptions),
         uniform={name: _uniform(graph, plan, machine, ranks, assumptions) for name, plan in pure(graph, ranks).items()},
         impossible=_impossible(graph, ranks),
@@ -98,9 +98,9 @@ def _exact(model: Model, options: Mapping[str, Sequence[Candidate]], memory: flo
     """The best that is found, not slower than what the paper's method finds."""
     problem = model.problem(options)
     start = _path(model, options, 0.0)
-    found = solve(problem, None, [start], seconds)
-    if memory is None or found.memory <= memory:
-        return found
+    solution = solve(problem, None, [start], seconds)
+    if memory is None or solution.memory <= memory:
+        return solution
     starts = [start, *(_path(model, options, price) for price in PRICES)]
     try:
         return solve(problem, memory, starts, seconds)
@@ -123,8 +123,8 @@ def _along_paths(
 
 
 def _path(model: Model, options: Mapping[str, Sequence[Candidate]], price: float) -> list[int]:
-    found = longest_path(model, options, price)
-    return [found[name] for name in options]
+    path = longest_path(model, options, price)
+    return [path[name] for name in options]
 
 
 def _too_small(

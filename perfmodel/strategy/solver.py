@@ -85,12 +85,12 @@ class Infeasible(DistconvError, ValueError):
     ``choices`` is the smallest that was found, ``smallest`` its bytes; no choice has fewer than ``bound``.
     """
 
-    def __init__(self, limit: float, found: Smallest):
-        self.choices, self.smallest, self.bound = found.choices, found.memory, found.bound
-        proof = "" if found.bound > limit else f", though one of {found.bound:.6g} is not ruled out"
+    def __init__(self, limit: float, smallest: Smallest):
+        self.choices, self.smallest, self.bound = smallest.choices, smallest.memory, smallest.bound
+        proof = "" if smallest.bound > limit else f", though one of {smallest.bound:.6g} is not ruled out"
         super().__init__(
             f"no strategy was found that fits into {limit:.6g} bytes on each rank: the smallest known takes "
-            f"{found.memory:.6g}{proof}; give each rank more memory, or use more ranks or a smaller mini-batch"
+            f"{smallest.memory:.6g}{proof}; give each rank more memory, or use more ranks or a smaller mini-batch"
         )
 
 
@@ -116,8 +116,8 @@ def solve(
     if problem.combinations <= few:
         return fastest_of_all(problem, limit)
     sums = problem.time_sums()
-    known = _known(problem, starts)
-    scale = _scale(sums, known)
+    feasible = _known(problem, starts)
+    scale = _scale(sums, feasible)
     sums = sums.scaled(1 / scale)
     if limit is not None:
         # A power of two: bytes stay exact.
@@ -129,7 +129,7 @@ def solve(
         return float(problem.times(choices)) / scale if allowed else np.inf
 
     minimum = Minimum(sums, cost, deadline)
-    for choices in known:
+    for choices in feasible:
         minimum.improve(choices)
     if limit is not None and minimum.best is None:
         smallest = smallest_memory(problem, starts, deadline - time.perf_counter(), few, limit)
@@ -152,10 +152,10 @@ def smallest_memory(
     if problem.combinations <= few:
         return smallest_of_all(problem)
     sums = problem.memory_sums()
-    known = _known(problem, starts)
-    scale = _scale(sums, known)
+    feasible = _known(problem, starts)
+    scale = _scale(sums, feasible)
     minimum = Minimum(sums.scaled(1 / scale), lambda c: float(problem.memories(c)) / scale, deadline, enough / scale)
-    for choices in known:
+    for choices in feasible:
         minimum.improve(choices)
     best, bound = minimum.found()
     return Smallest(*described(problem, best), *proven(float(problem.memories(best)), bound * scale))
@@ -165,9 +165,9 @@ def _known(problem: Problem, starts: Sequence[Sequence[int]]) -> list[Choices]:
     return [one(start) for start in starts] or [np.zeros(len(problem.sizes), np.int64)]
 
 
-def _scale(sums: Sums, known: Sequence[Choices]) -> float:
+def _scale(sums: Sums, feasible: Sequence[Choices]) -> float:
     """Of the order of the minimum, not zero: what the known choices come to."""
-    return min(float(worst(sums, sums.values(improved(sums, choices)))) for choices in known) or 1.0
+    return min(float(worst(sums, sums.values(improved(sums, choices)))) for choices in feasible) or 1.0
 
 
 def described(problem: Problem, choices: Choices) -> tuple[tuple[int, ...], float, float]:

@@ -74,9 +74,9 @@ class Executor:
 
     def forget(self, before: int) -> None:
         """Drop what concerns the micro-batches before ``before``, which are all done."""
-        for known in (self._microbatches, self.losses):
-            for microbatch in [number for number in known if number < before]:
-                del known[microbatch]
+        for numbered in (self._microbatches, self.losses):
+            for microbatch in [number for number in numbered if number < before]:
+                del numbered[microbatch]
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
@@ -112,12 +112,12 @@ class Executor:
     def _forward(self, action: Action) -> None:
         feed, arrived = self._input(action)
         outputs = self._passes.forward(action, feed, arrived)
-        made = self.schedule.makes(action)
-        if made is None:
+        message = self.schedule.makes(action)
+        if message is None:
             assert action.microbatch is not None
             self.losses[action.microbatch] = float(outputs[0].detach())
         else:
-            self._boundary_tensors[made] = list(outputs)
+            self._boundary_tensors[message] = list(outputs)
 
     def _backward(self, action: Action) -> None:
         feed, arrived = self._input(action)
@@ -125,9 +125,9 @@ class Executor:
         # Where W comes next nobody waits for the first half.
         whole = not self.schedule.splits_backward or self._is_next(Kind.W, action)
         gradients = self._passes.backward(action, feed, arrived, whole)
-        made = self.schedule.makes(action)
-        if made is not None:
-            self._boundary_tensors[made] = gradients
+        message = self.schedule.makes(action)
+        if message is not None:
+            self._boundary_tensors[message] = gradients
 
     def _input(self, action: Action) -> tuple[Microbatch, list[torch.Tensor | None] | None]:
         """The micro-batch of a pass, and what the pass before it made."""

@@ -46,9 +46,11 @@ class _Outgoing:
 
     def send(self, header: Header, payload: torch.Tensor, what: str) -> None:
         """Send ``payload``, which begins with room for the header."""
+        # Sends that have ended let go of their payloads; nobody waits for the others here.
         self.under_way = [exchange for exchange in self.under_way if not exchange.done()]
         put(header.encode(), payload[:HEADER_BYTES].view(torch.int64))
         parts = [payload]
+        # The receiver reads the same number in the header, and lets its standing receive grow just so.
         if header.nbytes > self.capacity:
             parts = [payload[:HEADER_BYTES], payload[HEADER_BYTES:]]
             self.capacity = min(header.nbytes, STANDING_BYTES)
@@ -103,9 +105,9 @@ class _Payload:
 
     def next(self, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
         start = _aligned(self.end)
-        found = _view(self.memory[start:], dtype, shape, strides)
-        self.end = start + found.nbytes
-        return found
+        tensor = _view(self.memory[start:], dtype, shape, strides)
+        self.end = start + tensor.nbytes
+        return tensor
 
 
 class P2P:
@@ -117,6 +119,7 @@ class P2P:
     def __init__(
         self, comm: MPI.Intracomm, placement: Placement, place: Place, grid: ProcessGrid | None, device: torch.device
     ) -> None:
+        # Two, so that a standing receive of activations cannot take a gradient: MPI matches by communicator and tag.
         self._comms = {Kind.F: comm.Dup(), Kind.B: comm.Dup()}
         for each in self._comms.values():
             device_transport.offer_mpi(each, device)
@@ -207,6 +210,7 @@ class P2P:
             for piece in peer.pieces:
                 sent = payloads[peer.rank].next(tensor.dtype, piece.extents, tensor.strides)
                 if piece.extents == shape:
+                    # In place: the buffer is given up, and the next standing receive has one of its own.
                     block = sent
                 else:
                     block = self._empty(tensor.dtype, shape) if block is None else block

@@ -148,25 +148,25 @@ class Pipeline:
         SplitError
             If the model cannot be cut there.
         """
-        found = plan if isinstance(plan, PipelinePlan) else PipelinePlan.load(plan, comm)
-        found.check_for(ranks=comm.size)
+        loaded = plan if isinstance(plan, PipelinePlan) else PipelinePlan.load(plan, comm)
+        loaded.check_for(ranks=comm.size)
         if isinstance(model, nn.Module):
-            whole, cuts = model, list(found.cuts)
+            whole, cuts = model, list(loaded.cuts)
             model = together(comm, lambda: split(whole, cuts, example), SplitError)
-        if len(model) != len(found.cuts) + 1:
-            raise PlanError(f"pipeline plan: made for {len(found.cuts) + 1} stages, but there are {len(model)}")
-        with in_order(comm, kind, found.kinds) as ranks:
+        if len(model) != len(loaded.cuts) + 1:
+            raise PlanError(f"pipeline plan: made for {len(loaded.cuts) + 1} stages, but there are {len(model)}")
+        with in_order(comm, kind, loaded.kinds) as ranks:
             return cls(
                 model,
                 ranks,
-                found.schedule,
+                loaded.schedule,
                 loss,
-                microbatches=found.microbatches,
-                replicas=found.replicas,
+                microbatches=loaded.microbatches,
+                replicas=loaded.replicas,
                 optimizer=optimizer,
-                weights=found.weights,
+                weights=loaded.weights,
                 batch_norm=batch_norm,
-                plans=found.plans,
+                plans=loaded.plans,
             )
 
     def _new_executor(self, loss: Loss, optimizer: MakeOptimizer | None, deferred: bool, seed: int) -> Executor:
@@ -181,10 +181,10 @@ class Pipeline:
             for module in modules:
                 parallelize(module, plan if isinstance(plan, Plan) else topology.grid, comm=topology.group)
         parameters = list(dict.fromkeys(p for module in modules for p in module.parameters()))
-        made = optimizer(parameters) if optimizer is not None and parameters else None
+        stepper = optimizer(parameters) if optimizer is not None and parameters else None
         replicated = topology.twins.size > 1
         passes = Passes(modules, topology.grid, loss, seed, replicated=replicated, deferred=deferred)
-        return Executor(topology, passes, made)
+        return Executor(topology, passes, stepper)
 
     def _restart(self) -> None:
         self._origin = self._reported = self._begun
@@ -262,14 +262,14 @@ class Pipeline:
 
     def _synchronous_step(self, x: torch.Tensor, target: torch.Tensor) -> None:
         count = min(self._source.microbatches, len(x))
-        made = self._source.make(count)
-        self._executor.begin(made)
+        order = self._source.make(count)
+        self._executor.begin(order)
         pieces = zip(x.tensor_split(count), target.tensor_split(count), strict=True)
         shares, minibatch = [], Minibatch(self._begun, len(x))
         for number, (piece, its_target) in enumerate(pieces):
             shares.append(len(piece) / len(x))
             self._executor.feed(number, Microbatch(piece, its_target, shares[-1], minibatch, number))
-        self._executor.perform(made.of_replica(self.stage, self.replica, self._placement.replicas[self.stage]))
+        self._executor.perform(order.of_replica(self.stage, self.replica, self._placement.replicas[self.stage]))
         total = 0.0  # added up one by one, as a training loop does: sum() rounds otherwise from Python 3.12 on
         for number, share in enumerate(shares):
             total += self._executor.losses[number] * share
@@ -306,9 +306,9 @@ class Pipeline:
         if chunks_of(schedule, options) != self._chunks:
             raise ScheduleError(f"switch: each rank has {self._chunks} chunks of the model, which cannot change")
         replicas = self._placement.replicas
-        found = course(schedule, len(replicas), replicas, microbatches=microbatches, weights=weights, options=options)
+        source = course(schedule, len(replicas), replicas, microbatches=microbatches, weights=weights, options=options)
         self.drain()
-        self._source = found
+        self._source = source
         self._restart()
 
     # -- the whole model ----------------------------------------------------------------------------------------------

@@ -99,19 +99,19 @@ class PipelinePlan:
                 f"pipeline plan: {len(self.replicas)} replicas, but {stages} plans; each stage has one of both"
             )
         try:
-            made = schedule(self.schedule, stages, self.microbatches, weights=self.weights)
+            order = schedule(self.schedule, stages, self.microbatches, weights=self.weights)
         except (ScheduleError, TypeError) as error:
             raise PlanError(f"pipeline plan: {error}") from error
         if FAMILIES[self.schedule].concurrent:
             raise PlanError(f"pipeline plan: {self.schedule} can be simulated, not run")
-        if made.asynchronous and self.microbatches > 1:
+        if order.asynchronous and self.microbatches > 1:
             raise PlanError(
                 f"pipeline plan: {self.schedule} updates after every mini-batch, but microbatches={self.microbatches}"
             )
-        if len(self.cuts) + 1 != stages * made.chunks:
+        if len(self.cuts) + 1 != stages * order.chunks:
             raise PlanError(
                 f"pipeline plan: {len(self.cuts)} cuts make {len(self.cuts) + 1} parts, but {stages} stages of "
-                f"{self.schedule} need {stages * made.chunks}"
+                f"{self.schedule} need {stages * order.chunks}"
             )
 
     def _check_ranks(self) -> None:

@@ -104,11 +104,11 @@ def boundary_grid(where: str, plan: StagePlan, modules: Sequence[nn.Module]) -> 
     if not isinstance(plan, Plan):
         raise PlanError(f"{where}: {plan!r} is neither a Plan, nor a grid such as {{'h': 2}}, nor None (one rank)")
     try:
-        found = [item for module in modules for item in plan.parts(module).items()]
-        ranks = plan.ranks or math.lcm(*(math.prod(parts.values()) for _, parts in found))
-        for name, parts in found:
+        layers = [item for module in modules for item in plan.parts(module).items()]
+        ranks = plan.ranks or math.lcm(*(math.prod(parts.values()) for _, parts in layers))
+        for name, parts in layers:
             check_product(name, parts, ranks)
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from error
-    first = found[0][1]
+    first = layers[0][1]
     return {**first, "r": first.get("r", 1) * (ranks // math.prod(first.values()))}

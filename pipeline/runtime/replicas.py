@@ -89,11 +89,11 @@ def _ordered_sum(comm: MPI.Intracomm, flat: torch.Tensor, what: str) -> torch.Te
     total = terms[0].clone()
     for term in terms[1:]:
         total += term
-    found = torch.empty_like(flat)
-    parts = list(found.tensor_split(comm.size))
+    summed = torch.empty_like(flat)
+    parts = list(summed.tensor_split(comm.size))
     parts[comm.rank].copy_(total)
     _swap(comm, dict.fromkeys(others, total), {rank: parts[rank] for rank in others}, what)
-    return found
+    return summed
 
 
 def _swap(comm: MPI.Intracomm, sends: dict[int, torch.Tensor], receives: dict[int, torch.Tensor], what: str) -> None:

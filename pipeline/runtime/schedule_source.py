@@ -45,27 +45,27 @@ def course(
         For whatever cannot be run.
     """
     microbatches = check_count(_name(given), "microbatches", microbatches)
-    known = dict(options) | ({} if weights is None else {"weights": weights})
+    settings = dict(options) | ({} if weights is None else {"weights": weights})
     if isinstance(given, Schedule):
-        _check_given(given, stages, replicas, known)
-        known = given.options | known
-    made = _maker(given, stages, replicas, known)
-    first = made(given.microbatches if isinstance(given, Schedule) else 1)
+        _check_given(given, stages, replicas, settings)
+        settings = given.options | settings
+    order_of = _maker(given, stages, replicas, settings)
+    first = order_of(given.microbatches if isinstance(given, Schedule) else 1)
     if first.concurrent:
         raise ScheduleError(
             f"{first.name}: forward and backward at the same time can be simulated, not run on one rank"
         )
     if not first.asynchronous:
         count = first.microbatches if isinstance(given, Schedule) and microbatches == 1 else microbatches
-        return ScheduleSource(count, made, None, first)
+        return ScheduleSource(count, order_of, None, first)
     if microbatches > 1:
         raise ScheduleError(
             f"{first.name}: microbatches={microbatches}, but it updates after every mini-batch; pass 1 and smaller ones"
         )
     if first.replicas != tuple(replicas):
         raise ScheduleError(f"{first.name} has no replicas; give every stage one rank, or use pipedream")
-    stream = Stream(first.name, stages, **_with_replicas(first.name, replicas, known))
-    return ScheduleSource(1, made, stream, stream.schedule)
+    stream = Stream(first.name, stages, **_with_replicas(first.name, replicas, settings))
+    return ScheduleSource(1, order_of, stream, stream.schedule)
 
 
 def chunks_of(given: str | Schedule, options: Mapping[str, Any]) -> int:
@@ -107,8 +107,8 @@ def _maker(
 ) -> Callable[[int], Schedule]:
     name = _name(given)
     if isinstance(given, str) or name in FAMILIES:
-        known = _with_replicas(name, replicas, options)
-        by_name: Callable[[int], Schedule] = lru_cache(maxsize=None)(lambda m: schedule(name, stages, m, **known))
+        settings = _with_replicas(name, replicas, options)
+        by_name: Callable[[int], Schedule] = lru_cache(maxsize=None)(lambda m: schedule(name, stages, m, **settings))
         if isinstance(given, str) or by_name(given.microbatches) == given:
             return by_name
     if given.asynchronous:

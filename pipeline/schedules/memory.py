@@ -38,12 +38,12 @@ def staleness(schedule: Schedule) -> list[int]:
 
     Zero or less where weights were predicted. Source: stale weights, 4.1, degree of staleness.
     """
-    found = []
+    ages = []
     for actions in schedule.stages:
         used = {a.microbatch: a.version for a in actions if a.kind is Kind.F}
         changed = {a.microbatch: a.version for a in actions if a.kind is Kind.UPDATE}
-        found.append(max((_gap(version, changed[m]) for m, version in used.items() if m in changed), default=0))
-    return found
+        ages.append(max((_gap(version, changed[m]) for m, version in used.items() if m in changed), default=0))
+    return ages
 
 
 def stale_fraction(schedule: Schedule, weights: Cost) -> float:

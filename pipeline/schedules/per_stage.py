@@ -22,12 +22,12 @@ def per_stage(name: str, value: Cost, stages: int) -> tuple[float, ...]:
     (2.0, 2.0, 2.0)
     """
     try:
-        found = tuple(map(float, value)) if isinstance(value, Iterable) else (float(value),) * stages
+        values = tuple(map(float, value)) if isinstance(value, Iterable) else (float(value),) * stages
     except (TypeError, ValueError):
         raise ScheduleError(f"{name}={value!r} is neither a number nor one number per stage") from None
-    if len(found) != stages:
-        raise ScheduleError(f"{name}: {len(found)} costs for {stages} stages; give one number or {stages}")
-    for stage, cost in enumerate(found):
+    if len(values) != stages:
+        raise ScheduleError(f"{name}: {len(values)} costs for {stages} stages; give one number or {stages}")
+    for stage, cost in enumerate(values):
         if not math.isfinite(cost) or cost < 0:
             raise ScheduleError(f"{name} of stage {stage} is {cost}; costs are finite and not below zero")
-    return found
+    return values

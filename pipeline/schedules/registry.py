@@ -71,17 +71,17 @@ def schedule(name: str, stages: int, microbatches: int, **options: Any) -> Sched
     weights = _weights(name, family, options.pop("weights", None))
     unknown = sorted(set(options) - set(family.options))
     if unknown:
-        known = ", ".join((*family.options, "weights"))
-        raise ScheduleError(f"{name}: option {unknown[0]!r} does not apply; its options: {known}")
+        accepted = ", ".join((*family.options, "weights"))
+        raise ScheduleError(f"{name}: option {unknown[0]!r} does not apply; its options: {accepted}")
     given = {option: CHECKS[option](name, options.get(option), stages, microbatches) for option in family.options}
     vertical_sync = given.pop("vertical_sync", False)
     replicas = given.get("replicas", (1,) * stages)
     _check_vertical_sync(name, vertical_sync, weights, replicas)
-    found = family.order(stages, microbatches, **given)
+    order = family.order(stages, microbatches, **given)
     asynchronous = family.weights is not Weights.SYNCHRONOUS
     passes = Schedule(
         name=name,
-        stages=many_updates(found, weights, replicas, vertical_sync) if asynchronous else one_update(found),
+        stages=many_updates(order, weights, replicas, vertical_sync) if asynchronous else one_update(order),
         microbatches=microbatches,
         weights=weights,
         chunks=given.get("chunks", 1),

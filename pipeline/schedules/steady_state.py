@@ -49,10 +49,10 @@ class Stream:
         alike = self._alike(steps - 1) + 1
         done = self._lists[stage, replica][: self._end(stage, replica, alike - 1)]
         left = []
-        known = Counter(map(_identity, done))
+        counts = Counter(map(_identity, done))
         for action in self._make(alike).of_replica(stage, replica, self.replicas[stage]):
-            if known[_identity(action)]:
-                known[_identity(action)] -= 1
+            if counts[_identity(action)]:
+                counts[_identity(action)] -= 1
             else:
                 left.append(action)
         return self._shifted(left, steps - alike)
@@ -118,11 +118,11 @@ class _Run(Replay[tuple[int, int]]):
 def _ends(whole: Schedule, lists: dict[tuple[int, int], list[Action]], steps: int) -> list[dict[tuple[int, int], int]]:
     """How far each rank can come in each step."""
     run = _Run(whole, lists)
-    found = []
+    ends = []
     for number in range(steps):
         run.run(lambda rank, last=number: run.advance(rank, last))  # type: ignore[misc]
-        found.append(dict(run.at))
-    return found
+        ends.append(dict(run.at))
+    return ends
 
 
 def _identity(action: Action) -> Action:

@@ -72,17 +72,17 @@ def _check_ends(schedule: Schedule, actions: list[Action]) -> None:
 
 def _check_inputs(schedule: Schedule, actions: list[Action]) -> None:
     """Received before it is needed, sent after it is made."""
-    received, made = set(), set()
+    received, produced = set(), set()
     for action in actions:
         message = schedule.carries(action)
         awaited = schedule.awaits(action)
         if awaited is not None and awaited not in received:
             raise ScheduleError(f"{schedule.name}: {action} comes before its input is received")
-        if action.kind is Kind.SEND and message not in made:
+        if action.kind is Kind.SEND and message not in produced:
             raise ScheduleError(f"{schedule.name}: {action} comes before {action.payload} has made it")
         if action.kind is Kind.RECEIVE:
             received.add(message)
-        made.add(schedule.makes(action))
+        produced.add(schedule.makes(action))
 
 
 def _check_updates(schedule: Schedule) -> None:

@@ -14,11 +14,11 @@ from .generators import Orders, Step
 
 def one_update(orders: Orders) -> list[list[Action]]:
     """The steps of a synchronous schedule as actions: one version for all of them, and an update at the end."""
-    found = []
+    actions = []
     for stage, steps in enumerate(orders):
         passes = [Action(step.kind, stage, step.microbatch, step.chunk, version=0) for step in steps]
-        found.append([*passes, Action(Kind.UPDATE, stage, version=1)])
-    return found
+        actions.append([*passes, Action(Kind.UPDATE, stage, version=1)])
+    return actions
 
 
 def many_updates(
@@ -45,14 +45,14 @@ def many_updates(
 
 def newest_at_forward(steps: list[Step], replicas: int) -> dict[int, int]:
     """For each mini-batch the number of updates before its F, if each B of its replica is followed by one."""
-    found: dict[int, int] = {}
+    versions: dict[int, int] = {}
     updates = [0] * replicas
     for step in steps:
         if step.microbatch is not None:
             updates[step.microbatch % replicas] += step.kind is Kind.B
             if step.kind is Kind.F:
-                found[step.microbatch] = updates[step.microbatch % replicas]
-    return found
+                versions[step.microbatch] = updates[step.microbatch % replicas]
+    return versions
 
 
 def _with_updates(
@@ -87,12 +87,12 @@ def _with_stashes(actions: list[Action], replicas: int) -> list[Action]:
     for index, action in enumerate(actions):
         if action.kind in COMPUTE and action.microbatch is not None:
             last_use[action.microbatch % replicas, action.version] = index
-    found: list[Action] = []
+    extended: list[Action] = []
     for index, action in enumerate(actions):
         if action.kind is Kind.UPDATE and action.microbatch is not None and action.version is not None:
             replaced = action.version - 1
             use = last_use.get((action.microbatch % replicas, replaced), -1)
             if use > index:
-                found.append(Action(Kind.STASH, action.stage, actions[use].microbatch, version=replaced))
-        found.append(action)
-    return found
+                extended.append(Action(Kind.STASH, action.stage, actions[use].microbatch, version=replaced))
+        extended.append(action)
+    return extended

@@ -68,7 +68,7 @@ class Timeline:
 
 def _event(span: Span) -> dict[str, object]:
     action = span.action
-    known = {"microbatch": action.microbatch, "chunk": action.chunk, "version": action.version}
+    numbers = {"microbatch": action.microbatch, "chunk": action.chunk, "version": action.version}
     return {
         "name": f"{action.kind}" if action.microbatch is None else f"{action.kind}{action.microbatch}",
         "cat": str(action.kind),
@@ -77,5 +77,5 @@ def _event(span: Span) -> dict[str, object]:
         "dur": (span.end - span.start) * 1e6,
         "pid": action.stage,
         "tid": span.replica,
-        "args": {key: value for key, value in known.items() if value is not None},
+        "args": {key: value for key, value in numbers.items() if value is not None},
     }

@@ -142,7 +142,7 @@ def traced_steps(model: nn.Module) -> Steps:
 
 def _trace(model: nn.Module) -> tuple[_Tracer, nn.Module, fx.Graph]:
     """The steps of ``forward`` in training, which must be those in evaluation too: a stage has one list of them."""
-    found = []
+    traces = []
     buffers = buffer_ids(model)
     for training in (False, True):
         with _kept_as_it_is(model):
@@ -150,12 +150,12 @@ def _trace(model: nn.Module) -> tuple[_Tracer, nn.Module, fx.Graph]:
             tracer, root = _Tracer(), _OneInput(model)
             try:
                 with mock.patch.object(torch.autograd.Function, "apply", classmethod(_refuse_function)):
-                    found.append((tracer, root, tracer.trace(root)))
+                    traces.append((tracer, root, tracer.trace(root)))
                 if buffer_ids(model) != buffers:
                     raise SplitError(REPLACED)
             except Exception as error:
                 raise SplitError(refusal(model, error, "torch.fx", __file__, EXAMPLE)) from error
-    (_, root, graph), (_, other_root, other) = found
+    (_, root, graph), (_, other_root, other) = traces
     for a, b in zip_longest(graph.nodes, other.nodes):
         if a is None or b is None or a.format_node() != b.format_node() or not _same_constant(a, root, other_root):
             raise SplitError(
@@ -163,7 +163,7 @@ def _trace(model: nn.Module) -> tuple[_Tracer, nn.Module, fx.Graph]:
                 f"'{a or b}' on ({(a or b).format_node()}); {EXAMPLE}, or use modules (nn.Dropout, not F.dropout) that "
                 "know the mode"
             )
-    return found[-1]
+    return traces[-1]
 
 
 def _refuse_function(cls: Any, *args: Any, **kwargs: Any) -> Any:

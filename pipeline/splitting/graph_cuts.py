@@ -66,9 +66,9 @@ def cut_graph(graph: fx.Graph, positions: list[int]) -> list[fx.Graph]:
 
 def _stages(nodes: list[fx.Node], positions: list[int]) -> dict[fx.Node, int]:
     """The stage of each node but of parameters and the like, which belong to whoever uses them."""
-    found = {node: bisect_right(positions, index) for index, node in enumerate(nodes) if node.op in COMPUTATIONS}
-    found |= {node: 0 for node in nodes if node.op == "placeholder"}
-    return found | {node: len(positions) for node in nodes if node.op == "output"}
+    stages = {node: bisect_right(positions, index) for index, node in enumerate(nodes) if node.op in COMPUTATIONS}
+    stages |= {node: 0 for node in nodes if node.op == "placeholder"}
+    return stages | {node: len(positions) for node in nodes if node.op == "output"}
 
 
 def possible_cut(graph: fx.Graph, root: nn.Module) -> Callable[[int], bool]:
@@ -78,8 +78,10 @@ def possible_cut(graph: fx.Graph, root: nn.Module) -> Callable[[int], bool]:
     uses: dict[int, list[int]] = {id(tensor): [] for tensor in (*root.parameters(), *root.buffers())}
     for node in nodes:
         if node.op in ("call_module", "get_attr"):
-            found = operator.attrgetter(str(node.target))(root)
-            tensors = [*found.parameters(), *found.buffers()] if isinstance(found, nn.Module) else [found]
+            attribute = operator.attrgetter(str(node.target))(root)
+            tensors = (
+                [*attribute.parameters(), *attribute.buffers()] if isinstance(attribute, nn.Module) else [attribute]
+            )
             users = [node] if node.op == "call_module" else node.users
             for tensor in (tensor for tensor in tensors if id(tensor) in uses):
                 uses[id(tensor)] += [index[user] for user in users]

@@ -34,15 +34,15 @@ def recorded_steps(model: nn.Module, example: torch.Tensor) -> Steps:
     training, evaluation = ((mode,) * len(whole.containers) for mode in (True, False))
     now, again = blueprint.record(like, training), blueprint.record(like, training)
     _check_same(model, now.graph, again.graph)
-    found = [(training, now)]
+    recorded = [(training, now)]
     with suppress(SplitError):  # then stages can be trained, which is what they are for
-        found.append((evaluation, blueprint.record(like, evaluation)))
+        recorded.append((evaluation, blueprint.record(like, evaluation)))
 
     def build(locate: Locate) -> list[nn.Module]:
         programs = Programs(blueprint, like, locate)
-        examples = [programs.add(*found[0])]
+        examples = [programs.add(*recorded[0])]
         with suppress(SplitError):
-            examples += [programs.add(*each) for each in found[1:]]
+            examples += [programs.add(*each) for each in recorded[1:]]
         pieces = zip(*examples, strict=True)
         return [RecordedStage(whole, programs, index, of_stage) for index, of_stage in enumerate(pieces)]
 
@@ -87,20 +87,20 @@ class Programs:
         )
 
     def _of(self, samples: int, training: tuple[bool, ...]) -> list[Program]:
-        known = self._known.get((samples, training, modes()))
-        if known is not None:
-            return known
+        programs = self._known.get((samples, training, modes()))
+        if programs is not None:
+            return programs
         like = self._example._replace(shape=(samples, *self._example.shape[1:]))
         return self.add(training, self._blueprint.record(like, training), samples)
 
     def _numbers_of_samples(self, index: int, likes: list[Like], training: tuple[bool, ...]) -> Iterator[int]:
         """How many samples there may be: as often as an extent of the example's has its samples."""
-        samples, found = self._example.shape[0], dict[int, None]()
-        for known, like in zip(self._of(samples, training)[index].given, likes, strict=False):
-            for example, extent in zip(known.shape, like.shape, strict=False):
+        samples, numbers = self._example.shape[0], dict[int, None]()
+        for recorded, like in zip(self._of(samples, training)[index].given, likes, strict=False):
+            for example, extent in zip(recorded.shape, like.shape, strict=False):
                 if example and example % samples == 0 and extent % (example // samples) == 0:
-                    found.setdefault(extent // (example // samples))
-        yield from found
+                    numbers.setdefault(extent // (example // samples))
+        yield from numbers
 
 
 class Program:

@@ -60,15 +60,15 @@ class Blueprint:
         self.fake = FakeTensorMode(allow_non_fake_inputs=True)
         self.names: dict[int, str] = {}
         self.modules: dict[int, str] = {id(module): name for name, module in model.named_modules()}
-        made: dict[int, Any] = {}
+        copies: dict[int, Any] = {}
         for name, tensor in _tensors(model):
-            if id(tensor) not in made:
-                made[id(tensor)] = self.fake.from_tensor(tensor if tensor.is_leaf else tensor.detach())
+            if id(tensor) not in copies:
+                copies[id(tensor)] = self.fake.from_tensor(tensor if tensor.is_leaf else tensor.detach())
                 # A function that is no method may go on using the model's own.
-                self.names[id(tensor)] = self.names[id(made[id(tensor)])] = name
-        self._kept = [model, *made.values()]  # so that no id is used twice
+                self.names[id(tensor)] = self.names[id(copies[id(tensor)])] = name
+        self._kept = [model, *copies.values()]  # so that no id is used twice
         try:
-            self.model: nn.Module = copy.deepcopy(model, made)
+            self.model: nn.Module = copy.deepcopy(model, copies)
         except Exception as error:
             raise SplitError(f"{type(model).__name__} cannot be copied, to try it out: {error}") from error
         self.modules |= {id(module): name for name, module in self.model.named_modules()}
@@ -188,12 +188,12 @@ class _Recorder(TorchFunctionMode):
             self._paused = False
 
     def _write_down(self, op: str, target: Any, arguments: Any, written: set[int]) -> fx.Node:
-        found = modes()
-        if found[1:] != self._modes[1:]:
+        current = modes()
+        if current[1:] != self._modes[1:]:
             raise SplitError("it switches autocast on or off, and the stages would not")
         args, kwargs = fx.node.map_aggregate(arguments, self._argument)
         node = self.graph.create_node(op, target, args, kwargs)
-        node.meta |= {"grad": found[0], "inside": self._inside[-1], "written": written}
+        node.meta |= {"grad": current[0], "inside": self._inside[-1], "written": written}
         return node
 
     def _note(self, node: fx.Node, result: Any) -> None:

@@ -87,12 +87,12 @@ def possible_cuts(model: nn.Module, example: torch.Tensor | None = None) -> list
             raise
         steps = recorded_steps(model, example)
     times = Counter(call.name for call in steps.calls)
-    found: dict[int, str] = {}
+    cuts: dict[int, str] = {}
     for call in steps.calls:
         first = bisect_left(steps.computing, call.begin)
         if call.name and times[call.name] == 1 and 0 < first < len(steps.computing):
-            found[first] = call.name
-    return [name for first, name in sorted(found.items()) if steps.possible(steps.computing[first])]
+            cuts[first] = call.name
+    return [name for first, name in sorted(cuts.items()) if steps.possible(steps.computing[first])]
 
 
 def _stages(model: nn.Module, cuts: Sequence[str] | Sequence[int], steps: Steps) -> list[nn.Module]:

@@ -16,8 +16,8 @@ class Buffers:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         owners = dict.fromkeys(owner for module in modules for owner in module.modules())
-        found = ((owner, name, buffer) for owner in owners for name, buffer in owner._buffers.items())
-        self._values = [(owner, name, buffer.clone()) for owner, name, buffer in found if buffer is not None]
+        buffers = ((owner, name, buffer) for owner in owners for name, buffer in owner._buffers.items())
+        self._values = [(owner, name, buffer.clone()) for owner, name, buffer in buffers if buffer is not None]
 
     @contextmanager
     def again(self) -> Iterator[None]:

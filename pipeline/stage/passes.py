@@ -147,8 +147,8 @@ class Passes:
             target = scatter(target, grid, _target_dims(values, target))
         loss = self._loss(values, target)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            found = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise TypeError(f"the loss must be a tensor of one element, the mean over samples, not {found}")
+            described = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise TypeError(f"the loss must be a tensor of one element, the mean over samples, not {described}")
         return loss.replicated() if isinstance(loss, DistTensor) else loss
 
     # -- backward -----------------------------------------------------------------------------------------------------

@@ -37,8 +37,8 @@ class RunningStatistics:
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
-        found = (layer for module in modules for layer in module.modules() if isinstance(layer, _BatchNorm))
-        self.layers = [layer for layer in dict.fromkeys(found) if layer.track_running_stats]
+        layers = (layer for module in modules for layer in module.modules() if isinstance(layer, _BatchNorm))
+        self.layers = [layer for layer in dict.fromkeys(layers) if layer.track_running_stats]
         self.records: list[Record] = []
 
     @contextmanager

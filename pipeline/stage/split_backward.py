@@ -55,12 +55,12 @@ def backward_of_inputs(
     now = [*inputs, *(p for p in parameters if p.requires_grad and id(p) not in later)]
     edges = [GradientEdge(operator, 0) for operator in apart]
     targets: list[Any] = [*now, *edges]
-    found = torch.autograd.grad(outputs, targets, gradients, retain_graph=True, allow_unused=True)
+    results = torch.autograd.grad(outputs, targets, gradients, retain_graph=True, allow_unused=True)
     with torch.no_grad():
-        for leaf, gradient in zip(now, found[: len(now)], strict=True):
+        for leaf, gradient in zip(now, results[: len(now)], strict=True):
             if gradient is not None:
                 leaf.grad = gradient if leaf.grad is None else leaf.grad + gradient
-    return WeightHalf(list(apart.values()), edges, list(found[len(now) :]))
+    return WeightHalf(list(apart.values()), edges, list(results[len(now) :]))
 
 
 def _uses(outputs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> Iterator[_Use]:

@@ -67,8 +67,8 @@ def tensors_of(outputs: Any) -> list[torch.Tensor]:
     TypeError
         If it is neither a tensor nor several.
     """
-    found = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
-    for value in found:
+    values = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+    for value in values:
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"a stage must return tensors, not {type(value).__name__}")
-    return found
+    return values

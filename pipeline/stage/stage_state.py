@@ -27,8 +27,8 @@ def state_of(modules: Sequence[nn.Module]) -> dict[str, torch.Tensor]:
 
 def described(modules: Sequence[Any]) -> str:
     """What ranks compare before anything else: it may be no modules."""
-    known = [module for module in modules if isinstance(module, nn.Module)]
-    tensors = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state_of(known).items())
+    stateful = [module for module in modules if isinstance(module, nn.Module)]
+    tensors = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state_of(stateful).items())
     return f"{', '.join(type(module).__name__ for module in modules)}; {tensors}"
 
 

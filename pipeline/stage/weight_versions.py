@@ -38,9 +38,9 @@ class _Note:
         """The same part of what ``weights`` are now."""
         offset = (_start(weights) + self.offset_bytes) // self.dtype.itemsize
         empty = torch.empty(0, dtype=self.dtype, device=weights.device)
-        found = empty.set_(weights.untyped_storage(), offset, self.size, self.stride)
-        found = found.conj() if self.conjugate else found
-        return torch._neg_view(found) if self.negative else found
+        view = empty.set_(weights.untyped_storage(), offset, self.size, self.stride)
+        view = view.conj() if self.conjugate else view
+        return torch._neg_view(view) if self.negative else view
 
 
 def _start(tensor: torch.Tensor) -> int:

@@ -75,6 +75,10 @@ def mpiexec(
         return job.wait(timeout)
 
 
+RUNNING: list[Job] = []
+"""Jobs that have been started and not ended."""
+
+
 class Job:
     """A running job, for tests that do something to it: ``with Job(2, code) as job: os.kill(job.ranks()[1], 9)``."""
 
@@ -106,6 +110,7 @@ class Job:
             stderr=self._stderr,
             start_new_session=True,
         )
+        RUNNING.append(self)
 
     def __enter__(self) -> Job:
         return self
@@ -158,6 +163,8 @@ class Job:
             time.sleep(0.02)
         self.process.wait()
         _remove_segments(since=self._started)
+        if self in RUNNING:
+            RUNNING.remove(self)
 
     def output(self) -> str:
         """What the job has printed until now."""

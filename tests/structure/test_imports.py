@@ -22,7 +22,7 @@ WITHIN = {
     "distconv.jobs": [
         "configuration",
         "training",
-        "images mesh pointcloud sequence",
+        "images mesh pointcloud segmentation sequence",
         "bench commands planning prediction verification",
         "papers",
     ],

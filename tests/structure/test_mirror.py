@@ -32,6 +32,7 @@ OF_NO_MODULE = {
     "tests/jobs/planning/test_plan_files.py": "the plans that ship as files",
     "tests/jobs/planning/test_planned_training.py": "training by plans from the planner, the two together",
     "tests/jobs/verification/test_planted_faults.py": "whether what is planted is found, by all sources of cases",
+    "tests/layers/models/test_captured_networks.py": "all networks: their training with captured steps",
     "tests/layers/models/test_models.py": "all reference models: their structure",
     "tests/layers/models/test_reference_models.py": "all reference models: their training over ranks",
     "tests/layers/models/test_third_party.py": "networks of other packages",

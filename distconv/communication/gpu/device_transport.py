@@ -51,13 +51,14 @@ def of(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
     """
     if not _has_choice(tensor):
         return HOST
-    found = Derived.of(comm).transports.get(tensor.device.type, HOST)
-    if found.channel is not None and found.channel.device != tensor.device:
+    transport = Derived.of(comm).transports.get(tensor.device.type, HOST)
+    if transport.channel is not None and transport.channel.device != tensor.device:
         raise CommunicatorError(
-            f"a tensor on {tensor.device}, but rank {comm.rank} sends by {found.channel.name} from "
-            f"{found.channel.device}, where its first tensor was; keep all of a rank's tensors on one GPU, dc.device()"
+            f"a tensor on {tensor.device}, but rank {comm.rank} sends by {transport.channel.name} from "
+            f"{transport.channel.device}, where its first tensor was; keep all of a rank's tensors on one GPU, "
+            "dc.device()"
         )
-    return found
+    return transport
 
 
 def offer(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
@@ -149,12 +150,12 @@ def missing(comm: MPI.Intracomm, device: torch.device) -> str:
         return "" if all(gloo) else f"torch on rank {gloo.index(False)} has no gloo"
     shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
     gpu = comm.rank if shared else str(torch.cuda.get_device_properties(device).uuid)
-    found = comm.allgather((nccl.available(), gpu))
-    without = [rank for rank, (has_library, _) in enumerate(found) if not has_library]
+    libraries = comm.allgather((nccl.available(), gpu))
+    without = [rank for rank, (has_library, _) in enumerate(libraries) if not has_library]
     if without:
         return f"torch on rank {without[0]} has no NCCL (2.6 or newer, built for CUDA)"
-    if len({gpu for _, gpu in found}) < comm.size:
-        return f"{comm.size} ranks share {len({gpu for _, gpu in found})} GPUs, and NCCL needs one for each"
+    if len({gpu for _, gpu in libraries}) < comm.size:
+        return f"{comm.size} ranks share {len({gpu for _, gpu in libraries})} GPUs, and NCCL needs one for each"
     return ""
 
 

@@ -46,20 +46,20 @@ class Hdf5File(Store):
 
     def _checked(self, name: str, size: int) -> tuple[h5py.Dataset, Stored]:
         sources: dict[Path, tuple[int, ...] | None] = {}
-        found = dataset(
+        stored = dataset(
             self._file, name, self.path, size, lambda virtual: sources.update(sources_of(virtual, self.path, name))
         )
         self.states |= states_of(sources)
         # Of several sources the first speaks for all.
-        chunks = next(iter(sources.values()), None) if sources else found.chunks
-        chunks = chunks or (1,) * (min(found.ndim, 2) - 1) + found.shape[-1:]
-        return found, Stored(found.shape, found.dtype, (1,) * (found.ndim - len(chunks)) + tuple(chunks))
+        chunks = next(iter(sources.values()), None) if sources else stored.chunks
+        chunks = chunks or (1,) * (min(stored.ndim, 2) - 1) + stored.shape[-1:]
+        return stored, Stored(stored.shape, stored.dtype, (1,) * (stored.ndim - len(chunks)) + tuple(chunks))
 
     def values(self, name: str, box: Slices) -> NDArray[Any]:
         """The values of a dataset in ``box``, which is not empty."""
-        found = np.empty([each.stop - each.start for each in box], self.stored[name].dtype)
-        self._datasets[name].read_direct(found, box)
-        return found
+        values = np.empty([each.stop - each.start for each in box], self.stored[name].dtype)
+        self._datasets[name].read_direct(values, box)
+        return values
 
     def column(self, name: str) -> list[object] | None:
         """A dataset with one value per sample, if there is one in the file itself.
@@ -70,13 +70,13 @@ class Hdf5File(Store):
             If it has more values than there are samples, or lies in another file.
         """
         place = own_place(self._file, name)
-        found = None if place is None else self._file[place]
-        if not isinstance(found, h5py.Dataset) or found.is_virtual or found.external or found.ndim != 1:
+        entry = None if place is None else self._file[place]
+        if not isinstance(entry, h5py.Dataset) or entry.is_virtual or entry.external or entry.ndim != 1:
             return None
         samples = next(iter(self.stored.values())).shape[0]
-        if len(found) > samples:
-            raise DataError(f"{self.path}: {name!r} has {len(found)} values for {samples} samples; write one for each")
-        return [v.decode() if isinstance(v, bytes) else v for v in found[()].tolist()]
+        if len(entry) > samples:
+            raise DataError(f"{self.path}: {name!r} has {len(entry)} values for {samples} samples; write one for each")
+        return [v.decode() if isinstance(v, bytes) else v for v in entry[()].tolist()]
 
     def attribute(self, name: str, group: str) -> object:
         """An attribute of a group, or None."""
@@ -157,7 +157,7 @@ class Hdf5Files(Store):
 
     def values(self, name: str, box: Slices) -> NDArray[Any]:
         """The values of a dataset in ``box``, which is not empty."""
-        found = np.empty([each.stop - each.start for each in box], self.stored[name].dtype)
+        values = np.empty([each.stop - each.start for each in box], self.stored[name].dtype)
         start, stop = box[0].start, box[0].stop
         index = bisect.bisect_right(self._begins, start) - 1
         while start < stop:
@@ -166,9 +166,9 @@ class Hdf5Files(Store):
                 inside = () if self._one_each else (slice(start - begin, end - begin),)
                 with self._lock:
                     part = self._file(index).read(name, (*inside, *box[1:]))
-                found[start - box[0].start : end - box[0].start] = part
+                values[start - box[0].start : end - box[0].start] = part
             start, index = max(start, end), index + 1
-        return found
+        return values
 
     def _file(self, index: int) -> Hdf5File:
         """The file of this index, open."""

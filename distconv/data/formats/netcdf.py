@@ -41,8 +41,8 @@ class NetCdf(Store):
                 group, _, variable = name.strip("/").rpartition("/")
                 self._check_links(group)
                 whole = h5netcdf.File(self._file, "r", phony_dims="access")
-                found = whole[group] if group else whole
-                lazily = H5NetCDFStore(found).open_store_variable(variable, found.variables[variable])
+                tree = whole[group] if group else whole
+                lazily = H5NetCDFStore(tree).open_store_variable(variable, tree.variables[variable])
                 self._variables[name] = decode_cf_variable(variable, lazily, decode_times=False)
                 self.stored[name] = self._stored(name, lazily.encoding.get("chunksizes"))
         except (KeyError, OSError, RuntimeError, TypeError, ValueError) as error:
@@ -67,13 +67,13 @@ class NetCdf(Store):
 
     def values(self, name: str, box: Slices) -> NDArray[Any]:
         """The values of a variable in ``box``, which is not empty."""
-        found: NDArray[Any] = self._variables[name][box].values
-        return found
+        values: NDArray[Any] = self._variables[name][box].values
+        return values
 
     def attribute(self, name: str, group: str) -> object:
         """An attribute of a group, or None."""
-        found = self._file.get(group or "/")
-        return None if found is None else found.attrs.get(name)
+        node = self._file.get(group or "/")
+        return None if node is None else node.attrs.get(name)
 
     def close(self) -> None:
         """Close the file."""

@@ -32,9 +32,9 @@ class NpyFiles(Store):
 
     def _path(self, name: str) -> Path:
         if self.path.is_dir():
-            found = self.path / f"{name}.npy"
-            check_inside(found, self.path, f"{self.path}: dataset {name!r}")
-            return found
+            path = self.path / f"{name}.npy"
+            check_inside(path, self.path, f"{self.path}: dataset {name!r}")
+            return path
         if name != self.path.stem:
             raise DataError(f"{self.path}: there is no dataset {name!r} in it; it is {self.path.stem!r}")
         check_inside(self.path, self.path.resolve().parent, f"dataset {name!r}")

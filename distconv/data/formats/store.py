@@ -82,15 +82,15 @@ class Store(ABC):
         if 0 in shape:
             return np.empty(shape, self.stored[name].dtype)
         try:
-            found = np.asarray(self.values(name, box))
+            values = np.asarray(self.values(name, box))
         except DataError:
             raise
         except Exception as error:  # whatever a library raises at damaged data
             text = f"{error}" or type(error).__name__
             raise DataError(f"{self.path}: cannot read [{written(box)}] of dataset {name!r}: {text}") from error
-        if found.shape != shape:
-            raise DataError(f"{self.path}: [{written(box)}] of dataset {name!r} has values of {found.shape}")
-        return found
+        if values.shape != shape:
+            raise DataError(f"{self.path}: [{written(box)}] of dataset {name!r} has values of {values.shape}")
+        return values
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path.absolute(), "names": self.names}

@@ -18,7 +18,7 @@ from distconv.errors import DataError
 Bounds = tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def sources_of(found: h5py.Dataset, path: Path, name: str) -> dict[Path, tuple[int, ...] | None]:
+def sources_of(virtual: h5py.Dataset, path: Path, name: str) -> dict[Path, tuple[int, ...] | None]:
     """The files that hold what the virtual dataset ``name`` of ``path`` shows, with their chunks.
 
     Raises
@@ -27,7 +27,7 @@ def sources_of(found: h5py.Dataset, path: Path, name: str) -> dict[Path, tuple[i
         If one of them is not in the folder, is missing, incomplete or virtual itself, or part of the dataset has none.
     """
     folder, files, boxes, points = path.parent, dict[Path, tuple[int, ...] | None](), list[Bounds](), 0
-    for file_name, dataset_name, bounds, count in _parts(found):
+    for file_name, dataset_name, bounds, count in _parts(virtual):
         points += count
         boxes.append(bounds)
         if "%" in file_name or "%" in dataset_name:
@@ -36,19 +36,19 @@ def sources_of(found: h5py.Dataset, path: Path, name: str) -> dict[Path, tuple[i
         if place not in files:
             check_inside(place, folder, f"{path}: virtual dataset {name!r}")
             files[place] = _checked_source(place, dataset_name, path)
-    if points < math.prod(found.shape):
+    if points < math.prod(virtual.shape):
         raise DataError(
-            f"{path}: virtual dataset {name!r} is incomplete: of its {math.prod(found.shape)} values {points} have a "
+            f"{path}: virtual dataset {name!r} is incomplete: of its {math.prod(virtual.shape)} values {points} have a "
             "source"
         )
-    if points > math.prod(found.shape) or _overlap(boxes):
+    if points > math.prod(virtual.shape) or _overlap(boxes):
         raise DataError(f"{path}: virtual dataset {name!r} has values with two sources; write it with one for each")
     return files
 
 
-def _parts(found: h5py.Dataset) -> Iterator[tuple[str, str, Bounds, int]]:
+def _parts(virtual: h5py.Dataset) -> Iterator[tuple[str, str, Bounds, int]]:
     """File and dataset of each source, the box that holds what comes from it, and how much that is."""
-    for source in found.virtual_sources():
+    for source in virtual.virtual_sources():
         bounds = source.vspace.get_select_bounds()
         yield source.file_name, source.dset_name, bounds, source.vspace.get_select_npoints()
 

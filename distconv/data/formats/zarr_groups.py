@@ -89,8 +89,8 @@ class ZarrGroup(Store):
 
     def attribute(self, name: str, group: str) -> object:
         """An attribute of a group, or None."""
-        found = self._group if group in ("", "/") else self._group.get(group)
-        return None if found is None else found.attrs.get(name)
+        node = self._group if group in ("", "/") else self._group.get(group)
+        return None if node is None else node.attrs.get(name)
 
 
 def _inside(folder: Path) -> Any:

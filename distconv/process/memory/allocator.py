@@ -92,8 +92,8 @@ def environment(of: str) -> dict[str, str]:
     if of == "pages":
         pages = {"MALLOC_MMAP_THRESHOLD_": str(_MAPPED_BYTES), "THP_MEM_ALLOC_ENABLE": "1"}
         return {**pages, "MALLOC_TRIM_THRESHOLD_": str(_LARGEST)}
-    found = caching_allocators.installed(of) if of in caching_allocators.FILES else None
-    return {**caching_allocators.SETTINGS.get(of, {}), "LD_PRELOAD": str(found[1])} if found else {}
+    library = caching_allocators.installed(of) if of in caching_allocators.FILES else None
+    return {**caching_allocators.SETTINGS.get(of, {}), "LD_PRELOAD": str(library[1])} if library else {}
 
 
 def huge_pages() -> bool:

@@ -99,11 +99,11 @@ class Stack:
 
     def held(self) -> int:
         """Bytes of weights, gradients and optimizer state on this rank."""
-        found = 0
+        held = 0
         for parameter in self.model.parameters():
             kept = [parameter, parameter.grad, *self.optimizer.state[parameter].values()]
-            found += sum(_local(t).nbytes for t in kept if isinstance(t, torch.Tensor))
-        return found
+            held += sum(_local(t).nbytes for t in kept if isinstance(t, torch.Tensor))
+        return held
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -143,11 +143,11 @@ def _check(options: argparse.Namespace) -> None:
         raise DistconvError(f"--{strange[0]} is of the stack of layers, but --layer {options.layer} is a single one")
     if strange:
         raise DistconvError(f"--{strange[0]}: that is for a single layer; name it with --layer")
-    found = _stack(options)
-    if found["channels"] % found["groups"]:
-        raise DistconvError(f"--groups {found['groups']} does not divide --channels {found['channels']}")
-    if found["kernel"] % 2 == 0:
-        raise DistconvError(f"--kernel {found['kernel']}: the extent must be odd, or outputs are larger than inputs")
+    stack = _stack(options)
+    if stack["channels"] % stack["groups"]:
+        raise DistconvError(f"--groups {stack['groups']} does not divide --channels {stack['channels']}")
+    if stack["kernel"] % 2 == 0:
+        raise DistconvError(f"--kernel {stack['kernel']}: the extent must be odd, or outputs are larger than inputs")
 
 
 def _stack(options: argparse.Namespace) -> dict[str, int]:

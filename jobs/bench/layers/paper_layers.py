@@ -48,14 +48,14 @@ class Bench:
 
     def variants(self) -> dict[str, Variant]:
         """FP, and BP behind it. Collective over the grid."""
-        found: list[torch.Tensor] = []
+        outputs: list[torch.Tensor] = []
 
         def forward() -> None:
-            found[:] = [self.layer(self.x)]
+            outputs[:] = [self.layer(self.x)]
 
         def backward() -> None:
             with no_sync():
-                found[0].backward(self.error)
+                outputs[0].backward(self.error)
             self.layer.zero_grad()
             self.x.grad = None
 
@@ -118,5 +118,5 @@ def _report(
         )
     )
     print(report.comparison_head(f"ms, {REPETITIONS} runs"))
-    for found in rows:
-        print(report.comparison_row(found))
+    for row in rows:
+        print(report.comparison_row(row))

@@ -101,15 +101,15 @@ def step_of(options: argparse.Namespace, resolution: int, name: str) -> Callable
     torch.manual_seed(0)
     model = (dense if name == DENSE else sparse)(width=options.width)
     optimizer = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
-    made = batch_of(options, resolution, 1.0 if name == DENSE else float(name.removeprefix("S-")))
+    voxels = batch_of(options, resolution, 1.0 if name == DENSE else float(name.removeprefix("S-")))
 
     def x() -> Any:
-        cloud = SparseTensor(made.coords, made.features, batch_size=options.batch)
+        cloud = SparseTensor(voxels.coords, voxels.features, batch_size=options.batch)
         return to_dense(cloud, (resolution,) * 3) if name == DENSE else cloud
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x()), made.labels)
+        loss = F.cross_entropy(model(x()), voxels.labels)
         loss.backward()
         optimizer.step()
         return loss.detach()

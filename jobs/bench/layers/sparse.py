@@ -105,7 +105,7 @@ def variants(resolution: int, channels: int, names: tuple[str, ...]) -> dict[str
     def sparse(x: SparseTensor) -> torch.Tensor:
         return _weights_gradient(convolution, convolution(x).features, x.features, gradient)
 
-    found = {
+    steps = {
         SPARSE: lambda: sparse(cached),
         BUILT: lambda: sparse(SparseTensor(coords, features.clone().requires_grad_(), batch_size=1)),
     }
@@ -115,8 +115,8 @@ def variants(resolution: int, channels: int, names: tuple[str, ...]) -> dict[str
         volume.requires_grad_()
         dense = nn.Conv3d(channels, channels, 3, padding=1, bias=False)
         dense.load_state_dict(convolution.state_dict())
-        found[DENSE] = lambda: _weights_gradient(dense, dense(volume), volume, slope)
-    return {name: found[name] for name in names}
+        steps[DENSE] = lambda: _weights_gradient(dense, dense(volume), volume, slope)
+    return {name: steps[name] for name in names}
 
 
 def _weights_gradient(

@@ -54,19 +54,19 @@ def run(options: argparse.Namespace) -> int:
     grid = dc.ProcessGrid(world, **(options.grid or {"h": world.size}))
     if world.rank == 0:
         print(report.heading(f"halo exchange over {grid.describe()}, float32, kernel {options.kernel}"))
-    found = {}
+    results = {}
     for size in options.size:
         shape = (options.batch, options.channels, size, size)
         plan = _halo_plan(grid, shape, options.kernel)
         times = in_turns(world, clocked(_actions(plan)), options.repeats, warm_up=WARM_UP)
         sent = world.allreduce(sum(peer.numel for peer in plan.sends) * 4, MPI.MAX)
-        found[str(size)] = medians(times)
+        results[str(size)] = medians(times)
         if world.rank == 0:
             print(
                 f"\nx {shape}, at most {sent} bytes sent per rank\n{report.table(times, RAW, label='ms')}", flush=True
             )
     if world.rank == 0:
-        report.give_json({"median_s": found}, options.json)
+        report.give_json({"median_s": results}, options.json)
     return 0
 
 

@@ -48,15 +48,15 @@ def run(options: argparse.Namespace) -> int:
     target = dc.ProcessGrid(world, **(options.target or {"w": world.size}))
     if world.rank == 0:
         print(report.heading(f"redistribution from {source.describe()} to {target.describe()}, float32"))
-    found = {}
+    results = {}
     for size in options.size:
         shape = (options.batch, options.channels, size, size)
         times = in_turns(world, clocked(_actions(source, target, shape)), options.repeats, warm_up=WARM_UP)
-        found[str(size)] = medians(times)
+        results[str(size)] = medians(times)
         if world.rank == 0:
             print(f"\nx {shape}\n{report.table(times, RAW, label='ms')}", flush=True)
     if world.rank == 0:
-        report.give_json({"median_s": found}, options.json)
+        report.give_json({"median_s": results}, options.json)
     return 0
 
 

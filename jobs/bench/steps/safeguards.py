@@ -106,12 +106,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _buckets(parameters: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     """What is summed together, last layer first."""
-    found: list[list[torch.Tensor]] = [[]]
+    buckets: list[list[torch.Tensor]] = [[]]
     for parameter in reversed(parameters):
-        if sum(each.nbytes for each in found[-1]) >= BUCKET_BYTES:
-            found.append([])
-        found[-1].append(parameter)
-    return found
+        if sum(each.nbytes for each in buckets[-1]) >= BUCKET_BYTES:
+            buckets.append([])
+        buckets[-1].append(parameter)
+    return buckets
 
 
 @contextlib.contextmanager

@@ -60,11 +60,11 @@ def run(options: argparse.Namespace) -> int:
     comm = MPI.COMM_WORLD
     device = torch.device(device_for(options.device, comm))
     plans, scaling = on_rank_0(comm, lambda: _predicted(options, comm.size))
-    found: dict[str, dict[int, list[float]]] = {}
+    times: dict[str, dict[int, list[float]]] = {}
     for ranks, variants in plans.items():
         for name, seconds in measured(options, comm, ranks, variants, device).items():
-            found.setdefault(name, {})[ranks] = seconds
-    on_rank_0(comm, lambda: _report(options, device, plans, scaling, found))
+            times.setdefault(name, {})[ranks] = seconds
+    on_rank_0(comm, lambda: _report(options, device, plans, scaling, times))
     return 0
 
 

@@ -119,15 +119,15 @@ class VoxelLoader(Epochs):
         """
         self._source.check_unchanged()
         for samples in self.batches(number, start):
-            made = together(
+            voxels = together(
                 self._source.comm, partial(voxel_batch, self._clouds, samples, self.recipe, number), DataError
             )
-            yield Batch(samples, (self._placed(self._sparse(made)), made.labels.to(self.device)))
+            yield Batch(samples, (self._placed(self._sparse(voxels)), voxels.labels.to(self.device)))
 
     def first(self, count: int) -> SparseTensor:
         """The first clouds of the first epoch, ``count`` or as many as there are. Local."""
         return self._sparse(voxel_batch(self._clouds, list(map(int, self.order(0)[:count])), self.recipe, 0))
 
-    def _sparse(self, made: VoxelBatch) -> SparseTensor:
-        features = made.features.to(self.device, self.dtype)
-        return SparseTensor(made.coords.to(self.device), features, batch_size=len(made.labels))
+    def _sparse(self, voxels: VoxelBatch) -> SparseTensor:
+        features = voxels.features.to(self.device, self.dtype)
+        return SparseTensor(voxels.coords.to(self.device), features, batch_size=len(voxels.labels))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from distconv.jobs.training.pipeline_stages import MACHINE, cuts_of
+from distconv.jobs.training.pipelines.stages import MACHINE, cuts_of
 from distconv.layers.sparse import SparseConv, SparseTensor
 from distconv.perfmodel import Machine
 from distconv.perfmodel.sparse.counted_profile import counted_profile

@@ -13,9 +13,10 @@ from distconv.grid import ProcessGrid
 from distconv.jobs.pointcloud.batches import Recipe
 from distconv.jobs.training import settings as common
 from distconv.jobs.training import training
+from distconv.jobs.training.accumulation import accumulated
 from distconv.jobs.training.classifier import Classifier
-from distconv.jobs.training.pipeline_options import Pipelining
-from distconv.jobs.training.pipeline_training import PipelineTrainer as AnyPipelineTrainer
+from distconv.jobs.training.pipelines.options import Pipelining
+from distconv.jobs.training.pipelines.training import PipelineTrainer as AnyPipelineTrainer
 from distconv.layers.models.sparse import sparse_resnet, sparse_vgg16_bn
 from distconv.layers.sparse import SparseTensor, scatter
 from distconv.layers.sparse.stages import as_stages, packed
@@ -52,7 +53,6 @@ class _Clouds(Classifier):
 
     settings: Settings
     samples: CloudSamples
-    loader: VoxelLoader
 
     @property
     def notes(self) -> dict[str, Any]:
@@ -74,7 +74,8 @@ class Trainer(_Clouds, training.Trainer):
     def __init__(self, settings: Settings, samples: CloudSamples, grid: ProcessGrid, device: str = "cpu") -> None:
         super().__init__(settings, network(settings, samples), grid, samples.comm, device)
         self.samples = samples
-        self.loader = _training_loader(settings, samples, device, self._placed)
+        parts = _training_loader(settings, samples, device, self._placed)
+        self.loader = accumulated(parts, settings.accumulate)
 
     def _placed(self, x: SparseTensor) -> Any:
         return scatter(x, grid=self.grid)
@@ -123,7 +124,8 @@ def _loader(
     **options: Any,
 ) -> VoxelLoader:
     recipe = Recipe(settings.resolution, settings.points, seed=settings.seed, **dropout or {})
-    return VoxelLoader(samples, group, settings.batch, placed=placed, recipe=recipe, **options)
+    batch = settings.part if group == "train" else settings.batch
+    return VoxelLoader(samples, group, batch, placed=placed, recipe=recipe, **options)
 
 
 def network(settings: Settings, samples: CloudSamples) -> torch.nn.Module:

@@ -117,10 +117,10 @@ def _in_jobs(families: Sequence[str], options: argparse.Namespace) -> list[Line]
         for ranks in options.ranks:
             for own in _jobs(families, first=ranks == options.ranks[0]):
                 launch.past_hangs(options.mpiexec, ranks, ["verify", "conformance", "--family", *own, *words], path)
-        found = journal.Journal(path).lines
+        lines = journal.Journal(path).lines
     order = {family: number for number, family in enumerate(families)}
-    found = [line for line in found if line.family in order and line.ranks in options.ranks]
-    return sorted(found, key=lambda line: order[line.family])
+    lines = [line for line in lines if line.family in order and line.ranks in options.ranks]
+    return sorted(lines, key=lambda line: order[line.family])
 
 
 def _jobs(families: Sequence[str], first: bool) -> list[list[str]]:
@@ -141,12 +141,12 @@ def chosen(
     DataError
         If there is no operator of one of these names.
     """
-    known = {case.operator for cases in TABLE.values() for case in cases}
-    if not set(operators or ()) <= known or not set(families) <= set(TABLE):
-        known.update(samples.names())
-    unknown = sorted(name for name in operators or () if not any(_asked(each, [name]) for each in known))
+    operators_of = {case.operator for cases in TABLE.values() for case in cases}
+    if not set(operators or ()) <= operators_of or not set(families) <= set(TABLE):
+        operators_of.update(samples.names())
+    unknown = sorted(name for name in operators or () if not any(_asked(each, [name]) for each in operators_of))
     if unknown:
-        raise DataError(f"the table has no operator {unknown[0]!r}; it has {', '.join(sorted(known))}")
+        raise DataError(f"the table has no operator {unknown[0]!r}; it has {', '.join(sorted(operators_of))}")
     for family in families:
         for case in TABLE.get(family, ()):
             if _asked(case.operator, operators):

@@ -173,16 +173,16 @@ def _cell(alike: Sequence[Line]) -> str:
 
 def _messages(lines: Sequence[Line]) -> str:
     """Each message once, with how often it came, and the first row that got it."""
-    found: dict[str, list[Line]] = {}
+    by_text: dict[str, list[Line]] = {}
     for line in lines:
         if line.verdict in (Verdict.RAISES, Verdict.INFINITE) or line.verdict in BAD:
-            found.setdefault(general(line), []).append(line)
-    if not found:
+            by_text.setdefault(general(line), []).append(line)
+    if not by_text:
         return ""
     told = [
         f"- {len(alike)} x {_SIGNS[alike[0].verdict]}, first `{alike[0].operator}` {alike[0].option} over "
         f"{alike[0].grid}: {text}"
-        for text, alike in found.items()
+        for text, alike in by_text.items()
     ]
     return "\n" + "\n".join(told) + "\n"
 

@@ -72,12 +72,12 @@ class Sample(Case):
         grids: dict[str, Extents] = {"first": {"n": ranks}, "last": {"w": ranks}}
         if ranks % 2 == 0 and ranks > 2:
             grids["both"] = {"n": 2, "w": ranks // 2}
-        found = []
+        layouts = []
         for name, extents in grids.items():
-            found.append(Layout(name, tuple(extents.items())))
+            layouts.append(Layout(name, tuple(extents.items())))
             if len(self.tensors()) > 1:
-                found.append(Layout(f"{name}, first tensor only", tuple(extents.items()), first_only=True))
-        return found
+                layouts.append(Layout(f"{name}, first tensor only", tuple(extents.items()), first_only=True))
+        return layouts
 
     def compute(self, world: World) -> None:
         """Call the function, and differentiate what it gives."""
@@ -182,13 +182,13 @@ def _databases() -> dict[str, list[Any]]:
     from torch.testing._internal.common_methods_invocations import op_db
     from torch.testing._internal.common_modules import module_db
 
-    found: dict[str, list[Any]] = {}
+    databases: dict[str, list[Any]] = {}
     for operator in op_db:
         if operator.name not in UNDETERMINED:
-            found.setdefault(_name(operator), []).append(operator)
+            databases.setdefault(_name(operator), []).append(operator)
     for module in module_db:
-        found.setdefault(f"nn.{module.module_cls.__name__}", []).append(module)
-    return found
+        databases.setdefault(f"nn.{module.module_cls.__name__}", []).append(module)
+    return databases
 
 
 def _name(operator: Any) -> str:
@@ -205,16 +205,16 @@ def _drawn(operator: Any, most: int | None) -> list[Any]:
     return list(islice(operator.sample_inputs("cpu", dtype, requires_grad=grad), most))
 
 
-def _stays(found: Any) -> bool:
+def _stays(sample: Any) -> bool:
     """Whether the first argument can be changed in place."""
-    return not found.broadcasts_input and isinstance(found.input, torch.Tensor)
+    return not sample.broadcasts_input and isinstance(sample.input, torch.Tensor)
 
 
-def _spelled(operator: Any, option: str, found: Any, functions: Sequence[Any], finish: bool = True) -> Sample:
+def _spelled(operator: Any, option: str, sample: Any, functions: Sequence[Any], finish: bool = True) -> Sample:
     """One sample of ``operator``, called by every one of ``functions``."""
-    calls = [partial(_finished, found.output_process_fn_grad if finish else _same, f) for f in functions if f]
+    calls = [partial(_finished, sample.output_process_fn_grad if finish else _same, f) for f in functions if f]
     function = calls[0] if len(calls) == 1 else partial(_every, calls)
-    return Sample(_name(operator), option, function, (found.input, *found.args), found.kwargs)
+    return Sample(_name(operator), option, function, (sample.input, *sample.args), sample.kwargs)
 
 
 def _same(result: Any) -> Any:
@@ -235,8 +235,8 @@ def _in_place(function: Callable[..., Any], input: torch.Tensor, *args: Any, **k
 
 def _out(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with torch.no_grad():
-        made = function(*args, **kwargs)
-        out = torch.zeros_like(made) if isinstance(made, torch.Tensor) else tuple(map(torch.zeros_like, made))
+        result = function(*args, **kwargs)
+        out = torch.zeros_like(result) if isinstance(result, torch.Tensor) else tuple(map(torch.zeros_like, result))
         function(*args, **kwargs, out=out)
     return out
 

@@ -93,13 +93,13 @@ def _name(line: Line) -> tuple[str, str]:
 
 def _refused(lines: Sequence[Line]) -> str:
     """Each message once, with how often it came, and with which operators."""
-    found: dict[tuple[str, str], list[Line]] = {}
+    by_text: dict[tuple[str, str], list[Line]] = {}
     for line in lines:
         if line.verdict not in EXACT:
-            found.setdefault((line.verdict.value, general(line)), []).append(line)
+            by_text.setdefault((line.verdict.value, general(line)), []).append(line)
     told = [
         f"- {len(alike)} x {verdict}, {', '.join(f'`{name}`' for name in sorted({line.operator for line in alike}))}: "
         f"{text}"
-        for (verdict, text), alike in found.items()
+        for (verdict, text), alike in by_text.items()
     ]
     return "\n## What is not exact\n\n" + "\n".join(told) + "\n" if told else ""

@@ -36,10 +36,10 @@ _CHANGES: dict[str, Callable[[int, int], int]] = {
 
 def _parsed(dimension: str, sizes: Sizes) -> tuple[str | None, int]:
     """Grid axis (None where whole) and extent of one dimension."""
-    found = _DIMENSION.match(dimension)
-    if found is None:
+    match = _DIMENSION.match(dimension)
+    if match is None:
         raise ValueError(f"conformance table: {dimension!r} is no dimension")
-    capital, other, small, number, change, by = found.groups()
+    capital, other, small, number, change, by = match.groups()
     extent = int(number) if number else sizes[other or small or capital.lower()]
     return capital.lower() if capital else None, _CHANGES[change](extent, int(by)) if change else extent
 

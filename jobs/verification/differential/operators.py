@@ -21,10 +21,10 @@ MOST = 6
 def of_torch(draw: Draw) -> Program:
     """A sample with which torch tests one of its operators or modules."""
     name = draw.pick(*(name for name in samples.names() if not name.startswith(("linalg.", "signal."))))
-    found = list(samples.samples(name, MOST))
-    if not found:
+    drawn = list(samples.samples(name, MOST))
+    if not drawn:
         return of_torch(draw)
-    sample = replace(draw.pick(*found), kinds=samples.KINDS)
+    sample = replace(draw.pick(*drawn), kinds=samples.KINDS)
     return Program("torch's samples", f"{sample.operator} {sample.option}", sample.compute, 2, as_torch_takes_it=True)
 
 

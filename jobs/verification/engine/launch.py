@@ -13,7 +13,7 @@ from pathlib import Path
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.jobs.training.pipeline_options import counts
+from distconv.jobs.training.pipelines.options import counts
 from distconv.jobs.verification.engine.journal import Journal, Key, Line
 from distconv.jobs.verification.engine.runner import Case, Run
 
@@ -42,16 +42,16 @@ def run(
     begun, families = job.comm.bcast(journal.begun), set[str]()
     for family, cases in groups:
         families.add(family)
-        found: list[Line] = []
+        results: list[Line] = []
         for case in cases:
             key = Key(family, job.comm.size, case.operator, case.option)
             if key not in begun:
                 journal.begin(key)
                 lines = list(job.lines(family, case))
                 journal.end(lines)
-                found += lines
-        if job.comm.rank == 0 and found:
-            tell(found)
+                results += lines
+        if job.comm.rank == 0 and results:
+            tell(results)
     own = [line for line in journal.lines if line.family in families and line.ranks == job.comm.size]
     shared: list[Line] = job.comm.bcast(own)
     return shared

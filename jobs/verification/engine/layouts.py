@@ -96,7 +96,7 @@ RESIZED = frozenset({"one", "least", "ragged", "few"})
 
 def layouts(case: Splittable, ranks: int) -> list[Layout]:
     """The layouts over ``ranks`` that split what ``case`` has."""
-    found = []
+    chosen = []
     for name, (written, blocks, resized) in KINDS.items():
         if name not in case.kinds if case.kinds is not None else not case.multiple and resized in RESIZED:
             continue
@@ -107,8 +107,8 @@ def layouts(case: Splittable, ranks: int) -> list[Layout]:
         grid = {axis: n for axis, n in zip(axes, parts, strict=True) if axis is not None}
         changed = _changed(case, resized, *next(iter(grid.items())))
         if changed is not None:
-            found.append(Layout(name, tuple(grid.items()), _sizes(case, changed), blocks))
-    return found
+            chosen.append(Layout(name, tuple(grid.items()), _sizes(case, changed), blocks))
+    return chosen
 
 
 def _axis(case: Splittable, word: str) -> str | None:

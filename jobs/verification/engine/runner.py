@@ -76,18 +76,18 @@ class Run:
 
     def lines(self, family: str, case: Case) -> Iterator[Line]:
         """Compute ``case`` in all its layouts, in order. Collective."""
-        known: dict[tuple[tuple[str, int], ...], _Part] = {}
+        parts: dict[tuple[tuple[str, int], ...], _Part] = {}
         with self._watch.running():
             for layout in self.layouts(case):
                 grid = self.grid(layout.extents)
                 self._watch.begin(f"{case.operator} {case.option}, {layout.kind} ({grid.describe()})")
-                if layout.sizes not in known:
-                    known[layout.sizes] = self._attempt(case, World(layout))
-                if case.as_torch_takes_it and known[layout.sizes].refused:
+                if layout.sizes not in parts:
+                    parts[layout.sizes] = self._attempt(case, World(layout))
+                if case.as_torch_takes_it and parts[layout.sizes].refused:
                     return
                 part = self._attempt(case, self.world(case, layout, grid))
                 place = (family, case.operator, case.option, layout.kind, grid.describe(), self.comm.size)
-                yield Line(*place, *self._found(case, known[layout.sizes], part))
+                yield Line(*place, *self._found(case, parts[layout.sizes], part))
 
     def layouts(self, case: Case) -> Sequence[Layout]:
         """Those in which ``case`` is computed here."""

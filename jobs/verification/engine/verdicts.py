@@ -76,42 +76,46 @@ def refusal(error: Exception) -> Refusal:
     return Refusal(type(error).__name__, str(error), isinstance(error, DistconvError))
 
 
-def difference(reference: Mapping[str, torch.Tensor], found: Mapping[str, torch.Tensor], condition: float = 1.0) -> str:
-    """The first way in which ``found`` is not ``reference``, or an empty text.
+def difference(
+    reference: Mapping[str, torch.Tensor], actual: Mapping[str, torch.Tensor], condition: float = 1.0
+) -> str:
+    """The first way in which ``actual`` is not ``reference``, or an empty text.
 
     ``condition`` says how many times more than usual round-off counts. Of a DistTensor this rank's block is compared:
     nothing is sent, so that one rank's mistake makes no other wait.
     """
     for name, expected in reference.items():
-        if name not in found:
+        if name not in actual:
             return f"{name} is missing"
-        text = _deviation(expected, found[name], condition)
+        text = _deviation(expected, actual[name], condition)
         if text:
             return f"{name} {text}"
-    extra = set(found) - set(reference)
+    extra = set(actual) - set(reference)
     return f"{min(extra)} should not be there" if extra else ""
 
 
-def _deviation(expected: torch.Tensor, found: torch.Tensor, condition: float) -> str:
-    if expected.shape != found.shape or expected.dtype != found.dtype:
-        return f"is {tuple(found.shape)} {found.dtype}, torch has {tuple(expected.shape)} {expected.dtype}"
+def _deviation(expected: torch.Tensor, actual: torch.Tensor, condition: float) -> str:
+    if expected.shape != actual.shape or expected.dtype != actual.dtype:
+        return f"is {tuple(actual.shape)} {actual.dtype}, torch has {tuple(expected.shape)} {expected.dtype}"
     whole = expected = expected.detach()
-    if isinstance(found, DistTensor):
-        if tuple(found.local.shape) != found.dist.local_shape(found.shape):
-            return f"is a block of {tuple(found.local.shape)} where it should be {found.dist.local_shape(found.shape)}"
-        expected, found = _block(expected, found.dist), found.local
-    found = found.detach()
+    if isinstance(actual, DistTensor):
+        if tuple(actual.local.shape) != actual.dist.local_shape(actual.shape):
+            return (
+                f"is a block of {tuple(actual.local.shape)} where it should be {actual.dist.local_shape(actual.shape)}"
+            )
+        expected, actual = _block(expected, actual.dist), actual.local
+    actual = actual.detach()
     if expected.is_complex():
-        whole, expected, found = (torch.view_as_real(t.resolve_conj()) for t in (whole, expected, found))
-    if torch.equal(expected, found):
+        whole, expected, actual = (torch.view_as_real(t.resolve_conj()) for t in (whole, expected, actual))
+    if torch.equal(expected, actual):
         return ""
     if not expected.is_floating_point():
-        wrong = int((expected != found).sum())
+        wrong = int((expected != actual).sum())
         return f"differs in {wrong} of {expected.numel()}" if wrong else ""
     finite = expected.isfinite()
-    if not torch.equal(finite, found.isfinite()) or not _same(expected[~finite], found[~finite]):
+    if not torch.equal(finite, actual.isfinite()) or not _same(expected[~finite], actual[~finite]):
         return _NOT_FINITE
-    error = (expected - found)[finite].abs()
+    error = (expected - actual)[finite].abs()
     if not error.numel():
         return ""
     worst, scale = float(error.max()), _scale(whole) if error.any() else 0.0
@@ -122,9 +126,9 @@ def _deviation(expected: torch.Tensor, found: torch.Tensor, condition: float) ->
     return f"{tuple(expected.shape)} differs by {worst:.3g} (scale {scale:.3g}) in {count} values"
 
 
-def _same(expected: torch.Tensor, found: torch.Tensor) -> bool:
+def _same(expected: torch.Tensor, actual: torch.Tensor) -> bool:
     """Whether infinities are of one sign and NaN is where NaN is."""
-    return bool(((expected == found) | (expected.isnan() & found.isnan())).all())
+    return bool(((expected == actual) | (expected.isnan() & actual.isnan())).all())
 
 
 def _scale(whole: torch.Tensor) -> float:

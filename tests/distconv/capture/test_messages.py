@@ -9,8 +9,9 @@ import torch
 from mpi4py import MPI
 
 import distconv as dc
-from distconv.capture.entries import Post
+from distconv.capture.entries import Post, Sum
 from distconv.capture.messages import Outcome, Persistent, Posting, Summing, wait
+from distconv.communication.transport import allreduce
 from distconv.process import watchdog
 from tests.distconv.capture.trained import batches, network, step_of
 from tests.distconv.layouts import grids
@@ -72,7 +73,7 @@ def test_persistent_messages_go_again_and_again_in_the_same_memory(comm):
 
 
 def test_messages_of_a_replay_are_persistent(comm):
-    """Of halos and redistributions of small blocks; sums are started each time."""
+    """Of halos and redistributions of small blocks, and sums of two ranks; those of more are started each time."""
     for grid in grids(comm, "hc"):
         batch = batches(grid, 1)[0]
         model = dc.parallelize(network(), grid)
@@ -80,7 +81,26 @@ def test_messages_of_a_replay_are_persistent(comm):
         (replay,) = step._replays.values()
         posts = [entry for entry in replay.run.recording.entries if isinstance(entry, Post)]
         messages = sum(len(entry.sends) + len(entry.receives) for entry in posts)
-        assert replay._program.requests == messages
+        sums = [entry for entry in replay.run.recording.entries if isinstance(entry, Sum)]
+        assert sums
+        assert replay._program.requests == messages + (2 * len(sums) if comm.size == 2 else 0)
+
+
+@pytest.mark.ranks(2)
+def test_sums_of_two_ranks_have_the_bits_of_mpis(comm):
+    generator = torch.Generator().manual_seed(comm.rank)
+    for dtype in (torch.float32, torch.float64):
+        values = torch.randn(1000, generator=generator, dtype=dtype) * 10.0 ** torch.arange(-50, 50).repeat(10)
+        values[:4] = torch.tensor([0.0, -0.0, float("inf"), 1.0])
+
+        def step(x):
+            return allreduce(comm, x * 3, "sum")
+
+        taken = dc.capture(step, values)
+        expected = step(values)
+        assert torch.equal(taken(values).view(torch.uint8), expected.view(torch.uint8))
+        (replay,) = taken._replays.values()
+        assert replay._program.requests == 2
 
 
 ENDS = """

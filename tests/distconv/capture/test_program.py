@@ -11,7 +11,8 @@ from torch import nn
 
 import distconv as dc
 from distconv import recording
-from distconv.capture.program import Program, below_autograd
+from distconv.capture.placement import below_autograd
+from distconv.capture.program import Program
 from distconv.capture.steps import recorded
 from distconv.capture.watch import References
 from tests.distconv.layouts import grid_over, raises_everywhere

@@ -57,6 +57,23 @@ def test_runs_of_one_step_are_alike():
     assert difference(run(step, x), run(step, x)) == ""
 
 
+def test_gradients_that_autograd_takes_or_copies_are_alike():
+    """It copies what somebody else refers to, and that may be so in one run and not in the next."""
+    weight, held = torch.ones(3, requires_grad=True), []
+    weight.register_hook(held.append)
+
+    def step(x):
+        (weight * x).sum().backward()
+
+    with_copy = run(step, torch.ones(3))
+    weight.register_hook(lambda gradient: held.clear())
+    without = run(step, torch.ones(3))
+    copies = [sum("copy_" in entry.text() for entry in each.recording.entries) for each in (with_copy, without)]
+    assert copies == [1, 0]
+    assert difference(with_copy, without) == ""
+    assert difference(without, with_copy) == ""
+
+
 def test_other_calls_numbers_and_tensors_are_told():
     calls = [0]
 

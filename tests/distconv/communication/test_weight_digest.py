@@ -142,9 +142,22 @@ def test_weights_that_are_the_same_pass_and_gradients_are_as_without(comm, monke
 
 
 @pytest.mark.ranks(2)
+@pytest.mark.parametrize("dense", [True, False])
+def test_what_rides_again_and_again_is_of_the_weights_as_they_are(comm, dense):
+    """A replay asks the same object in each step, whose weights have changed meanwhile, in their memory."""
+    weights = [torch.rand(5000), torch.rand(3, 4), torch.rand(6, 4)[:, ::2] if not dense else torch.rand(6, 2)]
+    again = gradient_reduction._Riders(comm, True)
+    for _ in range(2 * TURNS):
+        found, expected = again(*weights), gradient_reduction._Riders(comm, False)(*weights)
+        assert torch.equal(found, expected)
+        for weight in weights:
+            weight.add_(torch.rand(weight.shape))
+
+
+@pytest.mark.ranks(2)
 def test_nothing_rides_where_nothing_is_to_be_compared(comm, monkeypatch):
     monkeypatch.setattr(agreement, "level", "off")
-    monkeypatch.setattr(gradient_reduction, "riders", lambda *_: pytest.fail("a digest was computed"))
+    monkeypatch.setattr(gradient_reduction, "parts_of", lambda *_: pytest.fail("a digest was computed"))
     _, optimizer, backward = training(comm, n=2)
     backward()
     optimizer.step()

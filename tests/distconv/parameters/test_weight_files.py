@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from distconv.errors import CheckpointError
-from distconv.parameters.weight_files import read_weights
+from distconv.parameters.weight_files import read_weights, write_weights
 
 pytestmark = pytest.mark.ranks(1, 2)
 
@@ -52,3 +52,19 @@ def test_what_is_none_is_refused_on_all_ranks_and_runs_nothing(comm: Any, shared
         with pytest.raises(CheckpointError, match=reason):
             read_weights(shared_tmp_path / name, comm)
     assert not (shared_tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("name", ["a.pt", "b.safetensors", "c"])
+def test_weights_are_read_back_as_they_were(comm: Any, shared_tmp_path: Path, name: str) -> None:
+    if name.endswith("safetensors"):
+        pytest.importorskip("safetensors")
+    torch.manual_seed(1)
+    state = {"a.b": torch.randn(3, 4), "n": torch.tensor(7), "half": torch.randn(5, dtype=torch.bfloat16)}
+    state["turned"] = state["a.b"].t()
+    if comm.rank == 0:
+        write_weights(state, shared_tmp_path / name)
+    comm.Barrier()
+    found = read_weights(shared_tmp_path / name, comm)
+    assert found.keys() == state.keys()
+    assert all(found[key].dtype == value.dtype and torch.equal(found[key], value) for key, value in state.items())
+    assert [each.name for each in shared_tmp_path.iterdir()] == [name]

@@ -18,7 +18,7 @@ from distconv.perfmodel import Machine, Profile, predicted_profile, trace
 from distconv.pipeline import Pipeline, PipelinePlan, SerialPipeline, split
 from distconv.pipeline.reference.serial import IN_FLIGHT
 from distconv.placement import gather
-from tests.jobs.training.pipelines import BY_SHAPES
+from tests.jobs.training.pipelines.pipelined import BY_SHAPES
 from tests.pipeline.training import train_plainly
 
 BATCH = 4

@@ -1,35 +1,49 @@
-"""TensorBoard's scalars are those of metrics.jsonl, none twice."""
+"""Scalars that trackers have are those of metrics.jsonl, none twice."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from distconv.jobs.configuration.tracking import TensorBoard
+from distconv.errors import DataError
+from distconv.jobs.configuration.tracking import TRACKERS, tracker
+from tests.jobs.configuration.stand_ins import Scalars, installed, of_mlflow, of_wandb
 
-accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
-
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+def of_tensorboard(folder: Path) -> Scalars:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     found = accumulator.EventAccumulator(str(folder / "tensorboard"))
     found.Reload()
     return {tag: [(each.step, each.value) for each in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-def test_a_run_that_goes_on_has_each_scalar_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", TRACKERS)
+def test_a_run_that_goes_on_has_each_scalar_once(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch)
     lines = [{"step": step, "loss": 0.5**step, "optimizer": "sgd", "done": True} for step in range(1, 5)]
-    first = TensorBoard(tmp_path, [])
+    first = tracker(name, tmp_path, [])
     for line in lines:
         first.write(line)
-    first.close()
-    (tmp_path / "tensorboard" / "notes.txt").write_text("of a user")
-    second = TensorBoard(tmp_path, lines[:2])  # killed, and resumed from step 2
+    if name == "tensorboard":  # the others are killed
+        first.close()
+    for place in ("tensorboard", "wandb"):
+        (tmp_path / place).mkdir(exist_ok=True)
+        (tmp_path / place / "notes.txt").write_text("of a user")
+    second = tracker(name, tmp_path, lines[:2])  # resumed from step 2
     for line in (*lines[2:], {"step": 4, "evaluation": "test", "accuracy": 1}):
         second.write(line)
     second.close()
-    assert (tmp_path / "tensorboard" / "notes.txt").read_text() == "of a user"
-    assert scalars(tmp_path) == {
-        "loss": [(line["step"], line["loss"]) for line in lines],
-        "test/accuracy": [(4, 1.0)],
-    }
+    assert all((tmp_path / place / "notes.txt").read_text() == "of a user" for place in ("tensorboard", "wandb"))
+    scalars = {"tensorboard": of_tensorboard, "mlflow": of_mlflow, "wandb": of_wandb}[name](tmp_path)
+    assert scalars == {"loss": [(line["step"], line["loss"]) for line in lines], "test/accuracy": [(4, 1.0)]}
+
+
+@pytest.mark.parametrize(("name", "package"), [("mlflow", "mlflow.entities"), ("wandb", "wandb")])
+def test_what_is_not_installed_is_named(
+    tmp_path: Path, name: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(DataError, match=f"--track {name}: it is not installed: pip install {name}"):
+        tracker(name, tmp_path, [])

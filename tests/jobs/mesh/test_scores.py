@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 
-from distconv.jobs.mesh.scores import Histogram, Threshold, Verdict, counts_here, gains, headline, table
+from distconv.jobs.mesh.scores import Histogram, Threshold, Verdict, gains, headline, table
 
 
 def test_f1_and_the_best_threshold_are_those_of_brute_force() -> None:
@@ -88,13 +85,3 @@ def test_the_table_is_aligned() -> None:
     assert len({len(line) for line in lines}) == 1
     assert lines[0].split() == ["F1", "threshold", "training", "held-out", "shear"]
     assert lines[2].split() == ["longer", "<", "10", "0.125", "0.500", "0.000"]
-
-
-@pytest.mark.parametrize(
-    ("coords", "counts"),
-    [({"n": 1, "h": 2}, True), ({"n": 1, "h": 2, "c": 0, "r": 0}, True), ({"n": 0, "h": 0, "c": 1, "r": 0}, False),
-     ({"n": 0, "h": 0, "c": 0, "r": 1}, False)],
-)  # fmt: skip
-def test_of_ranks_with_the_same_block_the_first_counts(coords: dict[str, int], counts: bool) -> None:
-    dist: Any = SimpleNamespace(grid=SimpleNamespace(coords=coords), split_axes=("n", "h"))
-    assert counts_here(dist) == counts

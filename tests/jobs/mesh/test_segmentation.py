@@ -14,7 +14,7 @@ from mpi4py import MPI
 import distconv as dc
 from distconv.errors import DistconvError
 from distconv.jobs.mesh.samples import MeshSamples
-from distconv.jobs.mesh.segmentation import Settings, Trainer, segmentation_loss
+from distconv.jobs.mesh.segmentation import Settings, Trainer
 from distconv.jobs.mesh.synthetic_samples import write_synthetic
 from tests.distconv.layouts import raises_everywhere
 from tests.jobs.mesh.mesh_files import GRIDS, SMALL, on_ranks, written
@@ -123,11 +123,3 @@ def test_cells_count_for_the_family_of_their_sample(tmp_path: Path) -> None:
         labels = file["train/label"][()]
     assert found.counts[:, 1].sum(1).tolist() == [int(labels[[4, 5]].sum()), int(labels[[0, 1, 2, 3, 6]].sum())]
     samples.close()
-
-
-def test_the_loss_is_cross_entropy_and_what_f1_lacks() -> None:
-    # Four cells at a half each, one of them positive: log 2, and 1 - (2 * 0.5 + 1) / (4 * 0.5 + 1 + 1).
-    label = torch.tensor([[[1.0, 0.0], [0.0, 0.0]]])
-    assert segmentation_loss(torch.zeros(1, 1, 2, 2), label).item() == pytest.approx(np.log(2) + 0.5)
-    sure = 40 * (2 * label - 1)
-    assert segmentation_loss(sure[:, None], label).item() == pytest.approx(0.0, abs=1e-6)

@@ -30,7 +30,7 @@ def test_a_run_is_known_by_its_folder_and_gives_its_network(comm: Any, shared_tm
     places = [shared_tmp_path / "run", shared_tmp_path / "run" / "checkpoints"]
     found = [trained(place, comm) for place in places]
     assert found[0].digest == found[1].digest and found[0].task == "mesh"
-    assert found[0].notes["mean"] == samples.input.mean.tolist() and len(found[0].notes["std"]) == 18
+    assert found[0].notes["mean"] == samples.moments.mean.tolist() and len(found[0].notes["std"]) == 18
     (batch,) = list(samples.loader("heldout", trainer.grid, 4, dtype=torch.float64).epoch(0))
     with torch.no_grad():
         expected = dc.gather(trainer.model.eval()(batch.tensors[0]))

@@ -35,6 +35,10 @@ def written(comm: Any, path: Path, *names: str) -> Path:
     return path
 
 
+def of_task(task: str = "") -> Trained:
+    return Trained(Path(), task, {}, {}, "")
+
+
 @pytest.mark.parametrize(
     ("names", "task", "found", "label"),
     [
@@ -47,7 +51,7 @@ def written(comm: Any, path: Path, *names: str) -> Path:
 def test_held_out_samples_come_first(
     comm: Any, shared_tmp_path: Path, names: tuple[str, ...], task: str, found: str, label: str | None
 ) -> None:
-    inputs = open_inputs(options(written(comm, shared_tmp_path / "a.h5", *names)), task, comm)
+    inputs = open_inputs(options(written(comm, shared_tmp_path / "a.h5", *names)), of_task(task), comm)
     assert inputs.name == found and (inputs.labels is not None) == (label is not None)
     assert label is None or inputs.label == label
     inputs.close()
@@ -55,18 +59,18 @@ def test_held_out_samples_come_first(
 
 def test_a_name_that_is_given_is_taken(comm: Any, shared_tmp_path: Path) -> None:
     path = written(comm, shared_tmp_path / "a.h5", "image", "ct", "label", "other_label")
-    inputs = open_inputs(options(path, image_name="ct", label_name="other_label"), "", comm)
+    inputs = open_inputs(options(path, image_name="ct", label_name="other_label"), of_task(), comm)
     assert (inputs.name, inputs.label) == ("ct", "other_label")
     for more in ({"image_name": "none"}, {"label_name": "none"}):
         with pytest.raises(DataError, match="there is no dataset 'none'"):
-            open_inputs(options(path, **more), "", comm)
+            open_inputs(options(path, **more), of_task(), comm)
     with pytest.raises(DataError, match="there is no dataset 'input'"):
-        open_inputs(options(path), "mesh", comm)
+        open_inputs(options(path), of_task("mesh"), comm)
 
 
 def test_values_are_scaled_as_in_training_or_as_those_of_other_samples(comm: Any, shared_tmp_path: Path) -> None:
     path = written(comm, shared_tmp_path / "a.h5", "image")
-    inputs = open_inputs(options(path), "", comm)
+    inputs = open_inputs(options(path), of_task(), comm)
 
     def of(**notes: Any) -> Trained:
         return Trained(path, "", {}, notes, "")

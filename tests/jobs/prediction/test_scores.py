@@ -12,7 +12,7 @@ import distconv as dc
 from distconv.data import open_source
 from distconv.errors import DataError
 from distconv.jobs.prediction.samples import Inputs
-from distconv.jobs.prediction.scores import Scores, draw, score
+from distconv.jobs.prediction.scores import draw, score
 from tests.distconv.data.sample_files import common
 
 pytestmark = pytest.mark.ranks(1, 2, 4)
@@ -45,6 +45,8 @@ def test_counts_are_those_of_numpy_on_any_grid(comm: Any, shared_tmp_path: Path,
         of = [1] if classes == 1 else range(3)
         dice = [2 * ((called == k) & (label == k)).sum() / ((called == k).sum() + (label == k).sum()) for k in of]
         assert found.dice == pytest.approx(dice, abs=1e-15)
+        ignored = score(shared_tmp_path / "prediction", inputs, dc.ProcessGrid(comm, **dc.parse_grid(text)), 0)
+        assert ignored is not None and ignored.count == int((label != 0).sum())
 
 
 def test_labels_of_another_shape_are_refused_and_without_any_there_is_no_score(
@@ -73,10 +75,3 @@ def test_a_picture_of_any_dimensions(comm: Any, tmp_path: Path, shape: tuple[int
     inputs = made(comm, tmp_path, RANDOM.random(shape), np.zeros((shape[0], *shape[2:])))
     draw(tmp_path / "a.png", tmp_path / "prediction", inputs, "title")
     assert (tmp_path / "a.png").stat().st_size > 5000
-
-
-@pytest.mark.ranks(1)
-def test_nothing_is_said_of_a_class_that_is_nowhere(comm: Any) -> None:
-    scores = Scores(4, 3, (0.5, float("nan")))
-    assert scores.results == {"accuracy": 0.75, "dice": [0.5, None]}
-    assert str(scores) == "accuracy 75.00 % (3 of 4), Dice (F1): 0.5000, -"

@@ -140,14 +140,14 @@ def _pooled(layer: Any, x: _Sites) -> _Sites:
 def _windows(padded: torch.Tensor, layer: Any, frame: Frame) -> torch.Tensor:
     """All windows' cells (K, B, C, ...), by their place in the window."""
     low, _ = _reach(layer.offsets)
-    found = []
+    windows = []
     for offset in layer.offsets:
         steps = [
             slice(o - v, o - v + layer.stride * (n - 1) + 1, layer.stride)
             for o, v, n in zip(offset, low, frame.cells, strict=True)
         ]
-        found.append(padded[(slice(None), slice(None), *steps)])
-    return torch.stack(found)
+        windows.append(padded[(slice(None), slice(None), *steps)])
+    return torch.stack(windows)
 
 
 def _dense(layer: nn.Module, x: _Sites) -> _Sites:
@@ -165,8 +165,8 @@ def _dense_global(layer: SparseGlobalPool, x: _Sites) -> torch.Tensor:
     sites = x.active.flatten(1)[:, None]
     values = x.values.flatten(2)
     if layer.mode == "max":
-        found = values.masked_fill(~sites, -torch.inf).amax(2)
-        return found.where(found.isfinite(), found.new_zeros(()))
+        largest = values.masked_fill(~sites, -torch.inf).amax(2)
+        return largest.where(largest.isfinite(), largest.new_zeros(()))
     total = values.sum(2)
     return total / sites.sum(2).clamp(min=1) if layer.mode == "avg" else total
 

@@ -101,11 +101,11 @@ _TARGET = fixed("N C H W", "unit")
 
 
 def _modules() -> list[Case]:
-    found = [one for name, build in BLOCKS.items() for one in modules(name, "", partial(_of, build), _X, least=_LEAST)]
+    cases = [one for name, build in BLOCKS.items() for one in modules(name, "", partial(_of, build), _X, least=_LEAST)]
     for (name, option), (build, attributes) in _FURTHER.items():
         given = [attributes.pop("labels")] if "labels" in attributes else []
-        found += modules(name, option, build, _X, *given, **attributes)
-    return found
+        cases += modules(name, option, build, _X, *given, **attributes)
+    return cases
 
 
 CASES: tuple[Case, ...] = (

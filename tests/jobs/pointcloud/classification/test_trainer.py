@@ -19,7 +19,7 @@ from distconv.jobs.training.settings import learning_rate, make_optimizer, set_r
 from distconv.layers.sparse import SparseTensor
 from tests.jobs.images.image_files import written
 from tests.jobs.pointcloud.cloud_files import write_ours
-from tests.jobs.training.pipelines import pipelining
+from tests.jobs.training.pipelines.pipelined import pipelining
 
 GRIDS = {1: ["n=1"], 2: ["n=2", "d=2"], 3: ["w=3"], 4: ["n=2,h=2"]}
 SMALL = {"width": 2, "batch": 2, "resolution": 16, "points": 30, "dtype": "float64", "lr": 0.01}

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from distconv.jobs.training.pipeline_stages import balanced_cuts
+from distconv.jobs.training.pipelines.stages import balanced_cuts
 from distconv.layers.models import MODELS
 from distconv.perfmodel import Machine, trace
 from distconv.perfmodel.profiles.predicted_profile import predicted_profile

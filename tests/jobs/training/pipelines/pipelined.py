@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from distconv.jobs.commands import train_classify
-from distconv.jobs.training.pipeline_options import Pipelining, pipelining_of
+from distconv.jobs.training.pipelines.options import Pipelining, pipelining_of
 
 
 def parsed(*arguments: str) -> argparse.Namespace:

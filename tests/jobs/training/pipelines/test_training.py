@@ -20,13 +20,13 @@ from distconv.errors import CheckpointError
 from distconv.jobs.images.classification import PipelineTrainer, Settings, Trainer
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.training.model_factory import build_classifier
-from distconv.jobs.training.pipeline_options import Pipelining, planned_pipelining
+from distconv.jobs.training.pipelines.options import Pipelining, planned_pipelining
 from distconv.jobs.training.settings import learning_rate, make_optimizer, set_rate
 from distconv.pipeline import PipelinePlan, SerialPipeline, split
 from distconv.plan import Plan
 from tests.jobs.commands.test_train_classify import lines_of, outcome, written
 from tests.jobs.images import image_files
-from tests.jobs.training.pipelines import BY_SHAPES, parsed, pipelining
+from tests.jobs.training.pipelines.pipelined import BY_SHAPES, parsed, pipelining
 
 LENET = Settings("lenet5", batch=16, steps=7, lr=0.1, augment="crop")
 VGG = Settings("vgg11_bn", 2, batch=9, steps=6, optimizer="adam", lr=0.01)

@@ -18,6 +18,10 @@ from distconv.communication.agreement import together
 from distconv.data.loader import Batch
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
+from distconv.jobs.training import settings as common
+from distconv.jobs.training import training
+from distconv.jobs.training.model_factory import ModelError
+from distconv.jobs.training.training import T
 from distconv.pipeline import Pipeline, SplitError, split
 from distconv.pipeline.runtime.device_kinds import in_order
 from distconv.pipeline.runtime.pipeline_plan import entry_of
@@ -25,11 +29,7 @@ from distconv.placement import gather
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
-from . import settings as common
-from . import training
-from .model_factory import ModelError
-from .pipeline_options import Pipelining
-from .training import T
+from .options import Pipelining
 
 Cut = Callable[[int, Sequence[int]], list[str]]
 
@@ -47,7 +47,7 @@ class PipelineTrainer(training.Training):
     Raises
     ------
     DistconvError
-        If the settings ask for clipped gradients.
+        If the settings ask for clipped gradients, accumulation or averaged weights.
     """
 
     def __init__(
@@ -64,6 +64,8 @@ class PipelineTrainer(training.Training):
     ) -> None:
         if settings.clip_norm is not None:
             raise DistconvError("--clip-norm: a stage of a pipeline does not know the gradients of the others")
+        if settings.accumulate > 1 or settings.ema is not None:
+            raise DistconvError("--accumulate and --ema are not for pipelines; they have --microbatches")
         super().__init__(settings, model, ProcessGrid(comm, r=comm.size), comm, device)
         self.pipelining, self.ahead = pipelining, pipelining.stages
         micro_batch = max(1, settings.batch // pipelining.microbatches)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distconv.pipeline import ScheduleError
-from tests.jobs.training.pipelines import pipelining
+from tests.jobs.training.pipelines.pipelined import pipelining
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,13 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import PlanError
+from distconv.jobs.training.options import device_for, positive
 from distconv.pipeline import FAMILIES, PipelinePlan, ScheduleError, schedule
 from distconv.pipeline.reference.serial import WEIGHTS
 from distconv.pipeline.runtime.device_kinds import Kinds, kind_here, kinds_of
 from distconv.pipeline.runtime.pipeline import BATCH_NORM
 from distconv.pipeline.runtime.placement import Placement, StagePlan
 from distconv.pipeline.schedules.registry import per_stage_replicas
-
-from .options import device_for, positive
 
 REFINEMENTS = (
     "stages",

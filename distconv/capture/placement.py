@@ -1,0 +1,262 @@
+"""Where the tensors of a replay lie: which are there before it, which are views of others, and what is left to be done.
+
+Small results are made into memory that stays, by the same operator's form with ``out=``, so that no replay allocates
+them and views of them are taken once, now. So is what is received into, and what is packed to be sent. Other views are
+taken of the memory that they lie in by one call each, however many steps the recording took to them. What gives what
+it was given, and what nobody needs, is left out. The values are those of the recorded calls: kernels and order are the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from mpi4py import MPI
+
+from distconv.capture.entries import Begin, End, Entry, Kind, Operator, Post, Recording, Ref, Slot, Sum, Wait
+
+_aten = torch.ops.aten
+_SAME = (_aten.detach.default, _aten.alias.default)
+"""Operators that give their argument."""
+
+_EMPTY = (
+    _aten.empty.memory_format,
+    _aten.empty_like.default,
+    _aten.empty_strided.default,
+    _aten.new_empty.default,
+    _aten.new_empty_strided.default,
+)
+_ZEROS = (_aten.zeros.default, _aten.zeros_like.default, _aten.new_zeros.default)
+_COPIES = (_aten.clone.default, _aten._to_copy.default)
+_OUT = {
+    _aten.cat.default: _aten.cat.out,
+    _aten.stack.default: _aten.stack.out,
+    _aten.add.Tensor: _aten.add.out,
+    _aten.sub.Tensor: _aten.sub.out,
+    _aten.mul.Tensor: _aten.mul.out,
+    _aten.div.Tensor: _aten.div.out,
+}
+_GEOMETRIC = frozenset(
+    getattr(_aten, name)
+    for name in (
+        *("as_strided", "_reshape_alias", "view", "_unsafe_view", "expand", "slice", "select", "diagonal", "unfold"),
+        *("squeeze", "unsqueeze", "permute", "transpose", "t"),
+    )
+)
+"""Views that shape, strides and offset say all about, if the dtype stays."""
+
+_PACKING = (*_EMPTY, _aten.cat.default, _aten.clone.default)
+"""Operators that make the memory of messages."""
+
+LARGEST_BUFFER = 1 << 20
+"""Bytes of memory for a message up to which it is kept between replays."""
+
+_SMALL = 1 << 14
+"""Bytes of any other result up to which its memory is kept: of a few hundred results that is little."""
+
+_PAIRS = 1
+"""The tag of what two ranks add to their own: other messages of theirs may be under way."""
+
+AS_STRIDED = _aten.as_strided.default
+_ADD = _aten.add_.Tensor
+_COPY = _aten.copy_.default
+
+WIDE = (torch.float32, torch.float64)
+
+
+class below_autograd(ExitStack):
+    """Inside, calls arrive where they were recorded: below autograd and autocast."""
+
+    def __enter__(self) -> below_autograd:
+        super().__enter__()
+        self.enter_context(torch._C._ExcludeDispatchKeyGuard(_ABOVE))
+        return self
+
+
+_ABOVE = (
+    torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradFunctionality)
+    | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradOther)
+    | torch._C.DispatchKeySet(torch._C.DispatchKey.AutogradNestedTensor)
+    | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+    | torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+)
+
+
+class Placement:
+    """Of ``recording``, whose replays give the tensors of ``outputs``; slots of ``gradients`` are given to them.
+
+    ``values``: tensors of slots that are there before a replay; ``entries``: what a replay does.
+    """
+
+    def __init__(self, recording: Recording, outputs: Sequence[int], gradients: dict[int, int]) -> None:
+        self._slots, self._gradients = [*recording.slots], gradients
+        self._pairs: dict[int, tuple[int, int]] = {}
+        """By number sums of two ranks: slots of this rank's part and of the other's."""
+        self.values = {
+            number: slot.value.detach()
+            for number, slot in enumerate(self._slots)
+            if slot.value is not None and number not in gradients
+        }
+        self._same: dict[int, int] = {}
+        """By slot the one that is the same tensor."""
+        self._base: dict[int, int] = {}
+        """By slot of a view the one that it is a view of, which is none."""
+        self._taken: dict[tuple[Any, ...], int] = {}
+        """By base and geometry views that are there."""
+        self._given = {self._slots[slot].storage for slot in outputs}
+        self._posted = {
+            self._slots[slot].storage
+            for entry in recording.entries
+            if isinstance(entry, Post)
+            for slot in entry.reads()
+        }
+        self._reshaped = any(
+            isinstance(entry, Operator) and torch.Tag.inplace_view in entry.function.tags for entry in recording.entries
+        )
+        placed = [left for entry in recording.entries for left in self._placed(entry)]
+        self.entries = self._needed(placed, outputs)
+
+    def same(self, slot: int) -> int:
+        """The slot that stands for all that are the tensor of ``slot``."""
+        return self._same.get(slot, slot)
+
+    # -- one entry ----------------------------------------------------------------------------------------------------
+
+    def _placed(self, entry: Entry) -> Sequence[Entry]:
+        """What is left of ``entry``."""
+        if isinstance(entry, (Begin, End)):
+            self._taken.clear()  # what is inside is not done in each replay
+        if isinstance(entry, Sum):
+            return (self._sum(entry),)
+        if isinstance(entry, Wait):
+            return self._wait(entry)
+        if not isinstance(entry, Operator):
+            return (entry,)
+        if entry.function is _COPY and len({self.same(slot) for slot in entry.reads()}) == 1:
+            return ()
+        if entry.writes or entry.draws or not entry.results or None in entry.results:
+            return (entry,)
+        if self._shares_memory(entry):
+            return self._view(entry)
+        made = entry.results[0]
+        assert made is not None
+        if entry.one and self._stays(entry, made):
+            self.values[made] = self._room(made)
+            return self._into(entry, made)
+        return (entry,)
+
+    def _stays(self, entry: Operator, made: int) -> bool:
+        slot = self._slots[made]
+        if made in self.values or slot.storage in self._given:
+            return False
+        if entry.function in _PACKING and slot.storage in self._posted:
+            return slot.nbytes <= LARGEST_BUFFER
+        known = entry.function in _OUT or entry.function in (*_EMPTY, *_ZEROS, *_COPIES)
+        return known and slot.nbytes <= _SMALL
+
+    def _room(self, number: int) -> torch.Tensor:
+        shape, strides, offset, dtype, device = self._slots[number].geometry
+        extent = (
+            offset + 1 + sum((n - 1) * step for n, step in zip(shape, strides, strict=True)) if 0 not in shape else 0
+        )
+        return torch.empty(extent, dtype=dtype, device=device).as_strided(shape, strides, offset)
+
+    def _into(self, entry: Operator, made: int) -> Sequence[Entry]:
+        """``entry``, into the memory of its result."""
+        args: tuple[Any, ...]
+        function, kwargs = _OUT.get(entry.function), {}
+        if entry.function in _EMPTY:
+            return ()
+        if entry.function in _ZEROS:
+            function, args = _aten.zero_.default, (Ref(made),)
+        elif function is None:
+            function, args = _COPY, (Ref(made), entry.args[0])
+        else:
+            args, kwargs = entry.args, {**entry.kwargs, "out": Ref(made)}
+        return (Operator(entry.line, function, args, kwargs, [made], True, frozenset([made])),)
+
+    # -- sums of two ranks ------------------------------------------------------------------------------------------
+
+    def _sum(self, entry: Sum) -> Entry:
+        """A sum of two ranks has one order: each adds what the other sends it to its own."""
+        mine, comm = self._slots[entry.slot], entry.comm
+        shape, _, _, dtype, device = mine.geometry
+        if comm.size != 2 or entry.operation != MPI.SUM or dtype not in WIDE or mine.nbytes > LARGEST_BUFFER:
+            return entry
+        number, received = len(self._slots), torch.empty(shape, dtype=dtype, device=device)
+        self._slots.append(Slot(Kind.MADE, -1, (shape, received.stride(), 0, dtype, device), None, mine.nbytes))
+        self.values[number] = received
+        self._pairs[entry.number] = entry.slot, number
+        sends, receives = [(1 - comm.rank, entry.slot)], [(1 - comm.rank, number)]
+        return Post(entry.line, entry.number, comm, sends, receives, entry.what, _PAIRS)
+
+    def _wait(self, entry: Wait) -> Sequence[Entry]:
+        if entry.number not in self._pairs:
+            return (entry,)
+        mine, received = self._pairs[entry.number]
+        args = (Ref(mine), Ref(received))
+        return entry, Operator(entry.line, _ADD, args, {}, [mine], True, frozenset([mine]))
+
+    # -- views --------------------------------------------------------------------------------------------------------
+
+    def _shares_memory(self, entry: Operator) -> bool:
+        """Whether its results lie in the memory of the one tensor that it reads."""
+        sources = list(entry.reads())
+        if len(sources) != 1 or self._slots[sources[0]].storage == -1:
+            return False
+        return all(self._slots[made].storage == self._slots[sources[0]].storage for made in entry.makes())
+
+    def _view(self, entry: Operator) -> Sequence[Entry]:
+        source = self.same(next(entry.reads()))
+        if source in self.values:
+            with torch.no_grad(), below_autograd():
+                found = entry.function(*self._now(entry.args), **self._now(entry.kwargs))
+            self.values.update(zip(entry.makes(), [found] if entry.one else found, strict=True))
+            return ()
+        made = entry.results[0]
+        assert made is not None
+        if entry.function in _SAME:
+            self._same[made] = source
+            return ()
+        plain = entry.function.overloadpacket in _GEOMETRIC and not self._reshaped and source not in self._gradients
+        same_dtype = self._slots[made].geometry[3] == self._slots[source].geometry[3]
+        return self._by_geometry(entry, made, source) if plain and same_dtype else (entry,)
+
+    def _by_geometry(self, entry: Operator, made: int, source: int) -> Sequence[Entry]:
+        """A view of what ``source`` is a view of, unless there is the same one."""
+        base, geometry = self._base.get(source, source), self._slots[made].geometry
+        if geometry == self._slots[source].geometry:
+            there: int | None = source
+        else:
+            there = self._taken.get((base, geometry))
+        if there is not None:
+            self._same[made] = there
+            return ()
+        self._taken[base, geometry] = made
+        self._base[made] = base
+        return (Operator(entry.line, AS_STRIDED, (Ref(base), *geometry[:3]), {}, [made], True),)
+
+    def _now(self, value: Any) -> Any:
+        if isinstance(value, Ref):
+            return self.values[self.same(value.slot)]
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(self._now, value))
+        if isinstance(value, dict):
+            return {key: self._now(each) for key, each in value.items()}
+        return value
+
+    # -- all entries --------------------------------------------------------------------------------------------------
+
+    def _needed(self, entries: Sequence[Entry], outputs: Sequence[int]) -> list[Entry]:
+        """Those that change something, or whose results are used."""
+        used = set(map(self.same, outputs))
+        left: list[Entry] = []
+        for entry in reversed(entries):
+            effect = not isinstance(entry, Operator) or entry.writes or entry.draws
+            if effect or any(self.same(slot) in used for slot in entry.makes()):
+                used.update(map(self.same, entry.reads()))
+                left.append(entry)
+        return left[::-1]

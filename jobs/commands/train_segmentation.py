@@ -1,0 +1,236 @@
+"""Train a network to tell the class of each place of images or volumes of your own.
+
+Writes to the folder --out: metrics.jsonl (a line per step and per evaluation), checkpoints, summary.json, and
+result.png. Initial weights, the order of the samples, their crops and mirrors follow from --seed alone: the grid
+changes nothing but the order of floating-point sums. ``distconv predict`` predicts with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from mpi4py import MPI
+
+from distconv.errors import DataError
+from distconv.jobs.segmentation.picture import Example, draw
+from distconv.jobs.segmentation.samples import SegmentationSamples, open_samples
+from distconv.jobs.segmentation.scores import Scores
+from distconv.jobs.segmentation.trainer import BALANCED, LOSSES, Settings, Trainer, called_classes
+from distconv.jobs.training.job import Job, Outcome, train
+from distconv.jobs.training.model_factory import SEGMENTERS
+from distconv.jobs.training.options import add_reading_arguments, add_training_arguments, grid_extents, positive
+from distconv.jobs.training.report import Metrics
+from distconv.jobs.training.training import Training
+from distconv.placement import gather
+
+EXAMPLES = """\
+examples:
+  distconv train segmentation --data cells.h5
+  mpiexec -n 4 distconv train segmentation --data ct.zarr --model mypackage.nets:unet --grid d=2,h=2 --batch 1 \\
+      --crop d=96,h=96,w=96 --mirror dhw --loss cross-entropy+dice --class-weights balanced --out runs/ct
+  mpiexec -n 4 distconv train segmentation --data ct.zarr --model mypackage.nets:unet --out runs/ct --resume
+  mpiexec -n 4 distconv predict runs/ct --data ct.zarr --window d=96,h=96,w=96 --out predicted
+"""
+
+SHOWN_SAMPLES = 3
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``distconv train segmentation``."""
+    defaults = Settings()
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="PATH",
+        help="HDF5, netCDF or zarr, a folder of .npy files or of HDF5 files (docs/data.md): datasets of images and "
+        "labels, in groups train and test, or at its top",
+    )
+    add_reading_arguments(parser)
+    parser.add_argument("--test-data", type=Path, metavar="PATH", help="held-out samples, where --data has none")
+    parser.add_argument(
+        "--image-name", default="image", metavar="NAME", help="dataset (N, C, [D,] H, W) (default: image)"
+    )
+    parser.add_argument("--label-name", default="label", metavar="NAME", help="dataset (N, [D,] H, W) (default: label)")
+    parser.add_argument(
+        "--classes",
+        type=positive,
+        help="channels that the network gives; 1: the logit of label 1 (default: the largest label plus 1)",
+    )
+    parser.add_argument("--ignore-label", type=int, metavar="LABEL", help="of places that count nowhere")
+    parser.add_argument(
+        "--model",
+        default=defaults.model,
+        metavar="NAME",
+        help=f"{', '.join(SEGMENTERS)}; or your own as package.module:factory (default: unet or unet3d)",
+    )
+    parser.add_argument("--loss", choices=LOSSES, default=defaults.loss, help="default: %(default)s")
+    parser.add_argument(
+        "--class-weights",
+        type=weights,
+        default=defaults.class_weights,
+        metavar=f"W,W,...|{BALANCED}",
+        help="of the classes in the cross entropy (default: 1 each)",
+    )
+    parser.add_argument(
+        "--crop", type=crop, default=defaults.crop, metavar="h=256,w=256", help="train on parts of samples, drawn anew"
+    )
+    parser.add_argument(
+        "--mirror", type=mirror, default=defaults.mirror, metavar="dhw", help="axes along which to mirror at random"
+    )
+    parser.add_argument(
+        "--evaluate-every",
+        type=positive,
+        default=1,
+        metavar="EPOCHS",
+        help="on held-out ones (default: %(default)s)",
+    )
+    add_training_arguments(parser, defaults, out="runs/segmentation")
+
+
+def crop(text: str) -> str:
+    """Extents along axes, as a grid is written.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If the text is none.
+    """
+    return ",".join(f"{axis}={extent}" for axis, extent in grid_extents(text).items()) if text else ""
+
+
+def mirror(text: str) -> str:
+    """Some of ``d``, ``h`` and ``w``, in this order.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is something else.
+    """
+    if not set(text) <= set("dhw"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not some of dhw")
+    return "".join(axis for axis in "dhw" if axis in text)
+
+
+def weights(text: str) -> str:
+    """Numbers from 0 on with commas, or ``balanced``.
+
+    Raises
+    ------
+    ArgumentTypeError
+        If it is something else.
+    """
+    if text in ("", BALANCED):
+        return text
+    try:
+        numbers = [float(word) for word in text.split(",")]
+    except ValueError:
+        numbers = [-1.0]
+    if not all(math.isfinite(number) and number >= 0 for number in numbers) or not any(numbers):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither {BALANCED} nor numbers from 0 on, such as 1,2.5")
+    return ",".join(map(str, numbers))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Train, evaluate, and write everything to ``options.out``. Collective over MPI.COMM_WORLD."""
+    return train(options, JOB)
+
+
+def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> SegmentationSamples:
+    if options.data is None:
+        raise DataError("train segmentation needs --data PATH with datasets of images and labels")
+    return open_samples(
+        options.data,
+        comm,
+        test_path=options.test_data,
+        names=(options.image_name, options.label_name),
+        classes=options.classes,
+        ignore=options.ignore_label,
+        readers=options.readers,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement(Outcome):
+    """How the network does on held-out samples, or without any on those that it was trained on."""
+
+    group: str
+    scores: Scores
+    classes: int
+    ignore: int | None
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The scores."""
+        return {"classes": self.classes, "group": self.group, **self.scores.results}
+
+    @property
+    def title(self) -> str:
+        """The mean Dice coefficient."""
+        mean = self.scores.results["mean_dice"]
+        return "" if mean is None else f"{self.group} Dice {mean:.3f}"
+
+    def show(self, trainer: Training, metrics: Metrics) -> None:
+        """Print a line."""
+        print(f"{self.group}: {self.scores}")
+        if self.group == "train":
+            print("no held-out samples: give them with --test-data, or in a group test")
+
+    def draw(self, path: Path, examples: Sequence[Example], title: str, metrics: Metrics) -> None:
+        """Curves of the training, and the examples."""
+        draw(path, examples, list(metrics.lines()), classes=self.classes, ignore=self.ignore, title=title)
+
+
+class SegmentationJob(Job):
+    """The training of a segmentation network, which is evaluated behind each epoch, or each so many."""
+
+    def after_epoch(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> None:
+        """Evaluate on what is held out."""
+        if "test" in trainer.samples.groups and trainer.epoch % options.evaluate_every == 0:
+            _evaluated(trainer, metrics, "test")
+
+    def judge(self, options: argparse.Namespace, trainer: Any, metrics: Metrics) -> Judgement:
+        """The scores on held-out samples, or else on those for training. Collective."""
+        samples = trainer.samples
+        group = "test" if "test" in samples.groups else "train"
+        scores = _evaluated(trainer, metrics, group)
+        return Judgement(group=group, scores=scores, classes=samples.classes, ignore=samples.ignore)
+
+    def examples(self, trainer: Any, outcome: Any) -> list[Example]:
+        """The first samples of a group, on every rank. Collective."""
+        found: list[Example] = []
+        for batch, logits in trainer.predictions(outcome.group):
+            image, label = batch.tensors
+            maps = [_slices(each) for each in (image[:, 0], label, called_classes(logits))]
+            found += [Example(f"sample {number}", *each) for number, *each in zip(batch.samples, *maps, strict=True)]
+            if len(found) >= SHOWN_SAMPLES:
+                break
+        return found[:SHOWN_SAMPLES]
+
+
+def _slices(values: Any) -> Any:
+    """Maps (N, H, W) of values (N, [D, [H,]] W): of volumes in the middle. Collective."""
+    if values.dim() == 4:
+        values = values[:, values.shape[1] // 2]
+    whole = np.asarray(gather(values).cpu())
+    return whole[:, None] if whole.ndim == 2 else whole
+
+
+def _evaluated(trainer: Trainer, metrics: Metrics, group: str) -> Scores:
+    """The scores of a group, with a line of metrics.jsonl that says how the network does at this step."""
+    scores, loss = trainer.evaluate(group)
+    metrics.write(step=trainer.step_count, evaluation=group, loss=loss, **scores.results)
+    return scores
+
+
+JOB = SegmentationJob(
+    settings=Settings,
+    samples=_samples,
+    trainer=Trainer,
+    extents=lambda trainer: " x ".join(map(str, trainer.samples.extents)),
+)

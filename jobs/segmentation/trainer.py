@@ -1,0 +1,217 @@
+"""A segmentation network in training, whatever its samples are; and on samples of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from distconv.arrangement import parse_grid
+from distconv.data.loader import Batch
+from distconv.errors import DataError
+from distconv.grid import ProcessGrid
+from distconv.jobs.training import settings as common
+from distconv.jobs.training import training
+from distconv.jobs.training.accumulation import accumulated
+from distconv.jobs.training.model_factory import ModelError, build_segmenter
+from distconv.layers.models import MODELS
+from distconv.plan import Plan
+from distconv.tensor import DistTensor
+
+from .loss import SegmentationLoss
+from .samples import SegmentationSamples
+from .scores import Confusion, Scores, counts_here
+
+LOSSES = ("cross-entropy", "cross-entropy+dice")
+BALANCED = "balanced"
+"""Class weights such that every class counts alike."""
+MODEL = {2: "unet", 3: "unet3d"}
+"""What is trained unless another is asked for, by the number of extents."""
+
+
+@dataclass(frozen=True)
+class Settings(common.Settings):
+    """What the numbers of a run on samples of the user's own depend on."""
+
+    model: str = ""
+    """By default a U-Net for the samples' extents."""
+    batch: int = 2
+    epochs: int = 20
+    optimizer: str = "adamw"
+    lr: float = 1e-3
+    weight_decay: float = 1e-2
+    loss: str = LOSSES[0]
+    class_weights: str = ""
+    """A number for each class, with commas, or ``balanced``."""
+    ignore_label: int | None = None
+    crop: str = ""
+    """What is taken of a sample, as a grid is written."""
+    mirror: str = ""
+    """Axes along which samples are mirrored at random."""
+
+
+class SegmentationTraining(training.Trainer):
+    """A segmentation network in training on samples with label maps."""
+
+    samples: SegmentationSamples
+    criterion: SegmentationLoss
+    evaluated_at_once = 0
+    """Samples, if they are not as many as in a step."""
+
+    def __init__(
+        self,
+        settings: common.Settings,
+        model: torch.nn.Module,
+        samples: SegmentationSamples,
+        place: ProcessGrid | Plan,
+        device: str,
+        **loading: Any,
+    ) -> None:
+        """``loading``: how training samples are augmented."""
+        super().__init__(settings, model, place, samples.comm, device)
+        self.samples = samples
+        more = {"seed": settings.seed, **loading, **settings.loading(device)}
+        self.loader = accumulated(samples.loader("train", self.grid, settings.part, **more), settings.accumulate)
+
+    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The segmentation loss.
+
+        Raises
+        ------
+        ModelError
+            If the network does not give logits for each class and place.
+        """
+        wanted = (labels.shape[0], self.samples.classes, *labels.shape[1:])
+        if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != wanted:
+            found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+            raise ModelError(
+                f"--model {self.settings.model} gives {found} for labels {tuple(labels.shape)}; a segmentation network "
+                f"gives (samples, classes, ...), here {wanted}"
+            )
+        return self.criterion(outputs, labels)
+
+    def predictions(self, group: str) -> Iterator[tuple[Batch, DistTensor]]:
+        """Batches of a group in the file's order, whole and as they are, with :meth:`predicted`. Collective."""
+        batch = self.evaluated_at_once or self.settings.batch
+        loader = self.samples.loader(group, self.grid, batch, **self.settings.evaluating(self.device))
+        return self.outputs(loader.epoch(0), self.predicted)
+
+    def predicted(self, inputs: DistTensor) -> DistTensor:
+        """What the trained network makes of a batch: logits (N, C, ...)."""
+        logits = self.evaluated(inputs)
+        assert isinstance(logits, DistTensor)
+        return logits
+
+
+class Trainer(SegmentationTraining):
+    """A network of the user's choice in training on samples of the user's own."""
+
+    settings: Settings
+
+    def __init__(
+        self, settings: Settings, samples: SegmentationSamples, place: ProcessGrid | Plan, device: str = "cpu"
+    ) -> None:
+        settings = replace(settings, model=settings.model or MODEL.get(len(samples.axes), ""))
+        _check(settings, samples)
+        model = build(settings, samples)
+        loading = {"mirror": settings.mirror, "crop": parse_grid(settings.crop) if settings.crop else None}
+        super().__init__(settings, model, samples, place, device, **loading)
+        weights = class_weights(settings.class_weights, samples)
+        self.criterion = SegmentationLoss(
+            samples.classes,
+            settings.ignore_label,
+            None if weights is None else torch.tensor(weights, dtype=self.dtype, device=device),
+            dice=settings.loss == LOSSES[1],
+        )
+        if settings.crop:  # samples are evaluated whole
+            self.evaluated_at_once = self.grid.shape["n"]
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """The task, its classes, which datasets the samples are, and how they are scaled."""
+        samples = self.samples
+        train = samples.groups["train"]
+        return {
+            "task": "segmentation",
+            "classes": samples.classes,
+            "ignore": samples.ignore,
+            "names": [name.rpartition("/")[2] for name in (train.image, train.label)],
+            "mean": samples.moments.mean.tolist(),
+            "std": samples.moments.std.tolist(),
+        }
+
+    def evaluate(self, group: str) -> tuple[Scores, float]:
+        """The scores on a group, and the mean of its batches' losses by their samples. Collective."""
+        confusion, total, samples = Confusion(self.samples.classes, self.samples.ignore), 0.0, 0
+        for batch, logits in self.predictions(group):
+            labels = batch.tensors[1]
+            total += len(batch.samples) * float(self.loss(logits, training.beside(labels, logits)))
+            samples += len(batch.samples)
+            called = called_classes(logits)
+            here = labels.redistribute(called.dist).local
+            if counts_here(called.dist):
+                confusion.add(called.local.cpu().numpy(), here.cpu().numpy())
+        return confusion.sum_over(self.comm), total / samples
+
+
+def called_classes(logits: DistTensor) -> DistTensor:
+    """The classes (N, ...) that logits (N, C, ...) call: the most likely one, or 1 where that of one channel is."""
+    called = (logits.squeeze(1) >= 0).long() if logits.shape[1] == 1 else logits.argmax(1)
+    assert isinstance(called, DistTensor)
+    return called
+
+
+def build(settings: Settings, samples: SegmentationSamples) -> torch.nn.Module:
+    """The network with weights that follow from the seed alone. Collective.
+
+    Raises
+    ------
+    ModelError
+        On all ranks, if there is none of that name for samples with so many extents.
+    """
+    if not settings.model:
+        raise ModelError(f"samples are {samples.extents}: name a network for them with --model")
+    reference = MODELS.get(settings.model)
+    if reference is not None and len(reference.sample) != len(samples.extents):
+        extents = len(reference.sample) - 1
+        raise ModelError(f"--model {settings.model} is for samples of {extents} extents; these are {samples.extents}")
+    return build_segmenter(
+        settings.model,
+        samples.comm,
+        seed=settings.seed,
+        in_channels=samples.extents[0],
+        classes=samples.classes,
+        width=settings.width,
+    )
+
+
+def class_weights(text: str, samples: SegmentationSamples) -> list[float] | None:
+    """The weight of each class as it is written; balanced ones weigh the classes of the training samples alike.
+
+    Raises
+    ------
+    DataError
+        If there are not as many as classes, or the network has one channel.
+    """
+    if not text:
+        return None
+    places = samples.places
+    if samples.classes == 1:
+        raise DataError("--class-weights: one class has none to be weighed against; say --classes 2")
+    if text == BALANCED:
+        there = places > 0
+        return [float(places.sum() / (there.sum() * count)) if count else 0.0 for count in places]
+    weights = [float(word) for word in text.split(",")]
+    if len(weights) != samples.classes:
+        raise DataError(f"--class-weights {text}: these are {len(weights)} for {samples.classes} classes")
+    return weights
+
+
+def _check(settings: Settings, samples: SegmentationSamples) -> None:
+    cropped = parse_grid(settings.crop) if settings.crop else {}
+    for option, axes in (("mirror", settings.mirror), ("crop", cropped)):
+        for axis in axes:
+            if axis not in samples.axes:
+                raise DataError(f"--{option}: samples of {samples.extents} have the axes {samples.axes}, not {axis}")

@@ -1,0 +1,84 @@
+"""torch's distributed checkpoints: torch reads what is written; what would run code or lies elsewhere is refused."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from distconv.errors import CheckpointError
+from distconv.parameters.distributed_checkpoint import METADATA, read, write
+
+STATE = {"a.weight": torch.arange(12.0, dtype=torch.float64).reshape(3, 4) / 7, "n": torch.tensor(3)}
+
+
+def test_torch_reads_what_is_written(tmp_path: Path) -> None:
+    write(STATE, tmp_path / "a")
+    found = {name: torch.zeros_like(tensor) for name, tensor in STATE.items()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.load(found, checkpoint_id=tmp_path / "a", no_dist=True)
+    assert all(torch.equal(found[name], tensor) for name, tensor in STATE.items())
+    with pytest.raises(CheckpointError, match="exists; name another folder"):
+        write(STATE, tmp_path / "a")
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_what_torch_writes_is_read(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save({**STATE, "epoch": 3}, checkpoint_id=tmp_path / "a", no_dist=True)
+    found = read(tmp_path / "a")
+    assert found.keys() == STATE.keys() and all(torch.equal(found[name], STATE[name]) for name in STATE)
+
+
+class Bomb:
+    def __init__(self, place: Path) -> None:
+        self.place = place
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.place),)
+
+
+def test_what_is_none_is_refused_and_runs_nothing(tmp_path: Path) -> None:
+    for name, content in {
+        "bomb": pickle.dumps(Bomb(tmp_path / "exploded")),
+        "list": pickle.dumps([1]),
+        "text": b"x",
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / METADATA).write_bytes(content)
+        with pytest.raises(CheckpointError, match="without running code" if name == "bomb" else "cannot be read as"):
+            read(tmp_path / name)
+    with pytest.raises(OSError, match="No such file"):
+        read(tmp_path)
+    assert not (tmp_path / "exploded").exists()
+
+
+@pytest.mark.parametrize("change", ["link", "elsewhere"])
+def test_files_lie_in_the_folder(tmp_path: Path, change: str) -> None:
+    write(STATE, tmp_path / "a")
+    (data,) = (tmp_path / "a").glob("*.distcp")
+    data.rename(tmp_path / data.name)
+    if change == "link":
+        data.symlink_to(tmp_path / data.name)
+        with pytest.raises(OSError, match="it is a link"):
+            read(tmp_path / "a")
+        return
+    path = tmp_path / "a" / METADATA
+    path.write_bytes(path.read_bytes().replace(b"__0_0.distcp", b"../0_0.distc"))
+    with pytest.raises(CheckpointError, match="lies in another folder"):
+        read(tmp_path / "a")
+
+
+def test_a_damaged_one_is_an_error(tmp_path: Path) -> None:
+    write(STATE, tmp_path / "a")
+    (data,) = (tmp_path / "a").glob("*.distcp")
+    data.write_bytes(data.read_bytes()[:100])
+    with pytest.raises(CheckpointError, match="cannot be read as a distributed checkpoint"):
+        read(tmp_path / "a")

@@ -1,0 +1,104 @@
+"""Images and label maps opened for training: the same from any layout; their classes; what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distconv as dc
+from distconv.errors import DataError
+from distconv.jobs.segmentation.samples import open_samples
+from tests.distconv.data.sample_files import common
+from tests.jobs.segmentation.label_maps import GRIDS, arrays, written
+
+pytestmark = pytest.mark.ranks(1, 2, 3)
+
+
+def as_folder(path: Path, comm: Any) -> Path:
+    if comm.rank == 0:
+        for group, seed, samples in (("train", 0, 5), ("test", 1, 3)):
+            (path / group).mkdir(parents=True)
+            for name, values in zip(("image", "label"), arrays(seed=seed, samples=samples), strict=True):
+                np.save(path / group / f"{name}.npy", values)
+    comm.Barrier()
+    return path
+
+
+def as_zarr(path: Path, comm: Any) -> Path:
+    zarr = pytest.importorskip("zarr")
+    if comm.rank == 0:
+        root = zarr.open_group(path, mode="w")
+        for group, seed, samples in (("train", 0, 5), ("test", 1, 3)):
+            for name, values in zip(("image", "label"), arrays(seed=seed, samples=samples), strict=True):
+                root.create_array(f"{group}/{name}", data=values, chunks=(1, *(1,) * (values.ndim - 3), 3, 3))
+    comm.Barrier()
+    return path
+
+
+@pytest.mark.parametrize("layout", [as_folder, as_zarr])
+def test_layouts_give_the_same_batches_crops_and_mirrors(comm: Any, shared_tmp_path: Path, layout: Any) -> None:
+    paths = written(shared_tmp_path / "a.h5", comm), layout(shared_tmp_path / "b.zarr", comm)
+    grid, found = dc.ProcessGrid(comm, **GRIDS[comm.size]), []
+    for path in paths:
+        samples = open_samples(path, comm, ignore=255)
+        assert (samples.extents, samples.axes, samples.classes) == ((2, 9, 11), "hw", 3)
+        assert (samples.count("train"), samples.count("test"), samples.count("other")) == (5, 3, 0)
+        loader = samples.loader("train", grid, 2, shuffle=True, mirror="hw", crop={"h": 6, "w": 7})
+        found.append([[dc.gather(each) for each in batch.tensors] for batch in loader.epoch(1)])
+        samples.close()
+    assert [each.shape for each in found[0][0]] == [(2, 2, 6, 7), (2, 6, 7)]
+    assert all(a.equal(b) for one, other in zip(*found, strict=True) for a, b in zip(one, other, strict=True))
+
+
+def test_values_are_scaled_by_the_training_images_and_places_counted(comm: Any, shared_tmp_path: Path) -> None:
+    samples = open_samples(written(shared_tmp_path / "a.h5", comm), comm, ignore=255)
+    image, label = arrays()
+    mean, std = image.mean((0, 2, 3)), image.std((0, 2, 3))
+    assert samples.moments.mean == pytest.approx(mean) and samples.moments.std == pytest.approx(std)
+    assert samples.places.tolist() == [(label == index).sum() for index in range(3)]
+    (batch,) = samples.loader("test", dc.ProcessGrid(comm, **GRIDS[comm.size]), 3).epoch(0)
+    held_out, labels = arrays(samples=3, seed=1)
+    scaled = (held_out - mean.reshape(-1, 1, 1)) / std.reshape(-1, 1, 1)
+    assert np.abs(dc.gather(batch.tensors[0]).numpy() - scaled).max() < 1e-6
+    assert np.array_equal(dc.gather(batch.tensors[1]).numpy(), labels)
+    samples.close()
+
+
+def test_samples_at_the_top_and_held_out_ones_elsewhere(comm: Any, shared_tmp_path: Path) -> None:
+    for name, seed, samples in (("a", 0, 5), ("b", 1, 3)):
+        written(shared_tmp_path / f"{name}.h5", comm, **{"/": arrays(seed=seed, samples=samples)})
+    alone = open_samples(shared_tmp_path / "a.h5", comm, ignore=255)
+    assert list(alone.groups) == ["train"]
+    found = open_samples(shared_tmp_path / "a.h5", comm, test_path=shared_tmp_path / "b.h5", ignore=255)
+    assert (found.count("train"), found.count("test")) == (5, 3)
+    written(shared_tmp_path / "c.h5", comm, train=arrays(), val=arrays(samples=2))
+    assert open_samples(shared_tmp_path / "c.h5", comm, ignore=255).count("test") == 2
+
+
+IMAGE, LABEL = arrays()
+OTHER = np.zeros((5, 2, 9, 10))
+
+
+@pytest.mark.parametrize(
+    ("groups", "options", "reason"),
+    [
+        ({"train": (IMAGE, LABEL)}, {"classes": 2}, "has the label 2 at "),
+        ({"train": (IMAGE, LABEL)}, {"classes": 3}, "labels are 0 to 2: correct the data, or say --classes or --ign"),
+        ({"train": (IMAGE, IMAGE[:, 0])}, {}, "labels are classes: 0, 1, 2, ..."),
+        ({"train": (IMAGE, LABEL - 10000.0)}, {}, "has the label -10000 at"),
+        ({"train": (IMAGE, LABEL[:, None])}, {}, "'train/label' is (5, 1, 9, 11); label maps for images (5, 2, 9, 11)"),
+        ({"train": (IMAGE, LABEL), "test": (OTHER, OTHER[:, 0])}, {}, "samples of (2, 9, 10), those to train on are"),
+        ({"train": (IMAGE[:0], LABEL[:0])}, {}, "'train/image' has no samples"),
+        ({"train": (IMAGE[:, 0, 0], LABEL[:, 0])}, {}, "is (5, 11); images are (samples, channels, ...)"),
+    ],
+)
+def test_what_does_not_fit_is_refused_on_all_ranks(
+    comm: Any, shared_tmp_path: Path, groups: Any, options: Any, reason: str
+) -> None:
+    path = written(shared_tmp_path / "a.h5", comm, **groups)
+    with pytest.raises(DataError) as caught:
+        open_samples(path, comm, **options)
+    assert reason in common(comm, caught.value)

@@ -1,0 +1,146 @@
+"""Checkpoints of a training: written beside the steps, gone on from bit for bit, refused if of something else."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import distconv as dc
+from distconv import checkpoint
+from distconv.jobs.images.classification import Settings, Trainer
+from distconv.jobs.images.samples import ImageSamples
+from tests.distconv.checkpoint.damage import refused
+from tests.jobs.images.grids import grid_of
+from tests.jobs.images.image_files import write_cifar, written
+
+on_ranks = pytest.mark.ranks(1, 2, 4)
+
+
+def trainer_on(comm: Any, folder: Path, optimizer: str = "sgd") -> Trainer:
+    settings = Settings("lenet5", batch=16, steps=8, optimizer=optimizer, lr=0.01, dtype="float64", augment="crop")
+    return Trainer(settings, ImageSamples(folder, comm), grid_of(comm))
+
+
+@pytest.mark.fault(66)
+@on_ranks
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_what_is_saved_beside_the_steps_is_as_it_was_before_them(
+    comm: Any, shared_tmp_path: Path, optimizer: str
+) -> None:
+    folder, saved = written(comm, shared_tmp_path), str(shared_tmp_path / "saved")
+    first, losses = trainer_on(comm, folder, optimizer), []
+    for batch in first.batches():
+        losses.append(first.step(*batch.tensors))
+        if first.step_count == 3:
+            first.start_saving(saved)
+            assert checkpoint.newest(saved, comm) is None
+        if first.step_count == 6:
+            first.finish_saving()
+            assert first.checkpoints_written == first.checkpoints_begun == 1
+    second = trainer_on(comm, folder, optimizer)
+    assert second.resume(saved)
+    assert [second.step(*batch.tensors) for batch in second.batches()] == losses[3:]
+    for one, other in zip(first.model.state_dict().values(), second.model.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+
+
+@on_ranks
+def test_a_checkpoint_of_a_users_own_loop_is_refused_by_a_training(comm: Any, shared_tmp_path: Path) -> None:
+    trainer = trainer_on(comm, written(comm, shared_tmp_path))
+    saved = shared_tmp_path / "saved"
+    dc.save_checkpoint(saved, 1, trainer.model, trainer.optimizer, comm=comm)
+    for fallback in (False, True):
+        text = refused(comm, lambda fallback=fallback: trainer.resume(str(saved), fallback=fallback))
+        assert "checkpoint of step 1 is none of distconv train: it has no settings and position" in text
+
+
+@pytest.mark.fault(58)
+@on_ranks
+def test_steps_go_on_when_one_rank_finds_the_disk_full_beside_them(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, saved = written(comm, shared_tmp_path), str(shared_tmp_path / "saved")
+    trainer = trainer_on(comm, folder)
+    batches = trainer.batches()
+    trainer.step(*next(batches).tensors)
+    trainer.save(saved)
+    first = checkpoint.newest(saved, comm)
+    comm.Barrier()
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        if comm.rank == 0:
+            patched.setattr(os, "write", full)
+        trainer.start_saving(saved)
+        trainer.step(*next(batches).tensors)
+        text = refused(comm, trainer.finish_saving)
+    assert "step-000001 could not be written: [Errno 28] No space left on device" in text
+    assert checkpoint.newest(saved, comm) == first
+    trainer.step(*next(batches).tensors)
+    trainer.save(saved)
+    assert checkpoint.newest(saved, comm) == Path(saved) / "step-000003"
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_run_goes_on_with_each_setting_as_it_was_but_its_length(comm: Any, shared_tmp_path: Path) -> None:
+    trainer, saved = trainer_on(comm, written(comm, shared_tmp_path)), str(shared_tmp_path / "saved")
+    trainer.save(saved)
+    settings, others = trainer.settings, {int: 7, float: 0.375, str: "other", bool: True, type(None): 7, dict: {"a": 1}}
+    for field in dataclasses.fields(Settings):
+        value = getattr(settings, field.name)
+        other = others[type(value)]
+        trainer.settings = dataclasses.replace(settings, **{field.name: other})
+        if field.name in ("epochs", "steps", "shard_optimizer"):
+            assert trainer.resume(saved)
+        else:
+            text = refused(comm, lambda: trainer.resume(saved))
+            assert f"made with other settings: {field.name} was {value!r} and is {other!r}" in text
+    trainer.settings, trainer.step_count = settings, 9
+    trainer.save(saved)
+    text = refused(comm, lambda: trainer.resume(saved))
+    assert "checkpoint of step 9 lies beyond the 8 steps" in text
+
+
+@pytest.mark.ranks(1, 2, 4)
+@pytest.mark.parametrize("split", ["h", "c"])
+def test_averaged_weights_are_held_resumed_and_evaluated(comm: Any, shared_tmp_path: Path, split: str) -> None:
+    settings = Settings("resnet20", width=4, batch=8, steps=4, lr=0.01, dtype="float64", ema=0.75)
+    samples, saved = ImageSamples(written(comm, shared_tmp_path, write_cifar), comm), str(shared_tmp_path / "saved")
+    grid = dc.ProcessGrid(comm, **{split: comm.size})
+    first, losses = Trainer(settings, samples, grid), []
+    averages: dict[str, torch.Tensor] = {}
+    for batch in first.batches():
+        losses.append(first.step(*batch.tensors))
+        for name, weight in first.model.state_dict().items():
+            floats = weight.is_floating_point() and "running" not in name
+            now = torch.as_tensor(weight).clone()
+            averages[name] = 0.75 * averages[name] + 0.25 * now if floats and name in averages else now
+        if first.step_count == 2:
+            first.save(saved)
+    assert first.average is not None
+    for name, weight in first.average.module.state_dict().items():
+        assert (weight - averages[name]).abs().max() < 1e-12, name
+    second = Trainer(settings, samples, grid)
+    assert second.resume(saved)
+    assert [second.step(*batch.tensors) for batch in second.batches()] == losses[2:]
+    pairs = zip(second.evaluated.state_dict().values(), first.evaluated.state_dict().values(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    plain = Trainer(dataclasses.replace(settings, ema=None), samples, grid)
+    plain.model.load_state_dict(averages)
+    expected = plain.evaluate("test")
+    found = first.evaluate("test")
+    assert (found.correct, found.loss) == (expected.correct, pytest.approx(expected.loss, rel=1e-10))
+    assert found.loss != pytest.approx(_without_average(first).evaluate("test").loss, rel=1e-3)
+
+
+def _without_average(trainer: Trainer) -> Trainer:
+    trainer.average = None
+    return trainer

@@ -1,0 +1,87 @@
+"""Networks train with captured steps as they do without: losses, gradients, weights and buffers, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import distconv as dc
+from distconv.layers.models import MODELS
+from tests.distconv.capture.trained import adam, equal, left, sgd
+from tests.distconv.layouts import normal
+from tests.layers.models.test_reference_models import CASES, Case
+from tests.layers.models.third_party_networks import LARGE, NETWORKS, built, tensors
+
+STEPS = 20
+GRIDS = {2: ["n=2", "h=2", "c=2"], 4: ["h=2,w=2", "n=2,c=2"]}
+SMALL = ("lenet5", "resnet20", "unet", "unet3d", "ResNeXt", "SqueezeNet", "MONAI SegResNet")
+"""Those that 4 ranks train, too."""
+
+QUICK = ("lenet5", "resnet20", "unet", "SqueezeNet")
+"""Those whose training takes little enough for every run of the tests."""
+
+
+def ours(case: Case) -> nn.Module:
+    torch.manual_seed(4)
+    sized = {"width": case.width, "in_channels": case.in_channels, "classes": case.classes}
+    return MODELS[case.model].build(**sized)
+
+
+def every() -> Iterator[Any]:
+    """Name, what builds the network, and the shape of its input."""
+    for case in CASES:
+        shape = (3, case.in_channels, *case.size)
+        marks = [] if case.model in QUICK else [pytest.mark.slow]
+        yield pytest.param(case.model, lambda case=case: ours(case), shape, torch.float32, marks=marks, id=case.model)
+    for name, network in {**NETWORKS, **LARGE}.items():
+        marks = [] if name in QUICK else [pytest.mark.slow]
+        build = lambda network=network: built(network)  # noqa: E731 - one of many
+        yield pytest.param(name, build, network.shape, network.dtype, marks=marks, id=name)
+
+
+def trained(model: nn.Module, images: list[torch.Tensor], optimizer: Any, captured: bool) -> list[Any]:
+    """Losses and gradients of all steps, and what they have left."""
+    torch.manual_seed(7)  # for dropout and stochastic depth
+    opt = optimizer(model.parameters())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        outputs = tensors(model(x))
+        loss = torch.stack([(y * torch.sigmoid(y)).mean() for y in outputs]).sum()
+        loss.backward()
+        return loss
+
+    taken = dc.capture(step, images[0]) if captured else step
+    kept = []
+    for x in images:
+        opt.zero_grad()
+        kept.append(taken(x).local.detach().clone())
+        opt.step()
+    return [*kept, *left(model)]
+
+
+def check(comm: Any, build: Callable[[], nn.Module], shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    for text in GRIDS[comm.size]:
+        grid = dc.ProcessGrid(comm, **dc.parse_grid(text))
+        images = [dc.scatter(normal(*shape, seed=8 + number).to(dtype), grid) for number in range(STEPS)]
+        for optimizer in (sgd, adam):
+            expected = trained(dc.parallelize(build(), grid), images, optimizer, False)
+            equal(trained(dc.parallelize(build(), grid), images, optimizer, True), expected)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.time_limit(400)
+@pytest.mark.parametrize(("name", "build", "shape", "dtype"), list(every()))
+def test_twenty_steps_of_sgd_and_adam_on_two_ranks(comm: Any, name: str, build: Any, shape: Any, dtype: Any) -> None:
+    check(comm, build, shape, dtype)
+
+
+@pytest.mark.ranks(4)
+@pytest.mark.slow
+@pytest.mark.time_limit(400)
+@pytest.mark.parametrize(("name", "build", "shape", "dtype"), [each for each in every() if each.id in SMALL])
+def test_twenty_steps_of_sgd_and_adam_on_four_ranks(comm: Any, name: str, build: Any, shape: Any, dtype: Any) -> None:
+    check(comm, build, shape, dtype)
