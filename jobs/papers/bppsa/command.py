@@ -20,6 +20,7 @@ examples:
   distconv reproduce bppsa
   distconv reproduce bppsa table-1 --columns 256
   distconv reproduce bppsa figure-10 --prune 0.9
+  distconv reproduce bppsa figure-10 --data cifar10 --width 16 --iterations 400 --batch 64
   distconv reproduce bppsa figure-6 --data cifar10 --iterations 100
 """
 
@@ -42,10 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--machines", nargs="+", default=["localhost", "lassen", "h200-node"], help="names or files (default: built in)"
     )
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="CIFAR-10, or what `distconv train classify` takes")
+    parser.add_argument(
+        "--data", type=Path, metavar="FOLDER", help="CIFAR-10 or the like, for figure-6 and training before figure-10"
+    )
     parser.add_argument("--iterations", type=positive, default=40, help="of training (default: %(default)s)")
     parser.add_argument("--batch", type=positive, default=256, help="of training (default: %(default)s)")
-    parser.add_argument("--rate", type=positive_float, default=training.RATE, help="of SGD (default: %(default)s)")
+    parser.add_argument(
+        "--rate", type=positive_float, help=f"of SGD (default: {training.RATE}, figure-10 {pruned_vgg.RATE})"
+    )
     add_json_argument(parser)
 
 
@@ -78,10 +83,16 @@ def run(options: argparse.Namespace) -> int:
 
 def _tables(options: argparse.Namespace) -> dict[str, Rows]:
     parts = options.parts or [part for part in PARTS if part != "figure-6" or options.data is not None]
+    recipe = None
+    if options.data is not None:
+        rate = options.rate or pruned_vgg.RATE
+        recipe = pruned_vgg.Recipe(options.data, options.iterations, options.batch, rate)
     make = {
         "table-1": lambda: jacobian_table.table(options.columns),
-        "figure-10": lambda: pruned_vgg.table(options.prune, options.width),
+        "figure-10": lambda: pruned_vgg.table(options.prune, options.width, recipe=recipe),
         "ranks": lambda: ranks_to_win.table(options.machines, CASES),
-        "figure-6": lambda: training.table(options.data, options.iterations, options.batch, options.rate),
+        "figure-6": lambda: training.table(
+            options.data, options.iterations, options.batch, options.rate or training.RATE
+        ),
     }
     return {part: make[part]() for part in parts}

@@ -1,19 +1,27 @@
 """Figure 10: FLOP of each step of a scan over the layers of a pruned VGG-11, and of each operator of BP.
 
-The scan is computed (in float32, for one sample), and its products counted as they happen. The weights that stay are
-the largest of each layer's initial ones: which they are depends on training, how many there are does not.
+The scan is computed (in float32, for one sample), and its products counted as they happen. With data the network is
+trained, pruned, and trained on with what was pruned at zero, and the sample is a test image; else the weights that stay
+are the largest of each layer's initial ones: which they are depends on training, how many there are does not.
 
 Source: BPPSA, 4.3, 5.3 and figure 10; See, Luong and Manning 2016 for pruning by magnitude, each layer alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
 from typing import cast
 
 import torch
+from mpi4py import MPI
 from torch import nn
+from torch.nn import functional
 
+from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.papers.printed_tables import Rows
 from distconv.kernels.jacobian import Pattern, SparseJacobian, Windows, batched_conv2d
 from distconv.kernels.jacobian.windows import Two
@@ -21,17 +29,76 @@ from distconv.kernels.scan import Step, backpropagate, critical, recorded, sweep
 from distconv.layers.models.vgg import vgg11
 from distconv.layers.scan import transposed_jacobian
 
+from .training import MOMENTUM, Batch, batches
+
+RATE = 0.01
+"""Of SGD with momentum, before and after pruning; ours."""
+
 DEPTH = 2
 """Levels of the up-sweep, L0 to L2; downwards as many, after the linear part."""
 
 
-def prune(model: nn.Module, share: float) -> None:
-    """Set the smallest ``share`` of the weights of each convolution and linear layer to zero."""
+@dataclass(frozen=True)
+class Recipe:
+    """How the network is trained on images of ``data``: so many iterations before pruning, and as many after it."""
+
+    data: Path
+    iterations: int
+    batch: int
+    rate: float
+
+
+def prune(model: nn.Module, share: float) -> dict[torch.Tensor, torch.Tensor]:
+    """Set the smallest ``share`` of the weights of each convolution and linear layer to zero; returns which."""
+    pruned = {}
     for layer in model.modules():
         if isinstance(layer, (nn.Conv2d, nn.Linear)):
             weight = layer.weight.detach()
             smallest = weight.abs().flatten().argsort()[: round(share * weight.numel())]
             weight.view(-1)[smallest] = 0
+            pruned[layer.weight] = smallest
+    return pruned
+
+
+def retrained(recipe: Recipe, share: float, width: int) -> tuple[nn.Sequential, torch.Tensor]:
+    """The features of VGG-11, trained, pruned and trained on; and a test image (1, C, H, W)."""
+    with closing(ImageSamples(recipe.data, MPI.COMM_SELF)) as samples:
+        model = vgg11(width, samples.extents[0], samples.classes)
+        group = "test" if "test" in samples.groups else "train"
+        whole = len(samples.groups[group].labels) // recipe.batch
+        held_out = list(islice(batches(samples, group, recipe.batch), max(1, whole)))
+        data = batches(samples, "train", recipe.batch)
+        fit(model, islice(data, recipe.iterations), recipe.rate, {})
+        found = [accuracy(model, held_out)]
+        pruned = prune(model, share)
+        found.append(accuracy(model, held_out))
+        fit(model, islice(data, recipe.iterations), recipe.rate, pruned)
+        found.append(accuracy(model, held_out))
+    print(
+        f"\nVGG-11 of width {width} on {recipe.data.name}, {recipe.iterations} iterations of {recipe.batch} before and "
+        f"after pruning: test accuracy {found[0]:.1%}, pruned {found[1]:.1%}, trained on {found[2]:.1%}"
+    )
+    return model.features, held_out[0][0][:1]
+
+
+def fit(model: nn.Module, data: Iterator[Batch], rate: float, pruned: Mapping[torch.Tensor, torch.Tensor]) -> None:
+    """Train with SGD, while weights that were ``pruned`` stay zero."""
+    optimizer = torch.optim.SGD(model.parameters(), rate, MOMENTUM)
+    model.train()
+    for images, labels in data:
+        optimizer.zero_grad()
+        functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+        for weight, zeros in pruned.items():
+            weight.detach().view(-1)[zeros] = 0
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, data: Sequence[Batch]) -> float:
+    """The share of images whose class ``model`` finds."""
+    model.eval()
+    right = sum(int((model(images).argmax(1) == labels).sum()) for images, labels in data)
+    return right / sum(len(labels) for _, labels in data)
 
 
 @torch.no_grad()
@@ -78,14 +145,16 @@ def baseline_flops(features: nn.Sequential, x: torch.Tensor) -> list[int]:
     return flops[::-1]
 
 
-def table(share: float, width: int = 64, seed: int = 0) -> Rows:
+def table(share: float, width: int = 64, seed: int = 0, recipe: Recipe | None = None) -> Rows:
     """Print the steps of the scan, linear and truncated, and BP's; returns a row for each level."""
     torch.manual_seed(seed)
-    features = vgg11(width).features
-    x = torch.randn(1, 3, 32, 32)
+    if recipe is not None:
+        features, x = retrained(recipe, share, width)
+    else:
+        features, x = vgg11(width).features, torch.randn(1, 3, 32, 32)
+        prune(features, share)
     with torch.no_grad():
         bp = baseline_flops(features, x)
-    prune(features, share)
     up, down = sweep_levels(len(features))
     print(f"\nFigure 10, VGG-11 with {share:.0%} of its weights pruned, {len(features)} layers, one sample, MFLOP")
     print(f"the complete scan has L0-L{up} upwards and L{up + 1}-L{up + down + 1} downwards; ", end="")

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from mpi4py import MPI
 from torch import nn
 
+from distconv.errors import DataError
 from distconv.grid import ProcessGrid
 from distconv.jobs.images.samples import ImageSamples
 from distconv.jobs.papers.printed_tables import Rows
@@ -63,7 +64,7 @@ def train(samples: ImageSamples, iterations: int, batch: int, rate: float, *, sc
     run: nn.Module = ScanSequential(*chain(model), method="truncated", depth=DEPTH) if scan else model
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
     losses, seconds = [], 0.0
-    for images, labels in islice(_batches(samples, "train", batch), iterations):
+    for images, labels in islice(batches(samples, "train", batch), iterations):
         optimizer.zero_grad()
         start = time.perf_counter()
         loss = F.cross_entropy(run(images), labels)
@@ -71,13 +72,25 @@ def train(samples: ImageSamples, iterations: int, batch: int, rate: float, *, sc
         seconds += time.perf_counter() - start
         optimizer.step()
         losses.append(loss.item())
-    images, labels = next(_batches(samples, "test" if "test" in samples.groups else "train", batch))
+    images, labels = next(batches(samples, "test" if "test" in samples.groups else "train", batch))
     with torch.no_grad():
         losses.append(F.cross_entropy(run(images), labels).item())
     return losses, seconds
 
 
-def _batches(samples: ImageSamples, group: str, batch: int) -> Iterator[Batch]:
+def batches(samples: ImageSamples, group: str, batch: int) -> Iterator[Batch]:
+    """Images and labels of a group, without an end.
+
+    Raises
+    ------
+    DataError
+        If there are not as many images as a batch has.
+    """
+    there = len(samples.groups[group].labels)
+    if there < batch:
+        raise DataError(
+            f"--batch {batch}: there are {there} images in the group {group}; take a batch of so many at most"
+        )
     loader = samples.loader(group, ProcessGrid(samples.comm), batch, shuffle=True, drop_last=True)
     for epoch in count():
         for found in loader.epoch(epoch):

@@ -1,9 +1,10 @@
 """Trains a network with stale weights and without a pipeline, from several seeds, and compares the test accuracies.
 
-One process, one thread. A variant is ``nonpipelined``, the layers that pipeline registers come after (``7,13``), or
-``hybrid:7,13``, pipelined for two thirds of the iterations; ``@RATE`` sets another learning rate. Each finished run is
-a line of the results file and is not made again: stop the experiment at any time, and start it again to go on. Initial
-weights, the order of the samples and their augmentation follow from the seed and are the same in all variants.
+One process, one thread. A variant is ``nonpipelined``, the layers that pipeline registers come after (``7,13``),
+``hybrid:7,13``, pipelined for two thirds of the iterations, or ``stash:7,13``, where backward passes have the weights
+of their forward passes; ``@RATE`` sets another learning rate. Each finished run is a line of the results file and is
+not made again: stop the experiment at any time, and start it again to go on. Initial weights, the order of the samples
+and their augmentation follow from the seed and are the same in all variants.
 
 Source: stale weights (Zhang, Abdelrahman 2021), 5 (simulated implementation), 6.2 to 6.4, appendix A.
 """

@@ -3,7 +3,8 @@
 Source: stale weights (Zhang, Abdelrahman 2021), appendix A: minibatch, rates, momentum, weight decay, falling rates.
 Ours is what the paper leaves open: the constants of the inverse policy (those of Caffe's LeNet example), when a rate is
 "decreased twice" (after a half and three quarters, as He et al. 2016 do it), the augmentation (crop and flip). A rate
-falls at the same fraction of the iterations however many there are.
+falls at the same fraction of the iterations however many there are. AlexNet's placements are ours, ResNet-56's is after
+residual group 1, as in Table 5, its rate the nonpipelined one (Table 8's are not in the text).
 """
 
 from __future__ import annotations
@@ -27,39 +28,45 @@ class VariantError(DistconvError, ValueError):
 class Variant:
     """One way to train: with registers after the layers of ``placement``, or not pipelined where there are none.
 
-    A ``hybrid`` goes on without pipelining after ``PIPELINED_SHARE`` of its iterations. ``rate`` is the learning rate
-    in all of its iterations, None what the recipe says for pipelined and for nonpipelined ones.
+    A ``hybrid`` goes on without pipelining after ``PIPELINED_SHARE`` of its iterations. With ``stash`` a backward pass
+    has the weights of its forward pass, as in PipeDream (6.7), else the newest ones. ``rate`` is the learning rate in
+    all of its iterations, None what the recipe says for pipelined and for nonpipelined ones.
 
     >>> Variant.parse("hybrid:7,13@0.01")
-    Variant(placement=(7, 13), hybrid=True, rate=0.01)
+    Variant(placement=(7, 13), hybrid=True, stash=False, rate=0.01)
     """
 
     placement: tuple[int, ...] = ()
     hybrid: bool = False
+    stash: bool = False
     rate: float | None = None
 
     @classmethod
     def parse(cls, text: str) -> Variant:
-        """``nonpipelined``, ``7,13`` or ``hybrid:7,13``, each with ``@RATE`` where it is not the recipe's.
+        """``nonpipelined``, ``7,13``, ``hybrid:7,13``, ``stash:7,13``; ``@RATE`` where it is not that of the recipe.
 
         Raises
         ------
         VariantError
             If the text is none of these.
         """
-        match = re.fullmatch(r"(?:nonpipelined|(hybrid:)?(\d+(?:,\d+)*))(?:@(\d*\.?\d+(?:e[+-]?\d+)?))?", text)
+        match = re.fullmatch(r"(?:nonpipelined|(hybrid:|stash:)?(\d+(?:,\d+)*))(?:@(\d*\.?\d+(?:e[+-]?\d+)?))?", text)
         if match is None or (match[3] and not float(match[3])):
             raise VariantError(
-                f"{text!r} is no variant; write nonpipelined, layers that registers come after (7,13), or hybrid:7,13, "
-                "each with @RATE if its learning rate is not the recipe's"
+                f"{text!r} is no variant; write nonpipelined, layers that registers come after (7,13), hybrid:7,13 or "
+                "stash:7,13, each with @RATE if its learning rate is not the recipe's"
             )
-        hybrid, layers, rate = match.groups()
+        kind, layers, rate = match.groups()
         placement = tuple(map(int, layers.split(","))) if layers else ()
-        return cls(placement, hybrid is not None, float(rate) if rate else None)
+        return cls(placement, kind == "hybrid:", kind == "stash:", float(rate) if rate else None)
 
     def __str__(self) -> str:
         text = ",".join(map(str, self.placement)) if self.placement else "nonpipelined"
-        return ("hybrid:" if self.hybrid else "") + text + (f"@{self.rate:g}" if self.rate else "")
+        return (
+            ("hybrid:" if self.hybrid else "stash:" if self.stash else "")
+            + text
+            + (f"@{self.rate:g}" if self.rate else "")
+        )
 
     def pipelined(self, iterations: int) -> int:
         """How many of so many iterations are pipelined: the first ones."""
@@ -103,6 +110,19 @@ RECIPES = {
         paper_iterations=30_000,
         variants=("nonpipelined", "1", "1,2", "1,2,3", "1,2,3,4"),
     ),
+    "alexnet": Recipe(
+        batch=100,
+        rate=0.001,
+        pipelined_rate=0.001,
+        weight_decay=4e-3,
+        falls=lambda done: 0.1 ** ((done >= 1 / 2) + (done >= 3 / 4)),
+        falls_in_words="by 10 after 1/2 and 3/4",
+        iterations=2_000,
+        paper_iterations=250_000,
+        variants=("nonpipelined", "1", "1,2", "1,2,3"),
+        nesterov=True,
+        augment="crop,flip",
+    ),
     "resnet20": Recipe(
         batch=128,
         rate=0.1,
@@ -113,6 +133,18 @@ RECIPES = {
         iterations=3_100,
         paper_iterations=100_000,
         variants=("nonpipelined", "nonpipelined@0.01", "7", "7,13", "7,13,19", "hybrid:7,13,19"),
+        augment="crop,flip",
+    ),
+    "resnet56": Recipe(
+        batch=128,
+        rate=0.1,
+        pipelined_rate=0.1,
+        weight_decay=1e-4,
+        falls=lambda done: 0.1 ** ((done >= 1 / 2) + (done >= 3 / 4)),
+        falls_in_words="by 10 after 1/2 and 3/4",
+        iterations=1_000,
+        paper_iterations=78_000,
+        variants=("nonpipelined", "19", "hybrid:19"),
         augment="crop,flip",
     ),
     "vgg16_bn": Recipe(

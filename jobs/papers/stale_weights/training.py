@@ -84,7 +84,8 @@ def iterations_of(
     run: Run, variant: Variant, stages: list[nn.Module], samples: ImageSamples
 ) -> Iterator[tuple[int, SerialPipeline]]:
     """Train; yields how many iterations have been made, after each. The pipeline is empty after the last one."""
-    recipe, pipe, pipelined = RECIPES[run.network], pipeline(run, stages), variant.pipelined(run.iterations)
+    recipe, pipelined = RECIPES[run.network], variant.pipelined(run.iterations)
+    pipe = pipeline(run, stages, "stash" if variant.stash else None)
     with closing(batches(run, samples)) as data:
         for iteration in range(run.iterations):
             if variant.hybrid and iteration == pipelined:
@@ -106,8 +107,8 @@ def build(run: Run, samples: ImageSamples) -> nn.Module:
     return MODELS[run.network](**sizes).to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
 
 
-def pipeline(run: Run, stages: list[nn.Module]) -> SerialPipeline:
-    """The stages trained with stale weights; a single one as without a pipeline."""
+def pipeline(run: Run, stages: list[nn.Module], weights: str | None) -> SerialPipeline:
+    """The stages trained with stale weights; a single one as without a pipeline. ``weights`` of backward passes."""
     recipe = RECIPES[run.network]
 
     def optimizer(params: Any) -> torch.optim.Optimizer:
@@ -115,7 +116,7 @@ def pipeline(run: Run, stages: list[nn.Module]) -> SerialPipeline:
             params, recipe.rate, MOMENTUM, weight_decay=recipe.weight_decay, nesterov=recipe.nesterov
         )
 
-    return SerialPipeline(stages, F.cross_entropy, optimizer, "stale" if len(stages) > 1 else "gpipe")
+    return SerialPipeline(stages, F.cross_entropy, optimizer, "stale" if len(stages) > 1 else "gpipe", weights=weights)
 
 
 def batches(run: Run, samples: ImageSamples) -> Generator[Pair]:

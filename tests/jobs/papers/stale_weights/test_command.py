@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -15,11 +16,12 @@ from distconv.jobs.papers.stale_weights import training
 from distconv.jobs.papers.stale_weights.recipes import RECIPES, Variant, VariantError
 from distconv.jobs.papers.stale_weights.table import Results, Row, rows_of, table
 from distconv.jobs.papers.stale_weights.training import Run, batches, build, held_out, train
+from distconv.pipeline import SerialPipeline, split
 from tests.jobs.images import image_files
 
 TINY = Run("lenet5", None, "nonpipelined", 0, 6, 6, 8, "tiny", 40, 21)
 COMMAND = ["reproduce", "stale-weights"]
-ALL = ["nonpipelined", "1", "1,2,3,4", "hybrid:2"]
+ALL = ["nonpipelined", "1", "1,2,3,4", "hybrid:2", "stash:1,2"]
 
 
 @pytest.fixture
@@ -96,6 +98,30 @@ def test_a_hybrid_is_pipelined_for_two_thirds_of_its_iterations(samples, monkeyp
 
 
 @on_one_rank
+@pytest.mark.parametrize(("text", "weights"), [("stash:1,2", "stash"), ("1,2", "newest")])
+def test_backward_passes_have_the_weights_that_the_variant_says(samples, text, weights):
+    """Its last losses are those of the serial pipeline, whose numbers tests/pipeline/reference shows."""
+    run = replace(TINY, variant=text, iterations=12)
+    found = train(run, samples, held_out(samples), 1)
+    stages, recipe = split(build(run, samples), (1, 2)), RECIPES["lenet5"]
+    serial = SerialPipeline(
+        stages,
+        F.cross_entropy,
+        lambda params: torch.optim.SGD(params, recipe.rate, 0.9, weight_decay=recipe.weight_decay),
+        "stale",
+        weights=weights,
+    )
+    with closing(batches(run, samples)) as data:
+        for iteration in range(12):
+            for optimizer in serial.optimizers:
+                optimizer.param_groups[0]["lr"] = recipe.rate * (1 + 3 * iteration / TINY.schedule) ** -0.75
+            serial.step(*next(data))
+    serial.drain()
+    losses = [loss for _, loss in serial.losses]
+    assert found["curve"][0][2] == pytest.approx(sum(losses) / 12, rel=1e-6)
+
+
+@on_one_rank
 def test_every_variant_of_every_recipe_trains(samples, tmp_path_factory, comm):
     cifar = tmp_path_factory.mktemp("cifar")
     image_files.write_cifar(cifar)
@@ -120,7 +146,7 @@ def test_an_experiment_that_was_stopped_makes_only_the_runs_that_are_missing(fol
     (folder / "r.jsonl").write_text(first[: first.rindex('"seconds"')])  # killed while it wrote the last line
     assert cli.main(arguments(folder, "--seeds", "0", "--variants", *ALL)) == 0
     out = capsys.readouterr().out
-    assert "4 of 4 runs are to be made" in out and "1 of 4 runs are to be made" in out
+    assert "5 of 5 runs are to be made" in out and "1 of 5 runs are to be made" in out
     lines = (folder / "r.jsonl").read_text().splitlines()
     assert len(lines) == 5
     again, before = json.loads(lines[4]), json.loads(first.splitlines()[3])
@@ -156,13 +182,16 @@ def test_results_are_found_by_all_that_their_numbers_depend_on(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["nonpipelined", "nonpipelined@0.01", "7", "7,13,19@0.5", "hybrid:7,13", "7@1e-05", "7@1e+30"]
+    "text",
+    ["nonpipelined", "nonpipelined@0.01", "7", "7,13,19@0.5", "hybrid:7,13", "stash:7,13@0.1", "7@1e-05", "7@1e+30"],
 )
 def test_a_variant_is_written_as_it_is_read(text):
     assert str(Variant.parse(text)) == text
 
 
-@pytest.mark.parametrize("text", ["", "hybrid", "hybrid:nonpipelined", "7,", "7@", "7@-1", "seven"])
+@pytest.mark.parametrize(
+    "text", ["", "hybrid", "hybrid:nonpipelined", "stash", "stash:hybrid:7", "7,", "7@", "7@-1", "seven"]
+)
 def test_what_is_no_variant_is_refused(text):
     with pytest.raises(VariantError, match="is no variant; write nonpipelined"):
         Variant.parse(text)
