@@ -63,7 +63,7 @@ def decided_together(outputs: Iterable[Any], run: Callable[[], Any]) -> Any:
             hook.remove()
     with watchdog.waiting(lambda: "search for NaN in gradients"):
         everywhere = grid.world.allgather(watch.found)
-    first = min(((found[0], rank) for rank, found in enumerate(everywhere) if found), default=None)
+    first = min(((failure[0], rank) for rank, failure in enumerate(everywhere) if failure), default=None)
     if first is None:
         return result
     (_, said, forward), rank = first

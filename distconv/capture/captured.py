@@ -70,13 +70,13 @@ class Captured:
 
     def _fitting(self, args: Sequence[Any], leaves: Sequence[Any]) -> tuple[int, _Change]:
         """The number of the recording that serves, or -1, and what has changed for the last one."""
-        found = _Change("", False)
+        mismatch = _Change("", False)
         for number in sorted(self._replays, reverse=True):
             change = self._replays[number].change(args, leaves)
             if change is None:
-                return number, found
-            found = found if found.text else change
-        return -1, found
+                return number, mismatch
+            mismatch = mismatch if mismatch.text else change
+        return -1, mismatch
 
     def _everywhere(self, number: int) -> bool:
         """Whether all ranks have the same recording, which serves. One message of 16 bytes."""
@@ -119,10 +119,10 @@ class Captured:
             unlike = difference(before, run)
             if not self._any(bool(unlike)):
                 break
-        found = self._references.set_by_the_step()
+        set_attribute = self._references.set_by_the_step()
         reasons = [f"{each.line}: {each.reason}" for each in run.recording.refusals]
         reasons += [unlike] if unlike else []
-        reasons += [f"the step sets {found}, which a replay does not: return it"] if found else []
+        reasons += [f"the step sets {set_attribute}, which a replay does not: return it"] if set_attribute else []
 
         def check() -> None:
             if reasons:
@@ -202,13 +202,13 @@ class _Replay:
         gradients = [state.gradient(leaf) for leaf in self._leaves]
         gradients += [share for _, share, _ in gradient_reduction.kept()]
         with torch.no_grad(), below_autograd():
-            found = self._program.replay(_blocks(leaves), gradients)
-        made = iter([tensor.detach() for tensor in found])
-        results = [next(made) for _ in self._results]
+            replayed = self._program.replay(_blocks(leaves), gradients)
+        tensors = iter([tensor.detach() for tensor in replayed])
+        results = [next(tensors) for _ in self._results]
         for leaf, slot in self.run.gradients:
-            state.set_gradient(leaf, None if slot is None else next(made))
+            state.set_gradient(leaf, None if slot is None else next(tensors))
         if self.run.kept or self.run.state.kept:
-            gradient_reduction.keep([(leaf, next(made), comm) for leaf, _, comm in self.run.kept])
+            gradient_reduction.keep([(leaf, next(tensors), comm) for leaf, _, comm in self.run.kept])
         return self._returned(iter(results))
 
     def _returned(self, blocks: Any) -> Any:
@@ -223,8 +223,8 @@ def _blocks(leaves: Sequence[Any]) -> list[Any]:
 
 def _world(example: Sequence[Any], values: Sequence[Any]) -> Any:
     """The ranks that take the step together, if arguments or what the function refers to tells."""
-    known = [leaf for leaf in (*flattened(example), *values) if isinstance(leaf, DistTensor)]
-    return known[0].grid.world if known else None
+    distributed = [leaf for leaf in (*flattened(example), *values) if isinstance(leaf, DistTensor)]
+    return distributed[0].grid.world if distributed else None
 
 
 def _largest(run: Run) -> Any:

@@ -52,14 +52,14 @@ class Steps:
         kind = "eager" if len(self._seconds["eager"]) < _MEASURED else "captured"
         began = time.perf_counter()
         try:
-            found = self._function(*args) if kind == "eager" else self._replay(args)
+            result = self._function(*args) if kind == "eager" else self._replay(args)
         except CaptureError as error:
             self._decide("off", f"eager, since {error}")
             return self._function(*args)
         self._seconds[kind].append(time.perf_counter() - began)
         if len(self._seconds[kind]) == _MEASURED:
             self._compare()
-        return found
+        return result
 
     def _replay(self, args: tuple[Any, ...]) -> Any:
         if self._captured is None:

@@ -230,5 +230,5 @@ class Recording:
 
     def comms(self) -> list[Any]:
         """All communicators that it uses, once each."""
-        found = {e.comm.handle: e.comm for e in self.entries if isinstance(e, (Post, Sum))}
-        return list(found.values())
+        comms = {e.comm.handle: e.comm for e in self.entries if isinstance(e, (Post, Sum))}
+        return list(comms.values())

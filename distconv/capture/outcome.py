@@ -40,14 +40,14 @@ def written(run: Run, blocks: Sequence[Any]) -> list[torch.Tensor]:
     slots, gradients = run.recording.slots, run.gradient_slots()
     now = [*map(gradient, run.leaves()), *(share for _, share, _ in gradient_reduction.kept())]
     storages = {slots[slot].storage for slot in _written_slots(run)}
-    found: list[torch.Tensor | None] = []
+    tensors: list[torch.Tensor | None] = []
     for number, slot in enumerate(slots):
         if slot.storage in storages and slot.kind is Kind.HELD:
-            found.append(now[gradients[number]] if number in gradients else slot.value)
+            tensors.append(now[gradients[number]] if number in gradients else slot.value)
     for place, given in enumerate(run.recording.inputs):
         if given is not None and slots[given].storage in storages:
-            found.append(blocks[place])
-    return [tensor for tensor in found if tensor is not None]
+            tensors.append(blocks[place])
+    return [tensor for tensor in tensors if tensor is not None]
 
 
 def _written_slots(run: Run) -> Iterable[int]:

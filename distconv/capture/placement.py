@@ -141,21 +141,21 @@ class Placement:
             return (entry,)
         if self._shares_memory(entry):
             return self._view(entry)
-        made = entry.results[0]
-        assert made is not None
-        if entry.one and self._stays(entry, made):
-            self.values[made] = self._room(made)
-            return self._into(entry, made)
+        result = entry.results[0]
+        assert result is not None
+        if entry.one and self._stays(entry, result):
+            self.values[result] = self._room(result)
+            return self._into(entry, result)
         return (entry,)
 
-    def _stays(self, entry: Operator, made: int) -> bool:
-        slot = self._slots[made]
-        if made in self.values or slot.storage in self._given:
+    def _stays(self, entry: Operator, result: int) -> bool:
+        slot = self._slots[result]
+        if result in self.values or slot.storage in self._given:
             return False
         if entry.function in _PACKING and slot.storage in self._posted:
             return slot.nbytes <= LARGEST_BUFFER
-        known = entry.function in _OUT or entry.function in (*_EMPTY, *_ZEROS, *_COPIES)
-        return known and slot.nbytes <= _SMALL
+        placeable = entry.function in _OUT or entry.function in (*_EMPTY, *_ZEROS, *_COPIES)
+        return placeable and slot.nbytes <= _SMALL
 
     def _room(self, number: int) -> torch.Tensor:
         shape, strides, offset, dtype, device = self._slots[number].geometry
@@ -164,19 +164,19 @@ class Placement:
         )
         return torch.empty(extent, dtype=dtype, device=device).as_strided(shape, strides, offset)
 
-    def _into(self, entry: Operator, made: int) -> Sequence[Entry]:
+    def _into(self, entry: Operator, result: int) -> Sequence[Entry]:
         """``entry``, into the memory of its result."""
         args: tuple[Any, ...]
         function, kwargs = _OUT.get(entry.function), {}
         if entry.function in _EMPTY:
             return ()
         if entry.function in _ZEROS:
-            function, args = _aten.zero_.default, (Ref(made),)
+            function, args = _aten.zero_.default, (Ref(result),)
         elif function is None:
-            function, args = _COPY, (Ref(made), entry.args[0])
+            function, args = _COPY, (Ref(result), entry.args[0])
         else:
-            args, kwargs = entry.args, {**entry.kwargs, "out": Ref(made)}
-        return (Operator(entry.line, function, args, kwargs, [made], True, frozenset([made])),)
+            args, kwargs = entry.args, {**entry.kwargs, "out": Ref(result)}
+        return (Operator(entry.line, function, args, kwargs, [result], True, frozenset([result])),)
 
     # -- sums of two ranks ------------------------------------------------------------------------------------------
 
@@ -207,37 +207,37 @@ class Placement:
         sources = list(entry.reads())
         if len(sources) != 1 or self._slots[sources[0]].storage == -1:
             return False
-        return all(self._slots[made].storage == self._slots[sources[0]].storage for made in entry.makes())
+        return all(self._slots[result].storage == self._slots[sources[0]].storage for result in entry.makes())
 
     def _view(self, entry: Operator) -> Sequence[Entry]:
         source = self.same(next(entry.reads()))
         if source in self.values:
             with torch.no_grad(), below_autograd():
-                found = entry.function(*self._now(entry.args), **self._now(entry.kwargs))
-            self.values.update(zip(entry.makes(), [found] if entry.one else found, strict=True))
+                views = entry.function(*self._now(entry.args), **self._now(entry.kwargs))
+            self.values.update(zip(entry.makes(), [views] if entry.one else views, strict=True))
             return ()
-        made = entry.results[0]
-        assert made is not None
+        result = entry.results[0]
+        assert result is not None
         if entry.function in _SAME:
-            self._same[made] = source
+            self._same[result] = source
             return ()
         plain = entry.function.overloadpacket in _GEOMETRIC and not self._reshaped and source not in self._gradients
-        same_dtype = self._slots[made].geometry[3] == self._slots[source].geometry[3]
-        return self._by_geometry(entry, made, source) if plain and same_dtype else (entry,)
+        same_dtype = self._slots[result].geometry[3] == self._slots[source].geometry[3]
+        return self._by_geometry(entry, result, source) if plain and same_dtype else (entry,)
 
-    def _by_geometry(self, entry: Operator, made: int, source: int) -> Sequence[Entry]:
+    def _by_geometry(self, entry: Operator, result: int, source: int) -> Sequence[Entry]:
         """A view of what ``source`` is a view of, unless there is the same one."""
-        base, geometry = self._base.get(source, source), self._slots[made].geometry
+        base, geometry = self._base.get(source, source), self._slots[result].geometry
         if geometry == self._slots[source].geometry:
             there: int | None = source
         else:
             there = self._taken.get((base, geometry))
         if there is not None:
-            self._same[made] = there
+            self._same[result] = there
             return ()
-        self._taken[base, geometry] = made
-        self._base[made] = base
-        return (Operator(entry.line, AS_STRIDED, (Ref(base), *geometry[:3]), {}, [made], True),)
+        self._taken[base, geometry] = result
+        self._base[result] = base
+        return (Operator(entry.line, AS_STRIDED, (Ref(base), *geometry[:3]), {}, [result], True),)
 
     def _now(self, value: Any) -> Any:
         if isinstance(value, Ref):

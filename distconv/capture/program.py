@@ -134,8 +134,8 @@ class Program:
         scope = dict(self._constants)
         exec(compile(source, "<distconv replay>", "exec"), scope)
         self.source = source
-        found: Replay = scope["replay"]
-        return found
+        replay: Replay = scope["replay"]
+        return replay
 
     def _last_uses(self) -> dict[int, set[str]]:
         """By entry the variables that are used in it for the last time; in a block, at its end."""
@@ -156,11 +156,11 @@ class Program:
                     if use >= first:
                         last[name] = number
         stay = {self._name(slot) for slot in self._outputs} | inside
-        found: dict[int, set[str]] = {}
+        uses: dict[int, set[str]] = {}
         for name, number in last.items():
             if name not in stay and name[0] == "v":
-                found.setdefault(number, set()).add(name)
-        return found
+                uses.setdefault(number, set()).add(name)
+        return uses
 
     def _write(self, entry: Entry) -> None:
         if isinstance(entry, Operator):
@@ -169,8 +169,8 @@ class Program:
             args += [f"{key}={self._text(value)}" for key, value in entry.kwargs.items()]
             if entry.function in _ASK_FOR_GRADIENTS:
                 function = self._constant(_with_gradients(entry.function._op))
-            made = [None if slot is None or slot in set(entry.reads()) else slot for slot in entry.results]
-            self._emit(_assigned([self._variable(s) for s in made], entry.one) + f"{function}({', '.join(args)})")
+            results = [None if slot is None or slot in set(entry.reads()) else slot for slot in entry.results]
+            self._emit(_assigned([self._variable(s) for s in results], entry.one) + f"{function}({', '.join(args)})")
         elif isinstance(entry, Call):
             args = [self._name(slot) for slot in entry.args]
             left = _assigned([self._variable(slot) for slot in entry.results], entry.one)
@@ -221,13 +221,13 @@ class Program:
 
     def _kept(self, slot: int) -> torch.Tensor:
         """Memory that stays for a message: where it lies, or else what it is copied to."""
-        found = self._values.get(slot)
-        if found is None:
+        buffer = self._values.get(slot)
+        if buffer is None:
             shape, _, _, dtype, device = self._recording.slots[slot].geometry
-            found = torch.empty(shape, dtype=dtype, device=device)
+            buffer = torch.empty(shape, dtype=dtype, device=device)
             copy = self._constant(_aten.copy_.default._op)
-            self._emit(f"{copy}({self._constant(found)}, {self._name(slot)})")
-        return found
+            self._emit(f"{copy}({self._constant(buffer)}, {self._name(slot)})")
+        return buffer
 
     def _post(self, number: int, function: Any, slots: Iterable[int], entry: Post | Sum) -> None:
         what = _description(entry)

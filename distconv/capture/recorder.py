@@ -90,8 +90,8 @@ class Recorder(TorchDispatchMode):
     # -- slots --------------------------------------------------------------------------------------------------------
 
     def _storage(self, tensor: torch.Tensor) -> int:
-        known = self._storages.get(tensor.untyped_storage()._cdata)
-        return self._new_storage(tensor) if known is None else known[1]
+        storage = self._storages.get(tensor.untyped_storage()._cdata)
+        return self._new_storage(tensor) if storage is None else storage[1]
 
     def _new_storage(self, tensor: torch.Tensor) -> int:
         storage = tensor.untyped_storage()
@@ -128,16 +128,16 @@ class Recorder(TorchDispatchMode):
 
     def add_input(self, block: torch.Tensor) -> None:
         """Let ``block`` be the next argument."""
-        found = self.known(block)
-        self.recording.inputs.append(self._new(Kind.INPUT, block) if found is None else found)
+        slot = self.known(block)
+        self.recording.inputs.append(self._new(Kind.INPUT, block) if slot is None else slot)
         if block.requires_grad:
             self._leaf(block)
 
     def slot(self, tensor: torch.Tensor) -> int:
         """The slot of ``tensor``; one that no entry has made was there before, or is a view that torch took unseen."""
-        found = self.known(tensor)
-        if found is not None:
-            return found
+        slot = self.known(tensor)
+        if slot is not None:
+            return slot
         if tensor.layout is torch.strided:
             storage = self._storages.get(tensor.untyped_storage()._cdata, (None, -1))[1]
             if storage != -1 and storage not in self._held and not self._state.has(tensor):
@@ -158,10 +158,10 @@ class Recorder(TorchDispatchMode):
         source = self._newest[storage]
         if self.recording.slots[source].geometry[3] != tensor.dtype:
             self.refuse("a view of another dtype that torch takes unseen")
-        made = self._new(Kind.MADE, tensor)
+        slot = self._new(Kind.MADE, tensor)
         place = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
-        self._note(Operator(self._line(), _AS_STRIDED, (Ref(source), *place), {}, [made], True))
-        return made
+        self._note(Operator(self._line(), _AS_STRIDED, (Ref(source), *place), {}, [slot], True))
+        return slot
 
     # -- entries ------------------------------------------------------------------------------------------------------
 
@@ -186,7 +186,7 @@ class Recorder(TorchDispatchMode):
         if any(isinstance(tensor, DistTensor) for tensor in tensors):
             with self:
                 return DistTensor.__torch_dispatch__(func, types, args, kwargs)
-        if not tensors and not any("Tensor" in str(made.type) for made in func._schema.returns):
+        if not tensors and not any("Tensor" in str(returned.type) for returned in func._schema.returns):
             return func(*args, **kwargs)
         if func is _CONSTANT:
             return self._constant(*args)
@@ -197,43 +197,43 @@ class Recorder(TorchDispatchMode):
         draws = torch.Tag.nondeterministic_seeded in func.tags
         if draws:
             self._before_drawing(tree_leaves((args, kwargs)))
-        found = func(*args, **kwargs)
+        result = func(*args, **kwargs)
         if draws:
             self._drawn = torch.default_generator.get_state()
-        several = found if isinstance(found, (list, tuple)) else [found]
+        several = result if isinstance(result, (list, tuple)) else [result]
         results = [self._result(each) for each in several]
         args, kwargs = named
-        one = several is not found
+        one = several is not result
         self._note(Operator(self._line(), func, args, kwargs, results, one, frozenset(writes), draws))
-        return found
+        return result
 
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
         """What Python made of numbers, which is made anew in each replay: the step may write to it."""
         constant = self._new(Kind.CONSTANT, tensor)
         self.recording.slots[constant].value = tensor.clone()
         self._new_storage(tensor)
-        made = self._new(Kind.MADE, tensor)
-        self._note(Operator(self._line(), _COPY, (Ref(constant),), {}, [made], True))
+        slot = self._new(Kind.MADE, tensor)
+        self._note(Operator(self._line(), _COPY, (Ref(constant),), {}, [slot], True))
         return tensor
 
     def _result(self, value: Any) -> int | None:
         if not isinstance(value, torch.Tensor):
             return None
-        found = self.known(value)
-        return self._new(Kind.MADE, value) if found is None else found
+        slot = self.known(value)
+        return self._new(Kind.MADE, value) if slot is None else slot
 
     def _written(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
         """Slots that ``func`` changes; what was in memory that is none of its own is saved."""
-        found = []
+        slots = []
         for place, argument in enumerate(func._schema.arguments):
             moves = argument.name in _STATISTICS and func.overloadpacket in _MOVE_STATISTICS
             if moves or (argument.alias_info is not None and argument.alias_info.is_write):
                 value = args[place] if place < len(args) else kwargs.get(argument.name)
                 for tensor in tree_leaves(value):
                     if isinstance(tensor, torch.Tensor):
-                        found.append(self.slot(tensor))
+                        slots.append(self.slot(tensor))
                         self._save(tensor)
-        return found
+        return slots
 
     def _save(self, tensor: torch.Tensor) -> None:
         number = self._storage(tensor) if tensor.layout is torch.strided else -1
@@ -294,9 +294,9 @@ class Recorder(TorchDispatchMode):
 
     def waited(self, operation: Any) -> None:
         """An exchange, or a reduction, is about to be waited for."""
-        known = self._operations.get(id(operation))
-        if known is not None and known[0] is operation:
-            self._note(Wait(self._line(), known[1].number, tuple(known[1].reads())))
+        noted = self._operations.get(id(operation))
+        if noted is not None and noted[0] is operation:
+            self._note(Wait(self._line(), noted[1].number, tuple(noted[1].reads())))
             del self._operations[id(operation)]
         elif not self.paused:
             self.refuse("a message that was under way before the step")
@@ -305,12 +305,12 @@ class Recorder(TorchDispatchMode):
         """Call ``function`` of ``tensors``, now and in each replay."""
         args = tuple(self.slot(tensor) for tensor in tensors)
         with recording.paused():
-            found = function(*tensors)
-        several = [] if found is None else found if isinstance(found, (list, tuple)) else [found]
+            result = function(*tensors)
+        several = [] if result is None else result if isinstance(result, (list, tuple)) else [result]
         results = [self._new(Kind.MADE, tensor) for tensor in several]
         if not self.paused:
-            self._note(Call(self._line(), function, args, results, several is not found))
-        return found
+            self._note(Call(self._line(), function, args, results, several is not result))
+        return result
 
     def branch(self, flag: torch.Tensor, body: Callable[[], None], changed: Sequence[torch.Tensor]) -> None:
         """Run ``body``, which changes ``changed`` in place, and undo it if ``flag`` is false."""
@@ -327,9 +327,9 @@ class Recorder(TorchDispatchMode):
     def together(self, world: Any, body: Callable[[], Any]) -> Any:
         """Run ``body``, which may fail on some ranks."""
         self._note(Begin(self._line(), None, world))
-        found = body()
+        result = body()
         self._note(End(self._line()))
-        return found
+        return result
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 

@@ -17,8 +17,8 @@ Geometry = tuple[Any, ...]
 
 def gradient(leaf: torch.Tensor) -> torch.Tensor | None:
     """``leaf.grad``, as it is."""
-    found: torch.Tensor | None = _GRAD.__get__(leaf)
-    return found
+    value: torch.Tensor | None = _GRAD.__get__(leaf)
+    return value
 
 
 def set_gradient(leaf: torch.Tensor, value: torch.Tensor | None) -> None:

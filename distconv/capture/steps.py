@@ -159,14 +159,14 @@ def _left(recorder: Recorder, state: State, result: Any, modules: list[torch.nn.
             return Result(slot, value.dist, value.shape, value._strides)
         return Result(slot, None, None, None)
 
-    found = mapped(slot_of, result)
+    outcome = mapped(slot_of, result)
     gradients: list[tuple[torch.Tensor, int | None]] = []
     for leaf, before in state.leaves.values():
         now = gradient(leaf)
         if now is not before:
             gradients.append((leaf, None if now is None else recorder.slot(now)))
     kept = [(leaf, recorder.slot(share), comm) for leaf, share, comm in gradient_reduction.kept()]
-    return Run(recorder.recording, found, gradients, kept, state, modules, recorder.generators)
+    return Run(recorder.recording, outcome, gradients, kept, state, modules, recorder.generators)
 
 
 _DETACH = torch.ops.aten.detach.default
@@ -224,9 +224,9 @@ def _given(entry: Entry, behind: Entry | None) -> tuple[int, int] | None:
     """The slots of a tensor and of one with the same numbers that ``entry``, or it and the one behind it, makes."""
     if not isinstance(entry, Operator) or entry.function not in (_DETACH, _ROOM) or entry.results[0] is None:
         return None
-    source, made = entry.args[0], entry.results[0]
-    copy = isinstance(behind, Operator) and behind.function is _COPY and behind.args == (Ref(made), source)
-    return (source.slot, made) if entry.function is _DETACH or copy else None
+    source, result = entry.args[0], entry.results[0]
+    copy = isinstance(behind, Operator) and behind.function is _COPY and behind.args == (Ref(result), source)
+    return (source.slot, result) if entry.function is _DETACH or copy else None
 
 
 def _same_memory(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:

@@ -66,8 +66,8 @@ def _generators(recorder: Recorder, here: Callable[[], bool]) -> Iterator[tuple[
     ask, put, seed = torch.random.get_rng_state, torch.random.set_rng_state, torch.random.manual_seed
 
     def state() -> torch.Tensor:
-        found: torch.Tensor = recorder.call(ask, ()) if here() else ask()
-        return found
+        value: torch.Tensor = recorder.call(ask, ()) if here() else ask()
+        return value
 
     def set_state(new: torch.Tensor) -> None:
         if here():

@@ -58,8 +58,8 @@ def flattened(value: Any) -> Iterator[Any]:
 def mapped(function: Callable[[Any], Any], value: Any) -> Any:
     """``value`` with ``function`` of everything in its lists, tuples and mappings."""
     if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        made = [mapped(function, each) for each in value]
-        return type(value)(*made) if hasattr(value, "_fields") else type(value)(made)
+        mapped_values = [mapped(function, each) for each in value]
+        return type(value)(*mapped_values) if hasattr(value, "_fields") else type(value)(mapped_values)
     if isinstance(value, dict):
         return type(value)({key: mapped(function, each) for key, each in value.items()})
     return function(value)
@@ -287,9 +287,9 @@ class Modules:
                 if attributes.get(name):
                     now += map(id, attributes[name].values())
             if now != ids:
-                found = self._named(module, values, members)
-                if found:
-                    return found
+                text = self._named(module, values, members)
+                if text:
+                    return text
         return ""
 
     def _named(self, module: torch.nn.Module, values: list[Any], members: list[Any]) -> str:

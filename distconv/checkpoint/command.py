@@ -108,11 +108,11 @@ def _lines(folder: Path, *, verify: bool) -> Iterator[str]:
 def _export(folder: Path, out: Path | None, average: bool) -> int:
     if out is None:
         raise CheckpointError("export needs --out FILE")
-    found = checkpoint.load(folder, MPI.COMM_SELF)
-    whose = checkpoint.averaged(found) if average else found
+    loaded = checkpoint.load(folder, MPI.COMM_SELF)
+    whose = checkpoint.averaged(loaded) if average else loaded
     state = below("model/", whose.tensors)
     write_weights(state, out)
-    kept = any(name.startswith("average/") for name in found.tensors)
+    kept = any(name.startswith("average/") for name in loaded.tensors)
     print(f"{out}: {len(state)} tensors of {folder}{', averaged' if average and kept else ''}")
     return 0
 

@@ -199,16 +199,16 @@ def restore_average(checkpoint: Checkpoint, average: torch.optim.swa_utils.Avera
     CheckpointError
         If the checkpoint has none of this model; nothing has been changed then.
     """
-    found, what = below(_AVERAGE, checkpoint.tensors), f"the average in checkpoint of step {checkpoint.step}"
-    compare(found, average.module.state_dict(keep_vars=True), what)
-    average.module.load_state_dict(found)
+    saved, what = below(_AVERAGE, checkpoint.tensors), f"the average in checkpoint of step {checkpoint.step}"
+    compare(saved, average.module.state_dict(keep_vars=True), what)
+    average.module.load_state_dict(saved)
     average.n_averaged.fill_(checkpoint.step)
 
 
 def averaged(checkpoint: Checkpoint) -> Checkpoint:
     """The checkpoint with the moving average of the weights, where it has one, in place of the weights."""
-    found = below(_AVERAGE, checkpoint.tensors)
-    weights = {f"{_MODEL}{name}": tensor for name, tensor in found.items()}
+    saved = below(_AVERAGE, checkpoint.tensors)
+    weights = {f"{_MODEL}{name}": tensor for name, tensor in saved.items()}
     return replace(checkpoint, tensors=checkpoint.tensors | weights)
 
 

@@ -87,8 +87,8 @@ def has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
         except OSError:
             return False
 
-    found: bool = comm.bcast(look() if comm.rank == 0 else None)
-    return found
+    present: bool = comm.bcast(look() if comm.rank == 0 else None)
+    return present
 
 
 def _store(

@@ -102,8 +102,8 @@ class _Metadata(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """One of those classes, or a dtype."""
-        if module == "torch" and isinstance(found := getattr(torch, name, None), torch.dtype):
-            return found
+        if module == "torch" and isinstance(dtype := getattr(torch, name, None), torch.dtype):
+            return dtype
         if (module, name) not in _ALLOWED:
             raise CheckpointError(f"metadata with {module}.{name} cannot be read without running code")
         return _ALLOWED[module, name]
@@ -113,10 +113,10 @@ class _Reader(filesystem.FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
         """Those of the folder; files that they name lie in it."""
         with open_regular(Path(self.path) / METADATA) as file:
-            found = _Metadata(file).load()
-        for name in {each.relative_path for each in found.storage_data.values()}:
+            described = _Metadata(file).load()
+        for name in {each.relative_path for each in described.storage_data.values()}:
             if Path(name).name != name:
                 raise CheckpointError(f"{self.path}: {name!r} lies in another folder")
             open_regular(Path(self.path) / name, follow_links=False).close()
-        found.storage_meta = metadata.StorageMeta()
-        return found  # type: ignore[no-any-return]
+        described.storage_meta = metadata.StorageMeta()
+        return described  # type: ignore[no-any-return]

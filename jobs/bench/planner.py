@@ -74,7 +74,7 @@ def _compared(options: argparse.Namespace) -> None:
         exact, exact_s = _timed(graph, machine, ranks, options.memory, "exact")
         path, path_s = _timed(graph, machine, ranks, options.memory, "longest-path")
         wins.append(path.time / exact.time - 1)
-        digits = sum(math.log10(len(found)) for found in candidates(graph, ranks).values())
+        digits = sum(math.log10(len(options_of)) for options_of in candidates(graph, ranks).values())
         print(
             f"{ranks:>6} {f'10^{digits:.0f}':>8} {exact.time * 1e3:>10.3f} {exact.gap:>7.2%} {exact_s:>9.1f} "
             f"{path.time * 1e3:>10.3f} {path_s:>9.1f} {wins[-1]:>8.2%}",

@@ -109,11 +109,11 @@ def run(options: argparse.Namespace) -> int:
         return 0
     options.schedules = options.schedules or list(DEFAULT)
     if options.machine == HERE:
-        known = measured_here(options, options.ranks.count, comm)
+        measured = measured_here(options, options.ranks.count, comm)
     else:
         machine = on_rank_0(comm, lambda: Machine.load(options.machine))
-        known = Known(machine, assumed_overheads(machine), {})
-    on_rank_0(comm, lambda: _explore(options, known))
+        measured = Known(machine, assumed_overheads(machine), {})
+    on_rank_0(comm, lambda: _explore(options, measured))
     return 0
 
 
@@ -208,11 +208,11 @@ def measured_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) 
     return Known(machine, measured_overheads(machine, built(options), comm), profiles)
 
 
-def explored(options: argparse.Namespace, known: Known, cuts: list[str]) -> Exploration:
+def explored(options: argparse.Namespace, measured: Known, cuts: list[str]) -> Exploration:
     """The search over everything on ``options.ranks`` ranks, for the other options of :func:`add_arguments`."""
     return explore(
         cache(partial(graph_of, options)),
-        known.machine,
+        measured.machine,
         options.ranks,
         options.batch,
         microbatches=microbatch_counts(options.batch, options.ranks),
@@ -220,15 +220,15 @@ def explored(options: argparse.Namespace, known: Known, cuts: list[str]) -> Expl
         joint=True,
         memory=options.memory,
         cuts=cuts,
-        overheads=known.overheads,
-        measured=known.profiles,
+        overheads=measured.overheads,
+        measured=measured.profiles,
     )
 
 
 # -- what comes of it -------------------------------------------------------------------------------------------------
 
 
-def _explore(options: argparse.Namespace, known: Known) -> None:
+def _explore(options: argparse.Namespace, measured: Known) -> None:
     model, example = built(options), torch.empty(2, *options.input)
     try:
         cuts = possible_cuts(model, example)
@@ -237,15 +237,18 @@ def _explore(options: argparse.Namespace, known: Known) -> None:
         cuts = []
     if options.machine == HERE:
         # Measured with these ranks at work, which says nothing of fewer.
-        ranks, found, remark = options.ranks.count, explored(_with(options, options.ranks.count), known, cuts), ""
+        ranks, remark = options.ranks.count, ""
+        exploration = explored(_with(options, ranks), measured, cuts)
     else:
-        ranks, found, remark = fastest(lambda count: explored(_with(options, count), known, cuts), options.ranks)
+        ranks, exploration, remark = fastest(
+            lambda count: explored(_with(options, count), measured, cuts), options.ranks
+        )
     options = _with(options, ranks)
-    plan = chosen_pipeline.pipeline_plan(found.best, model, options.model, options.batch, example)
+    plan = chosen_pipeline.pipeline_plan(exploration.best, model, options.model, options.batch, example)
     print(f"{options.model}, samples of {' x '.join(map(str, options.input))}, cut at some of {len(cuts)} places")
-    print(f"counted {known.overheads}")
-    print(found.explain())
-    for line in _stages(found.best, plan):
+    print(f"counted {measured.overheads}")
+    print(exploration.explain())
+    for line in _stages(exploration.best, plan):
         print(line)
     if remark:
         print(remark)
@@ -253,7 +256,7 @@ def _explore(options: argparse.Namespace, known: Known) -> None:
         plan.save(options.out)
         print(f"plan: {options.out}; train with it: {_training(options)}")
     if options.plot is not None:
-        exploration_picture.draw(options.plot, found)
+        exploration_picture.draw(options.plot, exploration)
         print(f"picture: {options.plot}")
 
 
@@ -267,11 +270,11 @@ def _over_kinds(options: argparse.Namespace) -> None:
     cuts = possible_cuts(built(options), torch.empty(2, *options.input))
     setting = mixed_devices.mixed(kinds, machine, profiles, cuts, options.memory)
     method = options.method or mixed_devices.METHODS[0]
-    found = setting.cut(method)
+    stages = setting.cut(method)
     print(f"{options.model}, {options.batch} samples of {' x '.join(map(str, options.input))}, by {method}")
-    for line in mixed_devices.lines(setting, method, found):
+    for line in mixed_devices.lines(setting, method, stages):
         print(line)
-    plan = mixed_devices.plan_of(found, options.model, options.batch)
+    plan = mixed_devices.plan_of(stages, options.model, options.batch)
     if options.out is not None:
         plan.save(options.out)
         print(f"plan: {options.out}; train with it: {_training(_with(options, plan.ranks))} --devices ...")

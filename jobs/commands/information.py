@@ -87,8 +87,8 @@ def _memory(comm: MPI.Intracomm) -> str:
         status = Path("/proc/self/status").read_text()
     except OSError:
         status = ""
-    found = {name: int(kib) << 10 for name, kib in re.findall(r"^Rss(\w+):\s+(\d+) kB", status, re.MULTILINE)}
-    largest = max(comm.allgather(found), key=lambda each: sum(each.values()))
+    resident = {name: int(kib) << 10 for name, kib in re.findall(r"^Rss(\w+):\s+(\d+) kB", status, re.MULTILINE)}
+    largest = max(comm.allgather(resident), key=lambda each: sum(each.values()))
     if not largest:
         return "unknown"
     files, own, shared = (largest.get(name, 0) for name in ("File", "Anon", "Shmem"))

@@ -81,20 +81,20 @@ def _recorded(options: argparse.Namespace) -> Recording:
     with closing(CloudSamples(options.data, MPI.COMM_SELF)) as samples:
         clouds = samples.groups["train"]
         recipe = Recipe(settings.resolution, settings.points, settings.keep, seed=settings.seed)
-        made = voxel_batch(clouds, range(min(settings.batch, len(clouds.labels))), recipe, epoch=0)
-        x = SparseTensor(made.coords, made.features, batch_size=len(made.labels))
+        voxels = voxel_batch(clouds, range(min(settings.batch, len(clouds.labels))), recipe, epoch=0)
+        x = SparseTensor(voxels.coords, voxels.features, batch_size=len(voxels.labels))
         return record(network(settings, samples), x)
 
 
 def _table(choice: GridChoice, memory: float) -> Iterator[str]:
     yield f"  {'grid':<16}{'ms per step':>12}{''.join(f'{name:>11}' for name in FIGURES)}{'GB':>9}{'busiest':>9}"
-    for found in choice.ranking:
-        times = "".join(f"{1e3 * getattr(found, name):>11.3f}" for name in FIGURES)
-        fits = "" if found.memory <= memory else "  does not fit"
-        shape = found.grid.describe()
+    for row in choice.ranking:
+        times = "".join(f"{1e3 * getattr(row, name):>11.3f}" for name in FIGURES)
+        fits = "" if row.memory <= memory else "  does not fit"
+        shape = row.grid.describe()
         yield (
-            f"  {shape:<16}{1e3 * found.time:>12.3f}{times}{found.memory / 1e9:>9.3f}"
-            f"{found.pairs * found.grid.size:>8.2f}x{fits}"
+            f"  {shape:<16}{1e3 * row.time:>12.3f}{times}{row.memory / 1e9:>9.3f}"
+            f"{row.pairs * row.grid.size:>8.2f}x{fits}"
         )
 
 

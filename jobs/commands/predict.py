@@ -85,9 +85,9 @@ def run(options: argparse.Namespace) -> int:
     options.device = device_for(options.device, comm)
     of = trained(options.weights, comm)
     if labelled.is_labelled(of, options.data):
-        path, group, found = labelled.predict(options, of, options.device, comm)
-        results = {"group": group, "accuracy": found.accuracy, "loss": found.loss}
-        _conclude(options, of, comm, results, [f"{group} accuracy: {found}", f"predictions: {path}"])
+        path, group, outcome = labelled.predict(options, of, options.device, comm)
+        results = {"group": group, "accuracy": outcome.accuracy, "loss": outcome.loss}
+        _conclude(options, of, comm, results, [f"{group} accuracy: {outcome}", f"predictions: {path}"])
         return 0
     with closing(open_inputs(options, of, comm)) as inputs:
         dtype = getattr(torch, options.dtype or of.settings.get("dtype", "float32"))

@@ -136,15 +136,15 @@ def _save(machine: Machine, network: NetworkProfile | None, nodes: int, path: Pa
     if network is None:
         return
     ranks = machine.ranks_per_node
-    for where, found, group, over in (
+    for where, value, group, over in (
         ("on a node", network.node, Group(ranks, ranks), f"its {ranks} ranks"),
         ("between nodes", network.network, Group(nodes, 1), f"one rank of each of {nodes} nodes, all at once,"),
     ):
-        if found is not None:
-            measured, modelled = found.allreduce.send(2**20), machine.allreduce(group, 2**20)
+        if value is not None:
+            measured, modelled = value.allreduce.send(2**20), machine.allreduce(group, 2**20)
             print(
-                f"{where} an exchange takes {found.exchange.latency_s * 1e6:.1f} us and "
-                f"{found.exchange.bandwidth_bytes_per_s / 1e9:.2f} GB/s, an allreduce of 1 MiB over {over} "
+                f"{where} an exchange takes {value.exchange.latency_s * 1e6:.1f} us and "
+                f"{value.exchange.bandwidth_bytes_per_s / 1e9:.2f} GB/s, an allreduce of 1 MiB over {over} "
                 f"{measured * 1e6:.0f} us ({modelled * 1e6:.0f} by the model)"
             )
 
@@ -161,11 +161,11 @@ def _time_layers(options: argparse.Namespace, device: torch.device, ranks: int) 
     _check_layers(options)
     out = options.out or Path(f"{options.model.replace(':', '-')}-layers.json")
     check_writable("--out", out)
-    found, of = _timed(options, device)
+    timing, of = _timed(options, device)
     print(of)
-    _print_layers(found)
-    found.profile.save(out)
-    print(f"{out}: {len(found.profile.layers)} layers")
+    _print_layers(timing)
+    timing.profile.save(out)
+    print(f"{out}: {len(timing.profile.layers)} layers")
 
 
 def _time_kinds(options: argparse.Namespace, device: torch.device, comm: MPI.Intracomm) -> None:
@@ -221,14 +221,14 @@ def _timed(options: argparse.Namespace, device: torch.device) -> tuple[Timing, s
         )
         x, of = torch.rand(batch, *shape, device=device), f"{batch} samples"
     warm_up = WARM_UP if options.warmup is None else options.warmup
-    found = time_layers(model.to(device), [x], warm_up, options.iterations or ITERATIONS)
-    return found, f"{options.model}, {of} of {'x'.join(map(str, shape))}, {device}, float32:"
+    timing = time_layers(model.to(device), [x], warm_up, options.iterations or ITERATIONS)
+    return timing, f"{options.model}, {of} of {'x'.join(map(str, shape))}, {device}, float32:"
 
 
 def _extents(options: argparse.Namespace) -> Sequence[int]:
     """Those of one sample."""
-    known = MODELS.get(options.model)
-    usual = SPARSE_SAMPLE if options.model in SPARSE else known.sample if known else None
+    network = MODELS.get(options.model)
+    usual = SPARSE_SAMPLE if options.model in SPARSE else network.sample if network else None
     shape: Sequence[int] | None = options.input or usual
     if shape is None and ":" not in options.model:
         names = ", ".join([*MODELS, *SPARSE])
@@ -242,19 +242,19 @@ def _extents(options: argparse.Namespace) -> Sequence[int]:
 
 def _voxels(batch: int, shape: Sequence[int], device: torch.device) -> SparseTensor:
     """Embedded shapes of as many points as the paper draws, in a grid of ``shape`` (1, R, R, R)."""
-    made = voxel_batch(Shapes(batch, DRAWN_POINTS), range(batch), Recipe(shape[-1]), 0)
-    return SparseTensor(made.coords.to(device), made.features.to(device), batch_size=batch)
+    voxels = voxel_batch(Shapes(batch, DRAWN_POINTS), range(batch), Recipe(shape[-1]), 0)
+    return SparseTensor(voxels.coords.to(device), voxels.features.to(device), batch_size=batch)
 
 
-def _print_layers(found: Timing) -> None:
+def _print_layers(timing: Timing) -> None:
     print(f"{'layer':<32}{'forward ms':>12}{'backward ms':>13}{'output kB':>12}{'parameters kB':>15}")
-    for layer in found.profile.layers:
+    for layer in timing.profile.layers:
         print(f"{layer.name:<32}{layer.forward_s * 1e3:>12.3f}{layer.backward_s * 1e3:>13.3f}", end="")
         print(f"{layer.activation_bytes / 1e3:>12.1f}{layer.parameter_bytes / 1e3:>15.1f}")
-    total = sum(layer.time_s for layer in found.profile.layers)
+    total = sum(layer.time_s for layer in timing.profile.layers)
     print(
-        f"sum of the layers {total * 1e3:.3f} ms, whole step without hooks {found.step_s * 1e3:.3f} ms: "
-        f"ratio {found.ratio:.3f}"
+        f"sum of the layers {total * 1e3:.3f} ms, whole step without hooks {timing.step_s * 1e3:.3f} ms: "
+        f"ratio {timing.ratio:.3f}"
     )
 
 
@@ -293,8 +293,8 @@ def _memory_bytes(per_node: int, device: torch.device) -> float:
 
 
 def _roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
-    found = measure_roofline(comm, device)
-    return found if comm.size == 1 else replace(found, exchange_s=measure_exchange(comm, device))
+    roofline = measure_roofline(comm, device)
+    return roofline if comm.size == 1 else replace(roofline, exchange_s=measure_exchange(comm, device))
 
 
 def _at_work(busy: int, comm: MPI.Intracomm, action: Callable[[MPI.Intracomm], T]) -> T:
@@ -349,5 +349,5 @@ def _with_table(
     for count in ranks:
         calls |= calls_of(graph, candidates(graph, count), count, machine.ranks_per_node)
     missing = {key: call for key, call in calls.items() if f"{key} forward" not in entry.table}
-    found = _at_work(entry.busy, comm, lambda group: measure(missing, group, device))
-    return replace(entry, table={**entry.table, **found})
+    measured = _at_work(entry.busy, comm, lambda group: measure(missing, group, device))
+    return replace(entry, table={**entry.table, **measured})

@@ -126,13 +126,13 @@ def _write(timeline: Timeline, options: argparse.Namespace) -> None:
 
 
 def _report(timeline: Timeline) -> str:
-    found = timeline.schedule
+    order = timeline.schedule
     lines = [
-        f"{found.name}, {len(found.stages)} stages, {found.microbatches} micro-batches: "
+        f"{order.name}, {len(order.stages)} stages, {order.microbatches} micro-batches: "
         f"time {timeline.makespan:g}, bubble {timeline.bubble:.1%}",
         "stage  ranks  activations at most  weight versions  staleness",
     ]
-    rows = zip(timeline.replicas, timeline.peak_activations, peak_memory(found), staleness(found), strict=True)
+    rows = zip(timeline.replicas, timeline.peak_activations, peak_memory(order), staleness(order), strict=True)
     for stage, (ranks, activations, memory, gap) in enumerate(rows):
         lines.append(f"{stage:5}  {ranks:5}  {activations:19g}  {memory.versions:15}  {gap:9}")
     return "\n".join(lines)

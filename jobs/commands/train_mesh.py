@@ -147,16 +147,16 @@ class MeshJob(Job):
         firsts = sorted(families.index(family) for family in set(families))
         others = [sample for sample in range(len(families)) if sample not in firsts]
         wanted = sorted((firsts + others)[:SHOWN_SAMPLES])
-        found = []
+        examples = []
         for batch, probability in trainer.predictions("heldout"):
             rows = [row for row, sample in enumerate(batch.samples) if sample in wanted]
             if rows:
                 channel, label = gather(batch.tensors[0][:, SHOWN_CHANNEL]), gather(batch.tensors[1])
                 maps = [np.asarray(whole.cpu()) for whole in (channel, label, gather(probability))]
-                found += [Example(families[batch.samples[row]], *(whole[row] for whole in maps)) for row in rows]
-            if len(found) == len(wanted):
+                examples += [Example(families[batch.samples[row]], *(whole[row] for whole in maps)) for row in rows]
+            if len(examples) == len(wanted):
                 break
-        return found
+        return examples
 
 
 JOB = MeshJob(

@@ -203,14 +203,14 @@ class SegmentationJob(Job):
 
     def examples(self, trainer: Any, outcome: Any) -> list[Example]:
         """The first samples of a group, on every rank. Collective."""
-        found: list[Example] = []
+        examples: list[Example] = []
         for batch, logits in trainer.predictions(outcome.group):
             image, label = batch.tensors
             maps = [_slices(each) for each in (image[:, 0], label, called_classes(logits))]
-            found += [Example(f"sample {number}", *each) for number, *each in zip(batch.samples, *maps, strict=True)]
-            if len(found) >= SHOWN_SAMPLES:
+            examples += [Example(f"sample {number}", *each) for number, *each in zip(batch.samples, *maps, strict=True)]
+            if len(examples) >= SHOWN_SAMPLES:
                 break
-        return found[:SHOWN_SAMPLES]
+        return examples[:SHOWN_SAMPLES]
 
 
 def _slices(values: Any) -> Any:

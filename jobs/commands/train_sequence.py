@@ -74,10 +74,10 @@ def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> SequenceSample
 def _baselines(trainer: Trainer) -> dict[str, float]:
     """What the network has to beat on held-out sequences; of bitstreams, counting is what it can hope for."""
     train, test = (trainer.samples.groups[group] for group in ("train", "test"))
-    found = {"majority vote": majority_vote(train.labels, test.labels)}
+    scores = {"majority vote": majority_vote(train.labels, test.labels)}
     if isinstance(test, Bitstreams):
-        found["count of the bits"] = by_counting(test)
-    return found
+        scores["count of the bits"] = by_counting(test)
+    return scores
 
 
 JOB = ClassifierJob(

@@ -38,18 +38,18 @@ class _Config(argparse.Action):
     ) -> None:
         try:
             with open_regular(values) as file:
-                found = yaml.safe_load(file.read())
+                options = yaml.safe_load(file.read())
         except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
             raise argparse.ArgumentError(self, " ".join(f"{values}: {error}".split())) from None
-        if not isinstance(found, Mapping):
-            raise argparse.ArgumentError(self, f"{values} holds {type(found).__name__}; write options by their names")
-        words = list(self._words(parser, found, values))
+        if not isinstance(options, Mapping):
+            raise argparse.ArgumentError(self, f"{values} holds {type(options).__name__}; write options by their names")
+        words = list(self._words(parser, options, values))
         parser.parse_args(words, namespace)
         setattr(namespace, self.dest, values)
 
-    def _words(self, parser: argparse.ArgumentParser, found: Mapping[Any, Any], path: Path) -> Iterator[str]:
+    def _words(self, parser: argparse.ArgumentParser, options: Mapping[Any, Any], path: Path) -> Iterator[str]:
         actions = {action.dest: action for action in parser._actions if action.option_strings}
-        for name, value in found.items():
+        for name, value in options.items():
             action = actions.get(str(name).replace("-", "_"))
             if action is None or action.dest in _OF_THE_CALL:
                 raise argparse.ArgumentError(self, f"{path}: there is no option {name!r} for such a file")
@@ -91,9 +91,9 @@ def mapping(text: str) -> dict[str, Any]:
         If the text is none.
     """
     try:
-        found = yaml.safe_load(text)
+        content = yaml.safe_load(text)
     except yaml.YAMLError:
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        content = None
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise argparse.ArgumentTypeError(f"{text!r} is not {{NAME: VALUE, ...}}")
-    return found
+    return content

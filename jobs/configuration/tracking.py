@@ -79,9 +79,9 @@ class MLflow(Tracker):
 
         self._metric = Metric
         self._client = MlflowClient(tracking_uri=f"sqlite:///{(folder / DATABASE).absolute()}")
-        found = self._client.get_experiment_by_name("distconv")
+        present = self._client.get_experiment_by_name("distconv")
         artifacts = (folder / "mlflow").absolute().as_uri()
-        experiment = found.experiment_id if found else self._client.create_experiment("distconv", artifacts)
+        experiment = present.experiment_id if present else self._client.create_experiment("distconv", artifacts)
         for run in self._client.search_runs([experiment]):
             self._client.delete_run(run.info.run_id)
         self._run = self._client.create_run(experiment, run_name=folder.name).info.run_id

@@ -96,10 +96,10 @@ def open_groups(
         test = None
     if test is None and test_path is not None:
         raise DataError(f"{test_path} holds no test images; known are {KNOWN}")
-    found = {"train": _open(train, "train", names, comm, readers)}
+    groups = {"train": _open(train, "train", names, comm, readers)}
     if test is not None:
-        found["test"] = _open(test, "test", names, comm, readers)
-    return found
+        groups["test"] = _open(test, "test", names, comm, readers)
+    return groups
 
 
 def _check_exists(path: Path) -> None:
@@ -133,20 +133,20 @@ def locate(path: Path, group: str) -> Files | None:
         if not labels:
             raise DataError(f"{path} has {images[0].name} but no {prefix}-labels-idx1-ubyte; put the labels beside it")
         return Files("idx", (images[0], labels[0]))
-    if found := _matching(path, rf"({batches}\.bin)(\.gz|\.xz)?"):
-        return Files("cifar", found)
-    found = _matching(path, rf"({group})\.(h5|hdf5|nc|zarr)")
-    return Files("stored", found[:1]) if found else None
+    if paths := _matching(path, rf"({batches}\.bin)(\.gz|\.xz)?"):
+        return Files("cifar", paths)
+    paths = _matching(path, rf"({group})\.(h5|hdf5|nc|zarr)")
+    return Files("stored", paths[:1]) if paths else None
 
 
 def _matching(folder: Path, pattern: str) -> tuple[Path, ...]:
     """Files whose whole name matches, sorted; of those that are the same but for the ending only the first."""
-    found: dict[str, Path] = {}
+    matching: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         match = re.fullmatch(pattern, path.name)
         if match:
-            found.setdefault(match[1], path)
-    return tuple(found.values())
+            matching.setdefault(match[1], path)
+    return tuple(matching.values())
 
 
 def _open(files: Files, group: str, names: tuple[str, str], comm: MPI.Intracomm, readers: int) -> Group:

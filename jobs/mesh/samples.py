@@ -99,8 +99,8 @@ def _opened(
 
 
 def _check_extents(group: Group, name: str, size: tuple[int, int]) -> None:
-    found = group.source.shape(name)[-2:]
-    if found != size:
+    extents = group.source.shape(name)[-2:]
+    if extents != size:
         raise DataError(
-            f"{group.source.path}: dataset {name!r} has samples of {found}, the training inputs are of {size}"
+            f"{group.source.path}: dataset {name!r} has samples of {extents}, the training inputs are of {size}"
         )

@@ -57,24 +57,24 @@ def _plans(choice: Choice, model: torch.nn.Module, stages: list[torch.nn.Module]
     """The plan of each stage's own layers; a stage without any stays on the grid of the layer before."""
     if choice.plan is None:
         return [None] * len(stages)
-    decided, found = choice.plan.parts(model), list[StagePlan]()
+    decided, plans = choice.plan.parts(model), list[StagePlan]()
     last: Mapping[str, int] = {}
     for stage in stages:
         names = dict(stage.named_modules())
         layers = {name: parts for name, parts in decided.items() if name in names}
         last = next(reversed(layers.values()), last)
-        found.append(Plan(layers, choice.width) if layers else dict(last))
-    return found
+        plans.append(Plan(layers, choice.width) if layers else dict(last))
+    return plans
 
 
 def timeline(choice: Choice) -> Timeline:
     """When the passes of a mini-batch run by its predicted costs, of an asynchronous schedule those of several."""
     name, stages = runnable(choice.schedule), len(choice.memory)
     endless = FAMILIES[name].weights is not Weights.SYNCHRONOUS
-    made = schedule(name, stages, ROUNDS * stages if endless else choice.microbatches)
+    order = schedule(name, stages, ROUNDS * stages if endless else choice.microbatches)
     costs = choice.costs
     return simulate(
-        replace(made, name=choice.schedule),  # as the choice is printed
+        replace(order, name=choice.schedule),  # as the choice is printed
         costs.forward,
         costs.backward,
         transfer=(*costs.transfer, 0.0),

@@ -21,16 +21,16 @@ MOST_CHOICES = 16
 CHOSEN, FITS, TOO_MUCH = "tab:blue", "0.75", "tab:red"
 
 
-def draw(path: Path, found: Exploration) -> None:
+def draw(path: Path, exploration: Exploration) -> None:
     """Write the picture; its format is that of the name's ending."""
-    best, shown = found.best, shown_of(found)
+    best, shown = exploration.best, shown_of(exploration)
     passes = timeline(best)
     heights = (1.0 + 0.22 * len(shown), 1.0 + ROW_INCHES * sum(passes.replicas))
-    title = f"{found.question}: {label(best)}, {1e3 * best.time:.4g} ms"
+    title = f"{exploration.question}: {label(best)}, {1e3 * best.time:.4g} ms"
     figure = new_figure((12.0, 1.0 + sum(heights)), title)
     grid = figure.add_gridspec(2, 2, height_ratios=heights, width_ratios=(3, 1))
-    _draw_choices(figure.add_subplot(grid[0, 0]), shown, best, len(found.table))
-    _draw_memory(figure.add_subplot(grid[0, 1]), best, found.room)
+    _draw_choices(figure.add_subplot(grid[0, 0]), shown, best, len(exploration.table))
+    _draw_memory(figure.add_subplot(grid[0, 1]), best, exploration.room)
     axis = figure.add_subplot(grid[1, :])
     spans = [replace(span, start=1e3 * span.start, end=1e3 * span.end) for span in passes.spans]
     draw_spans(axis, passes.schedule, spans, passes.replicas)
@@ -39,12 +39,12 @@ def draw(path: Path, found: Exploration) -> None:
     write_picture(path, figure, dpi=110)
 
 
-def shown_of(found: Exploration) -> list[Choice]:
+def shown_of(exploration: Exploration) -> list[Choice]:
     """The fastest combinations, whether they fit or not, and the choice; of those that read alike the fastest."""
-    by_time = sorted(found.table, key=lambda choice: (choice is not found.best, choice.time))
+    by_time = sorted(exploration.table, key=lambda choice: (choice is not exploration.best, choice.time))
     different = list({label(choice): choice for choice in reversed(by_time)}.values())
     shown = sorted(different, key=lambda choice: choice.time)[:MOST_CHOICES]
-    return shown if found.best in shown else [*shown[:-1], found.best]
+    return shown if exploration.best in shown else [*shown[:-1], exploration.best]
 
 
 def label(choice: Choice) -> str:

@@ -49,13 +49,13 @@ class Halo:
 
 def largest_halo(graph: LayerGraph, prediction: Prediction, ranks: int, per_node: int) -> Halo | None:
     """Of the convolutions under a plan; None where none has a halo and two spatial dimensions."""
-    found = [
-        made
+    halos = [
+        each_halo
         for name, layer in prediction.layers.items()
         for op in graph.by_layer.get(name, ())
-        for made in _halo_of(op, Parts.of(layer.parts, ranks, per_node))
+        for each_halo in _halo_of(op, Parts.of(layer.parts, ranks, per_node))
     ]
-    return max(found, key=lambda each: each.elements, default=None)
+    return max(halos, key=lambda each: each.elements, default=None)
 
 
 def _halo_of(op: Operation, parts: Parts) -> Iterator[Halo]:
@@ -76,11 +76,11 @@ def _halo_of(op: Operation, parts: Parts) -> Iterator[Halo]:
         yield Halo(op.layer, (drawn[0], drawn[1]), (needed - own) * shape[1])
 
 
-def draw_halo(axis: Any, found: Halo) -> None:
+def draw_halo(axis: Any, shown: Halo) -> None:
     """Draw the blocks of a sample, and that of the rank that needs most with its halo around it."""
     from matplotlib.patches import Rectangle
 
-    rows, columns = found.sides
+    rows, columns = shown.sides
     for i, j in product(range(rows.parts), range(columns.parts)):
         down, right = rows.block(i), columns.block(j)
         axis.add_patch(Rectangle((right.start, down.start), len(right), len(down), facecolor=BLOCK, edgecolor="0.4"))
@@ -94,11 +94,11 @@ def draw_halo(axis: Any, found: Halo) -> None:
         Rectangle((right.start, down.start), len(right), len(down), facecolor=OWN, edgecolor="0.4", zorder=2)
     )
     words = [f"{len(down)} x {len(right)}"]
-    words += [f"{side.axis}: {side.before} before, {side.after} after" for side in found.sides if side.parts > 1]
+    words += [f"{side.axis}: {side.before} before, {side.after} after" for side in shown.sides if side.parts > 1]
     middle = (right.start + len(right) / 2, down.start + len(down) / 2)
     axis.text(*middle, "\n".join(words), ha="center", va="center", fontsize=7, zorder=3)
     axis.set(xlim=(0, columns.extent), ylim=(rows.extent, 0), xlabel=columns.axis, ylabel=rows.axis)
-    axis.set_title(f"largest halo: {found.layer}, {found.elements:,} elements a sample\n(not to scale)", fontsize=9)
+    axis.set_title(f"largest halo: {shown.layer}, {shown.elements:,} elements a sample\n(not to scale)", fontsize=9)
 
 
 def _ghosts(side: Side) -> tuple[float, float]:

@@ -61,9 +61,9 @@ def measured(
 
         return in_turns(working, {name: partial(second, name) for name in steps}, options.rounds, warm_up=WARM_UP)
 
-    found = on_first_ranks(comm, ranks, measure)
+    seconds = on_first_ranks(comm, ranks, measure)
     working.Free()
-    return found
+    return seconds
 
 
 def _planned_step(

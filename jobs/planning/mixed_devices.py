@@ -40,9 +40,9 @@ class Mixed:
         """The partition of a method of ``METHODS``."""
         return partition(self.profile, self.devices, self.bandwidth, method)
 
-    def seconds(self, found: StagePartition) -> float:
+    def seconds(self, stages: StagePartition) -> float:
         """Of a mini-batch under SparsePipe's Eqs. 4 and 5, which know the kinds."""
-        return stage_time(self.profile, found, self.devices, self.bandwidth)
+        return stage_time(self.profile, stages, self.devices, self.bandwidth)
 
 
 def mixed(
@@ -110,36 +110,37 @@ def described(graph: LayerGraph, machine: Machine, kinds: Mapping[str, int]) -> 
     return {kind: predicted_profile(graph, machine.of_kind(kind)) for kind in kinds}
 
 
-def plan_of(found: StagePartition, model: str, batch: int) -> PipelinePlan:
+def plan_of(chosen: StagePartition, model: str, batch: int) -> PipelinePlan:
     """A partition as what runs; ranks go stage by stage, of a stage kind by kind."""
-    held = [[kind for kind, count in stage.items() for _ in range(count)] for stage in found.assignment]
+    held = [[kind for kind, count in stage.items() for _ in range(count)] for stage in chosen.assignment]
     kinds = [kind for stage in held for kind in stage]
     return PipelinePlan(
         model=model,
         batch=batch,
         ranks=len(kinds),
-        cuts=tuple(stage[0] for stage in found.stages[1:]),
-        replicas=found.replicas,
+        cuts=tuple(stage[0] for stage in chosen.stages[1:]),
+        replicas=chosen.replicas,
         plans=(None,) * len(held),
         schedule=SCHEDULE,
         kinds=tuple(kinds),
     )
 
 
-def lines(setting: Mixed, method: str, found: StagePartition) -> Iterator[str]:
+def lines(setting: Mixed, method: str, chosen: StagePartition) -> Iterator[str]:
     """What was chosen, on which devices, and what the methods beside it take."""
-    yield f"{SCHEDULE}, {_shape(found)}: {1e3 * setting.seconds(found):.3f} ms a mini-batch in the full pipeline"
-    ends = ["the input", *(stage[0] for stage in found.stages[1:]), "the output"]
-    for index, held in enumerate(found.assignment):
+    yield f"{SCHEDULE}, {_shape(chosen)}: {1e3 * setting.seconds(chosen):.3f} ms a mini-batch in the full pipeline"
+    ends = ["the input", *(stage[0] for stage in chosen.stages[1:]), "the output"]
+    for index, held in enumerate(chosen.assignment):
         on = " and ".join(f"{count} x {kind}" for kind, count in held.items())
         yield f"stage {index}, {ends[index]} to {ends[index + 1]}: on {on}"
     for other in METHODS:
         if other != method:
-            made = setting.cut(other)
-            ratio = setting.seconds(made) / setting.seconds(found)
-            cuts = ", ".join(stage[0] for stage in made.stages[1:]) or "no cut"
-            yield f"{other}: {_shape(made)} ({cuts}) {1e3 * setting.seconds(made):.3f} ms, {ratio:.2f} times as long"
+            theirs = setting.cut(other)
+            ratio = setting.seconds(theirs) / setting.seconds(chosen)
+            cuts = ", ".join(stage[0] for stage in theirs.stages[1:]) or "no cut"
+            time_ms = 1e3 * setting.seconds(theirs)
+            yield f"{other}: {_shape(theirs)} ({cuts}) {time_ms:.3f} ms, {ratio:.2f} times as long"
 
 
-def _shape(found: StagePartition) -> str:
-    return "stages of " + "-".join(map(str, found.replicas)) + " devices"
+def _shape(stages: StagePartition) -> str:
+    return "stages of " + "-".join(map(str, stages.replicas)) + " devices"

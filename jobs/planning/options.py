@@ -142,10 +142,10 @@ def quantity(kind: str) -> Callable[[str], float]:
     """What reads a quantity of a kind of ``UNITS`` with its unit, such as ``16GB``, into base units."""
 
     def read(text: str) -> float:
-        found = parsed(text, kind)
-        if found is None:
+        number = parsed(text, kind)
+        if number is None:
             raise argparse.ArgumentTypeError(f"{text!r} is not {kind} (units: {', '.join(UNITS[kind])})")
-        return found
+        return number
 
     return read
 
@@ -212,8 +212,8 @@ def on_first_ranks(comm: MPI.Intracomm, ranks: int, attempt: Callable[[], T]) ->
     for text in comm.allgather(failed):
         if text:
             raise DistconvError(text) from unread
-    found: T = comm.bcast(result)
-    return found
+    value: T = comm.bcast(result)
+    return value
 
 
 def wait_asleep(comm: MPI.Intracomm) -> None:

@@ -40,9 +40,9 @@ def check_format(path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
         raise DataError(f"--plot {path} needs matplotlib: pip install matplotlib") from None
-    known = sorted(FigureCanvasAgg.get_supported_filetypes())
-    if path.suffix[1:].lower() not in known:
-        raise DataError(f"--plot {path}: not a picture that can be drawn; its name ends in one of {', '.join(known)}")
+    formats = sorted(FigureCanvasAgg.get_supported_filetypes())
+    if path.suffix[1:].lower() not in formats:
+        raise DataError(f"--plot {path}: not a picture that can be drawn; its name ends in one of {', '.join(formats)}")
 
 
 def draw(path: Path, strategy: Strategy, scaling: Scaling, *, halo: Halo | None, memory: float, title: str) -> None:
@@ -67,10 +67,10 @@ def draw_measured(
     figure = new_figure((9.0, 6.0), title)
     axis = figure.add_subplot()
     draw_scaling(axis, scaling, math.inf)
-    for name, found in measured.items():
+    for name, seconds in measured.items():
         colour, marker = STYLES[name]
-        mean, spread = ([1e3 * f(times) for times in found.values()] for f in (statistics.fmean, deviation))
-        axis.errorbar(list(found), mean, spread, fmt=marker, color=colour, markersize=9, label=f"{name}, measured")
+        mean, spread = ([1e3 * f(times) for times in seconds.values()] for f in (statistics.fmean, deviation))
+        axis.errorbar(list(seconds), mean, spread, fmt=marker, color=colour, markersize=9, label=f"{name}, measured")
     axis.legend(fontsize=8)
     write_picture(path, figure, dpi=110)
 
@@ -140,17 +140,17 @@ def draw_scaling(axis: Any, scaling: Scaling, memory: float) -> None:
 
 def draw_memory(axis: Any, strategy: Strategy, memory: float) -> None:
     """Bytes of tensors on the fullest rank, of the plan and of pure parallelism, with what lasts from step to step."""
-    known = {"planned": strategy.prediction} | {
+    predictions = {"planned": strategy.prediction} | {
         f"pure {name}": alone for name, alone in strategy.uniform.items() if alone
     }
-    lasting = [found.lasting / 1e9 for found in known.values()]
-    others = [(found.memory - found.lasting) / 1e9 for found in known.values()]
-    axis.bar(range(len(known)), lasting, color="tab:gray", label="weights, optimizer's state")
-    bars = axis.bar(range(len(known)), others, bottom=lasting, color="tab:cyan", label="of a step")
-    axis.bar_label(bars, [f"{found.memory / 1e9:.3g}" for found in known.values()], fontsize=7)
-    if memory < 4 * max(found.memory for found in known.values()):  # else bars could not be told apart
+    lasting = [prediction.lasting / 1e9 for prediction in predictions.values()]
+    others = [(prediction.memory - prediction.lasting) / 1e9 for prediction in predictions.values()]
+    axis.bar(range(len(predictions)), lasting, color="tab:gray", label="weights, optimizer's state")
+    bars = axis.bar(range(len(predictions)), others, bottom=lasting, color="tab:cyan", label="of a step")
+    axis.bar_label(bars, [f"{prediction.memory / 1e9:.3g}" for prediction in predictions.values()], fontsize=7)
+    if memory < 4 * max(prediction.memory for prediction in predictions.values()):  # else bars could not be told apart
         axis.axhline(memory / 1e9, color="tab:red", linewidth=1.0, label="limit")
-    axis.set_xticks(range(len(known)), list(known), rotation=30, fontsize=7)
+    axis.set_xticks(range(len(predictions)), list(predictions), rotation=30, fontsize=7)
     axis.margins(y=0.2)
     axis.set(ylabel="GB")
     axis.set_title("tensors of the fullest rank", fontsize=9)

@@ -26,9 +26,9 @@ class Point:
     memory: float
 
     @classmethod
-    def of(cls, found: Strategy | Prediction) -> Point:
+    def of(cls, prediction: Strategy | Prediction) -> Point:
         """What was predicted."""
-        return cls(found.time, found.memory)
+        return cls(prediction.time, prediction.memory)
 
 
 Curves = dict[str, dict[int, Point]]
@@ -72,23 +72,23 @@ def strategies(
     **assumptions: Any,
 ) -> dict[int, Strategy]:
     """A plan for each number of ranks on which one fits into ``memory`` bytes per rank."""
-    found = {}
+    chosen = {}
     for ranks in counts:
         try:
-            found[ranks] = select(graph, machine, ranks, memory=memory, method=method, seconds=SEARCH_S, **assumptions)
+            chosen[ranks] = select(graph, machine, ranks, memory=memory, method=method, seconds=SEARCH_S, **assumptions)
         except PlanError:
             continue
-    return found
+    return chosen
 
 
 def curves(planned: Mapping[int, Strategy]) -> Curves:
     """Predictions of the plans and of pure parallelism on as many ranks."""
-    found: Curves = {"planned": {ranks: Point.of(strategy) for ranks, strategy in planned.items()}}
+    curves_of: Curves = {"planned": {ranks: Point.of(strategy) for ranks, strategy in planned.items()}}
     for ranks, strategy in planned.items():
         for name, alone in strategy.uniform.items():
             if alone is not None:
-                found.setdefault(f"pure {name}", {})[ranks] = Point.of(alone)
-    return found
+                curves_of.setdefault(f"pure {name}", {})[ranks] = Point.of(alone)
+    return curves_of
 
 
 def profiled_up_to(graph: LayerGraph, machine: Machine, planned: Mapping[int, Strategy]) -> int | None:

@@ -50,8 +50,8 @@ def predict(options: argparse.Namespace, of: Trained, device: str, comm: MPI.Int
     module = importlib.import_module(COMMANDS["train", of.task].module)
     training = parser_of(f"distconv train {of.task}", module).parse_args([])
     job = module.JOB
-    known = {field.name for field in fields(job.settings)}
-    settings = job.settings(**{name: value for name, value in of.settings.items() if name in known})
+    names = {field.name for field in fields(job.settings)}
+    settings = job.settings(**{name: value for name, value in of.settings.items() if name in names})
     settings = replace(settings, accumulate=1, ema=None)  # what is left of them are the weights
     for name, value in of.settings.items():
         setattr(training, name, value)
@@ -68,8 +68,8 @@ def predict(options: argparse.Namespace, of: Trained, device: str, comm: MPI.Int
         more: Mapping[str, Any] = {name: getattr(training, name) for name in job.trainer_options}
         trainer = job.trainer(settings, samples, grid, device, **more)
         assert of.folder is not None
-        found = checkpoint.load(of.folder, comm, checkpoint.layouts_of(trainer.model))
-        checkpoint.restore(checkpoint.averaged(found), trainer.model, None, comm)
+        loaded = checkpoint.load(of.folder, comm, checkpoint.layouts_of(trainer.model))
+        checkpoint.restore(checkpoint.averaged(loaded), trainer.model, None, comm)
         group = "test" if "test" in samples.groups else "train"
         labels = samples.groups[group].labels
         logits = torch.cat([each for _, each in trainer.predictions(group)])

@@ -77,8 +77,8 @@ def trained(path: Path, comm: MPI.Intracomm) -> Trained:
         digest = hashlib.sha256(json.dumps(manifest["files"], sort_keys=True).encode()).hexdigest()
         return Trained(path, notes["task"], values["settings"], notes, digest, folder)
 
-    found: Trained = comm.bcast(together(comm, lambda: look() if comm.rank == 0 else None, CheckpointError), root=0)
-    return found
+    network: Trained = comm.bcast(together(comm, lambda: look() if comm.rank == 0 else None, CheckpointError), root=0)
+    return network
 
 
 def checkpoint_notes(values: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -89,8 +89,8 @@ def checkpoint_notes(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def settings_of(of: Trained, kind: type[Settings]) -> Settings:
     """The settings of a run, as its training has them."""
-    known = {field.name for field in fields(kind)}
-    return kind(**{name: value for name, value in of.settings.items() if name in known})
+    names = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in of.settings.items() if name in names})
 
 
 def build(of: Trained, comm: MPI.Intracomm, *, channels: int, options: Any) -> torch.nn.Module:
@@ -132,6 +132,6 @@ def on_grid(
         def check(contents: checkpoint.Contents) -> None:
             checkpoint.check_fits(contents, model, None, convert_dtype=True)
 
-        found = checkpoint.load(of.folder, grid.world, checkpoint.layouts_of(model), check)
-        checkpoint.restore(checkpoint.averaged(found), model, None, grid.world, convert_dtype=True)
+        loaded = checkpoint.load(of.folder, grid.world, checkpoint.layouts_of(model), check)
+        checkpoint.restore(checkpoint.averaged(loaded), model, None, grid.world, convert_dtype=True)
     return model.eval()

@@ -104,8 +104,8 @@ def field_of(options: argparse.Namespace, of: Trained, inputs: Inputs, dtype: to
     if options.normalise_as is not None:
         other, name = _first(options.normalise_as, None, inputs.name.rpartition("/")[2], inputs.source.comm, 1)
         with closing(other):
-            found = moments(other, name)
-        mean, std = found.mean, found.std
+            statistics = moments(other, name)
+        mean, std = statistics.mean, statistics.std
     elif "mean" in of.notes:
         mean, std = np.array(of.notes["mean"]), np.array(of.notes["std"])
     else:
@@ -145,12 +145,12 @@ class Prediction:
         predicted = self._whole(begun) if self.window is None else self._by_windows(begun, self.window)
         with progress.bar(rank=comm.rank, total=samples, initial=begun, unit="sample", desc="predicting") as bar:
             for begin, values in predicted:
-                made = values if options.raw else probabilities(values)
+                rows = values if options.raw else probabilities(values)
                 if output is None:
-                    shape = (samples, *made.shape[1:])
-                    output = open_output(path, DATASET, shape, made.dtype, comm, note=self._note)
-                output.write(begin, made)
-                bar.update(len(made))
+                    shape = (samples, *rows.shape[1:])
+                    output = open_output(path, DATASET, shape, rows.dtype, comm, note=self._note)
+                output.write(begin, rows)
+                bar.update(len(rows))
         if output is not None:
             output.finish()
         return path
@@ -226,6 +226,6 @@ class Prediction:
 
 def probabilities(outputs: DistTensor) -> DistTensor:
     """Of the classes, by outputs (N, C, ...); of one channel it is that of the one class."""
-    found = torch.sigmoid(outputs) if outputs.shape[1] == 1 else torch.softmax(outputs, 1)
-    assert isinstance(found, DistTensor)
-    return found
+    result = torch.sigmoid(outputs) if outputs.shape[1] == 1 else torch.softmax(outputs, 1)
+    assert isinstance(result, DistTensor)
+    return result

@@ -64,8 +64,13 @@ def draw(
 
 
 def _draw_scores(axis: Any, lines: Sequence[dict[str, Any]]) -> None:
-    found = [line for line in lines if "mean_dice" in line and line["mean_dice"] is not None]
+    evaluations = [line for line in lines if "mean_dice" in line and line["mean_dice"] is not None]
     for name in ("mean_dice", "mean_iou"):
-        axis.plot([line["step"] for line in found], [line[name] for line in found], "o-", label=name.replace("_", " "))
+        axis.plot(
+            [line["step"] for line in evaluations],
+            [line[name] for line in evaluations],
+            "o-",
+            label=name.replace("_", " "),
+        )
     axis.set(xlabel="step", ylabel="mean over the classes", ylim=(0, 1.02))
     axis.legend(fontsize=8)

@@ -68,7 +68,7 @@ class SegmentationSamples:
             raise DataError(f"{train.source.path}: {train.image!r} has no samples")
         self.moments = moments(train.source, train.image)
         counts = {name: label_counts(group.source, group.label) for name, group in groups.items()}
-        largest = max(label for found in counts.values() for label in [1, *found] if label != ignore)
+        largest = max(label for counted in counts.values() for label in [1, *counted] if label != ignore)
         self.classes = classes or largest + 1
         for name, group in groups.items():
             _check_labels(group, counts[name], max(2, self.classes), ignore)
@@ -174,11 +174,11 @@ def label_counts(file: Source, name: str) -> Counter[int]:
     """
 
     def count() -> Counter[int]:
-        found: Counter[int] = Counter()
+        counter: Counter[int] = Counter()
         for sample in range(file.comm.rank, file.shape(name)[0], file.comm.size):
             for box in slabs(file, name, sample, channels=False):
-                found.update(_counted(file.read(name, box), f"{file.path}: {name!r}: sample {sample}"))
-        return found
+                counter.update(_counted(file.read(name, box), f"{file.path}: {name!r}: sample {sample}"))
+        return counter
 
     return sum(file.comm.allgather(together(file.comm, count, DataError)), Counter())
 

@@ -85,9 +85,9 @@ class SegmentationTraining(training.Trainer):
         """
         wanted = (labels.shape[0], self.samples.classes, *labels.shape[1:])
         if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != wanted:
-            found = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+            shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             raise ModelError(
-                f"--model {self.settings.model} gives {found} for labels {tuple(labels.shape)}; a segmentation network "
+                f"--model {self.settings.model} gives {shape} for labels {tuple(labels.shape)}; a segmentation network "
                 f"gives (samples, classes, ...), here {wanted}"
             )
         return self.criterion(outputs, labels)

@@ -145,8 +145,8 @@ class Scores(Outcome):
     @property
     def results(self) -> dict[str, Any]:
         """Accuracies and losses, and those of the job."""
-        found: dict[str, Any] = {f"{group}_accuracy": score.accuracy for group, score in self.scores.items()}
-        return found | {f"{group}_loss": score.loss for group, score in self.scores.items()} | dict(self.more)
+        results: dict[str, Any] = {f"{group}_accuracy": score.accuracy for group, score in self.scores.items()}
+        return results | {f"{group}_loss": score.loss for group, score in self.scores.items()} | dict(self.more)
 
     @property
     def title(self) -> str:
@@ -155,8 +155,8 @@ class Scores(Outcome):
 
     def show(self, trainer: Training, metrics: Metrics) -> None:
         """Print a line for each score."""
-        for group, found in self.scores.items():
-            print(f"{group} accuracy: {found}")
+        for group, outcome in self.scores.items():
+            print(f"{group} accuracy: {outcome}")
         for name, accuracy in self.baselines.items():
             print(f"test accuracy of a {name}: {100 * accuracy:.2f} %")
         if "test" not in self.scores:
@@ -203,20 +203,20 @@ class ClassifierJob(Job):
     def examples(self, trainer: Any, outcome: Any) -> list[Example]:
         """Some samples, held-out ones if there are any, with the classes the network gives them. Collective."""
         samples, group = trainer.samples, list(outcome.scores)[-1]
-        labels, found = samples.groups[group].labels, []
+        labels, examples = samples.groups[group].labels, []
         wanted = set(self.shown(len(labels)))
         for batch, logits in trainer.predictions(group):
             for sample, guess in zip(batch.samples, logits.argmax(1).tolist(), strict=False):
                 if sample in wanted:
                     names = (self.name(samples, int(label)) for label in (labels[sample], guess))
-                    found.append(Example(self.value(samples, group, sample), *names))
-            if len(found) == len(wanted):
+                    examples.append(Example(self.value(samples, group, sample), *names))
+            if len(examples) == len(wanted):
                 break
-        return found
+        return examples
 
 
 def _evaluated(trainer: Classifier, metrics: Metrics, group: str) -> Score:
     """The score of a group, with a line of metrics.jsonl that says how the network does at this step."""
-    found = trainer.evaluate(group)
-    metrics.write(step=trainer.step_count, evaluation=group, accuracy=found.accuracy, **asdict(found))
-    return found
+    outcome = trainer.evaluate(group)
+    metrics.write(step=trainer.step_count, evaluation=group, accuracy=outcome.accuracy, **asdict(outcome))
+    return outcome

@@ -135,8 +135,8 @@ def capture_of(options: argparse.Namespace, device: torch.device | str) -> str:
     """
     if options.capture is not None:
         return str(options.capture)
-    known = getattr(options, "model", None) in MODELS and torch.device(device).type == "cpu"
-    return "auto" if known and options.trace is None else "off"
+    is_reference = getattr(options, "model", None) in MODELS and torch.device(device).type == "cpu"
+    return "auto" if is_reference and options.trace is None else "off"
 
 
 def _place_of(options: argparse.Namespace, comm: MPI.Intracomm, job: Job) -> ProcessGrid | Plan | Pipelining:

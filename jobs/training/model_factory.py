@@ -91,18 +91,18 @@ def _built(
 
 def _factory(name: str, kind: str) -> Callable[..., Any]:
     if ":" not in name:
-        known = _KINDS[kind]
-        if name not in known:
+        names = _KINDS[kind]
+        if name not in names:
             raise ModelError(
-                f"--model {name}: there is no such {kind}; there are {', '.join(known)}, or your own as "
+                f"--model {name}: there is no such {kind}; there are {', '.join(names)}, or your own as "
                 "package.module:factory"
             )
         return MODELS[name].factory
     module, _, attribute = name.partition(":")
-    found: Any = _module(name, module)
-    if not hasattr(found, attribute):
-        raise ModelError(f"--model {name}: {getattr(found, '__file__', module)} has no {attribute!r}")
-    factory = getattr(found, attribute)
+    source: Any = _module(name, module)
+    if not hasattr(source, attribute):
+        raise ModelError(f"--model {name}: {getattr(source, '__file__', module)} has no {attribute!r}")
+    factory = getattr(source, attribute)
     if not callable(factory):
         raise ModelError(f"--model {name}: {attribute!r} is {type(factory).__name__}; it must be a class or a function")
     return factory  # type: ignore[no-any-return]

@@ -140,16 +140,16 @@ class Recoverable(ABC):
             checkpoint.check_fits(contents, self.model, self.optimizer)
 
         layouts = checkpoint.layouts_of(self.model)
-        found = checkpoint.load_newest(directory, self.comm, layouts, check, fallback=fallback)
-        if found is None:
+        newest = checkpoint.load_newest(directory, self.comm, layouts, check, fallback=fallback)
+        if newest is None:
             return False
-        for text in found.skipped if self.comm.rank == 0 else ():
+        for text in newest.skipped if self.comm.rank == 0 else ():
             print(f"passed over: {text}")
-        checkpoint.restore(found, self.model, self.optimizer, self.comm)
+        checkpoint.restore(newest, self.model, self.optimizer, self.comm)
         if self.average is not None:
-            checkpoint.restore_average(found, self.average)
-        self.step_count = found.step
-        then = self._steps_of(found.values["settings"])
+            checkpoint.restore_average(newest, self.average)
+        self.step_count = newest.step
+        then = self._steps_of(newest.values["settings"])
         if then != self.steps and self.comm.rank == 0:
             print(
                 f"the run was one of {then} steps and is now one of {self.steps}: the learning rate from step "
@@ -168,15 +168,15 @@ class Recoverable(ABC):
         """
         load_weights(self.model, path, self.comm)
 
-    def _check_settings(self, found: checkpoint.Contents) -> None:
+    def _check_settings(self, saved: checkpoint.Contents) -> None:
         try:
-            settings, position = found.values["settings"], found.values["position"]
+            settings, position = saved.values["settings"], saved.values["position"]
             # What a checkpoint does not know yet was as it is by default.
             then = asdict(type(self.settings)()) | settings | {"training samples": position["samples"]}
             self._steps_of(then)
         except (KeyError, TypeError) as error:
             raise CheckpointError(
-                f"checkpoint of step {found.step} is none of distconv train: it has no settings and position; one of "
+                f"checkpoint of step {saved.step} is none of distconv train: it has no settings and position; one of "
                 "dc.save_checkpoint is read by dc.load_checkpoint"
             ) from error
         now = asdict(self.settings) | {"training samples": self.loader.samples}
@@ -186,17 +186,17 @@ class Recoverable(ABC):
             if then.get(key) != value and key not in FREE
         ]
         if wrong:
-            raise CheckpointError(f"checkpoint of step {found.step} was made with other settings: {'; '.join(wrong)}")
-        noted = found.values.get("notes") or {}
+            raise CheckpointError(f"checkpoint of step {saved.step} was made with other settings: {'; '.join(wrong)}")
+        noted = saved.values.get("notes") or {}
         other = [
             f"{key} was {was!r} and is {self.notes.get(key)!r}"
             for key, was in noted.items()
             if was != self.notes.get(key)
         ]
         if other:
-            raise CheckpointError(f"checkpoint of step {found.step} was made with other data: {'; '.join(other)}")
-        if found.step > self.steps:
-            raise CheckpointError(f"checkpoint of step {found.step} lies beyond the {self.steps} steps of this run")
+            raise CheckpointError(f"checkpoint of step {saved.step} was made with other data: {'; '.join(other)}")
+        if saved.step > self.steps:
+            raise CheckpointError(f"checkpoint of step {saved.step} lies beyond the {self.steps} steps of this run")
 
     def _steps_of(self, settings: Mapping[str, Any]) -> int:
         steps: int = settings["steps"] or settings["epochs"] * self.loader.steps

@@ -52,13 +52,13 @@ def prepare(options: argparse.Namespace, trainer: Training) -> bool:
 
 def _make_room(folder: Path, overwrite: bool) -> None:
     """Erase the run that the folder holds; nothing else that lies there."""
-    found = [path for name in (CHECKPOINTS, METRICS, SUMMARY) if _holds_something(path := folder / name)]
-    if found and not overwrite:
+    taken = [path for name in (CHECKPOINTS, METRICS, SUMMARY) if _holds_something(path := folder / name)]
+    if taken and not overwrite:
         raise DataError(
-            f"--out {folder} holds an earlier run ({', '.join(path.name for path in found)}): go on with it by "
+            f"--out {folder} holds an earlier run ({', '.join(path.name for path in taken)}): go on with it by "
             "--resume, erase it by --overwrite, or name another folder"
         )
-    for path in found:
+    for path in taken:
         for each in _inside(path) if _is_folder(path) else (path,):
             shutil.rmtree(each) if _is_folder(each) else each.unlink()
 
@@ -177,7 +177,7 @@ class _Lines:
             "seconds": round(seconds, 6),
             "samples_per_s": round(samples / seconds, 3),
         }
-        for known, loss in self._trainer.losses[self._written :]:
-            self._metrics.write(**self._waiting.pop(known) | {"loss": loss})
+        for number, loss in self._trainer.losses[self._written :]:
+            self._metrics.write(**self._waiting.pop(number) | {"loss": loss})
             self.newest = f"{loss:.4f}"
         self._written = len(self._trainer.losses)

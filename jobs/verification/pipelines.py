@@ -145,7 +145,7 @@ def _best(table: Sequence[Choice], schedule: str) -> Choice:
 
 def _priced(
     case: argparse.Namespace,
-    known: Known,
+    measured: Known,
     cuts: Sequence[str],
     schedule: str,
     microbatches: int,
@@ -155,15 +155,15 @@ def _priced(
 ) -> Choice:
     """What is not searched for: a first stage of ``share`` of the blocks and equal others; or one stage with a plan."""
     width = 1 if plan is None else case.ranks
-    size, machine = case.batch // microbatches, known.machine
+    size, machine = case.batch // microbatches, measured.machine
     if width == 1:
-        profile = known.profiles[size]
+        profile = measured.profiles[size]
     else:
         profile = predicted_profile(graph_of(case, size), machine.at_work(case.ranks), plan, width)
     profile = joined(profile, cuts)
     count = case.ranks // width
     devices = [replace(each, memory=machine.memory_bytes) for each in as_devices(count, len(profile.layers))]
-    setting = Setting(profile, machine, devices, 1, width, plan, known.overheads)
+    setting = Setting(profile, machine, devices, 1, width, plan, measured.overheads)
     stages = setting.stages(schedule, 1, microbatches)
     assert stages is not None
     return as_choice(stages, _equal_cuts(stages, share))

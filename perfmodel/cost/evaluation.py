@@ -133,10 +133,10 @@ class Model:
 
     def problem(self, candidates: Mapping[str, Sequence[Candidate]]) -> Problem:
         """Tables over ``candidates``, with a variable for each layer in the order of the mapping."""
-        grids = {name: [self.parts(c) for c in found] for name, found in candidates.items()}
+        grids = {name: [self.parts(c) for c in options] for name, options in candidates.items()}
         index = {name: variable for variable, name in enumerate(grids)}
         return Problem(
-            tuple(len(found) for found in grids.values()),
+            tuple(len(options) for options in grids.values()),
             tuple(_merged(self._table(term, grids, index) for term in self.time)),
             tuple(self._shared_tables(grids, index)),
         )
@@ -225,4 +225,4 @@ def _layers(model: Model, strategy: Assignment) -> dict[str, LayerPrediction]:
             here, there = grids[model.graph.layer_of(value)], grids[op.layer]
             back = model.costs.shuffle(value, there, here) if value.requires_grad else 0.0
             total["shuffle"] += model.costs.shuffle(value, here, there) + back
-    return {name: LayerPrediction(dict(strategy[name]), **found) for name, found in sums.items()}
+    return {name: LayerPrediction(dict(strategy[name]), **figures) for name, figures in sums.items()}

@@ -148,7 +148,7 @@ class Costs:
     def _halo(self, op: Operation, call: LocalCall, parts: Parts) -> float:
         """Seconds of a halo exchange: SR for each neighbour (V-A), with packing and putting in place."""
         widths = dict(self._widths(op, parts))
-        sides = {dim: sum(1 for width in found if width) for dim, found in widths.items()}
+        sides = {dim: sum(1 for width in sides_of if width) for dim, sides_of in widths.items()}
         near = {dim: max(0, sides[dim] - parts.far_neighbours(str(axes_of(op.x.shape)[dim]))) for dim in widths}
         block, total = call.inputs[0], self._here.roofline.exchange_s if widths else 0.0
         for count in range(1, len(widths) + 1):

@@ -27,7 +27,7 @@ PRICES = (0.0, 0.5, 1.0, 2.0)
 def best_cuts(stages: Stages, given: Sequence[Sequence[float]] = ()) -> list[int]:
     """Cuts between whole layers; where none fits the memory, those that come nearest to it."""
     starts = {tuple(whole(positions, stages.size)) for positions in given}
-    starts |= {tuple(found) for price in PRICES if (found := balanced_cuts(stages, price)) is not None}
+    starts |= {tuple(balanced) for price in PRICES if (balanced := balanced_cuts(stages, price)) is not None}
     starts = starts or {tuple(emptiest_cuts(stages))}
     return min((_improved(stages, list(start)) for start in sorted(starts)), key=lambda cuts: key(stages, cuts))
 
@@ -57,13 +57,13 @@ def balanced_cuts(stages: Stages, price: float = 0.0) -> list[int] | None:
 def emptiest_cuts(stages: Stages) -> list[int]:
     """The cuts whose fullest stage fills its devices least: where these do not fit, none do."""
     edges = stages.setting.terms.edges
-    found = cheapest(
+    stages_of = cheapest(
         stages.size,
         _moves(stages),
         lambda move: stages.needed(move.before[0], edges[:, None], edges[None, :]) / stages.rooms[move.before[0]],
         lambda move: np.zeros(stages.size + 1),
     )
-    cuts = _cuts(found)
+    cuts = _cuts(stages_of)
     assert cuts is not None  # there are at least as many layers as stages
     return cuts
 
@@ -72,8 +72,8 @@ def _moves(stages: Stages) -> list[Move]:
     return chain([(1,)] * stages.count)
 
 
-def _cuts(found: Sequence[Stage] | None) -> list[int] | None:
-    return None if found is None else [int(stage.first) for stage in found[1:]]
+def _cuts(chosen: Sequence[Stage] | None) -> list[int] | None:
+    return None if chosen is None else [int(stage.first) for stage in chosen[1:]]
 
 
 def _improved(stages: Stages, cuts: list[int]) -> list[int]:
@@ -86,7 +86,7 @@ def _improved(stages: Stages, cuts: list[int]) -> list[int]:
             for cut in range(edges[index] + 1, edges[index + 2])
             if cut != best[index]
         ]
-        nearest, found = min(((key(stages, cuts), cuts) for cuts in moved), default=(value, best))
+        nearest, nearest_cuts = min(((key(stages, cuts), cuts) for cuts in moved), default=(value, best))
         if nearest >= value:
             return best
-        best, value = found, nearest
+        best, value = nearest_cuts, nearest

@@ -93,52 +93,52 @@ def explore(
     if callable(profile) and own_times:
         raise ExplorationError("explore: devices with times of their own need a Profile, not a function that makes one")
     counts = divisors(batch) if microbatches is None else sorted(set(microbatches))
-    found: list[Choice] = []
+    choices: list[Choice] = []
     setting = None
     for count in counts:
         size = batch // count
         share = 1.0 if callable(profile) else size / whole_batch
-        made = profile(size) if callable(profile) else scaled(profile, share)
-        for width in _widths(made, devices) if joint else [1]:
-            now, plan = _on_ranks(made, machine, width, devices)
+        profiled = profile(size) if callable(profile) else scaled(profile, share)
+        for width in _widths(profiled, devices) if joint else [1]:
+            now, plan = _on_ranks(profiled, machine, width, devices)
             if width == 1 and measured and size in measured:
                 now = measured[size]
             now = now if cuts is None else joined(now, cuts)
             groups = devices // width if is_whole(devices) else devices
             kinds = _scaled_devices(as_devices(groups, len(now.layers)), share, room)
             setting = Setting(now, machine, kinds, optimizer_slots, width, plan, overheads or Overheads())
-            found += _choices(setting, schedules, count, joint, share_layers)
+            choices += _choices(setting, schedules, count, joint, share_layers)
     assert setting is not None
-    return _explored(found, setting, batch)
+    return _explored(choices, setting, batch)
 
 
-def _widths(made: Profile | LayerGraph, devices: int | Sequence[Device]) -> list[int]:
+def _widths(profiled: Profile | LayerGraph, devices: int | Sequence[Device]) -> list[int]:
     """Numbers of ranks that a stage can have: only a graph can be distributed, and only over equal devices."""
-    if not isinstance(made, LayerGraph) or not is_whole(devices) or devices < 1:
+    if not isinstance(profiled, LayerGraph) or not is_whole(devices) or devices < 1:
         return [1]
     return divisors(int(devices))
 
 
 def _on_ranks(
-    made: Profile | LayerGraph, machine: Machine, width: int, devices: int | Sequence[Device]
+    profiled: Profile | LayerGraph, machine: Machine, width: int, devices: int | Sequence[Device]
 ) -> tuple[Profile, Plan | None]:
     """What a micro-batch costs on ``width`` ranks while all devices are at work, and under which plan."""
-    if isinstance(made, Profile):
-        return made, None
+    if isinstance(profiled, Profile):
+        return profiled, None
     machine = machine.at_work(sum(device.count for device in as_devices(devices, 0)))
-    plan = select(made, machine, width).plan if width > 1 else None
-    return predicted_profile(made, machine, plan, width), plan
+    plan = select(profiled, machine, width).plan if width > 1 else None
+    return predicted_profile(profiled, machine, plan, width), plan
 
 
-def _explored(found: Sequence[Choice], setting: Setting, batch: int) -> Exploration:
+def _explored(choices: Sequence[Choice], setting: Setting, batch: int) -> Exploration:
     total = setting.ranks
     question = f"{batch} samples on {total} devices of {setting.machine.name}"
-    if not found:
+    if not choices:
         raise ExplorationError(
             f"explore: {question}: no number of micro-batches suits any of the schedules; data parallelism needs a "
             f"multiple of {total}, a pipeline at least {total} layers (there are {len(setting.profile.layers)})"
         )
-    table = tuple(sorted(found, key=lambda choice: (not choice.fits, choice.time, max(choice.memory))))
+    table = tuple(sorted(choices, key=lambda choice: (not choice.fits, choice.time, max(choice.memory))))
     room = min(device.memory for device in setting.devices if device.memory is not None)
     if not table[0].fits:
         least = min(table, key=lambda choice: max(choice.memory))
@@ -169,15 +169,15 @@ def _choices(
 
 def _priced(stages: Stages, joint: bool, share_layers: bool) -> Iterator[Choice]:
     """What BaPipe cuts, and for ``joint`` what the search does."""
-    found: list[Sequence[float]] = []
+    tried: list[Sequence[float]] = []
     if stages.count == 1:
-        found.append(())
+        tried.append(())
     elif stages.replicas == 1:
         positions = _balanced(stages)
-        found.append(positions if share_layers else whole(positions, stages.size))
+        tried.append(positions if share_layers else whole(positions, stages.size))
     if joint and stages.count > 1:
-        found.append(best_cuts(stages, found))
-    for positions in found:
+        tried.append(best_cuts(stages, tried))
+    for positions in tried:
         yield as_choice(stages, positions)
 
 

@@ -123,7 +123,7 @@ class _Recorder(Recorder):
                 described,
                 given=given,
                 inputs=inputs,
-                made=outputs,
+                tensors=outputs,
                 saved=saved,
             )
         return result
@@ -155,17 +155,17 @@ class _Recorder(Recorder):
         *,
         given: list[torch.Tensor],
         inputs: tuple[Value, ...],
-        made: list[torch.Tensor],
+        tensors: list[torch.Tensor],
         saved: list[torch.Tensor],
     ) -> None:
         index = len(self.operations)
-        self.kept += [*made, *saved]
+        self.kept += [*tensors, *saved]
         before = {value.storage for value in inputs}
         objects = {id(t) for t in given}
-        outputs = tuple(self._value(tensor, index) for tensor in made)
-        for tensor, value in zip(made, outputs, strict=True):
+        outputs = tuple(self._value(tensor, index) for tensor in tensors)
+        for tensor, value in zip(tensors, outputs, strict=True):
             self.values[id(tensor)] = value
-        in_place = any(id(t) in objects for t in made) and kind not in _SAME
+        in_place = any(id(t) in objects for t in tensors) and kind not in _SAME
         layer, window, groups = self._decision(kind, described)
         if layer:
             self.deciding.setdefault(layer)

@@ -230,10 +230,10 @@ def _machine(content: object, source: str) -> Machine:
 
 
 def _kinds(top: Section) -> dict[str, DeviceKind]:
-    found = {}
+    kinds = {}
     for name, each in top.named_sections("kinds", ("memory", "roofline")).items():
-        found[name] = DeviceKind(each.quantity("memory", MEMORY), _roofline(each))
-    return found
+        kinds[name] = DeviceKind(each.quantity("memory", MEMORY), _roofline(each))
+    return kinds
 
 
 def _link(section: Section) -> Link:

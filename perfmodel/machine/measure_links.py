@@ -90,8 +90,8 @@ def far_partners(nodes: Sequence[int]) -> dict[int, int]:
     {0: 3, 1: 4, 3: 0, 4: 1}
     """
     pairs: list[tuple[int, int]] = []
-    found = _by_node(nodes)
-    for here, there in zip(found[::2], found[1::2], strict=False):
+    groups = _by_node(nodes)
+    for here, there in zip(groups[::2], groups[1::2], strict=False):
         pairs += zip(here, there, strict=False)
     return _both_ways(pairs)
 
@@ -115,8 +115,8 @@ def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> Link:
     # make either of them negative.
     shortest, fastest = t.min(), (t / n).min()
     terms = np.stack([shortest / t, fastest * n / t], axis=1)
-    found = scipy.optimize.lsq_linear(terms, np.ones(len(t)), bounds=(1e-3, np.inf)).x
-    return Link(latency_s=float(found[0] * shortest), bandwidth_bytes_per_s=float(1 / (found[1] * fastest)))
+    costs = scipy.optimize.lsq_linear(terms, np.ones(len(t)), bounds=(1e-3, np.inf)).x
+    return Link(latency_s=float(costs[0] * shortest), bandwidth_bytes_per_s=float(1 / (costs[1] * fastest)))
 
 
 def _profile(

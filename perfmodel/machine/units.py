@@ -67,10 +67,10 @@ def number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:
-        found = float(value)
+        value_of = float(value)
     except OverflowError:
         return None
-    return found if 0.0 <= found < math.inf else None
+    return value_of if 0.0 <= value_of < math.inf else None
 
 
 def written(value: float, kind: str) -> str:
@@ -121,10 +121,10 @@ class Section:
     def quantity(self, key: str, kind: str) -> float:
         """A positive quantity, in base units."""
         value = self.content[key]
-        found = parsed(value, kind) if isinstance(value, str) else None
-        if found is None:
+        value_of = parsed(value, kind) if isinstance(value, str) else None
+        if value_of is None:
             raise self.wrong(key, f"{kind} (units: {', '.join(UNITS[kind])})")
-        return found
+        return value_of
 
     def count(self, key: str) -> int:
         """A positive whole number."""
@@ -169,21 +169,21 @@ class Section:
 
     def sections(self, key: str, required: Sequence[str], optional: Sequence[str] = ()) -> list[Section]:
         """The mappings of the list under ``key``, which is not empty."""
-        found = self.content[key]
-        if not isinstance(found, list) or not found:
+        entries = self.content[key]
+        if not isinstance(entries, list) or not entries:
             raise self.wrong(key, "a list of mappings")
         path = self._below(key)
-        return [Section(item, self.source, f"{path}[{i}]", required, optional) for i, item in enumerate(found)]
+        return [Section(item, self.source, f"{path}[{i}]", required, optional) for i, item in enumerate(entries)]
 
     def named_sections(self, key: str, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Section]:
         """The mappings under ``key`` by their names, which are any text."""
-        found = self.content[key]
-        if not isinstance(found, dict) or not found or not all(isinstance(name, str) for name in found):
+        sections = self.content[key]
+        if not isinstance(sections, dict) or not sections or not all(isinstance(name, str) for name in sections):
             raise self.wrong(key, "a mapping from names to mappings")
         path = self._below(key)
         return {
             name: Section(item, self.source, f"{path}.{shown(name, quoted=False)}", required, optional)
-            for name, item in found.items()
+            for name, item in sections.items()
         }
 
     def wrong(self, key: str, expected: str) -> MachineError:
@@ -193,8 +193,8 @@ class Section:
     def _below(self, *keys: str) -> str:
         return ".".join([*([self.path] if self.path else []), *keys])
 
-    def _error(self, path: str, found: str, expected: str) -> MachineError:
-        return MachineError(f"machine {self.source}: {f'{path}: ' if path else ''}found {found}, expected {expected}")
+    def _error(self, path: str, actual: str, expected: str) -> MachineError:
+        return MachineError(f"machine {self.source}: {f'{path}: ' if path else ''}found {actual}, expected {expected}")
 
 
 def shown(value: object, quoted: bool = True) -> str:

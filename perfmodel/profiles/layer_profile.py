@@ -68,13 +68,13 @@ class Layer:
             raise ProfileError(f"profile: found {short(repr(self.name))} as the name of a layer, expected text")
         for key in _KEYS[1:]:
             value = getattr(self, key)
-            if (found := number(value)) is None:
+            if (amount := number(value)) is None:
                 raise ProfileError(
                     f"profile: layer {short(repr(self.name))}: {key}: found {short(repr(value))}, expected a finite "
                     "number >= 0"
                 )
             # Of Python's own kinds, which JSON knows.
-            object.__setattr__(self, key, int(value) if isinstance(value, Integral) else found)
+            object.__setattr__(self, key, int(value) if isinstance(value, Integral) else amount)
 
     @property
     def time_s(self) -> float:
@@ -188,23 +188,23 @@ class Profile:
 
 
 def _from_json(text: str) -> Profile:
-    found = _mapping(parsed_json(text, "profile", ProfileError), "the file", ("layers", "edges"))
-    layers = [Layer(**_mapping(item, f"layers[{i}]", _KEYS)) for i, item in enumerate(_list(found, "layers"))]
-    return Profile(layers, [_pair(item, i) for i, item in enumerate(_list(found, "edges"))])
+    content = _mapping(parsed_json(text, "profile", ProfileError), "the file", ("layers", "edges"))
+    layers = [Layer(**_mapping(item, f"layers[{i}]", _KEYS)) for i, item in enumerate(_list(content, "layers"))]
+    return Profile(layers, [_pair(item, i) for i, item in enumerate(_list(content, "edges"))])
 
 
 def _mapping(content: object, where: str, keys: Sequence[str]) -> Mapping[str, Any]:
     if not isinstance(content, dict) or set(content) != set(keys):
-        found = f"the keys {', '.join(content) or 'none'}" if isinstance(content, dict) else repr(content)
-        raise ProfileError(f"profile: {where}: found {short(found, 80)}, expected a mapping of {', '.join(keys)}")
+        keys_found = f"the keys {', '.join(content) or 'none'}" if isinstance(content, dict) else repr(content)
+        raise ProfileError(f"profile: {where}: found {short(keys_found, 80)}, expected a mapping of {', '.join(keys)}")
     return content
 
 
 def _list(content: Mapping[str, object], key: str) -> list[object]:
-    found = content[key]
-    if not isinstance(found, list):
-        raise ProfileError(f"profile: {key}: found {short(repr(found))}, expected a list")
-    return found
+    entries = content[key]
+    if not isinstance(entries, list):
+        raise ProfileError(f"profile: {key}: found {short(repr(entries))}, expected a list")
+    return entries
 
 
 def _pair(item: object, index: int) -> tuple[str, str]:
@@ -248,10 +248,10 @@ def _from_pipedream(text: str) -> Profile:
         try:
             if line.startswith("\t"):
                 edges.append(_edge(line))
-            elif (found := _matched(_NODE, line, _NODE_SHAPE))[2].startswith("Input"):
-                inputs.add(found[1])
+            elif (match := _matched(_NODE, line, _NODE_SHAPE))[2].startswith("Input"):
+                inputs.add(match[1])
             else:
-                layers.append(_layer(found))
+                layers.append(_layer(match))
         except ProfileError as error:
             raise ProfileError(f"profile, line {line_number}{str(error).removeprefix('profile')}") from error
     _check_one_part([*inputs, *(layer.name for layer in layers)], edges)
@@ -279,21 +279,21 @@ def _place(name: str) -> tuple[int, str]:
     return len(digits), digits
 
 
-def _layer(found: re.Match[str]) -> Layer:
-    forward_ms, backward_ms, activation, parameters = (_number(found[i]) for i in range(3, 7))
-    return Layer(found[1], forward_ms / 1e3, backward_ms / 1e3, activation, parameters)
+def _layer(match: re.Match[str]) -> Layer:
+    forward_ms, backward_ms, activation, parameters = (_number(match[i]) for i in range(3, 7))
+    return Layer(match[1], forward_ms / 1e3, backward_ms / 1e3, activation, parameters)
 
 
 def _edge(line: str) -> tuple[str, str]:
-    found = _matched(_EDGE, line, "'NAME -- NAME' after the tab")
-    return found[1], found[2]
+    match = _matched(_EDGE, line, "'NAME -- NAME' after the tab")
+    return match[1], match[2]
 
 
 def _matched(pattern: re.Pattern[str], line: str, expected: str) -> re.Match[str]:
-    found = pattern.fullmatch(line.strip())
-    if found is None:
+    match = pattern.fullmatch(line.strip())
+    if match is None:
         raise ProfileError(f"profile: found {short(repr(line.strip()))}, expected {expected}")
-    return found
+    return match
 
 
 def _number(text: str) -> float:

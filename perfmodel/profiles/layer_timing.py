@@ -125,10 +125,10 @@ def _step(model: torch.nn.Module, inputs: Sequence[Any], errors: Sequence[torch.
 
 
 def _trained(model: torch.nn.Module, outputs: object) -> list[torch.Tensor]:
-    found = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
-    if not found:
+    tensors = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
+    if not tensors:
         raise TimingError(f"{type(model).__name__} has no output that requires a gradient; nothing would be trained")
-    return found
+    return tensors
 
 
 def _tensors(values: object) -> list[torch.Tensor]:
@@ -180,10 +180,10 @@ class _Graph(Recorder):
         given = self._noted((args, kwargs or {}))
         self._read(given)
         result = func(*args, **(kwargs or {}))
-        known = {id(tensor) for tensor in given}
+        ids = {id(tensor) for tensor in given}
         for tensor in self._noted(result):
             # What only looks at a tensor, such as a property, returns it unchanged.
-            if id(tensor) not in self.parameters and (id(tensor) not in known or id(tensor) in self.made):
+            if id(tensor) not in self.parameters and (id(tensor) not in ids or id(tensor) in self.made):
                 self.made[id(tensor)] = self.current
                 self.kept.append(tensor)
         return result
@@ -233,11 +233,11 @@ class _Graph(Recorder):
 def _numbered(names: Sequence[str]) -> list[str]:
     """``name``, and ``name#2`` where it is called again."""
     seen: dict[str, int] = {}
-    found = []
+    numbered = []
     for name in names:
         seen[name] = seen.get(name, 0) + 1
-        found.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return found
+        numbered.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return numbered
 
 
 # -- the clock --------------------------------------------------------------------------------------------------------
@@ -259,12 +259,12 @@ class _Clock:
 
     def seconds(self, intervals: Sequence[tuple[int, Any, Any]], size: int) -> list[float]:
         """The sum of the intervals of each index."""
-        found = [0.0] * size
+        totals = [0.0] * size
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         for index, start, stop in intervals:
-            found[index] += stop - start if self.device.type != "cuda" else start.elapsed_time(stop) / 1e3
-        return found
+            totals[index] += stop - start if self.device.type != "cuda" else start.elapsed_time(stop) / 1e3
+        return totals
 
 
 @dataclass

@@ -55,12 +55,12 @@ def calls_of(
     graph: LayerGraph, candidates: Mapping[str, Sequence[Candidate]], ranks: int, per_node: int
 ) -> dict[str, LocalCall]:
     """What a rank computes of each operation under any of its layer's candidates, by the key of its time."""
-    found: dict[str, LocalCall] = {}
+    calls: dict[str, LocalCall] = {}
     for op in graph.operations:
         for candidate in () if op.view else candidates[op.layer]:
             call = local_call(op, Parts.of(candidate, ranks, per_node))
-            found.setdefault(call.key, call)
-    return found
+            calls.setdefault(call.key, call)
+    return calls
 
 
 def measure(calls: Mapping[str, LocalCall], comm: MPI.Intracomm, device: torch.device) -> dict[str, float]:
@@ -68,13 +68,13 @@ def measure(calls: Mapping[str, LocalCall], comm: MPI.Intracomm, device: torch.d
 
     The slowest rank's, and of several rounds the median. What cannot be run by itself is left out, on all ranks.
     """
-    found: dict[str, list[float]] = {}
+    rounds: dict[str, list[float]] = {}
     grid = ProcessGrid(comm, n=comm.size)
     for _ in range(ROUNDS):
         for key, call in calls.items():
             for phase, seconds in _measured(call, grid, comm, device):
-                found.setdefault(f"{key} {phase}", []).append(seconds)
-    return {key: statistics.median(times) for key, times in found.items()}
+                rounds.setdefault(f"{key} {phase}", []).append(seconds)
+    return {key: statistics.median(times) for key, times in rounds.items()}
 
 
 def _measured(
@@ -161,11 +161,11 @@ class _Copy:
         def tensor(leaf: Any) -> Any:
             if isinstance(leaf, Value):
                 value, shape = next(values)
-                made = _random(shape, value.dtype, device, value.requires_grad and phase != "weight")
-                self.leaves += [made] if made.requires_grad else []
+                copy = _random(shape, value.dtype, device, value.requires_grad and phase != "weight")
+                self.leaves += [copy] if copy.requires_grad else []
                 whole = torch.Size((shape[0] * grid.size, *shape[1:]) if shape else ())
                 dist = Distribution(grid, ("n", *(None,) * (len(shape) - 1)) if shape else ())
-                return DistTensor(made.clone() if op.in_place else made, dist, whole)
+                return DistTensor(copy.clone() if op.in_place else copy, dist, whole)
             return constants[leaf] if isinstance(leaf, Constant) else leaf
 
         args = tree_map(tensor, op.args, is_leaf=_is_tensor)

@@ -115,8 +115,8 @@ class Chain:
             return excess(self.terms, self.stages(candidate)), sorted(self.works(candidate), reverse=True)
 
         best = list(cuts)
-        while key(found := min(_neighbours(best, allowed), key=key, default=best)) < key(best):
-            best = found
+        while key(nearest := min(_neighbours(best, allowed), key=key, default=best)) < key(best):
+            best = nearest
         return best
 
     # -- 2. where boundaries are small --------------------------------------------------------------------------------
@@ -147,11 +147,11 @@ class Chain:
         best: list[float] = list(cuts)
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
-            found = self._filled(cuts, middle)
-            if found is None:
+            filled = self._filled(cuts, middle)
+            if filled is None:
                 low = middle
             else:
-                best, high = found, middle
+                best, high = filled, middle
         return best
 
     def _filled(self, cuts: Sequence[int], limit: float) -> list[float] | None:
@@ -172,9 +172,9 @@ class Chain:
     def tuned(self, cuts: Sequence[int]) -> list[int]:
         """Cuts that fit the memory, if there are any, near ``cuts`` if moving those is enough."""
         allowed = range(1, self.terms.size)
-        found = self.improved(cuts, allowed)
-        if not excess(self.terms, self.stages(found)):
-            return found
+        cuts_of = self.improved(cuts, allowed)
+        if not excess(self.terms, self.stages(cuts_of)):
+            return cuts_of
         moves = chain(self.counts)
         emptiest = least_memory(self.terms, moves)
         assert emptiest is not None
@@ -185,15 +185,15 @@ class Chain:
 
 def _neighbours(cuts: list[int], allowed: Sequence[int]) -> list[list[int]]:
     """All cuts of which one, all being allowed, is the next or the previous one allowed, still in increasing order."""
-    found = []
+    neighbours = []
     for index, cut in enumerate(cuts):
         place = allowed.index(cut)
         for other in (place - 1, place + 1):
             if 0 <= other < len(allowed):
                 moved = [*cuts[:index], allowed[other], *cuts[index + 1 :]]
                 if all(a < b for a, b in pairwise(moved)):
-                    found.append(moved)
-    return found
+                    neighbours.append(moved)
+    return neighbours
 
 
 def _whole(position: float) -> float:

@@ -102,10 +102,10 @@ def check_positive(value: object, what: str, unit: str) -> float:
     PartitionError
         If it is not a positive, finite number.
     """
-    found = number(value)
-    if not found:
+    amount = number(value)
+    if not amount:
         raise PartitionError(f"{what}: found {short(repr(value))}, expected a positive number of {unit} such as 1e9")
-    return found
+    return amount
 
 
 def is_whole(value: object) -> TypeGuard[int]:

@@ -83,11 +83,11 @@ def cheapest(
         so_far = np.maximum(costs[move.before], carry(move))[:, None]
         candidates = np.where(forward, np.maximum(so_far, work(move)), np.inf)
         where = candidates.argmin(axis=0)
-        found = np.take_along_axis(candidates, where[None], axis=0)[0]
+        times = np.take_along_axis(candidates, where[None], axis=0)[0]
         best = costs.setdefault(move.after, np.full(size + 1, np.inf))
         cuts, through = origin.setdefault(move.after, (np.zeros(size + 1, dtype=int), [None] * (size + 1)))
-        better = found < best
-        best[better], cuts[better] = found[better], where[better]
+        better = times < best
+        best[better], cuts[better] = times[better], where[better]
         for j in np.flatnonzero(better):
             through[j] = move
     return _traced(moves[-1].after, size, origin)

@@ -96,10 +96,10 @@ def least(terms: Terms, moves: Sequence[Move]) -> list[Stage]:
             return seconds(move.counts)
         return np.where(fitting(terms, move, first, last), seconds(move.counts), np.inf)
 
-    found = cheapest(terms.size, moves, work, lambda move: terms.boundary(terms.edges, sum(move.counts)))
-    if found is None:
+    stages = cheapest(terms.size, moves, work, lambda move: terms.boundary(terms.edges, sum(move.counts)))
+    if stages is None:
         raise does_not_fit(terms, moves)
-    return found
+    return stages
 
 
 def _taken_for_equal(devices: Sequence[Device]) -> tuple[Device, ...]:

@@ -25,7 +25,7 @@ def longest_path(model: Model, candidates: Mapping[str, Sequence[Candidate]], pr
     is left with that single candidate.
     """
     chosen: dict[str, int] = {}
-    costs = {name: _layer_costs(model, name, found, price) for name, found in candidates.items()}
+    costs = {name: _layer_costs(model, name, options_of, price) for name, options_of in candidates.items()}
     for path in _paths(model.graph):
         options = {name: [chosen[name]] if name in chosen else list(range(len(candidates[name]))) for name in path}
         chosen.update(_shortest(model, candidates, costs, path, options))
@@ -57,18 +57,18 @@ def _flops(graph: LayerGraph) -> dict[int, float]:
     return {op.index: work(local_call(op, alone), "forward").flops for op in graph.operations}
 
 
-def _layer_costs(model: Model, name: str, found: Sequence[Candidate], price: float) -> np.ndarray:
+def _layer_costs(model: Model, name: str, options: Sequence[Candidate], price: float) -> np.ndarray:
     """Cost_D of a layer with what inherits its distribution; nothing of its own is left to hide its allreduce."""
-    total = np.zeros(len(found))
+    total = np.zeros(len(options))
     for op in model.graph.operations:
         if op.layer == name:
-            for index, candidate in enumerate(found):
+            for index, candidate in enumerate(options):
                 cost = model.costs.operation(op, model.parts(candidate))
                 total[index] += cost.update + cost.forward + cost.backward + cost.bpa
     if price:
         for term in model.memory:
             if term.layers == (name,):
-                total += price * np.array([term.of(model.parts(candidate)) for candidate in found])
+                total += price * np.array([term.of(model.parts(candidate)) for candidate in options])
     return total
 
 

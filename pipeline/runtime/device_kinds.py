@@ -39,17 +39,17 @@ def kinds_of(text: str) -> Kinds:
     """
     if text in (GPU, HOST):
         return text
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for word in text.split(","):
         match = re.fullmatch(r"([a-z0-9][a-z0-9._-]*):([1-9]\d{0,5})", word)
-        if match is None or match[1] in found:
+        if match is None or match[1] in numbers:
             twice = "is there twice" if match else "is no kind of device and how many there are"
             raise PlanError(
                 f"devices {text!r}: {word!r} {twice}; write each kind once, in small letters, such as old:2,new:2, or "
                 f"{GPU} or {HOST}"
             )
-        found[match[1]] = int(match[2])
-    return found
+        numbers[match[1]] = int(match[2])
+    return numbers
 
 
 def kind_here(kinds: Kinds, comm: MPI.Intracomm, device: torch.device) -> str:
@@ -115,11 +115,11 @@ def _place(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> int:
         raise PlanError(
             f"pipeline plan: made for {written(Counter(wanted))}; say which kind of device each rank has (--devices)"
         )
-    found = Counter(map(str, there))
-    if found != Counter(wanted):
+    counted = Counter(map(str, there))
+    if counted != Counter(wanted):
         raise PlanError(
-            f"pipeline plan: made for {written(Counter(wanted))}, found {written(found)}; start ranks on such devices, "
-            "or make another plan with distconv explore --devices"
+            f"pipeline plan: made for {written(Counter(wanted))}, found {written(counted)}; start ranks on such "
+            "devices, or make another plan with distconv explore --devices"
         )
-    places = {each: iter([place for place, name in enumerate(wanted) if name == each]) for each in found}
+    places = {each: iter([place for place, name in enumerate(wanted) if name == each]) for each in counted}
     return [next(places[str(each)]) for each in there][comm.rank]

@@ -103,7 +103,7 @@ def run(
         for phase, expected in predicted(layer, batch, parts, ranks, machine).items()
     ]
     _report(name, batch, grid, rows, device=device, machine=machine)
-    return {found.name: found.figures() for found in rows}
+    return {row.name: row.figures() for row in rows}
 
 
 def _report(

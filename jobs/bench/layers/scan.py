@@ -87,7 +87,7 @@ def _cell(options: argparse.Namespace, grid: ProcessGrid, device: torch.device, 
         if _arithmetic(options, way, steps, batch, grid.size) <= options.limit * RATE
     }
     times = in_turns(grid.world, clocked(runs, device), options.rounds)
-    least = {way: min(found) for way, found in times.items()}
+    least = {way: min(seconds) for way, seconds in times.items()}
     gates = 1 if options.model == "rnn" else 3
     own = -(-steps // grid.size)
     chosen = fastest(Problem(own, batch, options.hidden, gates, grid.size, device, torch.float32))

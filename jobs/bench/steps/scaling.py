@@ -112,9 +112,9 @@ def _report(
                 seconds,
                 predicted[name][ranks].time,
             )
-            for ranks, seconds in found.items()
+            for ranks, seconds in row_of.items()
         }
-        for name, found in times.items()
+        for name, row_of in times.items()
     }
     for ranks, variants in plans.items():
         for name in variants:
@@ -125,8 +125,8 @@ def _report(
             f"beyond {scaling.profile_end} ranks layers were not measured: the roofline takes the place of their times"
         )
     figures: dict[str, Any] = {
-        "measured": {name: {ranks: row.figures() for ranks, row in found.items()} for name, found in rows.items()},
-        "predicted_s": {name: {n: point.time for n, point in found.items()} for name, found in predicted.items()},
+        "measured": {name: {ranks: row.figures() for ranks, row in row_of.items()} for name, row_of in rows.items()},
+        "predicted_s": {name: {n: point.time for n, point in row_of.items()} for name, row_of in predicted.items()},
     }
     report.give_json(figures, options.json)
     if options.plot is not None:
@@ -143,5 +143,5 @@ def _grid(plan: Plan) -> str:
 def _print_predictions(predicted: Curves) -> None:
     print(f"\n{'predicted ms per step':<24}{''.join(f'{name:>14}' for name in predicted)}")
     for ranks in predicted["planned"]:
-        times = [f"{1e3 * found[ranks].time:.3f}" if ranks in found else "-" for found in predicted.values()]
+        times = [f"{1e3 * row_of[ranks].time:.3f}" if ranks in row_of else "-" for row_of in predicted.values()]
         print(f"{ranks:>6} ranks{'':<12}{''.join(time.rjust(14) for time in times)}")

@@ -94,14 +94,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _tables(options: argparse.Namespace) -> dict[str, Rows]:
     machine = Machine.load(options.machine)
-    made: dict[str, Callable[[], Rows]] = {
+    tables: dict[str, Callable[[], Rows]] = {
         "I-II": schedules_table,
         "III": lambda: table_iii(machine, options.link, options.neighbours),
         "IV": lambda: table_iv(machine),
         "VI": table_vi,
         "cuts": lambda: cuts_table(as_fitted(machine)),
     }
-    return {name: made[name]() for name in options.tables}
+    return {name: tables[name]() for name in options.tables}
 
 
 # -- Table III --------------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def _row_iii(row: Row, profile: ProfileOf, machine: Machine, chain: Machine) -> 
     counts = [count for count in _powers(batch) if 8 <= batch // count <= GPU_BATCH]
     # The paper's data parallelism has one update for what a GPU holds at a time; that is the figure to beat.
     piped = explore(profile, chain, row.gpus, batch, microbatches=counts, schedules=SYNCHRONOUS[1:])
-    found = explore(profile, machine, row.gpus, batch, microbatches=counts, joint=True)
+    joint = explore(profile, machine, row.gpus, batch, microbatches=counts, joint=True)
     ours = {
         "dp_32": rate(profile, machine, row.gpus, schedule="dp", microbatches=row.gpus, size=GPU_BATCH // 2) / base,
         "pipedream": pipedream_rate(profile, machine, row.gpus) / base,
@@ -147,7 +147,7 @@ def _row_iii(row: Row, profile: ProfileOf, machine: Machine, chain: Machine) -> 
         )
         / base,
         "pipeline": batch / piped.time / base,
-        "joint": batch / found.time / base,
+        "joint": batch / joint.time / base,
     }
     paper = DP_AT_32.get(row.gpus) if row.model == "VGG-16" else None
     print(
@@ -158,24 +158,24 @@ def _row_iii(row: Row, profile: ProfileOf, machine: Machine, chain: Machine) -> 
     better = f"{_described(piped, batch)}: {ours['pipeline']:.2f}"
     chosen = better if ours["pipeline"] > 1 else f"dp (pipeline: {ours['pipeline']:.2f})"
     print(f"{setting:<36}{chosen:<32}", end="")
-    print(f"{_described(found, batch)}: {ours['joint']:.2f}")
-    figures = {"pipeline": _figures(piped.best), "joint": _figures(found.best)}
+    print(f"{_described(joint, batch)}: {ours['joint']:.2f}")
+    figures = {"pipeline": _figures(piped.best), "joint": _figures(joint.best)}
     return {"model": row.model, "gpus": row.gpus, "batch": batch, "speedup": ours, "explored": figures}
 
 
 def rate(profile: ProfileOf, machine: Machine, gpus: int, *, schedule: str, microbatches: int, size: int) -> float:
     """Samples per second; 16 GB or not, the paper ran it."""
     batch = microbatches * size
-    found = explore(
+    exploration = explore(
         profile, machine, gpus, batch, microbatches=[microbatches], schedules=[schedule], memory=float(1 << 60)
     )
-    return batch / found.time
+    return batch / exploration.time
 
 
 def pipedream_rate(profile: ProfileOf, machine: Machine, gpus: int) -> float:
     """Samples per second of PipeDream's own partition for mini-batches of 64 samples, by its own cost."""
-    found = partition(profile(GPU_BATCH), gpus, machine.node.bandwidth_bytes_per_s, "pipedream")
-    return GPU_BATCH / found.time
+    stages = partition(profile(GPU_BATCH), gpus, machine.node.bandwidth_bytes_per_s, "pipedream")
+    return GPU_BATCH / stages.time
 
 
 def as_fitted(machine: Machine) -> Machine:
@@ -205,9 +205,10 @@ def _beside(ours: float, paper: float | None) -> str:
     return f"{ours:.2f}" + ("" if paper is None else f" ({paper:.2f})")
 
 
-def _described(found: Exploration, batch: int) -> str:
-    replicas = f" x {found.best.replicas}" if found.best.replicas > 1 else ""
-    return f"{found.schedule} {len(found.best.memory)}{replicas}, {found.microbatches} x {batch // found.microbatches}"
+def _described(exploration: Exploration, batch: int) -> str:
+    replicas = f" x {exploration.best.replicas}" if exploration.best.replicas > 1 else ""
+    microbatches = f"{exploration.microbatches} x {batch // exploration.microbatches}"
+    return f"{exploration.schedule} {len(exploration.best.memory)}{replicas}, {microbatches}"
 
 
 def _figures(choice: Choice) -> dict[str, object]:

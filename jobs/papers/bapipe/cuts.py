@@ -54,5 +54,5 @@ def simulated(stages: Stages, cuts: list[int]) -> float:
     """Seconds of a mini-batch on one pipeline."""
     (kinds,) = stages.pipelines
     forward, backward, transfer = stages.costs(cuts, kinds)
-    made = schedule(stages.schedule, stages.count, stages.microbatches)
-    return simulate(made, forward, backward, transfer=[*transfer, 0.0]).makespan
+    order = schedule(stages.schedule, stages.count, stages.microbatches)
+    return simulate(order, forward, backward, transfer=[*transfer, 0.0]).makespan

@@ -88,7 +88,7 @@ def _row(network: Sequence[Convolution], boards: Sequence[Machine], paper: float
         "by layer": parallel_time(network, boards, len(boards) / BATCH),
         "equal": parallel_time(network, boards, len(boards) / BATCH, equal=True),
     }
-    found, kept, times = piped(network, boards)
+    exploration, kept, times = piped(network, boards)
     names = [board.name for board in boards]
     print(f"{' + '.join(f'{names.count(name)} {name}' for name in dict.fromkeys(names)):<20}", end="")
     print("".join(f"{time:>{width}.4f}" for time, width in zip(parallel.values(), (9, 10, 9), strict=True)), end="  ")
@@ -97,7 +97,13 @@ def _row(network: Sequence[Convolution], boards: Sequence[Machine], paper: float
     print("".join(f"{time:<10.4f}" for time in times.values()), end="")
     print(f"{speedups['streamed']:<9.3f}{speedups['by layer']:<12.3f}{paper:>6.2f}  ", end="")
     print(", ".join(f"{share:.2f}" for share in kept))
-    return {"boards": names, "dp_s": parallel, "pipeline_s": times, "closed_s": found.time, "speedup": speedups} | {
+    return {
+        "boards": names,
+        "dp_s": parallel,
+        "pipeline_s": times,
+        "closed_s": exploration.time,
+        "speedup": speedups,
+    } | {
         "paper": paper,
         "kept": kept,
     }
@@ -134,7 +140,7 @@ def piped(
     kept, best = [1.0] * len(boards), None
     for _ in range(ROUNDS):
         profile, devices = _stages(network, boards, kept)
-        found = explore(
+        exploration = explore(
             profile,
             boards[0],
             devices,
@@ -145,10 +151,10 @@ def piped(
             share_layers=True,
             optimizer_slots=0,
         )
-        kept = _kept(network, boards, found.stages.positions)
-        times = _simulated(network, boards, kept, found.stages.positions)
+        kept = _kept(network, boards, exploration.stages.positions)
+        times = _simulated(network, boards, kept, exploration.stages.positions)
         if best is None or min(times.values()) < min(best[2].values()):
-            best = found, kept, times
+            best = exploration, kept, times
     assert best is not None
     return best
 

@@ -82,8 +82,11 @@ def _stashed_bytes(layers: int, gpus: int, machine: Machine) -> float:
     """Bytes on the fullest device in PipeDream's partition, which looks at times alone, with its weight versions."""
     profile = gnmt(layers, 32, machine)
     bandwidth = machine.node.bandwidth_bytes_per_s
-    found, terms = partition(profile, gpus, bandwidth, "pipedream"), Terms(profile, gpus, bandwidth, COSTS["pipedream"])
-    stages = staged([0, *found.cuts, terms.size], [(count,) for count in found.replicas])
+    chosen, terms = (
+        partition(profile, gpus, bandwidth, "pipedream"),
+        Terms(profile, gpus, bandwidth, COSTS["pipedream"]),
+    )
+    stages = staged([0, *chosen.cuts, terms.size], [(count,) for count in chosen.replicas])
     return max(
         float(terms.memory(s.first, s.last, s.counts, s.onward))
         + ADAM * float(terms.between(terms.parameters, s.first, s.last))

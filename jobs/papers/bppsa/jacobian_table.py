@@ -64,10 +64,10 @@ def _row(
     columns: int,
 ) -> dict[str, object]:
     first_s = _seconds(generate, 1)
-    found = generate()
+    jacobian = generate()
     again_s = _seconds(generate, REPEATS)
     autograd_s = by_columns(function, x, columns)
-    pattern, (sparsity, speed_up) = found.pattern, PUBLISHED[name]
+    pattern, (sparsity, speed_up) = jacobian.pattern, PUBLISHED[name]
     rows, cols = pattern.shape
     row: dict[str, object] = {
         "operator": name,
@@ -76,14 +76,14 @@ def _row(
         "nonzeros": pattern.nnz,
         "sparsity": pattern.sparsity,
         "dense_bytes": 4 * rows * cols,
-        "value_bytes": found.values.nbytes,
+        "value_bytes": jacobian.values.nbytes,
         "index_bytes": pattern.index_bytes,
         "first_s": first_s,
         "again_s": again_s,
         "autograd_s": autograd_s,
     }
-    with_indices = found.values.nbytes + pattern.index_bytes
-    megabytes = [nbytes / 1e6 for nbytes in (4 * rows * cols, found.values.nbytes, with_indices)]
+    with_indices = jacobian.values.nbytes + pattern.index_bytes
+    megabytes = [nbytes / 1e6 for nbytes in (4 * rows * cols, jacobian.values.nbytes, with_indices)]
     print(f"{name:<12}{f'{rows} x {cols}':>16}{pattern.nnz:>11}{pattern.sparsity:>10.5f}{sparsity:>9.5f}", end="")
     print(f"{megabytes[0]:>10.1f}{megabytes[1]:>11.2f}{megabytes[2]:>11.2f}{1e3 * first_s:>10.2f}", end="")
     print(f"{1e3 * again_s:>10.3f}{autograd_s:>12.1f}{autograd_s / again_s:>10.1e}{speed_up:>9.1e}")

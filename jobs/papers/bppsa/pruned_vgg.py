@@ -69,14 +69,14 @@ def retrained(recipe: Recipe, share: float, width: int) -> tuple[nn.Sequential, 
         held_out = list(islice(batches(samples, group, recipe.batch), max(1, whole)))
         data = batches(samples, "train", recipe.batch)
         fit(model, islice(data, recipe.iterations), recipe.rate, {})
-        found = [accuracy(model, held_out)]
+        accuracies = [accuracy(model, held_out)]
         pruned = prune(model, share)
-        found.append(accuracy(model, held_out))
+        accuracies.append(accuracy(model, held_out))
         fit(model, islice(data, recipe.iterations), recipe.rate, pruned)
-        found.append(accuracy(model, held_out))
+        accuracies.append(accuracy(model, held_out))
     print(
         f"\nVGG-11 of width {width} on {recipe.data.name}, {recipe.iterations} iterations of {recipe.batch} before and "
-        f"after pruning: test accuracy {found[0]:.1%}, pruned {found[1]:.1%}, trained on {found[2]:.1%}"
+        f"after pruning: test accuracy {accuracies[0]:.1%}, pruned {accuracies[1]:.1%}, trained on {accuracies[2]:.1%}"
     )
     return model.features, held_out[0][0][:1]
 
@@ -108,16 +108,16 @@ def chain(features: nn.Sequential, x: torch.Tensor, *, of_sample: bool) -> list[
     Pruned weights are no places. ``of_sample``: nor are the zeros that ReLU and pooling have at this ``x``; they serve
     no other sample.
     """
-    found = []
+    jacobians = []
     for layer in features:
         y = layer(x)
         if isinstance(layer, nn.Conv2d):
-            found.append(batched_conv2d(layer.weight, x.shape[1], _windows(layer, x), pruned=True))
+            jacobians.append(batched_conv2d(layer.weight, x.shape[1], _windows(layer, x), pruned=True))
         else:
             jacobian = cast(SparseJacobian, transposed_jacobian(layer, x, y))
-            found.append(_without_zeros(jacobian) if of_sample else jacobian)
+            jacobians.append(_without_zeros(jacobian) if of_sample else jacobian)
         x = y
-    return found[::-1]
+    return jacobians[::-1]
 
 
 def _without_zeros(jacobian: SparseJacobian) -> SparseJacobian:
@@ -176,7 +176,7 @@ def _print_steps(name: str, steps: Sequence[Step]) -> Rows:
     path = critical(steps)
     rows: Rows = []
     for key in dict.fromkeys((step.phase, step.level, step.kind) for step in steps):
-        of, on_path = ([s for s in found if (s.phase, s.level, s.kind) == key] for found in (steps, path))
+        of, on_path = ([s for s in taken_steps if (s.phase, s.level, s.kind) == key] for taken_steps in (steps, path))
         largest = max(step.flops for step in of)
         rows.append(_print(name, f"{key[0]:<12}{key[1]:>6}{key[2]:>6}", _count(of), (largest, _sum(of), _sum(on_path))))
     largest = max(step.flops for step in steps)

@@ -93,6 +93,6 @@ def batches(samples: ImageSamples, group: str, batch: int) -> Iterator[Batch]:
         )
     loader = samples.loader(group, ProcessGrid(samples.comm), batch, shuffle=True, drop_last=True)
     for epoch in count():
-        for found in loader.epoch(epoch):
-            images, labels = found.tensors
+        for loaded in loader.epoch(epoch):
+            images, labels = loaded.tensors
             yield images.local, labels.local

@@ -103,7 +103,7 @@ def calibrate(
         values = np.exp(point)
         return with_constants(machine, {c.name: float(v) for c, v in zip(constants, values, strict=True)})
 
-    found = least_squares(
+    fit = least_squares(
         lambda point: _residuals(at(point), cells, predict),
         np.log([constant.sheet for constant in constants]),
         bounds=(np.log([c.low for c in constants]), np.log([c.high for c in constants])),
@@ -111,7 +111,7 @@ def calibrate(
         ftol=1e-3,
         xtol=1e-4,
     )
-    return at(found.x)
+    return at(fit.x)
 
 
 def _residuals(machine: Machine, cells: Sequence[Cell], predict: Predict) -> Array:

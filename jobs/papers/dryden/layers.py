@@ -66,24 +66,24 @@ def section(machine: Machine) -> Iterator[str]:
     yield from ("## VI-A: single layers, N=1", "", INTRODUCTION)
     yield "| layer | extents | of | GPUs | printed | nearly square: FP, BP, both (error) | slabs: the same |"
     yield "|---|---|---|---|---|---|---|"
-    for found in LAYERS:
-        p = found.layer
+    for row in LAYERS:
+        p = row.layer
         extents = f"C={p.channels}, {p.extent}^2, F={p.filters}, K={p.kernel}, S={p.stride}"
         for gpus in SQUARES:
-            printed = _printed(found, gpus)
-            cells = (_cell(machine, found, grids[gpus], printed) for grids in (SQUARES, SLABS))
+            printed = _printed(row, gpus)
+            cells = (_cell(machine, row, grids[gpus], printed) for grids in (SQUARES, SLABS))
             shown = "" if printed is None else f"{printed:g}"
-            yield f"| {found.name} | {extents} | {found.source} | {gpus} | {shown} | {' | '.join(cells)} |"
+            yield f"| {row.name} | {extents} | {row.source} | {gpus} | {shown} | {' | '.join(cells)} |"
     yield from ("", WORDS, "")
 
 
-def _printed(found: Layer, gpus: int) -> float | None:
+def _printed(layer: Layer, gpus: int) -> float | None:
     """The printed ratio if it is of so many GPUs, or of a number that the text does not name."""
-    return found.ratio.ratio if found.ratio is not None and found.ratio.gpus in (gpus, None) else None
+    return layer.ratio.ratio if layer.ratio is not None and layer.ratio.gpus in (gpus, None) else None
 
 
-def _cell(machine: Machine, found: Layer, grid: Grid, printed: float | None) -> str:
-    *phases, both = speedups(machine, found.layer, grid)
+def _cell(machine: Machine, layer: Layer, grid: Grid, printed: float | None) -> str:
+    *phases, both = speedups(machine, layer.layer, grid)
     error = "" if printed is None else f" ({both / printed - 1:+.0%})"
     return f"{written(dict(grid))}: {phases[0]:.2f}, {phases[1]:.2f}, {both:.2f}{error}"
 

@@ -179,9 +179,9 @@ def tables(results: Results, chosen: Sequence[Table] = TABLES) -> Iterator[str]:
 
 def _cells(table: Table, groups: Sequence[int], text: Callable[[Cell], str]) -> Iterator[str]:
     yield from _grid("N", *(f"{group} GPU{'s' if group > 1 else ''}" for group in groups))
-    found = {(cell.samples, cell.group): cell for cell in table.cells}
+    by_size = {(cell.samples, cell.group): cell for cell in table.cells}
     for samples in table.times_s:
-        row = (found.get((samples, group)) for group in groups)
+        row = (by_size.get((samples, group)) for group in groups)
         yield _row(samples, *(text(cell) if cell else "n/a" for cell in row))
 
 
@@ -259,11 +259,11 @@ def _latencies(fitted: Machine) -> Iterator[str]:
 
 def _spent(machine: Machine, cell: Cell) -> list[str]:
     plan = {"*": {"n": cell.samples // cell.samples_per_group, **GRIDS[cell.group]}}
-    found = evaluate(graph_of(cell.model, cell.samples), plan, machine, cell.ranks, batch_norm=SETTINGS.batch_norm)
-    layers = found.layers.values()
+    prediction = evaluate(graph_of(cell.model, cell.samples), plan, machine, cell.ranks, batch_norm=SETTINGS.batch_norm)
+    layers = prediction.layers.values()
     computed = sum(layer.fp + layer.bpx + layer.bpw + layer.update for layer in layers)
     halos, reduced = sum(layer.halo for layer in layers), sum(layer.bpa for layer in layers)
-    return [f"{t * 1e3:.1f}" for t in (computed, halos, reduced, found.hidden, found.time, cell.time_s)]
+    return [f"{t * 1e3:.1f}" for t in (computed, halos, reduced, prediction.hidden, prediction.time, cell.time_s)]
 
 
 # -- other forms ------------------------------------------------------------------------------------------------------
@@ -283,8 +283,8 @@ def _forms(results: Results) -> Iterator[str]:
     for name, grids in (("16 GPUs as 4x4", NEAR_SQUARE), ("all GPUs of a sample along h", SLABS)):
         yield _form(name, Predictions.on(calibrated(sheets, grids=grids), grids))
     values = constants_of(widely.machine)
-    found = ", ".join(f"{constant.name} {_quantity(values[constant.name], constant.unit)}" for constant in wide)
-    yield from ("", f"Within a factor of 20 of the data sheet the constants become: {found}.", "")
+    constants = ", ".join(f"{constant.name} {_quantity(values[constant.name], constant.unit)}" for constant in wide)
+    yield from ("", f"Within a factor of 20 of the data sheet the constants become: {constants}.", "")
     yield from _exponents(results)
     yield from _widths(results.fitted.machine)
     yield from ("", "Predicted step at N=4 of Table I with the calibrated constants, by grid:", "")
@@ -302,12 +302,12 @@ def _form(name: str, predictions: Predictions, *more: str) -> str:
 
 def _exponents(results: Results) -> Iterator[str]:
     """Tables and single layers by the power with which an unfilled device slows; and with dearer messages."""
-    printed = [f"{found.name} ({found.ratio.ratio:g})" for found, _ in SINGLE if found.ratio is not None]
+    printed = [f"{row.name} ({row.ratio.ratio:g})" for row, _ in SINGLE if row.ratio is not None]
     yield from EXPONENTS.splitlines()
     yield from ("", *_grid("exponent", "calibration cells", *(table.name for table in TABLES), "all", *printed))
     for name, power in POWERS.items():
-        found = calibrated(with_roofline(results.sheets.machine, unfilled=power))
-        yield _form(name, Predictions.on(found), *_single(found))
+        row = calibrated(with_roofline(results.sheets.machine, unfilled=power))
+        yield _form(name, Predictions.on(row), *_single(row))
     fitted = results.fitted.machine
     network = replace(fitted.network, latency_s=constants_of(fitted)["collective step"])
     dear = replace(fitted, network=network)
@@ -315,7 +315,7 @@ def _exponents(results: Results) -> Iterator[str]:
 
 
 def _single(machine: Machine) -> list[str]:
-    return [f"{speedups(machine, found.layer, SQUARES[gpus])[2]:.2f}" for found, gpus in SINGLE]
+    return [f"{speedups(machine, row.layer, SQUARES[gpus])[2]:.2f}" for row, gpus in SINGLE]
 
 
 def _widths(machine: Machine) -> Iterator[str]:
@@ -329,7 +329,7 @@ def _widths(machine: Machine) -> Iterator[str]:
         speedups = [abs(base[c.samples] / times[c] / c.speedup - 1) for c in cells if not c.is_base]
         ratios = [times[c] / c.time_s for c in cells]
         errors = [abs(ratio - 1) for ratio in ratios]
-        yield _row(width, *(f"{fmean(found):.1%}" for found in (speedups, errors)), f"{fmean(ratios):.2f}")
+        yield _row(width, *(f"{fmean(values_of):.1%}" for values_of in (speedups, errors)), f"{fmean(ratios):.2f}")
 
 
 def _alternatives(group: int) -> list[dict[str, int]]:

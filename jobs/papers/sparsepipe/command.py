@@ -86,12 +86,12 @@ def _tables(options: argparse.Namespace) -> dict[str, Rows]:
         *map(published.by_roofline, (True, False)),
         *published.as_measured(options.measured, options.measured_batch),
     ]
-    found = {
+    tables = {
         "profiles": profile_table(options.profiles, options.devices, options.bandwidth),
         "mixed": [row for source in sources for row in mixed_table(source.louder(options.messages), options.gigabits)],
     }
     print(f"\nthe paper, {FIGURE_9}")
-    return found
+    return tables
 
 
 def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float) -> Rows:
@@ -105,9 +105,9 @@ def profile_table(paths: Sequence[str], counts: Sequence[int], bandwidth: float)
     for name, profile in profiles:
         alone = sum(layer.time_s for layer in profile.layers)
         for count in counts:
-            found = {method: partition(profile, count, bandwidth, method) for method in METHODS}
-            costs = {method: stage_time(profile, each, count, bandwidth) for method, each in found.items()}
-            own = found["pipedream"]
+            partitions = {method: partition(profile, count, bandwidth, method) for method in METHODS}
+            costs = {method: stage_time(profile, each, count, bandwidth) for method, each in partitions.items()}
+            own = partitions["pipedream"]
             print(f"{name:<16}{count:>8}{_config(own):>12}{own.time:>10.5f}", end="")
             print(f"{alone / own.time:>9.2f}  ", end="")
             print("".join(f"{cost:>12.5f}" for cost in costs.values()), "", " ".join(stage[0] for stage in own.stages))
@@ -132,29 +132,35 @@ def mixed_table(source: published.Source, gigabits: Sequence[float]) -> Rows:
         devices = source.devices(published_row.counts)
         for gigabit in gigabits:
             bandwidth = gigabit * GIGABIT
-            found = {}
+            partitions = {}
             for method in SHOWN:
                 start = time.perf_counter()
-                found[method] = partition(profile, devices, bandwidth, method)
+                partitions[method] = partition(profile, devices, bandwidth, method)
                 searched[method] += time.perf_counter() - start
-            costs = {method: stage_time(profile, each, devices, bandwidth) for method, each in found.items()}
+            costs = {method: stage_time(profile, each, devices, bandwidth) for method, each in partitions.items()}
             theirs = as_published(profile, published_row, devices, bandwidth)
             same = {
-                "sparsepipe": found["sparsepipe"].assignment == published_row.assignment,
-                "exact": found["exact"].assignment == published_row.assignment,
-                "pipedream": _config(found["pipedream"]) == published_row.homogeneous,
+                "sparsepipe": partitions["sparsepipe"].assignment == published_row.assignment,
+                "exact": partitions["exact"].assignment == published_row.assignment,
+                "pipedream": _config(partitions["pipedream"]) == published_row.homogeneous,
             }
             published_ones.append(same["sparsepipe"])
             print(f"{sum(published_row.counts.values()):>4}{gigabit:>6g}  ", end="")
             for method in SHOWN:
-                print(f"{_config(found[method]):<11}{'=' if same[method] else ' '}{costs[method]:>9.5f}  ", end="")
+                print(f"{_config(partitions[method]):<11}{'=' if same[method] else ' '}{costs[method]:>9.5f}  ", end="")
             print(f"{costs['sparsepipe'] / costs['exact']:>5.3f}  {published_row.homogeneous:<11}", end="")
             alone = data_parallel(profile, devices, bandwidth)
             print(f"{published_row.heterogeneous:<11}{theirs:>9.5f}{alone:>10.5f}", end="")
-            print(f"{alone / costs['pipedream']:>7.2f}{alone / costs['sparsepipe']:>9.2f} ", _held(found["sparsepipe"]))
+            print(
+                f"{alone / costs['pipedream']:>7.2f}{alone / costs['sparsepipe']:>9.2f} ",
+                _held(partitions["sparsepipe"]),
+            )
             rows.append({"source": source.name, "gigabit": gigabit, "as_published": same, "time_s": costs})
             rows[-1]["data_parallel_s"] = alone
-            rows[-1] |= {"published_s": theirs, "stages": {method: _figures(each) for method, each in found.items()}}
+            rows[-1] |= {
+                "published_s": theirs,
+                "stages": {method: _figures(each) for method, each in partitions.items()},
+            }
     print(_why(source, published_ones))
     print("searched for " + ", ".join(f"{1e3 * searched[m] / len(rows):.1f} ms ({SHOWN[m]})" for m in SHOWN) + " a row")
     return rows
@@ -183,15 +189,20 @@ def data_parallel(profile: Profile, devices: Sequence[Device], bandwidth: float)
     return terms.time(staged([0, terms.size], [tuple(device.count for device in devices)]))
 
 
-def _config(found: StagePartition) -> str:
-    return "-".join(map(str, found.replicas))
+def _config(chosen: StagePartition) -> str:
+    return "-".join(map(str, chosen.replicas))
 
 
-def _held(found: StagePartition) -> str:
-    groups = [" + ".join(f"{count} {name}" for name, count in held.items()) for held in found.assignment]
-    edges = [0, *found.cuts, sum(map(len, found.stages))]
+def _held(chosen: StagePartition) -> str:
+    groups = [" + ".join(f"{count} {name}" for name, count in held.items()) for held in chosen.assignment]
+    edges = [0, *chosen.cuts, sum(map(len, chosen.stages))]
     return " ".join(f"({group}: {a}-{b - 1})" for group, (a, b) in zip(groups, pairwise(edges), strict=True))
 
 
-def _figures(found: StagePartition) -> dict[str, object]:
-    return {"cuts": found.cuts, "replicas": found.replicas, "assignment": found.assignment, "predicted_s": found.time}
+def _figures(chosen: StagePartition) -> dict[str, object]:
+    return {
+        "cuts": chosen.cuts,
+        "replicas": chosen.replicas,
+        "assignment": chosen.assignment,
+        "predicted_s": chosen.time,
+    }

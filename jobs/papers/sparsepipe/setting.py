@@ -90,9 +90,9 @@ class Source:
             return self
 
         def on(gpu: str) -> Profile:
-            found = self.on(gpu)
-            layers = [replace(layer, activation_bytes=factor * layer.activation_bytes) for layer in found.layers]
-            return Profile(layers, found.edges)
+            quiet = self.on(gpu)
+            layers = [replace(layer, activation_bytes=factor * layer.activation_bytes) for layer in quiet.layers]
+            return Profile(layers, quiet.edges)
 
         return Source(f"{self.name}, messages {factor:g} times as large", on)
 

@@ -89,12 +89,12 @@ class Row:
 
 def rows_of(results: Results, runs: Iterable[Run]) -> list[Row]:
     """A row for each variant that has finished runs among ``runs``, in their order."""
-    found: dict[str, dict[int, dict[str, Any]]] = {}
+    by_variant: dict[str, dict[int, dict[str, Any]]] = {}
     for run in runs:
         result = results.of(run)
         if result is not None:
-            found.setdefault(run.variant, {})[run.seed] = result
-    return [Row(variant, by_seed, found.get(BASELINE, {})) for variant, by_seed in found.items()]
+            by_variant.setdefault(run.variant, {})[run.seed] = result
+    return [Row(variant, by_seed, by_variant.get(BASELINE, {})) for variant, by_seed in by_variant.items()]
 
 
 def standard_error(values: Sequence[float]) -> float | None:

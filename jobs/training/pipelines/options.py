@@ -164,20 +164,20 @@ def pipelining_of(options: argparse.Namespace, ranks: int) -> Pipelining | None:
         if given:
             raise ScheduleError(f"--{given[0].replace('_', '-')} needs --pipeline SCHEDULE")
         return None
-    made = schedule(options.pipeline, 1, 1)
-    stages = _stages(options, ranks, made.chunks)
+    order = schedule(options.pipeline, 1, 1)
+    stages = _stages(options, ranks, order.chunks)
     replicas = options.replicas or (1,)
     replicas = per_stage_replicas("--replicas", replicas * stages if len(replicas) == 1 else replicas, stages)
-    if options.switch_after is not None and made.chunks > 1:
+    if options.switch_after is not None and order.chunks > 1:
         raise ScheduleError(
-            f"--switch-after: {options.pipeline} has {made.chunks} chunks on each rank and must keep them"
+            f"--switch-after: {options.pipeline} has {order.chunks} chunks on each rank and must keep them"
         )
     return Pipelining(
         schedule=options.pipeline,
         replicas=Placement(ranks, replicas).replicas,
-        chunks=made.chunks,
+        chunks=order.chunks,
         ppv=options.ppv,
-        microbatches=options.microbatches or (1 if made.asynchronous else stages),
+        microbatches=options.microbatches or (1 if order.asynchronous else stages),
         weights=options.weights,
         vertical_sync=bool(options.vertical_sync),
         batch_norm=options.running_statistics or "micro",

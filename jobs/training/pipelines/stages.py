@@ -52,8 +52,8 @@ def cuts_of(profile: Profile, starts: Sequence[str], replicas: Sequence[int], mo
     blocks = joined(profile, starts[1:])
     times = [layer.time_s for layer in blocks.layers]
     devices = [Device(f"part {index}", times=[t / count for t in times]) for index, count in enumerate(replicas)]
-    found = partition(blocks, devices, Machine.load(MACHINE).node.bandwidth_bytes_per_s, "bapipe")
-    return [blocks.layers[cut].name for cut in found.cuts]
+    stages = partition(blocks, devices, Machine.load(MACHINE).node.bandwidth_bytes_per_s, "bapipe")
+    return [blocks.layers[cut].name for cut in stages.cuts]
 
 
 def _starts(model: torch.nn.Module, graph: LayerGraph) -> Iterator[str]:

@@ -180,8 +180,8 @@ class PipelineTrainer(training.Training):
         self.model.eval()
         while turn := list(islice(batches, self.comm.size)):
             mine = turn[self.comm.rank : self.comm.rank + 1]
-            found = together(self.comm, partial(_computed, mine, compute), ModelError)
-            yield from zip(turn, self.comm.allgather(found), strict=False)
+            computed = together(self.comm, partial(_computed, mine, compute), ModelError)
+            yield from zip(turn, self.comm.allgather(computed), strict=False)
 
     def _by_name(self) -> dict[str, torch.nn.Parameter]:
         """The parameters that this rank's stage trains."""
@@ -195,8 +195,8 @@ class PipelineTrainer(training.Training):
         own = self.pipe.optimizer.state if self.pipe.optimizer is not None and self.pipe.replica == 0 else {}
         with watchdog.waiting(lambda: "collecting the optimizer state of all stages"):
             state = {name: _gathered(own[p]) for name, p in self._by_name().items() if p in own}
-            found = self.comm.gather(state, root=0)
-        self.optimizer.state.update({names[name]: state for each in found or [] for name, state in each.items()})
+            states = self.comm.gather(state, root=0)
+        self.optimizer.state.update({names[name]: state for each in states or [] for name, state in each.items()})
         super().start_saving(directory)
         self.optimizer.state.clear()
 

@@ -143,24 +143,24 @@ def _all(name: str, most: int | None) -> Iterator[Sample]:
         if hasattr(info, "module_cls"):
             yield from _of_module(info, most)
             continue
-        for number, found in enumerate(_drawn(info, most)):
-            yield _spelled(info, str(number), found, [info.op])
-            if info.inplace_variant is not None and _stays(found):
-                yield _spelled(info, f"{number} in place", found, [partial(_in_place, info.inplace_variant)])
-            if info.supports_out and "out" not in found.kwargs:
-                yield _spelled(info, f"{number} out=", found, [partial(_out, info.op)], finish=False)
+        for number, drawn in enumerate(_drawn(info, most)):
+            yield _spelled(info, str(number), drawn, [info.op])
+            if info.inplace_variant is not None and _stays(drawn):
+                yield _spelled(info, f"{number} in place", drawn, [partial(_in_place, info.inplace_variant)])
+            if info.supports_out and "out" not in drawn.kwargs:
+                yield _spelled(info, f"{number} out=", drawn, [partial(_out, info.op)], finish=False)
 
 
 def largest(name: str) -> Iterator[Sample]:
     """The first and the last of the largest samples of one operator, in all spellings; the first ones of a module."""
     for info in _databases()[name]:
         if hasattr(info, "module_cls"):
-            found = [replace(each, kinds=KINDS) for each in _of_module(info, MOST) if each.size()]
+            of_module = [replace(each, kinds=KINDS) for each in _of_module(info, MOST) if each.size()]
             for evaluated in (False, True):
-                yield from islice((each for each in found if each.option.endswith("eval") == evaluated), 1)
+                yield from islice((each for each in of_module if each.option.endswith("eval") == evaluated), 1)
             continue
         drawn = _drawn(info, MOST)
-        sizes = [_spelled(info, "", found, []).size() for found in drawn]
+        sizes = [_spelled(info, "", of_module, []).size() for of_module in drawn]
         biggest = [number for number, size in enumerate(sizes) if size and size == max(sizes)]
         spellings = [info, *info.aliases]
         ways = ("op", "method_variant", "operator_variant")
@@ -245,10 +245,10 @@ def _of_module(info: Any, most: int | None) -> Iterator[Sample]:
     for training in (True, False):
         seed()
         given = info.module_inputs_func(info, device="cpu", dtype=torch.float64, requires_grad=True, training=training)
-        for number, found in enumerate(list(islice(given, most))):
+        for number, given_sample in enumerate(list(islice(given, most))):
             option = f"{number}{'' if training else ' eval'}"
-            module = partial(_built, info.module_cls, found.constructor_input, training)
-            forward = found.forward_input
+            module = partial(_built, info.module_cls, given_sample.constructor_input, training)
+            forward = given_sample.forward_input
             yield Sample(f"nn.{info.module_cls.__name__}", option, _called, forward.args, forward.kwargs, module)
 
 

@@ -78,8 +78,8 @@ def _beside(lines: Sequence[Line]) -> str:
         ours, theirs = ({_name(line): line for line in here if line.family == each} for each in (FAMILY, DTENSOR))
         both = ours.keys() & theirs.keys()
         rows += [
-            [str(ranks), who, *_row([found[name] for name in both])]
-            for who, found in (("distconv", ours), ("DTensor", theirs))
+            [str(ranks), who, *_row([lines_of[name] for name in both])]
+            for who, lines_of in (("distconv", ours), ("DTensor", theirs))
         ]
         wrong.update(operator for operator, option in both if theirs[operator, option].verdict in _SILENT)
     named = ", ".join(f"`{operator}` ({count})" for operator, count in sorted(wrong.items()))

@@ -45,9 +45,9 @@ def described(lines: Sequence[Line]) -> list[str]:
     name = f"{lines[0].operator} {lines[0].option if len(options) == 1 else f'x {len(lines)}'}".strip()
     alike = {verdict: [line for line in lines if line.verdict is verdict] for verdict in Verdict}
     return [
-        f"{verdict.value:<14} {name}: {_where(found, len(found) == len(lines), len(options) == 1)}"
-        for verdict, found in alike.items()
-        if found
+        f"{verdict.value:<14} {name}: {_where(lines_of, len(lines_of) == len(lines), len(options) == 1)}"
+        for verdict, lines_of in alike.items()
+        if lines_of
     ]
 
 
