@@ -15,6 +15,12 @@ from distconv.errors import CaptureError
 
 CHOICES = ("auto", "on", "off")
 
+_WORTHWHILE = 100
+"""Steps to come from which on ``auto`` may pay: recording takes as long as a few."""
+
+_LONG_S = 1.0
+"""Seconds of a step from which on too little of it is Python's for ``auto`` to record it."""
+
 _MEASURED = 4
 """Steps of each kind that are measured, the first of which does not count."""
 
@@ -23,16 +29,22 @@ class Steps:
     """Takes steps by ``function``, captured as ``choice`` says; ``auto`` decides once, and says so in a line.
 
     Replays leave what eager steps leave, bit for bit, so that no number depends on the choice.
-    Collective over ``comm``.
+    Collective over ``comm``. ``to_come``: how many steps there are, asked at the first.
     """
 
-    def __init__(self, function: Callable[..., Any], choice: str, comm: MPI.Intracomm) -> None:
-        self._function, self._choice, self._comm = function, choice, comm
+    def __init__(
+        self, function: Callable[..., Any], choice: str, comm: MPI.Intracomm, to_come: Callable[[], int] | None = None
+    ) -> None:
+        self._function, self._choice, self._comm, self._to_come = function, choice, comm, to_come
         self._captured: Callable[..., Any] | None = None
         self._seconds: dict[str, list[float]] = {"eager": [], "captured": []}
 
     def __call__(self, *args: Any) -> Any:
         """What ``function`` returns and leaves."""
+        if self._to_come is not None:
+            few = self._to_come() < _WORTHWHILE
+            self._choice = "off" if self._choice == "auto" and few else self._choice
+            self._to_come = None
         if self._choice == "off":
             return self._function(*args)
         if self._choice == "on":
@@ -45,7 +57,7 @@ class Steps:
             self._decide("off", f"eager, since {error}")
             return self._function(*args)
         self._seconds[kind].append(time.perf_counter() - began)
-        if len(self._seconds["captured"]) == _MEASURED:
+        if len(self._seconds[kind]) == _MEASURED:
             self._compare()
         return found
 
@@ -56,9 +68,15 @@ class Steps:
 
     def _compare(self) -> None:
         """Decide by what the slowest rank took."""
-        medians = np.array([statistics.median(seconds[1:]) for seconds in self._seconds.values()])
+        medians = np.array([statistics.median(seconds[1:] or [0.0]) for seconds in self._seconds.values()])
         self._comm.Allreduce(MPI.IN_PLACE, medians, MPI.MAX)
         eager, captured = medians * 1e3
+        if not self._seconds["captured"]:
+            if eager >= _LONG_S * 1e3:
+                self._decide(
+                    "off", f"eager: one takes {eager:.1f} ms without the optimizer, of which little is Python's"
+                )
+            return
         choice = "on" if captured < eager else "off"
         taken = "captured" if choice == "on" else "eager"
         self._decide(choice, f"{taken}: a step without the optimizer takes {eager:.1f} ms, a replay {captured:.1f} ms")

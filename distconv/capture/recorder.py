@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -82,6 +83,8 @@ class Recorder(TorchDispatchMode):
         self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
         self._operations: dict[int, tuple[Any, Post | Sum]] = {}
         """By its id each message that is under way, and its entry."""
+        self._numbers = count()
+        """Of messages."""
         self._drawn: torch.Tensor | None = None
 
     # -- slots --------------------------------------------------------------------------------------------------------
@@ -275,7 +278,7 @@ class Recorder(TorchDispatchMode):
         into = [(peer, self.slot(tensor)) for peer, tensor in receives]
         for _, tensor in receives:
             self._save(tensor)
-        self._start(exchange, Post(self._line(), len(self.recording.entries), comm, out, into, what))
+        self._start(exchange, Post(self._line(), next(self._numbers), comm, out, into, what))
 
     def reduced(self, reduction: Any, comm: Any, tensor: torch.Tensor, op: Any, what: str) -> None:
         """The sum of ``tensor`` has been started in its memory."""
@@ -283,7 +286,7 @@ class Recorder(TorchDispatchMode):
             return
         slot = self.slot(tensor)
         self._save(tensor)
-        self._start(reduction, Sum(self._line(), len(self.recording.entries), comm, slot, op, what))
+        self._start(reduction, Sum(self._line(), next(self._numbers), comm, slot, op, what))
 
     def _start(self, operation: Any, entry: Post | Sum) -> None:
         self._operations[id(operation)] = operation, entry

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from mpi4py import MPI
 
 from distconv.communication.agreement import together
 from distconv.errors import DataError, GridError
 from distconv.grid import ProcessGrid
 from distconv.jobs.configuration.options_file import NAME, text_of
+from distconv.layers.models import MODELS
 from distconv.plan import Plan
 from distconv.whole_files import write_file
 
@@ -106,8 +108,9 @@ def train(options: argparse.Namespace, job: Job) -> int:
         make = job.pipeline if job.pipeline and isinstance(place, Pipelining) else job.trainer
         more = {name: getattr(options, name) for name in job.trainer_options}
         trainer = make(settings_of(options, job.settings), samples, place, device, **more)
-        if options.capture != "off":
-            trainer.capture(options.capture)
+        choice = capture_of(options, device)
+        if choice != "off":
+            trainer.capture(choice)
         if options.init_from is not None and not options.resume:
             trainer.begin_with(options.init_from)
         resumed = prepare(options, trainer)
@@ -122,6 +125,18 @@ def train(options: argparse.Namespace, job: Job) -> int:
             _report(trainer, metrics, outcome, job.examples(trainer, outcome), taken)
         trainer.close()
     return 0
+
+
+def capture_of(options: argparse.Namespace, device: torch.device | str) -> str:
+    """Whether steps are captured, where nothing is said about it.
+
+    Recording a step runs it a few times: of models of the user's own only if that is asked for, since their Python may
+    count calls, which nothing could put back.
+    """
+    if options.capture is not None:
+        return str(options.capture)
+    known = getattr(options, "model", None) in MODELS and torch.device(device).type == "cpu"
+    return "auto" if known and options.trace is None else "off"
 
 
 def _place_of(options: argparse.Namespace, comm: MPI.Intracomm, job: Job) -> ProcessGrid | Plan | Pipelining:

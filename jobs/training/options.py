@@ -167,9 +167,8 @@ def _add_run(parser: argparse.ArgumentParser, out: str) -> None:
     parser.add_argument(
         "--capture",
         choices=CHOICES,
-        default="off",
         help="replay steps that were recorded once, bit for bit (docs/capture.md); auto: where that is faster than the "
-        "first steps were (default: %(default)s)",
+        "first steps were (default: auto for reference models on CPUs, off for other models and with --trace)",
     )
     parser.add_argument(
         "--check-replicas-every",

@@ -242,7 +242,7 @@ class Trainer(Training):
         """
         if choice == "on" and self.settings.accumulate > 1:
             raise DistconvError("--capture on: steps of several parts (--accumulate) are not captured")
-        self.taken = Steps(self._differentiate, choice, self.comm)
+        self.taken = Steps(self._differentiate, choice, self.comm, lambda: self.steps - self.step_count)
 
     def _differentiate(self, inputs: torch.Tensor, labels: torch.Tensor, share: float = 1.0) -> torch.Tensor:
         """The ``share`` that the loss of a batch has, whose gradients are added to those of the parameters."""

@@ -29,6 +29,8 @@ from distconv.process.memory import bound, caching_allocators
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _LARGEST = (1 << 31) - 1
 """What mallopt can take."""
+_SYSTEM = {_MMAP_THRESHOLD: 32 << 20, _TRIM_THRESHOLD: 64 << 20, _MMAP_MAX: 65536}
+"""What glibc's own settings come to in a process with large blocks (mallopt(3))."""
 _MAPPED_BYTES = 1 << 20
 """Blocks from here on are mapped by themselves where there are huge pages."""
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -122,6 +124,19 @@ def _set() -> str:
         return "system"
     bound.Bound(lambda: trim(0), *bound.HEAP).start()
     return "heap"
+
+
+def give_back_freed() -> None:
+    """Let large blocks go back to the kernel as they are freed, as the C library has it, unless memory is to be kept.
+
+    For work in which what is kept for the next step would be beside the most that is in use.
+    """
+    global kind
+    if kind == "heap" and MALLOC.value() is None:
+        mallopt = ctypes.CDLL(None).mallopt
+        for parameter, value in _SYSTEM.items():
+            mallopt(parameter, value)
+        kind = "system"
 
 
 def _mapped() -> torch.Tensor:

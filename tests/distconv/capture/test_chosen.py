@@ -27,7 +27,7 @@ def test_a_training_leaves_the_same_whatever_is_chosen(comm, choice):
     equal(*found)
 
 
-@pytest.mark.parametrize(("eager_s", "replay_s", "taken"), [(3, 2, "captured"), (1, 2, "eager")])
+@pytest.mark.parametrize(("eager_s", "replay_s", "taken"), [(0.3, 0.2, "captured"), (0.1, 0.2, "eager")])
 def test_the_faster_kind_is_taken_and_said_once(comm, eager_s, replay_s, taken, monkeypatch, capsys):
     clock = [0.0]
     monkeypatch.setattr(chosen.time, "perf_counter", lambda: clock[0])
@@ -44,8 +44,26 @@ def test_the_faster_kind_is_taken_and_said_once(comm, eager_s, replay_s, taken, 
     kinds = [steps(1) for _ in range(11)]
     assert kinds == ["eager"] * 4 + ["captured"] * 4 + [taken] * 3
     said = capsys.readouterr().out
-    line = f"steps are {taken}: a step without the optimizer takes {eager_s}000.0 ms, a replay {replay_s}000.0 ms\n"
+    line = f"steps are {taken}: a step without the optimizer takes {eager_s * 1e3} ms, a replay {replay_s * 1e3} ms\n"
     assert said == (line if comm.rank == 0 else "")
+
+
+def test_long_steps_are_not_recorded_and_nor_are_a_few(comm, monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr(chosen.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(chosen, "capture", lambda *_, **__: pytest.fail("a step was recorded"))
+
+    def step(seconds):
+        clock[0] += seconds
+        return "eager"
+
+    long = Steps(step, "auto", comm, lambda: 1000)
+    assert [long(1.5) for _ in range(9)] == ["eager"] * 9
+    line = "steps are eager: one takes 1500.0 ms without the optimizer, of which little is Python's\n"
+    assert capsys.readouterr().out == (line if comm.rank == 0 else "")
+    few = Steps(step, "auto", comm, lambda: 99)
+    assert [few(0.1) for _ in range(9)] == ["eager"] * 9
+    assert capsys.readouterr().out == ""
 
 
 def test_what_cannot_be_recorded_is_taken_eagerly_and_said(comm, capsys):

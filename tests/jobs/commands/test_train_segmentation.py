@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,9 @@ def test_what_is_wrong_is_one_line(
 @pytest.mark.ranks(1, 2)
 @pytest.mark.parametrize("form", ["weights.pt", "weights.safetensors", "weights"])
 def test_averages_are_evaluated_predicted_with_exported_and_begun_with(
-    comm: Any, shared_tmp_path: Path, form: str
+    comm: Any, shared_tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # pictures take longer than the steps
     if form.endswith("safetensors"):
         pytest.importorskip("safetensors")
     path, out = written(shared_tmp_path / "a.h5", comm), shared_tmp_path / "out"

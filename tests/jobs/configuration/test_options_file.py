@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
 
+from distconv import checkpoint, cli
 from distconv.cli import Parser
 from distconv.jobs.configuration.options_file import add_config_arguments, mapping, text_of
 from distconv.jobs.training.options import add_training_arguments
 from distconv.jobs.training.training import Settings
+from tests.jobs.images import image_files
+from tests.jobs.mesh import mesh_files
+from tests.jobs.pointcloud.cloud_files import write_ours
+from tests.jobs.segmentation.label_maps import written
+from tests.jobs.sequence.sound_files import write_file
 
 
 def parser() -> argparse.ArgumentParser:
@@ -70,3 +80,84 @@ def test_arguments_are_a_mapping() -> None:
     made = argparse.ArgumentParser()
     add_config_arguments(made)
     assert made.parse_args(["--print_config"]).print_config
+
+
+def mesh_data(comm: Any, folder: Path) -> Path:
+    return mesh_files.written(folder / "mesh.h5", comm)
+
+
+def image_data(comm: Any, folder: Path) -> Path:
+    return image_files.written(comm, folder)
+
+
+def sequence_data(comm: Any, folder: Path) -> Path:
+    return image_files.written(comm, folder, lambda place: write_file(place / "sounds.h5")) / "sounds.h5"
+
+
+def cloud_data(comm: Any, folder: Path) -> Path:
+    return image_files.written(comm, folder, lambda place: write_ours(place / "clouds.h5")) / "clouds.h5"
+
+
+def label_maps(comm: Any, folder: Path) -> Path:
+    return written(folder / "maps.h5", comm)
+
+
+TRAININGS: dict[str, tuple[Any, str, str]] = {
+    "mesh": (mesh_data, "{width: 2, batch: 3}", "h"),
+    "classify": (image_data, "{model: lenet5, batch: 8, augment: 'crop,flip'}", "h"),
+    "sequence": (sequence_data, "{width: 3, batch: 4}", "w"),
+    "pointcloud": (cloud_data, "{width: 2, batch: 2, resolution: 16, points: 30, keep: 0.8}", "d"),
+    "segmentation": (
+        label_maps,
+        "{model: 'tests.jobs.segmentation.label_maps:net', width: 2, batch: 2, accumulate: 2, ignore_label: 255, "
+        "crop: 'h=8,w=8', mirror: hw, class_weights: balanced}",
+        "h",
+    ),
+}
+OPTIONS = """
+optimizer: AdamW
+optimizer_args: {betas: [0.9, 0.95], weight_decay: 0.02}
+scheduler: OneCycleLR
+scheduler_args: {pct_start: 0.5}
+lr: 0.01
+clip_norm: 1.0
+ema: 0.9
+steps: 3
+seed: 5
+"""
+
+
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize("task", TRAININGS)
+def test_a_run_from_its_saved_file_is_the_same_bit_for_bit(
+    comm: Any, shared_tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)  # pictures take longer than the steps
+    data, own, axis = TRAININGS[task]
+    path = data(comm, shared_tmp_path)
+    if comm.rank == 0:
+        text = OPTIONS + yaml.safe_dump(yaml.safe_load(own)) + f"data: {path}\n"
+        (shared_tmp_path / "a.yaml").write_text(text)
+    comm.Barrier()
+    first, again = shared_tmp_path / "first", shared_tmp_path / "again"
+    at = ["train", task, "--config", str(shared_tmp_path / "a.yaml"), "--grid", f"{axis}={comm.size}"]
+    assert cli.main([*at, "--out", str(first)]) == 0
+    assert cli.main(["train", task, "--config", str(first / "config.yaml"), "--out", str(again)]) == 0
+    comm.Barrier()
+    steps = [
+        [line for line in map(json.loads, (out / "metrics.jsonl").read_text().splitlines()) if "lr" in line]
+        for out in (first, again)
+    ]
+    numbers = [[(line["step"], line["loss"], line["lr"]) for line in lines] for lines in steps]
+    assert len(numbers[0]) == 3 and numbers[0] == numbers[1]
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], 0.01)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=3, pct_start=0.5)
+    rates = []
+    for _ in range(3):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    assert [rate for _, _, rate in numbers[0]] == pytest.approx(rates, rel=1e-12)
+    one, other = (checkpoint.load(out / "checkpoints" / "step-000003", comm).tensors for out in (first, again))
+    assert one.keys() == other.keys() and any(name.startswith("average/") for name in one)
+    assert all(torch.equal(one[name], other[name]) for name in one)

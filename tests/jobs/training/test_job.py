@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 import distconv as dc
-from distconv.jobs.training.job import Job, Outcome, train
+from distconv.jobs.training.job import Job, Outcome, capture_of, train
 from distconv.jobs.training.settings import Settings
 from tests.distconv.layouts import raises_everywhere
 from tests.jobs.training.stand_in import StandIn
@@ -99,6 +99,22 @@ def test_a_job_opens_trains_judges_and_closes_in_this_order(
     found = json.loads(summary.read_text())
     assert (found["worth"], found["steps"]) == (7, 6) and 0 <= found["training_s"] <= found["total_s"]
     assert ("announced, resumed False" in capsys.readouterr().out) == (comm.rank == 0)
+
+
+@pytest.mark.parametrize(
+    ("given", "choice"),
+    [
+        ({}, "auto"),
+        ({"capture": "off"}, "off"),
+        ({"capture": "on", "model": "mine:Model"}, "on"),
+        ({"model": "mine:Model"}, "off"),
+        ({"trace": range(3)}, "off"),
+        ({"device": "cuda:0"}, "off"),
+    ],
+)
+def test_steps_of_reference_models_are_captured_where_nothing_is_said(given: dict[str, Any], choice: str) -> None:
+    options = Namespace(**{"capture": None, "model": "unet", "trace": None} | given)
+    assert capture_of(options, given.get("device", "cpu")) == choice
 
 
 @pytest.mark.ranks(2)

@@ -188,3 +188,18 @@ def test_a_process_to_come_gets_an_allocator_that_is_installed(monkeypatch, tmp_
     found = allocator.environment("jemalloc")
     assert found["LD_PRELOAD"] == str(tmp_path / "libjemalloc.so.2") and "decay_ms:-1" in found["MALLOC_CONF"]
     assert allocator.environment("tcmalloc") == {}
+
+
+def test_what_is_kept_by_default_may_go_back_as_the_c_library_has_it(told, kernel, monkeypatch):
+    kernel("never [never]")
+    assert allocator.keep_memory(2) == "heap"
+    told.calls.clear()
+    allocator.give_back_freed()  # DISTCONV_MALLOC=1: it was asked for
+    assert (allocator.kind, told.calls) == ("heap", [])
+    monkeypatch.setattr(allocator, "MALLOC", SimpleNamespace(value=lambda: None))
+    allocator.give_back_freed()
+    assert allocator.kind == "system"
+    assert told.calls == [(MMAP_THRESHOLD, 32 * MEGABYTE), (TRIM_THRESHOLD, 64 * MEGABYTE), (MMAP_MAX, 65536)]
+    told.calls.clear()
+    allocator.give_back_freed()
+    assert told.calls == []
