@@ -172,7 +172,7 @@ def test_the_package_runs_as_a_module() -> None:
     assert "data mesh  " not in finished.stdout
 
 
-@pytest.mark.parametrize(("group", "names"), [("verify", 7), ("reproduce", 6), ("train", 4)])
+@pytest.mark.parametrize(("group", "names"), [("verify", 7), ("reproduce", 6), ("train", 5)])
 def test_a_group_lists_its_commands_and_examples_alone(
     capsys: pytest.CaptureFixture[str], group: str, names: int
 ) -> None:

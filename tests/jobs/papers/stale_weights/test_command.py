@@ -148,8 +148,8 @@ def test_an_experiment_that_was_stopped_makes_only_the_runs_that_are_missing(fol
     out = capsys.readouterr().out
     assert "5 of 5 runs are to be made" in out and "1 of 5 runs are to be made" in out
     lines = (folder / "r.jsonl").read_text().splitlines()
-    assert len(lines) == 5
-    again, before = json.loads(lines[4]), json.loads(first.splitlines()[3])
+    assert len(lines) == 6
+    again, before = json.loads(lines[5]), json.loads(first.splitlines()[4])
     assert again["run"] == before["run"] and again["result"]["curve"] == before["result"]["curve"]
     assert (folder / "r.png").stat().st_size > 0
 
