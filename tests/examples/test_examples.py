@@ -6,8 +6,8 @@ For the plain run distconv's functions are replaced by ones that do nothing; bot
 from __future__ import annotations
 
 import difflib
-import os
 import runpy
+import socket
 import sys
 import types
 from collections.abc import Iterator
@@ -105,7 +105,10 @@ def test_ranks_compute_what_plain_torch_does(comm: Any, name: str, run: Any, mon
 def test_the_ported_script_trains_as_the_one_with_ddp(
     comm: Any, run: Any, grid: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(comm.bcast(29500 + os.getpid() % 4000))}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = comm.bcast(free.getsockname()[1])
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     for variable, value in {**address, "RANK": comm.rank, "WORLD_SIZE": comm.size, "LOCAL_RANK": comm.rank}.items():
         monkeypatch.setenv(variable, str(value))
     ddp = run("classify_ddp")
