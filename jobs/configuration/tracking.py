@@ -5,6 +5,7 @@ What an interrupted run has written is written anew, as far as it is resumed: tr
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -15,6 +16,8 @@ from distconv.errors import DataError
 
 FOLDER = "tensorboard"
 DATABASE = "mlflow.db"
+_OURS = "distconv-"
+"""How the ids of our runs begin, by which those of others in the same folder are told apart."""
 
 
 class Tracker(ABC):
@@ -77,8 +80,11 @@ class MLflow(Tracker):
         from mlflow.entities import Metric
         from mlflow.tracking import MlflowClient
 
+        place = (folder / DATABASE).absolute()
+        if place.is_symlink():
+            raise DataError(f"--track mlflow: {place} is a link, whose database may have runs of others; remove it")
         self._metric = Metric
-        self._client = MlflowClient(tracking_uri=f"sqlite:///{(folder / DATABASE).absolute()}")
+        self._client = MlflowClient(tracking_uri=f"sqlite:///{place}")
         present = self._client.get_experiment_by_name("distconv")
         artifacts = (folder / "mlflow").absolute().as_uri()
         experiment = present.experiment_id if present else self._client.create_experiment("distconv", artifacts)
@@ -102,12 +108,19 @@ class WandB(Tracker):
         import wandb
 
         if not (folder / "wandb").is_symlink():
-            for earlier in (folder / "wandb").glob("offline-run-*"):
+            for earlier in (folder / "wandb").glob(f"offline-run-*-{_OURS}*"):
                 shutil.rmtree(earlier)
         settings = wandb.Settings(
             silent=True, console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True, save_code=False
         )
-        self._run = wandb.init(dir=str(folder), mode="offline", project="distconv", name=folder.name, settings=settings)
+        self._run = wandb.init(
+            dir=str(folder),
+            mode="offline",
+            project="distconv",
+            name=folder.name,
+            id=f"{_OURS}{secrets.token_hex(4)}",
+            settings=settings,
+        )
 
     def _add(self, numbers: Mapping[str, float], step: int) -> None:
         self._run.log(dict(numbers), step=step)
@@ -131,10 +144,14 @@ def tracker(name: str, folder: Path, lines: Iterable[Mapping[str, Any]]) -> Trac
     Raises
     ------
     DataError
-        If what it needs is not installed.
+        If what it needs is not installed, or cannot begin there.
     """
     kind, package = _KINDS[name]
     try:
         return kind(folder, lines)
     except ImportError as error:
         raise DataError(f"--track {name}: it is not installed: pip install {package}") from error
+    except OSError:
+        raise
+    except Exception as error:  # whatever such a package raises: other ranks wait for this one
+        raise DataError(f"--track {name}: {' '.join(f'{error}'.split()) or type(error).__name__}") from error

@@ -77,7 +77,7 @@ class Run:
 
 
 def of_wandb(folder: Path) -> Scalars:
-    (place,) = (folder / "wandb").glob("offline-run-*")
+    (place,) = (folder / "wandb").glob("offline-run-*-distconv-*")
     assert (place / "finished").exists()
     found: Scalars = {}
     for step, numbers in map(json.loads, (place / "log").read_text().splitlines()):
@@ -86,10 +86,10 @@ def of_wandb(folder: Path) -> Scalars:
     return found
 
 
-def init(*, dir: str, mode: str, project: str, name: str, settings: Any) -> Run:
+def init(*, dir: str, mode: str, project: str, name: str, id: str, settings: Any) -> Run:
     assert mode == "offline"
     place = Path(dir) / "wandb"
-    return Run(place / f"offline-run-{len(list(place.glob('*')))}-{id(settings)}")
+    return Run(place / f"offline-run-{len(list(place.glob('*')))}-{id}")
 
 
 def installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,11 +31,14 @@ def test_a_run_that_goes_on_has_each_scalar_once(tmp_path: Path, name: str, monk
     for place in ("tensorboard", "wandb"):
         (tmp_path / place).mkdir(exist_ok=True)
         (tmp_path / place / "notes.txt").write_text("of a user")
+    others = tmp_path / "wandb" / "offline-run-20260101_000000-x1y2z3w4"
+    others.mkdir()
     second = tracker(name, tmp_path, lines[:2])  # resumed from step 2
     for line in (*lines[2:], {"step": 4, "evaluation": "test", "accuracy": 1}):
         second.write(line)
     second.close()
     assert all((tmp_path / place / "notes.txt").read_text() == "of a user" for place in ("tensorboard", "wandb"))
+    assert others.is_dir()
     scalars = {"tensorboard": of_tensorboard, "mlflow": of_mlflow, "wandb": of_wandb}[name](tmp_path)
     assert scalars == {"loss": [(line["step"], line["loss"]) for line in lines], "test/accuracy": [(4, 1.0)]}
 
@@ -47,3 +50,23 @@ def test_what_is_not_installed_is_named(
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(DataError, match=f"--track {name}: it is not installed: pip install {name}"):
         tracker(name, tmp_path, [])
+
+
+def test_a_database_of_others_is_not_written_through_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch)
+    (tmp_path / "mlflow.db").symlink_to(tmp_path / "central.db")
+    with pytest.raises(DataError, match=r"--track mlflow: .*mlflow.db is a link"):
+        tracker("mlflow", tmp_path, [])
+
+
+def test_what_a_tracker_cannot_do_is_an_error_of_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refused(Exception):
+        pass
+
+    def refuse(**_: object) -> None:
+        raise Refused("no room\nleft")
+
+    installed(monkeypatch)
+    monkeypatch.setattr(sys.modules["wandb"], "init", refuse)
+    with pytest.raises(DataError, match="--track wandb: no room left"):
+        tracker("wandb", tmp_path, [])
