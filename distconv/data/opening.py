@@ -87,7 +87,7 @@ def has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
         except OSError:
             return False
 
-    present: bool = comm.bcast(look() if comm.rank == 0 else None)
+    present: bool = comm.bcast(together(comm, lambda: look() if comm.rank == 0 else False, DataError))
     return present
 
 

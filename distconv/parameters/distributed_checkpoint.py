@@ -112,7 +112,7 @@ class _Metadata(pickle.Unpickler):
 class _Reader(filesystem.FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
         """Those of the folder; files that they name lie in it."""
-        with open_regular(Path(self.path) / METADATA) as file:
+        with open_regular(Path(self.path) / METADATA, follow_links=False) as file:
             described = _Metadata(file).load()
         for name in {each.relative_path for each in described.storage_data.values()}:
             if Path(name).name != name:
