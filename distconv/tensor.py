@@ -23,7 +23,6 @@ _BELOW = (
     "call the Python function, x.to(dtype), or gather it first"
 )
 
-
 Strides = tuple[int, ...] | None
 _DATA = vars(torch._C.TensorBase)["data"]
 
@@ -142,16 +141,12 @@ class DistTensor(torch.Tensor):
         """The device of ``local``."""
         return self._local.device
 
-    @property
-    def ndim(self) -> int:  # type: ignore[override]
-        """How many dimensions it has."""
-        return len(self._shape)
-
     def dim(self) -> int:
         """How many dimensions it has."""
         return len(self._shape)
 
     ndimension = dim
+    ndim = property(dim)
 
     def size(self, dim: int | None = None) -> Any:
         """The global shape, or the global extent of ``dim``."""
@@ -240,8 +235,7 @@ class DistTensor(torch.Tensor):
         UnsupportedOperation
             If it is set to a tensor of another shape or on another device.
         """
-        data: DistTensor = dispatch.operator_for(_DATA.__get__)(self)
-        return data
+        return dispatch.operator_for(_DATA.__get__)(self)  # type: ignore[no-any-return]
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
@@ -284,8 +278,7 @@ class DistTensor(torch.Tensor):
 
     def requires_grad_(self, requires_grad: bool = True) -> DistTensor:
         """Itself, from now on with gradients or without."""
-        self.local.requires_grad_(requires_grad)
-        mark_leaf(self.local, (self.dist, self.shape))
+        self.requires_grad = requires_grad
         return self
 
     @property

@@ -106,7 +106,7 @@ def in_order(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> It
         return
     ordered = MPI.Intracomm(comm.Split(0, _place(comm, kind, wanted)))
     yield ordered
-    ordered.Free()
+    ordered.Free()  # not behind an error: that may be this rank's alone, and others would be waited for
 
 
 def _place(comm: MPI.Intracomm, kind: str | None, wanted: Sequence[str]) -> int:
