@@ -53,8 +53,8 @@ def layer_of(modules: list[torch.nn.Module]) -> str:
     """
     names = []
     for outer, inner in pairwise(modules):
-        names_of = (name for name, module in outer.named_modules() if module is inner)
-        names.append(next(names_of, type(inner).__name__))
+        matching = (name for name, module in outer.named_modules() if module is inner)
+        names.append(next(matching, type(inner).__name__))
     kind = type(modules[-1]).__name__
     return f"{'.'.join(names)!r} ({kind})" if names else kind
 

@@ -50,10 +50,10 @@ class Halo:
 def largest_halo(graph: LayerGraph, prediction: Prediction, ranks: int, per_node: int) -> Halo | None:
     """Of the convolutions under a plan; None where none has a halo and two spatial dimensions."""
     halos = [
-        each_halo
+        one
         for name, layer in prediction.layers.items()
         for op in graph.by_layer.get(name, ())
-        for each_halo in _halo_of(op, Parts.of(layer.parts, ranks, per_node))
+        for one in _halo_of(op, Parts.of(layer.parts, ranks, per_node))
     ]
     return max(halos, key=lambda each: each.elements, default=None)
 

@@ -70,13 +70,13 @@ def process(options: argparse.Namespace, graph: LayerGraph, strategy: Strategy, 
         name: Parts.of(layer.parts, options.ranks, machine.ranks_per_node)
         for name, layer in strategy.prediction.layers.items()
     }
-    memory_of = process_memory(graph, grids, strategy.prediction, packages_bytes(options.model))
-    fits = "fits" if memory_of.fits(memory) else "does not fit"
+    taken = process_memory(graph, grids, strategy.prediction, packages_bytes(options.model))
+    fits = "fits" if taken.fits(memory) else "does not fit"
     return (
-        f"  where ranks compute on CPUs, a process takes {memory_of.total / 1e9:.4g} GB: "
-        f"tensors {memory_of.tensors / 1e9:.4g}, libraries and MPI {memory_of.libraries / 1e9:.4g}, "
-        f"inside convolutions {memory_of.convolutions / 1e9:.4g}, "
-        f"free in the heap {memory_of.holes / 1e9:.4g}; {fits} into {memory / 1e9:.4g} GB with {MARGIN:.0%} to spare"
+        f"  where ranks compute on CPUs, a process takes {taken.total / 1e9:.4g} GB: "
+        f"tensors {taken.tensors / 1e9:.4g}, libraries and MPI {taken.libraries / 1e9:.4g}, "
+        f"inside convolutions {taken.convolutions / 1e9:.4g}, "
+        f"free in the heap {taken.holes / 1e9:.4g}; {fits} into {memory / 1e9:.4g} GB with {MARGIN:.0%} to spare"
     )
 
 

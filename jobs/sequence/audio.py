@@ -80,12 +80,10 @@ def _of_file(path: Path) -> Recordings:
     with file:
 
         def numbers(name: str, kinds: str) -> NDArray[Any]:
-            numbers_of = values(file, name, path, state.size)
-            if numbers_of.ndim != 1 or numbers_of.dtype.kind not in kinds:
-                raise DataError(
-                    f"{path}: {name!r} is {numbers_of.dtype} {numbers_of.shape} but must be a row of {_KINDS[kinds]}"
-                )
-            return numbers_of
+            row = values(file, name, path, state.size)
+            if row.ndim != 1 or row.dtype.kind not in kinds:
+                raise DataError(f"{path}: {name!r} is {row.dtype} {row.shape} but must be a row of {_KINDS[kinds]}")
+            return row
 
         missing = [name for name in ("audio", "offset", "label") if own_place(file, name) is None]
         if missing or "sample_rate" not in file.attrs:

@@ -57,13 +57,13 @@ def balanced_cuts(stages: Stages, price: float = 0.0) -> list[int] | None:
 def emptiest_cuts(stages: Stages) -> list[int]:
     """The cuts whose fullest stage fills its devices least: where these do not fit, none do."""
     edges = stages.setting.terms.edges
-    stages_of = cheapest(
+    emptiest = cheapest(
         stages.size,
         _moves(stages),
         lambda move: stages.needed(move.before[0], edges[:, None], edges[None, :]) / stages.rooms[move.before[0]],
         lambda move: np.zeros(stages.size + 1),
     )
-    cuts = _cuts(stages_of)
+    cuts = _cuts(emptiest)
     assert cuts is not None  # there are at least as many layers as stages
     return cuts
 

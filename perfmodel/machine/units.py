@@ -67,10 +67,10 @@ def number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
     try:
-        value_of = float(value)
+        amount = float(value)
     except OverflowError:
         return None
-    return value_of if 0.0 <= value_of < math.inf else None
+    return amount if 0.0 <= amount < math.inf else None
 
 
 def written(value: float, kind: str) -> str:
@@ -121,10 +121,10 @@ class Section:
     def quantity(self, key: str, kind: str) -> float:
         """A positive quantity, in base units."""
         value = self.content[key]
-        value_of = parsed(value, kind) if isinstance(value, str) else None
-        if value_of is None:
+        amount = parsed(value, kind) if isinstance(value, str) else None
+        if amount is None:
             raise self.wrong(key, f"{kind} (units: {', '.join(UNITS[kind])})")
-        return value_of
+        return amount
 
     def count(self, key: str) -> int:
         """A positive whole number."""

@@ -195,8 +195,8 @@ def _from_json(text: str) -> Profile:
 
 def _mapping(content: object, where: str, keys: Sequence[str]) -> Mapping[str, Any]:
     if not isinstance(content, dict) or set(content) != set(keys):
-        keys_found = f"the keys {', '.join(content) or 'none'}" if isinstance(content, dict) else repr(content)
-        raise ProfileError(f"profile: {where}: found {short(keys_found, 80)}, expected a mapping of {', '.join(keys)}")
+        actual = f"the keys {', '.join(content) or 'none'}" if isinstance(content, dict) else repr(content)
+        raise ProfileError(f"profile: {where}: found {short(actual, 80)}, expected a mapping of {', '.join(keys)}")
     return content
 
 

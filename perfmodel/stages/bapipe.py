@@ -172,9 +172,9 @@ class Chain:
     def tuned(self, cuts: Sequence[int]) -> list[int]:
         """Cuts that fit the memory, if there are any, near ``cuts`` if moving those is enough."""
         allowed = range(1, self.terms.size)
-        cuts_of = self.improved(cuts, allowed)
-        if not excess(self.terms, self.stages(cuts_of)):
-            return cuts_of
+        tuned_cuts = self.improved(cuts, allowed)
+        if not excess(self.terms, self.stages(tuned_cuts)):
+            return tuned_cuts
         moves = chain(self.counts)
         emptiest = least_memory(self.terms, moves)
         assert emptiest is not None

@@ -141,12 +141,12 @@ def chosen(
     DataError
         If there is no operator of one of these names.
     """
-    operators_of = {case.operator for cases in TABLE.values() for case in cases}
-    if not set(operators or ()) <= operators_of or not set(families) <= set(TABLE):
-        operators_of.update(samples.names())
-    unknown = sorted(name for name in operators or () if not any(_asked(each, [name]) for each in operators_of))
+    there = {case.operator for cases in TABLE.values() for case in cases}
+    if not set(operators or ()) <= there or not set(families) <= set(TABLE):
+        there.update(samples.names())
+    unknown = sorted(name for name in operators or () if not any(_asked(each, [name]) for each in there))
     if unknown:
-        raise DataError(f"the table has no operator {unknown[0]!r}; it has {', '.join(sorted(operators_of))}")
+        raise DataError(f"the table has no operator {unknown[0]!r}; it has {', '.join(sorted(there))}")
     for family in families:
         for case in TABLE.get(family, ()):
             if _asked(case.operator, operators):

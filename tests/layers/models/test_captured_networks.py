@@ -1,4 +1,4 @@
-"""Networks train with captured steps as they do without: losses, gradients, weights and buffers, bit for bit."""
+"""Networks train with captured steps as they do without: losses, and all that is left, bit for bit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def every() -> Iterator[Any]:
 
 
 def trained(model: nn.Module, images: list[torch.Tensor], optimizer: Any, captured: bool) -> list[Any]:
-    """Losses and gradients of all steps, and what they have left."""
+    """Losses of all steps, and what they have left: gradients, weights and buffers."""
     torch.manual_seed(7)  # for dropout and stochastic depth
     opt = optimizer(model.parameters())
 
