@@ -60,6 +60,15 @@ def test_what_is_none_is_refused_and_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "exploded").exists()
 
 
+def test_metadata_lie_in_the_folder(tmp_path: Path) -> None:
+    write(STATE, tmp_path / "a")
+    path = tmp_path / "a" / METADATA
+    path.rename(tmp_path / "metadata")
+    path.symlink_to(tmp_path / "metadata")
+    with pytest.raises(OSError, match="it is a link"):
+        read(tmp_path / "a")
+
+
 @pytest.mark.parametrize("change", ["link", "elsewhere"])
 def test_files_lie_in_the_folder(tmp_path: Path, change: str) -> None:
     write(STATE, tmp_path / "a")
