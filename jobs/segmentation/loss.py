@@ -27,38 +27,46 @@ class SegmentationLoss:
 
     def __call__(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The loss, a scalar."""
-        valid = None if self.ignore is None else (labels != self.ignore).to(logits.dtype)
+        return self.of(*self.sums(logits, labels))
+
+    def sums(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the loss is made of; of several batches these add up to what they are of all samples at once.
+
+        They are the entropy and its weight, scalars, and with ``dice`` for each class (C) the probabilities where it
+        is, and those everywhere plus its places.
+        """
+        valid = None if self.ignore is None else (labels != self.ignore).to(logits.dtype).unsqueeze(1)
         if self.classes == 1:
-            logits = logits.squeeze(1)
-            labels = labels if valid is None else labels * valid
-            entropy, probabilities, there = _binary(logits, labels, valid), torch.sigmoid(logits), labels
-            dims = None
+            there = labels.unsqueeze(1) if valid is None else labels.unsqueeze(1) * valid
+            entropy = F.binary_cross_entropy_with_logits(logits, there, valid, reduction="sum")
+            weight = logits.new_full((), labels.numel()) if valid is None else valid.sum()
         else:
-            entropy = self._entropy(logits, labels)
-            if not self.dice:
-                return entropy
+            entropy, weight = self._entropy(logits, labels)
+        if not self.dice:
+            return entropy, weight
+        if self.classes == 1:
+            probabilities = torch.sigmoid(logits)
+        else:
             probabilities = torch.softmax(logits, 1)
             numbers = torch.arange(self.classes, device=logits.device).reshape(-1, *(1,) * (logits.dim() - 2))
             there = (labels.unsqueeze(1) == numbers).to(logits.dtype)
-            valid = None if valid is None else valid.unsqueeze(1)
-            dims = (0, *range(2, logits.dim()))
-        if not self.dice:
-            return entropy
         if valid is not None:
             probabilities = probabilities * valid
-        dice = (2 * (probabilities * there).sum(dims) + 1) / (probabilities.sum(dims) + there.sum(dims) + 1)
-        return entropy + 1 - dice.mean()
+        dims = (0, *range(2, logits.dim()))
+        return entropy, weight, (probabilities * there).sum(dims), probabilities.sum(dims) + there.sum(dims)
 
-    def _entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if self.ignore is None:
-            return F.cross_entropy(logits, labels, self.weights)
-        total = F.cross_entropy(logits, labels, self.weights, ignore_index=self.ignore, reduction="sum")
+    def of(self, entropy: torch.Tensor, weight: torch.Tensor, *dice: torch.Tensor) -> torch.Tensor:
+        """The loss of the samples with these :meth:`sums`."""
+        mean = entropy / torch.where(weight > 0, weight, 1)
+        if not dice:
+            return mean
+        overlap, sizes = dice
+        return mean + 1 - ((2 * overlap + 1) / (sizes + 1)).mean()
+
+    def _entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        index = {} if self.ignore is None else {"ignore_index": self.ignore}
+        total = F.cross_entropy(logits, labels, self.weights, **index, reduction="sum")
+        if self.weights is None and self.ignore is None:
+            return total, logits.new_full((), labels.numel())
         ones = -torch.ones_like(logits.detach())
-        weight = F.nll_loss(ones, labels, self.weights, ignore_index=self.ignore, reduction="sum")
-        return total / torch.where(weight > 0, weight, 1)
-
-
-def _binary(logits: torch.Tensor, labels: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
-    if valid is None:
-        return F.binary_cross_entropy_with_logits(logits, labels)
-    return F.binary_cross_entropy_with_logits(logits, labels, valid, reduction="sum") / valid.sum().clamp(min=1)
+        return total, F.nll_loss(ones, labels, self.weights, **index, reduction="sum")

@@ -17,6 +17,7 @@ from distconv.jobs.training import training
 from distconv.jobs.training.accumulation import accumulated
 from distconv.jobs.training.model_factory import ModelError, build_segmenter
 from distconv.layers.models import MODELS
+from distconv.placement import gather
 from distconv.plan import Plan
 from distconv.tensor import DistTensor
 
@@ -83,6 +84,10 @@ class SegmentationTraining(training.Trainer):
         ModelError
             If the network does not give logits for each class and place.
         """
+        self._check_outputs(outputs, labels)
+        return self.criterion(outputs, labels)
+
+    def _check_outputs(self, outputs: torch.Tensor, labels: torch.Tensor) -> None:
         wanted = (labels.shape[0], self.samples.classes, *labels.shape[1:])
         if not isinstance(outputs, torch.Tensor) or tuple(outputs.shape) != wanted:
             shape = tuple(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
@@ -90,7 +95,6 @@ class SegmentationTraining(training.Trainer):
                 f"--model {self.settings.model} gives {shape} for labels {tuple(labels.shape)}; a segmentation network "
                 f"gives (samples, classes, ...), here {wanted}"
             )
-        return self.criterion(outputs, labels)
 
     def predictions(self, group: str) -> Iterator[tuple[Batch, DistTensor]]:
         """Batches of a group in the file's order, whole and as they are, with :meth:`predicted`. Collective."""
@@ -143,17 +147,21 @@ class Trainer(SegmentationTraining):
         }
 
     def evaluate(self, group: str) -> tuple[Scores, float]:
-        """The scores on a group, and the mean of its batches' losses by their samples. Collective."""
-        confusion, total, samples = Confusion(self.samples.classes, self.samples.ignore), 0.0, 0
+        """The scores on a group, and its loss as if its samples were one mini-batch. Collective.
+
+        So the loss is the same on every grid, whose ``n`` bounds how few samples are evaluated at once.
+        """
+        confusion, sums = Confusion(self.samples.classes, self.samples.ignore), []
         for batch, logits in self.predictions(group):
-            labels = batch.tensors[1]
-            total += len(batch.samples) * float(self.loss(logits, training.beside(labels, logits)))
-            samples += len(batch.samples)
+            labels = training.beside(batch.tensors[1], logits)
+            self._check_outputs(logits, labels)
+            sums.append([gather(part).double().cpu() for part in self.criterion.sums(logits, labels)])
             called = called_classes(logits)
-            here = labels.redistribute(called.dist).local
+            here = batch.tensors[1].redistribute(called.dist).local
             if counts_here(called.dist):
                 confusion.add(called.local.cpu().numpy(), here.cpu().numpy())
-        return confusion.sum_over(self.comm), total / samples
+        loss = self.criterion.of(*(torch.stack(parts).sum(0) for parts in zip(*sums, strict=True)))
+        return confusion.sum_over(self.comm), float(loss)
 
 
 def called_classes(logits: DistTensor) -> DistTensor:
