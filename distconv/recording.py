@@ -16,17 +16,19 @@ import torch
 class Recorder(Protocol):
     """What records a step."""
 
-    def posted(self, exchange: Any, comm: Any, sends: Sequence[Any], receives: Sequence[Any], what: str) -> None:
-        """Messages (peer, tensor) have been posted."""
+    def posted(
+        self, exchange: Any, comm: Any, sends: Sequence[Any], receives: Sequence[Any], what: str, *, channel: Any
+    ) -> None:
+        """Messages (peer, tensor) have been posted, by MPI or a ``channel`` of process groups."""
 
     def waited(self, operation: Any) -> None:
         """An exchange, or a reduction, is about to be waited for."""
 
-    def reduced(self, reduction: Any, comm: Any, tensor: torch.Tensor, op: Any, what: str) -> None:
+    def reduced(self, reduction: Any, comm: Any, tensor: torch.Tensor, op: Any, what: str, *, channel: Any) -> None:
         """The sum of ``tensor`` has been started in its memory."""
 
-    def call(self, function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """Call ``function`` of ``tensors``, now and in each replay."""
+    def call(self, function: Callable[..., Any], tensors: Sequence[torch.Tensor], launches: bool = False) -> Any:
+        """Call ``function`` of ``tensors``, now and in each replay; ``launches``: it only gives work to a GPU."""
 
     def branch(self, flag: torch.Tensor, body: Callable[[], None], changed: Sequence[torch.Tensor]) -> None:
         """Run ``body``, which changes ``changed`` in place, where ``flag`` is true, now and in each replay."""
@@ -58,6 +60,14 @@ def branch(flag: torch.Tensor, body: Callable[[], None], changed: Sequence[torch
         active.branch(flag, body, changed)
     elif bool(flag):
         body()
+
+
+def launch(function: Callable[..., Any], *tensors: torch.Tensor) -> None:
+    """Call ``function(*tensors)``, which gives a GPU work on their memory that is no operator of torch."""
+    if active is None:
+        function(*tensors)
+    else:
+        active.call(function, tensors, launches=True)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from mpi4py import MPI
 
 from distconv.capture import state
 from distconv.capture.entries import Refusal
+from distconv.capture.graph import Graph, on_gpu, unfit
 from distconv.capture.outcome import Memory, Outcome, digests
 from distconv.capture.placement import below_autograd
 from distconv.capture.program import Program
@@ -24,6 +26,11 @@ ON_CHANGE = ("raise", "record")
 
 _RUNS = 4
 """Runs in which a step must have done the same twice: caches are filled in the first ones."""
+
+_VARIES = (
+    "the step gives other bits each time it is taken, first in {} (some kernels add in no fixed order; "
+    "torch.use_deterministic_algorithms(True) has others), so its replay was compared to half of the digits alone"
+)
 
 _KEPT = 8
 """Recordings of a step that are kept, for inputs, modules and settings that come again."""
@@ -39,6 +46,8 @@ class Captured:
         self._replays: dict[int, _Replay] = {}
         """By their numbers, which are the same on all ranks."""
         self._recorded = 0
+        self._pool: Any = None
+        """Memory that graphs share, since one of them is replayed at a time."""
         self._world: Any = _world(example, self._references.values)
         self._add(example)
 
@@ -100,6 +109,9 @@ class Captured:
     def _add(self, args: Sequence[Any]) -> int:
         """Record the step for ``args``; the number of the recording, which is the same on all ranks."""
         replay = _Replay(self._record(args), args, self._references)
+        if replay.run.recording.gpu is not None:
+            self._pool = self._pool or torch.cuda.graph_pool_handle()
+            agreement.together(self._world, lambda: replay.become_graph(args, self._pool), CaptureError)
         if len(self._replays) >= _KEPT:
             del self._replays[min(self._replays)]
         self._recorded += 1
@@ -121,6 +133,7 @@ class Captured:
                 break
         set_attribute = self._references.set_by_the_step()
         reasons = [f"{each.line}: {each.reason}" for each in run.recording.refusals]
+        reasons += [f"{each.line}: {each.reason}" for each in unfit(run.recording)] if run.recording.gpu else []
         reasons += [unlike] if unlike else []
         reasons += [f"the step sets {set_attribute}, which a replay does not: return it"] if set_attribute else []
 
@@ -140,8 +153,13 @@ class Captured:
         before = Memory(replay.run, blocks)
         expected = Outcome(replay.run, blocks, self.__wrapped__(*args))
         before.put_back()
+        varies = ""
+        if replay.run.recording.gpu is not None:
+            varies = Outcome(replay.run, blocks, self.__wrapped__(*args)).difference(expected)
+            before.put_back()
         result = self._replayed(number, leaves)
-        wrong = Outcome(replay.run, blocks, result).difference(expected)
+        outcome = Outcome(replay.run, blocks, result)
+        wrong = outcome.far_from(expected) if varies else outcome.difference(expected)
 
         def check() -> None:
             if wrong:
@@ -152,6 +170,8 @@ class Captured:
         except CaptureError:
             before.put_back()  # whoever takes the step eagerly then finds what was there before
             raise
+        if varies and self._world.rank == 0:
+            warnings.warn(_VARIES.format(varies), stacklevel=3)
         replay.checked = True
         return result
 
@@ -179,8 +199,16 @@ class _Replay:
         self._modes, self._state = state.modes(), state.described(self._leaves)
         self._tensors = Tensors([*run.held(), *self._leaves])
         self._comms = run.recording.comms()
-        self._program = Program(run.recording, run.outputs(), run.gradient_slots(), len(run.state.gradients))
+        self._recording = run.recording if run.recording.gpu is None else on_gpu(run.recording)
+        self._program = Program(self._recording, run.outputs(), run.gradient_slots(), len(run.state.gradients))
+        self._take: Callable[[Sequence[Any], Sequence[torch.Tensor | None]], Sequence[torch.Tensor]]
+        self._take = self._program.replay
         self._results = run.results
+
+    def become_graph(self, args: Sequence[Any], pool: Any) -> None:
+        """Replay a CUDA graph from now on."""
+        given = _blocks(list(flattened(args))), self._given_gradients()
+        self._take = Graph(self._program, self._recording, given, self.run.generators, pool).replay
 
     def change(self, args: Sequence[Any], leaves: Sequence[Any]) -> _Change | None:
         """What has changed, or None."""
@@ -199,10 +227,8 @@ class _Replay:
     def __call__(self, leaves: Sequence[Any]) -> Any:
         for comm in self._comms:
             agreement.check_usable(comm, "the replay of a step")
-        gradients = [state.gradient(leaf) for leaf in self._leaves]
-        gradients += [share for _, share, _ in gradient_reduction.kept()]
         with torch.no_grad(), below_autograd():
-            replayed = self._program.replay(_blocks(leaves), gradients)
+            replayed = self._take(_blocks(leaves), self._given_gradients())
         tensors = iter([tensor.detach() for tensor in replayed])
         results = [next(tensors) for _ in self._results]
         for leaf, slot in self.run.gradients:
@@ -210,6 +236,9 @@ class _Replay:
         if self.run.kept or self.run.state.kept:
             gradient_reduction.keep([(leaf, next(tensors), comm) for leaf, _, comm in self.run.kept])
         return self._returned(iter(results))
+
+    def _given_gradients(self) -> list[torch.Tensor | None]:
+        return [*map(state.gradient, self._leaves), *(share for _, share, _ in gradient_reduction.kept())]
 
     def _returned(self, blocks: Any) -> Any:
         return mapped(

@@ -117,6 +117,8 @@ class Call(Entry):
     args: tuple[int, ...]
     results: list[int]
     one: bool
+    launches: bool = False
+    """Whether it only gives work to a GPU."""
 
     def _reads(self) -> Iterator[int]:
         return iter(self.args)
@@ -139,6 +141,8 @@ class Post(Entry):
     receives: list[tuple[int, int]]
     what: str
     tag: int = 0
+    channel: Any = None
+    """Of process groups, if they do not go by MPI."""
 
     def _reads(self) -> Iterator[int]:
         return (slot for _, slot in (*self.sends, *self.receives))
@@ -156,6 +160,7 @@ class Sum(Entry):
     slot: int
     operation: Any
     what: str
+    channel: Any = None
 
     def _reads(self) -> Iterator[int]:
         return iter((self.slot,))
@@ -227,6 +232,11 @@ class Recording:
     refusals: list[Refusal] = field(default_factory=list)
     inputs: list[int | None] = field(default_factory=list)
     """Slots of the blocks of the arguments that are tensors, in their order."""
+
+    @property
+    def gpu(self) -> torch.device | None:
+        """That of its tensors, if any is on one."""
+        return next((device for slot in self.slots if (device := slot.geometry[-1]).type == "cuda"), None)
 
     def comms(self) -> list[Any]:
         """All communicators that it uses, once each."""

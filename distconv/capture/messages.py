@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from mpi4py import MPI
 
 from distconv.communication.agreement import together
+from distconv.communication.gpu.nccl import Channel, Launch
 from distconv.communication.transport import buffers, mpi_type
 from distconv.errors import NumericalError
 from distconv.process import watchdog
 
-Requests = list[Any]
+Requests = Any
+"""What is waited for: MPI's requests, or what a channel was given."""
 
 _ident, _now, _wait_all = threading.get_ident, time.monotonic, MPI.Request.Waitall
 
@@ -80,8 +82,39 @@ class Summing:
         return [self._comm.Iallreduce(MPI.IN_PLACE, [part, kind], self._operation) for part in buffers(tensor)]
 
 
+class Channelled:
+    """Messages, or a sum, by a channel of process groups: called with the tensors that go and those that come."""
+
+    def __init__(
+        self, channel: Channel, what: str, to: Sequence[int] = (), origins: Sequence[int] = (), operation: Any = None
+    ) -> None:
+        self._channel, self._what, self._to, self._origins = channel, what, to, origins
+        self._operation = operation
+
+    def __call__(self, *tensors: torch.Tensor) -> Launched:
+        """Launch them by the calls that the eager step makes."""
+        if self._operation is not None:
+            launch = self._channel.reduce(tensors[0], self._operation, self._what)
+        else:
+            sends = zip(self._to, tensors, strict=False)
+            receives = zip(self._origins, tensors[len(self._to) :], strict=True)
+            launch = self._channel.exchange([*sends], [*receives], self._what)
+        return Launched(self._channel, launch, tensors)
+
+
+class Launched(NamedTuple):
+    """What a channel was given, and the memory of it."""
+
+    channel: Channel
+    launch: Launch
+    tensors: Sequence[torch.Tensor]
+
+
 def wait(requests: Requests, describe: Callable[[], str]) -> None:
     """Block until they are complete; ``describe`` says what for, if the watchdog has to report."""
+    if isinstance(requests, Launched):
+        requests.channel.join(requests.launch)
+        return
     waits, thread = watchdog.waits, _ident()
     waits[thread] = _now(), describe
     _wait_all(requests)

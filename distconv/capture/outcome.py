@@ -82,6 +82,24 @@ class Outcome:
                 return name
         return ""
 
+    def far_from(self, other: Outcome) -> str:
+        """What first differs in the upper half of its digits, relative to the tensor's largest value; empty if none."""
+        for (name, mine), (_, its) in zip(self.values, other.values, strict=True):
+            if (mine is None) != (its is None):
+                return name
+            if mine is not None and its is not None and not _near(mine, its):
+                return name
+        return ""
+
+
+def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if (one.shape, one.dtype) != (other.shape, other.dtype) or not one.is_floating_point():
+        return _equal(one, other)
+    if not one.numel():
+        return True
+    bound = torch.finfo(one.dtype).eps ** 0.5 * other.abs().max()
+    return bool(((one - other).abs() <= bound).all())
+
 
 def _default() -> torch.Generator:
     return torch.default_generator

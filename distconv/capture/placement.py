@@ -110,7 +110,7 @@ class Placement:
         self._posted = {
             self._slots[slot].storage
             for entry in recording.entries
-            if isinstance(entry, Post)
+            if isinstance(entry, Post) and entry.channel is None
             for slot in entry.reads()
         }
         self._reshaped = any(
@@ -184,7 +184,8 @@ class Placement:
         """A sum of two ranks has one order: each adds what the other sends it to its own."""
         mine, comm = self._slots[entry.slot], entry.comm
         shape, _, _, dtype, device = mine.geometry
-        if comm.size != 2 or entry.operation != MPI.SUM or dtype not in WIDE or mine.nbytes > LARGEST_BUFFER:
+        plain = entry.channel is None and entry.operation == MPI.SUM and dtype in WIDE
+        if comm.size != 2 or not plain or mine.nbytes > LARGEST_BUFFER:
             return entry
         number, received = len(self._slots), torch.empty(shape, dtype=dtype, device=device)
         self._slots.append(Slot(Kind.MADE, -1, (shape, received.stride(), 0, dtype, device), None, mine.nbytes))

@@ -24,7 +24,7 @@ from distconv.capture.entries import (
     Sum,
     Wait,
 )
-from distconv.capture.messages import Outcome, Persistent, Posting, Summing, wait
+from distconv.capture.messages import Channelled, Outcome, Persistent, Posting, Summing, wait
 from distconv.capture.placement import LARGEST_BUFFER, WIDE, Placement
 
 _aten = torch.ops.aten
@@ -183,8 +183,9 @@ class Program:
         if entry.function not in _ARITHMETIC or not isinstance(entry.args[0], Ref):
             return entry.args
         first, second = entry.args
-        shape, *_, dtype, _ = self._recording.slots[first.slot].geometry
-        if isinstance(second, bool) or not isinstance(second, (int, float)) or not shape or dtype not in WIDE:
+        shape, *_, dtype, device = self._recording.slots[first.slot].geometry
+        number = isinstance(second, (int, float)) and not isinstance(second, bool)
+        if not number or not shape or dtype not in WIDE or device.type != "cpu":
             return entry.args
         return first, torch.tensor(second, dtype=dtype)
 
@@ -195,7 +196,11 @@ class Program:
         if isinstance(entry, Post):
             self._write_post(entry)
         elif isinstance(entry, Sum):
-            self._post(entry.number, Summing(entry.comm, entry.operation), [entry.slot], entry)
+            if entry.channel is None:
+                way: Any = Summing(entry.comm, entry.operation)
+            else:
+                way = Channelled(entry.channel, entry.what, operation=entry.operation)
+            self._post(entry.number, way, [entry.slot], entry)
         elif isinstance(entry, Wait):
             self._emit(f"{self._constant(wait)}(q{entry.number}, d{entry.number})")
         elif isinstance(entry, SetGenerator):
@@ -208,6 +213,10 @@ class Program:
             self._close()
 
     def _write_post(self, entry: Post) -> None:
+        to, origins = [peer for peer, _ in entry.sends], [peer for peer, _ in entry.receives]
+        if entry.channel is not None:
+            self._post(entry.number, Channelled(entry.channel, entry.what, to, origins), list(entry.reads()), entry)
+            return
         small = all(self._recording.slots[slot].nbytes <= LARGEST_BUFFER for _, slot in entry.sends)
         if small and all(slot in self._values for _, slot in entry.receives):
             receives = [(peer, self._values[slot]) for peer, slot in entry.receives]
@@ -216,8 +225,7 @@ class Program:
             self.requests += len(persistent.requests)
             self._post(entry.number, persistent, [], entry)
             return
-        posting = Posting(entry.comm, [peer for peer, _ in entry.sends], [peer for peer, _ in entry.receives])
-        self._post(entry.number, posting, list(entry.reads()), entry)
+        self._post(entry.number, Posting(entry.comm, to, origins), list(entry.reads()), entry)
 
     def _kept(self, slot: int) -> torch.Tensor:
         """Memory that stays for a message: where it lies, or else what it is copied to."""

@@ -85,7 +85,8 @@ class Recorder(TorchDispatchMode):
         """By its id each message that is under way, and its entry."""
         self._numbers = count()
         """Of messages."""
-        self._drawn: torch.Tensor | None = None
+        self._drawn: dict[int, torch.Tensor] = {}
+        """By its id where a default generator stood after the last numbers that were seen to be drawn."""
 
     # -- slots --------------------------------------------------------------------------------------------------------
 
@@ -102,8 +103,8 @@ class Recorder(TorchDispatchMode):
 
     def _new(self, kind: Kind, tensor: torch.Tensor) -> int:
         geometry: tuple[Any, ...]
-        if not tensor.is_cpu:
-            self.refuse(f"a tensor on {tensor.device}: steps on CPUs are captured; on a GPU leave the step as it is")
+        if tensor.device.type not in ("cpu", "cuda"):
+            self.refuse(f"a tensor on {tensor.device}: steps on CPUs and on CUDA's GPUs are captured")
         if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             self.refuse(f"a tensor of layout {tensor.layout} and type {type(tensor).__name__}")
             storage, geometry = -1, (tuple(tensor.shape), tensor.dtype, tensor.device)
@@ -195,11 +196,10 @@ class Recorder(TorchDispatchMode):
         named = tree_map(lambda leaf: Ref(self.slot(leaf)) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
         writes = self._written(func, args, kwargs)
         draws = torch.Tag.nondeterministic_seeded in func.tags
-        if draws:
-            self._before_drawing(tree_leaves((args, kwargs)))
+        default = self._before_drawing(tree_leaves((args, kwargs))) if draws else None
         result = func(*args, **kwargs)
-        if draws:
-            self._drawn = torch.default_generator.get_state()
+        if default is not None:
+            self._drawn[id(default)] = default.get_state()
         several = result if isinstance(result, (list, tuple)) else [result]
         results = [self._result(each) for each in several]
         args, kwargs = named
@@ -247,46 +247,52 @@ class Recorder(TorchDispatchMode):
     def _keep_state(self, generator: torch.Generator) -> None:
         self._generators.setdefault(id(generator), (generator, generator.get_state()))
 
-    def _before_drawing(self, leaves: Sequence[Any]) -> None:
+    def _before_drawing(self, leaves: Sequence[Any]) -> torch.Generator | None:
+        """The default generator that numbers are about to be drawn from, if they are not from another one."""
         generators = [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
-        for generator in generators or [torch.default_generator]:
+        default = None if generators else _default_generator(leaves)
+        for generator in generators:
             self._keep_state(generator)
-        if not generators:
-            state = torch.default_generator.get_state()
-            if self._drawn is not None and not torch.equal(state, self._drawn):
+        if default is not None:
+            self._keep_state(default)
+            before = self._drawn.get(id(default))
+            if before is not None and not torch.equal(default.get_state(), before):
                 self.refuse("the random generator has been set by something that cannot be seen")
+        return default
 
     def set_generator(self, state: torch.Tensor) -> None:
         """The default generator is about to be set to ``state``."""
         self._keep_state(torch.default_generator)
         self._note(SetGenerator(self._line(), self.slot(state)))
-        self._drawn = state.clone()
+        self._drawn[id(torch.default_generator)] = state.clone()
 
     def seeded(self, function: Callable[[], object]) -> None:
         """Call ``function``, which seeds the default generator, now and in each replay."""
         self._keep_state(torch.default_generator)
         self.call(function, ())
-        self._drawn = torch.default_generator.get_state()
+        self._drawn[id(torch.default_generator)] = torch.default_generator.get_state()
 
     # -- distconv.recording -------------------------------------------------------------------------------------------
 
-    def posted(self, exchange: Any, comm: Any, sends: Sequence[Any], receives: Sequence[Any], what: str) -> None:
-        """Messages (peer, tensor) have been posted."""
+    def posted(
+        self, exchange: Any, comm: Any, sends: Sequence[Any], receives: Sequence[Any], what: str, *, channel: Any
+    ) -> None:
+        """Messages (peer, tensor) have been posted, by MPI or a ``channel`` of process groups."""
         if self.paused:
             return
         out = [(peer, self.slot(tensor)) for peer, tensor in sends]
         into = [(peer, self.slot(tensor)) for peer, tensor in receives]
         for _, tensor in receives:
             self._save(tensor)
-        self._start(exchange, Post(self._line(), next(self._numbers), comm, out, into, what))
+        self._start(exchange, Post(self._line(), next(self._numbers), comm, out, into, what, 0, channel))
 
-    def reduced(self, reduction: Any, comm: Any, tensor: torch.Tensor, op: Any, what: str) -> None:
+    def reduced(self, reduction: Any, comm: Any, tensor: torch.Tensor, op: Any, what: str, *, channel: Any) -> None:
         """The sum of ``tensor`` has been started in its memory."""
         if self.paused:
             return
         slot = self.slot(tensor)
         self._save(tensor)
-        self._start(reduction, Sum(self._line(), next(self._numbers), comm, slot, op, what))
+        self._start(reduction, Sum(self._line(), next(self._numbers), comm, slot, op, what, channel))
 
     def _start(self, operation: Any, entry: Post | Sum) -> None:
         self._operations[id(operation)] = operation, entry
@@ -301,15 +307,15 @@ class Recorder(TorchDispatchMode):
         elif not self.paused:
             self.refuse("a message that was under way before the step")
 
-    def call(self, function: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> Any:
-        """Call ``function`` of ``tensors``, now and in each replay."""
+    def call(self, function: Callable[..., Any], tensors: Sequence[torch.Tensor], launches: bool = False) -> Any:
+        """Call ``function`` of ``tensors``, now and in each replay; ``launches``: it only gives work to a GPU."""
         args = tuple(self.slot(tensor) for tensor in tensors)
         with recording.paused():
             result = function(*tensors)
         several = [] if result is None else result if isinstance(result, (list, tuple)) else [result]
         results = [self._new(Kind.MADE, tensor) for tensor in several]
         if not self.paused:
-            self._note(Call(self._line(), function, args, results, several is not result))
+            self._note(Call(self._line(), function, args, results, several is not result, launches))
         return result
 
     def branch(self, flag: torch.Tensor, body: Callable[[], None], changed: Sequence[torch.Tensor]) -> None:
@@ -349,6 +355,17 @@ class Recorder(TorchDispatchMode):
     def generators(self) -> list[torch.Generator]:
         """Those that numbers have been drawn from."""
         return [generator for generator, _ in self._generators.values()]
+
+
+def _default_generator(leaves: Sequence[Any]) -> torch.Generator:
+    """That of the device on which a call with these arguments draws."""
+    for leaf in leaves:
+        device = leaf.device if isinstance(leaf, torch.Tensor) else leaf
+        if isinstance(device, torch.device) and device.type == "cuda":
+            index = torch.cuda.current_device() if device.index is None else device.index
+            generator: torch.Generator = torch.cuda.default_generators[index]
+            return generator
+    return torch.default_generator
 
 
 def _on_meta(kwargs: dict[str, Any]) -> bool:

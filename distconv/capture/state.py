@@ -75,7 +75,17 @@ def modes() -> dict[str, Any]:
         "default dtype": torch.get_default_dtype(),
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "dc.no_sync": gradient_reduction.keeps(),
+        "CUDA's precision": _of_cuda() if torch.cuda.is_initialized() else None,
     }
+
+
+def _of_cuda() -> Any:
+    """What decides which kernels a graph has."""
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    return (
+        (cudnn.enabled, cudnn.deterministic, cudnn.allow_tf32, torch.get_float32_matmul_precision()),
+        (matmul.allow_bf16_reduced_precision_reduction, matmul.allow_fp16_reduced_precision_reduction),
+    )
 
 
 def _autocast(device: str) -> Any:

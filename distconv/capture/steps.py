@@ -109,7 +109,8 @@ def recorded(function: Callable[..., Any], args: Sequence[Any], references: Refe
         with seen(recorder):
             recording.active = recorder
             try:
-                with recorder:
+                # The backward pass of a GPU has a thread of its own, whose calls have no line of the user's.
+                with torch.autograd.set_multithreading_enabled(False), recorder:
                     result = function(*given)
                 run = _left(recorder, state, result, called)
             finally:

@@ -26,7 +26,7 @@ from distconv import recording
 from distconv.communication import agreement
 from distconv.communication.derived import Derived
 from distconv.communication.transport import Reduction
-from distconv.communication.weight_digest import TURNS, Comparison, digests_of, parts_of
+from distconv.communication.weight_digest import TURNS, Comparison, digests_of, length, parts_of
 from distconv.process.profiling import section
 
 BUCKET_BYTES = 4 << 20
@@ -91,13 +91,18 @@ class _Bucket:
         """Start the sum; ``first`` of this pass over ``comm``."""
         with section("pack"):
             parts = [share.reshape(-1) for share in self.shares]
-            if agreement.level != "off":
-                parts.append(recording.call(_Riders(self.comm, first), *self.leaves))
+            riders = _Riders(self.comm, first)
+            # Nobody looks at what rode in a replay on a GPU, which the host has no part in.
+            compared = agreement.level != "off" and (recording.active is None or not self.leaves[0].is_cuda)
+            if compared:
+                parts.append(recording.call(riders, *self.leaves))
+            elif agreement.level != "off":
+                parts.append(riders.none(self.leaves[0]))
             # Half precision is widened by what rides with it, and rounded when it has been summed.
             flat = torch.cat(parts)
             totals = flat.split([part.numel() for part in parts])
             self.shares = [total.view_as(share) for total, share in zip(totals, self.shares, strict=False)]
-            self.riders = totals[-1] if agreement.level != "off" else None
+            self.riders = totals[-1] if compared else None
         self.reduction = Reduction(self.comm, flat, f"gradient sum of {len(self.leaves)} parameters")
 
     def finish(self) -> None:
@@ -143,6 +148,10 @@ class _Riders:
             if all(map(_is_dense, leaves)):  # otherwise they may be copies
                 self.parts[turn] = parts
         return digests_of(*parts, self.comm.size)
+
+    def none(self, leaf: torch.Tensor) -> torch.Tensor:
+        """As much as rides, without anything to compare."""
+        return leaf.new_zeros(length(self.comm.size), dtype=torch.float32)
 
 
 class _Backward:

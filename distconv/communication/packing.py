@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from distconv import recording
+
 if TYPE_CHECKING:
     from distconv.kernels.packing import PackedRegions
 
@@ -67,7 +69,7 @@ class Packing:
         layout = self._layout(tensors, in_place=True)
         messages, buffer = layout.room(tensors)
         if buffer is not None:
-            layout.by_kernel.pack(tensors, buffer)
+            recording.launch(lambda to, *boxes: layout.by_kernel.pack(boxes, to), buffer, *tensors)
         return messages
 
     def room(self, tensors: Sequence[torch.Tensor]) -> Room:
@@ -80,7 +82,7 @@ class Packing:
             return
         layout = self._layout(tensors, in_place=True)
         if _by_kernel(tensors[0]):
-            layout.by_kernel.unpack(tensors, room.buffer)
+            recording.launch(lambda of, *boxes: layout.by_kernel.unpack(boxes, of), room.buffer, *tensors)
             return
         for region, place in layout.places(room.buffer):
             tensors[region.tensor][region.slices] = place
@@ -95,7 +97,7 @@ class Packing:
             return
         layout = self._layout(tensors, in_place=False)
         if _by_kernel(tensors[0], adds=True):
-            layout.by_kernel.add(tensors, room.buffer)
+            recording.launch(lambda of, *boxes: layout.by_kernel.add(boxes, of), room.buffer, *tensors)
             return
         for region, place in layout.places(room.buffer):
             tensors[region.tensor][region.slices] += place

@@ -37,8 +37,6 @@ _MPI_TYPES = {
     torch.complex128: MPI.C_DOUBLE_COMPLEX,
 }
 
-_BY_GROUPS = "messages go by torch's process groups (DISTCONV_TRANSPORT), and replays send by MPI"
-
 Message = nccl.Message
 
 
@@ -111,9 +109,7 @@ class Exchange:
         way = device_transport.of(comm, tensors[0]) if tensors else device_transport.HOST
         self._channel = way.channel
         if recording.active is not None:
-            recording.active.posted(self, comm, sends, receives, what)
-            if self._channel is not None:
-                recording.active.refuse(_BY_GROUPS)
+            recording.active.posted(self, comm, sends, receives, what, channel=self._channel)
         if self._channel is not None:
             self._launch = self._channel.exchange(sends, receives, what)
             return
@@ -224,9 +220,7 @@ class Reduction:
         # Torch reduces complex numbers as pairs of real ones, which are no factors.
         self._channel = way.channel if op == MPI.SUM or not self._wide.is_complex() else None
         if recording.active is not None:
-            recording.active.reduced(self, comm, self._wide, op, what)
-            if self._channel is not None:
-                recording.active.refuse(_BY_GROUPS)
+            recording.active.reduced(self, comm, self._wide, op, what, channel=self._channel)
         if self._channel is not None:
             self._launch = self._channel.reduce(self._wide, op, what)
             return

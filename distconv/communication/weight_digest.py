@@ -34,6 +34,11 @@ def _piece_bits(ranks: int) -> int:
     return (_EXACT - (ranks - 1).bit_length()) // 2
 
 
+def length(ranks: int) -> int:
+    """How many numbers ride."""
+    return 2 * -(-_BITS // _piece_bits(ranks))
+
+
 def riders(weights: Sequence[torch.Tensor], turn: int, ranks: int) -> torch.Tensor:
     """What rides for ``weights``: the pieces of the digest of those parts whose turn it is, and their squares.
 

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from mpi4py import MPI
 
+from distconv.capture.captured import capture
 from distconv.distribution import Distribution, default_axes
 from distconv.jobs.timing import clocked, in_turns, timed
 from distconv.jobs.training.model_factory import build_model
@@ -29,13 +30,18 @@ def random(dist: Distribution, shape: Sequence[int], device: torch.device) -> Di
     return DistTensor(torch.randn(dist.local_shape(shape), device=device), dist, shape)
 
 
-def training_step(model: torch.nn.Module, x: torch.Tensor) -> Callable[[], None]:
-    """What takes a step: forward, mean-square loss, backward, SGD with momentum."""
+def training_step(model: torch.nn.Module, x: torch.Tensor, *, captured: bool = False) -> Callable[[], None]:
+    """What takes a step: forward, mean-square loss, backward, which may be ``captured``, and SGD with momentum."""
     optimizer = torch.optim.SGD(model.parameters(), 1e-6, momentum=0.9)
+
+    def gradients(x: torch.Tensor) -> None:
+        model(x).pow(2).mean().backward()
+
+    take = capture(gradients, x) if captured else gradients
 
     def step() -> None:
         optimizer.zero_grad()
-        model(x).pow(2).mean().backward()
+        take(x)
         optimizer.step()
 
     return step

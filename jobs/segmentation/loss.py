@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +65,7 @@ class SegmentationLoss:
         return mean + 1 - ((2 * overlap + 1) / (sizes + 1)).mean()
 
     def _entropy(self, logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        index = {} if self.ignore is None else {"ignore_index": self.ignore}
+        index: Any = {} if self.ignore is None else {"ignore_index": self.ignore}
         total = F.cross_entropy(logits, labels, self.weights, **index, reduction="sum")
         if self.weights is None and self.ignore is None:
             return total, logits.new_full((), labels.numel())

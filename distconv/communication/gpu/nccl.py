@@ -121,7 +121,7 @@ class Channel:
                     works = [together] if together is not None else []
         except RuntimeError as error:
             raise self._lost(error) from None
-        return self._launched(works, what)
+        return self.launched(works, what)
 
     def reduce(self, tensor: torch.Tensor, op: MPI.Op, what: str) -> Launch:
         """Launch the reduction of ``tensor`` (contiguous) in place."""
@@ -132,15 +132,17 @@ class Channel:
             work = self._group(_SUMS).allreduce([values.detach()], options)
         except RuntimeError as error:
             raise self._lost(error) from None
-        return self._launched([work], what)
+        return self.launched([work], what)
 
-    def _launched(self, works: Sequence[Any], what: str) -> Launch:
-        # To ask CUDA about work would end the capture of a graph.
+    def launched(self, works: Sequence[Any], what: str) -> Launch:
+        """Let the watchdog know of ``works``; but while a graph is captured, in which nothing is under way yet."""
+        launch = Launch(time.monotonic(), what, works)
+        # To ask CUDA about work would end the capture.
         if self.device.type == "cpu" or not torch.cuda.is_current_stream_capturing():
             while self.launches and self.launches[0].over():
                 self.launches.popleft()
-        self.launches.append(Launch(time.monotonic(), what, works))
-        return self.launches[-1]
+            self.launches.append(launch)
+        return launch
 
     def join(self, launch: Launch) -> None:
         """Make what is launched from here on wait for ``launch``; the host does not, but on the CPU.

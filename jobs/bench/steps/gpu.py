@@ -1,9 +1,9 @@
 """``distconv bench gpu``: a training step on one GPU against plain torch, and how much of an exchange ranks hide.
 
-Rank 0 trains the model alone, plain and parallelized in turns. Then all ranks run one convolution of the given input,
-split over the height: with its halo exchange, without (the same local work on ghosts that came before), and the
-exchange by itself; by MPI, and by NCCL if that is chosen. What is hidden is what the first costs less than the sum of
-the others, as a share of the exchange.
+Rank 0 trains the model alone: plain, parallelized, and the latter captured, in turns. Then all ranks run one
+convolution of the given input, split over the height: with its halo exchange, without (the same local work on ghosts
+that came before), and the exchange by itself; by MPI, and by NCCL if that is chosen. What is hidden is what the first
+costs less than the sum of the others, as a share of the exchange.
 """
 
 from __future__ import annotations
@@ -75,8 +75,13 @@ def _steps(options: argparse.Namespace, device: torch.device) -> Actions:
     ).to(device)
     grid = dc.ProcessGrid(MPI.COMM_SELF)
     x = torch.randn(options.batch, *options.input, device=device)
-    parallel = dc.parallelize(copy.deepcopy(model), grid)
-    return {"plain torch": training_step(model, x), "distconv, one rank": training_step(parallel, dc.scatter(x, grid))}
+    eager, captured = (dc.parallelize(copy.deepcopy(model), grid) for _ in range(2))
+    split = dc.scatter(x, grid)
+    return {
+        "plain torch": training_step(model, x),
+        "distconv, one rank": training_step(eager, split),
+        "the same, captured": training_step(captured, split, captured=True),
+    }
 
 
 def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch.device) -> Actions:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -15,11 +14,11 @@ from distconv.capture.captured import capture
 from distconv.communication.derived import Derived
 from distconv.communication.gpu import device_transport, nccl
 from distconv.communication.transport import Exchange, Reduction, allreduce, counted
-from distconv.errors import CaptureError, CommunicatorError
+from distconv.errors import CommunicatorError
 from tests.distconv.communication import test_collectives
 from tests.distconv.communication.by_gloo import by_gloo
 from tests.distconv.communication.late_transports import by
-from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.distconv.layouts import grid_over, normal
 from tests.harness import late_gpu
 from tests.layers.compare import same_as_one_process
 
@@ -189,15 +188,30 @@ def test_a_peer_whose_process_group_has_ended_is_an_error_where_it_is_waited_for
             assert not channel._groups
 
 
-@pytest.mark.ranks(2)
-def test_a_step_whose_sums_go_by_process_groups_is_not_captured(comm):
+@pytest.mark.ranks(2, 3)
+def test_what_goes_by_process_groups_does_so_in_replays(comm):
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
     with by_gloo(comm) as (_, own):
-        step = partial(_summed, own)
-        raises_everywhere(comm, CaptureError, "go by torch's process groups", lambda: capture(step, torch.ones(2)))
+
+        def step(x):
+            into = torch.empty_like(x)
+            exchange = Exchange(own, [(after, x * 2)], [(before, into)], "a halo")
+            total = allreduce(own, x.clone(), "a sum")
+            exchange.wait()
+            return total + into
+
+        taken = capture(step, torch.ones(2))
+        for turn in range(3):
+            found = taken(torch.full((2,), float(own.rank + turn)))
+            total = sum(rank + turn for rank in range(own.size))
+            assert found.tolist() == [total + 2 * (before + turn)] * 2
+        with pytest.raises(AssertionError, match="messages of MPI"), pytest.MonkeyPatch.context() as patch:
+            patch.setattr(nccl.Channel, "exchange", _refusing)
+            taken(torch.ones(2))
 
 
-def _summed(comm, x):
-    return allreduce(comm, x.clone(), "a sum")
+def _refusing(*_):
+    raise AssertionError("not by messages of MPI")
 
 
 ENDS = """
@@ -260,8 +274,9 @@ def test_cuda_is_asked_neither_from_the_watchdogs_thread_in_time_nor_while_a_gra
     with by("nccl", "late", comm) as (gpu, own):
         with monkeypatch.context() as patch:
             patch.setattr(nccl.Launch, "over", asked)
+            sums = [Reduction(own, gpu.tensor(torch.ones(3)), "a sum")]
             gpu.capturing = True
-            sums = [Reduction(own, gpu.tensor(torch.ones(3)), "a sum") for _ in range(3)]
+            sums += [Reduction(own, gpu.tensor(torch.ones(3)), "a sum") for _ in range(3)]
             assert not list(nccl._waited_for())
             gpu.capturing = False
             with pytest.raises(AssertionError, match="CUDA was asked"):

@@ -10,7 +10,7 @@ import pytest
 from distconv import cli
 
 TINY = "--device cpu --model lenet5 --input 1,28,28 --batch 2 --channels 3 --rounds 3".split()
-ALONE = ["plain torch", "distconv, one rank"]
+ALONE = ["plain torch", "distconv, one rank", "the same, captured"]
 SPLIT = ["local work alone", "convolution by MPI, host memory", "exchange alone by MPI, host memory"]
 
 

@@ -1,0 +1,205 @@
+"""Replays on a GPU: what a recording does, launched as one CUDA graph.
+
+A graph has the addresses and the values of the host with which it was captured. So it reads arguments and gradients
+from memory of its own, into which they are copied, and what it gives is copied out of it; what of a recording is done
+by the host in each replay, such as messages of MPI and looks at values, is refused by name (:func:`unfit`). Numbers
+that Python made are put on the GPU before (:func:`on_gpu`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from distconv.capture.entries import (
+    Begin,
+    Call,
+    Entry,
+    Kind,
+    Operator,
+    Post,
+    Recording,
+    Ref,
+    Refusal,
+    SetGenerator,
+    Slot,
+    Sum,
+)
+from distconv.capture.placement import below_autograd
+from distconv.capture.program import Program
+
+_CLONE = torch.ops.aten.clone.default
+
+
+def unfit(recording: Recording) -> Iterator[Refusal]:
+    """What no graph can do of a recording that uses a GPU."""
+    constants = _numbers(recording)
+    inputs = {recording.slots[slot].storage for slot in recording.inputs if slot is not None}
+    for entry in recording.entries:
+        reason = _by_host(entry)
+        if not reason and isinstance(entry, Operator):
+            reason = _of_operator(recording, entry, constants, inputs)
+        if reason:
+            yield Refusal(f"on a GPU {reason}", entry.line)
+
+
+def _by_host(entry: Entry) -> str:
+    if isinstance(entry, (Post, Sum)) and entry.channel is None:
+        return (
+            f"steps are replayed as one CUDA graph, in which there are no messages of MPI ({entry.what}): set "
+            "DISTCONV_TRANSPORT=nccl, with a GPU for each rank, or leave the step as it is"
+        )
+    if isinstance(entry, SetGenerator) or (isinstance(entry, Call) and not entry.launches):
+        return (
+            "the host has no part in a replay, but here it looks at values or at the random generator (checkpointed "
+            "blocks: preserve_rng_state=False)"
+        )
+    if isinstance(entry, Begin):
+        return "what is done here depends on values, or may fail on one rank"
+    return ""
+
+
+def _of_operator(recording: Recording, entry: Operator, constants: set[int], inputs: set[int]) -> str:
+    slots = recording.slots
+    if any(_on_host(slots[slot]) and slot not in constants for slot in entry.reads()):
+        return "a tensor of the CPU is used: make it on the GPU"
+    if any(_on_host(slots[slot]) and slot not in constants for slot in entry.makes()):
+        return "a tensor goes to the CPU, or is computed there"
+    if any(slots[slot].storage in inputs for slot in entry.writes):
+        return "the step writes to an argument, of which a graph has a copy: clone it"
+    return ""
+
+
+def _on_host(slot: Slot) -> bool:
+    return bool(slot.geometry[-1].type == "cpu")
+
+
+def _numbers(recording: Recording) -> set[int]:
+    """Slots on the host that follow from numbers of Python alone, and stay what they are."""
+    slots = recording.slots
+    operators = [entry for entry in recording.entries if isinstance(entry, Operator)]
+    written = {slots[slot].storage for entry in operators for slot in entry.writes}
+    fixed = {n for n, slot in enumerate(slots) if slot.kind is Kind.CONSTANT and _on_host(slot)}
+    for entry in operators:
+        if not entry.writes and not entry.draws and fixed.issuperset(entry.reads()):
+            fixed.update(slot for slot in entry.makes() if _on_host(slots[slot]) and slots[slot].storage not in written)
+    return fixed
+
+
+def on_gpu(recording: Recording) -> Recording:
+    """``recording`` with constants in place of what the host computes; see :func:`unfit`."""
+    slots, entries = [*recording.slots], []
+    values = {slot: slots[slot].value for slot in _numbers(recording)}
+
+    def now(value: Any) -> Any:
+        if isinstance(value, Ref):
+            return values[value.slot]
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(now, value))
+        return value
+
+    for entry in recording.entries:
+        if not isinstance(entry, Operator) or not _of_host(recording, entry):
+            entries.append(entry)
+            continue
+        with torch.no_grad(), below_autograd():
+            result = entry.function(*now(entry.args), **{key: now(value) for key, value in entry.kwargs.items()})
+        for slot, value in zip(entry.makes(), [result] if entry.one else result, strict=True):
+            if _on_host(slots[slot]):
+                values[slot] = value
+                slots[slot] = replace(slots[slot], kind=Kind.CONSTANT, value=value)
+            else:  # made anew in each replay, for the step may write to it
+                slots.append(Slot(Kind.CONSTANT, -1, slots[slot].geometry, value))
+                entries.append(Operator(entry.line, _CLONE, (Ref(len(slots) - 1),), {}, [slot], True))
+    return replace(recording, slots=slots, entries=entries)
+
+
+def _of_host(recording: Recording, entry: Operator) -> bool:
+    """Whether ``entry`` computes on the host, or brings something from there alone."""
+    touched = [*entry.reads(), *entry.makes()]
+    sources = [*entry.reads()] or touched
+    return bool(sources) and all(_on_host(recording.slots[slot]) for slot in sources)
+
+
+class Graph:
+    """A CUDA graph of what ``program`` does for blocks and gradients like those that are given.
+
+    Raises
+    ------
+    RuntimeError
+        With CUDA's text, if it cannot be captured.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        recording: Recording,
+        given: tuple[Sequence[Any], Sequence[torch.Tensor | None]],
+        generators: Sequence[torch.Generator],
+        pool: Any,
+    ) -> None:
+        device = recording.gpu
+        assert device is not None
+        self._blocks, self._gradients = ([*map(_like, each)] for each in given)
+        self._graph = torch.cuda.CUDAGraph()
+        for generator in generators:
+            if generator.device.type == "cuda" and generator is not torch.cuda.default_generators[device.index]:
+                self._graph.register_generator_state(generator)
+        held = {slot.value.untyped_storage()._cdata for slot in recording.slots if slot.value is not None}
+        # Threads such as the watchdog's may talk to CUDA meanwhile.
+        graph = torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local")
+        with torch.cuda.device(device), graph, torch.no_grad(), below_autograd():
+            results = program.replay(self._blocks, self._gradients)
+        self._results = [(each, each.untyped_storage()._cdata in held) for each in results]
+        self._passing = [each for each, is_held in self._results if not is_held]
+        """What the next replay overwrites."""
+        self._channels = {id(e.channel): e.channel for e in recording.entries if isinstance(e, (Post, Sum))}.values()
+
+    def replay(self, blocks: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """Results, in memory of their own; ``gradients`` are added to in place."""
+        _copy(self._blocks, blocks)
+        _copy(self._gradients, gradients)
+        self._graph.replay()
+        _copy(gradients, self._gradients)
+        news = [*map(_like, self._passing)]
+        _copy(news, self._passing)
+        for channel in self._channels:
+            channel.launched([_Reached(torch.cuda.current_stream(channel.device))], "the replay of a step")
+        memory = iter(news)
+        return [each if is_held else next(memory) for each, is_held in self._results]
+
+
+class _Reached:
+    """Work of torch's process groups as a replay has it: over when ``stream`` has got there."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = stream.record_event()
+
+    def is_completed(self) -> bool:
+        return bool(self._event.query())
+
+    def wait(self) -> None:
+        self._event.wait()
+
+
+def _like(value: Any) -> Any:
+    """Memory for values like those of a tensor; a value that is none, as it is."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _copy(to: Sequence[Any], of: Sequence[Any]) -> None:
+    pairs = [(a, b) for a, b in zip(to, of, strict=True) if isinstance(a, torch.Tensor)]
+    pairs = [(_once(a), _once(b)) if 0 in a.stride() else (a, b) for a, b in pairs]
+    if pairs:
+        torch._foreach_copy_([a for a, _ in pairs], [b for _, b in pairs])
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """Each element of its memory once."""
+    shape = [min(n, 1) if step == 0 else n for n, step in zip(tensor.shape, tensor.stride(), strict=True)]
+    return tensor.as_strided(shape, tensor.stride())

@@ -1,0 +1,311 @@
+"""Replays as a CUDA graph: what they leave, which is what eager steps do, and what is refused by name."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mpi4py import MPI
+from torch import nn
+
+import distconv as dc
+from distconv.capture.entries import Operator, Recording, Sum
+from distconv.capture.graph import on_gpu, unfit
+from distconv.capture.steps import recorded
+from distconv.capture.watch import References
+from tests.distconv.capture.test_recorder import LAYERS
+from tests.distconv.capture.trained import adam, equal, network, sgd, step_of
+
+DEVICE = torch.device("cuda", 0)
+
+
+# -- of any machine: the tensors of a recording are said to be a GPU's ---------------------------------------------
+
+
+def recording(function: Any, *args: Any) -> Recording:
+    """What ``function`` does with ``args``, whose results of 2 dimensions are said to be on a GPU."""
+    run = recorded(function, args, References(function))
+    for slot in run.recording.slots:
+        if len(slot.geometry[0]) == 2:
+            slot.geometry = (*slot.geometry[:-1], DEVICE)
+    return run.recording
+
+
+def reasons(function: Any, *args: Any) -> str:
+    return "; ".join(each.reason for each in unfit(recording(function, *args)))
+
+
+def test_numbers_that_python_makes_are_on_the_gpu_before_a_replay():
+    def step(x):
+        return x * torch.tensor(0.5) * torch.tensor([2.0]).neg().reshape(()) + torch.arange(3).sum()
+
+    record = recording(step, torch.ones(3, 2))
+    assert not list(unfit(record))
+    rewritten = on_gpu(record)
+    operators = [entry for entry in rewritten.entries if isinstance(entry, Operator)]
+    assert [each.function.name() for each in operators] == ["aten::mul.Tensor", "aten::mul.Tensor", "aten::add.Tensor"]
+    assert [rewritten.slots[each.args[1].slot].value.item() for each in operators] == [0.5, -2.0, 3]
+
+
+def test_what_comes_from_the_host_is_made_anew_in_each_replay():
+    """The step may write to it."""
+
+    def step(x):
+        line = torch.tensor([1.0, 2.0])  # on the host
+        return x + line.view(1, 2)  # said to be on the GPU
+
+    rewritten = on_gpu(recording(step, torch.ones(3, 2)))
+    first, second = [entry for entry in rewritten.entries if isinstance(entry, Operator)]
+    assert first.function is torch.ops.aten.clone.default
+    assert rewritten.slots[first.args[0].slot].value.tolist() == [[1.0, 2.0]]
+    assert second.function is torch.ops.aten.add.Tensor
+
+
+def test_what_the_host_does_is_refused_by_name():
+    held = torch.ones(())
+    assert "a tensor of the CPU is used" in reasons(lambda x: x * held, torch.ones(2, 2))
+    assert "a tensor goes to the CPU" in reasons(lambda x: (x.sum(), x)[1], torch.ones(2, 2))
+    assert "clone it" in reasons(lambda x: x.add_(1), torch.ones(2, 2))
+    assert "computed there" in reasons(lambda x: x * torch.rand(()), torch.ones(2, 2))
+
+
+def test_messages_of_mpi_are_refused_with_the_way_out():
+    run = recording(lambda x: x * 2, torch.ones(2, 2))
+    run.entries.append(Sum("here", 0, MPI.COMM_SELF, 0, MPI.SUM, "a sum"))
+    assert "DISTCONV_TRANSPORT=nccl" in next(unfit(run)).reason
+    run.entries[-1] = replace(run.entries[-1], channel=object())
+    assert not list(unfit(run))
+
+
+# -- of a GPU ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def grid():
+    """One rank; kernels that add in a fixed order."""
+    torch.backends.cudnn.deterministic = True
+    yield dc.ProcessGrid(MPI.COMM_SELF)
+    torch.backends.cudnn.deterministic = False
+
+
+def data(grid: Any, count: int, shape: tuple[int, ...] = (4, 2, 9, 8)) -> list[Any]:
+    generator = torch.Generator().manual_seed(5)
+    return [
+        (
+            dc.scatter(torch.randn(shape, generator=generator).to(DEVICE), grid),
+            dc.scatter(torch.randint(3, shape[:1], generator=generator).to(DEVICE), grid, dims="n"),
+        )
+        for _ in range(count)
+    ]
+
+
+def left_by(model: Any, taken: Any, batches: Any, optimizer: Any = sgd, to_none: bool = True) -> list[Any]:
+    """All losses, gradients, weights and buffers, and where the GPU's random generator stands."""
+    torch.manual_seed(11)
+    opt = optimizer(model.parameters())
+    losses, gradients = [], []
+    for batch in batches:
+        opt.zero_grad(set_to_none=to_none)
+        losses.append(taken(*batch).local)
+        gradients += [p.grad.local if hasattr(p.grad, "local") else p.grad for p in model.parameters()]
+        opt.step()
+    held = [getattr(t, "local", t) for t in (*model.parameters(), *model.buffers())]
+    return [t.detach() for t in (*losses, *gradients, *held, torch.cuda.get_rng_state(DEVICE))]
+
+
+def compare(grid: Any, build: Any, batches: Any = None, step_of: Any = step_of, optimizer: Any = sgd, **more: Any):
+    batches = batches or data(grid, 6)
+    results = []
+    for captured in (False, True):
+        model = dc.parallelize(build().to(DEVICE), grid)
+        step = step_of(model)
+        results.append(left_by(model, dc.capture(step, *batches[0]) if captured else step, batches, optimizer, **more))
+    equal(results[1], results[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers_leave_what_eager_ones_do(grid, layer):
+    compare(grid, lambda: network(LAYERS[layer]()))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("to_none", [False, True])
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+def test_gradients_that_are_there_are_added_to(grid, optimizer, to_none):
+    compare(grid, network, optimizer=optimizer, to_none=to_none)
+
+
+def in_two_halves(model):
+    """A step that is taken twice before the optimizer's."""
+
+    def step(x, t):
+        with dc.no_sync():
+            loss = F.cross_entropy(model(x), t)
+            loss.backward()
+        loss = F.cross_entropy(model(x * 0.5), t)
+        loss.backward()
+        return loss
+
+    return step
+
+
+def in_half_precision(model):
+    def step(x, t):
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(model(x), t)
+        loss.backward()
+        return loss
+
+    return step
+
+
+def with_numbers(model):
+    """Numbers of Python, tensors that are made of them, and random ones."""
+
+    def step(x, t):
+        weight = torch.tensor([1.0, 2.0, 0.5]).to(t.device)
+        weight.mul_(torch.tensor(1.5))
+        scale = torch.rand(1, device=DEVICE)
+        loss = F.cross_entropy(model(x * scale), t, weight=weight) * torch.tensor(0.5)
+        loss.backward()
+        return loss
+
+    return step
+
+
+def with_a_penalty(model):
+    """A loss whose gradient has a gradient."""
+
+    def step(x, t):
+        x = x.detach().requires_grad_()
+        loss = F.cross_entropy(model(x), t)
+        (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+        loss = loss + slope.pow(2).sum()
+        loss.backward()
+        return loss
+
+    return step
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("step_of", [in_two_halves, in_half_precision, with_numbers, with_a_penalty])
+def test_steps_of_other_kinds(grid, step_of):
+    compare(grid, network, step_of=step_of)
+
+
+@pytest.mark.gpu
+def test_shapes_that_alternate_are_recorded_once_each(grid):
+    one, other = data(grid, 3), data(grid, 3, (2, 2, 12, 7))
+    batches = [batch for pair in zip(one, other, strict=True) for batch in pair]
+    results = []
+    for captured in (False, True):
+        model = dc.parallelize(network().to(DEVICE), grid)
+        step = step_of(model)
+        taken = dc.capture(step, *batches[0], on_change="record") if captured else step
+        results.append(left_by(model, taken, batches))
+    equal(results[1], results[0])
+    assert len(taken._replays) == 2
+
+
+@pytest.mark.gpu
+def test_a_generator_of_the_users_own(grid):
+    results = []
+    x = torch.ones(5, device=DEVICE)
+    for captured in (False, True):
+        generator = torch.Generator(DEVICE).manual_seed(3)
+
+        def step(x, generator=generator):
+            return x + torch.empty(5, device=DEVICE).normal_(generator=generator) + torch.rand_like(x)
+
+        torch.manual_seed(1)
+        taken = dc.capture(step, x) if captured else step
+        results.append([*(taken(x) for _ in range(4)), generator.get_state()])
+    equal(results[1], results[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        (lambda x: x * x.sum().item(), "a value is read"),
+        (lambda x: x * x.cpu().sum().to(x.device), "a tensor goes to the CPU"),
+        (lambda x: x.add_(1), "clone it"),
+        (lambda x: x[x > 0], "a shape that follows from values"),
+    ],
+)
+def test_what_no_graph_can_do_is_refused_by_name(grid, step, reason):
+    before = torch.cuda.get_rng_state(DEVICE)
+    with pytest.raises(dc.CaptureError, match=reason):
+        dc.capture(step, torch.ones(4, device=DEVICE))
+    assert torch.equal(torch.cuda.get_rng_state(DEVICE), before)
+
+
+@pytest.mark.gpu
+def test_a_step_whose_bits_vary_is_compared_to_half_of_its_digits(grid):
+    index = torch.randint(3, (200_000,), device=DEVICE)
+
+    def step(x):
+        return torch.zeros(3, device=DEVICE).index_add_(0, index, x)
+
+    x = torch.randn(200_000, device=DEVICE)
+    with pytest.warns(UserWarning, match="other bits each time") if _varies(step, x) else nullcontext():
+        found = dc.capture(step, x)(x)
+    assert torch.allclose(found, step(x), rtol=1e-3, atol=1e-1)
+
+
+def _varies(step, x):
+    first = step(x)
+    return any(not torch.equal(step(x), first) for _ in range(50))
+
+
+@pytest.mark.gpu
+def test_replays_keep_memory_and_lose_none(grid):
+    model = dc.parallelize(network().to(DEVICE), grid)
+    batches = data(grid, 2)
+    taken = dc.capture(step_of(model), *batches[0])
+    for _ in range(3):
+        model.zero_grad()
+        taken(*batches[0])
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    for _ in range(300):
+        model.zero_grad()
+        taken(*batches[1])
+    torch.cuda.synchronize()
+    assert torch.cuda.memory_allocated() <= before + 1024
+
+
+@pytest.mark.gpu
+@pytest.mark.ranks(2)
+def test_ranks_that_send_by_mpi_are_told_of_nccl(comm):
+    grid = dc.ProcessGrid(comm, h=comm.size)
+    model = dc.parallelize(network().to(DEVICE), grid)
+    with pytest.raises(dc.CaptureError, match="DISTCONV_TRANSPORT=nccl"):
+        dc.capture(step_of(model), *data(grid, 1)[0])
+
+
+@pytest.mark.gpu
+def test_plain_tensors_and_modules_are_captured_too(grid):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)).to(DEVICE)
+    x = torch.randn(6, 4, device=DEVICE)
+
+    def step(x):
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    results = []
+    for captured in (False, True):
+        torch.manual_seed(2)
+        taken = dc.capture(step, x) if captured else step
+        losses = []
+        for _ in range(4):
+            model.zero_grad()
+            losses.append(taken(x).detach())
+        results.append([*losses, *(p.grad.clone() for p in model.parameters())])
+    equal(results[1], results[0])
