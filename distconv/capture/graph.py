@@ -47,7 +47,7 @@ def unfit(recording: Recording) -> Iterator[Refusal]:
 
 
 def _by_host(entry: Entry) -> str:
-    if isinstance(entry, (Post, Sum)) and entry.channel is None:
+    if isinstance(entry, (Post, Sum)) and entry.channel is None and any(True for _ in entry.reads()):
         return (
             f"steps are replayed as one CUDA graph, in which there are no messages of MPI ({entry.what}): set "
             "DISTCONV_TRANSPORT=nccl, with a GPU for each rank, or leave the step as it is"
@@ -156,7 +156,8 @@ class Graph:
         self._results = [(each, each.untyped_storage()._cdata in held) for each in results]
         self._passing = [each for each, is_held in self._results if not is_held]
         """What the next replay overwrites."""
-        self._channels = {id(e.channel): e.channel for e in recording.entries if isinstance(e, (Post, Sum))}.values()
+        messages = [entry for entry in recording.entries if isinstance(entry, (Post, Sum)) and entry.channel]
+        self._channels = {id(entry.channel): entry.channel for entry in messages}.values()
 
     def replay(self, blocks: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """Results, in memory of their own; ``gradients`` are added to in place."""

@@ -3,7 +3,7 @@
     mpiexec -n 2 python -m mpi4py -m tests.distconv.capture.small_layers h=2
 
 20 x (convolution of 4 channels, batch norm, ReLU) on 2 x 4 x 8 x 8, forward and backward, one thread a rank; the three
-take turns, and each starts behind a barrier.
+take turns, and each starts behind a barrier. On a GPU if there is one, where each waits for it at its end.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ def main(grid: dc.ProcessGrid) -> None:
     """Measure and print, on rank 0."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model, plain = dc.parallelize(network(), grid), network()
-    whole = torch.randn(2, 4, 8, 8)
+    device = dc.device()
+    model, plain = dc.parallelize(network().to(device), grid), network().to(device)
+    whole = torch.randn(2, 4, 8, 8).to(device)
     x = dc.scatter(whole, grid)
 
     def step(x: torch.Tensor) -> torch.Tensor:
@@ -51,6 +52,8 @@ def main(grid: dc.ProcessGrid) -> None:
             grid.world.Barrier()
             began = time.perf_counter()
             way()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
             if turn >= 5:
                 times[name].append((time.perf_counter() - began) / (3 * LAYERS) * 1e6)
     if grid.rank == 0:

@@ -86,10 +86,10 @@ def test_messages_of_mpi_are_refused_with_the_way_out():
 
 @pytest.fixture
 def grid():
-    """One rank; kernels that add in a fixed order."""
-    torch.backends.cudnn.deterministic = True
+    """One rank; kernels that add in a fixed order, for which all bits are compared."""
+    torch.use_deterministic_algorithms(True)
     yield dc.ProcessGrid(MPI.COMM_SELF)
-    torch.backends.cudnn.deterministic = False
+    torch.use_deterministic_algorithms(False)
 
 
 def data(grid: Any, count: int, shape: tuple[int, ...] = (4, 2, 9, 8)) -> list[Any]:
@@ -128,7 +128,7 @@ def compare(grid: Any, build: Any, batches: Any = None, step_of: Any = step_of, 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", [name for name in LAYERS if name != "upsample"])  # torch adds in no order there
 def test_layers_leave_what_eager_ones_do(grid, layer):
     compare(grid, lambda: network(LAYERS[layer]()))
 
@@ -246,21 +246,36 @@ def test_what_no_graph_can_do_is_refused_by_name(grid, step, reason):
 
 
 @pytest.mark.gpu
-def test_a_step_whose_bits_vary_is_compared_to_half_of_its_digits(grid):
+@pytest.mark.filterwarnings("ignore:.* has other bits after a replay")
+def test_a_step_whose_bits_may_vary_is_compared_to_half_of_its_digits():
     index = torch.randint(3, (200_000,), device=DEVICE)
+    x = torch.randn(200_000, device=DEVICE)
 
     def step(x):
         return torch.zeros(3, device=DEVICE).index_add_(0, index, x)
 
-    x = torch.randn(200_000, device=DEVICE)
-    with pytest.warns(UserWarning, match="other bits each time") if _varies(step, x) else nullcontext():
-        found = dc.capture(step, x)(x)
-    assert torch.allclose(found, step(x), rtol=1e-3, atol=1e-1)
+    taken = dc.capture(step, x)
+    for _ in range(5):
+        assert torch.allclose(taken(x), step(x), rtol=1e-3, atol=1e-1)
 
 
-def _varies(step, x):
-    first = step(x)
-    return any(not torch.equal(step(x), first) for _ in range(50))
+@pytest.mark.gpu
+@pytest.mark.parametrize("ordered", [False, True])
+def test_a_replay_with_other_numbers_is_refused(ordered):
+    """In the lower half of the digits only where torch promises the same bits."""
+    torch.use_deterministic_algorithms(ordered)
+    try:
+        for factor in (1.0001, 1.01):
+            taken = dc.capture(lambda x: x * 3, torch.ones(4, device=DEVICE))
+            (replay,) = taken._replays.values()
+            replay._take = lambda *_, factor=factor: [torch.full((4,), 3 * factor, device=DEVICE)]
+            refused = ordered or factor > 1.001
+            expected = pytest.raises(dc.CaptureError, match="gives other numbers") if refused else nullcontext()
+            warned = nullcontext() if ordered else pytest.warns(UserWarning, match="has other bits after a replay")
+            with warned, expected:
+                taken(torch.ones(4, device=DEVICE))
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.gpu
