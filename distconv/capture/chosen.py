@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from mpi4py import MPI
 
 from distconv.capture.captured import capture
@@ -56,6 +57,8 @@ class Steps:
         except CaptureError as error:
             self._decide("off", f"eager, since {error}")
             return self._function(*args)
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # what the step has launched belongs to it
         self._seconds[kind].append(time.perf_counter() - began)
         if len(self._seconds[kind]) == _MEASURED:
             self._compare()

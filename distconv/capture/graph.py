@@ -30,6 +30,7 @@ from distconv.capture.entries import (
 )
 from distconv.capture.placement import below_autograd
 from distconv.capture.program import Program
+from distconv.communication.gpu.nccl import Channel
 
 _CLONE = torch.ops.aten.clone.default
 
@@ -157,7 +158,9 @@ class Graph:
         self._passing = [each for each, is_held in self._results if not is_held]
         """What the next replay overwrites."""
         messages = [entry for entry in recording.entries if isinstance(entry, (Post, Sum)) and entry.channel]
-        self._channels = {id(entry.channel): entry.channel for entry in messages}.values()
+        self._channels: Sequence[Channel] = [*{id(entry.channel): entry.channel for entry in messages}.values()]
+        for channel in self._channels:
+            channel.graphs.add(self._graph)
 
     def replay(self, blocks: Sequence[Any], gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """Results, in memory of their own; ``gradients`` are added to in place."""

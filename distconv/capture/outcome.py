@@ -14,6 +14,9 @@ from distconv.capture.watch import block_of, flattened
 from distconv.communication import gradient_reduction
 from distconv.communication.digest import bytes_of, digest
 
+_SPREAD = 8
+"""So many times as far from a step as another run of it may a replay be, where kernels add in no fixed order."""
+
 
 class Memory:
     """Memory that a step may change, that of leaves' gradients and random generators: as it is when this is made."""
@@ -82,22 +85,27 @@ class Outcome:
                 return name
         return ""
 
-    def far_from(self, other: Outcome) -> str:
-        """What first differs in the upper half of its digits, relative to the tensor's largest value; empty if none."""
-        for (name, mine), (_, its) in zip(self.values, other.values, strict=True):
-            if (mine is None) != (its is None):
-                return name
-            if mine is not None and its is not None and not _near(mine, its):
+    def far_from(self, other: Outcome, again: Outcome) -> str:
+        """What first differs by more than half of its digits and than ``_SPREAD`` times as ``again`` does; or empty.
+
+        ``other`` and ``again`` are of the same step. Digits are those of a tensor's largest value.
+        """
+        for (name, mine), (_, its), (_, second) in zip(self.values, other.values, again.values, strict=True):
+            if mine is None or its is None or second is None:
+                if mine is not its:
+                    return name
+            elif not _near(mine, its, second):
                 return name
         return ""
 
 
-def _near(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _near(one: torch.Tensor, other: torch.Tensor, again: torch.Tensor) -> bool:
     if (one.shape, one.dtype) != (other.shape, other.dtype) or not one.is_floating_point():
         return _equal(one, other)
     if not one.numel():
         return True
-    bound = torch.finfo(one.dtype).eps ** 0.5 * other.abs().max()
+    spread = (again - other).abs().max()
+    bound = torch.maximum(torch.finfo(one.dtype).eps ** 0.5 * other.abs().max(), _SPREAD * spread)
     return bool(((one - other).abs() <= bound).all())
 
 

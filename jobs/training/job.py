@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from mpi4py import MPI
 
 from distconv.communication.agreement import together
@@ -108,7 +107,7 @@ def train(options: argparse.Namespace, job: Job) -> int:
         make = job.pipeline if job.pipeline and isinstance(place, Pipelining) else job.trainer
         more = {name: getattr(options, name) for name in job.trainer_options}
         trainer = make(settings_of(options, job.settings), samples, place, device, **more)
-        choice = capture_of(options, device)
+        choice = capture_of(options)
         if choice != "off":
             trainer.capture(choice)
         if options.init_from is not None and not options.resume:
@@ -127,7 +126,7 @@ def train(options: argparse.Namespace, job: Job) -> int:
     return 0
 
 
-def capture_of(options: argparse.Namespace, device: torch.device | str) -> str:
+def capture_of(options: argparse.Namespace) -> str:
     """Whether steps are captured, where nothing is said about it.
 
     Recording a step runs it a few times: of models of the user's own only if that is asked for, since their Python may
@@ -135,7 +134,7 @@ def capture_of(options: argparse.Namespace, device: torch.device | str) -> str:
     """
     if options.capture is not None:
         return str(options.capture)
-    is_reference = getattr(options, "model", None) in MODELS and torch.device(device).type == "cpu"
+    is_reference = getattr(options, "model", None) in MODELS
     return "auto" if is_reference and options.trace is None else "off"
 
 

@@ -168,7 +168,7 @@ def _add_run(parser: argparse.ArgumentParser, out: str) -> None:
         "--capture",
         choices=CHOICES,
         help="replay steps that were recorded once, bit for bit (docs/capture.md); auto: where that is faster than the "
-        "first steps were (default: auto for reference models on CPUs, off for other models and with --trace)",
+        "first steps were (default: auto for reference models, off for other models and with --trace)",
     )
     parser.add_argument(
         "--check-replicas-every",

@@ -101,6 +101,8 @@ class Channel:
         self._groups: dict[str, rendezvous.Backend] = {}
         self.launches: deque[Launch] = deque()
         """What was not over yet at the last launch, oldest first."""
+        self.graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        """Graphs that launch messages or sums of this channel: NCCL does not end before they do."""
         self._groups, self._server = rendezvous.connected(comm, device, _group, (_MESSAGES, _SUMS))
         _channels[:] = [each for each in _channels if each() is not None] + [weakref.ref(self)]
         watchdog.look_at(_waited_for)
@@ -183,6 +185,8 @@ class Channel:
         with watchdog.waiting(lambda: f"the end of {self.name}"):
             if self._groups and self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
+            for graph in self.graphs:
+                graph.reset()
             while self._groups:
                 self._groups.popitem()[1].shutdown()
 

@@ -36,6 +36,21 @@ def test_memory_is_what_was_there_and_is_written():
     assert all(leaf.grad is None for leaf in run.leaves())
 
 
+def test_outcomes_are_far_apart_beyond_half_of_the_digits_and_the_spread_of_two_runs():
+    outcomes = []
+    for values in ([1.0, 2.0], [1.0, 2.0], [1.0, 2.0002], [1.0, 2.01], [1.0, 2.02], [1.0, 2.2]):
+        outcome = Outcome.__new__(Outcome)
+        outcome.values = [("x", torch.tensor(values)), ("none", None)]
+        outcomes.append(outcome)
+    one, same, near, far, spread, farther = outcomes
+    assert near.far_from(one, same) == ""
+    assert far.far_from(one, same) == "x"
+    assert far.far_from(one, spread) == ""
+    assert farther.far_from(one, spread) == "x"
+    spread.values[0] = "x", None
+    assert one.far_from(same, spread) == "x"
+
+
 def test_outcomes_are_told_apart_by_a_bit():
     layer, step, run = prepared()
     outcomes = []

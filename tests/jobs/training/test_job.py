@@ -109,12 +109,11 @@ def test_a_job_opens_trains_judges_and_closes_in_this_order(
         ({"capture": "on", "model": "mine:Model"}, "on"),
         ({"model": "mine:Model"}, "off"),
         ({"trace": range(3)}, "off"),
-        ({"device": "cuda:0"}, "off"),
     ],
 )
 def test_steps_of_reference_models_are_captured_where_nothing_is_said(given: dict[str, Any], choice: str) -> None:
     options = Namespace(**{"capture": None, "model": "unet", "trace": None} | given)
-    assert capture_of(options, given.get("device", "cpu")) == choice
+    assert capture_of(options) == choice
 
 
 @pytest.mark.ranks(2)
