@@ -32,12 +32,19 @@ from distconv.capture.placement import below_autograd
 from distconv.capture.program import Program
 from distconv.communication.gpu.nccl import Channel
 
-_CLONE = torch.ops.aten.clone.default
+_aten = torch.ops.aten
+_CLONE = _aten.clone.default
+_ATTENTION = (
+    _aten._scaled_dot_product_flash_attention.default,
+    _aten._scaled_dot_product_efficient_attention.default,
+    _aten._scaled_dot_product_cudnn_attention.default,
+)
+"""Operators that give, for their gradients, where the generator stood: on the GPU while a graph is captured."""
 
 
 def unfit(recording: Recording) -> Iterator[Refusal]:
     """What no graph can do of a recording that uses a GPU."""
-    constants = _numbers(recording)
+    constants = _numbers(recording) | _places_of_generators(recording)
     inputs = {recording.slots[slot].storage for slot in recording.inputs if slot is not None}
     for entry in recording.entries:
         reason = _by_host(entry)
@@ -88,6 +95,11 @@ def _numbers(recording: Recording) -> set[int]:
         if not entry.writes and not entry.draws and fixed.issuperset(entry.reads()):
             fixed.update(slot for slot in entry.makes() if _on_host(slots[slot]) and slots[slot].storage not in written)
     return fixed
+
+
+def _places_of_generators(recording: Recording) -> set[int]:
+    operators = (entry for entry in recording.entries if isinstance(entry, Operator) and entry.function in _ATTENTION)
+    return {slot for entry in operators for slot in entry.makes() if _on_host(recording.slots[slot])}
 
 
 def on_gpu(recording: Recording) -> Recording:

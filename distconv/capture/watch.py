@@ -205,13 +205,14 @@ class References:
             self._look(value)
 
     def _variables(self, function: FunctionType) -> None:
-        loaded, stored = _names(function)
+        loaded, stored = _names(function, "GLOBAL", "NAME")
         outer = function.__globals__
         for name in sorted(loaded | stored):
             if name in outer:
                 self._add(name, outer, name, name in loaded)
+        from_cells, _ = _names(function, "DEREF")
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            self._add(name, cell, name, name in loaded)
+            self._add(name, cell, name, name in from_cells)
         owners = [outer[name] for name in sorted(loaded) if name in outer]
         for owner in (*owners, *map(_contents, function.__closure__ or ())):
             if _is_plain_object(owner):
@@ -221,7 +222,7 @@ class References:
         self.values.append(owner)
         if isinstance(owner, torch.nn.Module):
             return  # It is looked at as a whole.
-        loaded, stored = _names(function)
+        loaded, stored = _names(function, "ATTR", "METHOD")
         attributes = getattr(owner, "__dict__", {})
         for name in sorted((loaded | stored) & set(attributes)):
             self._add(name, attributes, f"{type(owner).__name__}.{name}", name in loaded)
@@ -247,15 +248,18 @@ def _is_plain_object(value: Any) -> bool:
     return not isinstance(value, left_out) and bool(getattr(value, "__dict__", None))
 
 
-def _names(function: Any) -> tuple[set[str], set[str]]:
-    """Names that its code, and that of functions in it, reads, and those that it sets."""
+def _names(function: Any, *kinds: str) -> tuple[set[str], set[str]]:
+    """Names that its code, and that of functions in it, reads, and those that it sets, by such instructions.
+
+    A local variable may have the name of a global one, and has nothing to do with it.
+    """
     loaded, stored = set(), set()
     codes = [function.__code__]
     while codes:
         code = codes.pop()
         codes += [each for each in code.co_consts if hasattr(each, "co_code")]
         for step in dis.get_instructions(code):
-            if isinstance(step.argval, str):
+            if isinstance(step.argval, str) and any(kind in step.opname for kind in kinds):
                 if step.opname.startswith("LOAD_"):
                     loaded.add(step.argval)
                 elif step.opname.startswith(("STORE_", "DELETE_")):

@@ -13,7 +13,7 @@ from mpi4py import MPI
 from torch import nn
 
 import distconv as dc
-from distconv.capture.entries import Operator, Recording, Sum
+from distconv.capture.entries import Kind, Operator, Recording, Ref, Slot, Sum
 from distconv.capture.graph import on_gpu, unfit
 from distconv.capture.steps import recorded
 from distconv.capture.watch import References
@@ -21,6 +21,7 @@ from tests.distconv.capture.test_recorder import LAYERS
 from tests.distconv.capture.trained import adam, equal, network, sgd, step_of
 
 DEVICE = torch.device("cuda", 0)
+PLACES = (((4, 4), DEVICE), ((4, 4), DEVICE), ((), torch.device("cpu")))
 
 
 # -- of any machine: the tensors of a recording are said to be a GPU's ---------------------------------------------
@@ -71,6 +72,15 @@ def test_what_the_host_does_is_refused_by_name():
     assert "a tensor goes to the CPU" in reasons(lambda x: (x.sum(), x)[1], torch.ones(2, 2))
     assert "clone it" in reasons(lambda x: x.add_(1), torch.ones(2, 2))
     assert "computed there" in reasons(lambda x: x * torch.rand(()), torch.ones(2, 2))
+
+
+def test_where_attention_drew_its_numbers_is_on_the_gpu_in_a_graph():
+    attention = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    slots = [Slot(Kind.HELD, n, (shape, (), 0, None, device)) for n, (shape, device) in enumerate(PLACES)]
+    drawn = Operator("here", attention, (Ref(0),), {}, [1, 2], False)
+    assert not list(unfit(Recording(slots, [drawn, Operator("there", attention, (Ref(1), Ref(2)), {}, [], True)])))
+    drawn.function = torch.ops.aten.var_mean.default
+    assert "goes to the CPU" in next(unfit(Recording(slots, [drawn]))).reason
 
 
 def test_messages_of_mpi_are_refused_with_the_way_out():

@@ -89,6 +89,16 @@ def test_references_are_those_that_the_code_names(monkeypatch):
     assert known.set_by_the_step() == "Owner.count"
 
 
+def test_a_local_variable_is_not_the_global_one_of_its_name(monkeypatch):
+    def step(FACTOR):
+        labels = [FACTOR for FACTOR in (FACTOR, "FACTOR")]
+        return labels
+
+    known = References(step)
+    monkeypatch.setattr(f"{__name__}.FACTOR", 3.0)
+    assert known.difference() == known.set_by_the_step() == ""
+
+
 def test_closures_partial_functions_and_lists():
     seen, last = [], None
 
