@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import socket
 import sys
 import threading
@@ -187,9 +188,9 @@ def test_a_change_of_what_is_there_ends_the_next_epoch(
         comm.Barrier()
         if comm.rank == 0:
             changed = path if layout == "hdf5" else path / "image" / "zarr.json"
-            changed.write_bytes(changed.read_bytes() + b" ")
+            os.utime(changed, (2e9, 2e9))
         zipped(comm, path)
-        with pytest.raises(DataError, match=r"has been (written to|changed from) .*since it was opened"):
+        with pytest.raises(DataError, match=r"has been written to since it was opened"):
             source.check_unchanged()
         source.close()
 
