@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple
@@ -41,6 +41,11 @@ class Slot:
     value: torch.Tensor | None = None
     """Of one that the recording holds."""
     nbytes: int = 0
+
+
+def strides_that_count(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Strides of dimensions with more than one index: the others are as autograd takes or copies a gradient."""
+    return tuple(step for extent, step in zip(shape, strides, strict=True) if extent > 1)
 
 
 @dataclass(eq=False)

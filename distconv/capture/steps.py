@@ -14,7 +14,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from distconv import recording
-from distconv.capture.entries import Entry, Kind, Operator, Recording, Ref
+from distconv.capture.entries import Entry, Kind, Operator, Recording, Ref, strides_that_count
 from distconv.capture.recorder import Recorder
 from distconv.capture.state import State, gradient
 from distconv.capture.unseen import seen
@@ -189,14 +189,22 @@ def difference(one: Run, other: Run) -> str:
         return "the step does not do the same each time"
     either = mine_taken ^ its_taken
     for number, (mine, its) in enumerate(zip(one.recording.slots, other.recording.slots, strict=True)):
-        where = slice(2) if number in either else slice(None)  # their offsets may be others
-        if mine.geometry[where] != its.geometry[where] or mine.kind is not its.kind:
+        layouts = [_layout(slot.geometry, number in either) for slot in (mine, its)]
+        if layouts[0] != layouts[1] or mine.kind is not its.kind:
             return "a tensor of the step does not have the same shape each time"
         if mine.kind is Kind.HELD and not _same_memory(mine.value, its.value):
             return f"{_user(other, number)}: a tensor is made anew each time, past torch's operators"
         if mine.kind is Kind.CONSTANT and not _equal(mine.value, its.value):
             return f"{_user(other, number)}: Python makes another number each time"
     return ""
+
+
+def _layout(geometry: tuple[Any, ...], anywhere: bool) -> tuple[Any, ...]:
+    """What two runs must have alike; ``anywhere`` in its memory."""
+    shape, strides, *others = geometry
+    if not isinstance(strides, tuple):  # of a layout that is refused
+        return geometry
+    return shape, strides_that_count(shape, strides), *(() if anywhere else others)
 
 
 def _done(recording: Recording) -> tuple[list[tuple[str, str]], set[int]]:

@@ -2,6 +2,7 @@
 
 ::
 
+    address             Samples that are no files of this machine: an address of fsspec
     box_function        Samples that a function of the user's reads, box by box
     channel_statistics  Mean, spread and range of each channel of a dataset
     formats             The formats that samples are stored in, each read by one process alone

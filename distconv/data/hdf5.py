@@ -12,7 +12,6 @@ import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +19,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import agree, together
+from distconv.data.address import Place, place_of
 from distconv.data.formats.hdf5_files import Hdf5File
 from distconv.data.formats.store import Store
 from distconv.data.opened_file import identity
@@ -60,14 +60,14 @@ class StoredSamples:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Place,
         layouts: Mapping[str, Layout] | Sequence[str],
         comm: MPI.Intracomm | None,
         open_store: Callable[[list[str]], Store],
     ) -> None:
-        self.path = Path(path)
         self.comm = comm = MPI.COMM_WORLD if comm is None else comm
-        agree(comm, self.kind, f"{self.path} with {sorted(layouts)}")
+        agree(comm, self.kind, f"{path} with {sorted(layouts)}")
+        self.path = together(comm, lambda: place_of(path), DataError)
         self.store = together(comm, lambda: open_store(list(layouts)), DataError)
         try:
             together(comm, lambda: self._check(layouts), DataError)
@@ -168,8 +168,8 @@ class SampleFile(StoredSamples):
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | Place,
         layouts: Mapping[str, Layout] | Sequence[str],
         comm: MPI.Intracomm | None = None,
     ) -> None:
-        super().__init__(path, layouts, comm, lambda names: Hdf5File(Path(path), names))
+        super().__init__(path, layouts, comm, lambda names: Hdf5File(place_of(path), names))

@@ -6,13 +6,13 @@ import math
 import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from distconv.data.address import Address, Place
 from distconv.errors import DataError
 from distconv.whole_files import open_regular
 
@@ -30,7 +30,8 @@ class Identity:
     device: int
     inode: int
     size: int
-    modified_ns: int
+    modified: int | str
+    """In nanoseconds, or whatever an address has instead."""
 
     def change(self, now: Identity) -> str:
         """What has become of it, in words."""
@@ -41,13 +42,15 @@ class Identity:
         return "written to"
 
 
-def identity(path: Path) -> Identity:
+def identity(path: Place) -> Identity:
     """That of the file which ``path`` leads to now."""
+    if isinstance(path, Address):
+        return Identity(0, 0, *path.state())
     status = path.stat()
     return Identity(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-def opened(path: Path) -> tuple[h5py.File, Identity]:
+def opened(path: Place) -> tuple[h5py.File, Identity]:
     """The HDF5 file ``path``, open for reading, whoever else has it open and how.
 
     Raises
@@ -55,17 +58,23 @@ def opened(path: Path) -> tuple[h5py.File, Identity]:
     DataError
         If it is empty, or no HDF5 file.
     """
+    if isinstance(path, Address):
+        return _opened(path, path.open(), {})
     # The operating system's reasons are clearer than HDF5's, so it is asked first; and HDF5 would wait for a pipe.
     if path.is_dir():
         raise DataError(f"{path} is a directory, not an HDF5 file")
     open_regular(path).close()
+    # A driver other than h5py's own: HDF5 refuses a file that it has open already with another way of locking, and the
+    # user's way is the user's choice.
+    return _opened(path, path, {"driver": "stdio", "locking": False})
+
+
+def _opened(path: Place, source: object, options: dict[str, Any]) -> tuple[h5py.File, Identity]:
     state = identity(path)
     if state.size == 0:
         raise DataError(f"{path} is empty (0 bytes): it was never written, or its writer has not finished")
     try:
-        # A driver other than h5py's own: HDF5 refuses a file that it has open already with another way of locking, and
-        # the user's way is the user's choice.
-        return h5py.File(path, "r", driver="stdio", locking=False), state
+        return h5py.File(source, "r", **options), state
     except OSError as error:
         raise DataError(f"{path} cannot be opened as HDF5 ({state.size} bytes): {error}") from error
 
@@ -98,7 +107,7 @@ def own_place(file: h5py.File, name: str) -> str | None:
     return place
 
 
-def values(file: h5py.File, name: str, path: Path, file_bytes: int) -> NDArray[Any]:
+def values(file: h5py.File, name: str, path: Place, file_bytes: int) -> NDArray[Any]:
     """All of the dataset called ``name``, if that is not out of all proportion to the file.
 
     Raises
@@ -120,7 +129,7 @@ def values(file: h5py.File, name: str, path: Path, file_bytes: int) -> NDArray[A
 
 
 def dataset(
-    file: h5py.File, name: str, path: Path, file_bytes: int, virtual: Callable[[h5py.Dataset], object] | None = None
+    file: h5py.File, name: str, path: Place, file_bytes: int, virtual: Callable[[h5py.Dataset], object] | None = None
 ) -> h5py.Dataset:
     """The dataset called ``name`` if all of it is in this file, or ``virtual`` has checked where it is.
 

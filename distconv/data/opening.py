@@ -11,6 +11,7 @@ import h5py
 from mpi4py import MPI
 
 from distconv.communication.agreement import agree, together
+from distconv.data.address import Address, Place, place_of
 from distconv.data.formats.hdf5_files import Hdf5Files, head_of
 from distconv.data.formats.netcdf import NetCdf
 from distconv.data.formats.npy import NpyFiles, is_npy
@@ -22,8 +23,9 @@ from distconv.data.reading_processes import ReadByProcesses
 from distconv.data.source import StoredSource
 from distconv.errors import DataError
 
-AnyPath = str | os.PathLike[str]
+AnyPath = str | os.PathLike[str] | Place
 
+_ONE = (str, os.PathLike, Address)
 _ZARR = ("zarr.json", ".zgroup", ".zarray")
 _NETCDF = (".nc", ".nc4", ".netcdf")
 _HDF5 = (".h5", ".hdf5", ".hdf")
@@ -41,8 +43,9 @@ def open_source(
 
     ``path`` is a zarr group, a netCDF file (.nc), an HDF5 file, virtual datasets among them, a folder of NumPy's .npy
     files or one such file; or a list, a pattern (``samples/*.h5``) or a folder of HDF5 files, which have samples each,
-    or ``one_each``: datasets without the dimension that counts them. ``layouts`` names the datasets; as a mapping it
-    says what each must be too. ``readers``: processes that read at a time, besides this one.
+    or ``one_each``: datasets without the dimension that counts them. Groups and files may be addresses that fsspec
+    understands, ``s3://bucket/samples.zarr``. ``layouts`` names the datasets; as a mapping it says what each must be
+    too. ``readers``: processes that read at a time, besides this one.
 
     Raises
     ------
@@ -52,14 +55,14 @@ def open_source(
         If ranks ask for different files, or see different ones.
     """
     comm = MPI.COMM_WORLD if comm is None else comm
-    named = path if isinstance(path, (str, os.PathLike)) else [str(each) for each in path]
+    named = path if isinstance(path, _ONE) else [str(each) for each in path]
     agree(comm, "open_source", f"{named}, {one_each}, {readers}")
     files = together(comm, lambda: _files_of(path), DataError)
     opened: StoredSamples
     if files is not None:
-        opened = _files(Path(_name_of(path)), files, layouts, comm, one_each)
+        opened = _files(place_of(_name_of(path)), files, layouts, comm, one_each)
     else:
-        place = Path(path)  # type: ignore[arg-type]  # a list has files
+        place = place_of(path)  # type: ignore[arg-type]  # a list has files
         kind = together(comm, lambda: _kind_of(place), DataError)
         opened = SampleFile(place, layouts, comm) if kind is None else _store(kind, place, layouts, comm)
     return opened if readers == 1 else ReadByProcesses(opened, readers)
@@ -92,14 +95,17 @@ def has_group(path: Path, group: str, comm: MPI.Intracomm) -> bool:
 
 
 def _store(
-    kind: type[Store], path: Path, layouts: Mapping[str, Layout] | Sequence[str], comm: MPI.Intracomm
+    kind: type[Store], path: Place, layouts: Mapping[str, Layout] | Sequence[str], comm: MPI.Intracomm
 ) -> StoredSamples:
     return StoredSamples(path, layouts, comm, lambda names: kind(path, names))
 
 
-def _kind_of(path: Path) -> type[Store] | None:
+def _kind_of(path: Place) -> type[Store] | None:
     """The format of what is no list; None is HDF5."""
-    if path.is_dir():
+    if isinstance(path, Address):
+        if path.suffix not in (".npy", *_NETCDF, *_HDF5) and any((path / name).is_file() for name in _ZARR):
+            return ZarrGroup
+    elif path.is_dir():
         if any((path / name).is_file() for name in _ZARR):
             return ZarrGroup
         if is_npy(path):
@@ -111,18 +117,25 @@ def _kind_of(path: Path) -> type[Store] | None:
 
 
 def _name_of(path: AnyPath | Sequence[AnyPath]) -> str:
-    if isinstance(path, (str, os.PathLike)):
+    if isinstance(path, _ONE):
         return str(path)
-    return os.path.commonpath([Path(each).absolute() for each in path])
+    places = [place_of(each).absolute() for each in path]
+    if any(isinstance(each, Address) for each in places):
+        return f"{places[0]} and {len(places) - 1} others"
+    return os.path.commonpath([str(each) for each in places])
 
 
-def _files_of(path: AnyPath | Sequence[AnyPath]) -> list[Path] | None:
+def _files_of(path: AnyPath | Sequence[AnyPath]) -> Sequence[Place] | None:
     """The HDF5 files of a list, a pattern or a folder, or None if it is none of them."""
-    if not isinstance(path, (str, os.PathLike)):
+    if not isinstance(path, _ONE):
         if not path:
             raise DataError("open_source: the list of files is empty; name at least one")
-        return [Path(each) for each in path]
-    text, place = str(path), Path(path)
+        return [place_of(each) for each in path]
+    text, place = str(path), place_of(path)
+    if isinstance(place, Address):
+        if "*" in text:
+            raise DataError(f"{text}: an address is no pattern; give a list of the files'")
+        return None
     if place.is_dir():
         files = sorted(each for each in place.iterdir() if each.suffix in _HDF5)
         folder = place
@@ -146,7 +159,11 @@ def _fixed(pattern: str) -> str:
 
 
 def _files(
-    path: Path, files: list[Path], layouts: Mapping[str, Layout] | Sequence[str], comm: MPI.Intracomm, one_each: bool
+    path: Place,
+    files: Sequence[Place],
+    layouts: Mapping[str, Layout] | Sequence[str],
+    comm: MPI.Intracomm,
+    one_each: bool,
 ) -> StoredSamples:
     """A list: the ranks share the looking at its files."""
     agree(comm, f"{path}: the files", str([str(each) for each in files]))

@@ -12,7 +12,6 @@ import queue
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from distconv.communication.agreement import agree, together
 from distconv.data import reader_server
+from distconv.data.address import Place
 from distconv.data.formats.store import Store
 from distconv.data.reader_server import message, received, send
 from distconv.data.source import Source
@@ -176,7 +176,7 @@ class ReadByProcesses:
             server.wait()
 
 
-def _pickled(path: Path, store: Any) -> bytes:
+def _pickled(path: Place, store: Any) -> bytes:
     function = getattr(store, "function", None)
     if store is None:
         raise DataError(f"{path}: cannot be read in another process")

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from distconv.data.address import Place
 from distconv.distribution import Box
 
 
 class Source(Protocol):
     """Named datasets whose first dimension counts samples."""
 
-    path: Path
     comm: MPI.Intracomm
     readers: int
     """How many boxes may be read at a time, each in a thread of its own."""
+
+    @property
+    def path(self) -> Place:
+        """Where they are."""
 
     def close(self) -> None:
         """Let go of the file on this rank."""

@@ -15,6 +15,7 @@ import h5py
 import numpy as np
 from numpy.typing import NDArray
 
+from distconv.data.address import Address, Place
 from distconv.data.formats.store import Slices, Store, Stored, states_of
 from distconv.data.formats.virtual import sources_of
 from distconv.data.opened_file import Identity, dataset, opened, own_place
@@ -46,9 +47,13 @@ class Hdf5File(Store):
 
     def _checked(self, name: str, size: int) -> tuple[h5py.Dataset, Stored]:
         sources: dict[Path, tuple[int, ...] | None] = {}
-        stored = dataset(
-            self._file, name, self.path, size, lambda virtual: sources.update(sources_of(virtual, self.path, name))
-        )
+        path = self.path
+        if isinstance(path, Address):  # HDF5 would look for what a virtual dataset shows on this machine
+            stored = dataset(self._file, name, path, size)
+        else:
+            stored = dataset(
+                self._file, name, path, size, lambda virtual: sources.update(sources_of(virtual, path, name))
+            )
         self.states |= states_of(sources)
         # Of several sources the first speaks for all.
         chunks = next(iter(sources.values()), None) if sources else stored.chunks
@@ -92,12 +97,12 @@ class Hdf5File(Store):
 class Head:
     """What is known of one file of a list."""
 
-    path: Path
+    path: Place
     state: Identity
     stored: Mapping[str, Stored]
 
 
-def head_of(path: Path, names: Iterable[str], one_each: bool) -> Head:
+def head_of(path: Place, names: Iterable[str], one_each: bool) -> Head:
     """That of the file ``path``, each dataset of which has samples, or is ``one_each``. It is not kept open.
 
     Raises
@@ -118,7 +123,7 @@ def head_of(path: Path, names: Iterable[str], one_each: bool) -> Head:
 class Hdf5Files(Store):
     """The samples of many files, one behind the other; a process has a few of them open at a time."""
 
-    def __init__(self, path: Path, names: Iterable[str], heads: Sequence[Head], one_each: bool) -> None:
+    def __init__(self, path: Place, names: Iterable[str], heads: Sequence[Head], one_each: bool) -> None:
         """``path`` names them all in messages."""
         self._heads, self._one_each = tuple(heads), one_each
         super().__init__(path, names)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distconv.data.address import Address
 from distconv.data.formats.store import Slices, Store, Stored, check_inside, check_numbers, states_of
 from distconv.errors import DataError
 
@@ -31,6 +32,8 @@ class NpyFiles(Store):
             self.stored[name] = Stored(array.shape, array.dtype, (1,) * (array.ndim - 1) + array.shape[-1:])
 
     def _path(self, name: str) -> Path:
+        if isinstance(self.path, Address):
+            raise DataError(f"{self.path}: .npy files are mapped into memory, from paths alone; copy it, or write zarr")
         if self.path.is_dir():
             path = self.path / f"{name}.npy"
             check_inside(path, self.path, f"{self.path}: dataset {name!r}")
@@ -53,8 +56,10 @@ class NpyFiles(Store):
 
     def column(self, name: str) -> list[object] | None:
         """A file with one number or text per sample, if there is one."""
+        if isinstance(self.path, Address) or not self.path.is_dir():
+            return None
         path = self.path / f"{name}.npy"
-        if not self.path.is_dir() or not path.is_file():
+        if not path.is_file():
             return None
         check_inside(path, self.path, f"{self.path}: {name!r}")
         values = self._mapped(name, path)

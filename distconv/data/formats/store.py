@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distconv.data.address import Place
 from distconv.data.opened_file import Identity, identity
 from distconv.errors import DataError
 
@@ -32,16 +33,16 @@ class Stored:
 class Store(ABC):
     """Datasets of a path, open for reading in this process. A copy in another process opens them there."""
 
-    path: Path
+    path: Place
     names: tuple[str, ...]
 
     libraries: Sequence[str] = ()
     """What ``open`` imports."""
 
-    def __init__(self, path: Path, names: Iterable[str]) -> None:
+    def __init__(self, path: Place, names: Iterable[str]) -> None:
         self.path, self.names = path, tuple(names)
         self.stored: dict[str, Stored] = {}
-        self.states: dict[Path, Identity] = {}
+        self.states: dict[Place, Identity] = {}
         """The files whose change would be one of the data, as they were when they were opened."""
         self.open()
 
@@ -131,12 +132,12 @@ def written(box: Slices) -> str:
     return ", ".join(f"{each.start}:{each.stop}" for each in box)
 
 
-def states_of(paths: Iterable[Path]) -> dict[Path, Identity]:
+def states_of(paths: Iterable[Place]) -> dict[Place, Identity]:
     """The state of each of these files."""
     return {path: identity(path) for path in paths}
 
 
-def check_numbers(path: Path, name: str, shape: Sequence[int], dtype: np.dtype) -> None:
+def check_numbers(path: Place, name: str, shape: Sequence[int], dtype: np.dtype) -> None:
     """Raise DataError unless a dataset is an array of numbers with a dimension that counts samples.
 
     Raises

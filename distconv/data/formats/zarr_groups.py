@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from distconv.data.address import Address, Place
 from distconv.data.formats.store import Slices, Store, Stored, check_inside, check_numbers, states_of
 from distconv.errors import DataError
 
@@ -28,7 +29,7 @@ _METADATA = ("zarr.json", ".zarray", ".zgroup", ".zmetadata", ".zattrs")
 
 
 class ZarrGroup(Store):
-    """Arrays of a zarr group in a folder."""
+    """Arrays of a zarr group in a folder, or at an address."""
 
     libraries = ("zarr",)
 
@@ -45,7 +46,7 @@ class ZarrGroup(Store):
         except ImportError as error:
             raise DataError(f"{self.path}: zarr is not installed: pip install 'distconv[zarr]'") from error
         try:
-            self._group = zarr.open_group(_inside(self.path), mode="r")
+            self._group = zarr.open_group(_store(self.path), mode="r")
             self._arrays = {name: self._group.get(name) for name in self.names}
         except DataError:
             raise
@@ -73,7 +74,7 @@ class ZarrGroup(Store):
             )
         return Stored(tuple(array.shape), array.dtype, tuple(array.chunks))
 
-    def _folders(self) -> list[Path]:
+    def _folders(self) -> list[Place]:
         return [self.path, *(self.path / name for name in self.names)]
 
     def values(self, name: str, box: Slices) -> NDArray[Any]:
@@ -91,6 +92,13 @@ class ZarrGroup(Store):
         """An attribute of a group, or None."""
         node = self._group if group in ("", "/") else self._group.get(group)
         return None if node is None else node.attrs.get(name)
+
+
+def _store(place: Place) -> Any:
+    """A zarr store of what is there."""
+    from zarr.storage import FsspecStore
+
+    return FsspecStore.from_url(place.url, read_only=True) if isinstance(place, Address) else _inside(place)
 
 
 def _inside(folder: Path) -> Any:

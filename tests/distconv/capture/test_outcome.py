@@ -76,6 +76,18 @@ def test_outcomes_are_told_apart_by_a_bit():
     assert found[4] == "the random generator"
 
 
+def test_strides_count_where_there_is_more_than_one_index():
+    _, _, run = prepared()
+    plain, part, turned = (
+        torch.ones(1, 2, 2),
+        torch.ones(2, 2, 2)[:1].as_strided((1, 2, 2), (9, 2, 1)),
+        torch.ones(1, 2, 2).mT,
+    )
+    first, second, third = (Outcome(run, [X], tensor) for tensor in (plain, part, turned))
+    assert first.difference(second) == ""
+    assert first.difference(third) == "result 0"
+
+
 def test_digests_tell_values_apart():
     assert digests([torch.ones(2), torch.zeros(2)]) == digests([torch.ones(2), torch.zeros(2)])
     assert digests([torch.zeros(2)]) != digests([-torch.zeros(2)])

@@ -74,6 +74,32 @@ def test_gradients_that_autograd_takes_or_copies_are_alike():
     assert difference(without, with_copy) == ""
 
 
+def test_a_gradient_that_lies_in_a_larger_one_is_taken_or_copied_alike():
+    """Autograd takes it, for the strides of dimensions of one index say nothing; a copy has those of the parameter."""
+    weight, held = torch.ones(1, 1, 3, requires_grad=True), []
+
+    class Part(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, weight):
+            return weight.sum()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return (gradient * torch.ones(1, 2, 3))[:, :1]
+
+    weight.register_hook(held.append)
+
+    def step():
+        Part.apply(weight).backward()
+
+    with_copy = run(step)
+    weight.register_hook(lambda gradient: held.clear())
+    without = run(step)
+    strides = [each.recording.slots[each.gradients[0][1]].geometry[1] for each in (with_copy, without)]
+    assert strides == [(3, 3, 1), (6, 3, 1)]
+    assert difference(with_copy, without) == ""
+
+
 def test_other_calls_numbers_and_tensors_are_told():
     calls = [0]
 
