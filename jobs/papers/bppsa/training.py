@@ -78,8 +78,8 @@ def train(samples: ImageSamples, iterations: int, batch: int, rate: float, *, sc
     return losses, seconds
 
 
-def batches(samples: ImageSamples, group: str, batch: int) -> Iterator[Batch]:
-    """Images and labels of a group, without an end.
+def batches(samples: ImageSamples, group: str, batch: int, seed: int = 0) -> Iterator[Batch]:
+    """Images and labels of a group, without an end, in an order that follows from ``seed``.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def batches(samples: ImageSamples, group: str, batch: int) -> Iterator[Batch]:
         raise DataError(
             f"--batch {batch}: there are {there} images in the group {group}; take a batch of so many at most"
         )
-    loader = samples.loader(group, ProcessGrid(samples.comm), batch, shuffle=True, drop_last=True)
+    loader = samples.loader(group, ProcessGrid(samples.comm), batch, seed=seed, shuffle=True, drop_last=True)
     for epoch in count():
         for loaded in loader.epoch(epoch):
             images, labels = loaded.tensors
