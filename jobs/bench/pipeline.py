@@ -273,9 +273,7 @@ def _report(
         gains = [a / b for a, b in zip(one, times[name], strict=True)]
         lines.append(f"{name}: {statistics.median(gains):.2f} times as fast as one rank")
     hybrid = statistics.median(2 * a / (a + b) for a, b in zip(one, times["stale"], strict=True))
-    lines.append(
-        f"hybrid training, half of the steps stale, the others on one rank: {hybrid:.2f} times as fast as there"
-    )
+    lines.append(f"hybrid training, half of the steps stale, half on one rank: {hybrid:.2f} times as fast as one rank")
     for name, timelines in traces.items():
         ideal, taken = _ideal(timelines, stages), statistics.median(each.makespan for each in timelines)
         lines.append(
