@@ -174,7 +174,7 @@ def _compared(options: argparse.Namespace, resolution: int, grid: ProcessGrid) -
     fitting = [name for name in names if peaks[name] is not None]
     variants: dict[str, Variant] = dict.fromkeys(fitting, idle)
     if grid.rank == 0:
-        variants |= clocked({name: step_of(options, resolution, name) for name in fitting})
+        variants |= clocked({name: _apart(step_of(options, resolution, name)) for name in fitting})
     if grid.size > 1:
         variants |= clocked(
             {f"{name}, {grid.size} ranks": step_of(options, resolution, name, grid) for name in fitting}
@@ -187,6 +187,16 @@ def _compared(options: argparse.Namespace, resolution: int, grid: ProcessGrid) -
         "median_s": medians(times),
         "memory_bytes": {name: None if peak is None else peak.used for name, peak in peaks.items()},
     }
+
+
+def _apart(step: Callable[[], object]) -> Callable[[], object]:
+    """``step`` of one rank alone, whose dropout leaves the random numbers as they are on the others."""
+
+    def run() -> None:
+        with torch.random.fork_rng(devices=[]):
+            step()
+
+    return run
 
 
 def _voxels(options: argparse.Namespace, resolution: int) -> dict[float, int]:
