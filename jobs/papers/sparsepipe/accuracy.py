@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from mpi4py import MPI
 
+from distconv.errors import DataError
 from distconv.jobs.papers.printed_tables import Rows, add_json_argument, print_tables
 from distconv.jobs.pointcloud.batches import Recipe, voxel_batch
 from distconv.jobs.pointcloud.classification.samples import CloudSamples
@@ -36,6 +37,9 @@ examples:
 """
 
 NETWORKS = {"sparse": sparse_vgg16_bn, "dense": dense_vgg16_bn}
+LEAST = 32
+"""Voxels along a side that the dense one needs."""
+
 EVALUATED = 32
 """Clouds of a batch that is not trained on."""
 
@@ -64,7 +68,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the table on rank 0. Collective over MPI.COMM_WORLD."""
+    """Print the tables on rank 0. Collective over MPI.COMM_WORLD.
+
+    Raises
+    ------
+    DataError
+        If the dense network is to see too few voxels.
+    """
+    if "dense" in options.networks and min(options.resolution) < LEAST:
+        raise DataError(
+            f"--resolution {min(options.resolution)}: the dense network halves space five times; take {LEAST} or more, "
+            "or --networks sparse"
+        )
     print_tables(lambda: {"accuracy": _table(options)}, options.json)
     return 0
 

@@ -88,6 +88,12 @@ def test_each_resolution_has_its_rows_of_the_networks_asked_for(tmp_path, capsys
     assert "\n40^3\nseed  sparse %  sparse s\n" in printed and "dense" not in printed
 
 
+def test_too_few_voxels_for_the_dense_network_are_refused_in_a_line(capsys):
+    assert cli.main(["reproduce", "sparsepipe-accuracy", "--resolution", "32", "16"]) == 2
+    error = capsys.readouterr().err
+    assert "--resolution 16: the dense network halves space five times" in error and error.count("\n") == 1
+
+
 @pytest.mark.parametrize("arguments", [["--train", "0"], ["--lr", "0"], ["--networks", "none"]])
 def test_bad_input_ends_with_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
