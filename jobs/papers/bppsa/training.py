@@ -36,12 +36,12 @@ def chain(model: LeNet5) -> list[nn.Module]:
 
 def table(path: Path, iterations: int, batch: int, rate: float = RATE) -> Rows:
     """Print the training loss of both after each iteration, and at the end the test loss."""
+    print(f"\nFigure 6, LeNet-5 on {path}, batches of {batch}, SGD {rate:g}, momentum {MOMENTUM}, float32", flush=True)
     samples = ImageSamples(path, MPI.COMM_SELF)
     curves, seconds = {}, {}
     for scan in (False, True):
         curves[scan], seconds[scan] = train(samples, iterations, batch, rate, scan=scan)
     samples.close()
-    print(f"\nFigure 6, LeNet-5 on {path}, batches of {batch}, SGD {rate:g}, momentum {MOMENTUM}, float32")
     print(f"{'iteration':>9}{'autograd':>12}{'scan':>12}{'difference':>12}")
     rows: Rows = []
     last = len(curves[True]) - 1
