@@ -54,7 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--coefficients", type=positive, default=defaults.coefficients, help="of a sound (default: %(default)s)"
     )
     parser.add_argument(
+        "--window-ms", type=positive_float, default=defaults.window_ms, help="of its frames (default: %(default)s)"
+    )
+    parser.add_argument(
         "--hop-ms", type=positive_float, default=defaults.hop_ms, help="between its frames (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--stereo", action="store_true", help="coefficients of each of its channels (default: of their mean)"
     )
     add_training_arguments(parser, defaults, out="runs/sequence")
 
@@ -67,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
 def _samples(options: argparse.Namespace, comm: MPI.Intracomm) -> SequenceSamples:
     if options.coefficients < 2:
         raise DataError(f"--coefficients {options.coefficients}: the first is left out; ask for 2 or more")
-    recipe = Recipe(options.coefficients, hop_ms=options.hop_ms)
+    recipe = Recipe(options.coefficients, options.window_ms, options.hop_ms, options.stereo)
     return SequenceSamples(options.data, comm, length=options.length, recipe=recipe)
 
 

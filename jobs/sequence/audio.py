@@ -9,7 +9,7 @@ A file has all sounds in a row::
                                (free spoken digits); without either, all are trained on
 
 with the attribute ``sample_rate`` in Hz. A folder has ``train/CLASS/*.wav`` and, if some are held out,
-``test/CLASS/*.wav``, all of one rate.
+``test/CLASS/*.wav``, all of one rate and of as many channels.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KINDS = {"iu": "whole numbers", "iuf": "numbers", "iufb": "numbers"}
 
 @dataclass(frozen=True, eq=False)
 class Clips:
-    """Sounds (samples,) with their labels."""
+    """Sounds (samples) or (samples, channels) with their labels."""
 
     sounds: list[NDArray[Any]]
     labels: NDArray[np.int64]
@@ -52,6 +52,8 @@ class Recordings:
     groups: dict[str, Clips]
     class_names: tuple[str, ...]
     rate: float
+    channels: int = 1
+    """Of every sound."""
 
 
 def recordings(path: Path) -> Recordings:
@@ -130,7 +132,7 @@ def _rate(given: object, path: Path) -> float:
 
 def _of_folder(path: Path) -> Recordings:
     names = tuple(sorted({place.name for place in path.glob("t*/*") if place.is_dir()}))
-    rates: dict[float, Path] = {}
+    kinds: dict[tuple[float, int], Path] = {}
     groups = {}
     for group in ("train", "test"):
         files = sorted((path / group).glob("*/*.wav"))
@@ -141,18 +143,19 @@ def _of_folder(path: Path) -> Recordings:
                     rate, sound = scipy.io.wavfile.read(stream)
             except (OSError, ValueError) as error:
                 raise DataError(f"{file}: cannot be read as WAV: {error}") from error
-            rates.setdefault(float(rate), file)
-            sounds.append(sound if sound.ndim == 1 else sound.mean(1))
+            kinds.setdefault((float(rate), 1 if sound.ndim == 1 else sound.shape[1]), file)
+            sounds.append(sound)
         if files:
             groups[group] = Clips(sounds, np.array([names.index(file.parent.name) for file in files]))
-    if len(rates) > 1:
-        listed = ", ".join(f"{file} {rate:g} Hz" for rate, file in rates.items())
-        raise DataError(f"{path}: sounds of several rates ({listed}); bring them to one")
-    return Recordings(groups, names, next(iter(rates), 0.0))
+    if len(kinds) > 1:
+        listed = ", ".join(f"{file} {rate:g} Hz, {channels} channel(s)" for (rate, channels), file in kinds.items())
+        raise DataError(f"{path}: sounds of several rates or numbers of channels ({listed}); bring them to one")
+    rate, channels = next(iter(kinds), (0.0, 1))
+    return Recordings(groups, names, rate, channels)
 
 
 class Sounds:
-    """Coefficients (frames, channels) of the clips of a group. Collective: ranks share the work."""
+    """Coefficients (frames, values) of the clips of a group. Collective: ranks share the work."""
 
     def __init__(self, clips: Clips, rate: float, recipe: Recipe, comm: MPI.Intracomm) -> None:
         self.labels = clips.labels

@@ -18,16 +18,16 @@ from distconv.errors import DataError
 
 @dataclass(frozen=True)
 class Recipe:
-    """How coefficients are made."""
+    """How coefficients are made; ``stereo``: of each channel of a sound, not of the mean of its channels."""
 
     coefficients: int = 13
     window_ms: float = 25.0
     hop_ms: float = 10.0
+    stereo: bool = False
 
-    @property
-    def channels(self) -> int:
-        """Values of a frame: all coefficients but the first."""
-        return self.coefficients - 1
+    def values(self, channels: int) -> int:
+        """Values of a frame of a sound of so many channels: all coefficients but the first."""
+        return (channels if self.stereo else 1) * (self.coefficients - 1)
 
 
 def library() -> Any:
@@ -48,15 +48,22 @@ def library() -> Any:
 
 
 def mfcc(sound: NDArray[Any], rate: float, recipe: Recipe) -> NDArray[np.float32]:
-    """Coefficients (frames, channels) of ``sound``, samples at ``rate`` Hz; each with mean 0 and variance 1 over time.
+    """Coefficients (frames, values) of ``sound``, samples at ``rate`` Hz; each with mean 0 and variance 1 over time.
 
-    The first coefficient, which is the power, is left out. Source: BPPSA, 4.2.
+    ``sound`` is (samples) or (samples, channels). The first coefficient, which is the power, is left out; those of the
+    second channel come behind those of the first. Source: BPPSA, 4.2.
 
     Raises
     ------
     DataError
         If kaldi-native-fbank is not installed.
     """
+    by_channel = sound.reshape(len(sound), -1).T
+    rows = by_channel if recipe.stereo else by_channel.mean(0, keepdims=True)
+    return np.concatenate([_of_channel(row, rate, recipe) for row in rows], 1)
+
+
+def _of_channel(sound: NDArray[Any], rate: float, recipe: Recipe) -> NDArray[np.float32]:
     knf = library()
     options = knf.MfccOptions()
     options.frame_opts.samp_freq, options.frame_opts.dither = rate, 0.0
@@ -67,5 +74,5 @@ def mfcc(sound: NDArray[Any], rate: float, recipe: Recipe) -> NDArray[np.float32
     extractor.accept_waveform(rate, sound.astype(np.float32).tolist())
     extractor.input_finished()
     frames = [extractor.get_frame(index)[1:] for index in range(extractor.num_frames_ready)]
-    values = np.array(frames, np.float32).reshape(-1, recipe.channels)
+    values = np.array(frames, np.float32).reshape(-1, recipe.coefficients - 1)
     return np.asarray((values - values.mean(0)) / np.maximum(values.std(0), 1e-6), np.float32)

@@ -57,7 +57,7 @@ class SequenceSamples:
             return
         loaded = together(comm, lambda: recordings(path), DataError)
         agree(comm, str(path), ", ".join(f"{len(clips.labels)} of {group}" for group, clips in loaded.groups.items()))
-        self.name, self.class_names, self.channels = str(path), loaded.class_names, recipe.channels
+        self.name, self.class_names, self.channels = str(path), loaded.class_names, recipe.values(loaded.channels)
         self.groups = {group: Sounds(clips, loaded.rate, recipe, comm) for group, clips in loaded.groups.items()}
 
     def place(self, group: str) -> object:

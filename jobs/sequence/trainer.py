@@ -36,8 +36,12 @@ class Settings(common.Settings):
     """Bits of a bitstream."""
     coefficients: int = 13
     """Coefficients of a sound, with the first, which is left out."""
+    window_ms: float = 25.0
+    """Time that a frame of a sound spans."""
     hop_ms: float = 10.0
     """Time between frames of a sound."""
+    stereo: bool = False
+    """Coefficients of each channel of a sound, not of the mean of its channels."""
 
 
 class Network(nn.Module):

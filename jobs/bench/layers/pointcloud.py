@@ -3,7 +3,8 @@
 A step is forward, cross entropy, backward and SGD on one mini-batch of embedded shapes: 4,096 of 16,384 points are
 drawn, and a share p of these is kept (point dropout). Kernel maps are built in each step, as clouds change. D is the
 dense twin, S-p the sparse network. Each first takes a step in a process of its own that may not hold more than --cap:
-what dies of that is not timed. The rest take turns in one run.
+what dies of that is not timed. The rest take turns in one run: on one rank while the others rest, and over all ranks,
+which share the clouds.
 
 Source: Zhai et al., "SparsePipe", Table II (speed-ups against point dropout), Fig. 8 (memory against resolution).
 """
@@ -14,7 +15,7 @@ import argparse
 import json
 import resource
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -22,22 +23,27 @@ import torch
 import torch.nn.functional as F
 from mpi4py import MPI
 
+from distconv import placement
 from distconv.errors import DistconvError, GridError
+from distconv.grid import ProcessGrid
 from distconv.jobs.bench import report
 from distconv.jobs.bench.child_processes import MIB, Peak, first_step, in_new_process
 from distconv.jobs.commands.train_pointcloud import share
+from distconv.jobs.planning.options import on_rank_0
 from distconv.jobs.pointcloud.batches import Recipe, VoxelBatch, voxel_batch
 from distconv.jobs.pointcloud.sampling import CACHED_POINTS
 from distconv.jobs.pointcloud.shapes import Shapes
-from distconv.jobs.timing import clocked, in_turns, medians
+from distconv.jobs.timing import Variant, clocked, idle, in_turns, medians
 from distconv.jobs.training.options import positive
 from distconv.layers.models.sparse import dense_resnet, dense_vgg16_bn, sparse_resnet, sparse_vgg16_bn
-from distconv.layers.sparse import SparseTensor, to_dense
+from distconv.layers.sparse import SparseTensor, scatter, to_dense
+from distconv.parallel import parallelize
 
 EXAMPLES = """\
 examples:
   distconv bench pointcloud
   distconv bench pointcloud --resolution 32 50 100 200 --keep 1 --batch 2 --width 32 --rounds 1
+  mpiexec -n 2 distconv bench pointcloud --width 32 --batch 4 --resolution 32
 """
 
 NETWORKS: dict[str, tuple[Callable[..., torch.nn.Module], Callable[..., torch.nn.Module]]] = {
@@ -65,28 +71,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure and print.
+    """Measure and print. Collective over MPI.COMM_WORLD.
 
     Raises
     ------
     GridError
-        If there are several ranks.
+        If there are more ranks than clouds.
     """
-    if MPI.COMM_WORLD.size > 1:
-        raise GridError(
-            f"bench pointcloud measures one process, not {MPI.COMM_WORLD.size} ranks; start it without mpiexec"
-        )
+    comm = MPI.COMM_WORLD
+    if comm.size > options.batch:
+        raise GridError(f"bench pointcloud: {comm.size} ranks cannot share {options.batch} clouds; raise --batch")
     if options.alone:
         print(json.dumps(asdict(_measured_here(options))))
         return 0
-    print(
-        report.heading(
-            f"{options.model} of width {options.width}, {options.batch} clouds, float32, a training step, "
-            f"{torch.get_num_threads()} thread(s)"
+    if comm.rank == 0:
+        print(
+            report.heading(
+                f"{options.model} of width {options.width}, {options.batch} clouds, float32, a training step, "
+                f"{comm.size} rank(s), {torch.get_num_threads()} thread(s)"
+            )
         )
-    )
-    figures = {str(resolution): _compared(options, resolution) for resolution in options.resolution}
-    report.give_json({"resolution": figures}, options.json)
+    with ProcessGrid(comm, n=comm.size) as grid:
+        figures = {str(resolution): _compared(options, resolution, grid) for resolution in options.resolution}
+    if comm.rank == 0:
+        report.give_json({"resolution": figures}, options.json)
     return 0
 
 
@@ -95,21 +103,33 @@ def batch_of(options: argparse.Namespace, resolution: int, keep: float) -> Voxel
     return voxel_batch(Shapes(options.batch, CACHED_POINTS), range(options.batch), Recipe(resolution, keep=keep), 0)
 
 
-def step_of(options: argparse.Namespace, resolution: int, name: str) -> Callable[[], torch.Tensor]:
-    """What takes a training step of a variant, with the same first weights, and returns its loss."""
+def step_of(
+    options: argparse.Namespace, resolution: int, name: str, grid: ProcessGrid | None = None
+) -> Callable[[], torch.Tensor]:
+    """What takes a training step of a variant, with the same first weights, and returns its loss.
+
+    Over the samples of ``grid`` if there is one; then making it and taking it are collective.
+    """
     sparse, dense = NETWORKS[options.model]
     torch.manual_seed(0)
     model = (dense if name == DENSE else sparse)(width=options.width)
+    if grid is not None:
+        model = parallelize(model, grid)
     optimizer = torch.optim.SGD(model.parameters(), 1e-2, momentum=0.9)
     voxels = batch_of(options, resolution, 1.0 if name == DENSE else float(name.removeprefix("S-")))
 
+    labels = voxels.labels if grid is None else placement.scatter(voxels.labels, grid, dims="n")
+
     def x() -> Any:
         cloud = SparseTensor(voxels.coords, voxels.features, batch_size=options.batch)
-        return to_dense(cloud, (resolution,) * 3) if name == DENSE else cloud
+        if name != DENSE:
+            return cloud if grid is None else scatter(cloud, grid=grid)
+        volume = to_dense(cloud, (resolution,) * 3)
+        return volume if grid is None else placement.scatter(volume, grid)
 
     def step() -> torch.Tensor:
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(x()), voxels.labels)
+        loss = F.cross_entropy(model(x()), labels)
         loss.backward()
         optimizer.step()
         return loss.detach()
@@ -147,25 +167,52 @@ def _alone(options: argparse.Namespace, resolution: int, name: str) -> Peak | No
         return None
 
 
-def _compared(options: argparse.Namespace, resolution: int) -> dict[str, Any]:
-    """Times and memory of all variants at one resolution, which are printed too."""
+def _compared(options: argparse.Namespace, resolution: int, grid: ProcessGrid) -> dict[str, Any]:
+    """Times and memory of all variants at one resolution, which rank 0 prints too. Collective."""
     names = [DENSE, *(f"S-{keep:g}" for keep in options.keep)]
-    peaks = {name: _alone(options, resolution, name) for name in names}
+    peaks = on_rank_0(grid.world, lambda: {name: _alone(options, resolution, name) for name in names})
     fitting = [name for name in names if peaks[name] is not None]
-    steps = {name: step_of(options, resolution, name) for name in fitting}
-    times = in_turns(MPI.COMM_SELF, clocked(steps), options.rounds)
-    reference = statistics.median(times[DENSE]) if DENSE in times else None
-    voxels = {keep: len(batch_of(options, resolution, keep).coords) for keep in options.keep}
-    shares = ", ".join(f"p={k:g} {n} ({n / options.batch / resolution**3:.2%})" for k, n in voxels.items())
-    print(f"\n{resolution}^3, voxels: {shares}\n{report.table_head(ratio='to D-1')}")
-    for name in names:
-        peak = peaks[name]
-        if peak is None:
-            print(f"{name:<44} more than --cap {options.cap} GiB: not run")
-        else:
-            print(f"{report.row(name, times[name], reference)}  {peak.used / MIB:8.0f} MiB")
+    variants: dict[str, Variant] = dict.fromkeys(fitting, idle)
+    if grid.rank == 0:
+        variants |= clocked({name: _apart(step_of(options, resolution, name)) for name in fitting})
+    if grid.size > 1:
+        variants |= clocked(
+            {f"{name}, {grid.size} ranks": step_of(options, resolution, name, grid) for name in fitting}
+        )
+    times = in_turns(grid.world, variants, options.rounds, asleep=True)
+    if grid.rank == 0:
+        _print(options, resolution, times, peaks)
     return {
-        "voxels": {f"{keep:g}": number for keep, number in voxels.items()},
+        "voxels": {f"{keep:g}": number for keep, number in _voxels(options, resolution).items()},
         "median_s": medians(times),
         "memory_bytes": {name: None if peak is None else peak.used for name, peak in peaks.items()},
     }
+
+
+def _apart(step: Callable[[], object]) -> Callable[[], object]:
+    """``step`` of one rank alone, whose dropout leaves the random numbers as they are on the others."""
+
+    def run() -> None:
+        with torch.random.fork_rng(devices=[]):
+            step()
+
+    return run
+
+
+def _voxels(options: argparse.Namespace, resolution: int) -> dict[float, int]:
+    """How many there are, by the share of the points."""
+    return {keep: len(batch_of(options, resolution, keep).coords) for keep in options.keep}
+
+
+def _print(
+    options: argparse.Namespace, resolution: int, times: Mapping[str, list[float]], peaks: Mapping[str, Peak | None]
+) -> None:
+    reference = statistics.median(times[DENSE]) if DENSE in times else None
+    voxels = _voxels(options, resolution).items()
+    shares = ", ".join(f"p={k:g} {n} ({n / options.batch / resolution**3:.2%})" for k, n in voxels)
+    print(f"\n{resolution}^3, voxels: {shares}\n{report.table_head(ratio='to D-1')}")
+    for name, seconds in times.items():
+        peak = peaks.get(name)
+        print(report.row(name, seconds, reference) + (f"  {peak.used / MIB:8.0f} MiB" if peak else ""))
+    for name in (name for name, peak in peaks.items() if peak is None):
+        print(f"{name:<44} more than --cap {options.cap} GiB: not run")

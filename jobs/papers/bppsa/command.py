@@ -1,17 +1,27 @@
-"""BPPSA's tables and figures: sparsity and generation of Jacobians, FLOP over a pruned VGG-11, ranks to win, LeNet-5.
+"""BPPSA's tables and figures: sparsity and generation of Jacobians, FLOP over a pruned VGG-11, ranks to win, training.
 
-Recurrent networks are not here: ``distconv bench scan`` measures them.
+Steps of recurrent networks of other shapes: ``distconv bench scan``.
 
-Source: "BPPSA: Scaling back-propagation by parallel scan algorithm", table 1, figures 6 and 10, 3.6.
+Source: "BPPSA: Scaling back-propagation by parallel scan algorithm", tables 1 and 4 to 6, figures 6, 10, 12, 13, 3.6.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from distconv.errors import DataError
-from distconv.jobs.papers.bppsa import jacobian_table, pruned_vgg, ranks_to_win, training
+from distconv.jobs.papers.bppsa import (
+    adam_staleness,
+    epochs,
+    jacobian_table,
+    pruned_vgg,
+    ranks_to_win,
+    sound_curves,
+    training,
+)
 from distconv.jobs.papers.printed_tables import Rows, add_json_argument, print_tables
 from distconv.jobs.training.options import positive, positive_float
 
@@ -22,9 +32,13 @@ examples:
   distconv reproduce bppsa figure-10 --prune 0.9
   distconv reproduce bppsa figure-10 --data cifar10 --width 16 --iterations 400 --batch 64
   distconv reproduce bppsa figure-6 --data cifar10 --iterations 100
+  distconv reproduce bppsa figure-12 --data cifar10 --width 16 --iterations 600 --batch 32
+  distconv reproduce bppsa table-6 figure-13 --sounds fsdd_8k.h5
 """
 
-PARTS = ("table-1", "figure-10", "ranks", "figure-6")
+NEEDED = {"figure-6": "data", "figure-12": "data", "figure-13": "sounds"}
+"""Parts that want data, and the option that names them."""
+PARTS = ("table-1", "figure-10", "ranks", *epochs.TABLES, *NEEDED)
 CASES = [(1000, 20, 1), (1000, 20, 16), (30000, 20, 1), (30000, 20, 16), (30000, 128, 16)]
 
 
@@ -35,17 +49,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_part,
         nargs="*",
         metavar="PART",
-        help=f"of {', '.join(PARTS)} (default: all; figure-6 with --data only)",
+        help=f"of {', '.join(PARTS)} (default: all whose data are given)",
     )
     parser.add_argument("--columns", type=positive, default=64, help="autograd is timed on (default: %(default)s)")
     parser.add_argument("--prune", type=_share, default=0.97, metavar="SHARE", help="of weights (default: %(default)s)")
-    parser.add_argument("--width", type=positive, default=64, help="of VGG-11 (default: %(default)s)")
+    parser.add_argument("--width", type=positive, default=64, help="of VGG (default: %(default)s)")
     parser.add_argument(
         "--machines", nargs="+", default=["localhost", "lassen", "h200-node"], help="names or files (default: built in)"
     )
     parser.add_argument(
-        "--data", type=Path, metavar="FOLDER", help="CIFAR-10 or the like, for figure-6 and training before figure-10"
+        "--data", type=Path, metavar="FOLDER", help="CIFAR-10 or the like, for figures 6, 12 and training before 10"
     )
+    parser.add_argument("--sounds", type=Path, metavar="PATH", help="HDF5 file or folder of sounds, for figure-13")
+    parser.add_argument("--epochs", type=positive, default=5, help="of figure-13 (default: %(default)s)")
     parser.add_argument("--iterations", type=positive, default=40, help="of training (default: %(default)s)")
     parser.add_argument("--batch", type=positive, default=256, help="of training (default: %(default)s)")
     parser.add_argument(
@@ -73,26 +89,30 @@ def run(options: argparse.Namespace) -> int:
     Raises
     ------
     DataError
-        If figure 6 is asked for without data.
+        If a part is asked for without its data.
     """
-    if "figure-6" in options.parts and options.data is None:
-        raise DataError("figure-6 needs --data, a folder with CIFAR-10")
+    for part, option in NEEDED.items():
+        if part in options.parts and getattr(options, option) is None:
+            raise DataError(f"{part} needs --{option}, a folder or file of samples")
     print_tables(lambda: _tables(options), options.json)
     return 0
 
 
 def _tables(options: argparse.Namespace) -> dict[str, Rows]:
-    parts = options.parts or [part for part in PARTS if part != "figure-6" or options.data is not None]
+    parts = options.parts or [x for x in PARTS if x not in NEEDED or getattr(options, NEEDED[x]) is not None]
     recipe = None
     if options.data is not None:
         rate = options.rate or pruned_vgg.RATE
         recipe = pruned_vgg.Recipe(options.data, options.iterations, options.batch, rate)
-    make = {
+    make: dict[str, Callable[[], Rows]] = {
         "table-1": lambda: jacobian_table.table(options.columns),
         "figure-10": lambda: pruned_vgg.table(options.prune, options.width, recipe=recipe),
         "ranks": lambda: ranks_to_win.table(options.machines, CASES),
         "figure-6": lambda: training.table(
             options.data, options.iterations, options.batch, options.rate or training.RATE
         ),
+        "figure-12": lambda: adam_staleness.table(options.data, options.iterations, options.batch, options.width),
+        "figure-13": lambda: sound_curves.table(options.sounds, options.epochs),
+        **{name: partial(epochs.table, name, rows) for name, rows in epochs.TABLES.items()},
     }
     return {part: make[part]() for part in parts}

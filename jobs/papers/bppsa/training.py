@@ -36,12 +36,12 @@ def chain(model: LeNet5) -> list[nn.Module]:
 
 def table(path: Path, iterations: int, batch: int, rate: float = RATE) -> Rows:
     """Print the training loss of both after each iteration, and at the end the test loss."""
+    print(f"\nFigure 6, LeNet-5 on {path}, batches of {batch}, SGD {rate:g}, momentum {MOMENTUM}, float32", flush=True)
     samples = ImageSamples(path, MPI.COMM_SELF)
     curves, seconds = {}, {}
     for scan in (False, True):
         curves[scan], seconds[scan] = train(samples, iterations, batch, rate, scan=scan)
     samples.close()
-    print(f"\nFigure 6, LeNet-5 on {path}, batches of {batch}, SGD {rate:g}, momentum {MOMENTUM}, float32")
     print(f"{'iteration':>9}{'autograd':>12}{'scan':>12}{'difference':>12}")
     rows: Rows = []
     last = len(curves[True]) - 1
@@ -78,8 +78,8 @@ def train(samples: ImageSamples, iterations: int, batch: int, rate: float, *, sc
     return losses, seconds
 
 
-def batches(samples: ImageSamples, group: str, batch: int) -> Iterator[Batch]:
-    """Images and labels of a group, without an end.
+def batches(samples: ImageSamples, group: str, batch: int, seed: int = 0) -> Iterator[Batch]:
+    """Images and labels of a group, without an end, in an order that follows from ``seed``.
 
     Raises
     ------
@@ -91,7 +91,7 @@ def batches(samples: ImageSamples, group: str, batch: int) -> Iterator[Batch]:
         raise DataError(
             f"--batch {batch}: there are {there} images in the group {group}; take a batch of so many at most"
         )
-    loader = samples.loader(group, ProcessGrid(samples.comm), batch, shuffle=True, drop_last=True)
+    loader = samples.loader(group, ProcessGrid(samples.comm), batch, seed=seed, shuffle=True, drop_last=True)
     for epoch in count():
         for loaded in loader.epoch(epoch):
             images, labels = loaded.tensors

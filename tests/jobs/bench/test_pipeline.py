@@ -34,7 +34,10 @@ def test_every_variant_is_timed_and_reported(comm: Any, capsys: pytest.CaptureFi
         return
     *lines, figures = out.splitlines()
     found = json.loads(figures)
-    assert lines[0].startswith("training step, float32, VGG-16-BN of width 2, 4 images of 32x32, 2 micro-batches, cut")
+    assert lines[0].startswith("training step, float32, vgg16_bn of width 2, 4 images of 32x32, 2 micro-batches, cut")
+    one, stale = (found["times_s"][name][0] for name in ("one rank", "stale"))
+    gain = one / (one / 2 + stale / 2)
+    assert f"hybrid training, half of the steps stale, half on one rank: {gain:.2f} times as fast as one rank" in lines
     assert {"1f1b-sno", "zero-bubble", "stale", "pipedream", "torch 1F1B, gloo", "DDP, gloo", "one rank"} == {
         *found["times_s"]
     }
@@ -45,6 +48,13 @@ def test_every_variant_is_timed_and_reported(comm: Any, capsys: pytest.CaptureFi
         assert any(line.startswith(f"{name}: ") and "by simulation: ratio" in line for line in lines)
     assert len(found["whole_s"]) == len(found["halves_s"]) == 2
     assert found["cuts"] == ["4", "4"] or not ppv
+
+
+@pytest.mark.ranks(2)
+def test_a_resnet_is_cut_after_a_group(comm: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = outcome(f"{SMALL} --model resnet20 --ppv 7", capsys)
+    assert code == 0
+    assert comm.rank or "resnet20 of width 2, 4 images of 32x32, 2 micro-batches, cut at 7 " in out
 
 
 @pytest.mark.ranks(2)

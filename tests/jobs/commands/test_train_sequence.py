@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.io import wavfile
 
 import distconv as dc
 from distconv import cli
@@ -90,6 +92,20 @@ def test_a_folder_without_held_out_sounds_is_trained_on(
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["classes"] == ["tone0", "tone1", "tone2"]
 
 
+def test_stereo_sounds_are_trained_on_by_channel_in_frames_of_any_window(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Picture, "draw", lambda *_: None)
+    folder = write_folder(tmp_path / "sounds")
+    for file in folder.glob("t*/*/*.wav"):
+        rate, sound = wavfile.read(file)
+        wavfile.write(file, rate, np.stack([sound, sound[::-1]], 1))
+    of_set_s = ["--stereo", "--coefficients", "20", "--window-ms", "92.88", "--hop-ms", "11.61"]
+    arguments = ["train", "sequence", "--data", str(folder), "--steps", "1", "--out", str(tmp_path / "out")]
+    assert cli.main([*arguments, *of_set_s]) == 0
+    assert "samples of 38 values a step" in capsys.readouterr().out
+
+
 def test_without_data_it_trains_on_bitstreams(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +125,7 @@ def test_without_data_it_trains_on_bitstreams(
         (["--method", "autograd"], "torch cannot go back over ranks that share the steps"),
         (["--coefficients", "1"], "--coefficients 1: the first is left out; ask for 2 or more"),
         (["--hop-ms", "0"], "argument --hop-ms: '0' is not a number above zero"),
+        (["--window-ms", "0"], "argument --window-ms: '0' is not a number above zero"),
         (["--model", "lstm"], "argument --model: invalid choice: 'lstm'"),
         (["--grid", "h=2"], "axis h cuts none of them"),
         (["--data", "nowhere.h5"], "nowhere.h5"),

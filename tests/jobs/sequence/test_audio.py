@@ -40,11 +40,18 @@ def test_takes_below_five_are_held_out_and_without_a_word_none(tmp_path):
     assert list(found.groups) == ["train"]
 
 
-def test_a_sound_of_two_channels_is_their_mean(tmp_path):
+def test_sounds_keep_their_channels_and_all_have_as_many(tmp_path):
     folder = write_folder(tmp_path, test=False)
-    left, right = np.arange(800, dtype=np.int16), np.zeros(800, np.int16)
-    scipy.io.wavfile.write(folder / "train" / "tone0" / "0.wav", RATE, np.stack([left, right], 1))
-    assert np.array_equal(recordings(folder).groups["train"].sounds[0], left / 2)
+    assert recordings(folder).channels == 1
+    both = np.arange(1600, dtype=np.int16).reshape(800, 2)
+    files = sorted(folder.glob("train/*/*.wav"))
+    scipy.io.wavfile.write(files[0], RATE, both)
+    with pytest.raises(dc.DataError, match=r"several rates or numbers of channels .*0\.wav 8000 Hz, 2 channel\(s\)"):
+        recordings(folder)
+    for file in files[1:]:
+        scipy.io.wavfile.write(file, RATE, both)
+    loaded = recordings(folder)
+    assert loaded.channels == 2 and np.array_equal(loaded.groups["train"].sounds[0], both)
 
 
 @pytest.mark.fault(87)

@@ -152,6 +152,7 @@ def test_parts_are_chosen_by_name_and_bad_input_ends_with_one_line(tmp_path, cap
     assert reproduced("figure-6") == 2
     error = capsys.readouterr().err
     assert "figure-6 needs --data" in error and error.count("\n") == 1
+    assert reproduced("figure-13") == 2 and "figure-13 needs --sounds" in capsys.readouterr().err
     for arguments, text in [(["figure-7"], "there is no part 'figure-7'"), (["--prune", "1"], "1 is not in [0, 1)")]:
         with pytest.raises(SystemExit) as stopped:
             reproduced(*arguments)

@@ -16,7 +16,7 @@ from distconv.jobs.pointcloud.classification.samples import CloudSamples
 from distconv.layers.sparse import SparseTensor
 from tests.jobs.pointcloud.cloud_files import write_ours
 
-SMALL = {"train": 4, "test": 2, "epochs": 2, "batch": 2, "resolution": 32, "points": 20, "width": 1, "lr": 1e-3}
+SMALL = {"train": 4, "test": 2, "epochs": 2, "batch": 2, "points": 20, "width": 1, "lr": 1e-3}
 
 
 def test_both_see_the_same_voxels_and_begin_with_the_same_weights(tmp_path, monkeypatch):
@@ -44,7 +44,7 @@ def test_both_see_the_same_voxels_and_begin_with_the_same_weights(tmp_path, monk
         return made
 
     monkeypatch.setattr(accuracy, "NETWORKS", {kind: noting(kind) for kind in seen})
-    found = {kind: trained(kind, 3, parts, 3, argparse.Namespace(**SMALL)) for kind in seen}
+    found = {kind: trained(kind, 3, parts, 3, argparse.Namespace(**SMALL), resolution=32) for kind in seen}
     assert all(share in (0.0, 0.5, 1.0) for share, _ in found.values())
     assert len(seen["sparse"]) == len(seen["dense"]) == 2 * 2 + 1
     for (x, _), (volume, _) in zip(seen["sparse"], seen["dense"], strict=True):
@@ -74,7 +74,27 @@ def test_a_row_for_each_seed_is_printed_and_written(tmp_path, capsys):
     assert f"is {100 * ahead:+.2f} points from the dense one" in printed
 
 
-@pytest.mark.parametrize("arguments", [["--train", "0"], ["--lr", "0"]])
+def test_each_resolution_has_its_rows_of_the_networks_asked_for(tmp_path, capsys):
+    write_ours(tmp_path / "x.h5")
+    arguments = [word for name, value in SMALL.items() for word in (f"--{name}", str(value))]
+    files = ["--data", str(tmp_path / "x.h5"), "--json", str(tmp_path / "found.json")]
+    more = ["--resolution", "32", "40", "--networks", "sparse", "--seeds", "4"]
+    assert cli.main(["reproduce", "sparsepipe-accuracy", *files, *arguments, *more]) == 0
+    rows = json.loads((tmp_path / "found.json").read_text())["accuracy"]
+    assert [(row["resolution"], sorted(row)) for row in rows] == [
+        (n, ["resolution", "seed", "sparse"]) for n in (32, 40)
+    ]
+    printed = capsys.readouterr().out
+    assert "\n40^3\nseed  sparse %  sparse s\n" in printed and "dense" not in printed
+
+
+def test_too_few_voxels_for_the_dense_network_are_refused_in_a_line(capsys):
+    assert cli.main(["reproduce", "sparsepipe-accuracy", "--resolution", "32", "16"]) == 2
+    error = capsys.readouterr().err
+    assert "--resolution 16: the dense network halves space five times" in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["--train", "0"], ["--lr", "0"], ["--networks", "none"]])
 def test_bad_input_ends_with_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["reproduce", "sparsepipe-accuracy", *arguments])

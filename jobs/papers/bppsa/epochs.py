@@ -1,0 +1,154 @@
+"""Tables 4 to 6: seconds of an epoch of the RNN and of the GRU, with BP and with the scan, beside the paper's.
+
+An epoch is as many training steps as the paper's data have batches; some steps are timed, on random values of the same
+shape. The forward pass alone has no gradients to wait for; with the scan it also keeps what the Jacobians need.
+
+Source: BPPSA, 4.1, 4.2, table 3 and appendix G: tables 4 to 6, on a V100.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from mpi4py import MPI
+from torch import nn
+
+from distconv.jobs.bench import report
+from distconv.jobs.papers.printed_tables import Rows
+from distconv.jobs.sequence.trainer import LAYERS, Network
+from distconv.jobs.timing import clocked, in_turns
+
+HIDDEN, CLASSES = 20, 10
+RATES = {"rnn": 1e-5, "gru": 3e-4}
+BITSTREAMS, IRMAS = 32_000, 6_705
+"""Samples of an epoch; IRMAS has as many to train on, and the paper does not say of how many its epochs are."""
+
+COLUMNS = {
+    "FP": ("autograd", False),
+    "baseline": ("autograd", True),
+    "FP, scan": ("blelloch", False),
+    "BPPSA": ("blelloch", True),
+    "auto": ("auto", True),
+}
+"""The way back through time, and whether it is gone; ``auto`` is what distconv chooses."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A row of a table, with the paper's seconds: forward alone, baseline, forward with the scan's overhead, BPPSA."""
+
+    name: str
+    model: str
+    steps: int
+    batch: int
+    values: int
+    published: tuple[float, float, float, float]
+
+
+def _rnn(steps: int, batch: int, forward: float, baseline: float, scan: float) -> Setting:
+    return Setting(f"T={steps} B={batch}", "rnn", steps, batch, 1, (forward, baseline, forward, scan))
+
+
+TABLES: Mapping[str, Sequence[Setting]] = {
+    "table-4": (
+        _rnn(10, 16, 1.57, 4.49, 4.24),
+        _rnn(30, 16, 2.13, 5.5, 4.91),
+        _rnn(100, 16, 3.82, 8.87, 6.64),
+        _rnn(300, 16, 8.79, 18.49, 11.71),
+        _rnn(1000, 16, 25.86, 53.33, 29.29),
+        _rnn(3000, 16, 75.33, 157.11, 79.48),
+        _rnn(10000, 16, 250.28, 510.13, 265.02),
+        _rnn(30000, 16, 748.99, 1557.94, 764.31),
+    ),
+    "table-5": (
+        _rnn(1000, 256, 2.13, 4.02, 3.72),
+        _rnn(1000, 128, 3.87, 7.96, 5.49),
+        _rnn(1000, 64, 7.51, 14.77, 9.27),
+        _rnn(1000, 32, 13.62, 29.51, 15.0),
+        _rnn(1000, 16, 25.86, 53.33, 29.29),
+        _rnn(1000, 8, 51.29, 102.77, 56.37),
+        _rnn(1000, 4, 100.55, 209.67, 112.23),
+        _rnn(1000, 2, 200.65, 409.33, 227.13),
+    ),
+    "table-6": tuple(
+        Setting(f"{name} {steps}x{values} B={batch}", "gru", steps, batch, values, published)
+        for name, steps, values, by_batch in (
+            (
+                "S",
+                259,
+                38,
+                {16: (1.66, 3.71, 2.1, 2.94), 32: (0.91, 1.9, 1.09, 1.48), 64: (0.52, 1.0, 0.62, 0.82)},
+            ),
+            (
+                "M",
+                517,
+                24,
+                {16: (3.21, 6.19, 3.52, 4.2), 32: (1.73, 3.3, 1.83, 2.22), 64: (0.86, 1.82, 1.18, 1.2)},
+            ),
+            (
+                "L",
+                1034,
+                12,
+                {16: (5.78, 11.43, 6.06, 6.91), 32: (3.04, 6.09, 3.23, 3.57), 64: (1.64, 3.19, 2.13, 2.33)},
+            ),
+        )
+        for batch, published in by_batch.items()
+    ),
+}
+
+
+def table(name: str, settings: Sequence[Setting]) -> Rows:
+    """Print a row for each setting: seconds of an epoch, and how much faster the scan is than BP."""
+    print(f"\n{report.heading(f'{name}: seconds of an epoch, float32, {torch.get_num_threads()} thread(s)')}")
+    print("least of 3 to 50 steps, times as many as an epoch has; ratios: baseline / BPPSA; the paper's are a V100's")
+    columns = "".join(f"{column:>10}" for column in COLUMNS)
+    print(f"{'':<16}{columns}{'all':>8}{'paper':>7}{'backward':>10}{'paper':>7}")
+    return [_row(setting) for setting in settings]
+
+
+def _row(setting: Setting) -> dict[str, object]:
+    epoch = -(-(BITSTREAMS if setting.model == "rnn" else IRMAS) // setting.batch)
+    actions = {column: step_of(setting, method, back=back) for column, (method, back) in COLUMNS.items()}
+    rounds = max(3, min(50, 10**5 // (setting.steps * setting.batch)))
+    times = in_turns(MPI.COMM_SELF, clocked(actions), rounds)
+    seconds = {column: epoch * min(turns) for column, turns in times.items()}
+    ours = ratios(*(seconds[column] for column in ("FP", "baseline", "FP, scan", "BPPSA")))
+    theirs = ratios(*setting.published)
+    shown = "".join(f"{value:>10.2f}" for value in seconds.values())
+    beside = "".join(f"{a:>{w}.2f}{b:>7.2f}" for a, b, w in zip(ours, theirs, (8, 10), strict=True))
+    print(f"{setting.name:<16}{shown}{beside}", flush=True)
+    return {"setting": setting.name, "epoch_s": seconds, "ratio": ours, "published_s": setting.published}
+
+
+def ratios(forward: float, baseline: float, scan_forward: float, scan: float) -> tuple[float, float]:
+    """How much faster the scan's epoch is, and how much faster its backward passes are: NaN where these took no time.
+
+    >>> ratios(1.66, 3.71, 2.1, 2.94)
+    (1.2619047619047619, 2.4404761904761907)
+    """
+    backward = scan - scan_forward
+    return baseline / scan, (baseline - forward) / backward if backward > 0 else float("nan")
+
+
+def step_of(setting: Setting, method: str, *, back: bool) -> Callable[[], object]:
+    """What takes a training step of the paper's network by ``method``, or unless ``back`` its forward pass and loss."""
+    torch.manual_seed(0)
+    layer = LAYERS[setting.model](setting.values, HIDDEN, batch_first=True, method=method)
+    model: nn.Module = Network(layer, CLASSES)
+    optimizer = torch.optim.Adam(model.parameters(), RATES[setting.model])
+    x = torch.randn(setting.batch, setting.steps, setting.values + 1)
+    x[..., -1] = torch.arange(setting.steps) == setting.steps - 1
+    labels = torch.randint(CLASSES, (setting.batch,))
+
+    def step() -> torch.Tensor:
+        loss = F.cross_entropy(model(x), labels)
+        if back:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return loss.detach()
+
+    return step
