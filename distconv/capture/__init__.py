@@ -3,8 +3,8 @@
 ::
 
     captured    ``dc.capture``
-    chosen      Steps of a training that are captured: always, never, or where that is faster
     entries     What a recording consists of: slots, which stand for tensors, and entries
+    graph       Replays on a GPU: what a recording does, launched as one CUDA graph
     messages    What a replay sends
     outcome     What a step has left, bit for bit
     placement   Where the tensors of a replay lie, and what of a recording is left to be done

@@ -14,10 +14,10 @@ from mpi4py import MPI
 
 from distconv.arrangement import parse_grid
 from distconv.batch_norm_scope import BATCH_NORM
-from distconv.capture.chosen import CHOICES
 from distconv.communication.agreement import together
 from distconv.errors import GridError
 from distconv.grid import ProcessGrid
+from distconv.jobs.captured_steps import CHOICES
 from distconv.jobs.configuration.optimisation import optimizer_name, scheduler_name
 from distconv.jobs.configuration.options_file import add_config_arguments, mapping
 from distconv.jobs.configuration.tracking import TRACKERS

@@ -16,12 +16,12 @@ import torch
 from mpi4py import MPI
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from distconv.capture.chosen import Steps
 from distconv.communication.agreement import together
 from distconv.communication.gradient_reduction import no_sync
 from distconv.data.loader import Batch
 from distconv.errors import DistconvError
 from distconv.grid import ProcessGrid
+from distconv.jobs.captured_steps import Steps
 from distconv.jobs.configuration.optimisation import Schedule
 from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
@@ -88,7 +88,7 @@ class Training(Recoverable):
         """
 
     def capture(self, choice: str) -> None:
-        """Let steps be captured from now on, as ``choice`` says (distconv.capture.chosen).
+        """Let steps be captured from now on, as ``choice`` says (distconv.jobs.captured_steps).
 
         Raises
         ------
@@ -233,7 +233,7 @@ class Trainer(Training):
         return sum(map(float, losses))
 
     def capture(self, choice: str) -> None:
-        """Let steps be captured from now on, as ``choice`` says (distconv.capture.chosen).
+        """Let steps be captured from now on, as ``choice`` says (distconv.jobs.captured_steps).
 
         Raises
         ------

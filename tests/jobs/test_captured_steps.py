@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import distconv as dc
-from distconv.capture import chosen
-from distconv.capture.chosen import Steps
+from distconv.jobs import captured_steps
+from distconv.jobs.captured_steps import Steps
 from tests.distconv.capture.trained import batches, equal, left, network, sgd, step_of
 from tests.distconv.layouts import grids
 
@@ -30,7 +30,7 @@ def test_a_training_leaves_the_same_whatever_is_chosen(comm, choice):
 @pytest.mark.parametrize(("eager_s", "replay_s", "taken"), [(0.3, 0.2, "captured"), (0.1, 0.2, "eager")])
 def test_the_faster_kind_is_taken_and_said_once(comm, eager_s, replay_s, taken, monkeypatch, capsys):
     clock = [0.0]
-    monkeypatch.setattr(chosen.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(captured_steps.time, "perf_counter", lambda: clock[0])
 
     def takes(seconds, kind):
         def step(*args):
@@ -40,7 +40,7 @@ def test_the_faster_kind_is_taken_and_said_once(comm, eager_s, replay_s, taken, 
         return step
 
     steps = Steps(takes(eager_s, "eager"), "auto", comm)
-    monkeypatch.setattr(chosen, "capture", lambda *_, **__: takes(replay_s, "captured"))
+    monkeypatch.setattr(captured_steps, "capture", lambda *_, **__: takes(replay_s, "captured"))
     kinds = [steps(1) for _ in range(11)]
     assert kinds == ["eager"] * 4 + ["captured"] * 4 + [taken] * 3
     said = capsys.readouterr().out
@@ -50,8 +50,8 @@ def test_the_faster_kind_is_taken_and_said_once(comm, eager_s, replay_s, taken, 
 
 def test_long_steps_are_not_recorded_and_nor_are_a_few(comm, monkeypatch, capsys):
     clock = [0.0]
-    monkeypatch.setattr(chosen.time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(chosen, "capture", lambda *_, **__: pytest.fail("a step was recorded"))
+    monkeypatch.setattr(captured_steps.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(captured_steps, "capture", lambda *_, **__: pytest.fail("a step was recorded"))
 
     def step(seconds):
         clock[0] += seconds
