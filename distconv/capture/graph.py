@@ -76,6 +76,9 @@ def _of_operator(recording: Recording, entry: Operator, constants: set[int], inp
         return "a tensor of the CPU is used: make it on the GPU"
     if any(_on_host(slots[slot]) and slot not in constants for slot in entry.makes()):
         return "a tensor goes to the CPU, or is computed there"
+    devices = {slots[slot].geometry[-1] for slot in (*entry.reads(), *entry.makes()) if not _on_host(slots[slot])}
+    if devices - {recording.gpu}:
+        return f"a graph is of one, {recording.gpu}; here are tensors on {', '.join(sorted(map(str, devices)))}"
     if any(slots[slot].storage in inputs for slot in entry.writes):
         return "the step writes to an argument, of which a graph has a copy: clone it"
     return ""

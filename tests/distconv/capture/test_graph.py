@@ -74,6 +74,12 @@ def test_what_the_host_does_is_refused_by_name():
     assert "computed there" in reasons(lambda x: x * torch.rand(()), torch.ones(2, 2))
 
 
+def test_a_second_gpu_is_refused():
+    record = recording(lambda x: x * 2, torch.ones(2, 2))
+    record.slots[-1].geometry = (*record.slots[-1].geometry[:-1], torch.device("cuda", 1))
+    assert "a graph is of one, cuda:0; here are tensors on cuda:0, cuda:1" in next(unfit(record)).reason
+
+
 def test_where_attention_drew_its_numbers_is_on_the_gpu_in_a_graph():
     attention = torch.ops.aten._scaled_dot_product_efficient_attention.default
     slots = [Slot(Kind.HELD, n, (shape, (), 0, None, device)) for n, (shape, device) in enumerate(PLACES)]
