@@ -33,6 +33,6 @@ autodoc_inherit_docstrings = False
 
 # Names of other packages, whose pages are elsewhere.
 nitpick_ignore_regex = [
-    (r"py:.*", r"(torch|numpy|np|h5py|mpi4py|MPI|nn|collections|typing|pathlib|os|argparse|types)\..*"),
+    (r"py:.*", r"(torch|numpy|np|h5py|mpi4py|MPI|nn|collections|typing|pathlib|os|io|argparse|types)\..*"),
     (r"py:.*", r"(bool|bytes|dict|float|int|list|object|range|str|tuple|type|None|Any|Path|Tensor)"),
 ]

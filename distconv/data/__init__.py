@@ -16,6 +16,7 @@
     source              What the loader and the moments ask of where samples come from; ``SampleFile`` is a source
 """
 
+from distconv.data.address import Address
 from distconv.data.box_function import BoxFunction
 from distconv.data.channel_statistics import Moments, moments
 from distconv.data.hdf5 import Layout, SampleFile
@@ -26,6 +27,7 @@ from distconv.data.resizing import Resized
 from distconv.data.source import StoredSource
 
 __all__ = [
+    "Address",
     "Batch",
     "BoxFunction",
     "Field",
