@@ -51,15 +51,13 @@ class Steps:
         if self._choice == "on":
             return self._replay(args)
         kind = "eager" if len(self._seconds["eager"]) < _MEASURED else "captured"
-        began = time.perf_counter()
+        began = _now()
         try:
             result = self._function(*args) if kind == "eager" else self._replay(args)
         except CaptureError as error:
             self._decide("off", f"eager, since {error}")
             return self._function(*args)
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # what the step has launched belongs to it
-        self._seconds[kind].append(time.perf_counter() - began)
+        self._seconds[kind].append(_now() - began)
         if len(self._seconds[kind]) == _MEASURED:
             self._compare()
         return result
@@ -89,3 +87,10 @@ class Steps:
         self._captured = self._captured if choice == "on" else None
         if self._comm.rank == 0:
             print(f"steps are {why}", flush=True)
+
+
+def _now() -> float:
+    """The time when a GPU has done what it was given."""
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return time.perf_counter()

@@ -16,8 +16,7 @@ from distconv.communication.transport import buffers, mpi_type
 from distconv.errors import NumericalError
 from distconv.process import watchdog
 
-Requests = Any
-"""What is waited for: MPI's requests, or what a channel was given."""
+Requests = list[Any]
 
 _ident, _now, _wait_all = threading.get_ident, time.monotonic, MPI.Request.Waitall
 
@@ -110,11 +109,13 @@ class Launched(NamedTuple):
     tensors: Sequence[torch.Tensor]
 
 
+def join(launched: Launched, _: Callable[[], str]) -> None:
+    """Wait for it; the channel itself tells the watchdog what for."""
+    launched.channel.join(launched.launch)
+
+
 def wait(requests: Requests, describe: Callable[[], str]) -> None:
     """Block until they are complete; ``describe`` says what for, if the watchdog has to report."""
-    if isinstance(requests, Launched):
-        requests.channel.join(requests.launch)
-        return
     waits, thread = watchdog.waits, _ident()
     waits[thread] = _now(), describe
     _wait_all(requests)

@@ -24,7 +24,7 @@ from distconv.capture.entries import (
     Sum,
     Wait,
 )
-from distconv.capture.messages import Channelled, Outcome, Persistent, Posting, Summing, wait
+from distconv.capture.messages import Channelled, Outcome, Persistent, Posting, Summing, join, wait
 from distconv.capture.placement import LARGEST_BUFFER, WIDE, Placement
 
 _aten = torch.ops.aten
@@ -70,6 +70,8 @@ class Program:
         self._names: dict[int, str] = {}
         placement = Placement(recording, outputs, gradients)
         self._values, self._same, self._entries = placement.values, placement.same, placement.entries
+        self._by_channel: set[int] = set()
+        """Numbers of messages and sums that go by a channel of process groups."""
         self._lines: list[str] = []
         self._depth = 1
         self._open: list[str | None] = []
@@ -202,7 +204,8 @@ class Program:
                 way = Channelled(entry.channel, entry.what, operation=entry.operation)
             self._post(entry.number, way, [entry.slot], entry)
         elif isinstance(entry, Wait):
-            self._emit(f"{self._constant(wait)}(q{entry.number}, d{entry.number})")
+            function = join if entry.number in self._by_channel else wait
+            self._emit(f"{self._constant(function)}(q{entry.number}, d{entry.number})")
         elif isinstance(entry, SetGenerator):
             put = self._constant(torch.default_generator.set_state)
             self._emit(f"{put}({self._name(entry.slot)})")
@@ -240,6 +243,8 @@ class Program:
     def _post(self, number: int, function: Any, slots: Iterable[int], entry: Post | Sum) -> None:
         what = _description(entry)
         self._constants[f"d{number}"] = what
+        if entry.channel is not None:
+            self._by_channel.add(number)
         self._emit(f"q{number} = {self._constant(function)}({', '.join(map(self._name, slots))})")
 
     def _begin(self, entry: Begin) -> None:

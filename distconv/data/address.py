@@ -25,6 +25,12 @@ _ADDRESS = re.compile(r"[a-z][\w+.-]*(::[a-z][\w+.-]*)*://", re.IGNORECASE)
 _ELSEWHERE = ("reference",)
 """Filesystems whose files name others, anywhere."""
 
+_OWN = ("file", "local")
+"""Filesystems of this machine, whose links fsspec follows wherever they lead."""
+
+_ARCHIVES = ("zip", "tar")
+"""Filesystems that read one file, the one that is named."""
+
 _STATE = frozenset(
     "etag md5 md5hash content-md5 digest crc generation mtime modified created updated last-modified last_modified "
     "lastmodified".split()
@@ -150,7 +156,7 @@ class _Uncollected(io.RawIOBase):
 
 
 def place_of(path: str | os.PathLike[str] | Place) -> Place:
-    """A path, or an address; one of this machine's own files is a path.
+    """A path, or an address; one of this machine's own files is a path, which no link in it leads out of.
 
     Raises
     ------
@@ -160,10 +166,17 @@ def place_of(path: str | os.PathLike[str] | Place) -> Place:
     text = str(path)
     if isinstance(path, Address) or not _ADDRESS.match(text):
         return path if isinstance(path, Address) else Path(path)
-    for protocol in (each.partition("://")[0].lower() for each in text.split("::")):
+    protocols = [each.partition("://")[0].lower() for each in text.split("::")]
+    for protocol in protocols:
         if protocol in _ELSEWHERE:
             raise DataError(f"{text}: {protocol} takes files from wherever others have written; give their own address")
-    return Path(text[7:]) if text.startswith("file:///") else Address(text)
+    if protocols[-1] not in _OWN:
+        return Address(text)
+    if len(protocols) == 1:
+        return Path(text.partition("://")[2])
+    if protocols[0] not in _ARCHIVES:
+        raise DataError(f"{text}: {protocols[0]} of files of this machine; give their path")
+    return Address(text)
 
 
 def _described(error: Exception) -> str:

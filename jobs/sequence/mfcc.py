@@ -58,7 +58,7 @@ def mfcc(sound: NDArray[Any], rate: float, recipe: Recipe) -> NDArray[np.float32
     DataError
         If kaldi-native-fbank is not installed.
     """
-    by_channel = sound.reshape(len(sound), -1).T
+    by_channel = np.atleast_2d(sound.T)
     rows = by_channel if recipe.stereo else by_channel.mean(0, keepdims=True)
     return np.concatenate([_of_channel(row, rate, recipe) for row in rows], 1)
 

@@ -17,6 +17,7 @@ from distconv.capture.entries import Kind, Operator, Recording, Ref, Slot, Sum
 from distconv.capture.graph import on_gpu, unfit
 from distconv.capture.steps import recorded
 from distconv.capture.watch import References
+from distconv.process.environment import TRANSPORT
 from tests.distconv.capture.test_recorder import LAYERS
 from tests.distconv.capture.trained import adam, equal, network, sgd, step_of
 
@@ -311,8 +312,27 @@ def test_replays_keep_memory_and_lose_none(grid):
     assert torch.cuda.memory_allocated() <= before + 1024
 
 
+BY_NCCL = TRANSPORT.value() == "nccl"
+
+
 @pytest.mark.gpu
 @pytest.mark.ranks(2)
+@pytest.mark.skipif(
+    not BY_NCCL, reason="DISTCONV_TRANSPORT=nccl, and a GPU for each rank or NCCL that lets them share one"
+)
+@pytest.mark.parametrize("axis", ["n", "h", "c"])
+def test_ranks_by_nccl_leave_what_eager_ones_do(comm, axis):
+    grid = dc.ProcessGrid(comm, **{axis: comm.size})
+    torch.use_deterministic_algorithms(True)
+    try:
+        compare(grid, lambda: network(nn.Dropout(0.4)))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.gpu
+@pytest.mark.ranks(2)
+@pytest.mark.skipif(BY_NCCL, reason="messages go by NCCL")
 def test_ranks_that_send_by_mpi_are_told_of_nccl(comm):
     grid = dc.ProcessGrid(comm, h=comm.size)
     model = dc.parallelize(network().to(DEVICE), grid)

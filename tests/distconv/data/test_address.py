@@ -227,6 +227,10 @@ def test_no_collection_starts_while_a_file_is_read(tmp_path: Path) -> None:
 def test_which_texts_are_addresses() -> None:
     assert place_of("a::b.h5") == Path("a::b.h5") and place_of("c:/b.h5") == Path("c:/b.h5")
     assert place_of("file:///a/b.h5") == Path("/a/b.h5") and place_of(Path("a")) == Path("a")
+    assert place_of("file://a/b.zarr") == place_of("local://a/b.zarr") == Path("a/b.zarr")
+    assert isinstance(place_of("zip://b.zarr::file:///a/b.zip"), Address)
+    with pytest.raises(DataError, match="simplecache of files of this machine; give their path"):
+        place_of("simplecache::file:///a/b.zarr")
     address = place_of("simplecache::s3://a/b.zarr")
     assert isinstance(address, Address) and place_of(address) is address and address.absolute() is address
     assert str(Address("zip://::s3://a/b.zip") / "zarr.json") == "zip://zarr.json::s3://a/b.zip"
