@@ -72,6 +72,7 @@ def test_persistent_messages_go_again_and_again_in_the_same_memory(comm):
     assert len(persistent.requests) == 2
 
 
+@pytest.mark.ranks(2, 3)
 def test_messages_of_a_replay_are_persistent(comm):
     """Of halos and redistributions of small blocks, and sums of two ranks; those of more are started each time."""
     for grid in grids(comm, "hc"):
