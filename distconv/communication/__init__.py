@@ -6,6 +6,7 @@
     collectives         Differentiable communication: pairs of a forward and its adjoint, on the local blocks
     derived             Communicators derived from another one, which go back to MPI when no rank uses them any more
     digest              Digests of tensors, by which ranks find out that theirs differ
+    exclusive           Whether a gradient that comes to a backward pass is nobody else's
     gpu                 How tensors of GPUs cross ranks: by NCCL, by an MPI that takes device memory, or by the host
     gradient_reduction  When the gradients of parameters are summed
     packing             Packing: boxes of tensors side by side in contiguous messages, and back

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from distconv.communication import gradient_reduction
+from distconv.communication.exclusive import holders, is_exclusive
 from distconv.communication.transfer import TransferPlan, transfer_plan
 from distconv.communication.transport import allreduce
 from distconv.distribution import Distribution
@@ -124,10 +125,12 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, share: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
+        held = holders(share)
         # A gradient that is to be differentiated cannot wait for others to be summed with.
         deferred = ctx.leaf is not None and not torch.is_grad_enabled()
         if deferred and gradient_reduction.defers(ctx.leaf, ctx.next_functions[0][0]):
-            gradient_reduction.defer(ctx.leaf, share, ctx.grid.comm(ctx.axes))
+            exclusive = is_exclusive(share, held)
+            gradient_reduction.defer(ctx.leaf, share, ctx.grid.comm(ctx.axes), exclusive=exclusive)
             return None, None, None
         return apply(_SumOver, share, ctx.grid, ctx.axes), None, None
 

@@ -1,10 +1,11 @@
 """When the gradients of parameters are summed: at once, or behind the rest of the backward pass.
 
 A contribution to the gradient of a leaf parameter that :func:`mark` has marked goes to a side buffer; buffers are
-summed in buckets while backward goes on, and added to ``.grad`` before ``backward()`` returns. ``.grad`` itself is
-never reduced. Whoever asks for the ``.grad`` of a parameter earlier, in a hook, finds what one process would have added
-by then. Under :func:`no_sync` the buffers are kept until the next pass outside of it, or until somebody asks.
-Everything else (plain tensors, ``torch.autograd.grad``, parameters with hooks) is summed at once.
+summed while backward goes on, large ones where they are and others in buckets, and added to ``.grad`` before
+``backward()`` returns. ``.grad`` itself is never reduced. Whoever asks for the ``.grad`` of a parameter earlier, in a
+hook, finds what one process would have added by then. Under :func:`no_sync` the buffers are kept until the next pass
+outside of it, or until somebody asks. Everything else (plain tensors, ``torch.autograd.grad``, parameters with hooks)
+is summed at once.
 
 Source: Dryden et al. 2019, III-A (allreduce of dL/dw) and V-A (hidden behind the layers that follow).
 """
@@ -31,6 +32,9 @@ from distconv.process.profiling import section
 
 BUCKET_BYTES = 4 << 20
 """A bucket is sent when it holds this much: small ones cost latency, large ones start late."""
+
+ALONE_BYTES = 1 << 20
+"""A share of so much has a sum of its own: to copy it into a bucket takes half as long as to sum it."""
 
 _MARK = "_distconv_deferred"
 
@@ -81,23 +85,37 @@ class _Bucket:
     nbytes: int = 0
     reduction: Reduction | None = None
     riders: torch.Tensor | None = None
+    alone: list[tuple[torch.Tensor, torch.Tensor, Reduction]] = field(default_factory=list)
+    """Leaves whose shares have sums of their own; what rides for them is in the bucket."""
 
-    def add(self, leaf: torch.Tensor, share: torch.Tensor) -> None:
-        self.leaves.append(leaf)
-        self.shares.append(share)
-        self.nbytes += share.numel() * share.element_size()
+    def add(self, leaf: torch.Tensor, share: torch.Tensor, *, exclusive: bool) -> None:
+        """``exclusive``: nobody else looks at the memory of ``share``."""
+        if share.nbytes < ALONE_BYTES:
+            self.leaves.append(leaf)
+            self.shares.append(share)
+            self.nbytes += share.nbytes
+            return
+        # A sum of its own on all ranks, whoever else holds its share on one of them.
+        if not exclusive:
+            with section("pack"):
+                share = share.clone(memory_format=torch.contiguous_format)
+        reduction = Reduction(self.comm, share, f"gradient sum of {getattr(leaf, _MARK)}")
+        self.alone.append((leaf, share, reduction))
 
     def launch(self, first: bool) -> None:
         """Start the sum; ``first`` of this pass over ``comm``."""
         with section("pack"):
             parts = [share.reshape(-1) for share in self.shares]
             riders = _Riders(self.comm, first)
+            leaves = self.all_leaves
             # Nobody looks at what rode in a replay on a GPU, which the host has no part in.
-            compared = agreement.level != "off" and (recording.active is None or not self.leaves[0].is_cuda)
+            compared = agreement.level != "off" and (recording.active is None or not leaves[0].is_cuda)
             if compared:
-                parts.append(recording.call(riders, *self.leaves))
+                parts.append(recording.call(riders, *leaves))
             elif agreement.level != "off":
-                parts.append(riders.none(self.leaves[0]))
+                parts.append(riders.none(leaves[0]))
+            if not parts:
+                return
             # Half precision is widened by what rides with it, and rounded when it has been summed.
             flat = torch.cat(parts)
             totals = flat.split([part.numel() for part in parts])
@@ -105,24 +123,37 @@ class _Bucket:
             self.riders = totals[-1] if compared else None
         self.reduction = Reduction(self.comm, flat, f"gradient sum of {len(self.leaves)} parameters")
 
+    @property
+    def all_leaves(self) -> list[torch.Tensor]:
+        """Those with sums of their own, and the others."""
+        return [*(leaf for leaf, _, _ in self.alone), *self.leaves]
+
     def finish(self) -> None:
-        assert self.reduction is not None
-        with section("allreduce"):
-            self.reduction.wait()
+        for leaf, share, reduction in self.alone:
+            with section("allreduce"):
+                reduction.wait()
+            self._give(leaf, share)
+        if self.reduction is not None:
+            with section("allreduce"):
+                self.reduction.wait()
         for leaf, total in zip(self.leaves, self.shares, strict=True):
-            total = total.to(self.dtype)
-            grad = _GRAD.__get__(leaf)
-            if grad is None:
-                # No view of the bucket for autograd, which refuses to detach_() one.
-                _GRAD.__set__(leaf, total.detach())
-            else:
-                grad += total
+            self._give(leaf, total)
+
+    def _give(self, leaf: torch.Tensor, total: torch.Tensor) -> None:
+        total = total.to(self.dtype)
+        grad = _GRAD.__get__(leaf)
+        if grad is None:
+            # No view of the bucket for autograd, which refuses to detach_() one.
+            _GRAD.__set__(leaf, total.detach())
+        else:
+            grad += total
 
     def comparison(self) -> Comparison | None:
         """Whether the leaves are the same on all ranks, by what rode with their gradients; None if nothing did."""
         if self.riders is None:
             return None
-        return Comparison(self.comm, self.leaves, [getattr(leaf, _MARK) for leaf in self.leaves], self.riders.real)
+        leaves = self.all_leaves
+        return Comparison(self.comm, leaves, [getattr(leaf, _MARK) for leaf in leaves], self.riders.real)
 
 
 _is_dense = torch.ops.aten.is_non_overlapping_and_dense.default
@@ -166,12 +197,12 @@ class _Backward:
 
     def holds(self, leaf: torch.Tensor) -> bool:
         """Whether something is still to be added to ``leaf.grad``."""
-        return any(leaf is each for bucket in (*self.open.values(), *self.launched) for each in bucket.leaves)
+        return any(leaf is each for bucket in (*self.open.values(), *self.launched) for each in bucket.all_leaves)
 
-    def add(self, leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
+    def add(self, leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm, *, exclusive: bool = False) -> None:
         key = (comm.handle, share.dtype, share.device)
         bucket = self.open.setdefault(key, _Bucket(comm, share.dtype))
-        bucket.add(leaf, share)
+        bucket.add(leaf, share, exclusive=exclusive)
         if bucket.nbytes >= BUCKET_BYTES:
             self._launch(key)
 
@@ -206,7 +237,7 @@ class _Backward:
         _running.pop(self.task, None)
         _watch_gradients()
         # MPI may still write to the buffers of sums that a failed backward has started.
-        _orphans.extend(self.launched)
+        _orphans.extend([*self.launched, *(bucket for bucket in self.open.values() if bucket.alone)])
 
 
 _running: weakref.WeakValueDictionary[int, _Backward] = weakref.WeakValueDictionary()
@@ -214,10 +245,11 @@ _orphans: list[_Bucket] = []
 _late: list[Comparison] = []
 
 
-def defer(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
+def defer(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm, *, exclusive: bool) -> None:
     """Add the sum of ``share`` over ``comm`` to ``leaf.grad`` by the time the running backward returns.
 
-    Under :func:`no_sync`, by the time that anybody looks at it.
+    Under :func:`no_sync`, by the time that anybody looks at it. ``exclusive``: nobody else looks at the memory of
+    ``share``, which may hold the sum.
     """
     if _keeping:
         _keep(leaf, share, comm)
@@ -228,7 +260,7 @@ def defer(leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm) -> None:
         backward = _running[task] = _Backward(task)
         _watch_gradients()
         torch.autograd.Variable._execution_engine.queue_callback(backward.finish)
-    backward.add(leaf, share, comm)
+    backward.add(leaf, share, comm, exclusive=exclusive)
 
 
 # -- gradient accumulation --------------------------------------------------------------------------------------------

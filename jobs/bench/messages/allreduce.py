@@ -74,5 +74,5 @@ class _HandOut(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
         for parameter, share in zip(reversed(ctx.parameters), reversed(ctx.shares), strict=True):
-            gradient_reduction.defer(parameter, share, ctx.comm)
+            gradient_reduction.defer(parameter, share, ctx.comm, exclusive=True)
         return gradient, None, None, None

@@ -80,14 +80,19 @@ def _kinds() -> list[tuple[str, str]]:
 
 
 def _distributed(
-    comm: MPI.Intracomm, grid_axes: dict[str, int], options: argparse.Namespace, size: int
+    comm: MPI.Intracomm, grid_axes: dict[str, int], options: argparse.Namespace, size: int, *, captured: bool = False
 ) -> Callable[[int], float]:
-    """What takes steps over a grid, and gives the median of their seconds."""
+    """What takes steps over a grid, eager or captured ones, and gives the median of their seconds."""
     grid = dc.ProcessGrid(comm, **grid_axes)
     model, sample = torch_step.build(options.layer, size, options.channels, options.layers, options.batch)
     dc.parallelize(model, grid)
     x = dc.scatter(sample, grid)
-    return lambda count: statistics.median(timed(comm, CPU, lambda: torch_step.step(model, x)) for _ in range(count))
+
+    def step() -> None:
+        torch_step.step(model, x)
+
+    act = dc.capture(step) if captured else step
+    return lambda count: statistics.median(timed(comm, CPU, act) for _ in range(count))
 
 
 def _measure(
@@ -97,7 +102,8 @@ def _measure(
     alone = world.rank == 0
     threads = torch.get_num_threads()
     total = threads * world.size
-    together = _distributed(world, options.grid or {"h": world.size}, options, size)
+    grid = options.grid or {"h": world.size}
+    together = _distributed(world, grid, options, size)
     with counted() as traffic:
         together(1)
     counts = {"messages": sum(traffic.sent.values()), "sums": sum(traffic.reduced.values())}
@@ -107,6 +113,9 @@ def _measure(
     children = {name: _TorchChild(*words, options, size) for name, words in processes.items() if alone}
     steps = {
         f"distconv, {world.size} ranks x {threads} thread(s)": together,
+        f"distconv, {world.size} ranks x {threads} thread(s), captured": _distributed(
+            world, grid, options, size, captured=True
+        ),
         f"distconv, 1 rank x {threads} thread(s)": _distributed(MPI.COMM_SELF, {}, options, size) if alone else None,
         **{name: children[name].steps if alone else None for name in processes},
     }
@@ -142,10 +151,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print(size: int, times: dict[str, list[float]]) -> None:
-    (ranks, one, *torchs, one_thread) = times
+    (ranks, captured, one, *torchs, one_thread) = times
     fastest = min((*torchs, one_thread), key=lambda name: statistics.median(times[name]))
     print(f"\n{size} x {size}\n{report.table(times, fastest)}")
-    for a, b in ((ranks, fastest), (ranks, torchs[0]), (one, one_thread)):
+    for a, b in ((ranks, fastest), (captured, fastest), (ranks, torchs[0]), (one, one_thread)):
         pairs = [x / y for x, y in zip(times[a], times[b], strict=True)]
         print(
             f"{a} / {b}: {statistics.median(pairs):.3f} (turn by turn {min(pairs):.3f} to {max(pairs):.3f})", flush=True

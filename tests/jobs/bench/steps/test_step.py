@@ -34,15 +34,16 @@ def test_every_variant_has_a_median_and_ratios_are_quotients_of_medians(
     assert list(figures["median_s"]) == ["6", "8"]
     for size, medians in figures["median_s"].items():
         table = lines[lines.index(f"{size} x {size}") + 1 :]
-        ours, one, *torchs, one_thread = medians
+        ours, captured, one, *torchs, one_thread = medians
         assert [name.split(", ")[2] for name in torchs[:2]] == ["as shipped", "heap"]
         fastest = min((*torchs, one_thread), key=medians.__getitem__)
         assert ours.startswith(f"distconv, {comm.size} ranks x ") and one.startswith("distconv, 1 rank x ")
+        assert captured == f"{ours}, captured"
         for name, median in medians.items():
             assert 0 < median < math.inf
             row = next(line for line in table if line.startswith(f"{name} "))
             assert row.split()[-4:] == [*3 * [f"{1e3 * median:.2f}"], f"{median / medians[fastest]:.3f}"]
-        for a, b in ((ours, fastest), (ours, torchs[0]), (one, one_thread)):
+        for a, b in ((ours, fastest), (captured, fastest), (ours, torchs[0]), (one, one_thread)):
             ratio = f"{medians[a] / medians[b]:.3f}"  # of one turn the smallest and the largest too
             assert f"{a} / {b}: {ratio} (turn by turn {ratio} to {ratio})" in table
 
