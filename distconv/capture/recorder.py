@@ -147,9 +147,13 @@ class Recorder(TorchDispatchMode):
             self._leaf(tensor)
         return self._new(Kind.HELD, tensor)
 
+    def add_leaf(self, leaf: torch.Tensor) -> None:
+        """The gradient of ``leaf`` is about to be looked at, or set, or added to."""
+        self._state.add(leaf)
+
     def _leaf(self, tensor: torch.Tensor) -> None:
         if tensor.is_leaf:
-            self._state.add(tensor)
+            self.add_leaf(tensor)
         elif torch.is_grad_enabled() or tensor.grad_fn is not None:
             self.refuse("a tensor whose gradient flows out of the step: detach() it before")
 

@@ -1,6 +1,6 @@
-"""What no operator is called for: values that leave torch, random generators that are set, batches that are fetched.
+"""What no operator is called for: gradients that are looked at, values that leave torch, generators that are set.
 
-While a step is recorded, the few functions of torch by which this is done are others, and tell the recorder.
+And batches that are fetched. While a step is recorded, the few functions of torch by which this is done are others, and tell the recorder.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ _LEAVES = ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__")
 """Methods by which values leave torch without a call of an operator."""
 
 _DATA: Any = torch.Tensor.data
+_GRAD: Any = torch.Tensor.grad
 
 
 @contextmanager
@@ -56,6 +57,16 @@ def _replacements(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
         yield torch.Tensor, name, refusing(reason, getattr(torch.Tensor, name))
     set_data = refusing("a tensor gets another memory (x.data = y)", _DATA.__set__)
     yield torch.Tensor, "data", property(_DATA.__get__, set_data)
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensor: torch.Tensor, *args: Any) -> Any:
+            if here() and tensor.is_leaf:
+                recorder.add_leaf(tensor)
+            return function(tensor, *args)
+
+        return call
+
+    yield torch.Tensor, "grad", property(noting(_GRAD.__get__), noting(_GRAD.__set__), noting(_GRAD.__delete__))
     reason = "a data loader gives its next batch: pass batches as arguments"
     for owner, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")):
         yield owner, name, refusing(reason, getattr(owner, name))

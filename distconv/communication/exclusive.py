@@ -21,9 +21,9 @@ def holders(gradient: torch.Tensor) -> Holders:
     storage, base = gradient.untyped_storage(), gradient._base
     return (
         sys.getrefcount(gradient),
-        gradient._use_count(),
+        gradient._use_count(),  # type: ignore[attr-defined]
         # A view's base holds the memory once more.
-        torch._C._storage_Use_Count(storage._cdata) - (base is not None),  # type: ignore[attr-defined]
+        torch._C._storage_Use_Count(storage._cdata) - (base is not None),
         0 if base is None else sys.getrefcount(base),
         # Who else holds memory that torch has been lent, an array's, is not known.
         not storage.resizable(),

@@ -380,7 +380,7 @@ def _whole_grad(parameter: torch.nn.Parameter) -> torch.Tensor | None:
 
 def _set_grad(parameter: torch.nn.Parameter, grad: torch.Tensor | None) -> None:
     forget(parameter)
-    _GRAD.__set__(parameter, grad)
+    torch.Tensor.grad.__set__(parameter, grad)  # type: ignore[union-attr]
 
 
 def _delete_grad(parameter: torch.nn.Parameter) -> None:

@@ -86,6 +86,55 @@ def test_gradients_are_added_to_those_that_are_there(comm):
         assert recordings(steps[1]) == 2
 
 
+def _assigned(parameters, optimizer):
+    for parameter in parameters:
+        parameter.grad = None
+
+
+def _deleted(parameters, optimizer):
+    for parameter in parameters:
+        del parameter.grad
+
+
+def _by_the_optimizer(parameters, optimizer):
+    optimizer.zero_grad()
+
+
+def _zeroed(parameters, optimizer):
+    optimizer.zero_grad(set_to_none=False)
+
+
+def _assigned_where_there_are_any(parameters, optimizer):
+    for parameter in parameters:
+        if parameter.grad is not None:
+            parameter.grad = None
+
+
+@pytest.mark.parametrize("clear", [_assigned, _deleted, _by_the_optimizer, _zeroed, _assigned_where_there_are_any])
+def test_a_step_may_clear_gradients_itself(comm, clear):
+    """Those of a model that no variable of the step is: recording leaves them, and what is recorded serves."""
+    for grid in grids(comm, "nhc"):
+        data, found = batches(grid, 5), []
+        for capture in (False, True):
+            held = {"model": dc.parallelize(network(), grid)}
+            optimizer = sgd(held["model"].parameters())
+
+            def step(x, t, held=held, optimizer=optimizer):
+                clear(list(held["model"].parameters()), optimizer)
+                step_of(held["model"])(x, t)
+
+            step(*data[0])
+            before = left(held["model"])
+            taken = dc.capture(step, *data[0]) if capture else step
+            equal(left(held["model"]), before)
+            for batch in data:
+                optimizer.step()
+                taken(*batch)
+            found.append(left(held["model"]))
+            assert not capture or recordings(taken) == 1
+        equal(*found)
+
+
 def test_old_gradients_stay_what_they_were(comm):
     grid = grids(comm, "nh")[0]
     model = dc.parallelize(network(), grid)
