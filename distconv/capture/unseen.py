@@ -1,6 +1,7 @@
 """What no operator is called for: gradients that are looked at, values that leave torch, generators that are set.
 
-And batches that are fetched. While a step is recorded, the few functions of torch by which this is done are others, and tell the recorder.
+And batches that are fetched. While a step is recorded, the few functions of torch by which this is done are others, and
+tell the recorder.
 """
 
 from __future__ import annotations
