@@ -50,10 +50,10 @@ def riders(weights: Sequence[torch.Tensor], turn: int, ranks: int) -> torch.Tens
 def parts_of(weights: Sequence[torch.Tensor], turn: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Those parts of ``weights`` whose turn it is, as views: short ones, which are filled up, and long ones."""
     parts = [part(weight, turn) for weight in weights]
-    long = [values for values in parts if len(values) > _LONG and _is_of_words(values)]
-    short = [values for values in parts if len(values) <= _LONG or not _is_of_words(values)]
+    long = [values for values in parts if values.numel() > _LONG and _is_of_words(values)]
+    short = [values for values in parts if values.numel() <= _LONG or not _is_of_words(values)]
     # Filled up to whole words of 64 bits, which torch sums at the speed of memory; copying takes longer than that.
-    short.append(parts[0].new_zeros(-sum(map(len, short)) % _per_word(parts[0])))
+    short.append(parts[0].new_zeros(-sum(values.numel() for values in short) % _per_word(parts[0])))
     return short, long
 
 
@@ -72,7 +72,7 @@ def _per_word(values: torch.Tensor) -> int:
 
 def _is_of_words(values: torch.Tensor) -> bool:
     per_word = _per_word(values)
-    return values.storage_offset() % per_word == 0 and len(values) % per_word == 0
+    return values.storage_offset() % per_word == 0 and values.numel() % per_word == 0
 
 
 def part(weight: torch.Tensor, turn: int) -> torch.Tensor:
@@ -82,9 +82,9 @@ def part(weight: torch.Tensor, turn: int) -> torch.Tensor:
         # In the order of memory, where nothing has to be copied.
         values = values.permute(sorted(range(values.dim()), key=values.stride, reverse=True))
     flat = values.reshape(-1)
-    if len(flat) <= WHOLE:
+    if flat.numel() <= WHOLE:
         return flat
-    length = -(-len(flat) // (TURNS * _ALIGNED)) * _ALIGNED
+    length = -(-flat.numel() // (TURNS * _ALIGNED)) * _ALIGNED
     begin = turn % TURNS * length
     return flat[begin : begin + length]
 
