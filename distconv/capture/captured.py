@@ -221,7 +221,7 @@ class _Replay:
         modes = state.modes()
         if modes != self._modes:
             return _Change(next(f"{name} is another" for name, now in modes.items() if now != self._modes[name]), False)
-        parts = (self._modules, self._references, self._tensors)
+        parts = (self._modules, self._references, self._tensors, self.run.optimizers)
         text = self._arguments.difference(args, leaves)
         text = text or next(filter(None, (part.difference() for part in parts)), "")
         if text:

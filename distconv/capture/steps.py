@@ -15,6 +15,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from distconv import recording
 from distconv.capture.entries import Entry, Kind, Operator, Recording, Ref, strides_that_count
+from distconv.capture.optimizers import Optimizers
 from distconv.capture.recorder import Recorder
 from distconv.capture.state import State, gradient
 from distconv.capture.unseen import seen
@@ -53,6 +54,7 @@ class Run:
     state: State
     modules: list[torch.nn.Module]
     generators: list[torch.Generator]
+    optimizers: Optimizers
 
     @property
     def results(self) -> list[Result]:
@@ -88,6 +90,7 @@ def recorded(function: Callable[..., Any], args: Sequence[Any], references: Refe
     """Run ``function`` once, and put back what it has changed."""
     state = State()
     recorder = Recorder(state)
+    optimizers = Optimizers()
     called: list[torch.nn.Module] = [each for each in references.values if isinstance(each, torch.nn.Module)]
     for module in Modules(called).modules:
         _add_leaves(module, state)
@@ -106,13 +109,13 @@ def recorded(function: Callable[..., Any], args: Sequence[Any], references: Refe
 
     hook = register_module_forward_pre_hook(note)
     try:
-        with seen(recorder):
+        with seen(recorder), optimizers.noted(lambda reason: recorder.refuse(reason, "the step")):
             recording.active = recorder
             try:
                 # The backward pass of a GPU has a thread of its own, whose calls have no line of the user's.
                 with torch.autograd.set_multithreading_enabled(False), recorder:
                     result = function(*given)
-                run = _left(recorder, state, result, called)
+                run = _left(recorder, state, result, called, optimizers)
             finally:
                 recording.active = None
     finally:
@@ -146,7 +149,7 @@ def _example(value: Any) -> Any:
     return DistTensor(copy, value.dist, value.shape, value._strides)
 
 
-def _left(recorder: Recorder, state: State, result: Any, modules: list[torch.nn.Module]) -> Run:
+def _left(recorder: Recorder, state: State, result: Any, modules: list[torch.nn.Module], optimizers: Optimizers) -> Run:
     """What is there now, by slots."""
 
     def slot_of(value: Any) -> Any:
@@ -167,7 +170,7 @@ def _left(recorder: Recorder, state: State, result: Any, modules: list[torch.nn.
         if now is not before:
             gradients.append((leaf, None if now is None else recorder.slot(now)))
     kept = [(leaf, recorder.slot(share), comm) for leaf, share, comm in gradient_reduction.kept()]
-    return Run(recorder.recording, outcome, gradients, kept, state, modules, recorder.generators)
+    return Run(recorder.recording, outcome, gradients, kept, state, modules, recorder.generators, optimizers)
 
 
 _DETACH = torch.ops.aten.detach.default

@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
 from distconv.capture.recorder import Recorder
@@ -67,6 +68,9 @@ def _replacements(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
 
         return call
 
+    for owner in _schedulers():
+        reason = "a scheduler takes its step: let it do so behind the captured step"
+        yield owner, "step", refusing(reason, owner.step)
     yield torch.Tensor, "grad", property(noting(_GRAD.__get__), noting(_GRAD.__set__), noting(_GRAD.__delete__))
     reason = "a data loader gives its next batch: pass batches as arguments"
     for owner, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")):
@@ -95,6 +99,14 @@ def _generators(recorder: Recorder, here: Callable[[], bool]) -> Iterator[tuple[
         yield owner, "get_rng_state", state
         yield owner, "set_rng_state", set_state
         yield owner, "manual_seed", manual_seed
+
+
+def _schedulers() -> list[Any]:
+    """Classes of torch's schedulers that have a step of their own."""
+    classes = vars(torch.optim.lr_scheduler).values()
+    return [
+        each for each in classes if isinstance(each, type) and issubclass(each, LRScheduler) and "step" in vars(each)
+    ]
 
 
 def _seed(seed: Callable[[int], object], number: int) -> None:

@@ -244,7 +244,9 @@ def _divisor(
     if not indices:
         return torch.tensor(losses.numel(), device=losses.device)
     valid = labels != ignore_index
-    return valid.sum() if weight is None else weight[labels[valid]].sum()
+    if weight is None:
+        return valid.sum()
+    return weight[labels.where(valid, 0)].where(valid, 0).sum()
 
 
 # -- torch's other names for them, with a number for the reduction ----------------------------------------------------

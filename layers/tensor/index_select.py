@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from mpi4py import MPI
 
+from distconv import recording
 from distconv.communication.collectives import enter
 from distconv.communication.transport import allreduce
 from distconv.dispatch import Kind, Order, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
+from distconv.grid import ProcessGrid
 from distconv.layers.plumbing.alignment import as_distributed, common_distribution, result_shape
 from distconv.layers.plumbing.inplace_views import Taken, takes_view
 from distconv.layers.plumbing.value_check import check_within
@@ -102,13 +105,21 @@ def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None =
 @implements(F.one_hot)
 def one_hot(input: DistTensor, num_classes: int = -1) -> DistTensor:
     """``F.one_hot``: the new last dimension is replicated."""
-    highest = input.local.max() if input.local.numel() else torch.tensor(-1, device=input.device)
-    lowest = input.local.min() if input.local.numel() else torch.tensor(0, device=input.device)
-    ends = allreduce(input.grid.world, torch.stack([highest, -lowest]), "range of classes", MPI.MAX)
+    encode = partial(_one_hot, input.grid, num_classes)
+    # How many classes there are follows from values, or these are only checked.
+    local = encode(input.local) if num_classes < 0 else recording.call(encode, input.local)
+    return DistTensor(
+        local, input.dist.with_axes((*input.dist.axes, None)), torch.Size((*input.shape, local.shape[-1]))
+    )
+
+
+def _one_hot(grid: ProcessGrid, num_classes: int, local: torch.Tensor) -> torch.Tensor:
+    highest = local.max() if local.numel() else torch.tensor(-1, device=local.device)
+    lowest = local.min() if local.numel() else torch.tensor(0, device=local.device)
+    ends = allreduce(grid.world, torch.stack([highest, -lowest]), "range of classes", MPI.MAX)
     # torch's own checks, on the extremes of the whole.
     classes = F.one_hot(ends * torch.tensor([1, -1], device=ends.device), num_classes).shape[-1]
-    local = F.one_hot(input.local, classes)
-    return DistTensor(local, input.dist.with_axes((*input.dist.axes, None)), torch.Size((*input.shape, classes)))
+    return F.one_hot(local, classes)
 
 
 # -- advanced indexing ------------------------------------------------------------------------------------------------

@@ -135,6 +135,115 @@ def test_a_step_may_clear_gradients_itself(comm, clear):
         equal(*found)
 
 
+def _stepping(grid, optimizer, first):
+    """A model and a step in which its optimizer takes its own, ``first`` without a recording; and the optimizer."""
+    model = dc.parallelize(network(), grid)
+    opt = optimizer(model.parameters())
+
+    def step(x, t):
+        opt.zero_grad()
+        loss = step_of(model)(x, t)
+        opt.step()
+        return loss
+
+    if first:
+        step(*batches(grid, 1, seed=8)[0])
+    return model, step, opt
+
+
+def _plain(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, weight_decay=0.01)
+
+
+@pytest.mark.parametrize(("optimizer", "first"), [(sgd, True), (_plain, False)])
+def test_an_optimizer_may_take_its_step_inside(comm, optimizer, first):
+    for grid in grids(comm, "nh"):
+        data, found = batches(grid, 5), []
+        for capture in (False, True):
+            model, step, _ = _stepping(grid, optimizer, first)
+            taken = dc.capture(step, *data[0]) if capture else step
+            losses = [taken(*batch).local.detach().clone() for batch in data]
+            found.append([*losses, *left(model)])
+        equal(*found)
+
+
+def test_an_optimizer_that_has_no_state_yet_is_refused_and_stays_without(comm):
+    grid = grids(comm, "nh")[0]
+    (batch,) = batches(grid, 1)
+    model, step, opt = _stepping(grid, sgd, False)
+    before = left(model)
+    raises_everywhere(comm, dc.CaptureError, "SGD has other state", lambda: dc.capture(step, *batch))
+    assert not opt.state
+    equal(left(model), before)
+    step(*batch)
+    dc.capture(step, *batch)(*batch)
+
+
+def test_another_learning_rate_is_noticed_where_the_optimizer_steps_inside(comm):
+    grid = grids(comm, "nh")[0]
+    (batch,) = batches(grid, 1)
+    found = []
+    for capture in (False, True):
+        model, step, opt = _stepping(grid, _plain, False)
+        taken = dc.capture(step, *batch, on_change="record") if capture else step
+        for rate in (0.1, 0.05, 0.05, 0.02):
+            opt.param_groups[0]["lr"] = rate
+            taken(*batch)
+        found.append(left(model))
+    equal(*found)
+    opt.param_groups[0]["lr"] = 0.03
+    taken = dc.capture(step, *batch)
+    opt.param_groups[0]["lr"] = 0.04
+    raises_everywhere(comm, dc.CaptureError, r"SGD's lr is another \(0.03 before, 0.04 now\)", lambda: taken(*batch))
+
+
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_schedules_are_refused_inside(comm):
+    grid = grids(comm, "nh")[0]
+    (batch,) = batches(grid, 1)
+    model, _, opt = _stepping(grid, sgd, True)
+    for schedule in (torch.optim.lr_scheduler.StepLR(opt, 1), torch.optim.lr_scheduler.OneCycleLR(opt, 0.1, 100)):
+
+        def step(x, t, schedule=schedule):
+            step_of(model)(x, t)
+            schedule.step()
+
+        raises_everywhere(
+            comm, dc.CaptureError, "a scheduler takes its step", lambda step=step: dc.capture(step, *batch)
+        )
+
+
+def _classes(x, t):
+    return F.mse_loss(x.softmax(1), F.one_hot(t, 3).float())
+
+
+def _ignoring(x, t):
+    return F.cross_entropy(x, t, weight=torch.tensor([1.0, 2.0, 3.0]), ignore_index=2)
+
+
+@pytest.mark.parametrize("loss_of", [_classes, _ignoring])
+def test_losses_that_look_at_labels(comm, loss_of):
+    def step_of(model):
+        def step(x, t):
+            loss = loss_of(model(x), t)
+            loss.backward()
+            return loss
+
+        return step
+
+    for grid in grids(comm, "nhc"):
+        compare(grid, network, steps=4, step_of=step_of)
+
+
+def test_labels_that_are_no_classes_are_found_in_a_replay(comm):
+    grid = grids(comm, "nh")[0]
+    t = dc.scatter(torch.tensor([0, 1, 2, 1]), grid, dims="n")
+    taken = dc.capture(lambda t: F.one_hot(t, 3), t)
+    assert torch.equal(taken(t).gather(), F.one_hot(torch.tensor([0, 1, 2, 1]), 3))
+    t.local.fill_(3)
+    raises_everywhere(comm, RuntimeError, "Class values must be smaller than num_classes", lambda: taken(t))
+
+
 def test_old_gradients_stay_what_they_were(comm):
     grid = grids(comm, "nh")[0]
     model = dc.parallelize(network(), grid)
