@@ -201,6 +201,7 @@ class _Replay:
         self._arguments = Arguments(args)
         self._references = references
         self._modules = Modules(run.modules)
+        self._forwards = References.of_forwards(self._modules.modules)
         self._leaves = run.leaves()
         self._modes, self._state = state.modes(), state.described(self._leaves)
         self._tensors = Tensors([*run.held(), *self._leaves])
@@ -221,7 +222,7 @@ class _Replay:
         modes = state.modes()
         if modes != self._modes:
             return _Change(next(f"{name} is another" for name, now in modes.items() if now != self._modes[name]), False)
-        parts = (self._modules, self._references, self._tensors, self.run.optimizers)
+        parts = (self._modules, self._references, self._forwards, self._tensors, self.run.optimizers)
         text = self._arguments.difference(args, leaves)
         text = text or next(filter(None, (part.difference() for part in parts)), "")
         if text:

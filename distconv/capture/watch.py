@@ -7,7 +7,10 @@ compares what is there with what was, and describes only what differs.
 from __future__ import annotations
 
 import dis
+import operator
+from collections import ChainMap, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -17,7 +20,7 @@ import torch
 from distconv.tensor import DistTensor
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
-_CONTAINERS = (list, dict, set)
+_CONTAINERS = (list, tuple, set, frozenset, deque)
 _OURS = ("torch", "distconv", "builtins")
 
 _MEMBERS = ("_parameters", "_buffers", "_modules")
@@ -38,6 +41,53 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, tuple) and type(one) is type(other):
         return len(one) == len(other) and all(map(same, one, other))
     return type(one) is type(other) and isinstance(one, _PLAIN) and bool(one == other)
+
+
+_DEEP, _MANY = 5, 1000
+"""So far down what is in containers and objects is looked at, and of larger containers only how long they are."""
+
+
+class _Contents:
+    """What is in containers and in objects of a user's: a value that :func:`same` finds the same as long as it is."""
+
+    def __init__(self, names: AbstractSet[str] | None = None) -> None:
+        self._names = names
+        """Attributes that count; all if None."""
+        self._seen: set[int] = set()
+
+    def __call__(self, value: Any, depth: int = _DEEP) -> Any:
+        parts = self._parts(value) if depth and id(value) not in self._seen else None
+        if parts is None:
+            return value
+        self._seen.add(id(value))
+        found = tuple([self(part, depth - 1) for part in parts])
+        fixed = isinstance(value, tuple) and all(map(operator.is_, found, parts))
+        return value if fixed else (type(value), *found)
+
+    def _parts(self, value: Any) -> Sequence[Any] | None:
+        if isinstance(value, torch.Size):
+            return None
+        if isinstance(value, (Mapping, *_CONTAINERS)):
+            if len(value) > _MANY:
+                return [len(value)]
+            return [*value.keys(), *value.values()] if isinstance(value, Mapping) else list(value)
+        if self._names is None:
+            attributes: Mapping[str, Any] = vars(value) if _is_plain_object(value) and not _is_ours(type(value)) else {}
+            return [*attributes, *attributes.values()] or None
+        attributes = _attributes_of(value)
+        names = sorted(self._names & attributes.keys())
+        return [*names, *(attributes[name] for name in names)] or None
+
+
+def _attributes_of(value: Any) -> Mapping[str, Any]:
+    """Those of an object, a class or a module of a user's."""
+    if isinstance(value, ModuleType):
+        return {} if value.__name__.partition(".")[0] in _OURS else vars(value)
+    if isinstance(value, type):
+        return ChainMap(*(vars(each) for each in value.__mro__ if not _is_ours(each)))  # type: ignore[arg-type]
+    if isinstance(value, (FunctionType, MethodType, torch.nn.Module, torch.Tensor)) or _is_ours(type(value)):
+        return {}
+    return ChainMap(getattr(value, "__dict__", {}), _attributes_of(type(value)))  # type: ignore[arg-type]
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
@@ -134,28 +184,33 @@ class _Reference:
     """A variable, or an attribute, that the function uses."""
 
     name: str
-    holder: dict[str, Any] | CellType
+    holder: Mapping[str, Any] | CellType
     key: str
     value: Any
     read: bool
     """Whether the function reads it; if it only sets it, it is nothing that a recording depends on."""
-    length: int
+    names: frozenset[str]
+    """Attributes that the function reads of anything."""
+    contents: Any = None
 
     def now(self) -> Any:
-        if isinstance(self.holder, dict):
+        if not isinstance(self.holder, CellType):
             return self.holder.get(self.key)
         try:
             return self.holder.cell_contents
         except ValueError:
             return None
 
+    def keep(self) -> None:
+        """What there is now is what it was."""
+        self.value = self.now()
+        self.contents = _Contents(self.names)(self.value)
+
     def changed(self) -> bool:
         now = self.now()
-        return not same(now, self.value) or self.length != _length(now)
-
-
-def _length(value: Any) -> int:
-    return len(value) if type(value) in _CONTAINERS else -1
+        if not same(now, self.value):
+            return True
+        return self.contents is not self.value and not same(_Contents(self.names)(now), self.contents)
 
 
 class References:
@@ -166,6 +221,8 @@ class References:
         self.values: list[Any] = []
         """Of them, and arguments that are bound to the function."""
         self._seen: set[int] = set()
+        self._methods: set[tuple[int, int]] = set()
+        """Objects, and functions of their classes."""
         self._look(function)
 
     def difference(self) -> str:
@@ -179,15 +236,27 @@ class References:
         """Which is another, read or not."""
         return next((each.name for each in self._found if each.changed()), "")
 
+    @classmethod
+    def of_forwards(cls, modules: Iterable[torch.nn.Module]) -> References:
+        """Global variables that the forward passes of modules name."""
+        found = cls.__new__(cls)
+        found._found = []
+        for forward in dict.fromkeys(type(module).forward for module in modules):
+            if isinstance(forward, FunctionType) and not _is_ours(forward):
+                names = frozenset(_names(forward, "ATTR", "METHOD")[0])
+                for name in sorted(_names(forward, "GLOBAL", "NAME")[0] & forward.__globals__.keys()):
+                    found._found.append(_Reference(name, forward.__globals__, name, None, True, names))
+                    found._found[-1].keep()
+        return found
+
     def _look(self, value: Any) -> None:
         if id(value) in self._seen:
             return
         self._seen.add(id(value))
         if isinstance(value, MethodType):
-            self._look(value.__func__)
-            self._attributes(value.__self__, value.__func__)
+            self._method(value.__self__, value.__func__)
         elif isinstance(value, FunctionType):
-            if value.__module__ is None or value.__module__.partition(".")[0] not in _OURS:
+            if not _is_ours(value):
                 self._variables(value)
         elif hasattr(value, "func") and hasattr(value, "keywords"):
             for each in (value.func, *value.args, *value.keywords.values()):
@@ -195,9 +264,16 @@ class References:
         elif not isinstance(value, (type, ModuleType, torch.nn.Module)):
             called = getattr(type(value), "__call__", None)  # noqa: B004 - a function with code is looked for
             if isinstance(called, FunctionType):
-                self._attributes(value, called)
+                self._method(value, called)
         if isinstance(value, torch.nn.Module):
             self.values.append(value)
+
+    def _method(self, owner: Any, function: Any) -> None:
+        key = id(owner), id(function)
+        if key not in self._methods:
+            self._methods.add(key)
+            self._look(function)
+            self._attributes(owner, function)
 
     def _note(self, value: Any) -> None:
         self.values.append(value)
@@ -207,12 +283,15 @@ class References:
     def _variables(self, function: FunctionType) -> None:
         loaded, stored = _names(function, "GLOBAL", "NAME")
         outer = function.__globals__
+        attributes = frozenset(_names(function, "ATTR", "METHOD")[0])
         for name in sorted(loaded | stored):
-            if name in outer:
-                self._add(name, outer, name, name in loaded)
+            if name in outer or name in stored:
+                self._add(name, outer, name, name in loaded, attributes)
+        defaults = {"": (function.__defaults__, function.__kwdefaults__)}
+        self._add("", defaults, f"a default of an argument of {function.__name__}", True, attributes)
         from_cells, _ = _names(function, "DEREF")
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            self._add(name, cell, name, name in from_cells)
+            self._add(name, cell, name, name in from_cells, attributes)
         owners = [outer[name] for name in sorted(loaded) if name in outer]
         for owner in (*owners, *map(_contents, function.__closure__ or ())):
             if _is_plain_object(owner):
@@ -223,14 +302,19 @@ class References:
         if isinstance(owner, torch.nn.Module):
             return  # It is looked at as a whole.
         loaded, stored = _names(function, "ATTR", "METHOD")
-        attributes = getattr(owner, "__dict__", {})
-        for name in sorted((loaded | stored) & set(attributes)):
-            self._add(name, attributes, f"{type(owner).__name__}.{name}", name in loaded)
+        attributes = ChainMap(getattr(owner, "__dict__", {}), _attributes_of(type(owner)))  # type: ignore[arg-type]
+        for name in sorted(stored | (loaded & attributes.keys())):
+            self._add(name, attributes, f"{type(owner).__name__}.{name}", name in loaded, frozenset(loaded))
+            member = attributes.get(name)
+            member = member.fget if isinstance(member, property) else member
+            if isinstance(member, FunctionType) and not _is_ours(member):
+                self._method(owner, member)
 
-    def _add(self, key: str, holder: dict[str, Any] | CellType, name: str, read: bool) -> None:
-        reference = _Reference(name, holder, key, None, read, -1)
-        reference.value = reference.now()
-        reference.length = _length(reference.value)
+    def _add(
+        self, key: str, holder: Mapping[str, Any] | CellType, name: str, read: bool, attributes: frozenset[str]
+    ) -> None:
+        reference = _Reference(name, holder, key, None, read, attributes)
+        reference.keep()
         self._found.append(reference)
         self._note(reference.value)
 
@@ -240,6 +324,11 @@ def _contents(cell: CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return None
+
+
+def _is_ours(what: Any) -> bool:
+    """Whether a function or a class is torch's, Python's or of this package: those depend on nothing of a user's."""
+    return (what.__module__ or "").partition(".")[0] in _OURS
 
 
 def _is_plain_object(value: Any) -> bool:
@@ -276,6 +365,8 @@ class Modules:
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         self.modules = list({id(part): part for module in modules for part in module.modules()}.values())
         self._states = [(module, vars(module), *self._state(module)) for module in self.modules]
+        own = {id(value): (module, name) for module in self.modules for name, value in _own(module)}
+        self._contents = [(module, name, _Contents()(vars(module)[name])) for module, name in own.values()]
 
     @staticmethod
     def _state(module: torch.nn.Module) -> tuple[list[int], list[Any], list[Any]]:
@@ -294,6 +385,9 @@ class Modules:
                 text = self._named(module, values, members)
                 if text:
                     return text
+        for module, name, before in self._contents:
+            if not same(_Contents()(vars(module)[name]), before):
+                return f"{type(module).__name__}.{name} is not what it was"
         return ""
 
     def _named(self, module: torch.nn.Module, values: list[Any], members: list[Any]) -> str:
@@ -307,6 +401,18 @@ class Modules:
         if [*map(id, now_members)] != [*map(id, members)]:
             return f"{kind} has other parameters, buffers, parts or hooks"
         return ""
+
+
+_EVERY_MODULES = frozenset(vars(torch.nn.Module()))
+
+
+def _own(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:
+    """Attributes of a user's module in which there may be numbers."""
+    if _is_ours(type(module)):
+        return
+    for name, value in vars(module).items():
+        if name not in _EVERY_MODULES and not isinstance(value, _PLAIN) and _Contents()(value) is not value:
+            yield name, value
 
 
 def _short(value: Any) -> str:

@@ -411,6 +411,26 @@ def test_variables_and_attributes_that_the_step_reads_are_looked_at(comm):
     raises_everywhere(comm, dc.CaptureError, r"Trainer\.weight is not what it was", lambda: taken(x))
 
 
+def test_numbers_in_containers_that_the_step_reads_are_looked_at(comm):
+    """On one rank alone, too; what the step changes itself is refused."""
+    grid = grids(comm, "nh")[0]
+    x, t = batches(grid, 1)[0]
+    model, options, count = dc.parallelize(network(), grid), {"factor": 1.0}, [0]
+
+    def step(x, t):
+        (F.cross_entropy(model(x), t) * options["factor"]).backward()
+
+    def counting(x, t):
+        count[0] += 1
+        step(x, t)
+
+    taken = dc.capture(step, x, t)
+    taken(x, t)
+    options["factor"] += comm.rank == comm.size - 1
+    raises_everywhere(comm, dc.CaptureError, "options is not what it was", lambda: taken(x, t))
+    raises_everywhere(comm, dc.CaptureError, "the step sets count", lambda: dc.capture(counting, x, t))
+
+
 def test_a_replay_with_other_numbers_is_refused(comm, monkeypatch):
     """A program that does something else than the step is found at its first replay."""
     grid = grids(comm, "nh")[0]

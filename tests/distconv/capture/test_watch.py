@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 
 import pytest
 import torch
@@ -116,6 +117,138 @@ def test_closures_partial_functions_and_lists():
     assert known.set_by_the_step() in ("last", "seen")
     last = None
     assert known.difference() == "seen is not what it was"  # it is longer
+
+
+class Config:
+    rate = 1.0
+
+
+class Inner:
+    def __init__(self):
+        self.rate, self.other = 1.0, 1.0
+
+
+class Trainer:
+    shared = 1.0
+
+    def __init__(self):
+        self.inner, self.history, self.rate = Inner(), [], 1.0
+
+    @property
+    def double(self):
+        return 2 * self.rate
+
+    def loss(self):
+        return self.double * self.shared
+
+    def step(self):
+        return self.loss()
+
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.options = {"factor": 1.0}
+
+    def forward(self, x):
+        return x * self.options["factor"] * FACTOR
+
+
+FACTOR = 1.0
+constants = types.ModuleType("constants")
+constants.RATE = 1.0
+
+
+def _noticed(change):
+    """What References to a step say before and after ``change`` of what it names."""
+    options, nested, trainer = {"rate": 1.0, "deep": [1.0, {"rate": 1.0}]}, (1, [2]), Trainer()
+
+    def step(x, given={"rate": 1.0}):  # noqa: B006 - it is the case
+        use = trainer.inner.rate * options["rate"] * nested[1][0] * Config.rate * constants.RATE
+        return x * use * given["rate"] * trainer.step()
+
+    found = References(step)
+    assert found.difference() == ""
+    change(options, nested, trainer, step)
+    return found.difference()
+
+
+CHANGES = {
+    "a number in a dictionary": (lambda o, n, t, s: o.update(rate=2.0), "options"),
+    "a key in a dictionary": (lambda o, n, t, s: o.update(new=2.0), "options"),
+    "deep in a dictionary": (lambda o, n, t, s: o["deep"][1].update(rate=2.0), "options"),
+    "a list in a tuple": (lambda o, n, t, s: n[1].append(3), "nested"),
+    "an attribute of an attribute": (lambda o, n, t, s: setattr(t.inner, "rate", 2.0), "trainer"),
+    "an attribute that a method reads through a property": (lambda o, n, t, s: setattr(t, "rate", 2.0), "trainer"),
+    "an attribute that hides that of a class": (lambda o, n, t, s: setattr(t, "shared", 2.0), "trainer"),
+    "a default": (lambda o, n, t, s: s.__defaults__[0].update(rate=2.0), "a default of an argument of step"),
+}
+
+
+@pytest.mark.parametrize(("change", "name"), CHANGES.values(), ids=CHANGES)
+def test_what_is_in_variables_counts(change, name):
+    text = _noticed(change)
+    assert text.endswith(" is not what it was")
+    assert name in text or "Trainer." in text
+
+
+def test_attributes_of_classes_and_modules_count(monkeypatch):
+    for owner, name, said in ((Config, "rate", "Config"), (constants, "RATE", "constants"), (Trainer, "shared", "")):
+        with monkeypatch.context() as patch:
+            text = _noticed(lambda *_, owner=owner, name=name, patch=patch: patch.setattr(owner, name, 2.0))
+        assert said in text
+        assert text.endswith(" is not what it was")
+
+
+def test_attributes_that_the_code_does_not_name_do_not_count():
+    def change(options, nested, trainer, step):
+        trainer.inner.other = 2.0
+        trainer.history.append(1)
+        trainer.more = 2.0
+
+    assert _noticed(change) == ""
+
+
+def test_circles_and_large_containers():
+    circle, large = [1], [0] * 2000
+    circle.append(circle)
+
+    def step():
+        return circle[0] + large[0]
+
+    found = References(step)
+    assert found.difference() == ""
+    large.append(1)
+    assert found.difference() == "large is not what it was"
+    large.pop()
+    circle[0] = 2
+    assert found.difference() == "circle is not what it was"
+
+
+def test_what_a_step_sets_anew_is_found():
+    trainer = Trainer()
+
+    def step(x):
+        trainer.last = x
+        return x
+
+    found = References(step)
+    assert found.set_by_the_step() == ""
+    step(1.0)
+    assert found.set_by_the_step() == "Trainer.last"
+    assert found.difference() == ""
+
+
+def test_what_is_in_modules_and_what_their_forward_passes_name(monkeypatch):
+    module = Scaled()
+    known, variables = Modules([module]), References.of_forwards([module, Scaled(), nn.ReLU()])
+    assert known.difference() == variables.difference() == ""
+    module.options["factor"] = 2.0
+    assert known.difference() == "Scaled.options is not what it was"
+    module.options["factor"] = 1.0
+    assert known.difference() == ""
+    monkeypatch.setitem(Scaled.forward.__globals__, "FACTOR", 2.0)
+    assert variables.difference() == "FACTOR is not what it was"
 
 
 def test_modules_are_looked_at_with_their_parts():
