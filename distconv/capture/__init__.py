@@ -6,7 +6,6 @@
     entries     What a recording consists of: slots, which stand for tensors, and entries
     graph       Replays on a GPU: what a recording does, launched as one CUDA graph
     messages    What a replay sends
-    optimizers  Optimizers that take their steps in a captured one
     outcome     What a step has left, bit for bit
     placement   Where the tensors of a replay lie, and what of a recording is left to be done
     program     A recording as straight-line Python

@@ -17,7 +17,10 @@ from distconv.capture.outcome import Memory, Outcome, digests
 from distconv.capture.placement import below_autograd
 from distconv.capture.program import Program
 from distconv.capture.steps import Result, Run, difference, recorded
-from distconv.capture.watch import Arguments, Modules, References, Tensors, block_of, flattened, mapped
+from distconv.capture.watch.arguments import Arguments, block_of
+from distconv.capture.watch.modules import Modules, Tensors
+from distconv.capture.watch.references import References
+from distconv.capture.watch.values import flattened, mapped
 from distconv.communication import agreement, gradient_reduction
 from distconv.errors import CaptureError, UnsupportedOperation
 from distconv.tensor import DistTensor

@@ -10,7 +10,8 @@ import torch
 from distconv.capture.entries import Kind, Operator, Post, Sum, strides_that_count
 from distconv.capture.state import State, gradient
 from distconv.capture.steps import Run
-from distconv.capture.watch import block_of, flattened
+from distconv.capture.watch.arguments import block_of
+from distconv.capture.watch.values import flattened
 from distconv.communication import gradient_reduction
 from distconv.communication.digest import bytes_of, digest
 

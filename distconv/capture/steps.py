@@ -15,11 +15,14 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from distconv import recording
 from distconv.capture.entries import Entry, Kind, Operator, Recording, Ref, strides_that_count
-from distconv.capture.optimizers import Optimizers
 from distconv.capture.recorder import Recorder
 from distconv.capture.state import State, gradient
 from distconv.capture.unseen import seen
-from distconv.capture.watch import Modules, References, block_of, flattened, mapped
+from distconv.capture.watch.arguments import block_of
+from distconv.capture.watch.modules import Modules
+from distconv.capture.watch.optimizers import Optimizers
+from distconv.capture.watch.references import References
+from distconv.capture.watch.values import flattened, mapped
 from distconv.communication import gradient_reduction
 from distconv.tensor import DistTensor
 

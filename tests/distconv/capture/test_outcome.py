@@ -7,7 +7,7 @@ from torch import nn
 
 from distconv.capture.outcome import Memory, Outcome, digests, written
 from distconv.capture.steps import recorded
-from distconv.capture.watch import References
+from distconv.capture.watch.references import References
 
 STATISTICS, X = torch.zeros(3), torch.ones(3)
 

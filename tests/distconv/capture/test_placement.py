@@ -9,7 +9,7 @@ import distconv as dc
 from distconv import recording
 from distconv.capture.placement import Placement
 from distconv.capture.steps import recorded
-from distconv.capture.watch import References
+from distconv.capture.watch.references import References
 from tests.distconv.capture.trained import equal
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from distconv.capture.steps import difference, recorded
-from distconv.capture.watch import References
+from distconv.capture.watch.references import References
 
 
 def run(function, *args):

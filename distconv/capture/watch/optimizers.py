@@ -13,7 +13,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from distconv.capture.watch import same
+from distconv.capture.watch.values import same
 
 Described = list[tuple[str, Any]]
 """What a step of an optimizer depends on, and what it is called; no values of tensors."""
@@ -49,8 +49,11 @@ class Optimizers:
                 optimizer = self.found[key][0]
                 for group, settings in zip(optimizer.param_groups, groups, strict=False):
                     group.update(settings)
-                optimizer.state.clear()
-                optimizer.state.update(state)
+                for leaf in [leaf for leaf in optimizer.state if leaf not in state]:
+                    del optimizer.state[leaf]
+                for leaf, kept in state.items():
+                    optimizer.state[leaf].clear()
+                    optimizer.state[leaf].update(kept)
 
     def difference(self) -> str:
         """Which of them is not as it was, and in what."""
