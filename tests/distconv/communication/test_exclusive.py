@@ -53,6 +53,12 @@ def _kept(made):
     return made
 
 
+def _kept_by_another(grad):
+    made = grad.clone()
+    _kept(torch.empty(0, dtype=made.dtype).set_(made))
+    return made
+
+
 def _with_hook(hook):
     def act(x, y):
         x.register_hook(hook)
@@ -92,6 +98,7 @@ OTHERS = {
     "the function keeps what it made": lambda x, y: _function(lambda g: _kept(g.clone()))(x).sum(),
     "the function keeps the base of a view": lambda x, y: _function(lambda g: _kept(g.clone()).t())(x).sum(),
     "the function keeps a view": lambda x, y: _function(lambda g: (_kept((made := g.clone()).t()), made)[1])(x).sum(),
+    "the function keeps its memory by another tensor": lambda x, y: _function(_kept_by_another)(x).sum(),
     "saved for backward": lambda x, y: Saved.apply(x, y).sum(),
     "an array's memory": lambda x, y: _function(lambda g: torch.from_numpy(np.ones(g.shape)))(x).sum(),
     "expanded": lambda x, y: x.sum(),
