@@ -125,10 +125,10 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, share: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
-        held = holders(share)
         # A gradient that is to be differentiated cannot wait for others to be summed with.
         deferred = ctx.leaf is not None and not torch.is_grad_enabled()
         if deferred and gradient_reduction.defers(ctx.leaf, ctx.next_functions[0][0]):
+            held = holders(share)  # by itself: an argument beside it would hold the share once more
             exclusive = is_exclusive(share, held)
             gradient_reduction.defer(ctx.leaf, share, ctx.grid.comm(ctx.axes), exclusive=exclusive)
             return None, None, None

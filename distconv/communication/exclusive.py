@@ -18,6 +18,8 @@ Holders = tuple[int, ...]
 
 def holders(gradient: torch.Tensor) -> Holders:
     """How often ``gradient``, its memory and its base are held; to be called by a Function's ``backward`` itself."""
+    if gradient.layout is not torch.strided:
+        return ()
     storage, base = gradient.untyped_storage(), gradient._base
     return (
         sys.getrefcount(gradient),
