@@ -19,7 +19,7 @@ from distconv.capture.program import Program
 from distconv.capture.steps import Result, Run, difference, recorded
 from distconv.capture.watch.arguments import Arguments, block_of
 from distconv.capture.watch.modules import Modules, Tensors
-from distconv.capture.watch.references import References
+from distconv.capture.watch.references import ForwardVariables, References
 from distconv.capture.watch.values import flattened, mapped
 from distconv.communication import agreement, gradient_reduction
 from distconv.errors import CaptureError, UnsupportedOperation
@@ -204,7 +204,7 @@ class _Replay:
         self._arguments = Arguments(args)
         self._references = references
         self._modules = Modules(run.modules)
-        self._forwards = References.of_forwards(self._modules.modules)
+        self._forwards = ForwardVariables(self._modules.modules)
         self._leaves = run.leaves()
         self._modes, self._state = state.modes(), state.described(self._leaves)
         self._tensors = Tensors([*run.held(), *self._leaves])

@@ -48,17 +48,11 @@ class _Reference:
         return self.contents is not self.value and not same(Contents(self.names)(now), self.contents)
 
 
-class References:
-    """Variables outside of ``function``, and attributes of objects there, that its code names."""
+class Variables:
+    """Variables, and attributes, that code names."""
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self) -> None:
         self._found: list[_Reference] = []
-        self.values: list[Any] = []
-        """Of them, and arguments that are bound to the function."""
-        self._seen: set[int] = set()
-        self._methods: set[tuple[int, int]] = set()
-        """Objects, and functions of their classes."""
-        self._look(function)
 
     def difference(self) -> str:
         """Which of those that are read is another."""
@@ -71,18 +65,38 @@ class References:
         """Which is another, read or not."""
         return next((each.name for each in self._found if each.changed()), "")
 
-    @classmethod
-    def of_forwards(cls, modules: Iterable[torch.nn.Module]) -> References:
-        """Global variables that the forward passes of modules name."""
-        found = cls.__new__(cls)
-        found._found = []
+    def _keep(
+        self, key: str, holder: Mapping[str, Any] | CellType, name: str, read: bool, attributes: frozenset[str]
+    ) -> Any:
+        reference = _Reference(name, holder, key, None, read, attributes)
+        reference.keep()
+        self._found.append(reference)
+        return reference.value
+
+
+class ForwardVariables(Variables):
+    """Global variables that the forward passes of ``modules`` name."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        super().__init__()
         for forward in dict.fromkeys(type(module).forward for module in modules):
             if isinstance(forward, FunctionType) and not is_ours(forward):
-                names = frozenset(_names(forward, "ATTR", "METHOD")[0])
-                for name in sorted(_names(forward, "GLOBAL", "NAME")[0] & forward.__globals__.keys()):
-                    found._found.append(_Reference(name, forward.__globals__, name, None, True, names))
-                    found._found[-1].keep()
-        return found
+                attributes, outer = frozenset(_names(forward, "ATTR", "METHOD")[0]), forward.__globals__
+                for name in sorted(_names(forward, "GLOBAL", "NAME")[0] & outer.keys()):
+                    self._keep(name, outer, name, True, attributes)
+
+
+class References(Variables):
+    """Variables outside of ``function``, and attributes of objects there, that its code names."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.values: list[Any] = []
+        """Of them, and arguments that are bound to the function."""
+        self._seen: set[int] = set()
+        self._methods: set[tuple[int, int]] = set()
+        """Objects, and functions of their classes."""
+        self._look(function)
 
     def _look(self, value: Any) -> None:
         if id(value) in self._seen:
@@ -148,10 +162,7 @@ class References:
     def _add(
         self, key: str, holder: Mapping[str, Any] | CellType, name: str, read: bool, attributes: frozenset[str]
     ) -> None:
-        reference = _Reference(name, holder, key, None, read, attributes)
-        reference.keep()
-        self._found.append(reference)
-        self._note(reference.value)
+        self._note(self._keep(key, holder, name, read, attributes))
 
 
 def _contents(cell: CellType) -> Any:

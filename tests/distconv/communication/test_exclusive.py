@@ -15,7 +15,7 @@ import distconv as dc
 from distconv.communication import collectives, gradient_reduction
 from distconv.communication.exclusive import holders, is_exclusive
 from tests.distconv.capture.trained import compare, network
-from tests.distconv.layouts import grid_over, grids, normal
+from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 
 HELD = []
 
@@ -184,25 +184,42 @@ def test_captured_steps_sum_where_eager_ones_do(comm):
 
 @pytest.mark.ranks(2)
 def test_a_large_share_is_summed_without_a_copy(comm, monkeypatch):
-    """The sum is in the memory that the weight's gradient came in, eagerly and in the recording of a step."""
-    summed = []
-    start = gradient_reduction.Reduction
+    """The sum is in the memory that the weight's gradient came in, and the gradient is that."""
+    came, summed = {}, {}
+    defer, start = gradient_reduction.defer, gradient_reduction.Reduction
 
-    def noted(group, tensor, what, op=MPI.SUM):
-        summed.append((tensor.data_ptr(), what))
+    def deferring(leaf, share, *args, **options):
+        came[leaf] = share.data_ptr()
+        defer(leaf, share, *args, **options)
+
+    def starting(group, tensor, what, op=MPI.SUM):
+        summed[what] = tensor.data_ptr()
         return start(group, tensor, what, op)
 
-    monkeypatch.setattr(gradient_reduction, "Reduction", noted)
+    monkeypatch.setattr(gradient_reduction, "defer", deferring)
+    monkeypatch.setattr(gradient_reduction, "Reduction", starting)
     grid = grid_over(comm, n=2)
     torch.manual_seed(0)
-    model = dc.parallelize(
-        torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 3)), grid
-    )
-    x = dc.scatter(torch.ones(4, 512), grid)
-    model(x).sum().backward()
-    assert (model[0].weight.grad.data_ptr(), "gradient sum of 0.weight") in summed
-    assert [what for _, what in summed] == ["gradient sum of 0.weight", "gradient sum of 3 parameters"]
-    assert dc.gather(model[0].weight.grad).shape == (512, 512)
+    layers = torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 3)
+    model = dc.parallelize(torch.nn.Sequential(*layers), grid)
+    model(dc.scatter(torch.ones(4, 512), grid)).sum().backward()
+    weight = model[0].weight
+    assert list(summed) == ["gradient sum of 0.weight", "gradient sum of 3 parameters"]
+    assert weight.grad.data_ptr() == summed["gradient sum of 0.weight"] == came[weight]
+
+
+@pytest.mark.ranks(2)
+def test_large_weights_are_compared_as_others_are(comm, monkeypatch):
+    """Those of a bucket whose other weights are small."""
+    monkeypatch.setattr(gradient_reduction, "ALONE_BYTES", 100)
+    grid = grid_over(comm, n=2)
+    torch.manual_seed(0)
+    model = dc.parallelize(torch.nn.Linear(8, 12), grid)
+    if comm.rank:
+        with torch.no_grad():
+            model.weight[3, 3] += 1
+    x = dc.scatter(torch.ones(4, 8), grid)
+    raises_everywhere(comm, dc.MismatchError, "'weight'", lambda: model(x).sum().backward())
 
 
 def _accumulated(grid, dtype):

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from distconv.capture.watch.modules import Modules, Tensors
-from distconv.capture.watch.references import References
+from distconv.capture.watch.references import ForwardVariables
 
 
 class Scaled(nn.Module):
@@ -23,7 +23,7 @@ FACTOR = 1.0
 
 def test_what_is_in_modules_and_what_their_forward_passes_name(monkeypatch):
     module = Scaled()
-    known, variables = Modules([module]), References.of_forwards([module, Scaled(), nn.ReLU()])
+    known, variables = Modules([module]), ForwardVariables([module, Scaled(), nn.ReLU()])
     assert known.difference() == variables.difference() == ""
     module.options["factor"] = 2.0
     assert known.difference() == "Scaled.options is not what it was"
