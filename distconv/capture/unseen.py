@@ -31,6 +31,8 @@ _GRAD: Any = torch.Tensor.grad
 @contextmanager
 def seen(recorder: Recorder) -> Iterator[None]:
     """Inside, ``recorder`` is told."""
+    # Torch lists its own getters once, when it first wants them, which may be inside (torch._dynamo, loaded there).
+    torch.overrides.get_default_nowrap_functions()
     drawn = _pythons_numbers()
     with ExitStack() as stack:
         for owner, name, new in _replacements(recorder):

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from mpi4py import MPI
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import distconv as dc
 from distconv.capture.entries import Kind, Operator, Recording, Ref, Slot, Sum
@@ -215,6 +216,27 @@ def with_a_penalty(model):
 @pytest.mark.parametrize("step_of", [in_two_halves, in_half_precision, with_numbers, with_a_penalty])
 def test_steps_of_other_kinds(grid, step_of):
     compare(grid, network, step_of=step_of)
+
+
+class Attending(nn.Module):
+    """Attention over an image's places by one of torch's fused kernels, with dropout."""
+
+    def __init__(self, kernel: SDPBackend) -> None:
+        super().__init__()
+        self.project, self.classes, self.kernel = nn.Linear(2, 3 * 16), nn.Linear(16, 3), kernel
+
+    def forward(self, x: Any) -> Any:
+        parts = self.project(x.flatten(2).transpose(1, 2)).unflatten(-1, (3, 2, 8))
+        q, k, v = (part.transpose(1, 2) for part in parts.unbind(2))
+        with sdpa_kernel(self.kernel):
+            y = F.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
+        return self.classes(y.transpose(1, 2).flatten(2).mean(1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION])
+def test_fused_attention_draws_the_numbers_that_it_draws_eagerly(grid, kernel):
+    compare(grid, lambda: Attending(kernel), step_of=in_half_precision)
 
 
 @pytest.mark.gpu

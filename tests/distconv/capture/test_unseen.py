@@ -69,3 +69,13 @@ def test_a_generator_that_is_set_past_torch_is_noticed():
         "the random generator has been set by something that cannot be seen"
     ]
     recorder.put_back()
+
+
+def test_torch_lists_its_own_getters_inside():
+    """It lists them once, when ``torch._dynamo`` is loaded, say, which may be while a step is recorded."""
+    getters = torch.overrides.get_default_nowrap_functions
+    before = getters()
+    getters.cache_clear()
+    with seen(Recorder(State())):
+        assert torch.Tensor.grad.__get__ not in before
+        assert getters() == before
