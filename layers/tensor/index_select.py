@@ -106,8 +106,12 @@ def take_along_dim(input: torch.Tensor, indices: torch.Tensor, dim: int | None =
 def one_hot(input: DistTensor, num_classes: int = -1) -> DistTensor:
     """``F.one_hot``: the new last dimension is replicated."""
     encode = partial(_one_hot, input.grid, num_classes)
-    # How many classes there are follows from values, or these are only checked.
-    local = encode(input.local) if num_classes < 0 else recording.call(encode, input.local)
+    if num_classes < 0:  # how many there are follows from values
+        local = encode(input.local)
+    elif input.local.is_cuda:  # where torch asserts that there are no others
+        local = F.one_hot(input.local, num_classes)
+    else:
+        local = recording.call(encode, input.local)
     return DistTensor(
         local, input.dist.with_axes((*input.dist.axes, None)), torch.Size((*input.shape, local.shape[-1]))
     )

@@ -33,6 +33,7 @@ def test_twenty_steps_leave_what_eager_ones_do(comm, optimizer, to_none):
         compare(grid, network, steps=20, optimizer=optimizer, to_none=to_none)
 
 
+@pytest.mark.cpu
 def test_float64_and_layers_without_bias(comm):
     for grid in grids(comm, "nh"):
         data = [(dc.scatter(x.gather().double(), grid), t) for x, t in batches(grid, 3)]
@@ -235,6 +236,7 @@ def test_losses_that_look_at_labels(comm, loss_of):
         compare(grid, network, steps=4, step_of=step_of)
 
 
+@pytest.mark.cpu
 def test_labels_that_are_no_classes_are_found_in_a_replay(comm):
     grid = grids(comm, "nh")[0]
     t = dc.scatter(torch.tensor([0, 1, 2, 1]), grid, dims="n")
@@ -431,6 +433,7 @@ def test_numbers_in_containers_that_the_step_reads_are_looked_at(comm):
     raises_everywhere(comm, dc.CaptureError, "the step sets count", lambda: dc.capture(counting, x, t))
 
 
+@pytest.mark.cpu
 def test_a_replay_with_other_numbers_is_refused(comm, monkeypatch):
     """A program that does something else than the step is found at its first replay."""
     grid = grids(comm, "nh")[0]

@@ -17,6 +17,7 @@ from tests.distconv.capture.trained import batches, network, step_of
 from tests.distconv.layouts import grids
 
 
+@pytest.mark.cpu
 def test_messages_go_round_a_ring_again_and_again(comm):
     before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     posting = Posting(comm, [after], [before])
@@ -26,6 +27,7 @@ def test_messages_go_round_a_ring_again_and_again(comm):
         assert received.tolist() == (torch.arange(5.0) + before + 10 * round).tolist()
 
 
+@pytest.mark.cpu
 @pytest.mark.parametrize(("operation", "expected"), [(MPI.SUM, sum), (MPI.MAX, max)])
 def test_sums_are_taken_in_place(comm, operation, expected):
     summing = Summing(comm, operation)
