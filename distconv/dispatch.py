@@ -78,6 +78,7 @@ METADATA = frozenset(
 
 _RULES: dict[object, Rule] = {}
 _FALLBACK: list[Operator] = []
+_ON_ONE_RANK: list[Operator] = []
 
 
 def implements(
@@ -118,12 +119,6 @@ def has_operator(function: object) -> bool:
     return function in _RULES
 
 
-def replace(function: object, operator: Operator) -> None:
-    """Let ``operator`` serve ``function``, which has one, from now on."""
-    assert function in _RULES, f"{name_of(function)} has no operator"
-    _RULES[function] = _RULES[function]._replace(operator=operator)
-
-
 def operator_for(function: object) -> Operator:
     """The distributed operator for ``function``.
 
@@ -149,6 +144,20 @@ def is_fallback(operator: F) -> F:
     """Let the decorated operator serve the calls that have no rule: it gets the error, the function, its arguments."""
     _FALLBACK[:] = [operator]
     return operator
+
+
+def serves_one_rank(operator: F) -> F:
+    """Let the decorated operator give what functions give on grids of one rank: it gets one and its arguments."""
+    _ON_ONE_RANK[:] = [operator]
+    return operator
+
+
+def on_one_rank(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What ``function`` gives on a grid of one rank, laid out as in one process; NotImplemented where it needs more."""
+    rule = _RULES.get(function)
+    if rule is None or rule.kind is not Kind.VALUES:
+        return NotImplemented
+    return _ON_ONE_RANK[0](function, args, kwargs)
 
 
 def called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -6,13 +6,13 @@ called is called again with tensors that have shapes and strides, but no memory.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
-from distconv.dispatch import Order, rule_of
+from distconv.dispatch import Kind, Order, rule_of
 
 _PLAIN = frozenset((int, float, bool, str, type(None)))
 """What most other arguments are."""
@@ -22,12 +22,15 @@ class _Frozen(NamedTuple):
     """A tensor, as far as strides depend on it."""
 
     shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    """None: those of a contiguous one."""
     dtype: torch.dtype
     device: str
     """Its kind: some kernels of a GPU make other strides."""
 
     def twin(self) -> torch.Tensor:
+        if self.strides is None:
+            return torch.empty(self.shape, dtype=self.dtype, device="meta")
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
 
 
@@ -38,11 +41,13 @@ class _Outcome(NamedTuple):
     is_first: bool
 
 
-def follow(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+def follow(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> Any:
     """``result`` of a call, with the strides that it has in one process."""
     rule = rule_of(function)
     new = rule is not None and rule.order is Order.NEW
     if not (new or _unusual(args) or (kwargs and _unusual(kwargs.values()))):
+        return result
+    if rule is not None and rule.kind is Kind.VIEW and _views_of_one_rank(args[0] if args else None, result):
         return result
     outcome = _outcome(function, args, kwargs)
     first: Any = args[0] if args else None
@@ -58,6 +63,29 @@ def follow(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         if hasattr(tensor, "_strides") and (strides is None or len(strides) == tensor.dim()):
             tensor._lay_out(tensor.dist, tensor.shape, strides)
     return result
+
+
+def has_own_strides(tensor: Any) -> bool:
+    """Whether the block of a DistTensor has the strides that the tensor has in one process."""
+    return bool(own_strides(tensor._local) == tensor._strides)
+
+
+def own_strides(block: torch.Tensor) -> tuple[int, ...] | None:
+    """Its strides, None for those of a contiguous one, and where there are none."""
+    return None if block.layout != torch.strided or block.is_contiguous() else block.stride()
+
+
+def _views_of_one_rank(source: Any, result: Any) -> bool:
+    """Whether ``result`` is views of ``source`` on a grid of one rank, which get the strides that their blocks have."""
+    if not hasattr(source, "_strides") or source.dist.grid.size > 1 or not has_own_strides(source):
+        return False
+    views = list(_tensors(result))
+    memory = source._local.untyped_storage().data_ptr()
+    if any(view is source or view._local.untyped_storage().data_ptr() != memory for view in views):
+        return False
+    for view in views:
+        view._lay_out(view.dist, view.shape, own_strides(view._local))
+    return True
 
 
 def _unusual(values: Iterable[Any]) -> bool:
@@ -76,7 +104,7 @@ def _unusual(values: Iterable[Any]) -> bool:
 def _strides_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     if hasattr(tensor, "_strides"):
         return tensor._strides  # type: ignore[no-any-return]
-    return None if tensor.layout != torch.strided or tensor.is_contiguous() else tensor.stride()
+    return own_strides(tensor)
 
 
 def _outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcome:
@@ -89,9 +117,10 @@ def _outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcome:
 
 
 def _frozen(value: Any) -> Any:
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, torch.Tensor):
-        shape = tuple(value.shape)
-        return _Frozen(shape, _strides_of(value) or contiguous(shape), value.dtype, value.device.type)
+        return _Frozen(value.shape, _strides_of(value), value.dtype, value.device.type)
     if isinstance(value, (list, tuple)):
         return tuple(map(_frozen, value))
     return ("slice", value.start, value.stop, value.step) if isinstance(value, slice) else value
@@ -129,7 +158,7 @@ def _worked_out(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcom
         results = torch.empty_like(results, memory_format=torch.contiguous_format if alone else _format(twins[:2]))
     elif order is Order.IN_TRAINING and (named.get("training") or any(given[3:4])) and results is not given[0]:
         results = results if on_gpu else torch.empty(results.shape, device="meta")
-    strides = tuple(None if t.is_contiguous() else t.stride() for t in _tensors(results))
+    strides = tuple(own_strides(t) for t in _tensors(results))
     return _Outcome(strides, bool(given) and results is given[0])
 
 

@@ -27,6 +27,17 @@ Strides = tuple[int, ...] | None
 _DATA = vars(torch._C.TensorBase)["data"]
 
 
+def _given(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What ``function`` gives, laid out as in one process."""
+    result = dispatch.on_one_rank(function, args, kwargs)
+    is_laid_out = result is not NotImplemented
+    if not is_laid_out:
+        result = dispatch.called(function, args, kwargs)
+    if recomputation.active:
+        recomputation.step(result)
+    return result if is_laid_out else memory_order.follow(function, args, kwargs, result)
+
+
 class DistTensor(torch.Tensor):
     """A global tensor of which this rank holds ``local``, the block it owns under ``dist``.
 
@@ -86,12 +97,8 @@ class DistTensor(torch.Tensor):
                 _agree_on_call(dispatch.name_of(func), args)
             if profiling.enabled():
                 with profiling.section(dispatch.short_name(func)):
-                    result = dispatch.called(func, args, kwargs or {})
-            else:
-                result = dispatch.called(func, args, kwargs or {})
-            if recomputation.active:
-                recomputation.step(result)
-            return memory_order.follow(func, args, kwargs or {}, result)  # type: ignore[arg-type]
+                    return _given(func, args, kwargs or {})
+            return _given(func, args, kwargs or {})
         except DistconvError as error:
             dispatch.name_layer(error)
             raise

@@ -21,11 +21,7 @@ if __name__ != "distconv.layers":
 import importlib
 import pkgutil
 
-from distconv.layers.plumbing import one_rank
-
 # Each module registers its operators when it is imported.
 for _folder in ("nn", "math", "tensor", "plumbing"):
     for _found in pkgutil.iter_modules([f"{path}/{_folder}" for path in __path__]):
         importlib.import_module(f"distconv.layers.{_folder}.{_found.name}")
-
-one_rank.shorten_all()

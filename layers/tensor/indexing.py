@@ -106,13 +106,17 @@ def _basic_item(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
     out_shape = result_shape(torch.Tensor.__getitem__, input, tuple(entries))
     if all(isinstance(e, slice) for e in entries):
         return cut(input, entries)
-    per_dim = [e for e in entries if e is not None]
-    part = cut(input, _as_slices(per_dim, input.shape))
-    numbers = [d for d, e in enumerate(per_dim) if isinstance(e, int)]
-    x = part.replicated(numbers) if any(part.dist.split[d] for d in numbers) else part
+    if input.dist.grid.size == 1:
+        part = x = input
+        local = input.local[tuple(entries)]
+    else:
+        per_dim = [e for e in entries if e is not None]
+        part = cut(input, _as_slices(per_dim, input.shape))
+        numbers = [d for d, e in enumerate(per_dim) if isinstance(e, int)]
+        x = part.replicated(numbers) if any(part.dist.split[d] for d in numbers) else part
+        local = x.local[tuple(e if e is None else 0 if isinstance(e, int) else ALL for e in entries)]
     axes = iter(x.dist.axes)
     named = [(e, None if e is None else next(axes)) for e in entries]
-    local = x.local[tuple(e if e is None else 0 if isinstance(e, int) else ALL for e in entries)]
     result = DistTensor(local, x.dist.with_axes([a for e, a in named if not isinstance(e, int)]), out_shape)
 
     def again() -> DistTensor:

@@ -218,6 +218,7 @@ def test_batch_norm_of_a_plan_is_over_what_the_plan_says(comm):
     torch.testing.assert_close(found, plain(x), rtol=1e-10, atol=1e-11)
 
 
+@pytest.mark.ranks(at_least=2)
 def test_a_linear_layer_of_a_plan_gets_its_features_split_not_what_lies_between(comm):
     torch.manual_seed(0)
     layer, seen = nn.Sequential(nn.Linear(6, 4)).double(), []

@@ -95,6 +95,7 @@ def test_below_the_function_interface_it_raises(comm):
         raises_everywhere(comm, dc.UnsupportedOperation, "below torch's function interface", lambda: torch.relu(x))
 
 
+@pytest.mark.ranks(at_least=2)
 def test_it_cannot_be_pickled_or_made_an_array(comm):
     x = scattered(comm, 2, 2, 4, 4)
     raises_everywhere(comm, dc.UnsupportedOperation, "save gather", lambda: pickle.dumps(x))

@@ -22,6 +22,7 @@ STATE = {
     "distconv.communication.transport._counting": "counters that are entered",
     "distconv.communication.transport._unposted": "messages that are not handed to MPI yet",
     "distconv.dispatch._FALLBACK": "the rule of functions without one; set when layers are imported",
+    "distconv.dispatch._ON_ONE_RANK": "what serves grids of one rank; set when layers are imported",
     "distconv.dispatch._RULES": "the rules of operators; set when layers are imported",
     "distconv.local_device._local_rank": "this rank's number on its node; asked for once",
     "distconv.parameters.sharding._watching": "whether optimizers' steps are watched, once anything is sharded",

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 import distconv.layers  # noqa: F401 - fills the registry
 from distconv import dispatch
-from distconv.layers.plumbing import one_rank
 
 WITHOUT = frozenset({"out", "out_dtype", "generator", "self", "input", "cudnn_enabled"})
 """Names that no operator need take: for results, of recent versions, and of what comes first."""
@@ -21,14 +20,6 @@ def parameters(function):
     found = inspect.signature(function).parameters.values()
     others = {p.name for p in found if p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     return {p.name for p in found} - others, bool(others)
-
-
-def operator_of(function):
-    """Its operator, behind the shortcut for grids of one rank."""
-    operator = dispatch.operator_for(function)
-    if not getattr(operator, "__qualname__", "").startswith(one_rank.shortened.__name__):
-        return operator
-    return inspect.getclosurevars(operator).nonlocals["operator"]
 
 
 def named_by_torch(function):
@@ -47,7 +38,7 @@ def functions():
 
 
 def missing(function):
-    taken, others = parameters(operator_of(function))
+    taken, others = parameters(dispatch.operator_for(function))
     return set() if others else named_by_torch(function) - taken - WITHOUT
 
 

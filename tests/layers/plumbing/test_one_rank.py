@@ -65,6 +65,34 @@ def test_several_results_keep_their_names(comm):
     assert torch.equal(found.indices.local, normal(4, 5).sort(1).indices)
 
 
+TAKEN = {
+    "transposed": lambda x: x.transpose(1, 2),
+    "of one index": lambda x: x[:, None, 1],
+    "every other": lambda x: x[..., ::2],
+    "parts": lambda x: x.unbind(1)[2],
+    "expanded": lambda x: x[:1].expand(5, -1, -1, -1),
+    "values of a view": lambda x: x.transpose(0, 1) * 2,
+    "a copy": lambda x: x.transpose(1, 2).flatten(1),
+    "a sum of two orders": lambda x: x.to(memory_format=torch.channels_last) + x,
+}
+
+
+@pytest.mark.parametrize("taken", TAKEN)
+def test_strides_are_those_of_torch(comm, taken):
+    x, plain = given(comm, 2, 3, 4, 6), normal(2, 3, 4, 6)
+    y, expected = TAKEN[taken](x), TAKEN[taken](plain)
+    assert (y.stride(), y.is_contiguous()) == (expected.stride(), expected.is_contiguous())
+    assert y.local.stride() == expected.stride() and torch.equal(y.local, expected)
+
+
+def test_a_block_that_lies_otherwise_does_not_say_the_strides(comm):
+    block = normal(3, 2, 4).transpose(0, 1)
+    x = dc.DistTensor(block, dc.Distribution(grid_over(MPI.COMM_SELF), (None,) * 3), (2, 3, 4))
+    for take in (lambda x: x.transpose(1, 2), lambda x: x * 2, lambda x: x[:, 1:]):
+        assert take(x).stride() == take(block.contiguous()).stride()
+        assert torch.equal(take(x).local, take(block))
+
+
 def test_lists_of_tensors_may_mix_plain_ones(comm):
     x = given(comm, 2, 3)
     y = torch.cat([x, normal(1, 3, seed=1)])
