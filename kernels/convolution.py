@@ -21,6 +21,12 @@ import torch.nn.functional as F
 Range = tuple[int, int]
 """Half-open range of global indices of a dimension."""
 
+LITTLE, LITTLE_ON_GPU = 1 << 26, 1 << 20
+"""Multiplications up to which calling torch once more costs more than a copy of the input, and hides no message.
+
+On a CPU messages stand still while torch computes, so that nothing is lost if they are waited for first.
+"""
+
 CONVOLUTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
 """By their number of spatial dimensions."""
 
@@ -88,6 +94,11 @@ def _fit(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> _Fit
             padding.append(0)
             around[:0] = [low, high]
     return _Fit(around if any(around) else None, padding)
+
+
+def is_little(x: Sequence[int], weight: Sequence[int], *, on_gpu: bool) -> bool:
+    """Whether convolving a block ``x`` (N, C, ...) with stride 1 by ``weight`` (F, C / groups, ...) is little work."""
+    return math.prod(x) // max(1, x[1]) * math.prod(weight) <= (LITTLE_ON_GPU if on_gpu else LITTLE)
 
 
 def is_free(box: Sequence[Range], out: Sequence[Range], geometry: Geometry) -> bool:

@@ -29,7 +29,17 @@ from distconv.dispatch import Order, implements
 from distconv.distribution import Distribution
 from distconv.errors import NoRule
 from distconv.grid import cached_on_grid
-from distconv.kernels.convolution import CONVOLUTIONS, Convolution, Geometry, Piece, Range, cut, is_free, merged
+from distconv.kernels.convolution import (
+    CONVOLUTIONS,
+    Convolution,
+    Geometry,
+    Piece,
+    Range,
+    cut,
+    is_free,
+    is_little,
+    merged,
+)
 from distconv.layers.math.pointwise import pointwise
 from distconv.layers.plumbing.alignment import as_autocast, check_dtypes, result_shape, whole_over
 from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
@@ -46,9 +56,6 @@ from distconv.layers.tensor.reshaping import squeeze, unsqueeze
 from distconv.parameters.channel_split import AXIS, ChannelSplit, channel_split, groups_divide
 from distconv.tensor import DistTensor
 
-SMALL = 1 << 20
-"""Multiplications up to which calling torch once more costs more than a message that nothing hides."""
-
 
 @dataclass(frozen=True)
 class _Layer:
@@ -62,7 +69,9 @@ class _Layer:
     """The part of it that is convolved here: without the channels that only others need."""
     slabs: tuple[tuple[Range, ...], ...]
     free: bool
+    """Whether pieces are convolved as they are."""
     small: bool
+    """Whether all is convolved at once, in one call forward and one backward."""
 
     @property
     def needed(self) -> tuple[Range, ...]:
@@ -97,13 +106,9 @@ def _layer(
     out = spatial_box(dist, out_shape)
     slabs = tuple(tuple((i.start, i.stop) for i in box[1:]) for box in plan.parts)
     work = Convolution(geometry, groups if split is None else split.local_groups, out, (wanted[0], wanted[1]))
-    free = not small and own[0][1] > own[0][0] and is_free(block[1:], out, geometry)
+    in_pieces = not small or not slabs
+    free = in_pieces and own[0][1] > own[0][0] and is_free(block[1:], out, geometry)
     return _Layer(plan, work, block, own, slabs, free, small)
-
-
-def _is_small(x: DistTensor, weight: torch.Tensor) -> bool:
-    """Whether this rank's part of a convolution of stride 1 is little work; ranks need not be of one mind."""
-    return x.local.numel() * (weight.numel() // max(1, x.shape[1])) <= SMALL
 
 
 class _Convolve(torch.autograd.Function):
@@ -120,7 +125,7 @@ class _Convolve(torch.autograd.Function):
             slabs = transfer.finish()
             (box,) = layer.pieces(x, slabs)
             y = layer.work.forward(box, weight, bias)
-            slabs = [box.values] if layer.small else slabs
+            slabs = [box.values] if layer.small else slabs  # it is not assembled again
         ctx.layer = layer
         ctx.save_for_backward(x, weight, *slabs)
         return y
@@ -134,7 +139,8 @@ class _Convolve(torch.autograd.Function):
             return (*gradients(partial(_assembled, layer), (x, weight, bias), ctx.needs_input_grad[:3], grad), None)
         grad = grad.contiguous()
         if layer.small:
-            return (*_all_gradients(layer, grad, slabs[0], weight, ctx.needs_input_grad[:3]), None)
+            (piece,) = layer.pieces(x, ()) if layer.free else [Piece(slabs[0], layer.needed)]
+            return (*_all_gradients(layer, grad, piece, weight, ctx.needs_input_grad[:3]), None)
         pieces = layer.pieces(x, slabs)
         dx = dw = db = sending = None
         if ctx.needs_input_grad[0]:
@@ -149,12 +155,13 @@ class _Convolve(torch.autograd.Function):
 
 
 def _all_gradients(
-    layer: _Layer, grad: torch.Tensor, box: torch.Tensor, weight: torch.Tensor, wanted: tuple[bool, bool, bool]
+    layer: _Layer, grad: torch.Tensor, piece: Piece, weight: torch.Tensor, wanted: tuple[bool, bool, bool]
 ) -> tuple[torch.Tensor | None, ...]:
-    dx, dw, db = layer.work.gradients(grad, Piece(box, layer.needed), weight, wanted)
+    """Of a piece that is all of the needed input."""
+    dx, dw, db = layer.work.gradients(grad, piece, weight, wanted)
     if dx is None:
         return None, dw, db
-    own, sending = _sent_back(layer, dx, grad)
+    own, sending = _sent_back(layer, Piece(dx, piece.box), grad)
     return sending.finish(own), dw, db
 
 
@@ -184,12 +191,12 @@ def _start_input_gradient(
         sending = layer.plan.start_accumulate(ghosts, grad, "convolution halo accumulation")  # [b2]
         own = Piece(layer.work.input_gradient(grad, pieces[0], weight), layer.own)  # [b3]
         return (own.values if layer.own == layer.block else cut(own, layer.block)), sending
-    return _sent_back(layer, layer.work.input_gradient(grad, pieces[0], weight), grad)
+    (whole,) = pieces
+    return _sent_back(layer, Piece(layer.work.input_gradient(grad, whole, weight), whole.box), grad)
 
 
-def _sent_back(layer: _Layer, dx: torch.Tensor, grad: torch.Tensor) -> tuple[torch.Tensor, Accumulation]:
-    """Of dL/dx on all of the needed box the owned block, and the rest on its way to its owners."""
-    whole = Piece(dx, layer.needed)
+def _sent_back(layer: _Layer, whole: Piece, grad: torch.Tensor) -> tuple[torch.Tensor, Accumulation]:
+    """Of dL/dx on all that is needed the owned block, and the rest on its way to its owners."""
     shares = [cut(whole, box) for box in layer.slabs]
     return cut(whole, layer.block), layer.plan.start_accumulate(shares, grad, "convolution halo accumulation")
 
@@ -232,7 +239,9 @@ def _convolution(
             call = partial(function, stride=stride, padding=padding, dilation=dilation, groups=groups)
             y = like_other_ranks(call, x.dist.local_shape(out_shape), *as_autocast(x.local, w, b))
             return DistTensor(y, x.dist, out_shape)
-        layer = _layer(x.dist, x.shape, out_shape, geometry, groups, None, _is_small(x, w))
+        layer = _layer(
+            x.dist, x.shape, out_shape, geometry, groups, None, is_little(x.local.shape, w.shape, on_gpu=w.is_cuda)
+        )
         return DistTensor(apply(_Convolve, *as_autocast(x.local, w, b), layer), x.dist, out_shape)
     parts = x.grid.shape[AXIS]
     if not groups_divide(groups, weight.shape[0], parts):
@@ -241,7 +250,9 @@ def _convolution(
     split = channel_split(x.shape[1], weight.shape[0], groups, parts, strides)
     w = weight_block(weight, x.dist, split)
     b = None if bias is None else parameter_block(bias, x.dist, [1])
-    layer = _layer(x.dist, x.shape, out_shape, geometry, groups, split, _is_small(x, w))
+    layer = _layer(
+        x.dist, x.shape, out_shape, geometry, groups, split, is_little(x.local.shape, w.shape, on_gpu=w.is_cuda)
+    )
     y = apply(_Convolve, *as_autocast(x.local, w, b if split.blocks == 1 else None), layer)
     if split.blocks > 1:
         y = summed_at_owners(y, x.dist, out_shape, 1, split)  # [f5]

@@ -14,6 +14,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from torch.utils._pytree import tree_map
 
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
-from distconv.kernels.convolution import Convolution, Piece, Range, cut, is_free, merged
+from distconv.kernels.convolution import Convolution, Piece, Range, cut, is_free, is_little, merged
 from distconv.perfmodel.cost.block_geometry import Parts
 from distconv.perfmodel.cost.candidates import Candidate
 from distconv.perfmodel.cost.convolution_pieces import Pieces
@@ -200,7 +201,8 @@ class _InPieces:
             return Piece(_random((samples, *(b - a for a, b in box)), kind, device, False), box)
 
         self.pieces = [piece(pieces.own), *(piece(box) for box in pieces.ghosts())]
-        self.free = is_free(pieces.own[1:], pieces.out, window)
+        self.at_once = is_little(call.inputs[0], call.constants[0], on_gpu=device.type == "cuda")
+        self.free = not self.at_once and is_free(pieces.own[1:], pieces.out, window)
         space = (window.needed(dim, out) for dim, out in enumerate(pieces.out))
         self.needed = (pieces.needed[0], *space)
         self.weight = _random(call.constants[0], kind, device, False)
@@ -218,11 +220,20 @@ class _InPieces:
 
     def backward(self) -> Callable[[], object]:
         """A function that computes BPw or BPx."""
+        if self.at_once:
+            return partial(self._at_once, self._pieces()[0])
         if self.phase == "weight":
             return lambda: self.work.parameter_gradients(
                 self.error, self._pieces(), self.weight, bias=self.bias is not None
             )
         return self._input_gradients
+
+    def _at_once(self, whole: Piece) -> object:
+        """What has been assembled for the forward pass is there still."""
+        weights = self.phase == "weight"
+        wanted = (not weights, weights, weights and self.bias is not None)
+        dx, *shares = self.work.gradients(self.error, whole, self.weight, wanted)
+        return shares if dx is None else [cut(Piece(dx, whole.box), piece.box) for piece in self.pieces]
 
     def _input_gradients(self) -> object:
         if self.free:

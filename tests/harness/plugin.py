@@ -75,9 +75,10 @@ def rules_only(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def in_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """On 3 ranks convolutions take every block in pieces, as they do large ones; on other counts as users have it."""
-    convolution = sys.modules.get("distconv.layers.nn.convolution")
+    convolution = sys.modules.get("distconv.kernels.convolution")
     if convolution is not None and "comm" in request.fixturenames and request.getfixturevalue("comm").size == 3:
-        monkeypatch.setattr(convolution, "SMALL", -1)
+        for limit in ("LITTLE", "LITTLE_ON_GPU"):
+            monkeypatch.setattr(convolution, limit, -1)
 
 
 @pytest.fixture
