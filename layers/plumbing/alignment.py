@@ -59,6 +59,8 @@ def aligned(tensor: torch.Tensor, dist: Distribution, shape: torch.Size) -> torc
 
     Over an axis that splits the result but not ``tensor`` the adjoint sums; a whole tensor of full extent is sliced.
     """
+    if isinstance(tensor, DistTensor) and tensor.dist is dist and tensor.shape == shape:
+        return tensor.local
     offset = len(shape) - tensor.dim()
     axes = [dist.axes[d + offset] if n == shape[d + offset] else None for d, n in enumerate(tensor.shape)]
     wanted = dist.with_axes(axes)

@@ -214,9 +214,10 @@ class Costs:
         if not lost or op.decides:
             return 0.0, 0.0
         size = math.prod(call.outputs[0]) * op.y.itemsize
+        more = self._here.roofline.exchange_s
         if math.prod(call.outputs[0]) > math.prod(call.inputs[0]):  # a flatten: the block is gathered first
-            return self.machine.allgather(parts.group(lost), size), 0.0
-        return self._allreduce(parts, lost, size), 0.0
+            return self.machine.allgather(parts.group(lost), size) + more, 0.0
+        return self._allreduce(parts, lost, size) + more, 0.0
 
     def _allreduce(self, parts: Parts, axes: list[str], size: float) -> float:
         return self.machine.allreduce(parts.group(axes), size) if axes else 0.0

@@ -21,6 +21,7 @@ import torch
 from mpi4py import MPI
 from torch.utils._pytree import tree_map
 
+from distconv.communication import gradient_reduction
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
 from distconv.kernels.convolution import Convolution, Piece, Range, cut, is_free, is_little, merged
@@ -181,10 +182,20 @@ class _Copy:
         return self.function(*self.args, **self.kwargs)
 
     def backward(self) -> Callable[[], object]:
-        """A function that computes the gradients."""
+        """A function that computes the gradients; those of weights stay this rank's shares, whose sum is BPa."""
         result = self.forward().local  # type: ignore[attr-defined]
         error = torch.randn_like(result)
-        return lambda: torch.autograd.grad(result, self.leaves, error, retain_graph=True, allow_unused=True)
+
+        def run() -> list[torch.Tensor | None]:
+            with gradient_reduction.no_sync():
+                result.backward(error, retain_graph=True)
+            gradient_reduction.keep([])
+            gradients = [leaf.grad for leaf in self.leaves]
+            for leaf in self.leaves:
+                leaf.grad = None
+            return gradients
+
+        return run
 
 
 class _InPieces:
@@ -280,5 +291,12 @@ def _copy(call: LocalCall, phase: str, grid: ProcessGrid, device: torch.device) 
 
 
 def _in_turn(runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    turns = itertools.cycle(runs)
-    return lambda: next(turns)()
+    """One of ``runs`` after the other; what they give stays until their next turn, as results do in a training step."""
+    turns, results = itertools.cycle(enumerate(runs)), [object()] * len(runs)
+
+    def run() -> None:
+        turn, take = next(turns)
+        results[turn] = None
+        results[turn] = take()
+
+    return run
