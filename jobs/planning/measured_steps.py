@@ -26,8 +26,12 @@ FILLING, FULL = 4, 6
 
 
 def random(dist: Distribution, shape: Sequence[int], device: torch.device) -> DistTensor:
-    """Random numbers of a global ``shape``, of which each rank makes its own block."""
-    return DistTensor(torch.randn(dist.local_shape(shape), device=device), dist, shape)
+    """Random numbers of a global ``shape``, of which each rank makes its own block.
+
+    By a generator of its own: uneven blocks would leave torch's, from which dropout draws, in another state on each rank.
+    """
+    numbers = torch.Generator(device).manual_seed(dist.grid.rank)
+    return DistTensor(torch.randn(dist.local_shape(shape), generator=numbers, device=device), dist, shape)
 
 
 def training_step(model: torch.nn.Module, x: torch.Tensor, *, captured: bool = False) -> Callable[[], None]:

@@ -14,6 +14,8 @@ def test_each_rank_draws_its_own_block(comm) -> None:
     found = random(Distribution(grid_over(comm, h=comm.size), (None, "h")), (2, 9), CPU)
     assert found.shape == (2, 9)
     assert sum(comm.allgather(found.local.shape[1])) == 9
+    states = comm.allgather(torch.get_rng_state())  # blocks of 9 rows are uneven, but dropout is to draw alike
+    assert all(torch.equal(state, states[0]) for state in states)
 
 
 def test_a_step_goes_down_the_mean_square() -> None:
