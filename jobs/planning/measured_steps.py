@@ -28,7 +28,7 @@ FILLING, FULL = 4, 6
 def random(dist: Distribution, shape: Sequence[int], device: torch.device) -> DistTensor:
     """Random numbers of a global ``shape``, of which each rank makes its own block.
 
-    By a generator of its own: uneven blocks would leave torch's, from which dropout draws, in another state on each rank.
+    By a generator of its own: uneven blocks would leave torch's, of which dropout draws, in unlike states.
     """
     numbers = torch.Generator(device).manual_seed(dist.grid.rank)
     return DistTensor(torch.randn(dist.local_shape(shape), generator=numbers, device=device), dist, shape)
