@@ -106,22 +106,27 @@ def measure_roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
 
 
 def measure_exchange(comm: MPI.Intracomm, device: torch.device) -> float:
-    """Seconds that a convolution with neighbours takes beyond its computation; forward, a short halo. Collective."""
+    """Seconds that a convolution with neighbours takes beyond its computation, by exchange of a short halo. Collective.
+
+    There is one forward and one backward.
+    """
     shape = (8, 16, 16 * comm.size, 16)
-    graph = trace(torch.nn.Sequential(torch.nn.Conv2d(16, 16, 3, padding=1, bias=False)), shape)
-    call = local_call(graph.operations[0], Parts.of({"h": comm.size}, comm.size, comm.size))
+    layers = (torch.nn.Conv2d(16, 16, 3, padding=1, bias=False) for _ in range(2))
+    graph = trace(torch.nn.Sequential(*layers), shape)
+    call = local_call(graph.operations[1], Parts.of({"h": comm.size}, comm.size, comm.size))
     grid = ProcessGrid(comm, h=comm.size)
-    x = DistTensor(
-        torch.rand(8, 16, 16, 16, device=device), Distribution(grid, ("n", "c", "h", "w")), torch.Size(shape)
-    )
-    weight = torch.rand(16, 16, 3, 3, device=device, requires_grad=True)
-    computing = _runs(call, grid, device)["forward"]
+    block = torch.rand(8, 16, 16, 16, device=device, requires_grad=True)
+    x = DistTensor(block, Distribution(grid, ("n", "c", "h", "w")), torch.Size(shape))
+    weight = torch.rand(16, 16, 3, 3, device=device)
+    error = torch.rand(8, 16, 16, 16, device=device)
+    runs = _runs(call, grid, device)
 
     def exchanging() -> object:
-        return torch.conv2d(x, weight, padding=1)
+        return torch.autograd.grad(torch.conv2d(x, weight, padding=1).local, block, error)  # type: ignore[attr-defined]
 
     def difference() -> float:
-        return _timed(exchanging, comm, device) - _timed(computing, comm, device)
+        computing = sum(_timed(runs[phase], comm, device) for phase in ("forward", "input"))
+        return (_timed(exchanging, comm, device) - computing) / 2
 
     return max(0.0, statistics.median(difference() for _ in range(EXCHANGES)))
 
