@@ -109,7 +109,7 @@ def test_a_roofline_is_work_over_the_time_of_the_slowest_rank(comm, monkeypatch)
 
 
 @pytest.mark.ranks(2)
-@pytest.mark.parametrize(("seconds", "difference"), [((3.0, 1.0), 2.0), ((1.0, 3.0), 0.0)])
+@pytest.mark.parametrize(("seconds", "difference"), [((1.0, 2.0, 7.0), 2.0), ((1.0, 2.0, 2.0), 0.0)])
 def test_an_exchange_costs_what_a_convolution_takes_beyond_its_computation(comm, monkeypatch, seconds, difference):
     monkeypatch.setattr(measure_operations, "time", Clock(comm.rank, seconds))
     found = measure_exchange(comm, CPU)
