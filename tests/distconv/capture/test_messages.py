@@ -63,6 +63,7 @@ def test_a_failure_of_one_rank_is_one_of_all(comm):
         outcome(ValueError("too large") if comm.rank == 0 else None)
 
 
+@pytest.mark.cpu
 def test_persistent_messages_go_again_and_again_in_the_same_memory(comm):
     before, after = (comm.rank - 1) % comm.size, (comm.rank + 1) % comm.size
     sent, received = torch.empty(4), torch.empty(4)

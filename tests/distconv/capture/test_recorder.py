@@ -237,6 +237,7 @@ def test_prints_of_values_in_hooks(comm):
     raises_everywhere(comm, dc.CaptureError, "a value is read", lambda: dc.capture(step_of(model), *batch))
 
 
+@pytest.mark.cpu
 def test_an_error_of_the_step_is_its_own_and_leaves_nothing(comm):
     grid = grids(comm, "nh")[0]
     x, t = batches(grid, 1)[0]

@@ -69,6 +69,7 @@ def test_what_depends_on_values_is_refused(comm, call):
     raises_everywhere(comm, dc.UnsupportedOperation, "gather the tensor once|leave dim out", lambda: call(x))
 
 
+@pytest.mark.cpu
 def test_negative_indices_count_from_behind(comm):
     for grid in grids(comm, "nc"):
         same_as_one_process(grid, lambda x: x[torch.tensor([-1, 0, -4])], normal(4, 5))
