@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -25,17 +26,6 @@ _BELOW = (
 
 Strides = tuple[int, ...] | None
 _DATA = vars(torch._C.TensorBase)["data"]
-
-
-def _given(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What ``function`` gives, laid out as in one process."""
-    result = dispatch.on_one_rank(function, args, kwargs)
-    is_laid_out = result is not NotImplemented
-    if not is_laid_out:
-        result = dispatch.called(function, args, kwargs)
-    if recomputation.active:
-        recomputation.step(result)
-    return result if is_laid_out else memory_order.follow(function, args, kwargs, result)
 
 
 class DistTensor(torch.Tensor):
@@ -95,10 +85,13 @@ class DistTensor(torch.Tensor):
                 recomputation.step()
             if agreement.level == "all":
                 _agree_on_call(dispatch.name_of(func), args)
-            if profiling.enabled():
-                with profiling.section(dispatch.short_name(func)):
-                    return _given(func, args, kwargs or {})
-            return _given(func, args, kwargs or {})
+            kwargs = kwargs or {}
+            with profiling.section(dispatch.short_name(func)) if profiling.enabled() else nullcontext():
+                own = dispatch.on_one_rank(func, args, kwargs)
+                result = dispatch.called(func, args, kwargs) if own is NotImplemented else own
+            if recomputation.active:
+                recomputation.step(result)
+            return memory_order.follow(func, args, kwargs, result) if own is NotImplemented else own
         except DistconvError as error:
             dispatch.name_layer(error)
             raise

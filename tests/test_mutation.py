@@ -68,3 +68,12 @@ def test_the_last_stage_may_be_an_earlier_one_and_a_list_without_arrow_is_refuse
     assert only == mutation.Break("a/b.py", "c: d", "old\nlines", "")
     with pytest.raises(SystemExit, match="c: no line '--->'"):
         list(mutation.read("### a/b.py: c\nold\n"))
+
+
+def test_every_break_of_the_project_applies() -> None:
+    lists = sorted((mutation.ROOT / "tests" / "breaks").glob("*.txt"))
+    breaks = [each for file in lists for each in mutation.read(file.read_text())]
+    stale = [
+        f"{each.path}: {each.words}" for each in breaks if (mutation.ROOT / each.path).read_text().count(each.old) != 1
+    ]
+    assert len(breaks) > 600 and not stale

@@ -106,7 +106,7 @@ def _basic_item(input: DistTensor, entries: Sequence[Any]) -> DistTensor:
     out_shape = result_shape(torch.Tensor.__getitem__, input, tuple(entries))
     if all(isinstance(e, slice) for e in entries):
         return cut(input, entries)
-    if input.dist.grid.size == 1:
+    if input.dist.grid.size == 1:  # as torch does it: an order of its own gives dimensions of extent 1 other strides
         part = x = input
         local = input.local[tuple(entries)]
     else:

@@ -164,6 +164,8 @@ class _Copy:
             for constant, shape in zip(op.constants, call.constants, strict=True)
         }
         self.leaves = [tensor for tensor in constants.values() if tensor.requires_grad]
+        for tensor in self.leaves:
+            gradient_reduction.mark(tensor, f"a weight of {op.kind}")
 
         def tensor(leaf: Any) -> Any:
             if isinstance(leaf, Value):
@@ -189,12 +191,12 @@ class _Copy:
     def backward(self) -> Callable[[], object]:
         """A function that computes the gradients; those of weights stay this rank's shares, whose sum is BPa."""
         result = self.forward().local  # type: ignore[attr-defined]
-        error = torch.randn_like(result)
+        error, kept = torch.randn_like(result), gradient_reduction.kept()
 
         def run() -> list[torch.Tensor | None]:
             with gradient_reduction.no_sync():
                 result.backward(error, retain_graph=True)
-            gradient_reduction.keep([])
+            gradient_reduction.keep(kept)
             gradients = [leaf.grad for leaf in self.leaves]
             for leaf in self.leaves:
                 leaf.grad = None

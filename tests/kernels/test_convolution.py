@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distconv.kernels.convolution import Convolution, Geometry, Piece, cut, is_free, merged, volume
+from distconv.kernels.convolution import Convolution, Geometry, Piece, cut, is_free, is_little, merged, volume
 
 FORWARD = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
@@ -174,3 +174,13 @@ def test_a_piece_that_touches_nothing_adds_nothing():
     dw, db = work.parameter_gradients(y + 1, [far], w, bias=True)
     assert not dw.any()
     assert db.tolist() == [3.0]
+
+
+def test_work_is_little_by_its_multiplications():
+    """2 x 32 x 32 outputs of 64 channels, 9 x 64 multiplications each, are 75.5 M; by channels 1.2 M."""
+    block = (2, 64, 32, 32)
+    assert not is_little(block, (64, 64, 3, 3), on_gpu=False)
+    assert is_little(block, (32, 64, 3, 3), on_gpu=False) and not is_little(block, (32, 64, 3, 3), on_gpu=True)
+    assert not is_little(block, (64, 1, 3, 3), on_gpu=True)
+    assert is_little(block, (32, 1, 3, 3), on_gpu=True)
+    assert is_little((2, 0, 4, 4), (3, 0, 3, 3), on_gpu=True)

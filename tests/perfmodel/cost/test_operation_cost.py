@@ -57,6 +57,17 @@ def test_the_first_layer_has_no_gradient_of_its_input_and_replicas_reduce_nothin
     assert cost.bpx == 0 and cost.bpw > 0 and cost.bpa == 0
 
 
+def test_gathering_what_a_flatten_mixes_costs_an_exchange():
+    graph = trace(nn.Sequential(nn.Conv2d(4, 4, 1, bias=False), nn.Flatten(), nn.Linear(64, 2)), (2, 4, 4, 4))
+    flatten = next(op for op in graph.operations if op.kind == "flatten")
+    here = plain()
+    roofline = replace(here.compute[0].roofline, exchange_s=0.5)
+    slow = replace(here, compute=(replace(here.compute[0], roofline=roofline),))
+    costs = [Costs(each, 2, Settings()).operation(flatten, Parts.of({"h": 2}, 2, 2)) for each in (here, slow)]
+    assert costs[0].sync_forward > 0
+    assert costs[1].sync_forward - costs[0].sync_forward == pytest.approx(0.5)
+
+
 def test_uneven_blocks_cost_what_the_largest_costs():
     graph = trace(convolution(1), (1, 4, 7, 8))
     cost = Costs(plain(), 2, Settings()).operation(graph.operations[1], Parts.of({"h": 2}, 2, 2))

@@ -10,13 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import distconv as dc
+from distconv.communication import gradient_reduction
+from distconv.communication.transport import counted
+from distconv.kernels.convolution import Piece, cut, merged
 from distconv.perfmodel.cost.assumptions import Settings
+from distconv.perfmodel.cost.block_geometry import Parts
 from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.cost.evaluation import Model
 from distconv.perfmodel.cost.operation_work import PHASES, local_call, work
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.profiles import measure_operations
-from distconv.perfmodel.profiles.measure_operations import calls_of, measure, measure_exchange, measure_roofline
+from distconv.perfmodel.profiles.measure_operations import _copy, calls_of, measure, measure_exchange, measure_roofline
 from tests.perfmodel.networks import machine
 
 CPU = torch.device("cpu")
@@ -63,6 +68,40 @@ def test_costs_are_taken_from_the_table(comm):
     cost = model.costs.operation(op, model.parts({"n": 2}))
     key = local_call(op, model.parts({"n": 2})).key
     assert (cost.fp, cost.bpw) == (table[f"{key} forward"], table[f"{key} weight"])
+
+
+@pytest.mark.ranks(2)
+def test_the_sum_of_weights_gradients_is_not_in_the_figure_and_what_was_kept_stays(comm):
+    op = trace(Network(), (4, 4, 8, 8)).operations[0]
+    call, grid = local_call(op, Parts.of({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=2)
+    leaf, share = torch.zeros(2, requires_grad=True), torch.ones(2)
+    gradient_reduction.keep([(leaf, share, comm)])
+    run = _copy(call, "weight", grid, CPU).backward()
+    with counted() as traffic:
+        shares = run()
+    assert [tuple(each.shape) for each in shares if each is not None] == []  # they are kept for the sum that BPa is
+    assert not traffic.reduced and not traffic.sent
+    assert [each[0] is leaf for each in gradient_reduction.kept()] == [True]
+    gradient_reduction.keep([])
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_convolution_with_ghosts_has_the_gradients_of_torch(comm):
+    """At once on 2 ranks, in pieces on 3: what is timed is the work that there is."""
+    op = trace(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 3, 3, padding=1)), (2, 2, 12, 5)).operations[1]
+    call = local_call(op, Parts.of({"h": comm.size}, comm.size, comm.size))
+    copies = {phase: _copy(call, phase, dc.ProcessGrid(comm, h=comm.size), CPU) for phase in ("input", "weight")}
+    for phase, copy in copies.items():
+        whole = merged(copy.pieces, copy.needed).values.requires_grad_()
+        weight, bias = copy.weight.detach().requires_grad_(), copy.bias.detach().requires_grad_()
+        expected = torch.autograd.grad(F.conv2d(whole, weight, bias), (whole, weight, bias), copy.error)
+        found = copy.backward()()
+        if phase == "weight":
+            wanted = expected[1:]
+        else:
+            wanted = [cut(Piece(expected[0], copy.needed), piece.box) for piece in copy.pieces]
+        for one, other in zip(found, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 class Explicit(nn.Module):
