@@ -164,8 +164,8 @@ class _Copy:
             for constant, shape in zip(op.constants, call.constants, strict=True)
         }
         self.leaves = [tensor for tensor in constants.values() if tensor.requires_grad]
-        for tensor in self.leaves:
-            gradient_reduction.mark(tensor, f"a weight of {op.kind}")
+        for weight in self.leaves:
+            gradient_reduction.mark(weight, f"a weight of {op.kind}")
 
         def tensor(leaf: Any) -> Any:
             if isinstance(leaf, Value):
