@@ -223,7 +223,7 @@ def _signal(pid: int, number: int) -> None:
 
 
 def _remove_segments(since: float) -> None:
-    """Remove MPICH's segments made after ``since`` that no living process maps; other jobs' stay."""
+    """Remove MPICH's segments made after ``since`` that no living process has; other jobs' stay."""
     made = set()
     for path in Path("/dev/shm").glob("mpich_shm_*"):
         try:
@@ -232,13 +232,19 @@ def _remove_segments(since: float) -> None:
             continue
         if status.st_uid == os.getuid() and status.st_mtime >= since - 1:
             made.add(path)
-    if not made:
-        return
-    for pid in _own_processes():
-        try:
-            maps = Path(f"/proc/{pid}/maps").read_text()
-        except OSError:
-            continue
-        made = {path for path in made if str(path) not in maps}
+    if made:
+        for pid in _own_processes():
+            made -= segments_of(pid)
     for path in made:
         path.unlink(missing_ok=True)
+
+
+def segments_of(pid: int) -> set[Path]:
+    """MPICH's shared memory that a process has: open or mapped (in this order: who makes one opens it before)."""
+    names = []
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                names.append(str(link.readlink()))
+        names += [line.rpartition(" ")[2] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+    return {Path(name) for name in names if name.startswith("/dev/shm/mpich_shm_")}
