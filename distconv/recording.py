@@ -36,6 +36,9 @@ class Recorder(Protocol):
     def together(self, world: Any, body: Callable[[], Any]) -> Any:
         """Run ``body`` on all ranks of ``world``, which learn of its failure on any, now and in each replay."""
 
+    def writes(self, tensor: torch.Tensor) -> int:
+        """How many operators have written to the memory of ``tensor`` until now."""
+
     def refuse(self, reason: str) -> None:
         """Note what cannot be replayed; the step goes on."""
 

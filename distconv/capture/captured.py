@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from mpi4py import MPI
 
+from distconv import recording
 from distconv.capture import state
 from distconv.capture.entries import Refusal
 from distconv.capture.graph import Graph, on_gpu, unfit
@@ -18,9 +20,10 @@ from distconv.capture.placement import below_autograd
 from distconv.capture.program import Program
 from distconv.capture.steps import Result, Run, difference, recorded
 from distconv.capture.watch.arguments import Arguments, block_of
+from distconv.capture.watch.executed import Executed
 from distconv.capture.watch.modules import Modules, Tensors
-from distconv.capture.watch.references import ForwardVariables, References
-from distconv.capture.watch.values import flattened, mapped
+from distconv.capture.watch.references import References
+from distconv.capture.watch.structures import flattened, mapped
 from distconv.communication import agreement, gradient_reduction
 from distconv.errors import CaptureError, UnsupportedOperation
 from distconv.tensor import DistTensor
@@ -45,23 +48,25 @@ class Captured:
     def __init__(self, function: Callable[..., Any], example: Sequence[Any], check: bool, on_change: str) -> None:
         self.__wrapped__ = function
         self._check, self._on_change = check, on_change
-        self._references = References(function)
         self._replays: dict[int, _Replay] = {}
         """By their numbers, which are the same on all ranks."""
         self._recorded = 0
         self._pool: Any = None
         """Memory that graphs share, since one of them is replayed at a time."""
-        self._world: Any = _world(example, self._references.values)
+        self._world: Any = _world(example, References(function).values)
         self._add(example)
 
-    def __call__(self, *args: Any) -> Any:
-        """What ``function(*args)`` returns and leaves, by a replay. Collective.
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        """What ``function(*args, **named)`` returns and leaves, by a replay. Collective.
 
         Raises
         ------
         CaptureError
             On all ranks, if anything that the recording depends on has changed on any of them.
         """
+        if recording.active is not None:  # It is a part of another step, which is recorded.
+            return self.__wrapped__(*args, **named)
+        args = self._placed(args, named) if named else args
         leaves = list(flattened(args))
         number, why = self._fitting(args, leaves)
         if not self._everywhere(number):
@@ -71,6 +76,16 @@ class Captured:
         if not replay.checked and self._check:
             return self._checked(number, args, leaves)
         return self._replayed(number, leaves)
+
+    def _placed(self, args: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, ...]:
+        """All arguments in the order of the function's."""
+        bound = inspect.signature(self.__wrapped__).bind(*args, **named)
+        if bound.kwargs:
+            raise CaptureError(
+                f"a captured step takes its arguments by their places, as its example does: {', '.join(bound.kwargs)} "
+                "cannot be one of them; let a function with a place for it call the step"
+            )
+        return bound.args
 
     def _replayed(self, number: int, leaves: Sequence[Any]) -> Any:
         try:
@@ -111,7 +126,7 @@ class Captured:
 
     def _add(self, args: Sequence[Any]) -> int:
         """Record the step for ``args``; the number of the recording, which is the same on all ranks."""
-        replay = _Replay(self._record(args), args, self._references)
+        replay = _Replay(*self._record(args), args)
         agreement.together(self._world, lambda: self._on_gpu(replay, args), CaptureError)
         if len(self._replays) >= _KEPT:
             del self._replays[min(self._replays)]
@@ -124,20 +139,22 @@ class Captured:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             replay.become_graph(args, self._pool)
 
-    def _record(self, args: Sequence[Any]) -> Run:
-        """Runs until one did what the one before did."""
-        run, unlike = recorded(self.__wrapped__, args, self._references), "it has run once"
+    def _record(self, args: Sequence[Any]) -> tuple[Run, References]:
+        """Runs until one did what the one before did, and what it depends on that is no tensor."""
+        executed = Executed()
+        run, unlike = recorded(self.__wrapped__, args, References(self.__wrapped__), executed), "it has run once"
+        references = References(self.__wrapped__, executed.functions(), {type(each) for each in run.modules})
         for _ in range(_RUNS - 1):
             held = run.held()
             values = digests(held)
-            before, run = run, recorded(self.__wrapped__, args, self._references)
+            before, run = run, recorded(self.__wrapped__, args, references, executed)
             if digests(held) != values:
                 run.recording.refusals.append(Refusal("an operator changes memory without a word", "somewhere"))
             self._world = self._world or _largest(run)
             unlike = difference(before, run)
             if not self._any(bool(unlike)):
                 break
-        set_attribute = self._references.set_by_the_step()
+        set_attribute = references.set_by_the_step()
         reasons = [f"{each.line}: {each.reason}" for each in run.recording.refusals]
         reasons += [f"{each.line}: {each.reason}" for each in unfit(run.recording)] if run.recording.gpu else []
         reasons += [unlike] if unlike else []
@@ -148,7 +165,7 @@ class Captured:
                 raise CaptureError(f"this step cannot be recorded: {reasons[0]}")
 
         agreement.together(self._world, check, CaptureError)
-        return run
+        return run, references
 
     def _any(self, here: bool) -> bool:
         return bool(agreement.largest(self._world, int(here), "recording of a step"))
@@ -199,12 +216,11 @@ class _Change:
 class _Replay:
     """A recording, what it depends on, and the program that replays it."""
 
-    def __init__(self, run: Run, args: Sequence[Any], references: References) -> None:
+    def __init__(self, run: Run, references: References, args: Sequence[Any]) -> None:
         self.run, self.checked = run, False
         self._arguments = Arguments(args)
         self._references = references
         self._modules = Modules(run.modules)
-        self._forwards = ForwardVariables(self._modules.modules)
         self._leaves = run.leaves()
         self._modes, self._state = state.modes(), state.described(self._leaves)
         self._tensors = Tensors([*run.held(), *self._leaves])
@@ -225,7 +241,7 @@ class _Replay:
         modes = state.modes()
         if modes != self._modes:
             return _Change(next(f"{name} is another" for name, now in modes.items() if now != self._modes[name]), False)
-        parts = (self._modules, self._references, self._forwards, self._tensors, self.run.optimizers)
+        parts = (self._modules, self._references, self._tensors, self.run.optimizers)
         text = self._arguments.difference(args, leaves)
         text = text or next(filter(None, (part.difference() for part in parts)), "")
         if text:

@@ -11,7 +11,7 @@ from distconv.capture.entries import Kind, Operator, Post, Sum, strides_that_cou
 from distconv.capture.state import State, gradient
 from distconv.capture.steps import Run
 from distconv.capture.watch.arguments import block_of
-from distconv.capture.watch.values import flattened
+from distconv.capture.watch.structures import flattened
 from distconv.communication import gradient_reduction
 from distconv.communication.digest import bytes_of, digest
 

@@ -341,6 +341,12 @@ class Recorder(TorchDispatchMode):
         self._note(End(self._line()))
         return result
 
+    def writes(self, tensor: torch.Tensor) -> int:
+        """How many operators have written to the memory of ``tensor`` until now."""
+        storage, slots = self._storage(tensor), self.recording.slots
+        operators = (entry for entry in self.recording.entries if isinstance(entry, Operator))
+        return sum(any(slots[slot].storage == storage for slot in each.writes) for each in operators)
+
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
     @property

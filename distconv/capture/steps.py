@@ -18,11 +18,13 @@ from distconv.capture.entries import Entry, Kind, Operator, Recording, Ref, stri
 from distconv.capture.recorder import Recorder
 from distconv.capture.state import State, gradient
 from distconv.capture.unseen import seen
-from distconv.capture.watch.arguments import block_of
+from distconv.capture.watch.arguments import block_of, identity
+from distconv.capture.watch.executed import Executed
 from distconv.capture.watch.modules import Modules
 from distconv.capture.watch.optimizers import Optimizers
 from distconv.capture.watch.references import References
-from distconv.capture.watch.values import flattened, mapped
+from distconv.capture.watch.structures import flattened, mapped, structure
+from distconv.capture.watch.values import same
 from distconv.communication import gradient_reduction
 from distconv.tensor import DistTensor
 
@@ -89,8 +91,11 @@ class Run:
         ]
 
 
-def recorded(function: Callable[..., Any], args: Sequence[Any], references: References) -> Run:
-    """Run ``function`` once, and put back what it has changed."""
+def recorded(
+    function: Callable[..., Any], args: Sequence[Any], references: References, executed: Executed | None = None
+) -> Run:
+    """Run ``function`` once, and put back what it has changed; ``executed`` notes what code runs."""
+    executed = executed or Executed()
     state = State()
     recorder = Recorder(state)
     optimizers = Optimizers()
@@ -104,19 +109,20 @@ def recorded(function: Callable[..., Any], args: Sequence[Any], references: Refe
             recorder.add_input(block_of(leaf))
         else:
             recorder.recording.inputs.append(None)
-    before = Modules(called)
+    before, arguments = Modules(called), identity(given)
 
     def note(module: torch.nn.Module, _: Any) -> None:
         called.append(module)
         _add_leaves(module, state)
 
     hook = register_module_forward_pre_hook(note)
+    torch.clear_autocast_cache()  # What another run has cast has that run's graph.
     try:
         with seen(recorder), optimizers.noted(lambda reason: recorder.refuse(reason, "the step")):
             recording.active = recorder
             try:
                 # The backward pass of a GPU has a thread of its own, whose calls have no line of the user's.
-                with torch.autograd.set_multithreading_enabled(False), recorder:
+                with torch.autograd.set_multithreading_enabled(False), recorder, executed.noted():
                     result = function(*given)
                 run = _left(recorder, state, result, called, optimizers)
             finally:
@@ -125,9 +131,12 @@ def recorded(function: Callable[..., Any], args: Sequence[Any], references: Refe
         hook.remove()
         recorder.put_back()
         state.put_back()
+        torch.clear_autocast_cache()
     changed = before.difference()
     if changed:
         recorder.refuse(f"the step itself changes a module: {changed}")
+    if not same(identity(given), arguments):
+        recorder.refuse("the step puts something into an argument of it, which a replay does not: return it")
     return run
 
 
@@ -202,6 +211,20 @@ def difference(one: Run, other: Run) -> str:
             return f"{_user(other, number)}: a tensor is made anew each time, past torch's operators"
         if mine.kind is Kind.CONSTANT and not _equal(mine.value, its.value):
             return f"{_user(other, number)}: Python makes another number each time"
+    return _other_result(one.result, other.result)
+
+
+def _other_result(one: Any, other: Any) -> str:
+    """What two runs have returned that is not the same, apart from tensors: a replay returns it as it is."""
+    if structure(one) != structure(other):
+        return "the step does not return the same each time"
+    for before, now in zip(flattened(one), flattened(other), strict=True):
+        if not (before == now if isinstance(now, Result) else same(before, now)):
+            kind = type(now).__name__
+            return (
+                f"the step returns an object of type {kind}, another one, or with another value, each time: return "
+                "tensors, and numbers that stay, alone or in lists, tuples, dictionaries or dataclasses"
+            )
     return ""
 
 

@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import DataLoader, _BaseDataLoaderIter
 
 from distconv.capture.recorder import Recorder
 
-_LEAVES = ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__")
+_LEAVES = ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__", "apply_", "map_", "map2_")
 """Methods by which values leave torch without a call of an operator."""
 
 _DATA: Any = torch.Tensor.data

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from distconv import recording
 from distconv.dispatch import is_fallback, map_leaves, short_name
 from distconv.distribution import Distribution
 from distconv.errors import NoRule, ReplicationWarning, UnsupportedOperation
@@ -41,6 +42,8 @@ class _Gathered:
         self._before = self._state()
 
     def _state(self) -> Any:
+        if self._by_value and recording.active is not None:
+            return recording.active.writes(self.whole)  # A replay does not compare values.
         return self.whole.detach().clone() if self._by_value else self.whole._version
 
     def changed(self) -> bool:

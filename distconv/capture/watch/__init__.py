@@ -6,8 +6,11 @@ compares what is there with what was, and describes only what differs.
 ::
 
     arguments   Of which shapes, dtypes and distributions the arguments of a step are, and other values
+    executed    Functions of a user's that run while a step is recorded
     modules     Modules that a step calls, and tensors that it uses
+    names       Names in code: of global variables, of those of functions around it, of attributes
     optimizers  Optimizers that take their steps in a captured one
-    references  Variables that a function's code names, and what is in them
-    values      What is in values: in lists, tuples and mappings, and in objects of a user's
+    references  Variables that the code of functions names, and what is in them
+    structures  Lists, tuples, dictionaries and dataclasses: tensors in them are arguments and results
+    values      What is in containers and in objects of a user's, and whether it is what it was
 """

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from distconv.capture.watch.values import flattened, same
+from distconv.capture.watch.structures import flattened, opened, structure
+from distconv.capture.watch.values import PLAIN, Contents, same
 from distconv.tensor import DistTensor
+
+_OTHER = (
+    "is another object, or something else is in it: pass tensors alone, or in lists, tuples, dictionaries or "
+    "dataclasses"
+)
 
 
 class Arguments:
@@ -16,18 +22,20 @@ class Arguments:
 
     def __init__(self, args: Sequence[Any]) -> None:
         leaves = list(flattened(args))
-        self._structure = _structure(args)
-        self._nested = any(isinstance(each, (list, tuple, Mapping)) for each in args)
+        self._structure = structure(args)
+        self._nested = any(opened(each) is not None for each in args)
         self._leaves = [_described(leaf) for leaf in leaves]
         self._pattern = _pattern(leaves)
 
     def difference(self, args: Sequence[Any], leaves: Sequence[Any]) -> str:
         """What is different in ``args``, which has ``leaves``."""
-        if len(leaves) != len(self._leaves) or (self._nested and _structure(args) != self._structure):
+        if len(leaves) != len(self._leaves) or (self._nested and structure(args) != self._structure):
             return "other arguments"
         for number, (leaf, before) in enumerate(zip(leaves, self._leaves, strict=True)):
             now = _described(leaf)
             if not (now == before if isinstance(leaf, torch.Tensor) else same(now, before)):
+                if not isinstance(leaf, (torch.Tensor, *PLAIN)):
+                    return f"argument {number}, of type {type(leaf).__name__}, {_OTHER}"
                 return f"argument {number} is {_shown(now)}, it was {_shown(before)}"
         if _pattern(leaves) != self._pattern:
             return "other arguments are one tensor"
@@ -45,12 +53,10 @@ def _shown(value: Any) -> str:
     return ", ".join(str(tuple(part) if isinstance(part, torch.Size) else part) for part in parts if part is not None)
 
 
-def _structure(value: Any) -> Any:
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        return type(value), *map(_structure, value)
-    if isinstance(value, Mapping):
-        return type(value), *value, *map(_structure, value.values())
-    return None
+def identity(value: Any) -> Any:
+    """A value that :func:`same` finds the same until something else is in ``value``: other tensors, say."""
+    leaves = [leaf if isinstance(leaf, torch.Tensor) else Contents()(leaf) for leaf in flattened(value)]
+    return structure(value), *leaves
 
 
 def block_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -69,4 +75,4 @@ def _described(value: Any) -> Any:
         return value.dist, value.shape, value._strides, *place_in_memory(value.local)
     if isinstance(value, torch.Tensor):
         return type(value), *place_in_memory(value)
-    return value
+    return Contents()(value)

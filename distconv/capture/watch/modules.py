@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from distconv.capture.watch.values import PLAIN, Contents, is_ours, same
+from distconv.capture.watch.values import PLAIN, Contents, changed, is_ours, same
 
 _MEMBERS = ("_parameters", "_buffers", "_modules")
 _HOOKS = (
@@ -47,8 +47,9 @@ class Modules:
                 if text:
                     return text
         for module, name, before in self._contents:
-            if not same(Contents()(vars(module)[name]), before):
-                return f"{type(module).__name__}.{name} is not what it was"
+            text = changed(before, Contents()(vars(module)[name]), f"{type(module).__name__}.{name}")
+            if text:
+                return text
         return ""
 
     def _named(self, module: torch.nn.Module, values: list[Any], members: list[Any]) -> str:

@@ -1,18 +1,22 @@
-"""What is in values: in lists, tuples and mappings, and in objects of a user's; and whether it is what it was."""
+"""What is in containers and in objects of a user's, and whether it is what it was."""
 
 from __future__ import annotations
 
 import operator
 from collections import ChainMap, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
-PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.Size, torch.dtype, torch.device)
-_CONTAINERS = (list, tuple, set, frozenset, deque)
+PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.Size, torch.dtype, torch.device)
+_CONTAINERS = (list, tuple, set, frozenset, deque, bytearray)
 OURS = ("torch", "distconv", "builtins")
 
 
@@ -20,6 +24,8 @@ def same(one: Any, other: Any) -> bool:
     """Whether a value is what it was: the same object, or an equal number, text or tuple of such."""
     if one is other:
         return True
+    if isinstance(one, _Inside):
+        return one.same(other)
     if isinstance(one, tuple) and type(one) is type(other):
         return len(one) == len(other) and all(map(same, one, other))
     return type(one) is type(other) and isinstance(one, PLAIN) and bool(one == other)
@@ -28,6 +34,36 @@ def same(one: Any, other: Any) -> bool:
 _DEEP, _MANY = 5, 1000
 """So far down what is in containers and objects is looked at, and of larger containers only how long they are."""
 
+_LARGE = 1 << 20
+"""Bytes; numbers in larger arrays of NumPy are not looked at."""
+
+_LEAVES = (*PLAIN, torch.Tensor, torch.nn.Module, FunctionType)
+"""Nothing in them could change, or it is looked at elsewhere."""
+
+
+@dataclass(eq=False)
+class _Inside:
+    """What is in a container or an object: keys, names of attributes, or how much, and values."""
+
+    kind: type
+    keys: Any
+    values: tuple[Any, ...]
+
+    def like(self, other: Any) -> bool:
+        """Whether there is as much in ``other``, under the same keys."""
+        alike = isinstance(other, _Inside) and self.kind is other.kind and same(self.keys, other.keys)
+        return alike and len(self.values) == len(other.values)
+
+    def same(self, other: Any) -> bool:
+        """Whether the same is in ``other``."""
+        return self.like(other) and all(map(same, self.values, other.values))
+
+    def place(self, number: int) -> str:
+        """Where a value is, as it is written in Python."""
+        if not isinstance(self.keys, tuple):
+            return f"[{number}]"
+        return f"[{self.keys[number]!r}]" if issubclass(self.kind, Mapping) else f".{self.keys[number]}"
+
 
 class Contents:
     """What is in containers and in objects of a user's: a value that :func:`same` finds the same as long as it is."""
@@ -35,31 +71,69 @@ class Contents:
     def __init__(self, names: AbstractSet[str] | None = None) -> None:
         self._names = names
         """Attributes that count; all if None."""
-        self._seen: set[int] = set()
 
-    def __call__(self, value: Any, depth: int = _DEEP) -> Any:
+    def __call__(self, value: Any) -> Any:
         """What stands for ``value``: itself, where nothing is in it that could change."""
-        parts = self._parts(value) if depth and id(value) not in self._seen else None
+        return value if isinstance(value, _LEAVES) else self._inside(value, _DEEP, set())
+
+    def _inside(self, value: Any, depth: int, seen: set[int]) -> Any:
+        parts = None if isinstance(value, _LEAVES) or not depth or id(value) in seen else self._parts(value)
         if parts is None:
             return value
-        self._seen.add(id(value))
-        found = tuple([self(part, depth - 1) for part in parts])
-        fixed = isinstance(value, tuple) and all(map(operator.is_, found, parts))
-        return value if fixed else (type(value), *found)
+        seen.add(id(value))
+        keys, values = parts
+        found = tuple([self._inside(part, depth - 1, seen) for part in values])
+        fixed = isinstance(value, tuple) and all(map(operator.is_, found, values))
+        return value if fixed else _Inside(type(value), keys, found)
 
-    def _parts(self, value: Any) -> Sequence[Any] | None:
-        if isinstance(value, torch.Size):
-            return None
+    def _parts(self, value: Any) -> tuple[Any, Sequence[Any]] | None:
+        """Keys, or how many, and values."""
         if isinstance(value, (Mapping, *_CONTAINERS)):
             if len(value) > _MANY:
-                return [len(value)]
-            return [*value.keys(), *value.values()] if isinstance(value, Mapping) else list(value)
+                return len(value), ()
+            return (tuple(value), tuple(value.values())) if isinstance(value, Mapping) else (len(value), tuple(value))
+        if isinstance(value, np.ndarray):
+            return ((value.shape, value.dtype.str, value.tobytes()), ()) if value.nbytes <= _LARGE else None
+        if isinstance(value, ContextVar):
+            return ("get()",), [value.get(None)]
+        if isinstance(value, partial):
+            return ("func", "args", "keywords"), [value.func, value.args, value.keywords]
+        if isinstance(value, MethodType):
+            return ("__self__",), [value.__self__]
         if self._names is None:
-            attributes: Mapping[str, Any] = vars(value) if is_plain_object(value) and not is_ours(type(value)) else {}
-            return [*attributes, *attributes.values()] or None
+            attributes: Mapping[str, Any] = own_of(value) if is_plain_object(value) and not is_ours(type(value)) else {}
+            return (tuple(attributes), tuple(attributes.values())) if attributes else None
         attributes = attributes_of(value)
-        names = sorted(self._names & attributes.keys())
-        return [*names, *(attributes[name] for name in names)] or None
+        names = [name for name in sorted(self._names & attributes.keys()) if name in attributes]
+        return (tuple(names), [attributes[name] for name in names]) if names else None
+
+
+def changed(before: Any, now: Any, name: str) -> str:
+    """What is not what it was in ``name``, of which both are the contents; empty if all is."""
+    if same(before, now):
+        return ""
+    place, one, other = _first_difference(before, now, name)
+    plain = isinstance(one, PLAIN) and isinstance(other, PLAIN)
+    return f"{place} is not what it was" + (f" ({one!r} before, {other!r} now)" if plain else "")
+
+
+def place_of_change(before: Any, now: Any, name: str) -> str:
+    """Where in ``name``, of which both are the contents, is something else; empty if nowhere."""
+    return "" if same(before, now) else _first_difference(before, now, name)[0]
+
+
+def _first_difference(before: Any, now: Any, name: str) -> tuple[str, Any, Any]:
+    """Its place, and what there was and is."""
+    if isinstance(before, _Inside) and before.like(now):
+        for number, (one, other) in enumerate(zip(before.values, now.values, strict=True)):
+            if not same(one, other):
+                return _first_difference(one, other, name + before.place(number))
+    if isinstance(now, _Inside) and now.values and isinstance(now.keys, tuple):
+        old = before.keys if isinstance(before, _Inside) and isinstance(before.keys, tuple) else ()
+        for number, key in enumerate(now.keys):
+            if not any(same(key, each) for each in old):
+                return name + now.place(number), None, now
+    return name, before, now
 
 
 def attributes_of(value: Any) -> Mapping[str, Any]:
@@ -70,7 +144,43 @@ def attributes_of(value: Any) -> Mapping[str, Any]:
         return ChainMap(*(vars(each) for each in value.__mro__ if not is_ours(each)))  # type: ignore[arg-type]
     if isinstance(value, (FunctionType, MethodType, torch.nn.Module, torch.Tensor)) or is_ours(type(value)):
         return {}
-    return ChainMap(getattr(value, "__dict__", {}), attributes_of(type(value)))  # type: ignore[arg-type]
+    return ChainMap(own_of(value), attributes_of(type(value)))  # type: ignore[arg-type]
+
+
+def own_of(value: Any) -> Mapping[str, Any]:
+    """Attributes that an object has now, those in slots included."""
+    own: dict[str, Any] = getattr(value, "__dict__", {})
+    slots = _Slots(value)
+    return ChainMap(own, slots) if slots else own  # type: ignore[arg-type]
+
+
+class _Slots(Mapping[str, Any]):
+    """What is in the slots of an object."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._names = [name for kind in type(value).__mro__ for name in _slots_of(kind)]
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names or not hasattr(self._value, name):
+            raise KeyError(name)
+        return getattr(self._value, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if hasattr(self._value, name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def _slots_of(kind: type) -> list[str]:
+    if is_ours(kind):
+        return []
+    named = vars(kind).get("__slots__", ())
+    names = [named] if isinstance(named, str) else list(named)
+    private = f"_{kind.__name__.lstrip('_')}__"
+    names = [private + name[2:] if name.startswith("__") and not name.endswith("__") else name for name in names]
+    return [name for name in names if name not in ("__dict__", "__weakref__")]
 
 
 def is_ours(what: Any) -> bool:
@@ -81,26 +191,4 @@ def is_ours(what: Any) -> bool:
 def is_plain_object(value: Any) -> bool:
     """Whether it is an object of a user's, whose attributes count."""
     left_out = (type, ModuleType, FunctionType, MethodType, torch.nn.Module, torch.Tensor)
-    return not isinstance(value, left_out) and bool(getattr(value, "__dict__", None))
-
-
-def flattened(value: Any) -> Iterator[Any]:
-    """What is in lists, tuples and mappings, in order."""
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        for each in value:
-            yield from flattened(each)
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from flattened(each)
-    else:
-        yield value
-
-
-def mapped(function: Callable[[Any], Any], value: Any) -> Any:
-    """``value`` with ``function`` of everything in its lists, tuples and mappings."""
-    if isinstance(value, (list, tuple)) and not isinstance(value, torch.Size):
-        mapped_values = [mapped(function, each) for each in value]
-        return type(value)(*mapped_values) if hasattr(value, "_fields") else type(value)(mapped_values)
-    if isinstance(value, dict):
-        return type(value)({key: mapped(function, each) for key, each in value.items()})
-    return function(value)
+    return not isinstance(value, left_out) and bool(own_of(value))

@@ -429,7 +429,7 @@ def test_numbers_in_containers_that_the_step_reads_are_looked_at(comm):
     taken = dc.capture(step, x, t)
     taken(x, t)
     options["factor"] += comm.rank == comm.size - 1
-    raises_everywhere(comm, dc.CaptureError, "options is not what it was", lambda: taken(x, t))
+    raises_everywhere(comm, dc.CaptureError, r"options\['factor'\] is not what it was", lambda: taken(x, t))
     raises_everywhere(comm, dc.CaptureError, "the step sets count", lambda: dc.capture(counting, x, t))
 
 

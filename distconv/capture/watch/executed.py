@@ -1,0 +1,72 @@
+"""Functions of a user's that run while a step is recorded: a replay depends on what their code reads."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+from distconv.capture.watch.names import names_in
+from distconv.capture.watch.values import OURS
+
+_LIBRARIES = {*OURS, *sys.stdlib_module_names, "numpy", "mpi4py"}
+"""Packages whose functions depend on nothing of a user's."""
+
+
+class Executed:
+    """What code has run in this thread, forward and backward, hooks included, apart from libraries'."""
+
+    def __init__(self) -> None:
+        self._codes: dict[int, CodeType] = {}
+        self._closures: dict[int, set[tuple[int | None, ...]]] = {}
+        """By the id of code, ids of what was in its variables from outside: one code may be of several functions."""
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Inside, code that runs is noted."""
+        libraries: dict[int, bool] = {}
+
+        def note(frame: FrameType, event: str, _: object) -> None:
+            names = frame.f_globals
+            if event != "call" or libraries.setdefault(id(names), _of_library(names)):
+                return
+            code = frame.f_code
+            self._codes[id(code)] = code
+            variables = frame.f_locals if code.co_freevars else {}
+            closure = tuple(id(variables[name]) if name in variables else None for name in code.co_freevars)
+            self._closures.setdefault(id(code), set()).add(closure)
+
+        before = sys.getprofile()
+        sys.setprofile(note)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    def functions(self) -> list[FunctionType]:
+        """Functions that have run. Those that a function makes while it runs are in its own code."""
+        holders = gc.get_referrers(*self._codes.values()) if self._codes else []
+        return [each for each in holders if isinstance(each, FunctionType) and self._has_run(each)]
+
+    def _has_run(self, function: FunctionType) -> bool:
+        code = function.__code__
+        if not code.co_freevars:
+            return id(code) in self._codes
+        # What it sets itself may be another by now.
+        kept = [n for n, name in enumerate(code.co_freevars) if name not in names_in(code).cells_set]
+        now = [_id_in(cell) for cell in function.__closure__ or ()]
+        return any(all(now[n] == noted[n] for n in kept) for noted in self._closures.get(id(code), ()))
+
+
+def _id_in(cell: Any) -> int | None:
+    try:
+        return id(cell.cell_contents)
+    except ValueError:
+        return None
+
+
+def _of_library(names: dict[str, Any]) -> bool:
+    return str(names.get("__name__", "")).partition(".")[0] in _LIBRARIES

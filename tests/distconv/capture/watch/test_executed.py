@@ -1,0 +1,80 @@
+"""Functions that run are found, and only those: one code may be of several functions."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+from torch import nn
+
+from distconv.capture.watch.executed import Executed
+
+
+def helper():
+    return 1
+
+
+def unused():
+    return 2
+
+
+def _found(function, *args):
+    executed = Executed()
+    with executed.noted():
+        function(*args)
+    return executed.functions()
+
+
+def test_functions_that_run_are_found():
+    found = _found(lambda: [helper() for _ in range(2)])
+    assert helper in found
+    assert unused not in found
+
+
+def test_of_one_code_only_the_function_that_has_run_is_found():
+    def made(number):
+        def function():
+            return number
+
+        return function
+
+    functions = [made(object()), made(object()), made(object())]
+    found = _found(functions[1])
+    assert [each for each in found if each in functions] == [functions[1]]
+    both = _found(lambda: (functions[0](), functions[2]()))
+    assert [each for each in functions if each in both] == [functions[0], functions[2]]
+
+
+def test_a_function_that_sets_its_variable_is_found():
+    count = 0
+
+    def counting():
+        nonlocal count
+        count += 1
+
+    assert counting in _found(counting)
+
+
+def test_functions_of_torch_are_not_looked_for_and_hooks_are():
+    module, seen = nn.ReLU(), []
+
+    def hook(*_):
+        seen.append(1)
+
+    module.register_forward_hook(hook)
+    found = _found(module, nn.Parameter(torch.ones(1)))
+    assert seen
+    assert [each for each in found if each is hook]
+    assert not [each for each in found if each.__module__.startswith("torch")]
+
+
+def test_a_profiler_of_a_users_is_put_back():
+    def profiler(*_):
+        pass
+
+    sys.setprofile(profiler)
+    try:
+        _found(helper)
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(None)
