@@ -147,7 +147,7 @@ class Captured:
         for _ in range(_RUNS - 1):
             held = run.held()
             values = digests(held)
-            before, run = run, recorded(self.__wrapped__, args, references, executed)
+            before, run = run, recorded(self.__wrapped__, args, references)
             if digests(held) != values:
                 run.recording.refusals.append(Refusal("an operator changes memory without a word", "somewhere"))
             self._world = self._world or _largest(run)

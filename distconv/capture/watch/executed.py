@@ -29,9 +29,12 @@ class Executed:
         """Inside, code that runs is noted."""
         libraries: dict[int, bool] = {}
 
-        def note(frame: FrameType, event: str, _: object) -> None:
+        def note(frame: FrameType, _: str, __: object) -> None:
             names = frame.f_globals
-            if event != "call" or libraries.setdefault(id(names), _of_library(names)):
+            of_library = libraries.get(id(names))
+            if of_library is None:
+                of_library = libraries[id(names)] = _of_library(names)
+            if of_library:
                 return
             code = frame.f_code
             self._codes[id(code)] = code
@@ -39,12 +42,12 @@ class Executed:
             closure = tuple(id(variables[name]) if name in variables else None for name in code.co_freevars)
             self._closures.setdefault(id(code), set()).add(closure)
 
-        before = sys.getprofile()
-        sys.setprofile(note)
+        before = sys.gettrace()
+        sys.settrace(note)  # It is told of calls alone, since it returns None.
         try:
             yield
         finally:
-            sys.setprofile(before)
+            sys.settrace(before)
 
     def functions(self) -> list[FunctionType]:
         """Functions that have run. Those that a function makes while it runs are in its own code."""

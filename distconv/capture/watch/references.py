@@ -98,6 +98,7 @@ def _variables(function: FunctionType) -> Iterator[_Reference]:
         if name in outer or name in names.globals_set:
             yield _Reference(name, outer, name, name in names.globals)
     defaults = {"": (function.__defaults__, function.__kwdefaults__)}
-    yield _Reference(f"({function.__name__}'s defaults)", defaults, "", True)
+    if any(defaults[""]):
+        yield _Reference(f"({function.__name__}'s defaults)", defaults, "", True)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield _Reference(name, cell, name, name in names.cells)

@@ -68,13 +68,14 @@ def test_functions_of_torch_are_not_looked_for_and_hooks_are():
     assert not [each for each in found if each.__module__.startswith("torch")]
 
 
-def test_a_profiler_of_a_users_is_put_back():
-    def profiler(*_):
+def test_a_debugger_of_a_users_is_put_back():
+    def trace(*_):
         pass
 
-    sys.setprofile(profiler)
+    before = sys.gettrace()
+    sys.settrace(trace)
     try:
         _found(helper)
-        assert sys.getprofile() is profiler
+        assert sys.gettrace() is trace
     finally:
-        sys.setprofile(None)
+        sys.settrace(before)
