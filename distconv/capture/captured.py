@@ -42,6 +42,12 @@ _KEPT = 8
 """Recordings of a step that are kept, for inputs, modules and settings that come again."""
 
 
+_OFTEN = (
+    "a captured step is recorded for time number {}, since {}: only the last ones are kept, and a step that is "
+    "recorded often is slower than an eager one"
+)
+
+
 class Captured:
     """A step that is replayed: call it with arguments as those of the example. :func:`capture` makes it."""
 
@@ -71,6 +77,8 @@ class Captured:
         number, why = self._fitting(args, leaves)
         if not self._everywhere(number):
             self._permit(why)
+            if self._recorded == _KEPT:
+                warnings.warn(_OFTEN.format(_KEPT + 1, why.text or "other ranks need it"), stacklevel=2)
             number = self._add(args)
         replay = self._replays[number]
         if not replay.checked and self._check:
@@ -294,7 +302,8 @@ def capture(
 
     ``function`` takes a step: forward, loss, ``backward()``, or a part of it. It is run a few times with ``example``,
     and what this rank does is recorded below Python's dispatch: torch's operators on its blocks, messages, sums. What
-    is returned does that again when it is called, with arguments like ``example``. Afterwards results, gradients
+    is returned does that again when it is called, with arguments like ``example``, which may be in lists, tuples,
+    dictionaries and dataclasses, or come by keyword; results may lie in such, too. Afterwards results, gradients
     (added up as ``backward()`` does) and buffers are what the eager step would have left. Recording changes nothing.
     Optimizers and schedulers stay outside.
 
@@ -310,7 +319,7 @@ def capture(
     ------
     CaptureError
         On all ranks, with the line, if something cannot be recorded: values that Python looks at, shapes that follow
-        from values, data loaders, attributes and variables that the step sets.
+        from values, data loaders, attributes and variables that the step sets, results in other objects.
     UnsupportedOperation
         If ``on_change`` is none of these.
     """

@@ -483,7 +483,10 @@ def test_recordings_are_kept_up_to_a_number(comm, monkeypatch):
     model = dc.parallelize(network(), grid)
     sizes = [batches(grid, 1, shape=(4, 2, rows, 8))[0] for rows in (9, 10, 11)]
     step = dc.capture(step_of(model), *sizes[0], on_change="record")
-    for batch in sizes:
+    for batch in sizes[:2]:
         model.zero_grad()
         step(*batch)
+    model.zero_grad()
+    with pytest.warns(UserWarning, match="recorded for time number 3, since argument 0 is"):
+        step(*sizes[2])
     assert recordings(step) == 2
