@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,7 @@ from distconv.capture import captured
 from tests.distconv.capture.trained import (
     adam,
     batches,
+    both,
     compare,
     equal,
     left,
@@ -490,3 +493,67 @@ def test_recordings_are_kept_up_to_a_number(comm, monkeypatch):
     with pytest.warns(UserWarning, match="recorded for time number 3, since argument 0 is"):
         step(*sizes[2])
     assert recordings(step) == 2
+
+
+@pytest.mark.cpu
+def test_a_captured_step_in_another_one(comm):
+    def make(model):
+        inner = dc.capture(lambda x: torch.relu(x) * FACTOR, batches(grid, 1)[0][0])
+
+        def step(x, t):
+            loss = F.cross_entropy(model(inner(x)), t)
+            loss.backward()
+            return [loss]
+
+        return step
+
+    for grid in grids(comm, "nh"):
+        both(grid, make)
+
+
+FACTOR = 1.0
+
+
+def scaled(loss, options):
+    return loss * options.factor
+
+
+@pytest.mark.cpu
+def test_variables_that_change_are_recorded_anew(comm):
+    """With ``on_change="record"``: numbers in an object that only a helper reads, and a rebound tensor."""
+    options, mask = SimpleNamespace(factor=1.0), None
+
+    def make(model):
+        nonlocal mask
+        options.factor, mask = 1.0, batches(grid, 1)[0][0]
+
+        def step(x, t):
+            loss = scaled(F.cross_entropy(model(x * mask), t), options)
+            loss.backward()
+            return [loss]
+
+        return step
+
+    def between():
+        nonlocal mask
+        options.factor *= 1.5
+        mask = mask * 0.5
+
+    for grid in grids(comm, "nh"):
+        both(grid, make, between=between, on_change="record")
+
+
+@pytest.mark.cpu
+def test_inside_autocast(comm):
+    """Weights that one run has cast are not taken for those of the next."""
+
+    def make(model):
+        def step(x, t):
+            loss = F.cross_entropy(model(x), t)
+            loss.backward()
+            return [loss]
+
+        return step
+
+    for grid in grids(comm, "nhc"):
+        both(grid, make, around=lambda: torch.autocast("cpu", torch.bfloat16))

@@ -9,7 +9,18 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import distconv as dc
-from tests.distconv.capture.trained import batches, compare, equal, left, network, sgd, step_of, trained
+from tests.distconv.capture.trained import (
+    batches,
+    both,
+    compare,
+    equal,
+    left,
+    network,
+    recordings,
+    sgd,
+    step_of,
+    trained,
+)
 from tests.distconv.layouts import grids, raises_everywhere
 
 pytestmark = pytest.mark.ranks(2, 3)
@@ -261,3 +272,85 @@ def test_an_error_of_the_step_is_its_own_and_leaves_nothing(comm):
     taken(x, t)
     step_of(twin)(x, t)
     equal(left(model), left(twin))
+
+
+class Sign(torch.autograd.Function):
+    """Straight through."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * SLOPE
+
+
+SLOPE = 1.0
+
+
+class Halved(torch.autograd.Function):
+    """Changes its argument without telling autograd."""
+
+    @staticmethod
+    def forward(ctx, x):
+        x.data.mul_(0.5)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class Clamped(torch.autograd.Function):
+    """Changes its argument only if that is large, which the first one is not."""
+
+    @staticmethod
+    def forward(ctx, x):
+        x.data.clamp_(max=1.0)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+@pytest.mark.cpu
+@pytest.mark.parametrize("function", [Sign, Halved, Clamped])
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+def test_functions_of_a_users(comm, fallback, function):
+    for grid in grids(comm, "nh"):
+
+        def make(model):
+            SCALE[:] = [1.0, 1.0, 1.0, 1.0, 0.01]
+
+            def step(x, t):
+                y = x * 1.0
+                z = function.apply(y)
+                loss = F.cross_entropy(model(z + y), t)
+                loss.backward()
+                return [loss, y.detach()]
+
+            return step
+
+        taken = both(grid, make, call=lambda step, x, t: step(x * SCALE.pop(), t), example=lambda x, t: (x * 0.01, t))
+        assert recordings(taken) <= 2
+
+
+SCALE = []
+"""By what the next batches are multiplied, from behind."""
+
+
+@pytest.mark.cpu
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+def test_a_backward_pass_that_reads_a_variable_is_looked_at(comm, fallback, monkeypatch):
+    grid = grids(comm, "n")[0]
+    model, (x, t) = dc.parallelize(network(), grid), batches(grid, 1)[0]
+
+    def step(x, t):
+        F.cross_entropy(Sign.apply(model(x)), t).backward()
+
+    taken = dc.capture(step, x, t)
+    taken(x, t)
+    monkeypatch.setitem(globals(), "SLOPE", 2.0)
+    raises_everywhere(comm, dc.CaptureError, "SLOPE is not what it was", lambda: taken(x, t))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -101,3 +103,26 @@ def recordings(step):
     """How many recordings a captured step has."""
     assert isinstance(step, Captured)
     return len(step._replays)
+
+
+def both(
+    grid, make, call=lambda step, x, t: step(x, t), between=lambda: None, example=None, around=nullcontext, **options
+):
+    """What ``make(model)`` leaves in five steps, captured and not; the captured step."""
+    found = []
+    for captured in (False, True):
+        torch.manual_seed(11)
+        model, data = dc.parallelize(network(), grid), batches(grid, 5)
+        optimizer, step = sgd(model.parameters()), make(model)
+        with around():
+            taken = dc.capture(step, *(example or (lambda *batch: batch))(*data[0]), **options) if captured else step
+        kept = []
+        for batch in data:
+            optimizer.zero_grad()
+            with around():
+                kept += [y.local.detach().clone() for y in call(taken, *batch)]
+            optimizer.step()
+            between()
+        found.append([*kept, *left(model)])
+    equal(found[1], found[0])
+    return taken
