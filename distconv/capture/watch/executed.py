@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from distconv.capture.watch.names import names_in
 from distconv.capture.watch.values import OURS
 
-_LIBRARIES = {*OURS, *sys.stdlib_module_names, "numpy", "mpi4py"}
-"""Packages whose functions depend on nothing of a user's."""
+_LIBRARIES = {*OURS, "numpy", "mpi4py"}
+"""Packages whose functions depend on nothing of a user's, as those of Python's own, which lie there."""
+
+_PYTHONS = str(Path(os.__file__).parent) + os.sep
 
 
 class Executed:
@@ -72,4 +76,6 @@ def _id_in(cell: Any) -> int | None:
 
 
 def _of_library(names: dict[str, Any]) -> bool:
-    return str(names.get("__name__", "")).partition(".")[0] in _LIBRARIES
+    package, file = str(names.get("__name__", "")).partition(".")[0], str(names.get("__file__") or _PYTHONS)
+    # A user's package may have the name of one of Python's.
+    return package in _LIBRARIES or (package in sys.stdlib_module_names and file.startswith(_PYTHONS))

@@ -9,7 +9,7 @@ from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from distconv.capture.watch.names import names_in
-from distconv.capture.watch.values import Contents, changed, is_ours, place_of_change
+from distconv.capture.watch.values import Contents, can_change, changed, is_ours, place_of_change
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ class References:
         """Which of those that are read is another, or has something else in it."""
         for each in self._found:
             now = each.now()
-            if each.read and (now is not each.value or each.contents is not now):
+            if each.read and (now is not each.value or each.contents is not now or can_change(now)):
                 text = changed(each.contents, self._contents(now), each.name)
                 if text:
                     return text

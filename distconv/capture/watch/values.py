@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import operator
-from collections import ChainMap, deque
+import os
+from collections import ChainMap, UserDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 import torch
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, torch.Size, torch.dtype, torch.device)
+_MAPPINGS = (dict, UserDict, ChainMap, MappingProxyType, type(os.environ))
+"""Others, such as files, may do work when they are looked into: of them attributes count, as of any object."""
+
 _CONTAINERS = (list, tuple, set, frozenset, deque, bytearray)
 OURS = ("torch", "distconv", "builtins")
 
@@ -62,7 +66,7 @@ class _Inside:
         """Where a value is, as it is written in Python."""
         if not isinstance(self.keys, tuple):
             return f"[{number}]"
-        return f"[{self.keys[number]!r}]" if issubclass(self.kind, Mapping) else f".{self.keys[number]}"
+        return f"[{self.keys[number]!r}]" if issubclass(self.kind, _MAPPINGS) else f".{self.keys[number]}"
 
 
 class Contents:
@@ -88,10 +92,10 @@ class Contents:
 
     def _parts(self, value: Any) -> tuple[Any, Sequence[Any]] | None:
         """Keys, or how many, and values."""
-        if isinstance(value, (Mapping, *_CONTAINERS)):
+        if isinstance(value, (*_MAPPINGS, *_CONTAINERS)):
             if len(value) > _MANY:
                 return len(value), ()
-            return (tuple(value), tuple(value.values())) if isinstance(value, Mapping) else (len(value), tuple(value))
+            return (tuple(value), tuple(value.values())) if isinstance(value, _MAPPINGS) else (len(value), tuple(value))
         if isinstance(value, np.ndarray):
             return ((value.shape, value.dtype.str, value.tobytes()), ()) if value.nbytes <= _LARGE else None
         if isinstance(value, ContextVar):
@@ -99,13 +103,18 @@ class Contents:
         if isinstance(value, partial):
             return ("func", "args", "keywords"), [value.func, value.args, value.keywords]
         if isinstance(value, MethodType):
-            return ("__self__",), [value.__self__]
+            return ("__func__", "__self__"), [value.__func__, value.__self__]
         if self._names is None:
             attributes: Mapping[str, Any] = own_of(value) if is_plain_object(value) and not is_ours(type(value)) else {}
             return (tuple(attributes), tuple(attributes.values())) if attributes else None
         attributes = attributes_of(value)
         names = [name for name in sorted(self._names & attributes.keys()) if name in attributes]
         return (tuple(names), [attributes[name] for name in names]) if names else None
+
+
+def can_change(value: Any) -> bool:
+    """Whether something may come to be in ``value``, of which nothing counts now."""
+    return not isinstance(value, (*_LEAVES, type, ModuleType, BuiltinFunctionType))
 
 
 def changed(before: Any, now: Any, name: str) -> str:

@@ -79,3 +79,12 @@ def test_a_debugger_of_a_users_is_put_back():
         assert sys.gettrace() is trace
     finally:
         sys.settrace(before)
+
+
+def test_a_package_with_the_name_of_one_of_pythons_is_a_users(tmp_path):
+    space = {"__name__": "statistics.own", "__file__": str(tmp_path / "statistics" / "own.py")}
+    exec("def mean(): return 1", space)
+    assert _found(space["mean"]) == [space["mean"]]
+    import statistics
+
+    assert statistics.mean not in _found(statistics.mean, [1, 2])

@@ -237,3 +237,15 @@ def test_what_is_bound_to_the_step_counts():
     found = references(functools.partial(step, options), 1.0)
     options["rate"] = 2.0
     assert found.difference().startswith("an argument bound to the step (0)['rate'] is not what it was")
+
+
+def test_an_attribute_that_comes_counts():
+    options = types.SimpleNamespace()
+
+    def step():
+        return getattr(options, "rate", 1.0)
+
+    found = references(step)
+    assert found.difference() == ""
+    options.rate = 2.0
+    assert found.difference() == "options.rate is not what it was"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import collections.abc
 import contextvars
 import functools
+import os
 import types
 from dataclasses import dataclass
 
@@ -96,11 +98,13 @@ CHANGES = {
         "v.args[0]",
     ),
     "the object of a method": (lambda: Slots().loss, lambda v: setattr(v.__self__, "rate", 2.0), "v.__self__.rate"),
+    "os.environ": (lambda: os.environ, lambda v: v.update(DISTCONV_OF_A_TEST="1"), "v['DISTCONV_OF_A_TEST']"),
 }
 
 
 @pytest.mark.parametrize(("make", "change", "place"), CHANGES.values(), ids=CHANGES)
-def test_a_change_is_found_and_its_place_is_named(make, change, place):
+def test_a_change_is_found_and_its_place_is_named(make, change, place, monkeypatch):
+    monkeypatch.setattr(os.environ, "_data", dict(os.environ._data))
     value = make()
     before = Contents()(value)
     assert same(Contents()(value), before)
@@ -120,3 +124,25 @@ def test_numbers_are_shown():
     before = Contents()({"a": [1.0]})
     assert changed(before, Contents()({"a": [2.0]}), "v") == "v['a'][0] is not what it was (1.0 before, 2.0 now)"
     assert changed(before, Contents()({"a": [[2.0]]}), "v") == "v['a'][0] is not what it was"
+
+
+class File(collections.abc.Mapping):
+    """A mapping that does work."""
+
+    def __getitem__(self, key):
+        raise AssertionError("it is read")
+
+    __iter__ = __len__ = __getitem__
+
+
+def test_a_mapping_that_is_no_dictionary_is_not_looked_into():
+    file = File()
+    assert Contents()(file) is file
+    file.mode = "r"
+    assert not same(Contents({"mode"})(file), file)
+
+
+def test_another_method_of_the_same_object_is_another():
+    one = Slots()
+    assert not same(Contents()([one.loss]), Contents()([one.hide]))
+    assert same(Contents()([one.loss]), Contents()([one.loss]))
