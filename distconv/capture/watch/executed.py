@@ -46,12 +46,15 @@ class Executed:
             closure = tuple(id(variables[name]) if name in variables else None for name in code.co_freevars)
             self._closures.setdefault(id(code), set()).add(closure)
 
-        before = sys.gettrace()
+        before, collects = sys.gettrace(), gc.isenabled()
+        gc.disable()  # Collections come at any time, and what they call is not the step's.
         sys.settrace(note)  # It is told of calls alone, since it returns None.
         try:
             yield
         finally:
             sys.settrace(before)
+            if collects:
+                gc.enable()
 
     def functions(self) -> list[FunctionType]:
         """Functions that have run. Those that a function makes while it runs are in its own code."""

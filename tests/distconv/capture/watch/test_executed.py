@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 
 import torch
@@ -88,3 +89,22 @@ def test_a_package_with_the_name_of_one_of_pythons_is_a_users(tmp_path):
     import statistics
 
     assert statistics.mean not in _found(statistics.mean, [1, 2])
+
+
+def test_what_collections_of_garbage_call_is_not_the_steps():
+    calls = []
+
+    def callback(phase, info):
+        calls.append(phase)
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(callback)
+    gc.set_threshold(1)
+    try:
+        found = _found(lambda: [[] for _ in range(2000)])
+        assert gc.isenabled()
+    finally:
+        gc.callbacks.remove(callback)
+        gc.set_threshold(*threshold)
+    assert callback not in found
+    assert calls
