@@ -131,7 +131,6 @@ def recorded(
         hook.remove()
         recorder.put_back()
         state.put_back()
-        torch.clear_autocast_cache()
     changed = before.difference()
     if changed:
         recorder.refuse(f"the step itself changes a module: {changed}")

@@ -108,7 +108,7 @@ class Contents:
             attributes: Mapping[str, Any] = own_of(value) if is_plain_object(value) and not is_ours(type(value)) else {}
             return (tuple(attributes), tuple(attributes.values())) if attributes else None
         attributes = attributes_of(value)
-        names = [name for name in sorted(self._names & attributes.keys()) if name in attributes]
+        names = sorted(self._names & attributes.keys())
         return (tuple(names), [attributes[name] for name in names]) if names else None
 
 

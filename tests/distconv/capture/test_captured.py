@@ -557,3 +557,25 @@ def test_inside_autocast(comm):
 
     for grid in grids(comm, "nhc"):
         both(grid, make, around=lambda: torch.autocast("cpu", torch.bfloat16))
+        model, batch = dc.parallelize(network(), grid), batches(grid, 1)[0]
+        with torch.autocast("cpu", torch.bfloat16):
+            make(model)(*batch)  # an eager step, whose casts are there when recording begins
+            dc.capture(make(model), *batch)(*batch)
+
+
+class Rated(nn.Module):
+    rate = 1.0
+
+    def forward(self, x):
+        return x * self.rate
+
+
+@pytest.mark.cpu
+def test_attributes_of_a_modules_class_are_looked_at(comm, monkeypatch):
+    grid = grids(comm, "n")[0]
+    x, _ = batches(grid, 1)[0]
+    model = dc.parallelize(nn.Sequential(Rated()), grid)
+    taken = dc.capture(lambda x: model(x), x)
+    assert torch.equal(taken(x).local, x.local)
+    monkeypatch.setattr(Rated, "rate", 2.0)
+    raises_everywhere(comm, dc.CaptureError, r"Rated\.rate is not what it was", lambda: taken(x))

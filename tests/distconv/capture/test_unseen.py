@@ -18,6 +18,8 @@ LEAVES = {
     "numpy": lambda x: x.numpy(),
     "array": np.asarray,
     "dlpack": np.from_dlpack,
+    "each element": lambda x: x.apply_(abs),
+    "each pair": lambda x: x.map_(x, max),
     "python": lambda x: random.random(),
     "numpys": lambda x: np.random.rand(),
 }

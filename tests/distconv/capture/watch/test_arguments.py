@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 from dataclasses import dataclass
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
@@ -94,7 +94,7 @@ OBJECTS = {
     "set": lambda y: {y},
     "list_iterator": lambda y: iter([y]),
     "function": lambda y: lambda: y,
-    "mappingproxy": lambda y: type.__dict__["__dict__"].__get__(type("T", (), {"y": y})),
+    "mappingproxy": lambda y: MappingProxyType({"y": y}),
 }
 
 

@@ -98,7 +98,7 @@ CHANGES = {
         "v.args[0]",
     ),
     "the object of a method": (lambda: Slots().loss, lambda v: setattr(v.__self__, "rate", 2.0), "v.__self__.rate"),
-    "os.environ": (lambda: os.environ, lambda v: v.update(DISTCONV_OF_A_TEST="1"), "v['DISTCONV_OF_A_TEST']"),
+    "os.environ": (lambda: os.environ, lambda v: v.update(OF_A_TEST="1"), "v['OF_A_TEST']"),
 }
 
 
