@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from distconv import recording
 from distconv.capture import state
 from distconv.capture.entries import Refusal
 from distconv.capture.graph import Graph, on_gpu, unfit
+from distconv.capture.independence import dependence, forget, unfitting
 from distconv.capture.outcome import Memory, Outcome, digests
 from distconv.capture.placement import below_autograd
 from distconv.capture.program import Program
@@ -155,13 +157,16 @@ class Captured:
         for _ in range(_RUNS - 1):
             held = run.held()
             values = digests(held)
-            before, run = run, recorded(self.__wrapped__, args, references)
+            before, run = run, recorded(self.__wrapped__, args, references, modules=run.modules)
             if digests(held) != values:
                 run.recording.refusals.append(Refusal("an operator changes memory without a word", "somewhere"))
             self._world = self._world or _largest(run)
             unlike = difference(before, run)
             if not self._any(bool(unlike)):
                 break
+        if not self._any(bool(unlike)):
+            again = partial(recorded, self.__wrapped__, args, references, modules=run.modules)
+            unlike = dependence(run, again, self._any)
         set_attribute = references.set_by_the_step()
         reasons = [f"{each.line}: {each.reason}" for each in run.recording.refusals]
         reasons += [f"{each.line}: {each.reason}" for each in unfit(run.recording)] if run.recording.gpu else []
@@ -228,7 +233,10 @@ class _Replay:
         self.run, self.checked = run, False
         self._arguments = Arguments(args)
         self._references = references
-        self._modules = Modules(run.modules)
+        puts = {place.identity for place, _ in run.puts}
+        references.look(without=puts)
+        self._modules = Modules(run.modules, without=puts)
+        forget(run)
         self._leaves = run.leaves()
         self._modes, self._state = state.modes(), state.described(self._leaves)
         self._tensors = Tensors([*run.held(), *self._leaves])
@@ -252,6 +260,7 @@ class _Replay:
         parts = (self._modules, self._references, self._tensors, self.run.optimizers)
         text = self._arguments.difference(args, leaves)
         text = text or next(filter(None, (part.difference() for part in parts)), "")
+        text = text or next((f"{place.name} is not what it was" for place in unfitting(self.run)), "")
         if text:
             return _Change(text, False)
         if state.described(self._leaves) != self._state:
@@ -264,20 +273,23 @@ class _Replay:
         with torch.no_grad(), below_autograd():
             replayed = self._take(_blocks(leaves), self._given_gradients())
         tensors = iter([tensor.detach() for tensor in replayed])
-        results = [next(tensors) for _ in self._results]
+        results = iter([next(tensors) for _ in self._results])
         for leaf, slot in self.run.gradients:
             state.set_gradient(leaf, None if slot is None else next(tensors))
         if self.run.kept or self.run.state.kept:
             gradient_reduction.keep([(leaf, next(tensors), comm) for leaf, _, comm in self.run.kept])
-        return self._returned(iter(results))
+        returned = _with_tensors(self.run.result, results)
+        for place, value in self.run.puts:
+            place.put(_with_tensors(value, results))
+        return returned
 
     def _given_gradients(self) -> list[torch.Tensor | None]:
         return [*map(state.gradient, self._leaves), *(share for _, share, _ in gradient_reduction.kept())]
 
-    def _returned(self, blocks: Any) -> Any:
-        return mapped(
-            lambda value: value.wrapped(next(blocks)) if isinstance(value, Result) else value, self.run.result
-        )
+
+def _with_tensors(value: Any, blocks: Iterator[torch.Tensor]) -> Any:
+    """``value`` with tensors of ``blocks`` for the Results in it."""
+    return mapped(lambda leaf: leaf.wrapped(next(blocks)) if isinstance(leaf, Result) else leaf, value)
 
 
 def _blocks(leaves: Sequence[Any]) -> list[Any]:
@@ -319,7 +331,7 @@ def capture(
     ------
     CaptureError
         On all ranks, with the line, if something cannot be recorded: values that Python looks at, shapes that follow
-        from values, data loaders, attributes and variables that the step sets, results in other objects.
+        from values, data loaders, attributes and variables that the step counts on, results in other objects.
     UnsupportedOperation
         If ``on_change`` is none of these.
     """

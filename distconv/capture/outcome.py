@@ -28,11 +28,14 @@ class Memory:
         for leaf in run.leaves():
             self._state.add(leaf)
         generators = {id(g): g for g in (*run.generators, torch.default_generator)}
+        self._places = [(place, place.now()) for place, _ in run.puts]
         self._generators = [(generator, generator.get_state()) for generator in generators.values()]
 
     def put_back(self) -> None:
         """Let all of it be what it was."""
         self._state.put_back()
+        for place, value in self._places:
+            place.put(value)
         for storage, values in self._storages.values():
             storage.copy_(values)
         for generator, state in self._generators:
@@ -71,6 +74,9 @@ class Outcome:
         tensors = [each for each in flattened(result) if isinstance(each, torch.Tensor)]
         self.values: list[tuple[str, torch.Tensor | None]] = []
         self.values += [(f"result {n}", block_of(tensor)) for n, tensor in enumerate(tensors)]
+        for place, _ in run.puts:
+            inside = [each for each in flattened(place.now()) if isinstance(each, torch.Tensor)]
+            self.values += [(f"tensor {n} in {place.name}", block_of(tensor)) for n, tensor in enumerate(inside)]
         self.values += [(f"the gradient of {_name(leaf)}", gradient(leaf)) for leaf in run.leaves()]
         self.values += [(f"a buffer or parameter, {_name(t)}", t) for t in written(run, blocks)]
         self.values += [(f"a kept share of {_name(leaf)}", share) for leaf, share, _ in gradient_reduction.kept()]

@@ -147,6 +147,10 @@ class Recorder(TorchDispatchMode):
             self._leaf(tensor)
         return self._new(Kind.HELD, tensor)
 
+    def kind(self, tensor: torch.Tensor) -> Kind:
+        """What kind of slot ``tensor`` has."""
+        return self.recording.slots[self.slot(tensor)].kind
+
     def add_leaf(self, leaf: torch.Tensor) -> None:
         """The gradient of ``leaf`` is about to be looked at, or set, or added to."""
         self._state.add(leaf)

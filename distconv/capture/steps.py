@@ -5,7 +5,7 @@ A run changes nothing: what it has written to is put back, and so are gradients 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -22,6 +22,7 @@ from distconv.capture.watch.arguments import block_of, identity
 from distconv.capture.watch.executed import Executed
 from distconv.capture.watch.modules import Modules
 from distconv.capture.watch.optimizers import Optimizers
+from distconv.capture.watch.places import Place, Places
 from distconv.capture.watch.references import References
 from distconv.capture.watch.structures import flattened, mapped, structure
 from distconv.capture.watch.values import same
@@ -52,6 +53,8 @@ class Run:
     recording: Recording
     result: Any
     """What it returned, with a Result for each tensor."""
+    puts: list[tuple[Place, Any]]
+    """Places into which it puts something, and that, with a Result for each tensor that it has made."""
     gradients: list[tuple[torch.Tensor, int | None]]
     """Leaves whose ``grad`` is another tensor, and its slot."""
     kept: list[tuple[torch.Tensor, int, Any]]
@@ -63,8 +66,9 @@ class Run:
 
     @property
     def results(self) -> list[Result]:
-        """Tensors that are returned."""
-        return [each for each in flattened(self.result) if isinstance(each, Result)]
+        """Tensors that are returned, and then those that are put somewhere."""
+        values = (self.result, *(value for _, value in self.puts))
+        return [each for value in values for each in flattened(value) if isinstance(each, Result)]
 
     def outputs(self) -> list[int]:
         """Slots of all tensors that it leaves: results, gradients, shares."""
@@ -92,16 +96,26 @@ class Run:
 
 
 def recorded(
-    function: Callable[..., Any], args: Sequence[Any], references: References, executed: Executed | None = None
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    references: References,
+    executed: Executed | None = None,
+    modules: Iterable[torch.nn.Module] = (),
 ) -> Run:
-    """Run ``function`` once, and put back what it has changed; ``executed`` notes what code runs."""
+    """Run ``function`` once, and put back what it has changed.
+
+    ``executed`` notes what code runs; ``modules`` are some that it calls.
+    """
     executed = executed or Executed()
     state = State()
     recorder = Recorder(state)
     optimizers = Optimizers()
-    called: list[torch.nn.Module] = [each for each in references.values if isinstance(each, torch.nn.Module)]
-    for module in Modules(called).modules:
+    called = [each for each in (*references.values, *modules) if isinstance(each, torch.nn.Module)]
+    before, places = Modules(called), Places()
+    for module in before.modules:
         _add_leaves(module, state)
+    places.add_modules(before.modules)
+    references.add_to(places)
     copies: dict[int, Any] = {}
     given = mapped(lambda leaf: copies.setdefault(id(leaf), _example(leaf)), args)
     for leaf in flattened(given):
@@ -109,10 +123,11 @@ def recorded(
             recorder.add_input(block_of(leaf))
         else:
             recorder.recording.inputs.append(None)
-    before, arguments = Modules(called), identity(given)
+    arguments = identity(given)
 
     def note(module: torch.nn.Module, _: Any) -> None:
         called.append(module)
+        places.add_modules([module])
         _add_leaves(module, state)
 
     hook = register_module_forward_pre_hook(note)
@@ -122,15 +137,16 @@ def recorded(
             recording.active = recorder
             try:
                 # The backward pass of a GPU has a thread of its own, whose calls have no line of the user's.
-                with torch.autograd.set_multithreading_enabled(False), recorder, executed.noted():
+                with torch.autograd.set_multithreading_enabled(False), recorder, executed.noted(places.add_frame):
                     result = function(*given)
-                run = _left(recorder, state, result, called, optimizers)
+                run = _left(recorder, state, (result, places), called, optimizers)
             finally:
                 recording.active = None
     finally:
         hook.remove()
         recorder.put_back()
         state.put_back()
+        places.put_back()
     changed = before.difference()
     if changed:
         recorder.refuse(f"the step itself changes a module: {changed}")
@@ -160,8 +176,14 @@ def _example(value: Any) -> Any:
     return DistTensor(copy, value.dist, value.shape, value._strides)
 
 
-def _left(recorder: Recorder, state: State, result: Any, modules: list[torch.nn.Module], optimizers: Optimizers) -> Run:
-    """What is there now, by slots."""
+def _left(
+    recorder: Recorder,
+    state: State,
+    left: tuple[Any, Places],
+    modules: list[torch.nn.Module],
+    optimizers: Optimizers,
+) -> Run:
+    """What is there now, by slots: what the step has returned, and what is in places, too."""
 
     def slot_of(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -174,14 +196,22 @@ def _left(recorder: Recorder, state: State, result: Any, modules: list[torch.nn.
             return Result(slot, value.dist, value.shape, value._strides)
         return Result(slot, None, None, None)
 
+    def put(value: Any) -> Any:
+        # A tensor that was there before is itself put somewhere.
+        if isinstance(value, torch.Tensor) and recorder.kind(block_of(value)) is Kind.HELD:
+            return value
+        return slot_of(value)
+
+    result, places = left
     outcome = mapped(slot_of, result)
+    puts = [(place, mapped(put, place.now())) for place in places.changed()]
     gradients: list[tuple[torch.Tensor, int | None]] = []
     for leaf, before in state.leaves.values():
         now = gradient(leaf)
         if now is not before:
             gradients.append((leaf, None if now is None else recorder.slot(now)))
     kept = [(leaf, recorder.slot(share), comm) for leaf, share, comm in gradient_reduction.kept()]
-    return Run(recorder.recording, outcome, gradients, kept, state, modules, recorder.generators, optimizers)
+    return Run(recorder.recording, outcome, puts, gradients, kept, state, modules, recorder.generators, optimizers)
 
 
 _DETACH = torch.ops.aten.detach.default
@@ -201,6 +231,11 @@ def difference(one: Run, other: Run) -> str:
             return f"{line}: another call, or other numbers, than the time before: {' and before '.join(texts)}"
     if len(mine_done) != len(its_done):
         return "the step does not do the same each time"
+    elsewhere = other_places(one, other)
+    if elsewhere:
+        return elsewhere
+    if len(one.recording.slots) != len(other.recording.slots):
+        return "the step does not leave the same tensors each time"
     either = mine_taken ^ its_taken
     for number, (mine, its) in enumerate(zip(one.recording.slots, other.recording.slots, strict=True)):
         layouts = [_layout(slot.geometry, number in either) for slot in (mine, its)]
@@ -211,6 +246,28 @@ def difference(one: Run, other: Run) -> str:
         if mine.kind is Kind.CONSTANT and not _equal(mine.value, its.value):
             return f"{_user(other, number)}: Python makes another number each time"
     return _other_result(one.result, other.result)
+
+
+def other_places(one: Run, other: Run) -> str:
+    """Where two runs have put something else, as a sentence; empty if nowhere."""
+    mine, its = ({place.identity: (place.name, value) for place, value in run.puts} for run in (one, other))
+    for key, (name, value) in {**mine, **its}.items():
+        if key in mine and key in its:
+            if not _same_values(mine[key][1], value):
+                return f"the step sets {name}, to something else each time, which a replay does not: return it"
+        elif any(
+            isinstance(each, Result) for each in flattened(value)
+        ):  # All else is there once it has been put there.
+            return f"the step sets {name}, but not each time: take a step before dc.capture, or return it"
+    return ""
+
+
+def _same_values(one: Any, other: Any) -> bool:
+    """Whether two values have the same structure, and are the same apart from tensors that a step has made."""
+    pairs = zip(flattened(one), flattened(other), strict=False)
+    return structure(one) == structure(other) and all(
+        mine == its if isinstance(its, Result) else same(mine, its) for mine, its in pairs
+    )
 
 
 def _other_result(one: Any, other: Any) -> str:

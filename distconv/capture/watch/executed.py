@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
@@ -29,8 +29,10 @@ class Executed:
         """By the id of code, ids of what was in its variables from outside: one code may be of several functions."""
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
-        """Inside, code that runs is noted."""
+    def noted(self, begins: Callable[[FrameType], None]) -> Iterator[None]:
+        """Inside, code that runs is noted; ``begins`` is told before any runs for the first time."""
+        import torch._dynamo  # noqa: F401 - torch loads it at the first call that a mode sees: no code of a step
+
         libraries: dict[int, bool] = {}
 
         def note(frame: FrameType, _: str, __: object) -> None:
@@ -41,6 +43,8 @@ class Executed:
             if of_library:
                 return
             code = frame.f_code
+            if id(code) not in self._codes:
+                begins(frame)
             self._codes[id(code)] = code
             variables = frame.f_locals if code.co_freevars else {}
             closure = tuple(id(variables[name]) if name in variables else None for name in code.co_freevars)

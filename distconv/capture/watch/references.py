@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from distconv.capture.watch.names import names_in
+from distconv.capture.watch.places import Key, Places
 from distconv.capture.watch.values import Contents, can_change, changed, is_ours, place_of_change
 
 
@@ -52,13 +54,23 @@ class References:
         found += [_Reference(name, {"": value}, "", True) for name, value in bound]
         self._found = list({(id(each.holder), each.key, each.read): each for each in found}.values())
         codes = [names_in(each.__code__) for each in functions]
-        read = {name for each in codes for name in each.attributes | each.texts}
-        self._contents = Contents(read)
-        self._everything = Contents(read.union(*(each.attributes_set for each in codes)))
+        self._read = frozenset(name for each in codes for name in each.attributes | each.texts)
+        self._names = self._read.union(*(each.attributes_set for each in codes))
+        self.look()
+        self.values = [each.value for each in self._found]
+
+    def look(self, without: AbstractSet[Key] = frozenset()) -> None:
+        """What is there now is what there is to be; ``without`` places that do not count."""
+        self._found = [each for each in self._found if (id(each.holder), each.key) not in without]
+        self._contents, self._everything = Contents(self._read, without), Contents(self._names, without)
         for each in self._found:
             each.value = each.now()
             each.contents, each.everything = self._contents(each.value), self._everything(each.value)
-        self.values = [each.value for each in self._found]
+
+    def add_to(self, places: Places) -> None:
+        """Add the variables, and what is behind them."""
+        for each in self._found:
+            places.add_variable(each.name, each.holder, each.key, self._names)
 
     def difference(self) -> str:
         """Which of those that are read is another, or has something else in it."""

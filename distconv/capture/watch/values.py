@@ -24,6 +24,20 @@ _CONTAINERS = (list, tuple, set, frozenset, deque, bytearray)
 OURS = ("torch", "distconv", "builtins")
 
 
+HOOKS = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+)
+"""Attributes in which a module has its hooks."""
+
+EVERY_MODULES = frozenset(vars(torch.nn.Module()))
+"""Attributes that every module has."""
+
+
 def same(one: Any, other: Any) -> bool:
     """Whether a value is what it was: the same object, or an equal number, text or tuple of such."""
     if one is other:
@@ -35,13 +49,13 @@ def same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and isinstance(one, PLAIN) and bool(one == other)
 
 
-_DEEP, _MANY = 5, 1000
+DEEP, MANY = 5, 1000
 """So far down what is in containers and objects is looked at, and of larger containers only how long they are."""
 
 _LARGE = 1 << 20
 """Bytes; numbers in larger arrays of NumPy are not looked at."""
 
-_LEAVES = (*PLAIN, torch.Tensor, torch.nn.Module, FunctionType)
+LEAVES = (*PLAIN, torch.Tensor, torch.nn.Module, FunctionType)
 """Nothing in them could change, or it is looked at elsewhere."""
 
 
@@ -72,28 +86,41 @@ class _Inside:
 class Contents:
     """What is in containers and in objects of a user's: a value that :func:`same` finds the same as long as it is."""
 
-    def __init__(self, names: AbstractSet[str] | None = None) -> None:
+    def __init__(
+        self, names: AbstractSet[str] | None = None, without: AbstractSet[tuple[int, Any]] = frozenset()
+    ) -> None:
         self._names = names
         """Attributes that count; all if None."""
+        self._without, self._thinned = without, {here for here, _ in without}
+        """Attributes, keys and lists that do not count, by where they are; and where some are."""
 
     def __call__(self, value: Any) -> Any:
         """What stands for ``value``: itself, where nothing is in it that could change."""
-        return value if isinstance(value, _LEAVES) else self._inside(value, _DEEP, set())
+        return value if isinstance(value, LEAVES) else self._inside(value, DEEP, set())
 
     def _inside(self, value: Any, depth: int, seen: set[int]) -> Any:
-        parts = None if isinstance(value, _LEAVES) or not depth or id(value) in seen else self._parts(value)
+        parts = None if isinstance(value, LEAVES) or not depth or id(value) in seen else self._parts(value)
         if parts is None:
             return value
         seen.add(id(value))
-        keys, values = parts
+        keys, values = self._counting(value, *parts)
         found = tuple([self._inside(part, depth - 1, seen) for part in values])
         fixed = isinstance(value, tuple) and all(map(operator.is_, found, values))
         return value if fixed else _Inside(type(value), keys, found)
 
+    def _counting(self, value: Any, keys: Any, values: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+        """Those that count."""
+        if id(value) not in self._thinned:
+            return keys, values
+        if not isinstance(keys, tuple):
+            return (), ()
+        kept = [(key, each) for key, each in zip(keys, values, strict=True) if (id(value), key) not in self._without]
+        return tuple(key for key, _ in kept), [each for _, each in kept]
+
     def _parts(self, value: Any) -> tuple[Any, Sequence[Any]] | None:
         """Keys, or how many, and values."""
         if isinstance(value, (*_MAPPINGS, *_CONTAINERS)):
-            if len(value) > _MANY:
+            if len(value) > MANY:
                 return len(value), ()
             return (tuple(value), tuple(value.values())) if isinstance(value, _MAPPINGS) else (len(value), tuple(value))
         if isinstance(value, np.ndarray):
@@ -114,7 +141,7 @@ class Contents:
 
 def can_change(value: Any) -> bool:
     """Whether something may come to be in ``value``, of which nothing counts now."""
-    return not isinstance(value, (*_LEAVES, type, ModuleType, BuiltinFunctionType))
+    return not isinstance(value, (*LEAVES, type, ModuleType, BuiltinFunctionType))
 
 
 def changed(before: Any, now: Any, name: str) -> str:

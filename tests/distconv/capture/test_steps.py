@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import nn
 
+from distconv.capture.entries import Kind
 from distconv.capture.steps import difference, recorded
 from distconv.capture.watch.references import References
 
@@ -101,33 +104,55 @@ def test_a_gradient_that_lies_in_a_larger_one_is_taken_or_copied_alike():
 
 
 def test_other_calls_numbers_and_tensors_are_told():
-    calls = [0]
+    count = itertools.count()
 
     def numbers(x):
-        calls[0] += 1
-        return x * calls[0]
+        return x * next(count)
 
     def constants(x):
-        calls[0] += 1
-        return x * torch.tensor(float(calls[0]))
+        return x * torch.tensor(float(next(count)))
 
     x = torch.ones(3)
     assert "another call, or other numbers" in difference(run(numbers, x), run(numbers, x))
     assert "Python makes another number each time" in difference(run(constants, x), run(constants, x))
 
 
-def test_a_module_that_counts_its_calls_is_refused():
-    class Counting(nn.Module):
-        calls = 0
-
+def test_what_is_put_somewhere_is_taken_away_again():
+    class Keeping(nn.Module):
         def __init__(self):
             super().__init__()
-            self.calls = 0
+            self.features, self.known = {}, torch.ones(2)
 
         def forward(self, x):
-            self.calls += 1
-            return x * 2
+            self.features["double"] = x * 2
+            self.features["known"], self.size, self.given = self.known, tuple(x.shape), [x]
+            return x + 1
 
-    model = Counting()
+    model = Keeping()
     found = run(lambda x: model(x), torch.ones(2))
-    assert "Counting.calls is not what it was (0 before, 1 now)" in found.recording.refusals[-1].reason
+    puts = {place.name: value for place, value in found.puts}
+    assert list(puts) == ["Keeping.size", "Keeping.given", "Keeping.features['double']", "Keeping.features['known']"]
+    assert puts["Keeping.size"] == (2,)
+    assert puts["Keeping.features['known']"] is model.known
+    slots = [value.slot for value in (puts["Keeping.given"][0], puts["Keeping.features['double']"])]
+    assert [found.recording.slots[slot].kind for slot in slots] == [Kind.INPUT, Kind.MADE]
+    assert [each.slot for each in found.results[1:]] == slots
+    assert model.features == {}
+    assert not hasattr(model, "size")
+    assert difference(found, run(lambda x: model(x), torch.ones(2))) == ""
+
+
+def test_what_is_put_somewhere_is_the_same_each_time():
+    model, count = nn.ReLU(), itertools.count()
+    model.register_forward_hook(lambda module, args, output: kept.update(kinds[next(count)](output)))
+    kinds = [lambda y: {"a": y}, lambda y: {"b": y}, lambda y: {"b": 1}, lambda y: {"b": 2}, lambda y: {}]
+    kept = {}
+    runs = [run(lambda: model(torch.ones(2))) for _ in kinds]
+    texts = [difference(before, now) for before, now in itertools.pairwise(runs)]
+    assert texts[0] == "the step sets kept['a'], but not each time: take a step before dc.capture, or return it"
+    assert (
+        texts[1]
+        == texts[2]
+        == "the step sets kept['b'], to something else each time, which a replay does not: return it"
+    )
+    assert texts[3] == ""  # it may be there already

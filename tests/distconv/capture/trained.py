@@ -106,13 +106,20 @@ def recordings(step):
 
 
 def both(
-    grid, make, call=lambda step, x, t: step(x, t), between=lambda: None, example=None, around=nullcontext, **options
+    grid,
+    make,
+    call=lambda step, x, t: step(x, t),
+    between=lambda: None,
+    example=None,
+    around=nullcontext,
+    build=network,
+    **options,
 ):
     """What ``make(model)`` leaves in five steps, captured and not; the captured step."""
     found = []
     for captured in (False, True):
         torch.manual_seed(11)
-        model, data = dc.parallelize(network(), grid), batches(grid, 5)
+        model, data = dc.parallelize(build(), grid), batches(grid, 5)
         optimizer, step = sgd(model.parameters()), make(model)
         with around():
             taken = dc.capture(step, *(example or (lambda *batch: batch))(*data[0]), **options) if captured else step

@@ -26,7 +26,7 @@ class Owner:
 def references(function, *args):
     """Those of ``function``, and of what it calls."""
     executed = Executed()
-    with executed.noted():
+    with executed.noted(lambda frame: None):
         function(*args)
     return References(function, executed.functions())
 
