@@ -16,11 +16,12 @@ from distconv import recording
 from distconv.capture import state
 from distconv.capture.entries import Refusal
 from distconv.capture.graph import Graph, on_gpu, unfit
-from distconv.capture.independence import dependence, forget, unfitting
 from distconv.capture.outcome import Memory, Outcome, digests
 from distconv.capture.placement import below_autograd
 from distconv.capture.program import Program
-from distconv.capture.steps import Result, Run, difference, recorded
+from distconv.capture.runs.differences import difference
+from distconv.capture.runs.independence import dependence, forget, unfitting
+from distconv.capture.runs.run import Result, Run, recorded
 from distconv.capture.watch.arguments import Arguments, block_of
 from distconv.capture.watch.executed import Executed
 from distconv.capture.watch.modules import Modules, Tensors

@@ -10,6 +10,7 @@ compares what is there with what was, and describes only what differs.
     modules     Modules that a step calls, and tensors that it uses
     names       Names in code: of global variables, of those of functions around it, of attributes
     optimizers  Optimizers that take their steps in a captured one
+    places      Places outside of a step that it puts something into
     references  Variables that the code of functions names, and what is in them
     structures  Lists, tuples, dictionaries and dataclasses: tensors in them are arguments and results
     values      What is in containers and in objects of a user's, and whether it is what it was
