@@ -14,8 +14,9 @@ of ``distconv profile --layers --devices``) or as the machine's file describes i
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
 from pathlib import Path
@@ -61,7 +62,7 @@ examples:
 """
 
 HERE = "here"
-WARM_UP, ITERATIONS = 3, 10
+WARM_UP, ITERATIONS, TURNS = 2, 4, 3
 """Steps of the network before layers are timed, and while they are."""
 
 MICROBATCHES_PER_RANK = 8
@@ -197,15 +198,38 @@ def measured_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) 
     device = torch.device("cpu")
     machine = machine_of(HERE, profile_network(comm, device), comm, device)
     widths = [width for width in range(2, ranks + 1) if ranks % width == 0]
-    profiles = {}
-    for count in microbatch_counts(options.batch, ranks):
-        size = options.batch // count
+    sizes = [options.batch // count for count in microbatch_counts(options.batch, ranks)]
+    for size in sizes:
         machine = profiled(machine, graph_of(options, size), widths, comm, device, at_work=ranks)
+    model, turns = built(options), list[list[Profile]]()
+    for _ in range(TURNS):
         with watchdog.waiting(lambda: "the start of a measurement"):
             comm.Barrier()
-        model, x = built(options), torch.randn(size, *options.input)
-        profiles[size] = time_layers(model, [x], warm_up=WARM_UP, iterations=ITERATIONS).profile
-    return Known(machine, measured_overheads(machine, built(options), comm), profiles)
+        inputs = [torch.randn(size, *options.input) for size in sizes]
+        turns.append([time_layers(model, [x], warm_up=WARM_UP, iterations=ITERATIONS).profile for x in inputs])
+    with watchdog.waiting(lambda: "the profiles of all ranks"):
+        of_ranks = comm.allgather([_median(profiles) for profiles in zip(*turns, strict=True)])
+    # The slowest rank's, for which the others wait.
+    profiles = {size: max(each, key=_seconds) for size, each in zip(sizes, zip(*of_ranks, strict=True), strict=True)}
+    samples = torch.randn(2, *options.input)
+    return Known(machine, measured_overheads(machine, built(options), samples, comm), profiles)
+
+
+def _median(profiles: Sequence[Profile]) -> Profile:
+    """Of several profiles of the same layers."""
+    layers = [
+        replace(
+            each[0],
+            forward_s=statistics.median(layer.forward_s for layer in each),
+            backward_s=statistics.median(layer.backward_s for layer in each),
+        )
+        for each in zip(*(profile.layers for profile in profiles), strict=True)
+    ]
+    return Profile(layers, profiles[0].edges)
+
+
+def _seconds(profile: Profile) -> float:
+    return sum(layer.time_s for layer in profile.layers)
 
 
 def explored(options: argparse.Namespace, measured: Known, cuts: list[str]) -> Exploration:

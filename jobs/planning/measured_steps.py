@@ -24,6 +24,9 @@ WARM_UP = 2
 FILLING, FULL = 4, 6
 """Steps of an asynchronous schedule that fill the pipeline, and those after them that are timed together."""
 
+FIRST, TIMED = 1, 3
+"""Steps of a synchronous schedule that bring its data into the caches, and those that are timed, as in a training."""
+
 
 def random(dist: Distribution, shape: Sequence[int], device: torch.device) -> DistTensor:
     """Random numbers of a global ``shape``, of which each rank makes its own block.
@@ -90,7 +93,7 @@ def _planned_step(
 def pipeline_step_s(pipe: Pipeline, schedule: str, x: torch.Tensor, target: torch.Tensor, comm: MPI.Intracomm) -> float:
     """Seconds of a step of a pipeline, after one that has its data in the caches and its pipeline full. Collective."""
     endless = FAMILIES[schedule].weights is not Weights.SYNCHRONOUS
-    before, count = (FILLING, FULL) if endless else (1, 1)
+    before, count = (FILLING, FULL) if endless else (FIRST, TIMED)
 
     def steps(number: int) -> None:
         for _ in range(number):

@@ -5,14 +5,17 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from mpi4py import MPI
 from torch import nn
 
 from distconv.perfmodel.exploration.candidate_stages import Overheads
+from distconv.perfmodel.machine.links import Group
 from distconv.perfmodel.machine.machine import Machine
 from distconv.pipeline import Pipeline
+from distconv.pipeline.schedules.actions import Kind
 
 MICROBATCHES = 32
 ROUNDS = 7
@@ -23,20 +26,25 @@ def assumed_overheads(machine: Machine) -> Overheads:
     return Overheads(blocking=not machine.overlap.halo)
 
 
-def measured_overheads(machine: Machine, model: nn.Module, comm: MPI.Intracomm) -> Overheads:
-    """Of this machine, with the optimizer's time for ``model``. Collective over ``comm``.
+def measured_overheads(machine: Machine, model: nn.Module, samples: torch.Tensor, comm: MPI.Intracomm) -> Overheads:
+    """Of this machine, with the times of ``model`` for the optimizer and for joining replicas. Collective.
 
     Passes and messages are those of stages that compute next to nothing: one stage on each rank, and a chain over all.
+    Replicas are joined after a step of each rank with ``samples`` (N, C, ...), which are few.
     """
-    alone = _seconds_of_a_pass(1, MPI.COMM_SELF)
+    alone, update = _seconds_of_a_pass(1, MPI.COMM_SELF), _update_s_per_byte(model)
     if comm.size == 1:
-        return Overheads(alone, 0.0, _update_s_per_byte(model), not machine.overlap.halo)
+        return Overheads(alone, 0.0, update, not machine.overlap.halo)
     chain = _seconds_of_a_pass(comm.size, comm)
-    seconds = comm.allreduce(alone, MPI.MAX), comm.allreduce(chain, MPI.MAX), _update_s_per_byte(model)
+    alone, chain, update = (comm.allreduce(seconds, MPI.MAX) for seconds in (alone, chain, update))
     # The slowest ranks of a longer chain, which are between two others, handle two messages in each pass.
     messages = 1 if comm.size == 2 else 2
-    message_s = max(0.0, seconds[1] - seconds[0]) / messages
-    return Overheads(seconds[0], message_s, comm.allreduce(seconds[2], MPI.MAX), not machine.overlap.halo)
+    message_s = max(0.0, chain - alone) / messages
+    parameters = sum(parameter.nbytes for parameter in model.parameters())
+    group = Group(comm.size, min(comm.size, machine.ranks_per_node))
+    priced = machine.allreduce(group, parameters) + update * parameters
+    join_s = max(0.0, _seconds_of_a_joined_update(model, samples, comm) - priced)
+    return Overheads(alone, message_s, update, not machine.overlap.halo, join_s)
 
 
 def _seconds_of_a_pass(count: int, comm: MPI.Intracomm) -> float:
@@ -50,6 +58,25 @@ def _seconds_of_a_pass(count: int, comm: MPI.Intracomm) -> float:
     one = _median(lambda: pipe.step(x[:1], target[:1]))
     pipe.close()
     return max(0.0, many - one) / (2 * (MICROBATCHES - 1))
+
+
+def _seconds_of_a_joined_update(model: nn.Module, samples: torch.Tensor, comm: MPI.Intracomm) -> float:
+    """Of replicas, one on each rank: the least of them, which waits for no other."""
+    x = samples.repeat(comm.size, *(1,) * (samples.dim() - 1))
+    pipe = Pipeline(
+        [model], comm, "gpipe", _square, comm.size, comm.size, partial(torch.optim.SGD, lr=0.0, momentum=0.9)
+    )
+    seconds = []
+    for _ in range(1 + ROUNDS):
+        with pipe.traced() as timeline:
+            pipe.step(x, torch.zeros(len(x)))
+        seconds.append(min(span.end - span.start for span in timeline().spans if span.action.kind is Kind.UPDATE))
+    pipe.close()
+    return statistics.median(seconds[1:])
+
+
+def _square(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return output.pow(2).mean()
 
 
 def _update_s_per_byte(model: nn.Module) -> float:

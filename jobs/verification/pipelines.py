@@ -3,7 +3,7 @@
 Some networks are profiled here; then what ``distconv explore`` chooses, and pipelines and distributions that it did
 not, are predicted and measured in turns of one run. Printed are both times of each, the rank correlation, and how far
 the choice is from the best that was measured. Nothing is fitted to what is measured here: layers, links, passes that
-compute nothing and the optimizer are measured one by one before.
+compute nothing, the optimizer and the joining of replicas are measured one by one before.
 
 Source: Zhao et al. 2020 (BaPipe), 3.2 (exploration), Dryden et al. 2019, VI-B3 (predictions beside measurements).
 """

@@ -35,19 +35,22 @@ class Overheads:
 
     ``pass_s``: of each forward or backward pass of a stage. ``message_s``: of each message, on both of its sides.
     ``update_s_per_byte``: of the optimizer, for each byte of parameters. ``blocking``: a message occupies the rank that
-    takes it, which cannot compute meanwhile.
+    takes it, which cannot compute meanwhile. ``join_s``: of bringing replicas of the whole network together, beside the
+    sums of their gradients; a stage has the share of its layers.
     """
 
     pass_s: float = 0.0
     message_s: float = 0.0
     update_s_per_byte: float = 0.0
     blocking: bool = False
+    join_s: float = 0.0
 
     def __str__(self) -> str:
         updates = f", updates {1e3 * self.update_s_per_byte * 1e6:.3g} ms per MB" if self.update_s_per_byte else ""
         waits = ", messages occupy who takes them" if self.blocking else ""
+        joins = f", joining replicas {1e3 * self.join_s:.3g} ms" if self.join_s else ""
         passes = f"a pass {1e6 * self.pass_s:.3g} us, a message {1e6 * self.message_s:.3g} us"
-        return f"beside layers and links: {passes}{updates}{waits}"
+        return f"beside layers and links: {passes}{updates}{joins}{waits}"
 
 
 def whole(positions: Sequence[float], size: int) -> list[int]:
@@ -155,10 +158,12 @@ class Stages:
         return slowest
 
     def updates(self, positions: Sequence[float]) -> list[float]:
-        """Seconds of the optimizer on each stage."""
-        terms, per_byte = self.setting.terms, self.setting.overheads.update_s_per_byte
+        """Seconds of the optimizer on each stage, and of bringing its replicas together."""
+        terms, of = self.setting.terms, self.setting.overheads
+        join_s = of.join_s / self.size if self.replicas > 1 else 0.0
         return [
-            per_byte * self._between(terms.parameters, first, last) for first, last in pairwise(self.edges(positions))
+            of.update_s_per_byte * self._between(terms.parameters, first, last) + join_s * (last - first)
+            for first, last in pairwise(self.edges(positions))
         ]
 
     @cached_property

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from mpi4py import MPI
 
 from distconv import cli
+from distconv.jobs.commands import explore
 from distconv.jobs.training.model_factory import build_model
-from distconv.perfmodel import Machine, Profile, predicted_profile, trace
+from distconv.perfmodel import Layer, Machine, Profile, predicted_profile, trace
 from distconv.pipeline import Pipeline, PipelinePlan, SerialPipeline, split
 from distconv.pipeline.reference.serial import IN_FLIGHT
 from distconv.placement import gather
@@ -160,6 +161,14 @@ def test_stages_whose_layers_have_different_grids_train_as_one_process_does(comm
             path.write_text(json.dumps(content))
         comm.Barrier()
         assert_trains_as_one_process(comm, path, name)
+
+
+def test_turns_of_a_profile_become_their_median() -> None:
+    turns = [
+        Profile([Layer("a", forward, 2.0, 8, 4), Layer("b", 1.0, backward, 8, 4)], [("a", "b")])
+        for forward, backward in ((1.0, 9.0), (5.0, 7.0), (2.0, 8.0))
+    ]
+    assert explore._median(turns) == Profile([Layer("a", 2.0, 2.0, 8, 4), Layer("b", 1.0, 8.0, 8, 4)], [("a", "b")])
 
 
 def test_it_prints_why_and_draws_the_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,6 +13,7 @@ from mpi4py import MPI
 from distconv.jobs.planning import pipeline_overheads
 from distconv.jobs.planning.pipeline_overheads import assumed_overheads, measured_overheads
 from distconv.perfmodel import Machine
+from distconv.perfmodel.machine.links import Group
 from distconv.perfmodel.machine.machine import Overlap
 
 
@@ -26,9 +27,11 @@ def test_messages_occupy_the_ranks_of_a_machine_that_hides_none() -> None:
 
 @pytest.mark.ranks(1, 2, 3)
 def test_what_is_measured_is_the_same_on_all_ranks_and_takes_time(comm: Any) -> None:
-    found = measured_overheads(Machine.load("localhost"), torch.nn.Linear(64, 64), comm)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64))
+    found = measured_overheads(Machine.load("localhost"), model, torch.randn(2, 64), comm)
     assert found.pass_s > 0 and found.update_s_per_byte > 0 and found.blocking
-    assert (found.message_s == 0) or comm.size > 1
+    assert (found.message_s == found.join_s == 0) or comm.size > 1
     assert comm.allgather(found) == [found] * comm.size
 
 
@@ -38,8 +41,20 @@ def test_messages_are_what_a_chain_adds_to_a_pass_two_of_them_between_others(
 ) -> None:
     comm: Any = SimpleNamespace(size=ranks, allreduce=lambda value, op: value)
     monkeypatch.setattr(pipeline_overheads, "_seconds_of_a_pass", lambda count, of: 4.0 if count == 1 else 7.0)
-    found = measured_overheads(Machine.load("localhost"), torch.nn.Linear(4, 4), comm)
+    monkeypatch.setattr(pipeline_overheads, "_seconds_of_a_joined_update", lambda model, samples, of: 9.0)
+    monkeypatch.setattr(pipeline_overheads, "_update_s_per_byte", lambda model: 0.05)
+    machine = Machine.load("localhost")
+    found = measured_overheads(machine, torch.nn.Linear(4, 4), torch.zeros(2, 4), comm)
     assert (found.pass_s, found.message_s) == (4.0, message_s)
+    summed = machine.allreduce(Group(ranks, min(ranks, machine.ranks_per_node)), 80) if ranks > 1 else 0.0
+    assert found.join_s == pytest.approx(0.0 if ranks == 1 else 9.0 - 0.05 * 80 - summed)
+
+
+@pytest.mark.ranks(2, 3)
+def test_replicas_are_joined_after_a_step_of_all(comm: Any) -> None:
+    torch.manual_seed(0)
+    model, samples = torch.nn.Linear(4, 4), torch.zeros(2, 4)
+    assert 0 < pipeline_overheads._seconds_of_a_joined_update(model, samples, comm) < 1
 
 
 def test_a_pass_is_a_micro_batch_more_one_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,10 +60,22 @@ def test_overheads_of_passes_messages_and_updates_count_once_each():
     assert messages.time == pytest.approx(passes.time)
     updates = explore(profile, machine, 2, 16, **arguments, overheads=Overheads(update_s_per_byte=0.25))
     assert updates.time == pytest.approx(plain.time + 0.25 * 4)
+    joined = explore(profile, machine, 2, 16, **arguments, overheads=Overheads(join_s=0.25))
+    assert joined.time == plain.time  # there are no replicas
     blocking = explore(profile, machine, 2, 16, **arguments, overheads=Overheads(blocking=True))
     sent = machine.send(8e8 / 4, across=False)
     # What was on its way while stages computed now makes their passes longer: once in each direction.
     assert blocking.time == pytest.approx(plain.time + 2 * (4 - 1) * sent)
+
+
+@pytest.mark.parametrize(("replicas", "share"), [(1, 0.0), (2, 0.5), (4, 1.0)])
+def test_replicas_of_a_stage_are_joined_for_its_share_of_the_layers(replicas, share):
+    setting = Setting(equal_layers(8), machine_of(1e12), [Device("any", 4)], 1)
+    plain, joined = (
+        replace(setting, overheads=each).stages("gpipe", replicas, 4) for each in (NO_OVERHEADS, Overheads(join_s=0.25))
+    )
+    cuts = {1: [2, 4, 6], 2: [4], 4: []}[replicas]
+    assert joined.time(cuts) == pytest.approx(plain.time(cuts) + 0.25 * share)
 
 
 def stages_of(layers, devices, replicas=1):
