@@ -10,8 +10,8 @@
     placement   Where the tensors of a replay lie, and what of a recording is left to be done
     program     A recording as straight-line Python
     recorder    The mode that records a step
-    runs        Runs of a step while it is recorded: what they leave, and where they differ
     state       Gradients of leaves, and shares of them that are kept under no_sync; settings
+    step        Runs of a step while it is recorded: what they leave, and where they differ
     unseen      What no operator is called for: values that leave torch, random generators that are set
     watch       What a recording depends on besides values
 """

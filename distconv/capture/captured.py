@@ -19,9 +19,9 @@ from distconv.capture.graph import Graph, on_gpu, unfit
 from distconv.capture.outcome import Memory, Outcome, digests
 from distconv.capture.placement import below_autograd
 from distconv.capture.program import Program
-from distconv.capture.runs.differences import difference
-from distconv.capture.runs.independence import dependence, forget, unfitting
-from distconv.capture.runs.run import Result, Run, recorded
+from distconv.capture.step.differences import difference
+from distconv.capture.step.independence import dependence, forget, unfitting
+from distconv.capture.step.run import Result, Run, recorded
 from distconv.capture.watch.arguments import Arguments, block_of
 from distconv.capture.watch.executed import Executed
 from distconv.capture.watch.modules import Modules, Tensors

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from distconv.capture.entries import Kind, Operator, Post, Sum, strides_that_count
-from distconv.capture.runs.run import Run
 from distconv.capture.state import State, gradient
+from distconv.capture.step.run import Run
 from distconv.capture.watch.arguments import block_of
 from distconv.capture.watch.structures import flattened
 from distconv.communication import gradient_reduction

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import distconv as dc
 from distconv.capture.entries import Kind, Operator, Recording, Ref, Slot, Sum
 from distconv.capture.graph import on_gpu, unfit
-from distconv.capture.runs.run import recorded
+from distconv.capture.step.run import recorded
 from distconv.capture.watch.references import References
 from distconv.process.environment import TRANSPORT
 from tests.distconv.capture.test_recorder import LAYERS

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from distconv.capture.outcome import Memory, Outcome, digests, written
-from distconv.capture.runs.run import recorded
+from distconv.capture.step.run import recorded
 from distconv.capture.watch.references import References
 
 STATISTICS, X = torch.zeros(3), torch.ones(3)

@@ -8,7 +8,7 @@ import torch
 import distconv as dc
 from distconv import recording
 from distconv.capture.placement import Placement
-from distconv.capture.runs.run import recorded
+from distconv.capture.step.run import recorded
 from distconv.capture.watch.references import References
 from tests.distconv.capture.trained import equal
 

@@ -13,7 +13,7 @@ import distconv as dc
 from distconv import recording
 from distconv.capture.placement import below_autograd
 from distconv.capture.program import Program
-from distconv.capture.runs.run import recorded
+from distconv.capture.step.run import recorded
 from distconv.capture.watch.references import References
 from tests.distconv.layouts import grid_over, raises_everywhere
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from distconv.capture.entries import Entry, Kind, Operator, Recording, Ref, strides_that_count
-from distconv.capture.runs.run import Result, Run
+from distconv.capture.step.run import Result, Run
 from distconv.capture.watch.structures import flattened, structure
 from distconv.capture.watch.values import same
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from distconv.capture.runs.differences import difference, other_places
-from distconv.capture.runs.run import Result, Run
+from distconv.capture.step.differences import difference, other_places
+from distconv.capture.step.run import Result, Run
 from distconv.capture.watch.arguments import block_of
 from distconv.capture.watch.places import Key, Place
 from distconv.capture.watch.structures import flattened, mapped, structure

@@ -13,8 +13,8 @@ from torch import nn
 from torch.nn.utils import prune, spectral_norm, weight_norm
 
 import distconv as dc
-from distconv.capture.runs.independence import dependence, forget, unfitting
-from distconv.capture.runs.run import recorded
+from distconv.capture.step.independence import dependence, forget, unfitting
+from distconv.capture.step.run import recorded
 from distconv.capture.watch.references import References
 from tests.distconv.capture.trained import batches, both, equal, network, step_of
 from tests.distconv.layouts import grids, raises_everywhere

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from distconv.capture.entries import Kind
-from distconv.capture.runs.differences import difference
-from distconv.capture.runs.run import recorded
+from distconv.capture.step.differences import difference
+from distconv.capture.step.run import recorded
 from distconv.capture.watch.references import References
 
 
