@@ -97,3 +97,12 @@ def test_what_is_put_somewhere_is_the_same_each_time():
         == "the step sets kept['b'], to something else each time, which a replay does not: return it"
     )
     assert texts[3] == ""  # it may be there already
+
+
+def test_what_is_returned_is_the_same_each_time():
+    count = itertools.count()
+    for step in (lambda: {1}, object, lambda: [next(count)], lambda: nn.ReLU()):
+        assert "the step returns an object of type" in difference(run(step), run(step))
+    assert "the step does not return the same" in difference(run(lambda: [1]), run(lambda: (1,)))
+    model = nn.ReLU()
+    assert difference(run(lambda: [torch.ones(2), 3, model]), run(lambda: [torch.ones(2), 3, model])) == ""

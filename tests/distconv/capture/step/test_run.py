@@ -72,3 +72,16 @@ def test_what_is_put_somewhere_is_taken_away_again():
     assert model.features == {}
     assert not hasattr(model, "size")
     assert difference(found, run(lambda x: model(x), torch.ones(2))) == ""
+
+
+def test_what_is_put_into_an_argument_is_refused():
+    (refusal,) = run(lambda batch: batch.update(y=batch["x"] * 2), {"x": torch.ones(2)}).recording.refusals
+    assert "the step puts something into an argument of it" in refusal.reason
+
+
+def test_casts_are_made_anew_in_each_run():
+    model, x = nn.Linear(3, 3), torch.ones(2, 3)
+    with torch.autocast("cpu"):
+        runs = [run(lambda x: model(x).sum().backward(), x) for _ in range(2)]
+    assert difference(*runs) == ""
+    assert "_to_copy" in "".join(entry.text() for entry in runs[1].recording.entries)
