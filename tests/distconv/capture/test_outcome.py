@@ -51,6 +51,24 @@ def test_outcomes_are_far_apart_beyond_half_of_the_digits_and_the_spread_of_two_
     assert one.far_from(same, spread) == "x"
 
 
+def test_what_is_put_somewhere_is_compared_and_put_back():
+    kept = {}
+
+    def step(x):
+        kept["y"] = [x * 2, "twice"]
+
+    run = recorded(step, [X], References(step))
+    before = Memory(run, [X])
+    outcomes = []
+    for factor in (1, 1, 3):
+        step(X * factor)
+        outcomes.append(Outcome(run, [X], None))
+    before.put_back()
+    assert kept == {}
+    assert outcomes[1].difference(outcomes[0]) == ""
+    assert outcomes[2].difference(outcomes[0]) == "tensor 0 in kept['y']"
+
+
 def test_outcomes_are_told_apart_by_a_bit():
     layer, step, run = prepared()
     outcomes = []
