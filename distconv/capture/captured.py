@@ -165,7 +165,7 @@ class Captured:
             unlike = difference(before, run)
             if not self._any(bool(unlike)):
                 break
-        if not self._any(bool(unlike)):
+        if not self._any(bool(unlike or run.recording.refusals)):
             again = partial(recorded, self.__wrapped__, args, references, modules=run.modules)
             unlike = dependence(run, again, self._any)
         set_attribute = references.set_by_the_step()

@@ -220,6 +220,13 @@ def check_what_is_kept(grid, keeping, **options):
     both(grid, step_of, call, build=build, **options)
 
 
+def test_a_step_that_is_refused_is_not_run_with_other_things():
+    model, calls = Net(lambda self, y, x: setattr(self, "last", y.to_sparse())), []
+    with pytest.raises(dc.CaptureError, match="sparse"):
+        dc.capture(lambda x: calls.append(1) or model(x), torch.ones(3))
+    assert len(calls) <= 4
+
+
 @pytest.mark.ranks(2, 3)
 @pytest.mark.cpu
 def test_ranks_may_keep_other_things(comm):
