@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
-from types import CellType, FrameType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -152,8 +152,7 @@ class Places:
 
         What is behind its own variables counts if it is known; the rest may have been made in the step.
         """
-        code = names_in(frame.f_code)
-        names = code.attributes | code.attributes_set | code.texts
+        code, names = names_in(frame.f_code), _named_in(frame.f_code)
         for name in sorted(code.globals | code.globals_set):
             if name in frame.f_globals or name in code.globals_set:
                 self.add_variable(name, frame.f_globals, name, names)
@@ -174,6 +173,7 @@ class Places:
         self._seen.add((id(value), names))
         self._known[id(value)] = value
         if function:
+            names = _named_in(value.__code__) | (names or frozenset())
             for key, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
                 self.add_variable(key, cell, key, names, depth - 1)
         elif isinstance(value, (MethodType, partial)):
@@ -208,12 +208,21 @@ class Places:
                 if not same(was, now.get(key, _ABSENT)):
                     called = f"{name}[{key!r}]" if isinstance(holder, _MAPPINGS) else f"{name}.{key}"
                     found.append(Place(called, holder, key, was))
-        return list({place.identity: place for place in found}.values())
+        first: dict[Key, Place] = {}
+        for place in found:  # one that was added again later may have been changed before
+            first.setdefault(place.identity, place)
+        return list(first.values())
 
     def put_back(self) -> None:
         """Let be there what was."""
         for place in self.changed():
             place.put(place.before)
+
+
+def _named_in(code: CodeType) -> AbstractSet[str]:
+    """Attributes that it names."""
+    names = names_in(code)
+    return names.attributes | names.attributes_set | names.texts
 
 
 def _is_librarys(value: Any) -> bool:

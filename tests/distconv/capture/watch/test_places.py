@@ -132,3 +132,29 @@ def test_variables_of_code_that_begins(monkeypatch):
     assert [place.name for place in places.changed()] == ["COUNT", "one.value"]
     places.put_back()
     assert (COUNT, known.value, new.value) == (0, 1, 2)
+
+
+def test_what_is_added_again_gets_back_what_was_there_first():
+    value = {"a": 1}
+    places = variable(value)
+    value["a"] = 2
+    places.add_variable("w", {"": value}, "", frozenset())
+    value["a"] = 3
+    assert [(place.name, place.before) for place in places.changed()] == [("v['a']", 1)]
+    places.put_back()
+    assert value == {"a": 1}
+
+
+def test_of_what_a_hook_refers_to_only_what_it_names_counts():
+    owner = Plain()
+
+    def hook(module, args, output):
+        owner.value = output
+
+    model = nn.ReLU()
+    model.register_forward_hook(hook)
+    places = Places()
+    places.add_modules([model])
+    model(torch.ones(2))
+    owner.unnamed = 2
+    assert [place.name for place in places.changed()] == ["owner.value"]
