@@ -63,7 +63,7 @@ examples:
 
 HERE = "here"
 WARM_UP, ITERATIONS, TURNS = 2, 4, 3
-"""Steps of the network before layers are timed, and while they are."""
+"""Steps of the network before layers are timed, and while they are; and how often, for sizes that take turns."""
 
 MICROBATCHES_PER_RANK = 8
 """No more are looked at: bubbles are small by then, and passes short."""

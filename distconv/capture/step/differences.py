@@ -53,19 +53,19 @@ def other_places(one: Run, other: Run) -> str:
         if key in mine and key in its:
             if not _same_values(mine[key][1], value):
                 return f"the step sets {name}, to something else each time, which a replay does not: return it"
-        elif any(
-            isinstance(each, Result) for each in flattened(value)
-        ):  # All else is there once it has been put there.
+        # All else is there once it has been put there.
+        elif any(isinstance(each, Result) for each in flattened(value)):
             return f"the step sets {name}, but not each time: take a step before dc.capture, or return it"
     return ""
 
 
 def _same_values(one: Any, other: Any) -> bool:
     """Whether two values have the same structure, and are the same apart from tensors that a step has made."""
-    pairs = zip(flattened(one), flattened(other), strict=False)
-    return structure(one) == structure(other) and all(
-        mine == its if isinstance(its, Result) else same(mine, its) for mine, its in pairs
-    )
+    return structure(one) == structure(other) and all(map(_same_leaf, flattened(one), flattened(other)))
+
+
+def _same_leaf(one: Any, other: Any) -> bool:
+    return bool(one == other) if isinstance(other, Result) else same(one, other)
 
 
 def _other_result(one: Any, other: Any) -> str:
@@ -73,7 +73,7 @@ def _other_result(one: Any, other: Any) -> str:
     if structure(one) != structure(other):
         return "the step does not return the same each time"
     for before, now in zip(flattened(one), flattened(other), strict=True):
-        if not (before == now if isinstance(now, Result) else same(before, now)):
+        if not _same_leaf(before, now):
             kind = type(now).__name__
             return (
                 f"the step returns an object of type {kind}, another one, or with another value, each time: return "
