@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from distconv.communication import gradient_reduction
-from distconv.communication.exclusive import holders, is_exclusive
+from distconv.communication.exclusive import Holders, holders, is_exclusive
 from distconv.communication.transfer import TransferPlan, transfer_plan
 from distconv.communication.transport import allreduce
 from distconv.distribution import Distribution
@@ -119,20 +119,60 @@ def sum_over(local: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None])
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]) -> torch.Tensor:
-        ctx.grid, ctx.axes = grid, axes
-        ctx.leaf = whole if whole.is_leaf and whole.requires_grad else None
+        ctx.grid, ctx.axes, ctx.leaves = grid, axes, (_leaf(whole),)
         return whole.view_as(whole)
 
     @staticmethod
     def backward(ctx: Any, share: torch.Tensor) -> tuple[torch.Tensor | None, None, None]:
-        # A gradient that is to be differentiated cannot wait for others to be summed with.
-        deferred = ctx.leaf is not None and not torch.is_grad_enabled()
-        if deferred and gradient_reduction.defers(ctx.leaf, ctx.next_functions[0][0]):
-            held = holders(share)  # by itself: an argument beside it would hold the share once more
-            exclusive = is_exclusive(share, held)
-            gradient_reduction.defer(ctx.leaf, share, ctx.grid.comm(ctx.axes), exclusive=exclusive)
-            return None, None, None
-        return apply(_SumOver, share, ctx.grid, ctx.axes), None, None
+        held = holders(share) if _defers(ctx, 0) else None
+        return _summed(ctx, 0, share, held), None, None
+
+
+class _EnterBoth(torch.autograd.Function):
+    """Two at once, as the weight and the bias of a layer are: half as many nodes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, one: torch.Tensor, other: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ctx.grid, ctx.axes, ctx.leaves = grid, axes, (_leaf(one), _leaf(other))
+        # Of one that nobody has used there is no gradient, and nothing to sum.
+        ctx.set_materialize_grads(False)
+        return one.view_as(one), other.view_as(other)
+
+    @staticmethod
+    def backward(
+        ctx: Any, one: torch.Tensor | None, other: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
+        held = holders(one) if one is not None and _defers(ctx, 0) else None
+        held_other = holders(other) if other is not None and _defers(ctx, 1) else None
+        return _summed(ctx, 0, one, held), _summed(ctx, 1, other, held_other), None, None
+
+
+def _leaf(whole: torch.Tensor) -> torch.Tensor | None:
+    return whole if whole.is_leaf and whole.requires_grad else None
+
+
+def _defers(ctx: Any, index: int) -> bool:
+    """Whether the sum of that input's gradient may come later; one that is to be differentiated cannot wait."""
+    leaf = ctx.leaves[index]
+    if leaf is None or torch.is_grad_enabled():
+        return False
+    return gradient_reduction.defers(leaf, ctx.next_functions[index][0])
+
+
+def _summed(ctx: Any, index: int, share: torch.Tensor | None, held: Holders | None) -> torch.Tensor | None:
+    """The sum of a ``share`` of that input's gradient; None if nobody wants one, or if it comes later.
+
+    ``held``: how often the share was held where autograd handed it over, if the sum may come later.
+    """
+    if share is None or not ctx.needs_input_grad[index]:
+        return None
+    if held is None:
+        return apply(_SumOver, share, ctx.grid, ctx.axes)
+    exclusive = is_exclusive(share, held)
+    gradient_reduction.defer(ctx.leaves[index], share, ctx.grid.comm(ctx.axes), exclusive=exclusive)
+    return None
 
 
 def enter(whole: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) -> torch.Tensor:
@@ -142,3 +182,13 @@ def enter(whole: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) ->
     """
     split = grid.split_axes(axes)
     return apply(_Enter, whole, grid, split) if split else whole
+
+
+def enter_both(
+    one: torch.Tensor, other: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`enter` of two tensors at once, such as a layer's weight and its bias."""
+    split = grid.split_axes(axes)
+    both: Any = apply(_EnterBoth, one, other, grid, split) if split else (one, other)
+    one, other = both
+    return one, other

@@ -30,7 +30,7 @@ from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import BatchNormGradient, as_kernels_read, by_definition, may_be_misread, taken_near
 from distconv.layers.plumbing.alignment import balanced_input, result_shape
 from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks
-from distconv.layers.plumbing.sharded_weights import parameter_block
+from distconv.layers.plumbing.sharded_weights import parameter_blocks
 from distconv.precision import widened
 from distconv.tensor import DistTensor
 
@@ -203,8 +203,7 @@ def batch_norm(
     dims = _DIMENSIONS[batch_norm_scope.statistics()] if training else ()
     reached = [dist.split[d] for d in dims if d < len(dist.split)]
     rest = tuple(a for a in dist.split_axes if a not in reached)
-    w = None if weight is None else parameter_block(weight, dist, [1], rest)
-    b = None if bias is None else parameter_block(bias, dist, [1], rest)
+    w, b = parameter_blocks(weight, bias, dist, [1], rest)
     local = as_kernels_read(x.local)
     own = x.box()[1] if over else Interval(0, x.shape[1])
     channels = slice(own.start, own.stop)

@@ -41,7 +41,7 @@ from distconv.kernels.convolution import (
     merged,
 )
 from distconv.layers.math.pointwise import pointwise
-from distconv.layers.plumbing.alignment import as_autocast, check_dtypes, result_shape, whole_over
+from distconv.layers.plumbing.alignment import as_autocast, both_whole_over, check_dtypes, result_shape
 from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
 from distconv.layers.plumbing.input_windows import fitted, spatial_box, spread, window_needs
 from distconv.layers.plumbing.sharded_weights import (
@@ -232,8 +232,7 @@ def _convolution(
     kernel, dilations, strides = tuple(weight.shape[2:]), spread(dilation, count), spread(stride, count)
     geometry = Geometry(kernel, strides, _front(padding, kernel, dilations), dilations)
     if x.dist.split[1] is None:
-        w = whole_over(weight, x.dist)
-        b = None if bias is None else whole_over(bias, x.dist)
+        w, b = both_whole_over(weight, bias, x.dist)
         if not any(x.dist.split[2:]):
             # Whole samples: nothing is exchanged, and torch's own operator has its own backward.
             call = partial(function, stride=stride, padding=padding, dilation=dilation, groups=groups)

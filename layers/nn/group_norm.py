@@ -28,7 +28,7 @@ from distconv.errors import DtypeError, NoRule
 from distconv.grid import ProcessGrid
 from distconv.kernels.normalization import by_definition, gradients, subtract_line, taken_near
 from distconv.layers.plumbing.alignment import as_cast_for, balanced_input, result_shape
-from distconv.layers.plumbing.sharded_weights import parameter_block
+from distconv.layers.plumbing.sharded_weights import parameter_block, parameter_blocks
 from distconv.precision import widened
 from distconv.tensor import DistTensor
 
@@ -201,15 +201,15 @@ def _prepared(
     return x
 
 
-def _parameters(x: DistTensor, dims: Sequence[int], *parameters: torch.Tensor | None) -> list[torch.Tensor | None]:
-    return [None if p is None else parameter_block(p, x.dist, dims) for p in parameters]
-
-
 def _by_channel(
-    x: DistTensor, number: int, parameters: Sequence[torch.Tensor | None], eps: float, observe: Observer | None = None
+    x: DistTensor,
+    number: int,
+    parameters: tuple[torch.Tensor | None, torch.Tensor | None],
+    eps: float,
+    observe: Observer | None = None,
 ) -> DistTensor:
     """Normalize ``number`` groups of channels of each sample."""
-    weight, bias = _parameters(x, [1], *parameters)
+    weight, bias = parameter_blocks(*parameters, x.dist, [1])
     size, split = x.shape[1] // number, x.dist.split
     axes = x.grid.split_axes(split[2:] if size == 1 else split[1:])
     samples, channels = x.local.shape[:2]
@@ -284,7 +284,7 @@ def _with_known_statistics(
     eps: float,
 ) -> DistTensor:
     mean, var = (parameter_block(t, x.dist, [1]) for t in (mean, var))
-    weight, bias = _parameters(x, [1], weight, bias)
+    weight, bias = parameter_blocks(weight, bias, x.dist, [1])
     scale = (var + eps).rsqrt() if weight is None else (var + eps).rsqrt() * weight
     shift = -mean * scale if bias is None else bias - mean * scale
     shape = (1, -1) + (1,) * (x.dim() - 2)
@@ -337,7 +337,7 @@ def layer_norm(
     result_shape(F.layer_norm, input, tuple(normalized_shape), weight, bias, eps)
     x = _prepared(input, weight, bias, "layer norm", lambda block: F.layer_norm(block, (2,)))
     first = x.dim() - len(normalized_shape)
-    w, b = _parameters(x, range(first, x.dim()), weight, bias)
+    w, b = parameter_blocks(weight, bias, x.dist, range(first, x.dim()))
     axes = x.grid.split_axes(x.dist.split[first:])
     if not axes:
         y = torch.layer_norm(x.local, normalized_shape, w, b, eps, torch.backends.cudnn.enabled)
@@ -361,7 +361,7 @@ def rms_norm(
     result_shape(F.rms_norm, input, tuple(normalized_shape), weight, eps)
     x = _prepared(input, weight, None, "RMS norm", lambda block: F.rms_norm(block, (2,)))
     dims = range(x.dim() - len(normalized_shape), x.dim())
-    (w,) = _parameters(x, dims, weight)
+    w = None if weight is None else parameter_block(weight, x.dist, dims)
     wide = _wide(x.local)
     axes = [x.dist.split[d] for d in dims]
     squares = sum_over((wide * wide).sum(list(dims), keepdim=True), x.grid, axes)

@@ -13,7 +13,7 @@ from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.dispatch import implements
 from distconv.errors import NoRule
-from distconv.layers.plumbing.alignment import check_dtypes, result_shape, whole_over
+from distconv.layers.plumbing.alignment import both_whole_over, check_dtypes, result_shape
 from distconv.layers.plumbing.sharded_weights import (
     channel_needs,
     parameter_block,
@@ -46,8 +46,7 @@ def linear(input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
     by_rows = input.dist.split[last] is None and not sharded
     x = input if by_rows else with_channels_split(input, last, weight)
     if x.dist.split[last] is None:
-        b = None if bias is None else whole_over(bias, x.dist)
-        return DistTensor(F.linear(x.local, whole_over(weight, x.dist), b), x.dist, out_shape)
+        return DistTensor(F.linear(x.local, *both_whole_over(weight, bias, x.dist)), x.dist, out_shape)
     split = channel_split(input.shape[last], weight.shape[0], 1, x.grid.shape[AXIS])
     needs = Needs(x.dist, (channel_needs(x.dist, last, split),))
     block = assemble(x.local, transfer_plan(x.dist, needs, tuple(x.shape)))

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from distconv.dispatch import Order, implements
 from distconv.errors import NoRule
 from distconv.kernels.convolution import Geometry, Range
-from distconv.layers.plumbing.alignment import check_as_torch, check_dtypes, result_shape, whole_over
+from distconv.layers.plumbing.alignment import both_whole_over, check_as_torch, check_dtypes, result_shape
 from distconv.layers.plumbing.empty_blocks import at_least, nothing_of
 from distconv.layers.plumbing.input_windows import needed_block, spatial_box, spread
 from distconv.layers.plumbing.sharded_weights import (
@@ -72,11 +72,13 @@ def _transposed(
         return over_whole_channels(partial(again, output_padding=output_padding), x, weight, bias)
     geometry = Geometry(tuple(weight.shape[2:]), spread(stride, count), spread(padding, count), spread(dilation, count))
     if x.dist.split[1] is None:
-        split, w, needs = None, whole_over(weight, x.dist), None
+        split, needs = None, None
+        w, b = both_whole_over(weight, bias, x.dist)
     else:
         parts = x.grid.shape[AXIS]
         split = channel_split(x.shape[1], out_shape[1], groups, parts, geometry.stride, transposed=True)
         w, needs = weight_block(weight, x.dist, split, transposed=True), channel_needs(x.dist, 1, split)
+        b = None if bias is None else parameter_block(bias, x.dist, [1])
     reaching = _Reaching(geometry, tuple(x.shape[2:]))
     block = needed_block(x, out_shape, reaching, channels=needs)
     filters = out_shape[1] if split is None else split.computed(x.dist.coordinate(1)).extent
@@ -94,8 +96,8 @@ def _transposed(
         y = F.pad(y, around) if any(around) else y
     if split is not None:
         y = summed_at_owners(y, x.dist, out_shape, 1, split)
-    if bias is not None:
-        y = y + parameter_block(bias, x.dist, [1]).to(y.dtype).view(-1, *(1,) * count)
+    if b is not None:
+        y = y + b.to(y.dtype).view(-1, *(1,) * count)
     return DistTensor(y, x.dist, out_shape)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from distconv.communication.collectives import assemble, enter
+from distconv.communication.collectives import assemble, enter, enter_both
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution
 from distconv.errors import DtypeError, ShapeError
@@ -91,6 +91,15 @@ def whole_over(tensor: torch.Tensor, dist: Distribution) -> torch.Tensor:
     if not isinstance(tensor, DistTensor):
         return enter(tensor, dist.grid, dist.split_axes)
     return entering(tensor, Distribution(dist.grid, (None,) * tensor.dim()), dist.split_axes)
+
+
+def both_whole_over(
+    weight: torch.Tensor, bias: torch.Tensor | None, dist: Distribution
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """:func:`whole_over` of a layer's weight and bias, if it has one."""
+    if bias is None or isinstance(weight, DistTensor) or isinstance(bias, DistTensor):
+        return whole_over(weight, dist), None if bias is None else whole_over(bias, dist)
+    return enter_both(weight, bias, dist.grid, dist.split_axes)
 
 
 _HASHABLE = frozenset((int, float, bool, str, type(None), torch.Size))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from distconv.communication.collectives import enter, share_out
+from distconv.communication.collectives import enter, enter_both, share_out
 from distconv.communication.routes import Needs
 from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution, Interval
@@ -49,14 +49,34 @@ def parameter_block(
     ``dims`` may be block-cyclic.
     """
     summed = dist.split_axes if axes is None else axes
-    split = {dist.split[dim] for dim in dims} - {None}
-    if not split and not isinstance(parameter, DistTensor):
-        return enter(parameter, dist.grid, summed)
-    wanted = dist.with_axes([dist.axes[dim] for dim in dims])
     if isinstance(parameter, DistTensor):
+        wanted = dist.with_axes([dist.axes[dim] for dim in dims])
+        split = {dist.split[dim] for dim in dims}
         return enter(parameter.redistribute(wanted).local, dist.grid, [a for a in summed if a not in split])
-    part = tuple(slice(i.start, i.stop) for i in wanted.box(None, parameter.shape))
-    return enter(parameter, dist.grid, summed)[part]
+    return _part(enter(parameter, dist.grid, summed), dist, dims)
+
+
+def parameter_blocks(
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    dist: Distribution,
+    dims: Sequence[int],
+    axes: Sequence[str] | None = None,
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """:func:`parameter_block` of a layer's weight and bias, as far as it has them."""
+    if weight is None or bias is None or isinstance(weight, DistTensor) or isinstance(bias, DistTensor):
+        w, b = (None if p is None else parameter_block(p, dist, dims, axes) for p in (weight, bias))
+        return w, b
+    weight, bias = enter_both(weight, bias, dist.grid, dist.split_axes if axes is None else axes)
+    return _part(weight, dist, dims), _part(bias, dist, dims)
+
+
+def _part(whole: torch.Tensor, dist: Distribution, dims: Sequence[int]) -> torch.Tensor:
+    """This rank's part of a parameter that spans ``dims``."""
+    if all(dist.split[dim] is None for dim in dims):
+        return whole
+    wanted = dist.with_axes([dist.axes[dim] for dim in dims])
+    return whole[tuple(slice(i.start, i.stop) for i in wanted.box(None, whole.shape))]
 
 
 def summed_at_owners(

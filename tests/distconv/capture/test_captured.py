@@ -26,9 +26,10 @@ from tests.distconv.capture.trained import (
 )
 from tests.distconv.layouts import grid_over, grids, raises_everywhere
 
-pytestmark = pytest.mark.ranks(2, 3)
+pytestmark = pytest.mark.ranks(2)
 
 
+@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("optimizer", [sgd, adam])
 @pytest.mark.parametrize("to_none", [True, False])
 def test_twenty_steps_leave_what_eager_ones_do(comm, optimizer, to_none):
@@ -43,6 +44,7 @@ def test_float64_and_layers_without_bias(comm):
         compare(grid, lambda: network(bias=False).double(), data)
 
 
+@pytest.mark.ranks(2, 3)
 def test_a_plan_with_several_grids(comm):
     plan = dc.Plan({"0": {"n": comm.size}, "3": {"h": comm.size}, "8": {"n": comm.size}})
     grid = grid_over(comm, n=comm.size)
@@ -341,6 +343,7 @@ def test_a_change_is_noticed(comm, change):
     equal(left(models[0]), left(models[1]))
 
 
+@pytest.mark.ranks(2, 3)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_on_one_rank_raises_on_all(comm, change):
     grid = grids(comm, "nh")[0]
@@ -374,6 +377,7 @@ def test_another_setting_is_noticed(comm, what, mode):
     raises_everywhere(comm, dc.CaptureError, what, call)
 
 
+@pytest.mark.ranks(2, 3)
 def test_gradients_that_are_missing_on_one_rank_are_no_hang(comm):
     """As one rank's zero_grad would be: all record anew together."""
     grid = grids(comm, "nh")[0]

@@ -23,7 +23,7 @@ from tests.distconv.capture.trained import (
 )
 from tests.distconv.layouts import grids, raises_everywhere
 
-pytestmark = pytest.mark.ranks(2, 3)
+pytestmark = pytest.mark.ranks(at_least=2, at_most=3)
 
 
 class Checkpointed(nn.Module):

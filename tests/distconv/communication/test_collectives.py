@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import distconv as dc
 from distconv.communication import collectives, gradient_reduction
 from distconv.communication.transfer import transfer_plan
+from distconv.communication.transport import counted
 from tests.distconv.communication.drawn_layouts import FEW, layouts, needs, shapes
 from tests.distconv.layouts import counting, cut, grid_over, grids, normal, twenty_layouts
 
@@ -123,6 +124,42 @@ def test_no_result_is_the_memory_of_what_went_in(comm):
     for made in (collectives.sum_over(local, grid, ("h",)), collectives.enter(local, grid, ("h",)).clone()):
         made.zero_()
         assert torch.equal(local, whole)
+
+
+USES = {
+    "both": (lambda w, b: 3 * w + b, (3, 1)),
+    "the first alone": (lambda w, b: 3 * w, (3, None)),
+    "the second alone": (lambda w, b: b.exp(), (None, 1)),
+    "one tensor for both": (lambda w, b: w + b, (1, 1)),
+}
+
+
+@pytest.mark.parametrize("marked", [False, True])
+@pytest.mark.parametrize(("use", "slopes"), USES.values(), ids=USES)
+def test_two_that_enter_at_once_get_what_each_would_get_by_itself(comm, use, slopes, marked):
+    """Marked ones wait for a sum in buckets; what nobody has used has no gradient, as in one process."""
+    for grid in grids(comm, "nh"):
+        pair = [torch.zeros(5, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+        for leaf in pair if marked else ():
+            gradient_reduction.mark(leaf, "a weight")
+        use(*collectives.enter_both(*pair, grid, ("n", None))).backward(torch.full((5,), comm.rank + 1.0).double())
+        total = sum(rank + 1.0 for rank in grid.comm("n").allgather(comm.rank))
+        for leaf, slope in zip(pair, slopes, strict=True):
+            assert (leaf.grad is None) if slope is None else leaf.grad.tolist() == [slope * total] * 5
+
+
+@pytest.mark.ranks(at_least=2)
+def test_of_two_that_enter_at_once_the_frozen_one_costs_no_message(comm):
+    grid = grid_over(comm, n=comm.size)
+    frozen, weight = torch.ones(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64, requires_grad=True)
+    for pair, slope in ((frozen, weight), 2.0), ((weight, frozen), 5.0):
+        weight.grad = None
+        one, other = collectives.enter_both(*pair, grid, ("n",))
+        with counted() as traffic:
+            (5 * one + 2 * other).backward(torch.ones(3, dtype=torch.float64))
+        assert weight.grad.tolist() == [slope * comm.size] * 3
+        assert frozen.grad is None
+        assert dict(traffic.reduced) == {("sum over n", comm.size): 3 * 8}
 
 
 @pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")

@@ -28,7 +28,7 @@ from tests.distconv.data.stored_samples import arrays
 
 pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
-pytestmark = pytest.mark.ranks(1, 2)
+pytestmark = pytest.mark.ranks(at_most=2)
 
 FIELDS = (Field("image", "nchw", shift=np.ones(3), scale=np.full(3, 2.0)), Field("label", "nhw"))
 

@@ -187,7 +187,7 @@ def _pruned(model):
     return lambda: [_conv(model).weight]
 
 
-@pytest.mark.ranks(2, 3)
+@pytest.mark.ranks(2)
 @pytest.mark.cpu
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("keeping", [_hooked, _appending, _variable, _normalised, _weight_normalised, _pruned])
