@@ -17,6 +17,7 @@ import os
 import platform
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,7 +35,7 @@ from distconv.jobs.training.options import add_device_argument, device_for, natu
 from distconv.jobs.training.pipelines.options import add_devices_argument
 from distconv.layers.models import MODELS
 from distconv.layers.sparse import SparseTensor
-from distconv.perfmodel.cost.candidates import candidates
+from distconv.perfmodel.cost.candidates import Candidate, candidates
 from distconv.perfmodel.cost.operation_work import LocalCall
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.links import Group, Link
@@ -42,7 +43,7 @@ from distconv.perfmodel.machine.machine import Compute, Machine, Overlap, Roofli
 from distconv.perfmodel.machine.measure_links import NetworkProfile, node_indices, profile_network
 from distconv.perfmodel.profiles.layer_profile import mean
 from distconv.perfmodel.profiles.layer_timing import ITERATIONS, WARM_UP, Timing, time_layers
-from distconv.perfmodel.profiles.measure_operations import calls_of, measure, measure_exchange, measure_roofline
+from distconv.perfmodel.profiles.measure_operations import ROUNDS, calls_of, measure, measure_exchange, measure_roofline
 from distconv.pipeline.runtime.device_kinds import kind_here
 
 T = TypeVar("T")
@@ -312,10 +313,13 @@ def profiled(
     device: torch.device,
     *,
     at_work: int | None = None,
+    rounds: int = ROUNDS,
+    more: Sequence[Candidate] = (),
 ) -> Machine:
     """``machine`` with what a rank computes of ``graph`` on ``ranks`` ranks, where its table has not got it yet.
 
-    ``at_work``: how many compute at a time (default: those that share the graph). Collective over ``comm``.
+    ``at_work``: how many compute at a time (default: those that share the graph). ``rounds``: of :func:`measure`.
+    ``more``: distributions of all layers beside those that a search looks at. Collective over ``comm``.
 
     Raises
     ------
@@ -332,22 +336,11 @@ def profiled(
     entries = []
     for entry in machine.compute:
         counts = [count for count in ranks if machine.computing(at_work or count).busy == entry.busy]
-        entries.append(_with_table(entry, machine, graph, ranks=counts, comm=comm, device=device))
+        calls: dict[str, LocalCall] = {}
+        for count in counts:
+            options = {name: [*few, *(more if count > 1 else ())] for name, few in candidates(graph, count).items()}
+            calls |= calls_of(graph, options, count, per_node)
+        missing = {key: call for key, call in calls.items() if f"{key} forward" not in entry.table}
+        found = _at_work(entry.busy, comm, partial(measure, missing, device=device, rounds=rounds))
+        entries.append(replace(entry, table={**entry.table, **found}))
     return replace(machine, compute=tuple(entries))
-
-
-def _with_table(
-    entry: Compute,
-    machine: Machine,
-    graph: LayerGraph,
-    *,
-    ranks: Sequence[int],
-    comm: MPI.Intracomm,
-    device: torch.device,
-) -> Compute:
-    calls: dict[str, LocalCall] = {}
-    for count in ranks:
-        calls |= calls_of(graph, candidates(graph, count), count, machine.ranks_per_node)
-    missing = {key: call for key, call in calls.items() if f"{key} forward" not in entry.table}
-    measured = _at_work(entry.busy, comm, lambda group: measure(missing, group, device))
-    return replace(entry, table={**entry.table, **measured})

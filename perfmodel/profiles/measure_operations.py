@@ -65,18 +65,20 @@ def calls_of(
     return calls
 
 
-def measure(calls: Mapping[str, LocalCall], comm: MPI.Intracomm, device: torch.device) -> dict[str, float]:
+def measure(
+    calls: Mapping[str, LocalCall], comm: MPI.Intracomm, device: torch.device, rounds: int = ROUNDS
+) -> dict[str, float]:
     """Seconds of each phase of each call, with all ranks of ``comm`` at work at once. Collective.
 
-    The slowest rank's, and of several rounds the median. What cannot be run by itself is left out, on all ranks.
+    The slowest rank's, and of so many ``rounds`` the median. What cannot be run by itself is left out, on all ranks.
     """
-    rounds: dict[str, list[float]] = {}
+    found: dict[str, list[float]] = {}
     grid = ProcessGrid(comm, n=comm.size)
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for key, call in calls.items():
             for phase, seconds in _measured(call, grid, comm, device):
-                rounds.setdefault(f"{key} {phase}", []).append(seconds)
-    return {key: statistics.median(times) for key, times in rounds.items()}
+                found.setdefault(f"{key} {phase}", []).append(seconds)
+    return {key: statistics.median(times) for key, times in found.items()}
 
 
 def _measured(

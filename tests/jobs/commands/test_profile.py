@@ -10,6 +10,8 @@ import torch
 from distconv.cli import BAD_INPUT, main
 from distconv.jobs.commands import profile
 from distconv.layers.models import MODELS
+from distconv.perfmodel.cost.block_geometry import Parts
+from distconv.perfmodel.cost.operation_work import local_call
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.machine import measure_links
 from distconv.perfmodel.machine.machine import Compute, Machine, Roofline
@@ -44,6 +46,20 @@ def test_layers_for_part_of_a_node_are_measured_where_predictions_look_them_up(c
     found = profile.profiled(machine, graph, [2], comm, torch.device("cpu"))
     assert any(key.startswith("conv2d 4x1x28x28") for key in found.computing(2).table)
     assert not found.compute[1].table
+
+
+@pytest.mark.ranks(2)
+def test_a_distribution_that_no_search_looks_at_is_measured_if_it_is_named(comm):
+    """One channel over two ranks is of no use, but a plan may say so; otherwise its time would be the roofline's."""
+    roofline = Roofline(1e9, 1e9, 1e-6)
+    machine = replace(Machine.load("localhost"), ranks_per_node=2, compute=(Compute(1, roofline), Compute(2, roofline)))
+    graph = trace(MODELS["lenet5"](), (8, 1, 28, 28))
+    first = graph.by_layer["c1"][0]
+    key = f"{local_call(first, Parts.of({'c': 2}, 2, 2)).key} forward"
+    for more, there in ([], False), ([{"c": 2}], True):
+        found = profile.profiled(machine, graph, [1, 2], comm, torch.device("cpu"), rounds=1, more=more)
+        assert (key in found.computing(2).table) is there
+        assert key not in found.computing(1).table
 
 
 @pytest.mark.ranks(4)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import distconv as dc
 from distconv import cli
+from distconv.jobs.planning.options import traced
 from distconv.jobs.verification import predictions
+from distconv.perfmodel.machine.machine import Compute, Roofline
+from tests.perfmodel.networks import machine
 
 COMMAND = ["verify", "predictions"]
 
@@ -22,10 +28,39 @@ def test_each_grid_and_the_plan_are_measured_and_summarised(comm: Any, capsys: p
     if comm.rank:
         assert lines == []
         return
-    grids = [line.split()[1] for line in lines if line.startswith("lenet5 ") and "measured" in line]
-    assert grids == ["n=1", "n=2", "h=2", "w=2", "c=2", "planned"]
-    assert any(line.startswith("6 configurations: median error") for line in lines)
+    rows = [line.split("rank(s)")[0].split() for line in lines if line.startswith("lenet5 ") and "measured" in line]
+    names = [" ".join(words[1:-1]) for words in rows]
+    planned = [name for name in names if name.endswith("planned")]
+    assert len(planned) == 1
+    assert [name.removesuffix(", planned") for name in names if name != "planned"] == [
+        "n=1",
+        "n=2",
+        "h=2",
+        "w=2",
+        "c=2",
+    ]
+    assert any(line.startswith(f"{len(names)} configurations: median error") for line in lines)
     assert lines[-1].startswith("lenet5: planned ")
+
+
+def test_a_choice_that_is_a_grid_is_measured_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = traced(predictions.CASES["lenet5"])
+    for chosen, names in (
+        ({name: {"n": 2} for name in graph.deciding}, ["n=2, planned", "h=2", "w=2", "c=2"]),
+        ({"*": {"n": 2}, graph.deciding[-1]: {"c": 2}}, ["n=2", "h=2", "w=2", "c=2", "planned"]),
+    ):
+        found = SimpleNamespace(plan=dc.Plan(chosen, 2))
+        monkeypatch.setattr(predictions, "select", lambda *_, found=found: found)
+        assert list(predictions._plans(graph, machine(), 2)) == names
+
+
+def test_of_several_profiles_the_median_counts() -> None:
+    profiles = []
+    for kernel, time in ((3.0, 1.0), (1.0, 9.0), (2.0, 2.0)):
+        entry = Compute(1, Roofline(2e10, 4e9, kernel), {"a": time, f"only {time}": 1.0})
+        profiles.append(replace(machine(), compute=(entry,)))
+    (entry,) = predictions._middle(profiles).compute
+    assert (entry.table, entry.roofline.kernel_s) == ({"a": 2.0}, 2.0)
 
 
 def refused(comm: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:
