@@ -1,8 +1,8 @@
 """How far predictions of training steps are off on this machine.
 
-Some networks are profiled, predicted and measured under several grids on one rank and on all, in turns of one run; the
-plan that the planner chooses is measured beside them. Printed are the median error, the rank correlation, and how
-far the chosen plan is from the best that was measured.
+Some networks are profiled, predicted and measured under several grids on one rank and on all, in turns of one run; then
+the plan that the planner chooses is measured beside the best of them. Printed are the median error, the rank
+correlation, and how far the chosen plan is from the best grid.
 
 Source: Dryden et al. 2019, V-A (profile), VI-B3 (predictions beside measurements).
 """
@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Sequence
-from dataclasses import astuple, replace
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 
 import torch
 from mpi4py import MPI
@@ -29,7 +28,6 @@ from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine, Roofline
 from distconv.perfmodel.machine.measure_links import NetworkProfile, profile_network
-from distconv.perfmodel.profiles.measure_operations import ROUNDS
 from distconv.perfmodel.strategy.selection import select
 from distconv.plan import Plan, written
 
@@ -84,46 +82,68 @@ def run(options: argparse.Namespace) -> int:
         raise DistconvError("one rank has nothing to choose a plan for; start it with mpiexec -n 2, or more")
     device = torch.device("cpu")
     network = profile_network(comm, device)
-    rows: list[Row] = []
-    for name in names:
-        rows += _rows(name, options.rounds, network, comm, device)
+    compared = [_compared(name, options.rounds, network, comm, device) for name in names]
     if comm.rank == 0:
-        _summarise(rows)
+        print_accuracy([row for each in compared for row in each.rows])
+        for each in compared:
+            print(f"{each.rows[0].model}: planned {each.beside - 1:+.1%} from the best grid measured ({each.best})")
     return 0
 
 
-def _rows(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intracomm, device: torch.device) -> list[Row]:
-    """Predicted and measured steps of a network; what is chosen follows from the first turn's profile. Collective."""
-    graph = traced(CASES[name])
+@dataclass(frozen=True)
+class _Compared:
+    """A network's predictions beside measurements; ``beside``: time as planned over that of the ``best`` grid."""
+
+    rows: list[Row]
+    best: str
+    beside: float
+
+
+def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intracomm, device: torch.device) -> _Compared:
+    """Profile and measure in turns, then choose, and measure the choice beside the best grid. Collective."""
+    graph, turns = traced(CASES[name]), min(TURNS, rounds)
+    grids = [{axis: comm.size} for axis in GRIDS]
+    plans = {
+        1: {written({}): Plan({"*": {}}, 1)},
+        comm.size: {written(parts): Plan({"*": parts}, comm.size) for parts in grids},
+    }
     profiles: list[Machine] = []
-    plans: dict[int, dict[str, Plan]] = {}
-    measured: dict[tuple[int, str], list[float]] = {}
-    turns = min(TURNS, rounds)
+    seconds: dict[tuple[int, str], list[float]] = {}
+
+    def measured(ranks: int, which: Mapping[str, Plan], count: int) -> dict[str, list[float]]:
+        case = argparse.Namespace(**vars(CASES[name]), rounds=count)
+        return measured_steps.measured(case, comm, ranks, which, device)
+
     for turn in range(turns):
-        case = argparse.Namespace(**vars(CASES[name]), rounds=rounds * (turn + 1) // turns - rounds * turn // turns)
         machine = machine_of("here", network, comm, device)
-        grids = [{axis: comm.size} for axis in GRIDS]
-        many = 1 if turn else ROUNDS
-        profiles.append(profiled(machine, graph, [1, comm.size], comm, device, rounds=many, more=grids))
-        for ranks in (1, comm.size):
-            if ranks not in plans:
-                plans[ranks] = on_rank_0(comm, partial(_plans, graph, profiles[0], ranks))
-            for grid, seconds in measured_steps.measured(case, comm, ranks, plans[ranks], device).items():
-                measured.setdefault((ranks, grid), []).extend(seconds)
+        profiles.append(profiled(machine, graph, list(plans), comm, device, rounds=1, more=grids))
+        share = rounds * (turn + 1) // turns - rounds * turn // turns
+        for ranks, which in plans.items():
+            for grid, times in measured(ranks, which, share).items():
+                seconds.setdefault((ranks, grid), []).extend(times)
     machine = _middle(profiles)
+
+    def row(ranks: int, grid: str, plan: Plan, times: list[float], note: str = "") -> Row:
+        predicted = evaluate(graph, plan, machine, ranks).time
+        return Row(name, grid + note, f"{ranks} rank(s)", predicted, statistics.median(times))
+
+    together = {grid: statistics.median(seconds[comm.size, grid]) for grid in plans[comm.size]}
+    best = min(together, key=together.__getitem__)
+    chosen = on_rank_0(comm, lambda: select(graph, machine, comm.size).plan)
+    same = next((grid for grid, plan in plans[comm.size].items() if _are_same(graph, plan, chosen, comm.size)), None)
     rows = [
-        Row(
-            name,
-            grid,
-            f"{ranks} rank(s)",
-            evaluate(graph, plans[ranks][grid], machine, ranks).time,
-            statistics.median(seconds),
-        )
-        for (ranks, grid), seconds in measured.items()
+        row(ranks, grid, plans[ranks][grid], times, f", {PLANNED}" if (ranks, grid) == (comm.size, same) else "")
+        for (ranks, grid), times in seconds.items()
     ]
+    if same is None:
+        both = measured(comm.size, {best: plans[comm.size][best], PLANNED: chosen}, rounds)
+        rows.append(row(comm.size, PLANNED, chosen, both[PLANNED]))
+        beside = statistics.median(both[PLANNED]) / statistics.median(both[best])
+    else:
+        beside = together[same] / together[best]
     if comm.rank == 0:
         print_rows(rows)
-    return rows
+    return _Compared(rows, best, beside)
 
 
 def _middle(profiles: Sequence[Machine]) -> Machine:
@@ -137,22 +157,6 @@ def _middle(profiles: Sequence[Machine]) -> Machine:
     return replace(profiles[0], compute=tuple(entries))
 
 
-def _plans(graph: LayerGraph, machine: Machine, ranks: int) -> dict[str, Plan]:
-    """One grid for all layers, along each axis; and what the planner chooses, by itself if it is none of them.
-
-    Which it is the time that it has may decide.
-    """
-    grids = [{axis: ranks} for axis in GRIDS] if ranks > 1 else [{}]
-    plans = {written(parts): Plan({"*": parts}, ranks) for parts in grids}
-    if ranks == 1:
-        return plans
-    chosen = select(graph, machine, ranks).plan
-    same = next((name for name, plan in plans.items() if _are_same(graph, plan, chosen, ranks)), None)
-    if same is None:
-        return {**plans, PLANNED: chosen}
-    return {f"{name}, {PLANNED}" if name == same else name: plan for name, plan in plans.items()}
-
-
 def _are_same(graph: LayerGraph, one: Plan, other: Plan, ranks: int) -> bool:
     """Whether two plans give all layers the same distributions."""
     grids = [
@@ -160,12 +164,3 @@ def _are_same(graph: LayerGraph, one: Plan, other: Plan, ranks: int) -> bool:
         for every in (resolve(graph, plan, ranks) for plan in (one, other))
     ]
     return grids[0] == grids[1]
-
-
-def _summarise(rows: list[Row]) -> None:
-    print_accuracy(rows)
-    for name in dict.fromkeys(row.model for row in rows):
-        several = [row for row in rows if row.model == name and row.what != "1 rank(s)"]
-        best = min(several, key=lambda row: row.measured)
-        planned = next(row for row in several if row.name.endswith(PLANNED))
-        print(f"{name}: planned {planned.measured / best.measured - 1:+.1%} from the best measured ({best.name})")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import distconv as dc
 from distconv import cli
-from distconv.jobs.planning.options import traced
 from distconv.jobs.verification import predictions
 from distconv.perfmodel.machine.machine import Compute, Roofline
 from tests.perfmodel.networks import machine
@@ -43,15 +44,39 @@ def test_each_grid_and_the_plan_are_measured_and_summarised(comm: Any, capsys: p
     assert lines[-1].startswith("lenet5: planned ")
 
 
-def test_a_choice_that_is_a_grid_is_measured_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = traced(predictions.CASES["lenet5"])
-    for chosen, names in (
-        ({name: {"n": 2} for name in graph.deciding}, ["n=2, planned", "h=2", "w=2", "c=2"]),
-        ({"*": {"n": 2}, graph.deciding[-1]: {"c": 2}}, ["n=2", "h=2", "w=2", "c=2", "planned"]),
-    ):
-        found = SimpleNamespace(plan=dc.Plan(chosen, 2))
-        monkeypatch.setattr(predictions, "select", lambda *_, found=found: found)
-        assert list(predictions._plans(graph, machine(), 2)) == names
+STEPS = {"n=1": 8.0, "n=2": 4.0, "h=2": 5.0, "w=2": 6.0, "c=2": 7.0, "planned": 4.5}
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(
+    ("chosen", "names", "beside"),
+    [
+        ({"*": {"n": 2}}, ["n=1", "n=2, planned", "h=2", "w=2", "c=2"], 1.0),
+        ({"*": {"h": 2}}, ["n=1", "n=2", "h=2, planned", "w=2", "c=2"], 1.25),
+        ({"*": {"n": 2}, "output": {"c": 2}}, ["n=1", "n=2", "h=2", "w=2", "c=2", "planned"], 4.5 / 3.0),
+    ],
+)
+def test_a_choice_is_measured_beside_the_best_grid_unless_it_is_one(
+    comm: Any, monkeypatch: pytest.MonkeyPatch, chosen: Any, names: list[str], beside: float
+) -> None:
+    counts: Counter[str] = Counter()
+
+    def measured(case: Any, comm: Any, ranks: int, plans: Any, device: Any) -> dict[str, list[float]]:
+        counts.update(dict.fromkeys(plans, case.rounds))
+        faster = 1.0 if "planned" in plans else 0.0
+        return {name: [STEPS[name] - (faster if name == "n=2" else 0.0)] * case.rounds for name in plans}
+
+    monkeypatch.setattr(predictions.measured_steps, "measured", measured)
+    monkeypatch.setattr(predictions, "machine_of", lambda *_: machine())
+    monkeypatch.setattr(predictions, "profiled", lambda here, *_, **__: here)
+    monkeypatch.setattr(predictions, "select", lambda *_: SimpleNamespace(plan=dc.Plan(chosen, 2)))
+    found = predictions._compared("lenet5", 7, None, comm, torch.device("cpu"))
+    assert [row.name for row in found.rows] == names
+    assert [row.measured for row in found.rows] == [STEPS[name.removesuffix(", planned")] for name in names]
+    assert (found.best, found.beside) == ("n=2", beside)
+    assert counts == {name: 7 for name in STEPS if name in names or f"{name}, planned" in names} | (
+        {"n=2": 14} if "planned" in names else {}
+    )
 
 
 def test_of_several_profiles_the_median_counts() -> None:
