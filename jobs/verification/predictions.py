@@ -55,6 +55,8 @@ GRIDS = ("n", "h", "w", "c")
 
 PLANNED = "planned"
 
+CPU = torch.device("cpu")
+
 TURNS = 3
 """Times that a network is profiled, each time with its share of the steps behind it: the speed of a shared machine
 changes within minutes, and is to change for both."""
@@ -80,9 +82,8 @@ def run(options: argparse.Namespace) -> int:
         raise DistconvError(f"--models {unknown[0]}: there is no such network; there are {', '.join(CASES)}")
     if comm.size == 1:
         raise DistconvError("one rank has nothing to choose a plan for; start it with mpiexec -n 2, or more")
-    device = torch.device("cpu")
-    network = profile_network(comm, device)
-    compared = [_compared(name, options.rounds, network, comm, device) for name in names]
+    network = profile_network(comm, CPU)
+    compared = [_compared(name, options.rounds, network, comm) for name in names]
     if comm.rank == 0:
         print_accuracy([row for each in compared for row in each.rows])
         for each in compared:
@@ -99,51 +100,65 @@ class _Compared:
     beside: float
 
 
-def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intracomm, device: torch.device) -> _Compared:
+def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intracomm) -> _Compared:
     """Profile and measure in turns, then choose, and measure the choice beside the best grid. Collective."""
-    graph, turns = traced(CASES[name]), min(TURNS, rounds)
-    grids = [{axis: comm.size} for axis in GRIDS]
-    plans = {
-        1: {written({}): Plan({"*": {}}, 1)},
-        comm.size: {written(parts): Plan({"*": parts}, comm.size) for parts in grids},
-    }
-    profiles: list[Machine] = []
-    seconds: dict[tuple[int, str], list[float]] = {}
+    graph = traced(CASES[name])
+    plans = {ranks: {written(parts): Plan({"*": parts}, ranks) for parts in _grids(ranks)} for ranks in (1, comm.size)}
+    machine, seconds = _in_turns(name, plans, rounds, network=network, comm=comm)
 
-    def measured(ranks: int, which: Mapping[str, Plan], count: int) -> dict[str, list[float]]:
-        case = argparse.Namespace(**vars(CASES[name]), rounds=count)
-        return measured_steps.measured(case, comm, ranks, which, device)
-
-    for turn in range(turns):
-        machine = machine_of("here", network, comm, device)
-        profiles.append(profiled(machine, graph, list(plans), comm, device, rounds=1, more=grids))
-        share = rounds * (turn + 1) // turns - rounds * turn // turns
-        for ranks, which in plans.items():
-            for grid, times in measured(ranks, which, share).items():
-                seconds.setdefault((ranks, grid), []).extend(times)
-    machine = _middle(profiles)
-
-    def row(ranks: int, grid: str, plan: Plan, times: list[float], note: str = "") -> Row:
+    def row(ranks: int, grid: str, plan: Plan, times: list[float]) -> Row:
         predicted = evaluate(graph, plan, machine, ranks).time
-        return Row(name, grid + note, f"{ranks} rank(s)", predicted, statistics.median(times))
+        return Row(name, grid, f"{ranks} rank(s)", predicted, statistics.median(times))
 
-    together = {grid: statistics.median(seconds[comm.size, grid]) for grid in plans[comm.size]}
-    best = min(together, key=together.__getitem__)
+    rows = [row(ranks, grid, plans[ranks][grid], times) for (ranks, grid), times in seconds.items()]
+    together = {row.name: row for row in rows[1:]}
+    best = min(together, key=lambda grid: together[grid].measured)
     chosen = on_rank_0(comm, lambda: select(graph, machine, comm.size).plan)
     same = next((grid for grid, plan in plans[comm.size].items() if _are_same(graph, plan, chosen, comm.size)), None)
-    rows = [
-        row(ranks, grid, plans[ranks][grid], times, f", {PLANNED}" if (ranks, grid) == (comm.size, same) else "")
-        for (ranks, grid), times in seconds.items()
-    ]
     if same is None:
-        both = measured(comm.size, {best: plans[comm.size][best], PLANNED: chosen}, rounds)
+        both = _steps(name, comm.size, {best: plans[comm.size][best], PLANNED: chosen}, rounds, comm)
         rows.append(row(comm.size, PLANNED, chosen, both[PLANNED]))
         beside = statistics.median(both[PLANNED]) / statistics.median(both[best])
     else:
-        beside = together[same] / together[best]
+        rows = [replace(row, name=f"{same}, {PLANNED}") if row is together[same] else row for row in rows]
+        beside = together[same].measured / together[best].measured
     if comm.rank == 0:
         print_rows(rows)
     return _Compared(rows, best, beside)
+
+
+def _grids(ranks: int) -> list[dict[str, int]]:
+    return [{axis: ranks} for axis in GRIDS] if ranks > 1 else [{}]
+
+
+def _in_turns(
+    name: str,
+    plans: Mapping[int, Mapping[str, Plan]],
+    rounds: int,
+    *,
+    network: NetworkProfile,
+    comm: MPI.Intracomm,
+) -> tuple[Machine, dict[tuple[int, str], list[float]]]:
+    """This machine, profiled for the network, and seconds of steps by rank count and grid. Collective."""
+    profiles: list[Machine] = []
+    seconds: dict[tuple[int, str], list[float]] = {}
+    turns = min(TURNS, rounds)
+    for turn in range(turns):
+        machine = machine_of("here", network, comm, CPU)
+        more = _grids(comm.size)
+        profiles.append(profiled(machine, traced(CASES[name]), list(plans), comm, CPU, rounds=1, more=more))
+        share = rounds * (turn + 1) // turns - rounds * turn // turns
+        for ranks, which in plans.items():
+            for grid, times in _steps(name, ranks, which, share, comm).items():
+                seconds.setdefault((ranks, grid), []).extend(times)
+    return _middle(profiles), seconds
+
+
+def _steps(
+    name: str, ranks: int, plans: Mapping[str, Plan], rounds: int, comm: MPI.Intracomm
+) -> dict[str, list[float]]:
+    case = argparse.Namespace(**vars(CASES[name]), rounds=rounds)
+    return measured_steps.measured(case, comm, ranks, plans, CPU)
 
 
 def _middle(profiles: Sequence[Machine]) -> Machine:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 import distconv as dc
 from distconv import cli
@@ -70,7 +69,7 @@ def test_a_choice_is_measured_beside_the_best_grid_unless_it_is_one(
     monkeypatch.setattr(predictions, "machine_of", lambda *_: machine())
     monkeypatch.setattr(predictions, "profiled", lambda here, *_, **__: here)
     monkeypatch.setattr(predictions, "select", lambda *_: SimpleNamespace(plan=dc.Plan(chosen, 2)))
-    found = predictions._compared("lenet5", 7, None, comm, torch.device("cpu"))
+    found = predictions._compared("lenet5", 7, None, comm)
     assert [row.name for row in found.rows] == names
     assert [row.measured for row in found.rows] == [STEPS[name.removesuffix(", planned")] for name in names]
     assert (found.best, found.beside) == ("n=2", beside)
