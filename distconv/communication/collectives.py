@@ -146,7 +146,9 @@ class _EnterBoth(torch.autograd.Function):
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None, None]:
         held = holders(one) if one is not None and _defers(ctx, 0) else None
         held_other = holders(other) if other is not None and _defers(ctx, 1) else None
-        return _summed(ctx, 0, one, held), _summed(ctx, 1, other, held_other), None, None
+        # In the order of nodes of their own, which is that of buckets, and so of what MPI adds up in which order.
+        later = _summed(ctx, 1, other, held_other)
+        return _summed(ctx, 0, one, held), later, None, None
 
 
 def _leaf(whole: torch.Tensor) -> torch.Tensor | None:
