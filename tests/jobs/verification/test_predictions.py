@@ -32,13 +32,8 @@ def test_each_grid_and_the_plan_are_measured_and_summarised(comm: Any, capsys: p
     names = [" ".join(words[1:-1]) for words in rows]
     planned = [name for name in names if name.endswith("planned")]
     assert len(planned) == 1
-    assert [name.removesuffix(", planned") for name in names if name != "planned"] == [
-        "n=1",
-        "n=2",
-        "h=2",
-        "w=2",
-        "c=2",
-    ]
+    grids = [name.removesuffix(", planned") for name in names if name != "planned"]
+    assert grids == ["n=1", "n=2", "h=2", "w=2", "c=2"]
     assert any(line.startswith(f"{len(names)} configurations: median error") for line in lines)
     assert lines[-1].startswith("lenet5: planned ")
 
