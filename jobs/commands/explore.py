@@ -25,7 +25,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.jobs.commands.profile import machine_of, profiled
+from distconv.jobs.commands.profile import machine_of, profiled, undisturbed
 from distconv.jobs.planning import chosen_pipeline, exploration_picture, mixed_devices, picture
 from distconv.jobs.planning.options import (
     add_machine_argument,
@@ -44,7 +44,7 @@ from distconv.jobs.training.pipelines.options import add_devices_argument
 from distconv.perfmodel import Exploration, LayerGraph, Machine, Profile, explore, time_layers
 from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads
 from distconv.perfmodel.exploration.choices import Choice
-from distconv.perfmodel.machine.measure_links import profile_network
+from distconv.perfmodel.machine.measure_links import NetworkProfile, profile_network
 from distconv.perfmodel.machine.units import MEMORY
 from distconv.perfmodel.stages.closed_forms import SCHEDULES
 from distconv.pipeline import FAMILIES, PipelinePlan, SplitError, possible_cuts
@@ -61,9 +61,11 @@ examples:
       --machine localhost --out mixed.json
 """
 
+CPU = torch.device("cpu")
+
 HERE = "here"
 WARM_UP, ITERATIONS, TURNS = 2, 4, 3
-"""Steps of the network before layers are timed, and while they are; and how often, for sizes that take turns."""
+"""Steps of the network before layers are timed, and while they are; and how often all of it is measured."""
 
 MICROBATCHES_PER_RANK = 8
 """No more are looked at: bubbles are small by then, and passes short."""
@@ -183,8 +185,6 @@ class Known:
 def measured_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) -> Known:
     """This machine with what each layer takes on it, for every size of micro-batch and of stage. Collective.
 
-    On one rank layers are timed where they stand in the whole network, distributed ones each by itself.
-
     Raises
     ------
     DistconvError
@@ -195,37 +195,44 @@ def measured_here(options: argparse.Namespace, ranks: int, comm: MPI.Intracomm) 
             f"--machine {HERE} measures with the ranks that train: --ranks is {ranks}, but there are {comm.size}; "
             f"start mpiexec -n {ranks}"
         )
-    device = torch.device("cpu")
-    machine = machine_of(HERE, profile_network(comm, device), comm, device)
-    widths = [width for width in range(2, ranks + 1) if ranks % width == 0]
-    sizes = [options.batch // count for count in microbatch_counts(options.batch, ranks)]
+    network = profile_network(comm, CPU)
+    return best_known([measured_once(options, network, comm) for _ in range(TURNS)])
+
+
+def measured_once(options: argparse.Namespace, network: NetworkProfile, comm: MPI.Intracomm) -> Known:
+    """What is measured in one turn, with links that are known. Collective.
+
+    On one rank layers are timed where they stand in the whole network, distributed ones each by itself.
+    """
+    machine = machine_of(HERE, network, comm, CPU)
+    widths = [width for width in range(2, comm.size + 1) if comm.size % width == 0]
+    sizes = [options.batch // count for count in microbatch_counts(options.batch, comm.size)]
     for size in sizes:
-        machine = profiled(machine, graph_of(options, size), widths, comm, device, at_work=ranks)
-    model, turns = built(options), list[list[Profile]]()
-    for _ in range(TURNS):
-        with watchdog.waiting(lambda: "the start of a measurement"):
-            comm.Barrier()
-        inputs = [torch.randn(size, *options.input) for size in sizes]
-        turns.append([time_layers(model, [x], warm_up=WARM_UP, iterations=ITERATIONS).profile for x in inputs])
+        graph = graph_of(options, size)
+        machine = profiled(machine, graph, widths, comm, CPU, at_work=comm.size, rounds=1)
+    model = built(options)
+    with watchdog.waiting(lambda: "the start of a measurement"):
+        comm.Barrier()
+    inputs = [torch.randn(size, *options.input) for size in sizes]
+    own = [time_layers(model, [x], warm_up=WARM_UP, iterations=ITERATIONS).profile for x in inputs]
     with watchdog.waiting(lambda: "the profiles of all ranks"):
-        of_ranks = comm.allgather([_median(profiles) for profiles in zip(*turns, strict=True)])
+        of_ranks = comm.allgather(own)
     # The slowest rank's, for which the others wait.
     profiles = {size: max(each, key=_seconds) for size, each in zip(sizes, zip(*of_ranks, strict=True), strict=True)}
     samples = torch.randn(2, *options.input)
     return Known(machine, measured_overheads(machine, built(options), samples, comm), profiles)
 
 
-def _median(profiles: Sequence[Profile]) -> Profile:
-    """Of several profiles of the same layers."""
-    layers = [
-        replace(
-            each[0],
-            forward_s=statistics.median(layer.forward_s for layer in each),
-            backward_s=statistics.median(layer.backward_s for layer in each),
-        )
-        for each in zip(*(profile.layers for profile in profiles), strict=True)
-    ]
-    return Profile(layers, profiles[0].edges)
+def best_known(turns: Sequence[Known]) -> Known:
+    """What several turns come to: the profiles that took least, as others' work only lengthens them."""
+    sizes = turns[0].profiles
+    profiles = {size: min((turn.profiles[size] for turn in turns), key=_seconds) for size in sizes}
+    differences = {
+        name: statistics.median(getattr(turn.overheads, name) for turn in turns)
+        for name in ("pass_s", "message_s", "update_s_per_byte", "join_s")
+    }
+    overheads = replace(turns[0].overheads, **differences)
+    return Known(undisturbed([turn.machine for turn in turns]), overheads, profiles)
 
 
 def _seconds(profile: Profile) -> float:

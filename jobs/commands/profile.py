@@ -15,8 +15,9 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -43,7 +44,14 @@ from distconv.perfmodel.machine.machine import Compute, Machine, Overlap, Roofli
 from distconv.perfmodel.machine.measure_links import NetworkProfile, node_indices, profile_network
 from distconv.perfmodel.profiles.layer_profile import mean
 from distconv.perfmodel.profiles.layer_timing import ITERATIONS, WARM_UP, Timing, time_layers
-from distconv.perfmodel.profiles.measure_operations import ROUNDS, calls_of, measure, measure_exchange, measure_roofline
+from distconv.perfmodel.profiles.measure_operations import (
+    ROUNDS,
+    calls_of,
+    measure,
+    measure_exchange,
+    measure_roofline,
+    measure_sum,
+)
 from distconv.pipeline.runtime.device_kinds import kind_here
 
 T = TypeVar("T")
@@ -295,7 +303,9 @@ def _memory_bytes(per_node: int, device: torch.device) -> float:
 
 def _roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
     roofline = measure_roofline(comm, device)
-    return roofline if comm.size == 1 else replace(roofline, exchange_s=measure_exchange(comm, device))
+    if comm.size == 1:
+        return roofline
+    return replace(roofline, exchange_s=measure_exchange(comm, device), gradient_s=measure_sum(comm, device))
 
 
 def _at_work(busy: int, comm: MPI.Intracomm, action: Callable[[MPI.Intracomm], T]) -> T:
@@ -344,3 +354,17 @@ def profiled(
         found = _at_work(entry.busy, comm, partial(measure, missing, device=device, rounds=rounds))
         entries.append(replace(entry, table={**entry.table, **found}))
     return replace(machine, compute=tuple(entries))
+
+
+def undisturbed(machines: Sequence[Machine]) -> Machine:
+    """One machine of several profiles of it: the shortest of its times, which others' work only lengthens.
+
+    Of rates, and of fixed costs that are differences of times, it has the medians.
+    """
+    entries = []
+    for same in zip(*(machine.compute for machine in machines), strict=True):
+        rates = zip(*(astuple(entry.roofline) for entry in same), strict=True)
+        keys = set.intersection(*(set(entry.table) for entry in same))
+        table = {key: min(entry.table[key] for entry in same) for key in keys}
+        entries.append(replace(same[0], roofline=Roofline(*map(statistics.median, rates)), table=table))
+    return replace(machines[0], compute=tuple(entries))

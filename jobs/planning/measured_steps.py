@@ -37,12 +37,17 @@ def random(dist: Distribution, shape: Sequence[int], device: torch.device) -> Di
     return DistTensor(torch.randn(dist.local_shape(shape), generator=numbers, device=device), dist, shape)
 
 
+def mean_square(y: torch.Tensor) -> torch.Tensor:
+    """The loss of these steps."""
+    return y.pow(2).mean()
+
+
 def training_step(model: torch.nn.Module, x: torch.Tensor, *, captured: bool = False) -> Callable[[], None]:
     """What takes a step: forward, mean-square loss, backward, which may be ``captured``, and SGD with momentum."""
     optimizer = torch.optim.SGD(model.parameters(), 1e-6, momentum=0.9)
 
     def gradients(x: torch.Tensor) -> None:
-        model(x).pow(2).mean().backward()
+        mean_square(model(x)).backward()
 
     take = capture(gradients, x) if captured else gradients
 

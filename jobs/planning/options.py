@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from mpi4py import MPI
@@ -150,8 +150,8 @@ def quantity(kind: str) -> Callable[[str], float]:
     return read
 
 
-def traced(options: argparse.Namespace) -> LayerGraph:
-    """The graph of the network that :func:`add_network_arguments` asked for.
+def traced(options: argparse.Namespace, loss: Callable[[Any], torch.Tensor] | None = None) -> LayerGraph:
+    """The graph of the network that :func:`add_network_arguments` asked for, and of its ``loss``, if there is one.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def traced(options: argparse.Namespace) -> LayerGraph:
     """
     model = built(options)
     try:
-        return trace(model, (options.batch, *options.input))
+        return trace(model, (options.batch, *options.input), loss=loss)
     except TraceError as error:
         reason = str(error.__cause__).split("\n")[0]
         if not isinstance(error.__cause__, (RuntimeError, ValueError)) or "meta" in reason:

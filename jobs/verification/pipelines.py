@@ -1,9 +1,9 @@
 """How far predicted step times of pipelines are off on this machine: ``mpiexec -n 2 distconv verify pipelines``.
 
-Some networks are profiled here; then what ``distconv explore`` chooses, and pipelines and distributions that it did
-not, are predicted and measured in turns of one run. Printed are both times of each, the rank correlation, and how far
+Some networks are profiled here, and what ``distconv explore`` chooses, and pipelines and distributions that it did not,
+are measured behind each profile, in turns of one run. Printed are both times of each, the rank correlation, and how far
 the choice is from the best that was measured. Nothing is fitted to what is measured here: layers, links, passes that
-compute nothing, the optimizer and the joining of replicas are measured one by one before.
+compute nothing, the optimizer and the joining of replicas are measured one by one.
 
 Source: Zhao et al. 2020 (BaPipe), 3.2 (exploration), Dryden et al. 2019, VI-B3 (predictions beside measurements).
 """
@@ -11,8 +11,7 @@ Source: Zhao et al. 2020 (BaPipe), 3.2 (exploration), Dryden et al. 2019, VI-B3 
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -20,7 +19,7 @@ import torch
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.jobs.commands.explore import DEFAULT, Known, explored, graph_of, measured_here
+from distconv.jobs.commands.explore import DEFAULT, Known, best_known, explored, graph_of, measured_once
 from distconv.jobs.planning.chosen_pipeline import pipeline_plan
 from distconv.jobs.planning.measured_steps import pipeline_step_s
 from distconv.jobs.planning.options import built, on_rank_0
@@ -30,6 +29,7 @@ from distconv.perfmodel import predicted_profile
 from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Setting, Stages, whole
 from distconv.perfmodel.exploration.choices import Choice
 from distconv.perfmodel.exploration.explore import as_choice
+from distconv.perfmodel.machine.measure_links import NetworkProfile, profile_network
 from distconv.perfmodel.profiles.joined_layers import joined
 from distconv.perfmodel.stages.devices import as_devices
 from distconv.pipeline import Pipeline, PipelinePlan, possible_cuts
@@ -42,7 +42,10 @@ CASES = {
 """Networks with the extents of their mini-batches, as the commands that plan take them."""
 
 CHOSEN = "explored"
-WARM_UP = 2
+WARM_UP, TURNS = 1, 3
+"""Steps before those that are measured, in each turn; and turns, each of which begins with a profile."""
+
+CPU = torch.device("cpu")
 
 EXAMPLES = """\
 examples:
@@ -82,19 +85,11 @@ def run(options: argparse.Namespace) -> int:
     if comm.size == 1:
         raise DistconvError("one rank has no pipeline; start it with mpiexec -n 2, or more")
     rows: list[Row] = []
+    network = profile_network(comm, CPU)
     for name in names:
         case = argparse.Namespace(**vars(CASES[name]), ranks=comm.size, memory=None, schedules=list(DEFAULT))
         case.batch = options.batch or case.batch
-        machine = measured_here(case, comm.size, comm)
-        variants = on_rank_0(comm, partial(_variants, case, machine))
-        times = _measured(case, variants, options.rounds, comm)
-        measured = [
-            Row(name, v.name, _words(v.plan), v.choice.time, statistics.median(times[v.name])) for v in variants
-        ]
-        rows += measured
-        if comm.rank == 0:
-            print(f"{name}, {case.batch} samples; {machine.overheads}")
-            print_rows(measured)
+        rows += _in_turns(case, options.rounds, network, comm)
     if comm.rank == 0:
         _summarise(rows)
     return 0
@@ -178,19 +173,38 @@ def _equal_cuts(stages: Stages, share: float) -> list[int]:
 # -- measuring --------------------------------------------------------------------------------------------------------
 
 
+def _in_turns(case: argparse.Namespace, rounds: int, network: NetworkProfile, comm: MPI.Intracomm) -> list[Row]:
+    """Profiles the network and measures what is chosen by all profiles so far, in turns, and prints it. Collective."""
+    known: list[Known] = []
+    seconds: dict[str, list[float]] = {}
+    turns = min(TURNS, rounds)
+    for turn in range(turns):
+        known.append(measured_once(case, network, comm))
+        machine = best_known(known)
+        variants = on_rank_0(comm, partial(_variants, case, machine))
+        share = rounds * (turn + 1) // turns - rounds * turn // turns
+        for key, times in _measured(case, {repr(v.plan): v.plan for v in variants}, share, comm).items():
+            seconds.setdefault(key, []).extend(times)
+    rows = [Row(case.model, v.name, _words(v.plan), v.choice.time, seconds[repr(v.plan)]) for v in variants]
+    if comm.rank == 0:
+        print(f"{case.model}, {case.batch} samples; {machine.overheads}")
+        print_rows(rows)
+    return rows
+
+
 def _measured(
-    case: argparse.Namespace, variants: Sequence[Variant], rounds: int, comm: MPI.Intracomm
+    case: argparse.Namespace, plans: Mapping[str, PipelinePlan], rounds: int, comm: MPI.Intracomm
 ) -> dict[str, list[float]]:
-    """Seconds of ``rounds`` steps of each variant, in turns. Collective."""
+    """Seconds of ``rounds`` steps of each plan, in turns. Collective."""
     torch.manual_seed(0)
     x, target = torch.randn(case.batch, *case.input), torch.randint(case.classes, (case.batch,))
-    pipes = {variant.name: _pipeline(case, variant.plan, comm) for variant in variants}
+    pipes = {name: _pipeline(case, plan, comm) for name, plan in plans.items()}
     times: dict[str, list[float]] = {name: [] for name in pipes}
     for turn in range(WARM_UP + rounds):
-        for variant in variants:
-            seconds = pipeline_step_s(pipes[variant.name], variant.plan.schedule, x, target, comm)
+        for name, pipe in pipes.items():
+            seconds = pipeline_step_s(pipe, plans[name].schedule, x, target, comm)
             if turn >= WARM_UP:
-                times[variant.name].append(seconds)
+                times[name].append(seconds)
     for pipe in pipes.values():
         pipe.close()
     return times

@@ -10,15 +10,14 @@ Source: Dryden et al. 2019, V-A (profile), VI-B3 (predictions beside measurement
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
-from distconv.jobs.commands.profile import machine_of, profiled
+from distconv.jobs.commands.profile import machine_of, profiled, undisturbed
 from distconv.jobs.planning import measured_steps
 from distconv.jobs.planning.options import on_rank_0, traced
 from distconv.jobs.training.options import positive
@@ -26,7 +25,7 @@ from distconv.jobs.verification.accuracy import Row, print_accuracy, print_rows
 from distconv.perfmodel.cost.candidates import resolve
 from distconv.perfmodel.cost.evaluation import evaluate
 from distconv.perfmodel.graph.graph import LayerGraph
-from distconv.perfmodel.machine.machine import Machine, Roofline
+from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.machine.measure_links import NetworkProfile, profile_network
 from distconv.perfmodel.strategy.selection import select
 from distconv.plan import Plan, written
@@ -102,13 +101,13 @@ class _Compared:
 
 def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intracomm) -> _Compared:
     """Profile and measure in turns, then choose, and measure the choice beside the best grid. Collective."""
-    graph = traced(CASES[name])
+    graph = traced(CASES[name], measured_steps.mean_square)
     plans = {ranks: {written(parts): Plan({"*": parts}, ranks) for parts in _grids(ranks)} for ranks in (1, comm.size)}
-    machine, seconds = _in_turns(name, plans, rounds, network=network, comm=comm)
+    machine, seconds = _in_turns(name, graph, plans, rounds, network=network, comm=comm)
 
     def row(ranks: int, grid: str, plan: Plan, times: list[float]) -> Row:
         predicted = evaluate(graph, plan, machine, ranks).time
-        return Row(name, grid, f"{ranks} rank(s)", predicted, statistics.median(times))
+        return Row(name, grid, f"{ranks} rank(s)", predicted, times)
 
     rows = [row(ranks, grid, plans[ranks][grid], times) for (ranks, grid), times in seconds.items()]
     together = {row.name: row for row in rows[1:]}
@@ -118,7 +117,7 @@ def _compared(name: str, rounds: int, network: NetworkProfile, comm: MPI.Intraco
     if same is None:
         both = _steps(name, comm.size, {best: plans[comm.size][best], PLANNED: chosen}, rounds, comm)
         rows.append(row(comm.size, PLANNED, chosen, both[PLANNED]))
-        beside = statistics.median(both[PLANNED]) / statistics.median(both[best])
+        beside = min(both[PLANNED]) / min(both[best])
     else:
         rows = [replace(row, name=f"{same}, {PLANNED}") if row is together[same] else row for row in rows]
         beside = together[same].measured / together[best].measured
@@ -133,6 +132,7 @@ def _grids(ranks: int) -> list[dict[str, int]]:
 
 def _in_turns(
     name: str,
+    graph: LayerGraph,
     plans: Mapping[int, Mapping[str, Plan]],
     rounds: int,
     *,
@@ -146,12 +146,12 @@ def _in_turns(
     for turn in range(turns):
         machine = machine_of("here", network, comm, CPU)
         more = _grids(comm.size)
-        profiles.append(profiled(machine, traced(CASES[name]), list(plans), comm, CPU, rounds=1, more=more))
+        profiles.append(profiled(machine, graph, list(plans), comm, CPU, rounds=1, more=more))
         share = rounds * (turn + 1) // turns - rounds * turn // turns
         for ranks, which in plans.items():
             for grid, times in _steps(name, ranks, which, share, comm).items():
                 seconds.setdefault((ranks, grid), []).extend(times)
-    return _middle(profiles), seconds
+    return undisturbed(profiles), seconds
 
 
 def _steps(
@@ -159,17 +159,6 @@ def _steps(
 ) -> dict[str, list[float]]:
     case = argparse.Namespace(**vars(CASES[name]), rounds=rounds)
     return measured_steps.measured(case, comm, ranks, plans, CPU)
-
-
-def _middle(profiles: Sequence[Machine]) -> Machine:
-    """A machine with the median of each of the times and rates of ``profiles``."""
-    entries = []
-    for same in zip(*(machine.compute for machine in profiles), strict=True):
-        rates = zip(*(astuple(entry.roofline) for entry in same), strict=True)
-        keys = set.intersection(*(set(entry.table) for entry in same))
-        table = {key: statistics.median(entry.table[key] for entry in same) for key in keys}
-        entries.append(replace(same[0], roofline=Roofline(*map(statistics.median, rates)), table=table))
-    return replace(profiles[0], compute=tuple(entries))
 
 
 def _are_same(graph: LayerGraph, one: Plan, other: Plan, ranks: int) -> bool:

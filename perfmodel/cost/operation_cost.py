@@ -210,7 +210,7 @@ class Costs:
             axes = [axis for axis in split if axis in SPATIAL or (axis == "c" and op.kind == "group_norm")]
             once = self._allreduce(parts, axes, 2 * 4.0 * call.inputs[0][0] * call.inputs[0][1])
             return once, once if op.y.requires_grad else 0.0
-        lost = [axis for axis in split if axis not in axes_of(op.y.shape) and axis != "n"]
+        lost = [axis for axis in split if axis not in axes_of(op.y.shape)]
         if not lost or op.decides:
             return 0.0, 0.0
         size = math.prod(call.outputs[0]) * op.y.itemsize
@@ -234,7 +234,8 @@ class Costs:
         update = self.roofline(Work(bytes=passes * size / self.updaters(call, parts)))
         if self.settings.shard_optimizer:
             update += 0.0 if sharded else self.machine.allgather(parts.group(parts.shape), size)
-        return self._allreduce(parts, axes, size), update
+        summed = sum(constant.trained for constant in op.constants) if axes else 0
+        return self._allreduce(parts, axes, size) + summed * self._here.roofline.gradient_s, update
 
     def updaters(self, call: LocalCall, parts: Parts) -> int:
         """Ranks that share the optimizer's work on the same parameters, and their state."""

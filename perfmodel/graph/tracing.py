@@ -20,11 +20,17 @@ class TraceError(DistconvError, ValueError):
     """A model that does not run on tensors without elements, or none of whose layers decides a distribution."""
 
 
-def trace(model: torch.nn.Module, input_shape: Sequence[int] | Sequence[Sequence[int]]) -> LayerGraph:
+def trace(
+    model: torch.nn.Module,
+    input_shape: Sequence[int] | Sequence[Sequence[int]],
+    *,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+) -> LayerGraph:
     """The graph of ``model`` in training, for an input of shape (N, C, ...), or one shape for each of its inputs.
 
     The model runs once on meta tensors: nothing is computed, the model itself does not change. Functions are recorded
-    as ``__torch_function__`` gets them, so Python that depends on shapes is no hindrance.
+    as ``__torch_function__`` gets them, so Python that depends on shapes is no hindrance. With a ``loss`` of what the
+    model gives, its operations are part of the graph, too.
 
     Raises
     ------
@@ -41,7 +47,9 @@ def trace(model: torch.nn.Module, input_shape: Sequence[int] | Sequence[Sequence
     model.train()
     try:
         with recorder.inside(model), torch.enable_grad(), torch.device("meta"):
-            torch.func.functional_call(model, state, tuple(inputs))
+            result = torch.func.functional_call(model, state, tuple(inputs))
+            if loss is not None:
+                loss(result)
     except Exception as error:
         raise TraceError(
             f"{type(model).__name__} does not run on meta tensors of shape {', '.join(map(str, shapes))}: "

@@ -12,7 +12,7 @@ A file describes one, with units on all quantities::
     overlap: {halo: true, allreduce: true}                 # whether it goes on behind compute
     compute:
     - busy: 1                                              # while so many ranks of a node compute
-      roofline: {flops: 15.7 TFLOP/s, bandwidth: 900 GB/s, kernel: 10 us}  # and small, exchange: see Roofline
+      roofline: {flops: 15.7 TFLOP/s, bandwidth: 900 GB/s, kernel: 10 us}  # and small, exchange, gradient: see Roofline
       table_s: {a key: 0.0032}                             # measured times in seconds (optional)
     kinds:                                                 # other devices than those above (optional)
       titanxp: {memory: 12 GB, roofline: {flops: 12.1 TFLOP/s, bandwidth: 547 GB/s, kernel: 10 us}}
@@ -53,11 +53,12 @@ class Roofline:
     """Time of a kernel that was not measured: its arithmetic or its memory traffic, whichever takes longer.
 
     ``kernel_s`` is the fixed cost of each kernel, ``exchange_s`` that of each exchange with neighbours beyond its
-    messages: what the framework does for it, packing and waiting for ranks that are not ready. A result of fewer than
-    ``small`` elements fills only its share of the device (0: any result fills it), and the rate goes with that share to
-    the power ``unfilled``: 1 where tiles of the result stay as large, so that multiprocessors are left without one; 1/2
-    where tiles shrink until each has one, as a product of matrices reads per result what goes with the inverse of a
-    tile's edge. Libraries have tiles of a few sizes: half-way.
+    messages: what the framework does for it, packing and waiting for ranks that are not ready; ``gradient_s`` that of
+    each parameter whose gradient is summed over ranks. A result of fewer than ``small`` elements fills only its share
+    of the device (0: any result fills it), and the rate goes with that share to the power ``unfilled``: 1 where tiles
+    of the result stay as large, so that multiprocessors are left without one; 1/2 where tiles shrink until each has
+    one, as a product of matrices reads per result what goes with the inverse of a tile's edge. Libraries have tiles of
+    a few sizes: half-way.
 
     Source: Williams, Waterman, Patterson 2009; Dryden et al. 2019, VI-A (fixed kernel overheads).
     """
@@ -67,6 +68,7 @@ class Roofline:
     kernel_s: float
     small: float = 0.0
     exchange_s: float = 0.0
+    gradient_s: float = 0.0
     unfilled: float = 0.75
 
     def time(self, flops: float, nbytes: float, elements: float) -> float:
@@ -250,13 +252,14 @@ def _compute(section: Section) -> Compute:
 
 
 def _roofline(section: Section) -> Roofline:
-    of = section.section("roofline", ("flops", "bandwidth", "kernel"), ("small", "exchange"))
+    of = section.section("roofline", ("flops", "bandwidth", "kernel"), ("small", "exchange", "gradient"))
     return Roofline(
         flops_per_s=of.quantity("flops", RATE),
         bytes_per_s=of.quantity("bandwidth", BANDWIDTH),
         kernel_s=of.quantity("kernel", TIME),
         small=of.quantity("small", ELEMENTS) if "small" in of.content else 0.0,
         exchange_s=of.quantity("exchange", TIME) if "exchange" in of.content else 0.0,
+        gradient_s=of.quantity("gradient", TIME) if "gradient" in of.content else 0.0,
     )
 
 
@@ -275,6 +278,7 @@ def _content(machine: Machine) -> dict[str, object]:
             "kernel": units.written(of.kernel_s, TIME),
             **({"small": units.written(of.small, ELEMENTS)} if of.small else {}),
             **({"exchange": units.written(of.exchange_s, TIME)} if of.exchange_s else {}),
+            **({"gradient": units.written(of.gradient_s, TIME)} if of.gradient_s else {}),
         }
 
     def kind(of: DeviceKind) -> dict[str, object]:

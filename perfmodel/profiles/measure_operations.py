@@ -2,18 +2,19 @@
 
 An operation is run as distconv runs it, on distributed tensors of which each rank at work has a block (split over their
 samples), so the cost of getting there is in the figure. Copies of the tensors are used in turn, because between two
-uses in a training step everything else has passed through the caches.
+uses in a training step everything else has passed through the caches; autograd is called once for all of them, as it is
+once in a step.
 
 Source: Dryden et al. 2019, V-A and VI-A.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -36,18 +37,21 @@ from distconv.tensor import DistTensor
 
 WARM_UP = 2
 REPETITIONS = 10
-"""The paper's: the mean of ten runs after some that warm up."""
+"""The paper's: the mean of ten runs, or a few more, after some that warm up."""
 
 ROUNDS = 3
-"""Times that all of it is measured, so that what else the machine does for a while does not count."""
+"""Times that all of it is measured, of which the fastest counts: what else the machine does only makes it slower."""
 
-EXCHANGES = 15
-"""Differences of which the median is the fixed cost of an exchange."""
+DIFFERENCES = 15
+"""Those of which the median is the fixed cost of an exchange, or of a gradient that is summed."""
 
 CACHE_BYTES = 64 << 20
 """Copies of the tensors take as much as this, so that none is found in a cache."""
 
-MOST_COPIES = 8
+MOST_COPIES = 5
+
+SUMS = 16
+"""Weights whose gradients are summed, to measure what each costs."""
 
 LARGE_ELEMENTS = 1 << 24
 """Of the sum that measures the bandwidth of memory."""
@@ -70,27 +74,27 @@ def measure(
 ) -> dict[str, float]:
     """Seconds of each phase of each call, with all ranks of ``comm`` at work at once. Collective.
 
-    The slowest rank's, and of so many ``rounds`` the median. What cannot be run by itself is left out, on all ranks.
+    The slowest rank's, in the fastest of so many ``rounds``. What cannot be run by itself is left out, on all ranks.
     """
-    found: dict[str, list[float]] = {}
+    found: dict[str, float] = {}
     grid = ProcessGrid(comm, n=comm.size)
     for _ in range(rounds):
         for key, call in calls.items():
             for phase, seconds in _measured(call, grid, comm, device):
-                found.setdefault(f"{key} {phase}", []).append(seconds)
-    return {key: statistics.median(times) for key, times in found.items()}
+                found[f"{key} {phase}"] = min(seconds, found.get(f"{key} {phase}", math.inf))
+    return found
 
 
 def _measured(
     call: LocalCall, grid: ProcessGrid, comm: MPI.Intracomm, device: torch.device
 ) -> Iterator[tuple[str, float]]:
     try:
-        runs: dict[str, Callable[[], object]] | None = _runs(call, grid, device)
+        runs: dict[str, _Runs] | None = _runs(call, grid, device)
     except (RuntimeError, TypeError, ValueError, NotImplementedError):
         runs = None
     if comm.allreduce(runs is not None, MPI.LAND) and runs is not None:
-        for phase, run in runs.items():
-            yield phase, _timed(run, comm, device)
+        for phase, of in runs.items():
+            yield phase, _timed(of, comm, device)
 
 
 def measure_roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
@@ -101,9 +105,9 @@ def measure_roofline(comm: MPI.Intracomm, device: torch.device) -> Roofline:
     block = torch.rand(1, 64, device=device, requires_grad=True)
     tiny = DistTensor(block, Distribution(grid, ("n", None)), torch.Size((grid.size, 64)))
     macs = x.numel() * w[0].numel()
-    convolution = _timed(lambda: torch.conv2d(x, w, padding=1), comm, device)
-    addition = _timed(lambda: torch.add(large[0], large[1], out=large[2]), comm, device)
-    kernel = _timed(lambda: torch.relu(tiny), comm, device)
+    convolution = _timed(_Runs(lambda: torch.conv2d(x, w, padding=1)), comm, device)
+    addition = _timed(_Runs(lambda: torch.add(large[0], large[1], out=large[2])), comm, device)
+    kernel = _timed(_Runs(lambda: torch.relu(tiny)), comm, device)
     return Roofline(2 * macs / convolution, 3 * 4 * LARGE_ELEMENTS / addition, kernel)
 
 
@@ -128,22 +132,66 @@ def measure_exchange(comm: MPI.Intracomm, device: torch.device) -> float:
 
     def difference() -> float:
         computing = sum(_timed(runs[phase], comm, device) for phase in ("forward", "input"))
-        return (_timed(exchanging, comm, device) - computing) / 2
+        return (_timed(_Runs(exchanging), comm, device) - computing) / 2
 
-    return max(0.0, statistics.median(difference() for _ in range(EXCHANGES)))
+    return max(0.0, statistics.median(difference() for _ in range(DIFFERENCES)))
 
 
-def _timed(run: Callable[[], object], comm: MPI.Intracomm, device: torch.device) -> float:
+def measure_sum(comm: MPI.Intracomm, device: torch.device) -> float:
+    """Seconds that a gradient takes that is summed over all ranks, beyond one that is not. Collective.
+
+    Of a little one, for which there is the work on the host alone.
+    """
+    grid = ProcessGrid(comm, n=comm.size)
+    dist = Distribution(grid, ("n", None))
+    x = DistTensor(torch.rand(1, 16, device=device), dist, torch.Size((comm.size, 16)))
+    weights = [torch.full((16, 16), 1 / 16, device=device, requires_grad=True) for _ in range(SUMS)]
+    for weight in weights:
+        gradient_reduction.mark(weight, "a weight")
+
+    def backward() -> None:
+        y = x
+        for weight in weights:
+            y = torch.nn.functional.linear(y, weight)  # type: ignore[assignment]
+        y.local.sum().backward()
+        for weight in weights:
+            weight.grad = None
+
+    def alone() -> None:
+        with gradient_reduction.no_sync():
+            backward()
+        gradient_reduction.keep([])
+
+    def difference() -> float:
+        return (_timed(_Runs(backward), comm, device) - _timed(_Runs(alone), comm, device)) / SUMS
+
+    kept = gradient_reduction.kept()
+    gradient_reduction.keep([])
+    found = statistics.median(difference() for _ in range(DIFFERENCES))
+    gradient_reduction.keep(kept)
+    return max(0.0, found)
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """``count`` runs of a piece of work, one after the other, each on tensors of its own."""
+
+    take: Callable[[], object]
+    count: int = 1
+
+
+def _timed(runs: _Runs, comm: MPI.Intracomm, device: torch.device) -> float:
     """Mean of ten runs with all ranks at work, on the slowest of them: the others wait for it sooner or later."""
-    for _ in range(WARM_UP):
-        run()
+    for _ in range(-(-WARM_UP // runs.count)):
+        runs.take()
     _finish(device)
     comm.Barrier()
     start = time.perf_counter()
-    for _ in range(REPETITIONS):
-        run()
+    times = -(-REPETITIONS // runs.count)
+    for _ in range(times):
+        runs.take()
     _finish(device)
-    return float(comm.allreduce((time.perf_counter() - start) / REPETITIONS, MPI.MAX))
+    return float(comm.allreduce((time.perf_counter() - start) / (times * runs.count), MPI.MAX))
 
 
 def _finish(device: torch.device) -> None:
@@ -190,21 +238,23 @@ class _Copy:
         """Run the operation."""
         return self.function(*self.args, **self.kwargs)
 
-    def backward(self) -> Callable[[], object]:
-        """A function that computes the gradients; those of weights stay this rank's shares, whose sum is BPa."""
-        result = self.forward().local  # type: ignore[attr-defined]
-        error, kept = torch.randn_like(result), gradient_reduction.kept()
 
-        def run() -> list[torch.Tensor | None]:
-            with gradient_reduction.no_sync():
-                result.backward(error, retain_graph=True)
-            gradient_reduction.keep(kept)
-            gradients = [leaf.grad for leaf in self.leaves]
-            for leaf in self.leaves:
-                leaf.grad = None
-            return gradients
+def _backward(copies: Sequence[_Copy]) -> Callable[[], object]:
+    """A function that computes the gradients; those of weights stay this rank's shares, whose sum is BPa."""
+    results = [copy.forward().local for copy in copies]  # type: ignore[attr-defined]
+    errors, kept = [torch.randn_like(result) for result in results], gradient_reduction.kept()
+    leaves = [leaf for copy in copies for leaf in copy.leaves]
 
-        return run
+    def run() -> list[torch.Tensor | None]:
+        with gradient_reduction.no_sync():
+            torch.autograd.backward(results, errors, retain_graph=True)
+        gradient_reduction.keep(kept)
+        gradients = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        return gradients
+
+    return run
 
 
 class _InPieces:
@@ -279,33 +329,33 @@ def _with_groups(args: Sequence[Any], groups: int) -> Sequence[Any]:
     return (*args[:6], groups, *args[7:]) if len(args) > 6 else args
 
 
-def _runs(call: LocalCall, grid: ProcessGrid, device: torch.device) -> dict[str, Callable[[], object]]:
-    """How to run each phase of a call once."""
+def _runs(call: LocalCall, grid: ProcessGrid, device: torch.device) -> dict[str, _Runs]:
+    """How to run each phase of a call."""
     size = sum(v.itemsize * math.prod(s) for v, s in zip(call.operation.inputs, call.inputs, strict=True))
     count = max(2, min(MOST_COPIES, CACHE_BYTES // max(1, 2 * size)))
-
-    runs: dict[str, Callable[[], object]] = {}
-    for phase in (phase for phase in PHASES if work(call, phase).kernels):
-        copies = [_copy(call, phase, grid, device) for _ in range(count)]
-        runs[phase] = _in_turn([copy.forward if phase == "forward" else copy.backward() for copy in copies])
-    for run in runs.values():
-        run()
+    phases = [phase for phase in PHASES if work(call, phase).kernels]
+    runs = {phase: _Runs(_taken(call, phase, count, grid, device), count) for phase in phases}
+    for of in runs.values():
+        of.take()
     return runs
 
 
-def _copy(call: LocalCall, phase: str, grid: ProcessGrid, device: torch.device) -> _Copy | _InPieces:
-    if call.pieces is None:
-        return _Copy(call, phase, grid, device)
-    return _InPieces(call, call.pieces, phase, device)
+def _taken(call: LocalCall, phase: str, count: int, grid: ProcessGrid, device: torch.device) -> Callable[[], object]:
+    """A function that runs a phase of ``count`` copies of a call."""
+    if call.pieces is not None:
+        pieces = [_InPieces(call, call.pieces, phase, device) for _ in range(count)]
+        return _in_turn([each.forward if phase == "forward" else each.backward() for each in pieces])
+    copies = [_Copy(call, phase, grid, device) for _ in range(count)]
+    return _in_turn([copy.forward for copy in copies]) if phase == "forward" else _backward(copies)
 
 
 def _in_turn(runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """One of ``runs`` after the other; what they give stays until their next turn, as results do in a training step."""
-    turns, results = itertools.cycle(enumerate(runs)), [object()] * len(runs)
+    """``runs`` one after the other; what they give stays until their next turn, as results do in a training step."""
+    results: list[object] = [None] * len(runs)
 
     def run() -> None:
-        turn, take = next(turns)
-        results[turn] = None
-        results[turn] = take()
+        for turn, take in enumerate(runs):
+            results[turn] = None
+            results[turn] = take()
 
     return run

@@ -16,6 +16,7 @@ from distconv import cli
 from distconv.jobs.commands import explore
 from distconv.jobs.training.model_factory import build_model
 from distconv.perfmodel import Layer, Machine, Profile, predicted_profile, trace
+from distconv.perfmodel.exploration.candidate_stages import Overheads
 from distconv.pipeline import Pipeline, PipelinePlan, SerialPipeline, split
 from distconv.pipeline.reference.serial import IN_FLIGHT
 from distconv.placement import gather
@@ -163,12 +164,15 @@ def test_stages_whose_layers_have_different_grids_train_as_one_process_does(comm
         assert_trains_as_one_process(comm, path, name)
 
 
-def test_turns_of_a_profile_become_their_median() -> None:
-    turns = [
-        Profile([Layer("a", forward, 2.0, 8, 4), Layer("b", 1.0, backward, 8, 4)], [("a", "b")])
-        for forward, backward in ((1.0, 9.0), (5.0, 7.0), (2.0, 8.0))
-    ]
-    assert explore._median(turns) == Profile([Layer("a", 2.0, 2.0, 8, 4), Layer("b", 1.0, 8.0, 8, 4)], [("a", "b")])
+def test_of_turns_the_fastest_profiles_and_the_medians_of_overheads_count() -> None:
+    turns = []
+    for small, large, pass_s in ((1.0, 9.0, 0.2), (5.0, 7.0, 0.1), (2.0, 8.0, 0.4)):
+        profiles = {size: Profile([Layer("a", 1.0, time, 8, 4)], []) for size, time in ((2, small), (8, large))}
+        overheads = Overheads(pass_s, 2 * pass_s, 3 * pass_s, True, 4 * pass_s)
+        turns.append(explore.Known(Machine.load("localhost"), overheads, profiles))
+    found = explore.best_known(turns)
+    assert {size: profile.layers[0].backward_s for size, profile in found.profiles.items()} == {2: 1.0, 8: 7.0}
+    assert found.overheads == Overheads(0.2, 0.4, pytest.approx(0.6), True, 0.8)
 
 
 def test_it_prints_why_and_draws_the_choice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -164,3 +164,12 @@ def test_a_profile_of_each_kind_of_device_is_the_mean_of_its_ranks(comm, shared_
     assert Profile.load(out / "new.json").layers == (Layer("a", 2.5, 2.0, 8, 4),)
     if comm.rank == 0:
         assert "new.json: 1 layers, 4500.000 ms in all, the mean of 2 ranks" in capfd.readouterr().out
+
+
+def test_of_several_profiles_the_shortest_times_and_the_medians_of_rates_count():
+    profiles = []
+    for kernel, time in ((3.0, 5.0), (1.0, 9.0), (2.0, 2.0)):
+        entry = Compute(1, Roofline(2e10, 4e9, kernel), {"a": time, f"only {time}": 1.0})
+        profiles.append(replace(Machine.load("localhost"), compute=(entry,)))
+    (entry,) = profile.undisturbed(profiles).compute
+    assert (entry.table, entry.roofline.kernel_s) == ({"a": 2.0}, 2.0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import distconv as dc
 from distconv import cli
 from distconv.jobs.verification import predictions
-from distconv.perfmodel.machine.machine import Compute, Roofline
 from tests.perfmodel.networks import machine
 
 COMMAND = ["verify", "predictions"]
@@ -71,15 +69,6 @@ def test_a_choice_is_measured_beside_the_best_grid_unless_it_is_one(
     assert counts == {name: 7 for name in STEPS if name in names or f"{name}, planned" in names} | (
         {"n=2": 14} if "planned" in names else {}
     )
-
-
-def test_of_several_profiles_the_median_counts() -> None:
-    profiles = []
-    for kernel, time in ((3.0, 1.0), (1.0, 9.0), (2.0, 2.0)):
-        entry = Compute(1, Roofline(2e10, 4e9, kernel), {"a": time, f"only {time}": 1.0})
-        profiles.append(replace(machine(), compute=(entry,)))
-    (entry,) = predictions._middle(profiles).compute
-    assert (entry.table, entry.roofline.kernel_s) == ({"a": 2.0}, 2.0)
 
 
 def refused(comm: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], text: str) -> None:

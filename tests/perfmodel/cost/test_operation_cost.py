@@ -173,6 +173,30 @@ def test_exchanges_and_redistributions_have_a_fixed_cost():
     assert costs[1].operation(op, Parts.of({"n": 2}, 2, 4)).halo_forward == 0
 
 
+def test_each_gradient_that_is_summed_over_ranks_has_a_fixed_cost():
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 1, bias=False))
+    model[0].bias.requires_grad_(False)
+    operations, here = trace(model, (4, 4, 16, 16)).operations, plain()
+    slow = replace(
+        here, compute=(replace(here.compute[0], roofline=replace(here.compute[0].roofline, gradient_s=0.5)),)
+    )
+
+    def more(parts):
+        costs = [Costs(machine, 2, Settings()) for machine in (here, slow)]
+        return [costs[1].operation(op, parts).bpa - costs[0].operation(op, parts).bpa for op in operations]
+
+    assert more(Parts.of({"h": 2}, 2, 4)) == pytest.approx([0.5, 1.0, 0.5])
+    assert more(Parts.of({"c": 2}, 2, 4)) == pytest.approx([0.0, 1.0, 0.0])  # filters are split, whole vectors are not
+    assert more(Parts.of({}, 1, 4)) == [0.0, 0.0, 0.0]
+
+
+def test_a_mean_over_everything_waits_for_all_ranks_however_they_split_it():
+    graph = trace(convolution(), (4, 4, 16, 16), loss=lambda y: y.pow(2).mean())
+    mean, costs = graph.operations[-1], Costs(plain(), 2, Settings())
+    waits = [costs.operation(mean, Parts.of({axis: 2}, 2, 2)).sync_forward for axis in "nhc"]
+    assert mean.kind == "mean" and waits[0] > 0 and waits == [waits[0]] * 3
+
+
 @pytest.mark.parametrize("slots", [0, 1, 2])
 def test_an_update_reads_weights_gradients_and_state_and_writes_weights_and_state(slots):
     roofline = Roofline(FLOPS, 1e6, KERNEL)

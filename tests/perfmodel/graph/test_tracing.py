@@ -66,6 +66,16 @@ def test_operations_inherit_the_layer_of_their_first_argument():
     assert graph.operations[3].y.shape == (2, 4, 8, 8) and graph.operations[5].y.shape == (2, 4, 4, 8)
 
 
+def test_a_loss_is_part_of_the_graph_with_the_distribution_of_what_it_is_of():
+    target = torch.zeros(2, dtype=torch.int64, device="meta")
+    alone, both = (
+        trace(Block(), (2, 4, 8, 8), loss=loss).operations for loss in (None, lambda y: F.cross_entropy(y, target))
+    )
+    assert [(op.name, op.layer) for op in both[: len(alone)]] == [(op.name, op.layer) for op in alone]
+    (loss,) = both[len(alone) :]
+    assert (loss.kind, loss.layer, loss.y.shape, loss.y.requires_grad) == ("cross_entropy", "head", (), True)
+
+
 @pytest.mark.parametrize("name", ["unet", "resnet20", "vgg11_bn", "lenet5"])
 def test_what_is_saved_is_what_autograd_saves_when_the_model_really_runs(name):
     model = MODELS[name].factory()

@@ -21,7 +21,16 @@ from distconv.perfmodel.cost.evaluation import Model
 from distconv.perfmodel.cost.operation_work import PHASES, local_call, work
 from distconv.perfmodel.graph.tracing import trace
 from distconv.perfmodel.profiles import measure_operations
-from distconv.perfmodel.profiles.measure_operations import _copy, calls_of, measure, measure_exchange, measure_roofline
+from distconv.perfmodel.profiles.measure_operations import (
+    _backward,
+    _Copy,
+    _InPieces,
+    calls_of,
+    measure,
+    measure_exchange,
+    measure_roofline,
+    measure_sum,
+)
 from tests.perfmodel.networks import machine
 
 CPU = torch.device("cpu")
@@ -76,7 +85,7 @@ def test_the_sum_of_weights_gradients_is_not_in_the_figure_and_what_was_kept_sta
     call, grid = local_call(op, Parts.of({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=2)
     leaf, share = torch.zeros(2, requires_grad=True), torch.ones(2)
     gradient_reduction.keep([(leaf, share, comm)])
-    run = _copy(call, "weight", grid, CPU).backward()
+    run = _backward([_Copy(call, "weight", grid, CPU) for _ in range(2)])
     with counted() as traffic:
         shares = run()
     assert [tuple(each.shape) for each in shares if each is not None] == []  # they are kept for the sum that BPa is
@@ -90,7 +99,7 @@ def test_a_convolution_with_ghosts_has_the_gradients_of_torch(comm):
     """At once on 2 ranks, in pieces on 3: what is timed is the work that there is."""
     op = trace(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 3, 3, padding=1)), (2, 2, 12, 5)).operations[1]
     call = local_call(op, Parts.of({"h": comm.size}, comm.size, comm.size))
-    copies = {phase: _copy(call, phase, dc.ProcessGrid(comm, h=comm.size), CPU) for phase in ("input", "weight")}
+    copies = {phase: _InPieces(call, call.pieces, phase, CPU) for phase in ("input", "weight")}
     for phase, copy in copies.items():
         whole = merged(copy.pieces, copy.needed).values.requires_grad_()
         weight, bias = copy.weight.detach().requires_grad_(), copy.bias.detach().requires_grad_()
@@ -156,11 +165,60 @@ def test_an_exchange_costs_what_a_convolution_takes_beyond_its_computation(comm,
 
 
 @pytest.mark.ranks(1, 2)
-def test_a_time_is_the_mean_of_its_runs_after_some_that_warm_up(comm, monkeypatch):
-    monkeypatch.setattr(measure_operations, "time", Clock(comm.rank, [5.0]))
+@pytest.mark.parametrize(("copies", "runs", "times"), [(1 << 30, 10, 2), (0, 10, 5)])
+def test_a_time_is_the_mean_of_its_runs_after_some_that_warm_up(comm, monkeypatch, copies, runs, times):
+    """In the fastest of three rounds."""
+    monkeypatch.setattr(measure_operations, "time", Clock(comm.rank, [5.0, 7.0, 3.0, 9.0, 6.0, 8.0]))
+    monkeypatch.setattr(measure_operations, "CACHE_BYTES", copies)
     made = []
     graph = trace(nn.Sequential(nn.Conv2d(4, 4, 1)), (2, 4, 8, 8))
-    monkeypatch.setattr(measure_operations, "_in_turn", lambda runs: lambda: made.append(runs[0]()))
+    monkeypatch.setattr(measure_operations, "_taken", lambda *_: lambda: made.append(None))
     table = measure(calls_of(graph, {"0": [{"n": 2}]}, 2, 2), comm, CPU)
-    assert list(table.values()) == [pytest.approx(5 * comm.size / 10)] * 2  # forward, and the weight's gradient
-    assert len(made) == 2 * 3 * (1 + 2 + 10)  # in three rounds: once to see that it runs, two to warm up, ten
+    assert list(table.values()) == [pytest.approx(best * comm.size / runs) for best in (3.0, 7.0)]  # FP, BPw
+    assert len(made) == 2 * 3 * (1 + 1 + times)  # to see that it runs, to warm up, and as often as is measured
+
+
+@pytest.mark.ranks(1, 2)
+def test_copies_are_differentiated_in_one_pass_and_each_by_itself(comm, monkeypatch):
+    op = trace(nn.Sequential(nn.Conv2d(2, 2, 1), nn.Conv2d(2, 3, 1)), (2, 2, 4, 4)).operations[1]
+    call, grid = local_call(op, Parts.of({"n": 2}, 2, 2)), dc.ProcessGrid(comm, n=comm.size)
+    copies = [_Copy(call, "input", grid, CPU) for _ in range(3)]
+    calls, backward = [], torch.autograd.backward
+    monkeypatch.setattr(torch.autograd, "backward", lambda *given, **more: calls.append(backward(*given, **more)))
+    monkeypatch.setattr(torch, "randn_like", torch.ones_like)
+    found = _backward(copies)()
+    assert len(calls) == 1 and len(found) == len(copies)
+    for copy, gradient in zip(copies, found, strict=True):
+        weight = copy.args[1]
+        torch.testing.assert_close(gradient, weight.sum(0)[None].expand_as(gradient))
+        assert all(leaf.grad is None for leaf in copy.leaves)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize(("seconds", "each"), [((3.0, 1.0), 2.0), ((1.0, 3.0), 0.0)])
+def test_a_gradient_costs_what_a_pass_with_sums_takes_beyond_one_without(comm, monkeypatch, seconds, each):
+    monkeypatch.setattr(measure_operations, "time", Clock(comm.rank, seconds))
+    leaf, share = torch.zeros(2, requires_grad=True), torch.ones(2)
+    gradient_reduction.keep([(leaf, share, comm)])
+    found = measure_sum(comm, CPU)
+    runs = measure_operations.REPETITIONS * measure_operations.SUMS
+    assert found == pytest.approx(each * comm.size / runs)
+    assert [kept[0] is leaf for kept in gradient_reduction.kept()] == [True]
+    gradient_reduction.keep([])
+
+
+@pytest.mark.ranks(2)
+def test_sums_are_sent_in_one_of_the_passes_alone(comm, monkeypatch):
+    reduced = []
+
+    def timed(runs, comm, device):
+        with counted() as traffic:
+            runs.take()
+        reduced.append(sum(traffic.reduced.values()))
+        return 1.0
+
+    monkeypatch.setattr(measure_operations, "_timed", timed)
+    measure_sum(comm, CPU)
+    bytes_of_all = 4 * measure_operations.SUMS * 16 * 16
+    assert len(reduced) == 2 * measure_operations.DIFFERENCES
+    assert min(reduced[::2]) >= bytes_of_all and set(reduced[1::2]) == {0}
