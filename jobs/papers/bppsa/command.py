@@ -12,6 +12,9 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import torch
+from mpi4py import MPI
+
 from distconv.errors import DataError
 from distconv.jobs.papers.bppsa import (
     adam_staleness,
@@ -23,7 +26,7 @@ from distconv.jobs.papers.bppsa import (
     training,
 )
 from distconv.jobs.papers.printed_tables import Rows, add_json_argument, print_tables
-from distconv.jobs.training.options import positive, positive_float
+from distconv.jobs.training.options import add_device_argument, device_for, positive, positive_float
 
 EXAMPLES = """\
 examples:
@@ -67,6 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rate", type=positive_float, help=f"of SGD (default: {training.RATE}, figure-10 {pruned_vgg.RATE})"
     )
+    add_device_argument(parser, "of tables 4 to 6: ")
     add_json_argument(parser)
 
 
@@ -94,11 +98,12 @@ def run(options: argparse.Namespace) -> int:
     for part, option in NEEDED.items():
         if part in options.parts and getattr(options, option) is None:
             raise DataError(f"{part} needs --{option}, a folder or file of samples")
-    print_tables(lambda: _tables(options), options.json)
+    device = torch.device(device_for(options.device, MPI.COMM_WORLD))
+    print_tables(lambda: _tables(options, device), options.json)
     return 0
 
 
-def _tables(options: argparse.Namespace) -> dict[str, Rows]:
+def _tables(options: argparse.Namespace, device: torch.device) -> dict[str, Rows]:
     parts = options.parts or [x for x in PARTS if x not in NEEDED or getattr(options, NEEDED[x]) is not None]
     recipe = None
     if options.data is not None:
@@ -113,6 +118,6 @@ def _tables(options: argparse.Namespace) -> dict[str, Rows]:
         ),
         "figure-12": lambda: adam_staleness.table(options.data, options.iterations, options.batch, options.width),
         "figure-13": lambda: sound_curves.table(options.sounds, options.epochs),
-        **{name: partial(epochs.table, name, rows) for name, rows in epochs.TABLES.items()},
+        **{name: partial(epochs.table, name, rows, device) for name, rows in epochs.TABLES.items()},
     }
     return {part: make[part]() for part in parts}

@@ -19,7 +19,7 @@ from torch import nn
 from distconv.jobs.bench import report
 from distconv.jobs.papers.printed_tables import Rows
 from distconv.jobs.sequence.trainer import LAYERS, Network
-from distconv.jobs.timing import clocked, in_turns
+from distconv.jobs.timing import CPU, clocked, in_turns
 
 HIDDEN, CLASSES = 20, 10
 RATES = {"rnn": 1e-5, "gru": 3e-4}
@@ -100,20 +100,21 @@ TABLES: Mapping[str, Sequence[Setting]] = {
 }
 
 
-def table(name: str, settings: Sequence[Setting]) -> Rows:
-    """Print a row for each setting: seconds of an epoch, and how much faster the scan is than BP."""
-    print(f"\n{report.heading(f'{name}: seconds of an epoch, float32, {torch.get_num_threads()} thread(s)')}")
+def table(name: str, settings: Sequence[Setting], device: torch.device = CPU) -> Rows:
+    """Print a row for each setting: seconds of an epoch on ``device``, and how much faster the scan is than BP."""
+    on = f"{torch.get_num_threads()} thread(s)" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    print(f"\n{report.heading(f'{name}: seconds of an epoch, float32, {on}')}")
     print("least of 3 to 50 steps, times as many as an epoch has; ratios: baseline / BPPSA; the paper's are a V100's")
     columns = "".join(f"{column:>10}" for column in COLUMNS)
     print(f"{'':<16}{columns}{'all':>8}{'paper':>7}{'backward':>10}{'paper':>7}")
-    return [_row(setting) for setting in settings]
+    return [_row(setting, device) for setting in settings]
 
 
-def _row(setting: Setting) -> dict[str, object]:
+def _row(setting: Setting, device: torch.device) -> dict[str, object]:
     epoch = -(-(BITSTREAMS if setting.model == "rnn" else IRMAS) // setting.batch)
-    actions = {column: step_of(setting, method, back=back) for column, (method, back) in COLUMNS.items()}
+    actions = {column: step_of(setting, method, device, back=back) for column, (method, back) in COLUMNS.items()}
     rounds = max(3, min(50, 10**5 // (setting.steps * setting.batch)))
-    times = in_turns(MPI.COMM_SELF, clocked(actions), rounds)
+    times = in_turns(MPI.COMM_SELF, clocked(actions, device), rounds)
     seconds = {column: epoch * min(turns) for column, turns in times.items()}
     ours = ratios(*(seconds[column] for column in ("FP", "baseline", "FP, scan", "BPPSA")))
     theirs = ratios(*setting.published)
@@ -133,15 +134,15 @@ def ratios(forward: float, baseline: float, scan_forward: float, scan: float) ->
     return baseline / scan, (baseline - forward) / backward if backward > 0 else float("nan")
 
 
-def step_of(setting: Setting, method: str, *, back: bool) -> Callable[[], object]:
+def step_of(setting: Setting, method: str, device: torch.device = CPU, *, back: bool) -> Callable[[], object]:
     """What takes a training step of the paper's network by ``method``, or unless ``back`` its forward pass and loss."""
     torch.manual_seed(0)
     layer = LAYERS[setting.model](setting.values, HIDDEN, batch_first=True, method=method)
-    model: nn.Module = Network(layer, CLASSES)
+    model: nn.Module = Network(layer, CLASSES).to(device)
     optimizer = torch.optim.Adam(model.parameters(), RATES[setting.model])
-    x = torch.randn(setting.batch, setting.steps, setting.values + 1)
-    x[..., -1] = torch.arange(setting.steps) == setting.steps - 1
-    labels = torch.randint(CLASSES, (setting.batch,))
+    x = torch.randn(setting.batch, setting.steps, setting.values + 1, device=device)
+    x[..., -1] = torch.arange(setting.steps, device=device) == setting.steps - 1
+    labels = torch.randint(CLASSES, (setting.batch,), device=device)
 
     def step() -> torch.Tensor:
         loss = F.cross_entropy(model(x), labels)
