@@ -1,7 +1,7 @@
 """The backward pass of one layer in one direction on one rank: a block of steps at a time, from the last to the first.
 
-Memory beside the layer's inputs and outputs is bounded: at a time there are derivatives of ``BLOCK_BYTES`` of steps, or
-their Jacobians (T, B, H, H) where a scan needs them. What leaves a block enters the one before it.
+Memory beside the layer's inputs and outputs is bounded: at a time there are derivatives of ``SWEEP_BYTES`` of steps, or
+``SCAN_BYTES`` of their Jacobians (T, B, H, H) where a scan needs them. What leaves a block enters the one before it.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from distconv.kernels.scan import backpropagate
 from .cells import Cell, Factors, Weights
 from .methods import Method
 
-BLOCK_BYTES = {False: 1 << 22, True: 1 << 26}
-"""Step after step, what a core's cache holds; of Jacobians more, since a scan gains by length."""
+SWEEP_BYTES = 1 << 22
+"""Step after step, what a core's cache holds."""
+
+SCAN_BYTES = {"cpu": 1 << 26, "cuda": 1 << 30}
+"""Of Jacobians more, since a scan gains by length: on a GPU, which a short one leaves empty, most of all."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,8 @@ class Steps:
         """The steps in blocks of which derivatives, or Jacobians if it ``scans``, fit into memory; the last first."""
         count, batch, width = self.states.shape
         values = width * (2 * width if scans else 3 * self.cell.gates + 4)
-        size = max(1, BLOCK_BYTES[scans] // max(1, values * batch * self.states.element_size()))
+        most = SCAN_BYTES["cuda" if self.states.is_cuda else "cpu"] if scans else SWEEP_BYTES
+        size = max(1, most // max(1, values * batch * self.states.element_size()))
         for stop in range(count, 0, -size):
             yield slice(max(0, stop - size), stop)
 

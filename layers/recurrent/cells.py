@@ -78,8 +78,17 @@ class Cell:
         with warnings.catch_warnings():
             # What it says of one layer's weights, which lie among those of the others.
             warnings.filterwarnings("ignore", "RNN module weights are not part of single contiguous chunk")
-            y: torch.Tensor = self.function(x, start[None].contiguous(), list(weights), *options)[0]
+            y: torch.Tensor = self.function(x, start[None].contiguous(), [*map(_apart, weights)], *options)[0]
         return y
+
+
+def _apart(weight: torch.Tensor) -> torch.Tensor:
+    """``weight`` in memory of its own on a GPU, where cuDNN copies it anyway.
+
+    Of one layer's weights without biases, in the memory of all layers', torch's function takes the first layer's.
+    """
+    shares = weight.is_cuda and weight.untyped_storage().nbytes() > weight.nbytes
+    return weight.clone() if shares else weight
 
 
 def _tanh(x: torch.Tensor, before: torch.Tensor, after: torch.Tensor, weights: Weights) -> Factors:

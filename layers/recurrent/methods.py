@@ -56,14 +56,16 @@ class Speed:
     """How fast a device goes back through time without a compiled loop, in seconds and operations a second."""
 
     step_s: float
-    """A step by separate calls: on a GPU one of cuDNN's."""
+    """A step by separate calls."""
+    alone_s: float
+    """A step on one rank, which torch itself may take: on a GPU cuDNN."""
     call_s: float
     """Any call on a whole level of a scan."""
     flops_per_s: float
 
 
-SPEEDS = {"cpu": Speed(8e-6, 10e-6, 10e9), "cuda": Speed(20e-6, 15e-6, 5e12)}
-"""One core of a small machine, measured; a GPU, of the order that data sheets have."""
+SPEEDS = {"cpu": Speed(8e-6, 8e-6, 10e-6, 10e9), "cuda": Speed(20e-6, 0.7e-6, 90e-6, 5e12)}
+"""One core of a small machine, and a H200 whose calls come from Python, both measured."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ def predict(problem: Problem) -> Prediction:
     """
     speed = SPEEDS["cuda" if problem.device.type == "cuda" else "cpu"]
     vector = 2 * problem.batch * problem.width**2
-    sequential = problem.steps * problem.ranks * (speed.step_s + problem.gates * vector / speed.flops_per_s)
+    step_s = speed.alone_s if problem.ranks == 1 else speed.step_s
+    sequential = problem.steps * problem.ranks * (step_s + problem.gates * vector / speed.flops_per_s)
     levels = max(1, problem.steps - 1).bit_length() + (problem.ranks - 1).bit_length()
     # Forming a Jacobian is a pass over its gates; the up-sweep has a product of matrices for each step.
     work = problem.steps * vector * (problem.width + problem.gates + 2)

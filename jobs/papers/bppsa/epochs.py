@@ -1,7 +1,8 @@
 """Tables 4 to 6: seconds of an epoch of the RNN and of the GRU, with BP and with the scan, beside the paper's.
 
 An epoch is as many training steps as the paper's data have batches; some steps are timed, on random values of the same
-shape. The forward pass alone has no gradients to wait for; with the scan it also keeps what the Jacobians need.
+shape. The forward pass alone has no gradients to wait for; with the scan it also keeps what the Jacobians need. On a
+GPU, where calls from Python cost more than most kernels, both ways back are timed as one CUDA graph, too.
 
 Source: BPPSA, 4.1, 4.2, table 3 and appendix G: tables 4 to 6, on a V100.
 """
@@ -34,6 +35,12 @@ COLUMNS = {
     "auto": ("auto", True),
 }
 """The way back through time, and whether it is gone; ``auto`` is what distconv chooses."""
+
+GRAPHS = {"graph": "baseline", "graph, scan": "BPPSA"}
+"""Columns of a GPU, whose forward and backward pass are the CUDA graph of other ones."""
+
+WARM_UP = 3
+"""Runs of what becomes a CUDA graph."""
 
 
 @dataclass(frozen=True)
@@ -105,22 +112,30 @@ def table(name: str, settings: Sequence[Setting], device: torch.device = CPU) ->
     on = f"{torch.get_num_threads()} thread(s)" if device.type == "cpu" else torch.cuda.get_device_name(device)
     print(f"\n{report.heading(f'{name}: seconds of an epoch, float32, {on}')}")
     print("least of 3 to 50 steps, times as many as an epoch has; ratios: baseline / BPPSA; the paper's are a V100's")
-    columns = "".join(f"{column:>10}" for column in COLUMNS)
-    print(f"{'':<16}{columns}{'all':>8}{'paper':>7}{'backward':>10}{'paper':>7}")
+    columns = "".join(f"{column:>12}" for column in _columns(device))
+    ratio = f"{'graphs':>8}" if device.type == "cuda" else ""
+    print(f"{'':<16}{columns}{'all':>8}{'paper':>7}{'backward':>10}{'paper':>7}{ratio}")
     return [_row(setting, device) for setting in settings]
+
+
+def _columns(device: torch.device) -> list[str]:
+    return [*COLUMNS, *(GRAPHS if device.type == "cuda" else ())]
 
 
 def _row(setting: Setting, device: torch.device) -> dict[str, object]:
     epoch = -(-(BITSTREAMS if setting.model == "rnn" else IRMAS) // setting.batch)
     actions = {column: step_of(setting, method, device, back=back) for column, (method, back) in COLUMNS.items()}
+    if device.type == "cuda":
+        actions |= {name: step_of(setting, COLUMNS[of][0], device, graph=True) for name, of in GRAPHS.items()}
     rounds = max(3, min(50, 10**5 // (setting.steps * setting.batch)))
     times = in_turns(MPI.COMM_SELF, clocked(actions, device), rounds)
     seconds = {column: epoch * min(turns) for column, turns in times.items()}
     ours = ratios(*(seconds[column] for column in ("FP", "baseline", "FP, scan", "BPPSA")))
     theirs = ratios(*setting.published)
-    shown = "".join(f"{value:>10.2f}" for value in seconds.values())
+    shown = "".join(f"{value:>12.2f}" for value in seconds.values())
     beside = "".join(f"{a:>{w}.2f}{b:>7.2f}" for a, b, w in zip(ours, theirs, (8, 10), strict=True))
-    print(f"{setting.name:<16}{shown}{beside}", flush=True)
+    graphs = f"{seconds['graph'] / seconds['graph, scan']:>8.2f}" if device.type == "cuda" else ""
+    print(f"{setting.name:<16}{shown}{beside}{graphs}", flush=True)
     return {"setting": setting.name, "epoch_s": seconds, "ratio": ours, "published_s": setting.published}
 
 
@@ -134,8 +149,13 @@ def ratios(forward: float, baseline: float, scan_forward: float, scan: float) ->
     return baseline / scan, (baseline - forward) / backward if backward > 0 else float("nan")
 
 
-def step_of(setting: Setting, method: str, device: torch.device = CPU, *, back: bool) -> Callable[[], object]:
-    """What takes a training step of the paper's network by ``method``, or unless ``back`` its forward pass and loss."""
+def step_of(
+    setting: Setting, method: str, device: torch.device = CPU, *, back: bool = True, graph: bool = False
+) -> Callable[[], object]:
+    """What takes a training step of the paper's network by ``method``, or unless ``back`` its forward pass and loss.
+
+    ``graph``: forward and backward pass are recorded as a CUDA graph before.
+    """
     torch.manual_seed(0)
     layer = LAYERS[setting.model](setting.values, HIDDEN, batch_first=True, method=method)
     model: nn.Module = Network(layer, CLASSES).to(device)
@@ -144,12 +164,39 @@ def step_of(setting: Setting, method: str, device: torch.device = CPU, *, back: 
     x[..., -1] = torch.arange(setting.steps, device=device) == setting.steps - 1
     labels = torch.randint(CLASSES, (setting.batch,), device=device)
 
-    def step() -> torch.Tensor:
+    def gradients() -> torch.Tensor:
         loss = F.cross_entropy(model(x), labels)
         if back:
             optimizer.zero_grad()
             loss.backward()
-            optimizer.step()
         return loss.detach()
 
+    take = _recorded(gradients) if graph else gradients
+
+    def step() -> object:
+        loss = take()
+        if back:
+            optimizer.step()
+        return loss
+
     return step
+
+
+def _recorded(action: Callable[[], object]) -> Callable[[], object]:
+    """``action`` as a CUDA graph; run before on another stream, as torch asks for."""
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(WARM_UP):
+            action()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        held = action(), action
+    # The graph reads the tensors that the action refers to.
+
+    def replay() -> object:
+        graph.replay()
+        return held[0]
+
+    return replay

@@ -21,6 +21,11 @@ def steps_of(name, count=11, batch=2, inputs=3, hidden=4):
     return Steps(cell, Weights(*weights), x, start, cell.states(x, start, weights))
 
 
+def in_blocks(monkeypatch, sweep, scan):
+    monkeypatch.setattr(backward, "SWEEP_BYTES", sweep)
+    monkeypatch.setattr(backward, "SCAN_BYTES", {"cpu": scan, "cuda": scan})
+
+
 @pytest.mark.parametrize("method", [Method.SEQUENTIAL, Method.BLELLOCH, Method.TRUNCATED])
 @pytest.mark.parametrize("name", CELLS)
 def test_blocks_change_nothing(monkeypatch, name, method):
@@ -28,7 +33,7 @@ def test_blocks_change_nothing(monkeypatch, name, method):
     sources, carry = normal(11, 2, 4), normal(2, 4, seed=1)
     whole = gradients(steps, sources, carry, method)
     for size in (1, 3000, 1 << 14):
-        monkeypatch.setattr(backward, "BLOCK_BYTES", {False: size, True: size})
+        in_blocks(monkeypatch, size, size)
         found = gradients(steps, sources, carry, method)
         torch.testing.assert_close(found.of_input, whole.of_input, **SMALL)
         torch.testing.assert_close(found.carry, whole.carry, **SMALL)
@@ -39,7 +44,7 @@ def test_blocks_change_nothing(monkeypatch, name, method):
 def test_blocks_cover_the_steps_from_the_last_to_the_first(monkeypatch):
     steps = steps_of("gru")
     assert list(steps.blocks(scans=True)) == [slice(0, 11)]
-    monkeypatch.setattr(backward, "BLOCK_BYTES", {False: 4 * 13 * 2 * 8 * 4, True: 1})
+    in_blocks(monkeypatch, 4 * 13 * 2 * 8 * 4, 1)
     assert list(steps.blocks(scans=False)) == [slice(7, 11), slice(3, 7), slice(0, 3)]
     assert len(list(steps.blocks(scans=True))) == 11
 
@@ -47,7 +52,7 @@ def test_blocks_cover_the_steps_from_the_last_to_the_first(monkeypatch):
 @pytest.mark.parametrize("name", CELLS)
 @pytest.mark.parametrize("size", [1, 1 << 13, 1 << 26])
 def test_the_product_of_all_steps_is_one_map(monkeypatch, name, size):
-    monkeypatch.setattr(backward, "BLOCK_BYTES", {True: size, False: 1 << 20})
+    in_blocks(monkeypatch, 1 << 20, size)
     steps, sources, carry = steps_of(name), normal(11, 2, 4), normal(2, 4, seed=1)
     matrix, shift = product(steps, sources)
     expected = gradients(steps, sources, carry, Method.SEQUENTIAL).carry

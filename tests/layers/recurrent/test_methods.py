@@ -33,8 +33,11 @@ def test_without_a_compiled_loop_a_scan_is_chosen_for_few_samples(monkeypatch):
 
 
 def test_on_a_gpu_what_is_wide_is_left_to_cudnn_unless_ranks_share_the_time():
+    """And what is short: an H200 takes 1.4 ms for 1,000 steps of cuDNN's with 20 values, and 4 for a scan of them."""
     wide = replace(SMALL, device=torch.device("cuda"), width=512, batch=256)
-    assert fastest(replace(wide, width=20, batch=1)) is Method.BLELLOCH
+    assert fastest(replace(wide, width=20, batch=16)) is Method.AUTOGRAD
+    assert fastest(replace(wide, width=20, batch=16, steps=10_000)) is Method.BLELLOCH
+    assert fastest(replace(wide, width=20, batch=16, ranks=4)) is Method.BLELLOCH
     assert fastest(wide) is Method.AUTOGRAD
     assert fastest(replace(wide, ranks=2)) is Method.SEQUENTIAL
 

@@ -193,3 +193,21 @@ def test_it_trains_as_torchs_module_does():
             optimizer.step()
             losses[-1].append(loss.item())
     assert losses[1] == pytest.approx(losses[0], rel=1e-12)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_on_a_gpu_each_layer_and_direction_has_its_own_weights(kind, method):
+    """Torch's function takes the first layer's where there are no biases and all lie in one piece of memory."""
+    for options in OPTIONS:
+        layers = options["num_layers"] * (2 if options["bidirectional"] else 1)
+        found = []
+        for module, device in zip(twins(kind, 3, 4, method=method, **options), ("cpu", "cuda"), strict=True):
+            there = module.to("cpu").to(device)
+            leaves = [t.to("cpu").to(device).requires_grad_() for t in (normal(5, 5, 3), normal(layers, 5, 4))]
+            results = [each.cpu() for each in there(*leaves)]
+            found.append([each.cpu() for each in gradients(there, results, leaves)])
+        for expected, actual in zip(*found, strict=True):
+            torch.testing.assert_close(actual, expected, **SMALL)
