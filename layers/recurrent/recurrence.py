@@ -94,6 +94,8 @@ class Recurrence:
         if self.method.scans:
             carry = self.ranks.scanned(*product(steps, sources)) if len(nothing) else nothing
             here = fastest(self._problem(steps.x, steps.weights.hidden, None))
+            # Torch's own way does not begin with what comes from the rank behind.
+            here = self.method if here is Method.AUTOGRAD else here
             return [gradients(steps, sources, carry, here, of_input=of_input)]
         shares, sent = [], []
         for part in self._parts(nothing):

@@ -7,6 +7,7 @@ import torch
 
 import distconv as dc
 from distconv.communication.transport import counted
+from distconv.layers.recurrent import recurrence
 from distconv.layers.recurrent.cells import CELLS
 from distconv.layers.recurrent.methods import Method
 from distconv.layers.recurrent.recurrence import Recurrence
@@ -107,3 +108,20 @@ def test_thirty_thousand_steps_over_ranks_equal_one_rank(comm, method):
     for one, other in zip(found[0][2:], found[1][2:], strict=True):
         torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-10)
     assert saved[1] <= 1.1 * saved[0] / comm.size
+
+
+@pytest.mark.parametrize("chosen", [Method.AUTOGRAD, Method.SEQUENTIAL])
+def test_a_rank_of_a_scan_goes_back_by_what_is_chosen_unless_it_is_torchs_own(comm, monkeypatch, chosen):
+    """On a GPU that is cuDNN, which takes no gradient from the rank behind."""
+    methods, gradients = [], recurrence.gradients
+    monkeypatch.setattr(recurrence, "fastest", lambda problem: chosen)
+    monkeypatch.setattr(
+        recurrence, "gradients", lambda *given, **more: methods.append(given[3]) or gradients(*given, **more)
+    )
+    grid, cell = grid_over(comm, w=comm.size), CELLS["gru"]
+    weights = [normal(cell.gates * HIDDEN, n, seed=n).requires_grad_() for n in (3, HIDDEN)]
+    own = normal(STEPS, BATCH, 3)[block_of(comm)]
+    ranks = TimeRanks(grid, "w", -(-STEPS // comm.size), False)
+    y = Recurrence(cell, Method.BLELLOCH, ranks)(own, normal(BATCH, HIDDEN, seed=1), weights)
+    y.sum().backward()
+    assert methods == [Method.BLELLOCH if chosen is Method.AUTOGRAD else chosen]
