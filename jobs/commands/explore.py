@@ -39,6 +39,7 @@ from distconv.jobs.planning.options import (
     traced,
 )
 from distconv.jobs.planning.pipeline_overheads import assumed_overheads, measured_overheads
+from distconv.jobs.timing import CPU
 from distconv.jobs.training.model_factory import CLASSIFIERS
 from distconv.jobs.training.pipelines.options import add_devices_argument
 from distconv.perfmodel import Exploration, LayerGraph, Machine, Profile, explore, time_layers
@@ -60,8 +61,6 @@ examples:
   distconv explore --model resnet20 --input 3,32,32 --batch 32 --devices titanxp:2,v100:2 --profiles layers \
       --machine localhost --out mixed.json
 """
-
-CPU = torch.device("cpu")
 
 HERE = "here"
 WARM_UP, ITERATIONS, TURNS = 2, 4, 3

@@ -23,6 +23,7 @@ from distconv.jobs.commands.explore import DEFAULT, Known, best_known, explored,
 from distconv.jobs.planning.chosen_pipeline import pipeline_plan
 from distconv.jobs.planning.measured_steps import pipeline_step_s
 from distconv.jobs.planning.options import built, on_rank_0
+from distconv.jobs.timing import CPU
 from distconv.jobs.training.options import positive
 from distconv.jobs.verification.accuracy import Row, print_accuracy, print_rows
 from distconv.perfmodel import predicted_profile
@@ -44,8 +45,6 @@ CASES = {
 CHOSEN = "explored"
 WARM_UP, TURNS = 1, 3
 """Steps before those that are measured, in each turn; and turns, each of which begins with a profile."""
-
-CPU = torch.device("cpu")
 
 EXAMPLES = """\
 examples:

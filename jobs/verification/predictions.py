@@ -13,13 +13,13 @@ import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
 from mpi4py import MPI
 
 from distconv.errors import DistconvError
 from distconv.jobs.commands.profile import machine_of, profiled, undisturbed
 from distconv.jobs.planning import measured_steps
 from distconv.jobs.planning.options import on_rank_0, traced
+from distconv.jobs.timing import CPU
 from distconv.jobs.training.options import positive
 from distconv.jobs.verification.accuracy import Row, print_accuracy, print_rows
 from distconv.perfmodel.cost.candidates import resolve
@@ -53,8 +53,6 @@ GRIDS = ("n", "h", "w", "c")
 """Axes along which all ranks are put, one after the other."""
 
 PLANNED = "planned"
-
-CPU = torch.device("cpu")
 
 TURNS = 3
 """Times that a network is profiled, each time with its share of the steps behind it: the speed of a shared machine

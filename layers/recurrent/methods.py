@@ -65,7 +65,8 @@ class Speed:
 
 
 SPEEDS = {"cpu": Speed(8e-6, 8e-6, 10e-6, 10e9), "cuda": Speed(20e-6, 0.7e-6, 90e-6, 5e12)}
-"""One core of a small machine, and a H200 whose calls come from Python, both measured."""
+"""One core of a small machine, measured. Of an H200 what one rank's steps and a scan's calls take is fitted to whole
+steps (docs/evidence/scan.md); separate calls and arithmetic are assumed."""
 
 
 @dataclass(frozen=True)
