@@ -60,6 +60,10 @@ class MismatchError(DistconvError, ValueError):
     """Ranks disagree about something they must agree on; the text lists what each of them has."""
 
 
+class CallOrderError(MismatchError):
+    """Ranks call different operations or layers, or call them in a different order; the message names each of them."""
+
+
 class UnsupportedOperation(DistconvError, NotImplementedError):
     """A function, or an option of it, without a distributed rule; the text names the way out."""
 

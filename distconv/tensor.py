@@ -16,7 +16,7 @@ from distconv.communication import agreement, collectives, gradient_reduction
 from distconv.distribution import Distribution
 from distconv.errors import DistconvError, UnsupportedOperation
 from distconv.grid import ProcessGrid
-from distconv.process import profiling
+from distconv.process import call_stack, profiling
 
 _BELOW = (
     "below torch's function interface, where it has only its block: torch.func (grad, vmap, jvp, jacrev), TorchScript, "
@@ -397,4 +397,4 @@ def _agree_on_call(what: str, args: tuple[Any, ...]) -> None:
     tensors = [a for a in args if isinstance(a, DistTensor)]
     if tensors:
         listed = ", ".join(f"{tuple(t.shape)} {t.dtype} {t.dist}" for t in tensors)
-        agreement.agree(tensors[0].grid.compared, what, listed)
+        agreement.agree(tensors[0].grid.compared, what + call_stack.layer_being_called(), listed)

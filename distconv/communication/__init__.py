@@ -8,6 +8,7 @@
     digest              Digests of tensors, by which ranks find out that theirs differ
     exclusive           Whether a gradient that comes to a backward pass is nobody else's
     gpu                 How tensors of GPUs cross ranks: by NCCL, by an MPI that takes device memory, or by the host
+    gradient_order      The order in which gradients are reduced, the same on all ranks
     gradient_reduction  When the gradients of parameters are summed
     packing             Packing: boxes of tensors side by side in contiguous messages, and back
     routes              Routes: which boxes of a tensor a rank sends to whom, and receives from whom. Pure arithmetic

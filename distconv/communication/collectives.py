@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from distconv.communication import gradient_reduction
+from distconv.communication import agreement, gradient_reduction
 from distconv.communication.exclusive import Holders, holders, is_exclusive
 from distconv.communication.transfer import TransferPlan, transfer_plan
 from distconv.communication.transport import allreduce
 from distconv.distribution import Distribution
 from distconv.grid import ProcessGrid
+from distconv.process import call_stack
 from distconv.process.profiling import section
 
 _apply = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
@@ -100,26 +101,26 @@ def share_out(share: torch.Tensor, plan: TransferPlan) -> torch.Tensor:
 
 class _SumOver(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, local: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]) -> torch.Tensor:
+    def forward(ctx: Any, local: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...], layer: str) -> torch.Tensor:
         ctx.grid, ctx.axes = grid, axes
         total = local.clone(memory_format=torch.contiguous_format)
-        return allreduce(grid.comm(axes), total, f"sum over {','.join(axes)}")
+        return allreduce(grid.comm(axes), total, f"sum over {','.join(axes)}{layer}")
 
     @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return apply(_Enter, grad, ctx.grid, ctx.axes), None, None
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return apply(_Enter, grad, ctx.grid, ctx.axes), None, None, None
 
 
 def sum_over(local: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]) -> torch.Tensor:
     """Sum of ``local`` over the ranks along ``axes``; the result is replicated there."""
     split = grid.split_axes(axes)
-    return apply(_SumOver, local, grid, split) if split else local
+    return apply(_SumOver, local, grid, split, "") if split else local
 
 
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]) -> torch.Tensor:
-        ctx.grid, ctx.axes, ctx.leaves = grid, axes, (_leaf(whole),)
+        ctx.grid, ctx.axes, ctx.leaves, ctx.layer = grid, axes, (_leaf(whole),), _layer(grid, axes)
         return whole.view_as(whole)
 
     @staticmethod
@@ -135,7 +136,7 @@ class _EnterBoth(torch.autograd.Function):
     def forward(
         ctx: Any, one: torch.Tensor, other: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.grid, ctx.axes, ctx.leaves = grid, axes, (_leaf(one), _leaf(other))
+        ctx.grid, ctx.axes, ctx.leaves, ctx.layer = grid, axes, (_leaf(one), _leaf(other)), _layer(grid, axes)
         # Of one that nobody has used there is no gradient, and nothing to sum.
         ctx.set_materialize_grads(False)
         return one.view_as(one), other.view_as(other)
@@ -151,8 +152,16 @@ class _EnterBoth(torch.autograd.Function):
         return _summed(ctx, 0, one, held), later, None, None
 
 
+def _layer(grid: ProcessGrid, axes: tuple[str, ...]) -> str:
+    """Return the layer that is being called, for the comparison in backward, where no module is on the stack."""
+    return call_stack.layer_being_called() if agreement.is_order_checked(grid.comm(axes)) else ""
+
+
 def _leaf(whole: torch.Tensor) -> torch.Tensor | None:
-    return whole if whole.is_leaf and whole.requires_grad else None
+    if not (whole.is_leaf and whole.requires_grad):
+        return None
+    gradient_reduction.check_not_in_ddp(whole)
+    return whole
 
 
 def _defers(ctx: Any, index: int) -> bool:
@@ -171,7 +180,7 @@ def _summed(ctx: Any, index: int, share: torch.Tensor | None, held: Holders | No
     if share is None or not ctx.needs_input_grad[index]:
         return None
     if held is None:
-        return apply(_SumOver, share, ctx.grid, ctx.axes)
+        return apply(_SumOver, share, ctx.grid, ctx.axes, ctx.layer)
     exclusive = is_exclusive(share, held)
     gradient_reduction.defer(ctx.leaves[index], share, ctx.grid.comm(ctx.axes), exclusive=exclusive)
     return None

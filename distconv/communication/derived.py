@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ from distconv.process import watchdog
 
 if TYPE_CHECKING:
     from distconv.communication.gpu.device_transport import DeviceTransport
+    from distconv.communication.gradient_order import PassHistory
 
 FEW = 64
 """Communicators that may exist before Python is asked to look for dropped ones in cycles."""
@@ -40,6 +42,10 @@ class Derived:
         self._common: MPI.Intracomm | None = None
         self.backward_passes = 0
         """How many have summed gradients over it: the same number on all of its ranks."""
+        self.operations = 0
+        """Operations over it whose order has been compared: the same number on all of its ranks."""
+        self.passes: PassHistory | None = None
+        """The backward passes that have summed gradients over it, once there was one."""
 
     @staticmethod
     def of(comm: MPI.Intracomm) -> Derived:
@@ -71,6 +77,7 @@ class Derived:
 
     def _noted(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         self._made.append(_Made(MPI.Intracomm(comm), weakref.ref(comm)))
+        comm.Set_attr(_number_key(), next(_numbers))
         return comm
 
     def free(self, comm: MPI.Intracomm) -> None:
@@ -97,3 +104,21 @@ class Derived:
 def _key() -> int:
     """MPI's key of the attribute that holds them; made when MPI runs."""
     return MPI.Comm.Create_keyval()
+
+
+_numbers = itertools.count()
+
+
+@functools.cache
+def _number_key() -> int:
+    return MPI.Comm.Create_keyval()
+
+
+def creation_order(comm: MPI.Intracomm) -> int:
+    """Return a number by which ranks sort the communicators that they share in the same way.
+
+    To make a communicator is collective, so its ranks have made those that they share in the same order. The numbers
+    themselves may differ between ranks.
+    """
+    number = comm.Get_attr(_number_key())
+    return number if isinstance(number, int) else -1

@@ -12,6 +12,7 @@ Source: Dryden et al. 2019, III-A (allreduce of dL/dw) and V-A (hidden behind th
 
 from __future__ import annotations
 
+import itertools
 import sys
 import weakref
 from collections.abc import Iterator
@@ -22,12 +23,15 @@ from typing import Any
 import torch
 from mpi4py import MPI
 from torch.autograd.graph import Node
+from torch.nn.parallel import DistributedDataParallel
 
 from distconv import recording
 from distconv.communication import agreement
-from distconv.communication.derived import Derived
+from distconv.communication.derived import Derived, creation_order
+from distconv.communication.gradient_order import OrderedContributions
 from distconv.communication.transport import Reduction
 from distconv.communication.weight_digest import TURNS, Comparison, digests_of, length, parts_of
+from distconv.errors import UnsupportedOperation
 from distconv.process.profiling import section
 
 BUCKET_BYTES = 4 << 20
@@ -37,11 +41,47 @@ ALONE_BYTES = 1 << 20
 """A share of so much has a sum of its own: to copy it into a bucket takes half as long as to sum it."""
 
 _MARK = "_distconv_deferred"
+_COMPARED = "_distconv_compared"
+_NUMBER = "_distconv_number"
+_numbers = itertools.count()
 
 
 def mark(parameter: torch.Tensor, name: str) -> None:
-    """Let the gradient of ``parameter``, which errors call ``name``, be summed behind backward."""
+    """Let the gradient of ``parameter``, which errors call ``name``, be summed behind backward.
+
+    Call on every rank for the same parameters in the same order: gradients of ranks are matched by that order.
+    """
     setattr(parameter, _MARK, name)
+    setattr(parameter, _NUMBER, next(_numbers))
+
+
+def ranks_compared(parameter: torch.Tensor) -> int:
+    """Return the number of ranks over which the last gradient reduction of ``parameter`` has compared its values."""
+    return int(getattr(parameter, _COMPARED, 1))
+
+
+def check_not_in_ddp(leaf: torch.Tensor) -> None:
+    """Check that DistributedDataParallel does not reduce the gradient of ``leaf``, too.
+
+    DDP reads ``.grad`` when autograd has visited the parameter, before distconv has added the sum, and overwrites it.
+
+    Raises
+    ------
+    UnsupportedOperation
+        On every rank, if the forward pass of a parallelized model runs inside of DDP's.
+    """
+    ddp = DistributedDataParallel._active_ddp_module
+    if ddp is not None and hasattr(leaf, _MARK) and any(parameter is leaf for parameter in ddp.parameters()):
+        raise ddp_error(f"gradient of {getattr(leaf, _MARK)!r}")
+
+
+def ddp_error(what: str) -> UnsupportedOperation:
+    """Return the error about a parallelized model in DistributedDataParallel."""
+    return UnsupportedOperation(
+        f"{what}: DistributedDataParallel and parallelize() cannot both reduce the gradients of a model. Remove "
+        f"DistributedDataParallel (in Lightning: the DDP strategy): distconv sums gradients itself, and "
+        f"dc.ProcessGrid(n={MPI.COMM_WORLD.size}) splits the mini-batch as DDP does"
+    )
 
 
 def defers(leaf: torch.Tensor, accumulator: Node) -> bool:
@@ -74,6 +114,25 @@ def _unheld() -> int:
     Asked each time: where torch.compile stands between Python and its functions, they are held once more.
     """
     return _references(_PROBE.grad_fn.next_functions[0][0])  # type: ignore[union-attr, arg-type]
+
+
+@dataclass(eq=False)
+class _Contribution:
+    """A contribution to the gradient of ``leaf`` that is to be summed over ``comm``."""
+
+    leaf: torch.Tensor
+    share: torch.Tensor
+    comm: MPI.Intracomm
+    exclusive: bool
+    """True if nothing else uses the memory of ``share``, so that it may hold the sum."""
+
+    @property
+    def number(self) -> int:
+        return int(getattr(self.leaf, _NUMBER))
+
+    @property
+    def name(self) -> str:
+        return str(getattr(self.leaf, _MARK))
 
 
 @dataclass(eq=False)
@@ -121,6 +180,9 @@ class _Bucket:
             totals = flat.split([part.numel() for part in parts])
             self.shares = [total.view_as(share) for total, share in zip(totals, self.shares, strict=False)]
             self.riders = totals[-1] if compared else None
+            if compared:
+                for leaf in leaves:
+                    setattr(leaf, _COMPARED, self.comm.size)
         self.reduction = Reduction(self.comm, flat, f"gradient sum of {len(self.leaves)} parameters")
 
     @property
@@ -194,15 +256,25 @@ class _Backward:
         self.launched: list[_Bucket] = []
         self._summed: set[int] = set()
         """Communicators over which a bucket has been sent."""
+        self._ordered: dict[int, OrderedContributions[_Contribution]] = {}
 
     def holds(self, leaf: torch.Tensor) -> bool:
         """Whether something is still to be added to ``leaf.grad``."""
+        if any(ordered.is_waiting(leaf) for ordered in self._ordered.values()):
+            return True
         return any(leaf is each for bucket in (*self.open.values(), *self.launched) for each in bucket.all_leaves)
 
     def add(self, leaf: torch.Tensor, share: torch.Tensor, comm: MPI.Intracomm, *, exclusive: bool = False) -> None:
-        key = (comm.handle, share.dtype, share.device)
-        bucket = self.open.setdefault(key, _Bucket(comm, share.dtype))
-        bucket.add(leaf, share, exclusive=exclusive)
+        ordered = self._ordered.get(comm.handle)
+        if ordered is None:
+            ordered = self._ordered[comm.handle] = OrderedContributions(comm)
+        for contribution in ordered.add(_Contribution(leaf, share, comm, exclusive)):
+            self._fill(contribution)
+
+    def _fill(self, new: _Contribution) -> None:
+        key = (new.comm.handle, new.share.dtype, new.share.device)
+        bucket = self.open.setdefault(key, _Bucket(new.comm, new.share.dtype))
+        bucket.add(new.leaf, new.share, exclusive=new.exclusive)
         if bucket.nbytes >= BUCKET_BYTES:
             self._launch(key)
 
@@ -221,6 +293,11 @@ class _Backward:
 
     def add_all(self) -> None:
         """Add to ``.grad`` what there is so far."""
+        # The order of communicators matters: ranks that wait for each other over different ones would deadlock.
+        for ordered in sorted(self._ordered.values(), key=lambda ordered: creation_order(ordered.comm)):
+            for contribution in ordered.rest():
+                self._fill(contribution)
+        self._ordered.clear()
         for key in list(self.open):
             self._launch(key)
         comparisons = [_late.pop(0) for _ in range(len(_late))]

@@ -59,6 +59,8 @@ class TransferPlan(Routes):
                 raise DistributionError(f"a transfer from {src}, which is over no communicator, needs comm=")
             comm = src.grid.world
         self.comm = comm
+        self.crosses_ranks = False
+        """Whether any rank of the plan's grid sends a message, as far as :func:`transfer_plan` has compared it."""
         super().__init__(src, dst, shape, comm.rank, sources=sources, targets=targets, ghosts=ghosts)
 
     @property
@@ -81,13 +83,20 @@ class TransferPlan(Routes):
 
         On a rank outside ``src`` only the dtype and the device of ``local`` count.
         """
+        self._check_order(what)
         return Transfer(self, local, what)
 
     def move(self, local: torch.Tensor, what: str = "transfer") -> torch.Tensor:
         """This rank's block of ``dst``, given its block of ``src``; for a rank of both."""
+        self._check_order(what)
         if self.silent and self._keeps_everything():
             return local
-        return self.start(local, what).finish()[0]
+        return Transfer(self, local, what).finish()[0]
+
+    def _check_order(self, what: str) -> None:
+        # By crosses_ranks and not by silent, which differs between ranks: all of them take part in the comparison.
+        if self.crosses_ranks:
+            agreement.check_order(self.comm, what)
 
     def _keeps_everything(self) -> bool:
         return len(self.own) == 1 and self.own[0].extents == self.local_shape == self.part_shapes[0]
@@ -99,6 +108,7 @@ class TransferPlan(Routes):
 
         ``like`` gives the dtype and device, also on a rank that has no part.
         """
+        self._check_order(what)
         return Accumulation(self, parts, like, what)
 
     def reversed(self) -> TransferPlan:
@@ -107,7 +117,9 @@ class TransferPlan(Routes):
 
     @cached_property
     def _reversed(self) -> TransferPlan:
-        return TransferPlan(self.dst, self.src, self.shape, comm=self.comm, sources=self.targets, targets=self.sources)
+        plan = TransferPlan(self.dst, self.src, self.shape, comm=self.comm, sources=self.targets, targets=self.sources)
+        plan.crosses_ranks = self.crosses_ranks
+        return plan
 
     def __repr__(self) -> str:
         return f"TransferPlan({self.src} -> {self.dst}, {self.shape}, {len(self.receives)} peers)"
@@ -169,4 +181,7 @@ def _addressed(peers: Sequence[Peer], messages: Sequence[torch.Tensor]) -> list[
 def transfer_plan(src: GridLayout, dst: GridLayout, shape: tuple[int, ...], ghosts: bool = False) -> TransferPlan:
     """The cached plan for these layouts; its first use compares a digest over the ranks."""
     agreement.agree(src.grid.world, "transfer plan", f"{src} -> {dst} of shape {tuple(shape)}")
-    return TransferPlan(src, dst, shape, ghosts=ghosts)
+    plan = TransferPlan(src, dst, shape, ghosts=ghosts)
+    if agreement.level != "off":
+        plan.crosses_ranks = bool(agreement.largest(plan.comm, not plan.silent, "transfer plan"))
+    return plan

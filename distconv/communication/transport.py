@@ -16,7 +16,7 @@ import torch
 from mpi4py import MPI
 
 from distconv import recording
-from distconv.communication.agreement import check_usable
+from distconv.communication.agreement import check_order, check_usable
 from distconv.communication.gpu import device_transport, nccl
 from distconv.communication.gpu.staging import Staging
 from distconv.communication.packing import in_memory
@@ -257,6 +257,7 @@ class Reduction:
 def allreduce(comm: MPI.Intracomm, tensor: torch.Tensor, what: str, op: MPI.Op = MPI.SUM) -> torch.Tensor:
     """Replace ``tensor`` (contiguous) by its sum over the ranks of ``comm``."""
     if comm.size > 1 and tensor.numel():
+        check_order(comm, what)
         with section("allreduce"):
             Reduction(comm, tensor, what, op).wait()
     return tensor

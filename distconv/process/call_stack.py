@@ -59,6 +59,12 @@ def layer_of(modules: list[torch.nn.Module]) -> str:
     return f"{'.'.join(names)!r} ({kind})" if names else kind
 
 
+def layer_being_called() -> str:
+    """Return `` of 'conv1' (Conv2d)`` for the layer whose method is running, or an empty string outside of modules."""
+    modules = modules_called(sys._getframe(1))
+    return f" of {layer_of(modules)}" if modules else ""
+
+
 def described(frame: FrameType) -> str:
     """What the user called that ``frame`` is part of: ``y = model(x) (train.py, line 7): conv2d of 'conv1' (Conv2d)``.
 

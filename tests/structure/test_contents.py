@@ -14,6 +14,7 @@ SMALLEST, LARGEST = 3, 12
 
 OTHER_SIZES = {
     "distconv": "the core: what users import lies at its top",
+    "distconv.communication": "a module for each kind of message, and what keeps ranks in step",
     "distconv.jobs": "a package for each task, and what tasks share",
     "distconv.jobs.commands": "a module for each command",
     "distconv.layers.nn": "a module for each family of layers of torch.nn",

@@ -1,0 +1,193 @@
+"""The order in which gradients of parameters are reduced: the same on all ranks, whatever order they arrive in.
+
+MPI matches the reductions of two ranks by their order alone, and autograd computes gradients in the order in which this
+rank called the layers. A model may call independent branches in a different order on each rank. Therefore contributions
+are matched by parameter:
+
+1. Contribution ``k`` to parameter ``i`` in a backward pass has the key ``(i, k)``.
+2. A pass is expected to bring the same keys as the pass that followed the same predecessor the last time, so that steps
+   that alternate between networks are predicted, too. Expected contributions are reduced in that order during the pass,
+   each as soon as it and all those before it have arrived. This overlaps with computation.
+3. At the end of a pass that was not as expected, ranks compare their keys. If all ranks had the same keys in the same
+   order, the rest is reduced in that order, otherwise sorted by key. The result is what later passes expect.
+
+A first pass is never expected, so its reductions all start at its end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+from mpi4py import MPI
+
+from distconv.communication import agreement
+from distconv.communication.derived import Derived
+from distconv.errors import CallOrderError
+from distconv.process import watchdog
+
+Key = tuple[int, int]
+"""Number of the parameter in the order of registration, and number of its contribution in this pass.
+
+Ranks that have made models on other communicators count differently: only the order of two numbers is the same on all
+ranks.
+"""
+
+_REMEMBERED = 64
+"""Different passes over a communicator that are remembered, before all of them are forgotten."""
+
+_NAMED = 4
+"""Parameters that an error lists for each rank."""
+
+
+@dataclass(eq=False)
+class Pass:
+    """The keys of a backward pass, in the order in which all ranks reduce them."""
+
+    keys: tuple[Key, ...] = ()
+    following: Pass | None = None
+    """The pass that followed this one the last time."""
+
+
+class PassHistory:
+    """The backward passes over one communicator. All of its ranks have the same history."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Key, ...], Pass] = {}
+        self._last = Pass()
+
+    @property
+    def expected(self) -> Pass:
+        """The pass that is expected to come next; one without keys if nothing is known."""
+        return self._last.following or Pass()
+
+    def record(self, keys: Sequence[Key]) -> None:
+        """Note that a pass with these keys has followed the last one."""
+        if len(self._known) >= _REMEMBERED:
+            self._known.clear()
+        following = self._known.setdefault(tuple(keys), Pass(tuple(keys)))
+        self._last.following = following
+        self._last = following
+
+    def confirm(self) -> None:
+        """Note that the expected pass has come."""
+        self._last = self.expected
+
+
+class Contribution(Protocol):
+    """A contribution to the gradient of a parameter."""
+
+    @property
+    def leaf(self) -> torch.Tensor:
+        """The parameter."""
+
+    @property
+    def number(self) -> int:
+        """The number of the parameter in the order of registration."""
+
+    @property
+    def name(self) -> str:
+        """The parameter's name."""
+
+
+C = TypeVar("C", bound=Contribution)
+
+
+class OrderedContributions(Generic[C]):
+    """The contributions of one backward pass over one communicator, returned in an order that all ranks share.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks over which gradients are summed.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm
+        derived = Derived.of(comm)
+        if derived.passes is None:
+            derived.passes = PassHistory()
+        self._history = derived.passes
+        self._expected = self._history.expected.keys
+        self._position = 0
+        self._arrived: dict[Key, str] = {}
+        """The keys in the order of arrival, and the names of their parameters."""
+        self._waiting: dict[Key, C] = {}
+        self._counts: Counter[int] = Counter()
+
+    def add(self, contribution: C) -> list[C]:
+        """Return the contributions that can be reduced, now that this one has arrived, in order."""
+        number = contribution.number
+        key = (number, self._counts[number])
+        self._counts[number] += 1
+        self._arrived[key] = contribution.name
+        self._waiting[key] = contribution
+        ready = []
+        while self._position < len(self._expected) and self._expected[self._position] in self._waiting:
+            ready.append(self._waiting.pop(self._expected[self._position]))
+            self._position += 1
+        return ready
+
+    def is_waiting(self, leaf: torch.Tensor) -> bool:
+        """Return True if a contribution to ``leaf`` has not been returned yet."""
+        return any(contribution.leaf is leaf for contribution in self._waiting.values())
+
+    def rest(self) -> list[C]:
+        """Return the contributions that are left at the end of the pass, in order.
+
+        Collective over the communicator, if the pass was not as expected or ``DISTCONV_CHECK=all``.
+
+        Raises
+        ------
+        CallOrderError
+            On every rank, if ranks have gradients of different parameters.
+        """
+        as_expected = self._position == len(self._expected) and not self._waiting
+        if as_expected:
+            self._history.confirm()
+            if agreement.level != "all":
+                return []
+        in_order = self._compare()
+        if as_expected:
+            return []
+        self._history.record(list(self._arrived) if in_order else sorted(self._arrived))
+        rest = list(self._waiting.items())
+        self._waiting = {}
+        return [contribution for _, contribution in (rest if in_order else sorted(rest, key=lambda item: item[0]))]
+
+    def _compare(self) -> bool:
+        """Return True if the keys have arrived in the same order on all ranks. Collective."""
+        # Over a communicator of its own: with CHECK=all a rank may be here while another one reduces a bucket.
+        comm = Derived.of(self.comm).common(self.comm) if agreement.level == "all" else self.comm
+        by_number = sorted(self._arrived)
+        position = {key: index for index, key in enumerate(by_number)}
+        names = [f"{self._arrived[key]} {key[1]}" for key in by_number]
+        digests = np.array([_digest([position[key] for key in self._arrived]), _digest(names)], dtype=np.int64)
+        other_order, other_names = agreement.apart(comm, digests, lambda: "agreement on the order of gradients")
+        if other_names:
+            with watchdog.waiting(lambda: "agreement on the order of gradients"):
+                raise CallOrderError(_describe(comm.allgather(names)))
+        return not other_order
+
+
+def _digest(values: Sequence[int] | Sequence[str]) -> int:
+    return int.from_bytes(hashlib.blake2b(repr(values).encode(), digest_size=7).digest(), "little")
+
+
+def _describe(lists: Sequence[Sequence[str]]) -> str:
+    """Return the message about ranks whose gradients are not of the same parameters."""
+    on_all = set.intersection(*map(set, lists))
+    extra = []
+    for rank, names in enumerate(lists):
+        only = list(dict.fromkeys(name.rpartition(" ")[0] for name in names if name not in on_all))
+        if only:
+            extra.append(f"{', '.join(only[:_NAMED])}{', ...' if len(only) > _NAMED else ''} on rank {rank}")
+    return (
+        "backward pass: ranks have gradients of different parameters, or use a parameter a different number of times: "
+        f"in addition to those of all ranks there are {'; '.join(extra)}. Call the same layers on every rank"
+    )
