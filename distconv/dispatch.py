@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from distconv.errors import DistconvError, NoRule
+from distconv.errors import CallOrderError, DistconvError, NoRule, UnsupportedOperation
 from distconv.process.call_stack import layer_of, modules_called
 
 Operator = Callable[..., Any]
@@ -274,7 +274,18 @@ def _takes(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def fallback(error: NoRule, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What the exact fallback makes of a call that has no rule, as ``error`` says."""
+    """What the exact fallback makes of a call that has no rule, as ``error`` says.
+
+    Raises
+    ------
+    UnsupportedOperation
+        For functions of ``torch.distributed``, which change a tensor in place: they would change a gathered copy.
+    """
+    if f"{getattr(function, '__module__', '')}.".startswith("torch.distributed."):
+        raise UnsupportedOperation(
+            f"{name_of(function)} does not take a DistTensor. A loss or a sum of DistTensors is already the "
+            "same on all ranks; pass x.local for this rank's block, or dc.gather(x) for the full tensor"
+        )
     return _FALLBACK[0](error, function, args, kwargs)
 
 
@@ -304,7 +315,8 @@ def short_name(function: object) -> str:
 
 def name_layer(error: DistconvError) -> None:
     """Put the layer that is being called in front of the message: people look for layers, not for functions."""
-    if error.args:
+    # A CallOrderError names the layers of all ranks. This rank's alone would make the messages of ranks differ.
+    if error.args and not isinstance(error, CallOrderError):
         error.args = (with_layer(str(error.args[0])), *error.args[1:])
 
 

@@ -8,11 +8,13 @@ from typing import Any, TypeVar
 
 import torch
 from mpi4py import MPI
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
+from distconv import recording
 from distconv.batch_norm_scope import BATCH_NORM, take
-from distconv.communication import gradient_reduction
+from distconv.communication import agreement, gradient_reduction
 from distconv.communication.agreement import agree
 from distconv.communication.digest import bytes_of, different
 from distconv.dispatch import name_layer
@@ -20,6 +22,7 @@ from distconv.distribution import Distribution, default_axes
 from distconv.errors import DistconvError, MismatchError, ReplicationWarning, UnsupportedOperation
 from distconv.grid import ProcessGrid
 from distconv.parameters.channel_split import linear_axes
+from distconv.parameters.replicas import WeightComparison, is_dtensor
 from distconv.parameters.sharding import shard
 from distconv.plan import Plan
 from distconv.process import watchdog
@@ -69,6 +72,7 @@ def parallelize(
         raise UnsupportedOperation(f"parallelize: batch_norm={over!r} must be one of {', '.join(BATCH_NORM)}")
     world = target.world if isinstance(target, ProcessGrid) else (comm or MPI.COMM_WORLD)
     _check_shapes_known(model)
+    _check_wrappers(model)
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     described = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items())
     agree(world, "parallelize", f"{type(model).__name__}, batch norm {over}: {described}")
@@ -86,6 +90,7 @@ def parallelize(
     shard(layers)
     take(model, over)
     if world.size > 1 and not any(isinstance(hook, _PlainTraining) for hook in model._forward_hooks.values()):
+        model.register_forward_pre_hook(_ForwardChecks(), with_kwargs=True, prepend=True)
         model.register_forward_hook(_PlainTraining(), with_kwargs=True)
     if isinstance(target, Plan):
         for layer, grid in layers.values():
@@ -105,6 +110,60 @@ def _check_shapes_known(model: torch.nn.Module) -> None:
                 f"parallelize: {name!r} ({type(layer).__name__}) does not know the shapes of its parameters yet: call "
                 "the model once with plain tensors, on every rank with the same seed, and then parallelize it"
             )
+
+
+def _check_wrappers(model: torch.nn.Module) -> None:
+    """Check that no other library distributes the parameters or gradients of ``model`` already.
+
+    Raises
+    ------
+    UnsupportedOperation
+        On every rank, for DistributedDataParallel, FSDP and parameters that are DTensors.
+    """
+    # A model can only be wrapped by what has been imported. To import FSDP here would take half a second.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    wrappers = tuple(filter(None, (getattr(fsdp, n, None) for n in ("FullyShardedDataParallel", "FSDPModule"))))
+    for name, module in model.named_modules():
+        if isinstance(module, DistributedDataParallel):
+            raise gradient_reduction.ddp_error(f"parallelize: {name or 'the model'!r} is in DistributedDataParallel")
+        if isinstance(module, wrappers):
+            raise UnsupportedOperation(
+                f"parallelize: {name or 'the model'!r} is already sharded by FSDP. Call parallelize first, and FSDP or "
+                "fully_shard on its result"
+            )
+    for name, parameter in model.named_parameters():
+        if is_dtensor(parameter):
+            raise UnsupportedOperation(
+                f"parallelize: parameter {name!r} is a DTensor, which torch.distributed has placed already. Call "
+                "parallelize on the model with plain parameters"
+            )
+
+
+class _ForwardChecks:
+    """Forward pre-hook of a parallelized model: checks that all ranks run the same pass with the same weights.
+
+    One allreduce of 16 bytes for each pass with distributed inputs finds a rank that evaluates while others train:
+    equal layers send equal messages, so it would compute with their activations. :class:`WeightComparison` sends more
+    in every tenth pass in training.
+    """
+
+    def __init__(self) -> None:
+        self._weights = WeightComparison()
+
+    def __call__(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        given = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DistTensor)), None)
+        if given is None or agreement.level == "off" or given.grid.size == 1:
+            return
+        trains = model.training and torch.is_grad_enabled()
+        mode = "training" if model.training else "evaluation"
+        gradients = "" if model.training == trains else ", without gradients"
+        agree(given.grid.compared, f"forward of {type(model).__name__} in {mode} mode{gradients}", "")
+        # A replay on a GPU would have to wait for it.
+        if trains and not (recording.active is not None and given.is_cuda):
+            recording.call(lambda *_: self._weights.step(model, given.grid.world), given.local)
+
+    def __deepcopy__(self, memo: object) -> _ForwardChecks:
+        return _ForwardChecks()
 
 
 class _PlainTraining:

@@ -30,6 +30,8 @@ def _checked(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """``cls.apply`` of whole tensors; what comes out as a DistTensor, its gradient would be lost without a word."""
     if cls is BackwardHookFunction:
         return _hooked(args)
+    if cls.__name__ == "RegisterPostBackwardFunction" and cls.__module__.startswith("torch.distributed.fsdp."):
+        return _passed_through(cls, args)  # returns its inputs; its backward frees the weights of fully_shard
     if cls is _KEEPS_INPUTS:
         return _apply(cls, *args, **kwargs)
     if cls is checkpoint.CheckpointFunction and _distributed(args):
@@ -85,12 +87,22 @@ def _distributed(value: Any) -> bool:
 
 def _hooked(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """``tensors`` behind a node that takes a layer's full backward hooks."""
+    hooked = _passed_through(BackwardHookFunction, tensors)
     layouts = [(t.dist, t.shape) if isinstance(t, DistTensor) else None for t in tensors]
-    hooked = _apply(BackwardHookFunction, *(t.local if isinstance(t, DistTensor) else t for t in tensors))
-    for node in [m.grad_fn for m in hooked]:
+    for node in [m.local.grad_fn if isinstance(m, DistTensor) else m.grad_fn for m in hooked]:
         if isinstance(node, _NODE):
             node.layouts = layouts
-    return tuple(m if layout is None else DistTensor(m, *layout) for m, layout in zip(hooked, layouts, strict=True))
+    return hooked
+
+
+def _passed_through(cls: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what ``cls.apply`` returns, a Function whose results are its tensor arguments, applied to the blocks."""
+    results = _apply(cls, *(arg.local if isinstance(arg, DistTensor) else arg for arg in args))
+    given = args[len(args) - len(results) :]
+    return tuple(
+        DistTensor(result, arg.dist, arg.shape, arg._strides) if isinstance(arg, DistTensor) else result
+        for result, arg in zip(results, given, strict=True)
+    )
 
 
 def _register_hook(node: Any, hook: Any) -> Any:

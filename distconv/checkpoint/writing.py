@@ -31,6 +31,7 @@ from distconv.checkpoint.verification import is_whole, note_whole
 from distconv.communication.agreement import agree, together
 from distconv.distribution import Box, Interval
 from distconv.errors import CheckpointError
+from distconv.parameters.replicas import check_tensors
 from distconv.tensor import DistTensor
 from distconv.whole_files import PARTIAL, Folder
 
@@ -56,6 +57,9 @@ class Saving:
         comm: MPI.Intracomm,
     ) -> None:
         agree(comm, "checkpoint", f"step {step} in {directory}")
+        # One rank's copy is written, so a difference would be lost. Ranks may have random-number states of their own.
+        compared = {name: tensor for name, tensor in tensors.items() if not name.startswith("random/")}
+        check_tensors(compared, comm, "save_checkpoint")
         number = _step_of(step)
         self.folder, self._comm = folder_of(directory, number), comm
         self._manifest: Entry = {"format": FORMAT, "step": number}

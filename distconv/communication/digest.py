@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -28,22 +28,47 @@ def digest(tensor: torch.Tensor) -> int:
     return int.from_bytes(hashlib.blake2b(bytes_of(tensor).tobytes(), digest_size=7).digest(), "little")
 
 
-def different(comm: MPI.Intracomm, tensors: Mapping[str, torch.Tensor], what: str) -> dict[str, int]:
+def checksum(tensor: torch.Tensor) -> int:
+    """Return the sum of the 64-bit words of a tensor, folded to 56 bits.
+
+    Ten times as fast as :func:`digest`. Other values almost always change it, but the same words in another order do
+    not.
+    """
+    # By torch: FSDP could not free memory that NumPy has seen.
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().reshape(-1).view(torch.uint8)
+    whole = len(flat) // 8 * 8
+    words = flat[:whole] if flat.storage_offset() % 8 == 0 else flat[:whole].clone()
+    total = int(words.view(torch.int64).sum()) + int.from_bytes(bytes(flat[whole:].tolist()), "little")
+    total %= 1 << 64
+    return (total ^ (total >> 32)) & ((1 << 56) - 1)
+
+
+def different(
+    comm: MPI.Intracomm,
+    tensors: Mapping[str, torch.Tensor],
+    what: str,
+    summary: Callable[[torch.Tensor], int] = digest,
+) -> dict[str, int]:
     """This rank's digests of those ``tensors`` that are not the same, bit for bit, on all ranks. Collective.
 
-    One message of 16 bytes for each.
+    One message of 16 bytes for each. ``summary`` is :func:`digest` or :func:`checksum`.
     """
-    digests = np.array([digest(tensor) for tensor in tensors.values()], dtype=np.int64)
+    digests = np.array([summary(tensor) for tensor in tensors.values()], dtype=np.int64)
     differs = apart(comm, digests, lambda: what)
     return {name: int(value) for name, value, wrong in zip(tensors, digests, differs, strict=True) if wrong}
 
 
-def difference(comm: MPI.Intracomm, tensors: Mapping[str, torch.Tensor], rank: int) -> str:
+def difference(
+    comm: MPI.Intracomm,
+    tensors: Mapping[str, torch.Tensor],
+    rank: int,
+    summary: Callable[[torch.Tensor], int] = digest,
+) -> str:
     """Which copies differ between the ranks of ``comm``, as a sentence; empty if none does. Collective.
 
-    ``rank``: this one as users know it.
+    ``rank``: this one as users know it. ``summary`` is :func:`digest` or :func:`checksum`.
     """
-    wrong = different(comm, tensors, "comparing replicas")
+    wrong = different(comm, tensors, "comparing replicas", summary)
     if not wrong:
         return ""
     first = next(iter(wrong))
@@ -51,7 +76,8 @@ def difference(comm: MPI.Intracomm, tensors: Mapping[str, torch.Tensor], rank: i
         versions = _ranks_by_version(comm.allgather((rank, wrong[first])))
     return (
         f"{len(wrong)} of {len(tensors)} parameters and buffers are no longer the same on all ranks, the first is "
-        f"{first!r}: {versions}; a rank has gone wrong, go on from a checkpoint"
+        f"{first!r}: {versions}. Change weights in the same way on all ranks, with the same seed, and resume from a "
+        "checkpoint; on GPUs nondeterministic kernels make weights differ, too (torch.use_deterministic_algorithms)"
     )
 
 

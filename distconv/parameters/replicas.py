@@ -1,14 +1,18 @@
-"""Copies of parameters and buffers on several ranks: whether they still are the same."""
+"""Comparison of the parameters and buffers that several ranks hold copies of."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
 
 import torch
 from mpi4py import MPI
 
 from distconv.arrangement import AXES
+from distconv.communication import gradient_reduction
 from distconv.communication.agreement import together
-from distconv.communication.digest import difference
-from distconv.errors import MismatchError
+from distconv.communication.digest import checksum, difference, digest
+from distconv.errors import MismatchError, UnsupportedOperation
 from distconv.tensor import DistTensor
 
 
@@ -24,17 +28,105 @@ def check_replicas(model: torch.nn.Module, comm: MPI.Intracomm) -> None:
     MismatchError
         On all ranks, naming the first that differs, and the ranks that have each value.
     """
-    together(comm, lambda: _check(model, comm), MismatchError)
+    check_tensors(dict(model.named_parameters()) | dict(model.named_buffers()), comm, "check_replicas")
 
 
-def _check(model: torch.nn.Module, comm: MPI.Intracomm) -> None:
+def check_tensors(
+    tensors: Mapping[str, torch.Tensor],
+    comm: MPI.Intracomm,
+    what: str,
+    summary: Callable[[torch.Tensor], int] = digest,
+) -> None:
+    """Check that tensors are the same, bit for bit, on all ranks that hold them.
+
+    Collective: one allreduce with 16 bytes for each tensor.
+
+    Parameters
+    ----------
+    tensors : Mapping[str, torch.Tensor]
+        Plain tensors, which must be the same on all ranks, and DistTensors, whose blocks must be the same on all ranks
+        that hold them.
+    comm : MPI.Intracomm
+        The ranks that hold the tensors.
+    what : str
+        The caller, with which the error begins.
+    summary : Callable[[torch.Tensor], int]
+        What is compared: :func:`distconv.communication.digest.digest` or ``checksum``, which is faster.
+
+    Raises
+    ------
+    MismatchError
+        On all ranks, naming the first tensor that differs, and the ranks that have each value.
+    UnsupportedOperation
+        On all ranks, if one is a DTensor.
+    """
+    for name, tensor in tensors.items():
+        if is_dtensor(tensor):
+            raise UnsupportedOperation(
+                f"{what}: {name!r} is a DTensor, which torch.distributed has sharded. Use "
+                "torch.distributed.checkpoint, or pass the full tensors (tensor.full_tensor())"
+            )
+    together(comm, lambda: _check(tensors, comm, what, summary), MismatchError)
+
+
+def _check(
+    tensors: Mapping[str, torch.Tensor], comm: MPI.Intracomm, what: str, summary: Callable[[torch.Tensor], int]
+) -> None:
     groups: dict[int, tuple[MPI.Intracomm, dict[str, torch.Tensor]]] = {}
-    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        sharers, block = comm, tensor
-        if isinstance(tensor, DistTensor):
-            sharers, block = tensor.grid.comm(set(AXES) - set(tensor.dist.split)), tensor.local
-        groups.setdefault(sharers.handle, (sharers, {}))[1][name] = block
+    for name, tensor in tensors.items():
+        holders = _holders(tensor, comm)
+        groups.setdefault(holders.handle, (holders, {}))[1][name] = _block(tensor)
     # All groups first: a rank that raised would be missing from its next one.
-    differences = [difference(*group, comm.rank) for group in groups.values()]
+    differences = [difference(*group, comm.rank, summary) for group in groups.values()]
     for text in filter(None, differences):
-        raise MismatchError(text)
+        raise MismatchError(f"{what}: {text}")
+
+
+COMPARED_EVERY = 10
+"""Forward passes in training after which :class:`WeightComparison` compares weights."""
+
+
+class WeightComparison:
+    """Compares those weights of a model that no reduction of gradients compares.
+
+    A gradient that is summed over ranks carries a checksum of its weight over the same ranks. Layers whose input is
+    replicated, such as a head after global pooling, sum nothing, and other layers sum over some axes of the grid alone.
+    """
+
+    def __init__(self) -> None:
+        self._passes = 0
+
+    def step(self, model: torch.nn.Module, comm: MPI.Intracomm) -> None:
+        """Compare weights at the second call, when a backward pass has shown which are left, and every tenth after it.
+
+        Raises
+        ------
+        MismatchError
+            On all ranks, naming the first weight that differs, and the ranks that have each value.
+        """
+        self._passes += 1
+        if self._passes % COMPARED_EVERY != 2:
+            return
+        left = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if not is_dtensor(parameter)
+            and gradient_reduction.ranks_compared(_block(parameter)) < _holders(parameter, comm).size
+        }
+        check_tensors(left, comm, "training", checksum)
+
+
+def is_dtensor(tensor: torch.Tensor) -> bool:
+    """Return True for a DTensor, of which torch.distributed has put a part on each rank."""
+    # There is none unless its module has been imported, which takes time.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(tensor, module.DTensor)
+
+
+def _block(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.local if isinstance(tensor, DistTensor) else tensor
+
+
+def _holders(tensor: torch.Tensor, comm: MPI.Intracomm) -> MPI.Intracomm:
+    """Return the communicator of the ranks that hold the same block as this one."""
+    return tensor.grid.comm(set(AXES) - set(tensor.dist.split)) if isinstance(tensor, DistTensor) else comm

@@ -228,3 +228,25 @@ def test_a_linear_layer_of_a_plan_gets_its_features_split_not_what_lies_between(
     y = layer(dc.scatter(normal(3, 5, 6), grid_over(comm, n=comm.size)))
     assert seen == [("n", None, "c")]
     torch.testing.assert_close(dc.gather(y).detach(), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_rank_that_evaluates_while_others_train_is_found_in_the_same_pass(comm):
+    grid = dc.ProcessGrid(comm, h=comm.size)
+    model = dc.parallelize(nn.Conv2d(3, 4, 3, padding=1).double(), grid)
+    x = dc.scatter(normal(2, 3, 7, 9), grid)
+    model(x).sum().backward()
+    model.train(comm.rank != 0)
+    text = raises_everywhere(comm, dc.MismatchError, "forward of Conv2d in evaluation mode on rank 0", lambda: model(x))
+    assert "forward of Conv2d in training mode on rank" in text
+    grid.free()
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_rank_without_gradients_is_found_in_the_same_pass(comm):
+    grid = dc.ProcessGrid(comm, h=comm.size)
+    model = dc.parallelize(nn.Conv2d(3, 4, 3, padding=1).double(), grid)
+    x = dc.scatter(normal(2, 3, 7, 9), grid)
+    with torch.set_grad_enabled(comm.rank != 0):
+        raises_everywhere(comm, dc.MismatchError, "training mode, without gradients on rank 0", lambda: model(x))
+    grid.free()

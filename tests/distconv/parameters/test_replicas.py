@@ -43,7 +43,7 @@ def test_a_bit_that_differs_on_one_rank_is_found_everywhere(comm, name):
         flipped(model.state_dict()[name])
     text = raises_everywhere(comm, dc.MismatchError, "no longer the same", lambda: dc.check_replicas(model, comm))
     others = ", ".join(str(rank) for rank in range(comm.size) if rank != 1)
-    assert f"the first is '{name}': one on rank {others}, another one on rank 1; a rank has gone wrong" in text
+    assert f"the first is '{name}': one on rank {others}, another one on rank 1. Change weights" in text
     grid.free()
 
 
@@ -60,4 +60,77 @@ def test_blocks_of_sharded_weights_are_compared_where_there_are_several(comm):
     text = raises_everywhere(comm, dc.MismatchError, "'0.weight'", lambda: dc.check_replicas(model, comm))
     others = ", ".join(str(rank) for rank in range(1, comm.size, 2) if rank != 3)
     assert f"one on rank {others}, another one on rank 3" in text
+    grid.free()
+
+
+def classifier(comm, **axes):
+    """A convolution and a head behind global pooling, whose gradients no rank sums over spatial axes."""
+    torch.manual_seed(0)
+    grid = dc.ProcessGrid(comm, **axes)
+    layers = nn.Conv2d(3, 4, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 5)
+    return dc.parallelize(nn.Sequential(*layers).double(), grid), grid
+
+
+def train(model, grid, steps, before=lambda step: None):
+    x, labels = dc.scatter(normal(4, 3, 7, 9), grid), dc.scatter(torch.arange(4), grid, dims="n")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        before(step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x), labels).backward()
+        optimizer.step()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("axis", ["h", "r"])
+def test_training_finds_a_changed_weight_whose_gradient_no_reduction_sums(comm, axis):
+    model, grid = classifier(comm, **{axis: comm.size})
+    changed = []
+
+    def change(step):
+        if step == 3 and comm.rank == 1:
+            flipped(model[3].weight)
+        changed.append(step)
+
+    text = raises_everywhere(comm, dc.MismatchError, "no longer the same", lambda: train(model, grid, 40, change))
+    assert "'3.weight'" in text or axis == "r"
+    assert max(changed) <= 13
+    grid.free()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("axis", ["n", "h"])
+def test_training_finds_a_head_that_each_rank_has_replaced_with_another_seed(comm, axis):
+    model, grid = classifier(comm, **{axis: comm.size})
+    torch.manual_seed(comm.rank)
+    model[3] = nn.Linear(4, 5).double()
+    raises_everywhere(comm, dc.MismatchError, "the first is '3.weight'", lambda: train(model, grid, 3))
+    grid.free()
+
+
+@pytest.mark.ranks(2, 3)
+def test_equal_heads_that_replace_others_train_on(comm):
+    model, grid = classifier(comm, h=comm.size)
+    torch.manual_seed(7)
+    model[3] = nn.Linear(4, 5).double()
+    train(model, grid, 13)
+    dc.check_replicas(model, comm)
+    grid.free()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("name", ["3.weight", "exp_avg"])
+def test_no_checkpoint_is_saved_of_copies_that_differ(comm, shared_tmp_path, name):
+    model, grid = classifier(comm, h=comm.size)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(dc.scatter(normal(4, 3, 7, 9), grid)).square().sum().backward()
+    optimizer.step()
+    if comm.rank == 1:
+        weight = model[3].weight
+        flipped(weight if name == "3.weight" else optimizer.state[weight]["exp_avg"])
+    folder = shared_tmp_path / "run"
+    raises_everywhere(
+        comm, dc.MismatchError, "save_checkpoint: 1 of", lambda: dc.save_checkpoint(folder, 1, model, optimizer)
+    )
+    assert not folder.exists()
     grid.free()
