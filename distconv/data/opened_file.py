@@ -6,6 +6,7 @@ import math
 import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -21,6 +22,17 @@ MOST_COMPRESSED = 100
 """What is larger than both, the first in bytes and the second in what is stored of it, was made to fill memories."""
 
 _MOST_LINKS = 16
+
+_NO_COORDINATE = "/_nc4_non_coord_"
+"""What netCDF puts before the name of a variable that is called as a dimension and does not count along it."""
+
+_OTHERS = {
+    b"CDF": "a classic netCDF 3 file, which has no chunks. Convert it to netCDF 4: nccopy -k nc4 OLD.nc NEW.nc.",
+    b"\x0e\x03\x13\x01": "an HDF4 file, not HDF5. Convert it: h4toh5convert OLD.hdf NEW.h5.",
+    b"PK\x03\x04": "a zip archive (.npz, .zip), not HDF5. Unpack it: a folder of .npy files and zarr groups are read.",
+    b"\x93NUMPY": "an array of NumPy, not HDF5. Name it alone, or the folder of such files.",
+}
+"""How files of other formats begin, and what to do with them."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +85,19 @@ def _opened(path: Place, source: object, options: dict[str, Any]) -> tuple[h5py.
     state = identity(path)
     if state.size == 0:
         raise DataError(f"{path} is empty (0 bytes): it was never written, or its writer has not finished")
+    if not isinstance(path, Address) and (other := _other_format(path)):
+        raise DataError(f"{path} is {other}")
     try:
         return h5py.File(source, "r", **options), state
     except OSError as error:
         raise DataError(f"{path} cannot be opened as HDF5 ({state.size} bytes): {error}") from error
+
+
+def _other_format(path: Path) -> str:
+    """Return what a file is that begins as one of another format, and what to do; otherwise an empty string."""
+    with open_regular(path) as file:
+        begin = file.read(8)
+    return next((text for mark, text in _OTHERS.items() if begin.startswith(mark)), "")
 
 
 def own_place(file: h5py.File, name: str) -> str | None:
@@ -140,6 +161,8 @@ def dataset(
     """
     try:
         place = own_place(file, name)
+        if place is not None and (variable := own_place(file, _NO_COORDINATE.join(posixpath.split(place)))):
+            place = variable
         entry = None if place is None else file[place]
     except DataError as error:
         raise DataError(f"{path}: dataset {error}") from error
