@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import agree, together
-from distconv.data import reader_server
 from distconv.data.address import Place
+from distconv.data.formats import reader_server
+from distconv.data.formats.reader_server import message, received, send
 from distconv.data.formats.store import Store
-from distconv.data.reader_server import message, received, send
 from distconv.data.source import Source
 from distconv.distribution import Box
 from distconv.errors import DataError
@@ -134,6 +134,11 @@ class ReadByProcesses:
     def shape(self, name: str) -> tuple[int, ...]:
         """Global shape of a dataset, samples first."""
         return self.source.shape(name)
+
+    def dtype(self, name: str) -> np.dtype:
+        """Return the dtype of a dataset's values as :meth:`read` returns them. Collective for what is computed."""
+        known = getattr(self.source, "dtype", None)
+        return np.dtype("f4") if known is None else known(name)
 
     def chunks(self, name: str) -> tuple[int, ...]:
         """What is read as a whole of the dataset ``name``."""

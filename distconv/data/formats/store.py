@@ -137,6 +137,13 @@ def states_of(paths: Iterable[Place]) -> dict[Place, Identity]:
     return {path: identity(path) for path in paths}
 
 
+def unknown(name: str, path: object, known: Iterable[str]) -> str:
+    """Return the error for a dataset that a source does not have."""
+    return (
+        f"{path}: dataset {name!r} is not open, but {', '.join(map(repr, known))}. Name one of these, or open it too."
+    )
+
+
 def check_numbers(path: Place, name: str, shape: Sequence[int], dtype: np.dtype) -> None:
     """Raise DataError unless a dataset is an array of numbers with a dimension that counts samples.
 
