@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
+import importlib
 import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,18 @@ MOST_COMPRESSED = 100
 """What is larger than both, the first in bytes and the second in what is stored of it, was made to fill memories."""
 
 _MOST_LINKS = 16
+
+_FILTERS = {
+    307: "bzip2",
+    32001: "blosc",
+    32004: "lz4",
+    32008: "bitshuffle",
+    32013: "zfp",
+    32015: "zstd",
+    32017: "sz",
+    32026: "blosc2",
+}
+"""Registered filters, for files that do not name them."""
 
 _NO_COORDINATE = "/_nc4_non_coord_"
 """What netCDF puts before the name of a variable that is called as a dimension and does not count along it."""
@@ -175,27 +188,46 @@ def dataset(
         raise DataError(f"{path}: {name!r} is a group, not a dataset; it has {', '.join(sorted(entry)) or 'nothing'}")
     if (entry.is_virtual and virtual is None) or entry.external or entry.file.filename != file.filename:
         raise DataError(f"{path}: dataset {name!r} lies in other files; copy it into this one")
-    if entry.dtype.kind == "O" or entry.ndim == 0:
+    try:
+        kind = entry.dtype.kind
+    except TypeError as error:
+        raise DataError(f"{path}: dataset {name!r} has values of a type that NumPy has not: {error}") from error
+    if kind == "O" or entry.ndim == 0:
         raise DataError(
             f"{path}: dataset {name!r} is {'ragged' if entry.ndim else 'a single value'}; samples must be equal arrays"
         )
     if virtual is not None and entry.is_virtual:
         virtual(entry)
         return entry
+    _check_filters(entry, path, name)
     stored = entry.id.get_storage_size()
-    if entry.compression is None and stored < entry.nbytes:
+    # Chunks that were never written have the fill value: sparse masks have few. Nothing at all was not meant.
+    if not stored and entry.size:
         raise DataError(
-            f"{path}: dataset {name!r} is incomplete: {entry.shape} takes {entry.nbytes} bytes "
-            f"but {stored} were written"
-        )
-    if entry.chunks and (written := entry.id.get_num_chunks()) < (needed := _chunks_of(entry)):
-        raise DataError(
-            f"{path}: dataset {name!r} is incomplete: {entry.shape} takes {needed} chunks but {written} were written"
+            f"{path}: dataset {name!r} is incomplete: {entry.shape} takes {entry.nbytes} bytes but 0 were written"
         )
     if stored > file_bytes:
         raise DataError(f"{path}: dataset {name!r} claims {stored} bytes, more than the file's {file_bytes}")
     return entry
 
 
-def _chunks_of(dataset: h5py.Dataset) -> int:
-    return math.prod(-(-extent // chunk) for extent, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+def _check_filters(entry: h5py.Dataset, path: Place, name: str) -> None:
+    """Raise DataError, naming the filter, unless this process can undo all filters of a dataset.
+
+    Raises
+    ------
+    DataError
+        If one is missing, and hdf5plugin has not it.
+    """
+    settings = entry.id.get_create_plist()
+    for index in range(settings.get_nfilters()):
+        number, _, _, label = settings.get_filter(index)
+        if not h5py.h5z.filter_avail(number):
+            with contextlib.suppress(ImportError):
+                importlib.import_module("hdf5plugin")  # makes its filters known to HDF5
+        if not h5py.h5z.filter_avail(number):
+            known = label.decode(errors="replace").partition(";")[0] or _FILTERS.get(number, "unknown")
+            raise DataError(
+                f"{path}: dataset {name!r} is stored with the HDF5 filter {known!r} (number {number}), which "
+                "is not installed. Install its plugin (most are in the package hdf5plugin), or set HDF5_PLUGIN_PATH."
+            )

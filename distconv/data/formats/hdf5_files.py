@@ -131,14 +131,15 @@ def _check_records(stored: h5py.Dataset, path: Place, name: str) -> None:
 
 @dataclass(frozen=True)
 class Head:
-    """What is known of one file of a list."""
+    """What is known of one file, or zarr group, of a list."""
 
+    kind: type[Store]
     path: Place
-    state: Identity
+    states: Mapping[Place, Identity]
     stored: Mapping[str, Stored]
 
 
-def head_of(path: Place, names: Iterable[str], one_each: bool) -> Head:
+def head_of(path: Place, names: Iterable[str], one_each: bool, kind: type[Store] = Hdf5File) -> Head:
     """That of the file ``path``, each dataset of which has samples, or is ``one_each``. It is not kept open.
 
     Raises
@@ -146,18 +147,18 @@ def head_of(path: Place, names: Iterable[str], one_each: bool) -> Head:
     DataError
         If the file or a dataset is missing, incomplete or damaged.
     """
-    file = Hdf5File(path, names)
+    file = kind(path, names)
     file.close()
-    if len(file.states) > 1:
+    if isinstance(file, Hdf5File) and len(file.states) > 1:
         raise DataError(f"{path}: has virtual datasets; name it alone, not in a list")
     stored = file.stored
     if one_each:
         stored = {name: Stored((1, *of.shape), of.dtype, (1, *of.chunks)) for name, of in stored.items()}
-    return Head(path, file.states[path], stored)
+    return Head(kind, file.path, file.states, stored)
 
 
 class Hdf5Files(Store):
-    """The samples of many files, one behind the other; a process has a few of them open at a time."""
+    """The samples of many files, or zarr groups, one behind the other; a process has a few open at a time."""
 
     def __init__(self, path: Place, names: Iterable[str], heads: Sequence[Head], one_each: bool) -> None:
         """``path`` names them all in messages."""
@@ -172,9 +173,9 @@ class Hdf5Files(Store):
         DataError
             If their samples differ in more than their number.
         """
-        self._open: OrderedDict[int, Hdf5File] = OrderedDict()
+        self._open: OrderedDict[int, Store] = OrderedDict()
         self._lock = threading.Lock()
-        self.states = {head.path: head.state for head in self._heads}
+        self.states = {path: state for head in self._heads for path, state in head.states.items()}
         first = self._heads[0]
         for name in self.names:
             like = first.stored[name]
@@ -211,14 +212,15 @@ class Hdf5Files(Store):
             start, index = max(start, end), index + 1
         return values
 
-    def _file(self, index: int) -> Hdf5File:
+    def _file(self, index: int) -> Store:
         """The file of this index, open."""
         if index not in self._open:
             head = self._heads[index]
-            file = Hdf5File(head.path, self.names)
-            if file.states[head.path] != head.state:
-                change = head.state.change(file.states[head.path])
-                raise DataError(f"{head.path} has been {change} since it was opened; start again")
+            file = head.kind(head.path, self.names)
+            for path, then in head.states.items():
+                if (now := file.states.get(path)) != then:
+                    change = then.change(now) if now else "removed"
+                    raise DataError(f"{path} has been {change} since it was opened; start again")
             self._open[index] = file
         self._open.move_to_end(index)
         if len(self._open) > _MOST_OPEN:
