@@ -43,8 +43,14 @@ def write(tensor: DistTensor, path: str | os.PathLike[str], name: str = "values"
     Raises
     ------
     DataError
-        On all ranks, if there is something else of that name, or it cannot be written.
+        On all ranks, if the tensor is not distributed or has no dimensions, there is something else of that name, or it
+        cannot be written.
     """
+    if not isinstance(tensor, DistTensor):
+        raise DataError(
+            f"write: a {type(tensor).__name__} is not distributed. Pass a distributed tensor, dc.scatter(x, grid), or "
+            "write it on one rank."
+        )
     output = open_output(path, name, tuple(tensor.shape), tensor.dtype, tensor.grid.world, note={})
     output.write(0, tensor)
     output.finish()
@@ -67,13 +73,19 @@ def open_output(
         On all ranks, if there is something else, the name has another ending, or it cannot be written.
     """
     place = Path(path)
+    if not shape:
+        raise DataError(f"write: {place}: a single number has no rows. Write x.reshape(1), or print it.")
+    if not isinstance(name, str) or not name.strip("/"):
+        raise DataError(f"write: {place}: a dataset cannot be called {name!r}. Give it a name.")
     kind = {".zarr": _Zarr, ".h5": _Hdf5}.get(place.suffix)
     if kind is None:
         raise DataError(f"{place}: an output is a zarr group, NAME.zarr, or an HDF5 file, NAME.h5")
     dtype = torch.float32 if dtype in HALF else dtype
+    if dtype.is_complex or not hasattr(np, str(dtype).removeprefix("torch.")):
+        raise DataError(f"write: {place}: values of {dtype} cannot be read as samples. Write real numbers of NumPy.")
     described = {"shape": list(shape), "dtype": str(dtype).removeprefix("torch."), **note}
     agree(comm, f"output {place}", f"{name}, {json.dumps(described, sort_keys=True)}")
-    return kind(place, name, tuple(shape), dtype=dtype, comm=comm, note=described)
+    return kind(place.absolute(), name, tuple(shape), dtype=dtype, comm=comm, note=described)
 
 
 def rows_written(path: Path, comm: MPI.Intracomm) -> int:

@@ -73,7 +73,7 @@ def agree(comm: MPI.Intracomm, what: str, value: str, way_out: str = "pass the s
     if comm.size == 1 or level == "off":
         return
     # 7 bytes: the number and its negative must fit into an int64, for one MIN tells both extremes.
-    digest = hashlib.blake2b(f"{what}: {value}".encode(), digest_size=7).digest()
+    digest = hashlib.blake2b(f"{what}: {value}".encode(errors="surrogatepass"), digest_size=7).digest()
     mine = np.array([int.from_bytes(digest, "little")])
     if apart(comm, mine, lambda: f"agreement on {what}").any():
         values = comm.allgather((what, value))

@@ -9,9 +9,10 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.communication.agreement import agree
-from distconv.data.formats.store import Computed
-from distconv.distribution import Box
+from distconv.communication.agreement import agree, together
+from distconv.data.formats.store import Computed, unknown
+from distconv.distribution import Box, Interval
+from distconv.errors import DataError
 
 
 class BoxFunction:
@@ -44,8 +45,29 @@ class BoxFunction:
         """Nothing is open."""
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Global shape of a dataset, samples first."""
+        """Global shape of a dataset, samples first.
+
+        Raises
+        ------
+        DataError
+            If there is no such dataset.
+        """
+        if name not in self._shapes:
+            raise DataError(unknown(name, self.path, self._shapes))
         return self._shapes[name]
+
+    def dtype(self, name: str) -> np.dtype:
+        """Return the dtype of what the function returns, which is called for one element. Collective.
+
+        Raises
+        ------
+        DataError
+            On all ranks, if the function fails.
+        """
+        one = tuple(Interval(0, 1) for _ in self.shape(name))
+        dtype = together(self.comm, lambda: self.read(name, one).dtype, DataError)
+        agree(self.comm, f"dtype of {name!r}", str(dtype))
+        return dtype
 
     def chunks(self, name: str) -> tuple[int, ...]:
         """Any element can be had alone."""

@@ -37,9 +37,14 @@ def moments(file: Source, name: str, *, channels: bool = True) -> Moments:
     Raises
     ------
     DataError
-        On all ranks, if a value cannot be read or is not finite; the text names the sample.
+        On all ranks, if there are no samples or no channels, or a value cannot be read or is not finite; the text names
+        the sample.
     """
     shape = file.shape(name)
+    if len(shape) < 1 + channels:
+        raise DataError(f"moments: {file.path}: {name!r} is {shape} and has no channels. Pass channels=False.")
+    if not shape[0]:
+        raise DataError(f"moments: {file.path}: {name!r} has no samples. Name another dataset.")
     partial = np.zeros((shape[0], 4, shape[1] if channels else 1))
     comm = file.comm
 

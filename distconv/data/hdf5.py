@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from distconv.communication.agreement import agree, together
 from distconv.data.address import Place, place_of
 from distconv.data.formats.hdf5_files import Hdf5File
-from distconv.data.formats.store import Store
+from distconv.data.formats.store import Store, Stored, unknown
 from distconv.data.opened_file import identity
 from distconv.distribution import Box
 from distconv.errors import DataError
@@ -101,13 +101,22 @@ class StoredSamples:
         """Close the files on this rank."""
         self.store.close()
 
+    def _stored(self, name: str) -> Stored:
+        if name not in self.store.stored:
+            raise DataError(unknown(name, self.path, self.store.stored))
+        return self.store.stored[name]
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Global shape of a dataset, samples first."""
-        return self.store.stored[name].shape
+        return self._stored(name).shape
+
+    def dtype(self, name: str) -> np.dtype:
+        """Return the dtype of a dataset's values as :meth:`read` returns them."""
+        return self._stored(name).dtype
 
     def chunks(self, name: str) -> tuple[int, ...]:
         """Extents of a dataset's chunks; one row at a time where it has none."""
-        return self.store.stored[name].chunks
+        return self._stored(name).chunks
 
     def attribute(self, name: str, group: str = "/") -> object:
         """An attribute of the file or of a group, or None."""
@@ -125,6 +134,7 @@ class StoredSamples:
         DataError
             On this rank, if they cannot be read.
         """
+        self._stored(name)
         return self.store.read(name, tuple(slice(i.start, i.stop) for i in box))
 
     def check_unchanged(self) -> None:

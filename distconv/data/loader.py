@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import together
+from distconv.data.conversion import converted, default_dtype
 from distconv.data.source import Source
 from distconv.distribution import Distribution, Interval, default_axes
 from distconv.errors import DataError
@@ -36,15 +37,28 @@ class Field:
 
     dataset: str
     dims: str
-    """Grid axis of each dimension: ``"nchw"`` for images, ``"nhw"`` for label maps."""
-    dtype: torch.dtype = torch.float32
-    shift: NDArray[np.float64] | None = None
-    scale: NDArray[np.float64] | None = None
-    """Values become (value - shift) / scale; one number per channel."""
+    """Grid axis of each dimension: ``"nchw"`` for images, ``"nhw"`` for label maps, ``"n"`` for one number a sample."""
+    dtype: torch.dtype | None = None
+    """dtype of the tensor; if None, integers become int64, booleans stay so, and all others, or what is shifted or
+    scaled, becomes float32. A value that the dtype cannot hold raises: integers are kept exactly, floating-point values
+    may be rounded."""
+    shift: NDArray[np.float64] | Sequence[float] | float | None = None
+    scale: NDArray[np.float64] | Sequence[float] | float | None = None
+    """Values become (value - shift) / scale; one number per channel, or one for all."""
     odd: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """Per axis the factor of each channel when the sample is mirrored along it: -1 for a velocity across the mirror."""
     exchanged: Sequence[tuple[int, float]] = ()
     """For each channel of the transposed sample the channel that it comes from and a factor; empty: as they are."""
+
+    @property
+    def has_channels(self) -> bool:
+        """True if dimension 1 counts channels. Otherwise the extents follow the samples."""
+        return len(self.dims) > 1 and self.dims[1] not in "dhw"
+
+    @property
+    def computes(self) -> bool:
+        """True if values are multiplied or added to. Otherwise they are only moved."""
+        return bool(self.odd) or bool(self.exchanged) or self.shift is not None or self.scale is not None
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,12 +148,16 @@ class Loader(Epochs):
         Raises
         ------
         DataError
-            If no batch can be made of the samples.
+            If no batch can be made of the samples, or a field, ``mirror`` or ``crop`` does not fit them.
         """
+        if not fields:
+            raise DataError(f"Loader: no fields of {file.path} are named. Give at least one Field.")
         samples, of = file.shape(fields[0].dataset)[0], (file.path, f"samples of {fields[0].dataset!r}")
         super().__init__(samples, batch, of, seed=seed, shuffle=shuffle, drop_last=drop_last)
-        self.file, self.fields, self.grid, self.device = file, tuple(fields), grid, torch.device(device)
+        self.file, self.grid, self.device = file, grid, torch.device(device)
+        self.fields = tuple(checked_field(each, file, samples) for each in fields)
         self.mirror, self.transpose, self.crop, self.ahead = mirror, transpose, dict(crop or {}), ahead
+        self._check_mirror()
         self._check_crop()
         first = self.fields[0]
         block = self._distribution(first).local_shape((self.samples, *self._extents(first)))[1:]
@@ -168,10 +186,40 @@ class Loader(Epochs):
             axis: extent
             for each in self.fields
             for axis, extent in zip(each.dims[1:], self.file.shape(each.dataset)[1:], strict=True)
+            if axis not in "c-"
         }
+
+    def _check_mirror(self) -> None:
+        known = {axis for each in self.fields for axis in each.dims[1:]} - set("nc-")
+        for option, axes in (("mirror", self.mirror), ("odd", self._odd_axes())):
+            if not known.issuperset(axes) or len(set(axes)) != len(axes):
+                listed = "".join(axes)
+                raise DataError(
+                    f"Loader: {option} along {listed!r}, but the samples extend along {''.join(sorted(known))!r}. "
+                    "Name some of these axes, each once."
+                )
+        moved = {*self.mirror, *self.crop, *("hw" if self.transpose else "")}
+        for each in self.fields:
+            axes = each.dims[1:]
+            if axes.count("-") > (0 if known.intersection(axes) else 1) and not moved.issubset(axes):
+                raise DataError(
+                    f"Loader: {each.dataset!r} with dims {each.dims!r} does not say which dimension is which of "
+                    f"{''.join(sorted(moved))!r}, along which samples are changed. Name it: an axis that the grid has "
+                    "not splits nothing."
+                )
+
+    def _odd_axes(self) -> list[str]:
+        return sorted({axis for each in self.fields for axis in each.odd})
 
     def _check_crop(self) -> None:
         whole = self._whole()
+        for each in self.fields:
+            for axis, extent in zip(each.dims[1:], self.file.shape(each.dataset)[1:], strict=True):
+                if axis in self.crop and extent != whole.get(axis, extent):
+                    raise DataError(
+                        f"{self.file.path}: {each.dataset!r} has {extent} along {axis}, where others have "
+                        f"{whole[axis]}. Only samples of equal extents can be cropped together: resize them."
+                    )
         for axis, extent in self.crop.items():
             if not 0 < extent <= whole.get(axis, 0):
                 raise DataError(
@@ -227,20 +275,21 @@ class Loader(Epochs):
             shape = (len(samples), *self._extents(each))
             mine, *space = self._distribution(each).box(None, shape)
             # A GPU takes pinned memory while the host goes on.
-            block = torch.empty(
-                (mine.extent, *(i.extent for i in space)), dtype=each.dtype, pin_memory=self.device.type == "cuda"
-            )
+            pinned = self.device.type == "cuda"
+            extents = (mine.extent, *(i.extent for i in space))
+            block = torch.empty(extents, dtype=each.dtype, device="cpu", pin_memory=pinned)
             blocks.append(block)
             for row, sample in enumerate(samples[mine.start : mine.stop]):
-                rows.append(readers.submit(self._read, block.numpy()[row], each, sample, space, epoch))
+                rows.append(readers.submit(self._read, block[row], each, sample, space, epoch))
         return _Reading(blocks, rows)
 
-    def _read(self, into: NDArray[Any], each: Field, sample: int, space: list[Interval], epoch: int) -> None:
-        into[...] = self._prepared(each, sample, space, epoch)
+    def _read(self, into: torch.Tensor, each: Field, sample: int, space: list[Interval], epoch: int) -> None:
+        what = f"{self.file.path}: sample {sample} of dataset {each.dataset!r}"
+        into.copy_(converted(self._prepared(each, sample, space, epoch), into.dtype, what))
 
     def _prepared(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[Any]:
         """The values in ``space`` of one sample, which is cropped, then mirrored, then transposed."""
-        transposed = self.transposed(epoch, sample)
+        transposed = each.dims.endswith("hw") and self.transposed(epoch, sample)
         there = _before_transposing(each, space) if transposed else space
         values = self._mirrored_values(each, sample, there, epoch)
         if transposed:
@@ -248,11 +297,11 @@ class Loader(Epochs):
             if each.exchanged:
                 sources = each.exchanged[space[0].start : space[0].stop]
                 values = values[[source - there[0].start for source, _ in sources]]
-                values = values * _per_channel([factor for _, factor in sources], values)
+                values = values * _per_channel(each, [factor for _, factor in each.exchanged], space, values)
         if each.shift is not None:
-            values = values - _per_channel(each.shift[space[0].start : space[0].stop], values)
+            values = values - _per_channel(each, each.shift, space, values)
         if each.scale is not None:
-            values = values / _per_channel(each.scale[space[0].start : space[0].stop], values)
+            values = values / _per_channel(each, each.scale, space, values)
         return values
 
     def _mirrored_values(self, each: Field, sample: int, space: list[Interval], epoch: int) -> NDArray[Any]:
@@ -265,11 +314,13 @@ class Loader(Epochs):
             there = Interval(extent - interval.stop, extent - interval.start) if turned else interval
             box.append(Interval(begin + there.start, begin + there.stop))
             steps.append(slice(None, None, -1 if turned else None))
-        values: NDArray[Any] = self.file.read(each.dataset, tuple(box))[0][tuple(steps)]
-        values = values.astype(np.result_type(values, _numpy(each.dtype)), copy=False)
+        values: NDArray[Any] = np.asarray(self.file.read(each.dataset, tuple(box))[0][tuple(steps)])
+        if each.computes and values.dtype.kind in "biuf":
+            exact = each.dtype == torch.float64 or not each.dtype.is_floating_point  # type: ignore[union-attr]
+            values = values.astype(np.result_type(values, np.float64 if exact else np.float32), copy=False)
         for axis in mirrored:
             if axis in each.odd:
-                values = values * _per_channel(each.odd[axis][space[0].start : space[0].stop], values)
+                values = values * _per_channel(each, each.odd[axis], space, values)
         return values
 
 
@@ -296,9 +347,51 @@ def _before_transposing(each: Field, space: list[Interval]) -> list[Interval]:
     return [*channels, columns, rows]
 
 
-def _numpy(dtype: torch.dtype) -> np.dtype:
-    return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
+def _per_channel(each: Field, numbers: Any, space: list[Interval], values: NDArray[Any]) -> NDArray[Any]:
+    """Return the numbers of the channels in ``space``, to be combined with ``values``."""
+    own = np.asarray(numbers, values.dtype)
+    if own.size > 1:
+        own = own[space[0].start : space[0].stop]
+    return own.reshape(-1, *(1,) * (values.ndim - 1)) if values.ndim else own.reshape(())
 
 
-def _per_channel(numbers: Sequence[float] | NDArray[np.float64], values: NDArray[Any]) -> NDArray[Any]:
-    return np.asarray(numbers, values.dtype).reshape(-1, *(1,) * (values.ndim - 1))
+def checked_field(each: Field, source: Source, samples: int) -> Field:
+    """Return the field with its dtype and its numbers as arrays. Collective if the source must be asked for the dtype.
+
+    Raises
+    ------
+    DataError
+        If the source has no such dataset, or the field does not fit it.
+    """
+    what = f"Loader: Field({each.dataset!r}, {each.dims!r})"
+    shape = source.shape(each.dataset)
+    if len(each.dims) != len(shape) or each.dims[:1] not in ("n", "-"):
+        raise DataError(
+            f"{what}: the dataset is {shape}. Give dims a letter for each of the {len(shape)} dimensions, n for the "
+            'samples first: "nchw", "nhw", "n".'
+        )
+    if shape[0] != samples:
+        raise DataError(f"{what}: it has {shape[0]} samples, other fields {samples}. Store as many of each.")
+    channels = shape[1] if each.has_channels else 1
+    changed: dict[str, Any] = {}
+    for name, numbers in (("shift", each.shift), ("scale", each.scale)):
+        if numbers is None:
+            continue
+        own = np.asarray(numbers, np.float64).reshape(-1)
+        if own.size not in (1, channels) or not np.isfinite(own).all() or (name == "scale" and not own.all()):
+            raise DataError(
+                f"{what}: {name} is {own.tolist()} for {channels} channels. Give one finite number for each channel, "
+                f"or one for all{'; none may be 0' if name == 'scale' else ''}."
+            )
+        changed[name] = own
+    for name, factors in (*((f"odd[{axis!r}]", each.odd[axis]) for axis in each.odd), ("exchanged", each.exchanged)):
+        if len(factors) != channels and (factors or name != "exchanged"):
+            raise DataError(f"{what}: {name} has {len(factors)} entries for {channels} channels. Give one for each.")
+    if any(not 0 <= channel < channels for channel, _ in each.exchanged):
+        raise DataError(
+            f"{what}: exchanged names channels {[c for c, _ in each.exchanged]} of {channels}. Count from 0."
+        )
+    if each.dtype is None:
+        known = getattr(source, "dtype", None)
+        changed["dtype"] = torch.float32 if each.computes or known is None else default_dtype(known(each.dataset))
+    return replace(each, **changed)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import math
+import contextlib
+import importlib
 import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import h5py
@@ -21,6 +23,29 @@ MOST_COMPRESSED = 100
 """What is larger than both, the first in bytes and the second in what is stored of it, was made to fill memories."""
 
 _MOST_LINKS = 16
+
+_FILTERS = {
+    307: "bzip2",
+    32001: "blosc",
+    32004: "lz4",
+    32008: "bitshuffle",
+    32013: "zfp",
+    32015: "zstd",
+    32017: "sz",
+    32026: "blosc2",
+}
+"""Registered filters, for files that do not name them."""
+
+_NO_COORDINATE = "/_nc4_non_coord_"
+"""What netCDF puts before the name of a variable that is called as a dimension and does not count along it."""
+
+_OTHERS = {
+    b"CDF": "a classic netCDF 3 file, which has no chunks. Convert it to netCDF 4: nccopy -k nc4 OLD.nc NEW.nc.",
+    b"\x0e\x03\x13\x01": "an HDF4 file, not HDF5. Convert it: h4toh5convert OLD.hdf NEW.h5.",
+    b"PK\x03\x04": "a zip archive (.npz, .zip), not HDF5. Unpack it: a folder of .npy files and zarr groups are read.",
+    b"\x93NUMPY": "an array of NumPy, not HDF5. Name it alone, or the folder of such files.",
+}
+"""How files of other formats begin, and what to do with them."""
 
 
 @dataclass(frozen=True)
@@ -73,10 +98,19 @@ def _opened(path: Place, source: object, options: dict[str, Any]) -> tuple[h5py.
     state = identity(path)
     if state.size == 0:
         raise DataError(f"{path} is empty (0 bytes): it was never written, or its writer has not finished")
+    if not isinstance(path, Address) and (other := _other_format(path)):
+        raise DataError(f"{path} is {other}")
     try:
         return h5py.File(source, "r", **options), state
     except OSError as error:
         raise DataError(f"{path} cannot be opened as HDF5 ({state.size} bytes): {error}") from error
+
+
+def _other_format(path: Path) -> str:
+    """Return what a file is that begins as one of another format, and what to do; otherwise an empty string."""
+    with open_regular(path) as file:
+        begin = file.read(8)
+    return next((text for mark, text in _OTHERS.items() if begin.startswith(mark)), "")
 
 
 def own_place(file: h5py.File, name: str) -> str | None:
@@ -140,6 +174,8 @@ def dataset(
     """
     try:
         place = own_place(file, name)
+        if place is not None and (variable := own_place(file, _NO_COORDINATE.join(posixpath.split(place)))):
+            place = variable
         entry = None if place is None else file[place]
     except DataError as error:
         raise DataError(f"{path}: dataset {error}") from error
@@ -152,27 +188,46 @@ def dataset(
         raise DataError(f"{path}: {name!r} is a group, not a dataset; it has {', '.join(sorted(entry)) or 'nothing'}")
     if (entry.is_virtual and virtual is None) or entry.external or entry.file.filename != file.filename:
         raise DataError(f"{path}: dataset {name!r} lies in other files; copy it into this one")
-    if entry.dtype.kind == "O" or entry.ndim == 0:
+    try:
+        kind = entry.dtype.kind
+    except TypeError as error:
+        raise DataError(f"{path}: dataset {name!r} has values of a type that NumPy has not: {error}") from error
+    if kind == "O" or entry.ndim == 0:
         raise DataError(
             f"{path}: dataset {name!r} is {'ragged' if entry.ndim else 'a single value'}; samples must be equal arrays"
         )
     if virtual is not None and entry.is_virtual:
         virtual(entry)
         return entry
+    _check_filters(entry, path, name)
     stored = entry.id.get_storage_size()
-    if entry.compression is None and stored < entry.nbytes:
+    # Chunks that were never written have the fill value: sparse masks have few. Nothing at all was not meant.
+    if not stored and entry.size:
         raise DataError(
-            f"{path}: dataset {name!r} is incomplete: {entry.shape} takes {entry.nbytes} bytes "
-            f"but {stored} were written"
-        )
-    if entry.chunks and (written := entry.id.get_num_chunks()) < (needed := _chunks_of(entry)):
-        raise DataError(
-            f"{path}: dataset {name!r} is incomplete: {entry.shape} takes {needed} chunks but {written} were written"
+            f"{path}: dataset {name!r} is incomplete: {entry.shape} takes {entry.nbytes} bytes but 0 were written"
         )
     if stored > file_bytes:
         raise DataError(f"{path}: dataset {name!r} claims {stored} bytes, more than the file's {file_bytes}")
     return entry
 
 
-def _chunks_of(dataset: h5py.Dataset) -> int:
-    return math.prod(-(-extent // chunk) for extent, chunk in zip(dataset.shape, dataset.chunks, strict=True))
+def _check_filters(entry: h5py.Dataset, path: Place, name: str) -> None:
+    """Raise DataError, naming the filter, unless this process can undo all filters of a dataset.
+
+    Raises
+    ------
+    DataError
+        If one is missing, and hdf5plugin has not it.
+    """
+    settings = entry.id.get_create_plist()
+    for index in range(settings.get_nfilters()):
+        number, _, _, label = settings.get_filter(index)
+        if not h5py.h5z.filter_avail(number):
+            with contextlib.suppress(ImportError):
+                importlib.import_module("hdf5plugin")  # makes its filters known to HDF5
+        if not h5py.h5z.filter_avail(number):
+            known = label.decode(errors="replace").partition(";")[0] or _FILTERS.get(number, "unknown")
+            raise DataError(
+                f"{path}: dataset {name!r} is stored with the HDF5 filter {known!r} (number {number}), which "
+                "is not installed. Install its plugin (most are in the package hdf5plugin), or set HDF5_PLUGIN_PATH."
+            )

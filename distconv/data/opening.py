@@ -12,8 +12,7 @@ from mpi4py import MPI
 
 from distconv.communication.agreement import agree, together
 from distconv.data.address import Address, Place, place_of
-from distconv.data.formats.hdf5_files import Hdf5Files, head_of
-from distconv.data.formats.netcdf import NetCdf
+from distconv.data.formats.hdf5_files import Hdf5File, Hdf5Files, head_of
 from distconv.data.formats.npy import NpyFiles, is_npy
 from distconv.data.formats.store import Store, check_inside
 from distconv.data.formats.zarr_groups import ZarrGroup
@@ -22,6 +21,7 @@ from distconv.data.opened_file import opened, own_place
 from distconv.data.reading_processes import ReadByProcesses
 from distconv.data.source import StoredSource
 from distconv.errors import DataError
+from distconv.whole_files import open_regular
 
 AnyPath = str | os.PathLike[str] | Place
 
@@ -29,6 +29,8 @@ _ONE = (str, os.PathLike, Address)
 _ZARR = ("zarr.json", ".zgroup", ".zarray")
 _NETCDF = (".nc", ".nc4", ".netcdf")
 _HDF5 = (".h5", ".hdf5", ".hdf")
+_NPY = b"\x93NUMPY"
+"""How a .npy file begins."""
 
 
 def open_source(
@@ -41,11 +43,12 @@ def open_source(
 ) -> StoredSource:
     """The datasets ``layouts`` of ``path``, as a source for :class:`Loader`. Collective.
 
-    ``path`` is a zarr group, a netCDF file (.nc), an HDF5 file, virtual datasets among them, a folder of NumPy's .npy
-    files or one such file; or a list, a pattern (``samples/*.h5``) or a folder of HDF5 files, which have samples each,
+    ``path`` is a zarr group, an HDF5 or netCDF 4 file, virtual datasets among them, a folder of NumPy's .npy files or
+    one such file; or a list, a pattern (``samples/*.h5``) or a folder of HDF5 or netCDF files, which have samples each,
     or ``one_each``: datasets without the dimension that counts them. Groups and files may be addresses that fsspec
-    understands, ``s3://bucket/samples.zarr``. ``layouts`` names the datasets; as a mapping it says what each must be
-    too. ``readers``: processes that read at a time, besides this one.
+    understands, ``s3://bucket/samples.zarr``. The content decides of which format a file is, not its name. Values that
+    attributes describe (``scale_factor``, ``_FillValue``) are decoded as xarray decodes them. ``layouts`` names the
+    datasets; as a mapping it says what each must be too. ``readers``: processes that read at a time, besides this one.
 
     Raises
     ------
@@ -64,7 +67,7 @@ def open_source(
     else:
         place = place_of(path)  # type: ignore[arg-type]  # a list has files
         kind = together(comm, lambda: _kind_of(place), DataError)
-        opened = SampleFile(place, layouts, comm) if kind is None else _store(kind, place, layouts, comm)
+        opened = SampleFile(place, layouts, comm) if kind is Hdf5File else _store(kind, place, layouts, comm)
     return opened if readers == 1 else ReadByProcesses(opened, readers)
 
 
@@ -100,8 +103,8 @@ def _store(
     return StoredSamples(path, layouts, comm, lambda names: kind(path, names))
 
 
-def _kind_of(path: Place) -> type[Store] | None:
-    """The format of what is no list; None is HDF5."""
+def _kind_of(path: Place) -> type[Store]:
+    """Return the format of what is no list, by its content."""
     if isinstance(path, Address):
         if path.suffix not in (".npy", *_NETCDF, *_HDF5) and any((path / name).is_file() for name in _ZARR):
             return ZarrGroup
@@ -111,9 +114,10 @@ def _kind_of(path: Place) -> type[Store] | None:
         if is_npy(path):
             return NpyFiles
         raise DataError(f"{path} is a folder, but has no zarr group, no .npy files and no HDF5 files in it")
-    if path.suffix == ".npy":
-        return NpyFiles
-    return NetCdf if path.suffix in _NETCDF else None
+    elif path.is_file():
+        with open_regular(path) as file:
+            return NpyFiles if file.read(len(_NPY)) == _NPY else Hdf5File
+    return NpyFiles if path.suffix == ".npy" else Hdf5File
 
 
 def _name_of(path: AnyPath | Sequence[AnyPath]) -> str:
@@ -137,25 +141,26 @@ def _files_of(path: AnyPath | Sequence[AnyPath]) -> Sequence[Place] | None:
             raise DataError(f"{text}: an address is no pattern; give a list of the files'")
         return None
     if place.is_dir():
-        files = sorted(each for each in place.iterdir() if each.suffix in _HDF5)
+        files = sorted(each for each in place.iterdir() if each.suffix in _HDF5 + _NETCDF)
         folder = place
     elif glob.has_magic(text) and not place.exists():
-        files = sorted(Path(each) for each in glob.glob(text, recursive=True))
-        folder = Path(_fixed(text))
+        folder, pattern = _split_pattern(place)
+        files = sorted(folder / each for each in glob.glob(pattern, root_dir=folder, recursive=True))
         if not files:
             raise DataError(f"{text}: no file is called so")
     else:
         return None
     for each in files:
-        check_inside(each, folder, f"{text}: {each.name}")
+        check_inside(each, folder, f"{text}: {each.name}", folders=True)
     return files or None
 
 
-def _fixed(pattern: str) -> str:
-    """The folders of a pattern before the first that is one itself."""
-    parts = Path(pattern).parts
-    count = next(index for index, part in enumerate(parts) if glob.has_magic(part))
-    return str(Path(*parts[:count])) if count else "."
+def _split_pattern(path: Path) -> tuple[Path, str]:
+    """Return the folder in which a pattern begins, and the pattern: what exists as it is written is no pattern."""
+    folder, parts = Path(path.anchor), list(path.parts[1:] if path.anchor else path.parts)
+    while len(parts) > 1 and (not glob.has_magic(parts[0]) or (folder / parts[0]).is_dir()):
+        folder /= parts.pop(0)
+    return folder, str(Path(*parts))
 
 
 def _files(
@@ -168,7 +173,9 @@ def _files(
     """A list: the ranks share the looking at its files."""
     agree(comm, f"{path}: the files", str([str(each) for each in files]))
     mine = together(
-        comm, lambda: [head_of(each, list(layouts), one_each) for each in files[comm.rank :: comm.size]], DataError
+        comm,
+        lambda: [head_of(each, list(layouts), one_each, _kind_of(each)) for each in files[comm.rank :: comm.size]],
+        DataError,
     )
     heads_of_ranks = comm.allgather(mine)
     heads = [heads_of_ranks[index % comm.size][index // comm.size] for index in range(len(files))]

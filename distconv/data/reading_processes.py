@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distconv.communication.agreement import agree, together
-from distconv.data import reader_server
 from distconv.data.address import Place
+from distconv.data.formats import reader_server
+from distconv.data.formats.reader_server import message, received, send
 from distconv.data.formats.store import Store
-from distconv.data.reader_server import message, received, send
 from distconv.data.source import Source
 from distconv.distribution import Box
 from distconv.errors import DataError
@@ -88,7 +88,8 @@ class ReadByProcesses:
         send(self._links[0], json.dumps({"path": [os.getcwd(), *sys.path], "modules": modules}).encode())
         send(self._links[0], pickled)
         for link in self._links:
-            self._answer(link)
+            if error := self._answer(link).get("error"):
+                raise DataError(error)
             self._free.put(link)
 
     def _answer(self, link: socket.socket) -> dict[str, Any]:
@@ -97,18 +98,19 @@ class ReadByProcesses:
         Raises
         ------
         DataError
-            If that is that something went wrong, or it is gone.
+            If it is gone.
         """
         try:
             text = message(link)
         except OSError:
             text = None
         if text is None:
-            raise DataError(f"{self.path}: a reading process has ended; look for the reason above, and start again")
+            raise DataError(self._ended())
         answer: dict[str, Any] = json.loads(text)
-        if "error" in answer:
-            raise DataError(answer["error"])
         return answer
+
+    def _ended(self) -> str:
+        return f"{self.path}: a reading process has ended; look for the reason above, and start again"
 
     def read(self, name: str, box: Box) -> NDArray[np.generic]:
         """The values in ``box``, which a process reads that has nothing to do. Local; may run in another thread.
@@ -119,21 +121,33 @@ class ReadByProcesses:
             On this rank, if they cannot be read.
         """
         link = self._free.get()
+        in_step = False
         try:
             send(link, json.dumps([name, [[i.start, i.stop] for i in box]]).encode())
             answer = self._answer(link)
-            values: NDArray[Any] = np.empty(answer["shape"], np.dtype(answer["dtype"]))
-            if values.size and not received(link, values.reshape(-1).view(np.uint8).data):
-                raise DataError(f"{self.path}: a reading process has ended; start again")
-        except BrokenPipeError as error:
-            raise DataError(f"{self.path}: a reading process has ended; start again") from error
+            if "error" not in answer:
+                values: NDArray[Any] = np.empty(answer["shape"], np.dtype(answer["dtype"]))
+                if values.size and not received(link, values.reshape(-1).view(np.uint8).data):
+                    raise DataError(self._ended())
+            in_step = True
+        except OSError as error:
+            raise DataError(self._ended()) from error
         finally:
+            if not in_step:  # what is left of the answer would be taken for that to the next request
+                link.close()
             self._free.put(link)
+        if "error" in answer:
+            raise DataError(answer["error"])
         return values
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Global shape of a dataset, samples first."""
         return self.source.shape(name)
+
+    def dtype(self, name: str) -> np.dtype:
+        """Return the dtype of a dataset's values as :meth:`read` returns them. Collective for what is computed."""
+        known = getattr(self.source, "dtype", None)
+        return np.dtype("f4") if known is None else known(name)
 
     def chunks(self, name: str) -> tuple[int, ...]:
         """What is read as a whole of the dataset ``name``."""

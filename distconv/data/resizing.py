@@ -47,6 +47,13 @@ class Resized:
         shape, sizes = self.source.shape(name), self._extents.get(name, ())
         return (*shape[: len(shape) - len(sizes)], *sizes)
 
+    def dtype(self, name: str) -> np.dtype:
+        """Return the dtype of a dataset's values as :meth:`read` returns them: interpolated ones are floating-point."""
+        known = getattr(self.source, "dtype", None)
+        stored = np.dtype("f4") if known is None else known(name)
+        resized = self.shape(name) != self.source.shape(name) and name not in self._nearest
+        return np.result_type(stored, np.float32) if resized else stored
+
     def chunks(self, name: str) -> tuple[int, ...]:
         """What is read as a whole of the dataset ``name``, about, with the new extents."""
         pairs = zip(self.source.chunks(name), self.source.shape(name), self.shape(name), strict=True)

@@ -13,7 +13,11 @@ from distconv.distribution import Box
 
 
 class Source(Protocol):
-    """Named datasets whose first dimension counts samples."""
+    """Named datasets whose first dimension counts samples.
+
+    A source may have a method ``dtype(name)``, too: the dtype of what ``read`` returns, from which a
+    :class:`~distconv.data.Field` without a dtype takes its own. Of a source without it such a field is float32.
+    """
 
     comm: MPI.Intracomm
     readers: int

@@ -130,6 +130,40 @@ def test_other_endings_and_other_files_are_refused(comm: Any, shared_tmp_path: P
     assert "holds other files" in common(comm, caught.value)
 
 
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_cannot_be_written_is_refused_before_anything_is_made(comm: Any, shared_tmp_path: Path, form: str) -> None:
+    x = dc.scatter(X, dc.ProcessGrid(comm, h=2))
+    wrong: list[tuple[Any, Any, str]] = [
+        (x.sum(), "values", "a single number has no rows. Write x.reshape"),
+        (X, "values", "write: a Tensor is not distributed. Pass a distributed tensor"),
+        (X.numpy(), "values", "write: a ndarray is not distributed"),
+        (x, "", "a dataset cannot be called ''"),
+        (x, "/", "a dataset cannot be called '/'"),
+        (x, 3, "a dataset cannot be called 3"),
+        (torch.complex(x, x), "values", "values of torch.complex128 cannot be read as samples"),
+    ]
+    for tensor, name, reason in wrong:
+        with pytest.raises(DataError, match=reason) as caught:
+            dc.write(tensor, shared_tmp_path / f"x.{form}", name)
+        common(comm, caught.value)
+    assert not list(shared_tmp_path.iterdir())
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_relative_path_stays_what_it_was_when_the_process_changes_its_folder(
+    comm: Any, shared_tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed(form)
+    monkeypatch.chdir(shared_tmp_path)
+    output = open_output(f"out.{form}", "y", tuple(X.shape), X.dtype, comm, note={})
+    monkeypatch.chdir("/")
+    output.write(0, dc.scatter(X, dc.ProcessGrid(comm, h=2)))
+    output.finish()
+    assert np.array_equal(values_of(shared_tmp_path / f"out.{form}", comm, "y"), X.numpy())
+
+
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_killed_job_leaves_an_output_that_says_it_is_incomplete(comm: Any, tmp_path: Path, form: str) -> None:

@@ -2,9 +2,10 @@
 
 ::
 
-    hdf5_files     HDF5: one file, or the samples of many one behind the other
-    netcdf         netCDF, by xarray: values as their attributes decode them
+    decoding       Values whose meaning is in attributes, decoded by xarray
+    hdf5_files     HDF5 and netCDF 4: one file, or the samples of many one behind the other
     npy            NumPy's .npy files, mapped into memory
+    reader_server  A process that reads boxes in children of its own
     store          What all formats have in common: datasets by name, boxes of them, the state of their files
     virtual        HDF5 virtual datasets: their sources lie in the folder of the file, and cover them
     zarr_groups    zarr groups, format 2 and 3

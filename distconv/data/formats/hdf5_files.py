@@ -1,4 +1,4 @@
-"""HDF5: one file, or the samples of many one behind the other."""
+"""HDF5 and netCDF 4, which is HDF5: one file, or the samples of many one behind the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distconv.data.address import Address, Place
-from distconv.data.formats.store import Slices, Store, Stored, states_of
+from distconv.data.formats.decoding import Decoder, decoded_attributes
+from distconv.data.formats.store import Slices, Store, Stored, check_numbers, states_of
 from distconv.data.formats.virtual import sources_of
 from distconv.data.opened_file import Identity, dataset, opened, own_place
 from distconv.errors import DataError
@@ -26,7 +27,12 @@ _MOST_OPEN = 64
 
 
 class Hdf5File(Store):
-    """Datasets of one HDF5 file, virtual ones among them whose sources are in its folder."""
+    """Datasets of one HDF5 or netCDF 4 file, virtual ones among them whose sources are in its folder.
+
+    Values are decoded as the attributes of their dataset say.
+    """
+
+    libraries = ("xarray",)
 
     def open(self) -> None:
         """Open the file and check the datasets.
@@ -38,14 +44,24 @@ class Hdf5File(Store):
         """
         self._file, state = opened(self.path)
         self.states, self._datasets = {self.path: state}, dict[str, h5py.Dataset]()
+        self._decoders: dict[str, Decoder] = {}
         try:
             for name in self.names:
-                self._datasets[name], self.stored[name] = self._checked(name, state.size)
+                self._datasets[name], chunks = self._checked(name, state.size)
+                stored = self._datasets[name]
+                self._decoders[name] = self._decoder(name, stored)
+                dtype = self._decoders[name].dtype(stored.dtype)
+                check_numbers(self.path, name, stored.shape, dtype)
+                self.stored[name] = Stored(stored.shape, dtype, chunks)
         except BaseException:
             self._file.close()
             raise
 
-    def _checked(self, name: str, size: int) -> tuple[h5py.Dataset, Stored]:
+    def _decoder(self, name: str, stored: h5py.Dataset) -> Decoder:
+        return Decoder(self.path, name, decoded_attributes(stored.attrs))
+
+    def _checked(self, name: str, size: int) -> tuple[h5py.Dataset, tuple[int, ...]]:
+        """Return a dataset that is whole, and the shape of its chunks."""
         sources: dict[Path, tuple[int, ...] | None] = {}
         path = self.path
         if isinstance(path, Address):  # HDF5 would look for what a virtual dataset shows on this machine
@@ -55,16 +71,17 @@ class Hdf5File(Store):
                 self._file, name, path, size, lambda virtual: sources.update(sources_of(virtual, path, name))
             )
         self.states |= states_of(sources)
+        _check_records(stored, path, name)
         # Of several sources the first speaks for all.
         chunks = next(iter(sources.values()), None) if sources else stored.chunks
         chunks = chunks or (1,) * (min(stored.ndim, 2) - 1) + stored.shape[-1:]
-        return stored, Stored(stored.shape, stored.dtype, (1,) * (stored.ndim - len(chunks)) + tuple(chunks))
+        return stored, (1,) * (stored.ndim - len(chunks)) + tuple(chunks)
 
     def values(self, name: str, box: Slices) -> NDArray[Any]:
         """The values of a dataset in ``box``, which is not empty."""
-        values = np.empty([each.stop - each.start for each in box], self.stored[name].dtype)
+        values = np.empty([each.stop - each.start for each in box], self._datasets[name].dtype)
         self._datasets[name].read_direct(values, box)
-        return values
+        return self._decoders[name].decode(values)
 
     def column(self, name: str) -> list[object] | None:
         """A dataset with one value per sample, if there is one in the file itself.
@@ -81,7 +98,8 @@ class Hdf5File(Store):
         samples = next(iter(self.stored.values())).shape[0]
         if len(entry) > samples:
             raise DataError(f"{self.path}: {name!r} has {len(entry)} values for {samples} samples; write one for each")
-        return [v.decode() if isinstance(v, bytes) else v for v in entry[()].tolist()]
+        values = entry[()] if entry.dtype.kind == "O" else self._decoder(name, entry).decode(entry[()])
+        return [v.decode() if isinstance(v, bytes) else v for v in values.tolist()]
 
     def attribute(self, name: str, group: str) -> object:
         """An attribute of a group, or None."""
@@ -93,16 +111,35 @@ class Hdf5File(Store):
         self._file.close()
 
 
+def _check_records(stored: h5py.Dataset, path: Place, name: str) -> None:
+    """Raise DataError if a variable of netCDF is shorter than its unlimited dimension.
+
+    Raises
+    ------
+    DataError
+        If it is.
+    """
+    for axis, limit in enumerate(stored.maxshape):
+        for scale in stored.dims[axis].values() if limit is None and "DIMENSION_LIST" in stored.attrs else ():
+            users = [stored.file[each[0]].shape[each[1]] for each in scale.attrs.get("REFERENCE_LIST", ())]
+            if (longest := max(users, default=0)) > stored.shape[axis]:
+                raise DataError(
+                    f"{path}: dataset {name!r} has {stored.shape[axis]} of the {longest} entries of its unlimited "
+                    f"dimension {scale.name!r}; the rest was never written. Write them all."
+                )
+
+
 @dataclass(frozen=True)
 class Head:
-    """What is known of one file of a list."""
+    """What is known of one file, or zarr group, of a list."""
 
+    kind: type[Store]
     path: Place
-    state: Identity
+    states: Mapping[Place, Identity]
     stored: Mapping[str, Stored]
 
 
-def head_of(path: Place, names: Iterable[str], one_each: bool) -> Head:
+def head_of(path: Place, names: Iterable[str], one_each: bool, kind: type[Store] = Hdf5File) -> Head:
     """That of the file ``path``, each dataset of which has samples, or is ``one_each``. It is not kept open.
 
     Raises
@@ -110,18 +147,18 @@ def head_of(path: Place, names: Iterable[str], one_each: bool) -> Head:
     DataError
         If the file or a dataset is missing, incomplete or damaged.
     """
-    file = Hdf5File(path, names)
+    file = kind(path, names)
     file.close()
-    if len(file.states) > 1:
+    if isinstance(file, Hdf5File) and len(file.states) > 1:
         raise DataError(f"{path}: has virtual datasets; name it alone, not in a list")
     stored = file.stored
     if one_each:
         stored = {name: Stored((1, *of.shape), of.dtype, (1, *of.chunks)) for name, of in stored.items()}
-    return Head(path, file.states[path], stored)
+    return Head(kind, file.path, file.states, stored)
 
 
 class Hdf5Files(Store):
-    """The samples of many files, one behind the other; a process has a few of them open at a time."""
+    """The samples of many files, or zarr groups, one behind the other; a process has a few open at a time."""
 
     def __init__(self, path: Place, names: Iterable[str], heads: Sequence[Head], one_each: bool) -> None:
         """``path`` names them all in messages."""
@@ -136,9 +173,9 @@ class Hdf5Files(Store):
         DataError
             If their samples differ in more than their number.
         """
-        self._open: OrderedDict[int, Hdf5File] = OrderedDict()
+        self._open: OrderedDict[int, Store] = OrderedDict()
         self._lock = threading.Lock()
-        self.states = {head.path: head.state for head in self._heads}
+        self.states = {path: state for head in self._heads for path, state in head.states.items()}
         first = self._heads[0]
         for name in self.names:
             like = first.stored[name]
@@ -175,14 +212,15 @@ class Hdf5Files(Store):
             start, index = max(start, end), index + 1
         return values
 
-    def _file(self, index: int) -> Hdf5File:
+    def _file(self, index: int) -> Store:
         """The file of this index, open."""
         if index not in self._open:
             head = self._heads[index]
-            file = Hdf5File(head.path, self.names)
-            if file.states[head.path] != head.state:
-                change = head.state.change(file.states[head.path])
-                raise DataError(f"{head.path} has been {change} since it was opened; start again")
+            file = head.kind(head.path, self.names)
+            for path, then in head.states.items():
+                if (now := file.states.get(path)) != then:
+                    change = then.change(now) if now else "removed"
+                    raise DataError(f"{path} has been {change} since it was opened; start again")
             self._open[index] = file
         self._open.move_to_end(index)
         if len(self._open) > _MOST_OPEN:

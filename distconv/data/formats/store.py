@@ -40,7 +40,8 @@ class Store(ABC):
     """What ``open`` imports."""
 
     def __init__(self, path: Place, names: Iterable[str]) -> None:
-        self.path, self.names = path, tuple(names)
+        # Files may be opened later, when the process is in another folder.
+        self.path, self.names = path.absolute(), tuple(names)
         self.stored: dict[str, Stored] = {}
         self.states: dict[Place, Identity] = {}
         """The files whose change would be one of the data, as they were when they were opened."""
@@ -94,7 +95,7 @@ class Store(ABC):
         return values
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"path": self.path.absolute(), "names": self.names}
+        return {"path": self.path, "names": self.names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -137,6 +138,13 @@ def states_of(paths: Iterable[Place]) -> dict[Place, Identity]:
     return {path: identity(path) for path in paths}
 
 
+def unknown(name: str, path: object, known: Iterable[str]) -> str:
+    """Return the error for a dataset that a source does not have."""
+    return (
+        f"{path}: dataset {name!r} is not open, but {', '.join(map(repr, known))}. Name one of these, or open it too."
+    )
+
+
 def check_numbers(path: Place, name: str, shape: Sequence[int], dtype: np.dtype) -> None:
     """Raise DataError unless a dataset is an array of numbers with a dimension that counts samples.
 
@@ -146,11 +154,16 @@ def check_numbers(path: Place, name: str, shape: Sequence[int], dtype: np.dtype)
         If it is none.
     """
     if dtype.kind not in "biuf" or not len(shape):
-        raise DataError(f"{path}: dataset {name!r} is {dtype} {tuple(shape)}; samples must be arrays of numbers")
+        way_out = ". Store real and imaginary parts as two channels." if dtype.kind == "c" else ""
+        raise DataError(
+            f"{path}: dataset {name!r} is {dtype} {tuple(shape)}; samples must be arrays of numbers{way_out}"
+        )
 
 
-def check_inside(path: Path, folder: Path, what: str) -> None:
+def check_inside(path: Path, folder: Path, what: str, *, folders: bool = False) -> None:
     """Raise DataError unless ``path`` is a regular file, and lies in ``folder`` whatever links lead to.
+
+    ``folders``: it may be a folder, too.
 
     Raises
     ------
@@ -159,10 +172,13 @@ def check_inside(path: Path, folder: Path, what: str) -> None:
     """
     place = os.path.realpath(path)
     if not Path(place).is_relative_to(os.path.realpath(folder)):
-        raise DataError(f"{what} leads to {place}, out of the folder {folder}; copy it into that")
+        raise DataError(
+            f"{what} leads to {place}, out of the folder {folder}; copy it into that, or name the files in a "
+            "list, where links are followed"
+        )
     try:
         mode = os.stat(place).st_mode
     except OSError as error:
         raise DataError(f"{what} needs {path}, which cannot be read: {error.strerror}") from error
-    if not stat.S_ISREG(mode):
+    if not stat.S_ISREG(mode) and not (folders and stat.S_ISDIR(mode)):
         raise DataError(f"{what} needs {path}, which is no regular file but a folder, a pipe or a device")

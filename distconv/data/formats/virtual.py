@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import h5py
+import numpy as np
 
+from distconv.data.formats.decoding import decoded_attributes
 from distconv.data.formats.store import check_inside
 from distconv.data.opened_file import dataset, opened
 from distconv.errors import DataError
@@ -35,7 +37,7 @@ def sources_of(virtual: h5py.Dataset, path: Path, name: str) -> dict[Path, tuple
         place = path if file_name == "." else folder / file_name
         if place not in files:
             check_inside(place, folder, f"{path}: virtual dataset {name!r}")
-            files[place] = _checked_source(place, dataset_name, path)
+            files[place] = _checked_source(place, dataset_name, virtual, f"{path}: virtual dataset {name!r}")
     if points < math.prod(virtual.shape):
         raise DataError(
             f"{path}: virtual dataset {name!r} is incomplete: of its {math.prod(virtual.shape)} values {points} have a "
@@ -66,8 +68,14 @@ def _overlap(boxes: list[Bounds]) -> bool:
     return False
 
 
-def _checked_source(place: Path, dataset_name: str, path: Path) -> tuple[int, ...] | None:
+def _checked_source(place: Path, dataset_name: str, virtual: h5py.Dataset, what: str) -> tuple[int, ...] | None:
     file, state = opened(place)
     with file:
         source = dataset(file, dataset_name.lstrip("/") or "/", place, state.size)
+        lost, kept = decoded_attributes(source.attrs), decoded_attributes(virtual.attrs)
+        if any(name not in kept or not np.array_equal(kept[name], lost[name], equal_nan=True) for name in lost):
+            raise DataError(
+                f"{what} has not the attributes {', '.join(lost)} of its source {place}, which change the values. Copy "
+                "them to the virtual dataset, or write decoded values."
+            )
         return None if source.chunks is None else tuple(source.chunks)

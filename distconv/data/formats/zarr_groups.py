@@ -5,6 +5,7 @@ A chunk that is not there has the fill value, as zarr means it; what :func:`dist
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distconv.data.address import Address, Place
+from distconv.data.formats.decoding import Decoder, decoded_attributes
 from distconv.data.formats.store import Slices, Store, Stored, check_inside, check_numbers, states_of
 from distconv.errors import DataError
 
@@ -31,7 +33,7 @@ _METADATA = ("zarr.json", ".zarray", ".zgroup", ".zmetadata", ".zattrs")
 class ZarrGroup(Store):
     """Arrays of a zarr group in a folder, or at an address."""
 
-    libraries = ("zarr",)
+    libraries = ("zarr", "xarray")
 
     def open(self) -> None:
         """Open the group and check the arrays.
@@ -55,6 +57,7 @@ class ZarrGroup(Store):
             raise DataError(f"{self.path} cannot be opened as a zarr group: {text}") from error
         if self._group.attrs.get(UNFINISHED):
             raise DataError(f"{self.path} is incomplete: its writer has not finished; let it go on, or write it anew")
+        self._decoders: dict[str, Decoder] = {}
         for name, array in self._arrays.items():
             self.stored[name] = self._checked(name, array)
         files = (folder / each for folder in self._folders() for each in _METADATA)
@@ -67,26 +70,49 @@ class ZarrGroup(Store):
         if not hasattr(array, "chunks"):
             raise DataError(f"{self.path}: {name!r} is a group, not a dataset")
         check_numbers(self.path, name, array.shape, array.dtype)
+        self._decoders[name] = self._decoder(name, array)
+        dtype = self._decoders[name].dtype(array.dtype)
+        check_numbers(self.path, name, array.shape, dtype)
         if others := sorted(set(_codecs(array.metadata.to_dict())) - _CODECS):
             raise DataError(
                 f"{self.path}: dataset {name!r} is encoded by {', '.join(others)}, which is not read from files that "
                 f"others may have made; write it again with {', '.join(sorted(_CODECS)[:3])} or the like"
             )
-        return Stored(tuple(array.shape), array.dtype, tuple(array.chunks))
+        return Stored(tuple(array.shape), dtype, tuple(array.chunks))
+
+    def _decoder(self, name: str, array: Any) -> Decoder:
+        """Return how xarray decodes an array.
+
+        Of one that it has written in format 2 the fill value is the ``_FillValue``; in format 3 that is encoded.
+        """
+        attributes = array.attrs.asdict()
+        meaning = decoded_attributes(attributes)
+        if array.metadata.zarr_format == 2:
+            if not {"_ARRAY_DIMENSIONS", "_nczarr_array"}.isdisjoint(attributes) and array.fill_value is not None:
+                meaning["_FillValue"] = array.fill_value
+        elif isinstance(meaning.get("_FillValue"), str):
+            try:
+                meaning["_FillValue"] = np.frombuffer(base64.b64decode(meaning["_FillValue"]), "<f8")[0]
+            except ValueError as error:
+                raise DataError(
+                    f"{self.path}: dataset {name!r}: _FillValue {meaning['_FillValue']!r}: {error}"
+                ) from error
+        return Decoder(self.path, name, meaning)
 
     def _folders(self) -> list[Place]:
         return [self.path, *(self.path / name for name in self.names)]
 
     def values(self, name: str, box: Slices) -> NDArray[Any]:
         """The values of a dataset in ``box``, which is not empty."""
-        return np.asarray(self._arrays[name][box])
+        return self._decoders[name].decode(np.asarray(self._arrays[name][box]))
 
     def column(self, name: str) -> list[object] | None:
         """An array with one number or text per sample, if there is one."""
         array = self._group.get(name)
         if array is None or getattr(array, "ndim", 0) != 1 or array.dtype.kind not in "biufU":
             return None
-        return list(array[:].tolist())
+        values = array[:] if array.dtype.kind == "U" else self._decoder(name, array).decode(array[:])
+        return list(values.tolist())
 
     def attribute(self, name: str, group: str) -> object:
         """An attribute of a group, or None."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -52,3 +53,17 @@ def test_values_that_are_not_finite_are_refused_with_the_sample(comm: Any, share
     with SampleFile(path, LAYOUTS, comm) as file, pytest.raises(DataError) as caught:
         moments(file, "x")
     assert "'x' has NaN or infinite values in 1 samples, the first is 4" in common(comm, caught.value)
+
+
+def test_what_has_no_channels_or_no_samples_is_refused(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    if comm.rank == 0:
+        with h5py.File(path, "w") as file:
+            file["x"], file["none"] = np.arange(4.0), np.zeros((0, 2, 3))
+    comm.Barrier()
+    with SampleFile(path, ["x"], comm) as file:
+        assert moments(file, "x", channels=False).mean == 1.5
+        with pytest.raises(DataError, match=r"'x' is \(4,\) and has no channels. Pass channels=False"):
+            moments(file, "x")
+    with SampleFile(path, ["none"], comm) as file, pytest.raises(DataError, match="'none' has no samples"):
+        moments(file, "none")

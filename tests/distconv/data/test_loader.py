@@ -211,3 +211,121 @@ def test_a_crop_may_begin_wherever_it_fits(comm: Any, shared_tmp_path: Path) -> 
         assert {place["w"] for place in places} == {0}
         orders = [tuple(loader.order(epoch)) for epoch in range(3)]
         assert len(set(orders)) == 3 and orders[0] == tuple(loader.order(0))
+
+
+def batches(comm: Any, path: Path, field: Field, **options: Any) -> Any:
+    """All samples of one field over the job's last grid, gathered."""
+    with SampleFile(path, [field.dataset], comm) as file:
+        loader = Loader(file, [field], grids(comm)[-1], SAMPLES, shuffle=False, **options)
+        (batch,) = loader.epoch(0)
+        return dc.gather(batch.tensors[0])
+
+
+def test_integers_stay_integers_and_a_number_per_sample_is_a_field(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    target, mask = np.arange(SAMPLES, dtype="f8") / 3, arrays()[1] > 0
+    write(path, comm, target=target, mask=mask, kind=np.arange(SAMPLES, dtype="u2"))
+    label = batches(comm, path, Field("y", "nhw"))
+    assert label.dtype == torch.int64 and np.array_equal(label.numpy(), arrays()[1])
+    assert torch.equal(batches(comm, path, Field("mask", "nhw")), torch.from_numpy(mask))
+    assert torch.equal(batches(comm, path, Field("kind", "n")), torch.arange(SAMPLES))
+    assert torch.equal(batches(comm, path, Field("target", "n")), torch.from_numpy(target).float())
+    exact = batches(comm, path, Field("target", "n", torch.float64, shift=1.0, scale=[4.0]), mirror="")
+    assert np.array_equal(exact.numpy(), (target - 1) / 4)
+
+
+def test_bfloat16_is_what_torch_rounds_to(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    shift, scale = np.array([0.1, 0.2, 0.3]), np.array([1.0, 2.0, 3.0])
+    x = torch.from_numpy(arrays()[0])
+    assert torch.equal(batches(comm, path, Field("x", "nchw", torch.bfloat16)), x.bfloat16())
+    expected = (x - torch.tensor(shift).float().view(3, 1, 1)) / torch.tensor(scale).float().view(3, 1, 1)
+    found = batches(comm, path, Field("x", "nchw", torch.bfloat16, shift, scale))
+    assert torch.equal(found, expected.bfloat16())
+
+
+def test_integers_are_shifted_and_scaled_as_floating_point(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    found = batches(comm, path, Field("y", "nhw", shift=0.5, scale=[2.0]))
+    assert found.dtype == torch.float32
+    assert np.array_equal(found.numpy(), (arrays()[1].astype("f4") - 0.5) / 2)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "shown"),
+    [
+        (np.array([1, 2, 3, 4, 300, 6, 7]), torch.uint8, "sample 4 of dataset 'z' has the value 300 of int64"),
+        (np.array([1, 2, np.nan, 4, 5, 6, 7]), torch.int64, "sample 2 of dataset 'z' has the value nan of float64"),
+        (np.array([1, 2, 3, 1e39, 5, 6, 7]), None, r"sample 3 of dataset 'z' has the value 1e\+39 of float64"),
+        (np.array([1, 2**24 + 1, 3, 4, 5, 6, 7]), torch.float32, "sample 1 of dataset 'z' has the value 16777217 of"),
+    ],
+)
+def test_a_value_that_the_dtype_cannot_hold_is_named_on_all_ranks(
+    comm: Any, shared_tmp_path: Path, values: Any, dtype: Any, shown: str
+) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm, z=values)
+    with pytest.raises(DataError, match=shown) as caught:
+        batches(comm, path, Field("z", "n", dtype))
+    assert "cannot hold. Give its Field another dtype" in common(comm, caught.value)
+
+
+@pytest.mark.parametrize(
+    ("field", "options", "reason"),
+    [
+        (Field("x", "nhw"), {}, r"Field\('x', 'nhw'\): the dataset is \(7, 3, 9, 10\). Give dims a letter for each"),
+        (Field("x", "chwn"), {}, "n for the samples first"),
+        (Field("none", "nhw"), {}, "dataset 'none' is not open, but 'x', 'y'"),
+        (Field("x", "nchw", shift=[1.0, 2.0]), {}, r"shift is \[1.0, 2.0\] for 3 channels"),
+        (Field("x", "nchw", scale=np.ones(4)), {}, "scale is .* for 3 channels"),
+        (Field("x", "nchw", scale=[1.0, 0.0, 1.0]), {}, "none may be 0"),
+        (Field("x", "nchw", shift=[1.0, np.nan, 1.0]), {}, "one finite number for each channel"),
+        (Field("y", "nhw", scale=np.ones(9)), {}, "scale is .* for 1 channels"),
+        (Field("x", "nchw", odd={"h": (1.0, -1.0)}), {}, r"odd\['h'\] has 2 entries for 3 channels"),
+        (Field("x", "nchw", odd={"z": (1.0, -1.0, 1.0)}), {}, "odd along 'z', but the samples extend along 'hw'"),
+        (Field("x", "nchw", exchanged=((0, 1.0),)), {}, "exchanged has 1 entries for 3 channels"),
+        (Field("x", "nchw", exchanged=((0, 1.0), (1, 1.0), (3, 1.0))), {}, "exchanged names channels"),
+        (Field("x", "nchw"), {"mirror": "z"}, "mirror along 'z', but the samples extend along 'hw'"),
+        (Field("x", "nchw"), {"mirror": "c"}, "mirror along 'c'"),
+        (Field("x", "nchw"), {"mirror": "hh"}, "each once"),
+        (Field("x", "nchw"), {"crop": {"c": 2}}, "crop c=2: samples have nothing there"),
+        (Field("x", "nc-w"), {"mirror": "h"}, "mirror along 'h', but the samples extend along 'w'"),
+        (Field("y", "n-w"), {"mirror": "h"}, "does not say which dimension is which"),
+    ],
+)
+@pytest.mark.ranks(2)
+def test_a_field_that_does_not_fit_is_refused(
+    comm: Any, shared_tmp_path: Path, field: Field, options: Any, reason: str
+) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm)
+    others = [Field("x", "nchw")] if field.dataset == "y" else []
+    with SampleFile(path, LAYOUTS, comm) as file:
+        with pytest.raises(DataError, match=reason) as caught:
+            Loader(file, [*others, field], dc.ProcessGrid(comm, h=2), 2, **options)
+        common(comm, caught.value)
+        with pytest.raises(DataError, match="dataset 'none' is not open"):
+            moments(file, "none")
+
+
+def test_fields_of_other_extents_are_not_cropped_together(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm, small=arrays()[1][:, ::2])
+    fields = [Field("x", "nchw"), Field("small", "nhw")]
+    with (
+        SampleFile(path, ["x", "small"], comm) as file,
+        pytest.raises(DataError, match="'x' has 9 along h, where others have 5"),
+    ):
+        Loader(file, fields, grids(comm)[0], 2, crop={"h": 4})
+
+
+def test_a_number_per_sample_is_loaded_beside_transposed_images(comm: Any, shared_tmp_path: Path) -> None:
+    path = shared_tmp_path / "samples.h5"
+    write(path, comm, target=np.arange(SAMPLES, dtype="f4"))
+    with SampleFile(path, ["x", "target"], comm) as file:
+        fields = [Field("x", "nchw"), Field("target", "n")]
+        options: dict[str, Any] = {"mirror": "hw", "transpose": True, "crop": {"h": 7, "w": 7}}
+        for batch in Loader(file, fields, grids(comm)[-1], 3, **options).epoch(0):
+            assert dc.gather(batch.tensors[1]).tolist() == list(batch.samples)

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from mpi4py import MPI
 
 import distconv as dc
 from distconv.data import Field, Layout, Loader, SampleFile, open_source
@@ -153,3 +154,125 @@ def test_a_sample_file_of_virtual_datasets_notices_a_change_of_its_sources(comm:
         comm.Barrier()
         with pytest.raises(DataError, match=r"part1.h5 has been written to since it was opened"):
             file.check_unchanged()
+
+
+def arrays_of(path: Any, name: str = "x", **options: Any) -> Any:
+    with open_source(path, [name], MPI.COMM_SELF, **options) as source:
+        return source.read(name, tuple(dc.Interval(0, extent) for extent in source.shape(name)))
+
+
+VALUES = np.arange(60).reshape(5, 3, 4)
+
+
+def write_parts(folder: Path, form: str, count: int = 3) -> list[Path]:
+    """Write files that hold ``VALUES``, ``VALUES + 1`` and so on."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"part{index}.{form}" for index in range(count)]
+    for index, path in enumerate(paths):
+        if form == "h5":
+            with h5py.File(path, "w") as file:
+                file["x"] = VALUES + index
+        else:
+            zarr = pytest.importorskip("zarr")
+            zarr.open_group(path, mode="w").create_array("x", data=VALUES + index)
+    return paths
+
+
+ALL = np.concatenate([VALUES, VALUES + 1, VALUES + 2])
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("readers", [1, 2])
+@pytest.mark.parametrize("form", ["h5", "zarr"])
+def test_a_relative_path_stays_what_it_was_when_the_process_changes_its_folder(
+    tmp_path: Path, form: str, readers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_parts(tmp_path / "parts", form)
+    for path, expected in ((f"parts/part1.{form}", VALUES + 1), (f"parts/*.{form}", ALL)):
+        monkeypatch.chdir(tmp_path)
+        source = open_source(path, ["x"], MPI.COMM_SELF, readers=readers)
+        monkeypatch.chdir("/")
+        found = source.read("x", tuple(dc.Interval(0, extent) for extent in source.shape("x")))
+        source.check_unchanged()
+        source.close()
+        assert np.array_equal(found, expected)
+
+
+@pytest.mark.ranks(1)
+def test_a_list_may_be_of_zarr_groups(tmp_path: Path) -> None:
+    paths = write_parts(tmp_path, "zarr")
+    assert np.array_equal(arrays_of(paths), ALL)
+    assert np.array_equal(arrays_of([*write_parts(tmp_path, "h5")[:2], paths[2]]), ALL)
+    assert np.array_equal(arrays_of(paths, one_each=True), ALL.reshape(3, 5, 3, 4))
+    source = open_source(paths, ["x"], MPI.COMM_SELF)
+    os.utime(paths[1] / "zarr.json", ns=(1, 1))
+    with pytest.raises(DataError, match=r"part1.zarr/zarr.json has been written to since it was opened"):
+        source.check_unchanged()
+
+
+@pytest.mark.ranks(1)
+def test_a_folder_that_exists_is_no_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_parts(tmp_path / "exp[1]" / "run*", "h5")
+    write_parts(tmp_path / "exp1" / "run2", "h5", 1)
+    assert np.array_equal(arrays_of(f"{tmp_path}/exp[1]/run*/*.h5"), ALL)
+    assert np.array_equal(arrays_of(f"{tmp_path}/exp[1]/run*/part[12].h5"), ALL[5:])
+    assert np.array_equal(arrays_of(f"{tmp_path}/exp[1]/run*"), ALL)
+    assert np.array_equal(arrays_of(f"{tmp_path}/exp[1]/run*/part0.h5"), VALUES)
+    assert np.array_equal(arrays_of(f"{tmp_path}/exp1/**/*.h5"), VALUES)
+    monkeypatch.chdir(tmp_path)
+    assert np.array_equal(arrays_of("exp[1]/run*/*.h5"), ALL)
+    assert np.array_equal(arrays_of("exp?/run2/*.h5"), VALUES)
+
+
+@pytest.mark.ranks(2)
+def test_names_need_not_be_utf8(comm: Any, shared_tmp_path: Path) -> None:
+    folder = Path(os.fsdecode(os.fsencode(shared_tmp_path) + b"/caf\xe9"))
+    if comm.rank == 0:
+        write_parts(folder, "h5")
+    comm.Barrier()
+    for path in (folder, f"{folder}/part*.h5", sorted(folder.iterdir())):
+        for readers in (1, 2):
+            with open_source(path, ["x"], comm, readers=readers) as source:
+                assert np.array_equal(source.read("x", tuple(dc.Interval(0, e) for e in ALL.shape)), ALL)
+    with pytest.raises(DataError, match="No such file") as caught:
+        open_source(folder / "none.h5", ["x"], comm)
+    common(comm, caught.value)
+
+
+@pytest.mark.ranks(1)
+def test_links_of_a_list_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "links").mkdir()
+    for path in write_parts(tmp_path / "parts", "h5"):
+        (tmp_path / "links" / path.name).symlink_to(path)
+    with pytest.raises(DataError, match="or name the files in a list, where links are followed"):
+        arrays_of(f"{tmp_path}/links/*.h5")
+    assert np.array_equal(arrays_of(sorted((tmp_path / "links").iterdir())), ALL)
+    (tmp_path / "parts" / "part0.h5").rename(tmp_path / "parts" / "part3.h5")
+    (tmp_path / "parts" / "part0.h5").symlink_to("part3.h5")
+    assert np.array_equal(arrays_of(f"{tmp_path}/parts/part[0-2].h5"), ALL)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    ("begin", "reason"),
+    [
+        (b"CDF\x01", "a classic netCDF 3 file, which has no chunks. Convert it to netCDF 4: nccopy -k nc4"),
+        (b"CDF\x05", "a classic netCDF 3 file"),
+        (b"\x0e\x03\x13\x01", "an HDF4 file, not HDF5"),
+        (b"PK\x03\x04", "a zip archive"),
+    ],
+)
+def test_a_file_of_another_format_is_named(tmp_path: Path, begin: bytes, reason: str) -> None:
+    for name in ("a.nc", "a.h5", "a"):
+        (tmp_path / name).write_bytes(begin + bytes(100))
+        with pytest.raises(DataError, match=reason):
+            arrays_of(tmp_path / name)
+
+
+@pytest.mark.ranks(1)
+def test_the_content_of_a_file_decides_not_its_name(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", VALUES)
+    (tmp_path / "x.npy").rename(tmp_path / "x.h5")
+    assert np.array_equal(arrays_of(tmp_path / "x.h5"), VALUES)
+    (part,) = write_parts(tmp_path / "h5", "h5", 1)
+    assert np.array_equal(arrays_of(part.rename(tmp_path / "y.npy")), VALUES)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import distconv as dc
-from distconv.data import BoxFunction, Field, Loader, ReadByProcesses
+from distconv.data import BoxFunction, Field, Loader, ReadByProcesses, reading_processes
 from distconv.errors import DataError
 from tests.distconv.data import stored_samples
 from tests.distconv.data.sample_files import common
@@ -102,3 +102,17 @@ def test_they_end_with_a_rank_that_is_killed(comm: Any, tmp_path: Path) -> None:
         alive = [child for child in children if Path(f"/proc/{child}").exists()]
         time.sleep(0.05)
     assert not alive
+
+
+@pytest.mark.ranks(1)
+def test_what_is_left_of_an_answer_is_never_taken_for_another(comm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> Any:
+        raise MemoryError("no room for the values")
+
+    with of(comm, stored_samples.slow, 1) as source:
+        with monkeypatch.context() as patched:
+            patched.setattr(reading_processes, "received", fails)
+            with pytest.raises(MemoryError):
+                source.read("x", (dc.Interval(1, 2), dc.Interval(0, 4)))
+        with pytest.raises(DataError, match="a reading process has ended; look for the reason above"):
+            source.read("x", (dc.Interval(2, 3), dc.Interval(0, 4)))

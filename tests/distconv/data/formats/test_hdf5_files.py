@@ -72,3 +72,65 @@ def test_columns_and_attributes_of_one_file(tmp_path: Path) -> None:
     assert store.attribute("threshold", "/") == 0.4 and store.attribute("none", "/") is None
     assert store.stored["image"].chunks == stored_samples.TILE
     store.close()
+
+
+VALUES = np.arange(60).reshape(5, 3, 4)
+CHUNKS = (1, 3, 4)
+
+
+def nbit(file: h5py.File, values: Any) -> None:
+    kind, settings = h5py.h5t.STD_I32LE.copy(), h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    kind.set_precision(17)
+    settings.set_chunk(CHUNKS)
+    settings.set_filter(h5py.h5z.FILTER_NBIT, 0)
+    space = h5py.h5s.create_simple(values.shape)
+    file["x"] = h5py.Dataset(h5py.h5d.create(file.id, None, kind, space, settings))
+    file["x"][:] = values
+
+
+@pytest.mark.parametrize("zero", [False, True])
+def test_filters_that_store_few_bits_are_read(tmp_path: Path, zero: bool) -> None:
+    values = np.zeros_like(VALUES) if zero else VALUES
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=values, chunks=CHUNKS, scaleoffset=0)
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        nbit(file, values)
+    for name in ("a.h5", "b.h5"):
+        store = Hdf5File(tmp_path / name, ["x"])
+        assert np.array_equal(store.read("x", (slice(0, 5), slice(0, 3), slice(0, 4))), values)
+        store.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"compression": "gzip"}, {"fillvalue": 7}])
+def test_chunks_that_were_never_written_have_the_fill_value(tmp_path: Path, options: dict[str, Any]) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", (5, 3, 4), "u1", chunks=CHUNKS, **options)[2] = 1
+        file.create_dataset("nothing", (5, 3, 4), "u1", chunks=CHUNKS, **options)
+        file.create_dataset("empty", (0, 3, 4), "u1")
+    expected = np.full((5, 3, 4), options.get("fillvalue", 0))
+    expected[2] = 1
+    store = Hdf5File(tmp_path / "a.h5", ["x", "empty"])
+    assert np.array_equal(store.read("x", (slice(0, 5), slice(0, 3), slice(0, 4))), expected)
+    store.close()
+    with pytest.raises(DataError, match=r"'nothing' is incomplete: .* takes 60 bytes but 0 were written"):
+        Hdf5File(tmp_path / "a.h5", ["nothing"])
+
+
+def test_a_filter_that_is_not_installed_is_named(tmp_path: Path) -> None:
+    settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    settings.set_chunk(CHUNKS)
+    settings.set_filter(32017, h5py.h5z.FLAG_OPTIONAL)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        space = h5py.h5s.create_simple(VALUES.shape)
+        stored = h5py.h5d.create(file.id, b"x", h5py.h5t.NATIVE_INT64, space, settings)
+        stored.write_direct_chunk((0, 0, 0), bytes(96))
+    with pytest.raises(DataError, match=r"'x' is stored with the HDF5 filter 'sz' \(number 32017\), which is not inst"):
+        Hdf5File(tmp_path / "a.h5", ["x"])
+
+
+@pytest.mark.parametrize("values", [VALUES + 1j, np.full(5, b"ab"), np.zeros(5, [("a", "f4")])])
+def test_what_is_no_real_number_is_refused(tmp_path: Path, values: Any) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = values
+    with pytest.raises(DataError, match="samples must be arrays of numbers"):
+        Hdf5File(tmp_path / "a.h5", ["x"])

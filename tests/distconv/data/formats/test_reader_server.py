@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from distconv.data.formats.reader_server import message, received, send, serve
 from distconv.data.formats.store import Computed
-from distconv.data.reader_server import message, received, send, serve
 
 
 def test_messages_arrive_whole_and_the_end_is_none() -> None:

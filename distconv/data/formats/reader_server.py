@@ -70,7 +70,7 @@ def main(descriptors: list[int]) -> None:
     start = message(links[0])
     if start is None:
         return
-    folder = Path(__file__).resolve().parents[1]
+    folder = Path(__file__).resolve().parents[2]
     settings = json.loads(start)
     sys.path[:] = settings["path"]
     for name, place in (("distconv", folder), ("distconv.data", folder / "data")):

@@ -1,0 +1,86 @@
+"""Convert stored values to the dtype of a tensor without losing any.
+
+Integers and booleans come through exactly. Floating-point values may be rounded to a floating-point dtype, but not
+overflow it. Everything else raises.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from distconv.errors import DataError
+
+
+def default_dtype(stored: np.dtype) -> torch.dtype:
+    """Return the dtype of a tensor of ``stored`` values where none is asked for.
+
+    Integers become int64, which losses take as class indices; booleans stay booleans; all others become float32.
+    """
+    if stored.kind == "b":
+        return torch.bool
+    return torch.int64 if stored.kind in "iu" else torch.float32
+
+
+def converted(values: NDArray[np.generic], dtype: torch.dtype, what: str) -> torch.Tensor:
+    """Return ``values`` as a tensor of ``dtype`` on the CPU.
+
+    Parameters
+    ----------
+    values : ndarray
+        Numbers of any dtype and byte order.
+    dtype : torch.dtype
+        Their new dtype.
+    what : str
+        The values' origin, for the error.
+
+    Raises
+    ------
+    DataError
+        If the values are not numbers, or ``dtype`` cannot hold one of them.
+    """
+    if values.dtype.kind not in ("biufc" if dtype.is_complex else "biuf"):
+        raise DataError(f"{what} has values of {values.dtype}, which {dtype} cannot hold. Store real numbers.")
+    native = values.dtype.newbyteorder("=") if values.dtype.itemsize <= 8 or dtype.is_complex else np.dtype("f8")
+    source: NDArray[Any] = np.array(values, native, order="C", copy=None if values.flags.writeable else True)
+    result = torch.from_numpy(source).to(dtype)
+    lost = _lost(source, result)
+    if lost is not None and lost.any():
+        raise DataError(
+            f"{what} has the value {source[lost][0]!s} of {values.dtype}, which {dtype} cannot hold. Give its Field "
+            "another dtype, or correct the data."
+        )
+    return result
+
+
+def _lost(source: NDArray[Any], result: torch.Tensor) -> NDArray[Any] | None:
+    """Return where ``result`` is not ``source``; None if that cannot be, whatever the values."""
+    kind, dtype = source.dtype.kind, result.dtype
+    if kind == "b" or torch.from_numpy(np.empty(0, source.dtype)).dtype == dtype:
+        return None
+    if dtype == torch.bool:
+        return np.asarray((source != 0) & (source != 1))
+    if kind in "fc" and (dtype.is_floating_point or dtype.is_complex):
+        return np.asarray(np.isfinite(source) & ~torch.isfinite(result).numpy())
+    if kind == "f":
+        info = torch.iinfo(dtype)
+        wide = source.astype(np.float64)
+        return np.asarray(~((np.trunc(wide) == wide) & (wide >= float(info.min)) & (wide < float(info.max) + 1)))
+    if dtype.is_complex:
+        dtype = dtype.to_real()
+    # The integers that a floating-point dtype holds without a gap.
+    most = int(2 / torch.finfo(dtype).eps) if dtype.is_floating_point else torch.iinfo(dtype).max
+    least = -most if dtype.is_floating_point else torch.iinfo(dtype).min
+    stored = np.iinfo(source.dtype)
+    if least <= stored.min and stored.max <= most:
+        return None
+    # A bound that the stored dtype cannot hold is not compared: NumPy before 2 would convert it.
+    lost = np.zeros(source.shape, bool)
+    if stored.max > most:
+        lost |= source > source.dtype.type(most)
+    if stored.min < least:
+        lost |= source < source.dtype.type(least)
+    return lost

@@ -1,0 +1,84 @@
+"""Decode values whose meaning is in attributes, by xarray: netCDF's CF conventions, whatever the format of the file.
+
+``scale_factor``, ``add_offset``, ``_FillValue``, ``missing_value``, ``_Unsigned`` and xarray's ``dtype = "bool"`` are
+decoded as ``xarray.open_dataset(..., decode_times=False)`` does. ``valid_range`` masks nothing, as in xarray, and times
+are numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distconv.data.address import Place
+from distconv.errors import DataError
+
+_DECODED = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
+
+
+def decoded_attributes(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of ``attributes`` (of HDF5 or of JSON) that change values, as xarray takes them."""
+    found = {name: _plain(attributes[name]) for name in _DECODED if name in attributes}
+    if "dtype" in attributes and _plain(attributes["dtype"]) == "bool":
+        found["dtype"] = "bool"
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """Return an attribute as xarray's own backends give it: HDF5 keeps numbers in arrays of one, strings as bytes."""
+    if isinstance(value, np.ndarray) and value.size == 1:
+        value = value.reshape(-1)[0]
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """How the stored values of a dataset become those that they stand for."""
+
+    path: Place
+    name: str
+    attributes: Mapping[str, Any]
+    """What :func:`decoded_attributes` returns; if empty, values stay as they are."""
+
+    def dtype(self, stored: np.dtype) -> np.dtype:
+        """Return the dtype of decoded values.
+
+        Raises
+        ------
+        DataError
+            If xarray is not installed, or cannot decode such values.
+        """
+        return self.decode(np.empty(0, stored)).dtype
+
+    def decode(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the decoded values.
+
+        Raises
+        ------
+        DataError
+            If xarray is not installed, or cannot decode them.
+        """
+        if not self.attributes:
+            return values
+        listed = ", ".join(self.attributes)
+        try:
+            import xarray
+            from xarray.conventions import decode_cf_variable
+        except ImportError as error:
+            raise DataError(
+                f"{self.path}: dataset {self.name!r} has attributes ({listed}) that change its values, and no "
+                f"{error.name} is installed to decode them. Install it: pip install 'distconv[netcdf]'."
+            ) from error
+        variable = xarray.Variable([f"dim{axis}" for axis in range(values.ndim)], values, dict(self.attributes))
+        try:
+            decoded = decode_cf_variable(self.name, variable, decode_times=False, decode_timedelta=False)
+            return np.asarray(decoded.values)
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            raise DataError(
+                f"{self.path}: dataset {self.name!r} has attributes ({listed}) that xarray cannot decode: {error}. "
+                "Correct the attributes, or write decoded values."
+            ) from error
