@@ -72,8 +72,10 @@ class _Gathered:
 
 
 @is_fallback
-def gathered_call(error: NoRule, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """``function`` of whole tensors on every rank; ``error`` says why it has no rule for these.
+def gathered_call(
+    error: NoRule | None, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """``function`` of whole tensors on every rank; ``error`` says why: it has no rule, or None: no elements.
 
     Raises
     ------
@@ -82,7 +84,8 @@ def gathered_call(error: NoRule, function: Callable[..., Any], args: Sequence[An
     """
     leaves = tree_leaves((args, kwargs))
     distributed = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, DistTensor)}.values())
-    _permit(error, function, distributed)
+    if error is not None:
+        _permit(error, function, distributed)
     gathered = {id(x): _Gathered(x, uncounted=_counts_no_changes(function)) for x in distributed}
 
     def whole(leaf: Any) -> Any:
