@@ -7,6 +7,7 @@
     batch_norm              Batch normalization over distributed samples and space
     convolution             Distributed convolution over samples, space, channels and filters
     dropout                 Dropout in training, with the mask that one process would draw, on any grid
+    embedding               Embeddings: indices keep their splits, the table is replicated
     grid_sample             Sampling at given points, and the points of affine maps
     group_norm              Group, instance, layer, RMS and local response normalization of samples that are split
     interpolation           Interpolation in 1-D to 3-D; what needs more than the neighbours' rows gathers space
