@@ -16,6 +16,6 @@
     padding                 Padding: constant (also negative), reflect, replicate, circular
     pixel_shuffle           Shuffles between channels and space
     pooling                 Max, average, adaptive and global pooling, with windows that may cross block borders
-    recurrent               Recurrent layers, with samples and time split
+    recurrent               Recurrent layers and cells: samples keep their splits, and the time of RNN and GRU
     transposed_convolution  Transposed convolution: each rank gathers the inputs that reach its outputs and crops
 """

@@ -103,7 +103,8 @@ def _attention_with_dropout(
     if masked:
         mask = others[0]
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
-    weights = torch._safe_softmax(scores, -1) if masked else scores.softmax(-1)
+    nowhere = (scores == -math.inf).all(-1, keepdim=True)
+    weights = scores.masked_fill(nowhere, 0.0).softmax(-1).masked_fill(nowhere, 0.0)
     return (weights * others[-1].to(weights.dtype).div_(1 - p if p < 1 else 1)) @ v
 
 
