@@ -169,10 +169,22 @@ def called(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[
     if body is not None:
         return body(*args, **kwargs)
     try:
-        return _by_rule(function, args, kwargs)
+        rule = _rule(function)
+        if rule.kind is Kind.VALUES and _is_without_elements(args, kwargs):
+            return _FALLBACK[0](None, function, args, kwargs)
+        return _by_rule(function, rule, args, kwargs)
     except NoRule as error:
         reason = error
     return fallback(reason, function, args, kwargs)
+
+
+def _is_without_elements(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if the first distributed tensor has no elements.
+
+    What torch's functions return or raise then is special, and calling them on every rank costs nothing.
+    """
+    shapes = (value._shape for value in chain(args, kwargs.values()) if hasattr(value, "_shape"))
+    return 0 in next(shapes, ())
 
 
 _IN_PYTHON = frozenset(("torch.nn.functional", "torch.functional"))
@@ -201,8 +213,7 @@ def _unasking(function: FunctionType) -> Operator | None:
     return copy
 
 
-def _by_rule(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    rule = _rule(function)
+def _by_rule(function: Callable[..., Any], rule: Rule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     operator = rule.operator
     if kwargs.get("out") is not None and "out" not in _parameters(operator):
         raise NoRule(f"{name_of(function)} with out= has no distributed rule; assign the result instead")

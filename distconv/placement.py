@@ -89,6 +89,7 @@ def _agreed(tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dim
             raise DistributionError(
                 f"scatter needs a torch.Tensor on every rank, or root=; got {type(tensor).__name__}"
             )
+        _check_memory("scatter", tensor.device.type)
         dist = _distribution(target, dims, tensor.dim())
         said = _described(tensor, dist) + (_values(tensor) if compares else "")
     except DistributionError as error:
@@ -97,6 +98,11 @@ def _agreed(tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dim
     if wrong is not None:
         raise wrong
     return dist
+
+
+def _check_memory(call: str, device_type: str) -> None:
+    if device_type == "meta":
+        raise DistributionError(f"{call}: a tensor on the device meta has no values. Pass one on a device with memory.")
 
 
 def _compares_values(grid: ProcessGrid) -> bool:
@@ -137,6 +143,7 @@ def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | 
     if described is None:
         raise DistributionError(f"scatter: rank {root} is the root and must pass a tensor")
     shape, dtype, requires_grad, device = described
+    _check_memory("scatter", device)
     dist = _distribution(target, dims, len(shape))
     rows = shape or (1,)
     if grid.rank != root or tensor is None:
@@ -172,6 +179,7 @@ def from_local(local: torch.Tensor, dist: Distribution, shape: Sequence[int]) ->
     )
 
     def check() -> None:
+        _check_memory("from_local", local.device.type)
         if tuple(local.shape) != dist.local_shape(shape):
             raise DistributionError(
                 f"from_local: the block is {tuple(local.shape)} but {dist} gives {dist.local_shape(shape)} of "

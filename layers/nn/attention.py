@@ -5,6 +5,8 @@ Importing this module lets ``nn.TransformerEncoder`` give what that gives: zeros
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -17,6 +19,7 @@ from distconv.errors import NoRule
 from distconv.layers.math.matmul import batch_labels, contract
 from distconv.layers.plumbing.alignment import result_shape
 from distconv.layers.plumbing.empty_blocks import like_other_ranks
+from distconv.layers.plumbing.random_state import agree_on_generator
 from distconv.process import patches
 from distconv.tensor import DistTensor
 
@@ -37,12 +40,10 @@ def scaled_dot_product_attention(
     Raises
     ------
     NoRule
-        With dropout.
+        With dropout on a GPU.
     """
-    if dropout_p:
-        raise NoRule("attention with dropout: its mask would depend on the grid; set dropout_p=0")
     options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
-    shape = result_shape(F.scaled_dot_product_attention, query, key, value, attn_mask, 0.0, **options)
+    shape = result_shape(F.scaled_dot_product_attention, query, key, value, attn_mask, dropout_p, **options)
     operands, labels = (
         [query, key, value],
         [[*batch_labels(t, 2), *own] for t, own in ((query, "le"), (key, "se"), (value, "sf"))],
@@ -52,13 +53,59 @@ def scaled_dot_product_attention(
         operands.append(attn_mask)
         labels.append([*batch_labels(attn_mask, 2), "l", "s"])
 
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        function = partial(F.scaled_dot_product_attention, **options)
-        batch = q.shape[:-2] if enable_gqa else torch.broadcast_shapes(*(t.shape[:-2] for t in (q, k, v)))
-        return like_other_ranks(function, (*batch, q.shape[-2], v.shape[-1]), q, k, v, mask)
+    batch_names = max((names[:-2] for names in labels), key=len)
+    function: Callable[..., torch.Tensor] = partial(F.scaled_dot_product_attention, **options)
+    if dropout_p:
+        function = partial(_attention_with_dropout, dropout_p, attn_mask is not None, **options)
+        operands.append(_kept(operands, (*shape[:-1], key.shape[-2]), dropout_p))
+        labels.append([*batch_names, "l", "s"])
 
-    batch = max((names[:-2] for names in labels), key=len)
-    return contract(attend, operands, labels, [*batch, "l", "f"], shape, whole)
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        batch = q.shape[:-2] if enable_gqa else torch.broadcast_shapes(*(t.shape[:-2] for t in (q, k, v)))
+        return like_other_ranks(function, (*batch, q.shape[-2], v.shape[-1]), q, k, v, *others)
+
+    return contract(attend, operands, labels, [*batch_names, "l", "f"], shape, whole)
+
+
+def _kept(operands: Sequence[torch.Tensor], shape: Sequence[int], p: float) -> torch.Tensor:
+    """Return which attention weights (..., L, S) dropout keeps, of all samples, as one process draws it."""
+    like = next(t for t in operands if isinstance(t, DistTensor))
+    if like.is_cuda:
+        raise NoRule("attention with dropout on a GPU, whose kernels draw numbers of their own: set dropout_p=0")
+    if p == 1:
+        return torch.zeros(tuple(shape), dtype=torch.bool)
+    agree_on_generator(like)
+    return torch.empty(tuple(shape), dtype=torch.bool).bernoulli_(1 - p)
+
+
+def _attention_with_dropout(
+    p: float,
+    masked: bool,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *others: torch.Tensor,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """Return attention of one rank's blocks step by step; ``others`` are the mask, if there is one, and what is kept.
+
+    The steps are those of torch on a CPU, which has no fused kernel with dropout.
+    """
+    if enable_gqa:
+        k, v = (t.repeat_interleave(q.shape[-3] // t.shape[-3], -3) for t in (k, v))
+    factor = math.sqrt(q.shape[-1] ** -0.5 if scale is None else scale)
+    scores = (q * factor) @ (k * factor).mT
+    if is_causal:
+        below = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~below, -math.inf)
+    if masked:
+        mask = others[0]
+        scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + mask
+    nowhere = (scores == -math.inf).all(-1, keepdim=True)
+    weights = scores.masked_fill(nowhere, 0.0).softmax(-1).masked_fill(nowhere, 0.0)
+    return (weights * others[-1].to(weights.dtype).div_(1 - p if p < 1 else 1)) @ v
 
 
 # -- encoders in evaluation -------------------------------------------------------------------------------------------

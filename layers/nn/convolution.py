@@ -41,7 +41,13 @@ from distconv.kernels.convolution import (
     merged,
 )
 from distconv.layers.math.pointwise import pointwise
-from distconv.layers.plumbing.alignment import as_autocast, both_whole_over, check_dtypes, result_shape
+from distconv.layers.plumbing.alignment import (
+    as_autocast,
+    both_whole_over,
+    check_as_torch,
+    check_dtypes,
+    result_shape,
+)
 from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
 from distconv.layers.plumbing.input_windows import fitted, spatial_box, spread, window_needs
 from distconv.layers.plumbing.sharded_weights import (
@@ -220,6 +226,8 @@ def _convolution(
     """
     check_dtypes(function, input, weight, bias, stride, padding, dilation, groups)
     out_shape = result_shape(function, input, weight, bias, stride, padding, dilation, groups)
+    if not isinstance(padding, str) and min(spread(padding, 1)) < 0:
+        check_as_torch(function, input, weight, bias, stride, padding, dilation, groups)
     if not isinstance(input, DistTensor):
         raise NoRule("convolution of a plain tensor with a distributed weight: scatter the input first")
     count = weight.dim() - 2

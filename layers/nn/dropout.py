@@ -19,7 +19,7 @@ import torch.nn.functional as F
 
 from distconv.dispatch import Order, implements
 from distconv.layers.math.pointwise import in_place, pointwise
-from distconv.layers.plumbing.alignment import aligned, as_distributed, result_shape
+from distconv.layers.plumbing.alignment import aligned, as_distributed, check_as_torch, result_shape
 from distconv.layers.plumbing.inplace_views import changed
 from distconv.layers.plumbing.random_state import agree_on_generator
 from distconv.memory_order import unfilled
@@ -129,6 +129,8 @@ def _rrelu(
     inplace: bool = False,
 ) -> DistTensor:
     """``F.rrelu``: in training of the whole on every rank, as numbers are drawn for the negative elements in turn."""
+    if lower > upper:
+        check_as_torch(F.rrelu, input, lower, upper, training)
     if not training:
         result: DistTensor = pointwise(F.leaky_relu, input, (lower + upper) / 2, inplace=inplace or always)
         return result

@@ -90,7 +90,7 @@ def _prepared(
     dilation: Size = 1,
     ceil_mode: bool = False,
 ) -> _Pooling:
-    stride = stride or kernel_size
+    stride = kernel_size if stride is None or stride in ((), []) else stride
     out_shape = result_shape(_MAX[count], input, kernel_size, stride, padding, dilation, ceil_mode)
     x = balanced_input(input)
     geometry = Geometry(
@@ -147,7 +147,7 @@ def avg_pool(
     divisor_override: int | None = None,
 ) -> DistTensor:
     """``F.avg_pool1d``, ``2d`` or ``3d`` of x (N, C, [D, [H,]] W)."""
-    stride = stride or kernel_size
+    stride = kernel_size if stride is None or stride in ((), []) else stride
     pool = _AVERAGE[count]
     options = {} if divisor_override is None else {"divisor_override": divisor_override}
     given = (kernel_size, stride, padding, ceil_mode, count_include_pad)

@@ -1,18 +1,27 @@
-"""Recurrent layers, with samples and time split.
+"""Recurrent layers and cells: samples keep their splits.
 
-Ranks along the axis that splits the time hand the state on from one to the next; see ``distconv.layers.recurrent``.
+``nn.RNN`` and ``nn.GRU`` keep that of the time, too: ranks along the axis that splits it hand the state on from one to
+the next; see ``distconv.layers.recurrent``. ``nn.LSTM`` gathers the time.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from distconv.dispatch import Operator, Order, implements
+from distconv.distribution import Distribution
+from distconv.errors import NoRule
+from distconv.layers.plumbing.alignment import aligned, as_distributed, transposed, whole_over
+from distconv.layers.plumbing.empty_blocks import at_least, nothing_of
 from distconv.layers.recurrent.cells import CELLS, Cell
 from distconv.layers.recurrent.methods import Method
 from distconv.layers.recurrent.stack import called
+from distconv.tensor import DistTensor
 
 
 def _operator(cell: Cell) -> Operator:
@@ -24,3 +33,92 @@ def _operator(cell: Cell) -> Operator:
 
 for _cell in CELLS.values():
     implements(_cell.function, order=Order.NEW, tensors=None, passes=None)(_operator(_cell))
+
+
+# -- LSTM -------------------------------------------------------------------------------------------------------------
+
+
+@implements(torch.lstm, order=Order.NEW, tensors=None, passes=None)
+def lstm(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """``torch.lstm`` of sequences of one length; each rank has some of the samples.
+
+    Raises
+    ------
+    NoRule
+        For packed sequences.
+    """
+    if isinstance(args[1], torch.Tensor):
+        raise NoRule("nn.LSTM of a packed sequence: pass the padded one, and mask what is behind the ends")
+    input, states, weights, bias, layers, dropout, training, bidirectional, batch_first = args
+    if not isinstance(input, DistTensor):
+        input = as_distributed(input, _first_grid((*states, *weights)))
+    drops = training and dropout > 0 and layers > 1
+    if not drops:
+        return _lstm(input, states, weights, (bias, layers, 0.0, training, bidirectional, batch_first))
+    # Layer by layer: one process draws a mask for all samples after each layer but the last.
+    x = input.transpose(0, 1) if batch_first else input
+    directions = 2 if bidirectional else 1
+    count, lasts = len(weights) // layers, []
+    for layer in range(layers):
+        start = [state[layer * directions : (layer + 1) * directions] for state in states]
+        own = weights[layer * count : (layer + 1) * count]
+        x, *last = _lstm(x, start, own, (bias, 1, 0.0, training, bidirectional, False))
+        lasts.append(last)
+        if layer < layers - 1:
+            x = F.dropout(x, dropout, True)
+    hidden, cell = (torch.cat(each) for each in zip(*lasts, strict=True))
+    return x.transpose(0, 1) if batch_first else x, hidden, cell
+
+
+def _first_grid(tensors: Sequence[torch.Tensor]) -> Any:
+    return next(t.grid for t in tensors if isinstance(t, DistTensor))
+
+
+def _lstm(
+    input: DistTensor, states: Sequence[torch.Tensor], weights: Sequence[torch.Tensor], options: tuple[Any, ...]
+) -> tuple[DistTensor, DistTensor, DistTensor]:
+    """Call ``torch.lstm`` without dropout on whole sequences of this rank's samples."""
+    samples, time = (0, 1) if options[-1] else (1, 0)
+    x = transposed(input, [time, 2])
+    of_states = x.dist.with_axes((None, x.dist.axes[samples], None))
+    starts = [aligned(state, of_states, state.shape) for state in states]
+    # A rank without samples computes one of zeros.
+    blocks = at_least(x.local, (1, 1, 1)), tuple(at_least(start, (1, 1, 1)) for start in starts)
+    y, *ends = torch.lstm(*blocks, [whole_over(weight, x.dist) for weight in weights], *options)
+    y = _fitted(y, x.dist, (*x.shape[:2], y.shape[2]))
+    hidden, cell = (_fitted(end, of_states, (end.shape[0], x.shape[samples], end.shape[2])) for end in ends)
+    return y.redistribute(input.dist.with_axes((*input.dist.axes[:2], None))), hidden, cell
+
+
+def _fitted(block: torch.Tensor, dist: Distribution, shape: Sequence[int]) -> DistTensor:
+    """Return the result of which ``block`` is this rank's, or stands for it where this rank has no samples."""
+    own = dist.local_shape(shape)
+    return DistTensor(nothing_of(block, own) if 0 in own else block, dist, torch.Size(shape))
+
+
+# -- cells ------------------------------------------------------------------------------------------------------------
+
+
+def _cell(
+    function: Callable[..., Any], input: torch.Tensor, state: Any, *weights: torch.Tensor | None, **named: torch.Tensor
+) -> Any:
+    """``torch.lstm_cell`` and its kin of inputs (N, I) and one state (N, H) or two."""
+    states = [state] if isinstance(state, torch.Tensor) else list(state)
+    operands = [t for t in (input, *states, *weights, *named.values()) if isinstance(t, torch.Tensor)]
+    grid = _first_grid(operands)
+    x = as_distributed(input, grid)
+    if not x.dist.split_axes:  # a plain input, for which a state may be split
+        x = x.redistribute(Distribution(grid, (as_distributed(states[0], grid).dist.axes[0], None)))
+    x = x.replicated([1])
+    starts = [at_least(aligned(each, x.dist, each.shape), (1, 1)) for each in states]
+    given = (at_least(x.local, (1, 1)), starts[0] if isinstance(state, torch.Tensor) else tuple(starts))
+    own = [None if weight is None else whole_over(weight, x.dist) for weight in weights]
+    result = function(*given, *own, **{name: whole_over(weight, x.dist) for name, weight in named.items()})
+    if isinstance(result, torch.Tensor):
+        return _fitted(result, x.dist, (x.shape[0], result.shape[1]))
+    return tuple(_fitted(each, x.dist, (x.shape[0], each.shape[1])) for each in result)
+
+
+for _name in ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"):
+    _function = getattr(torch, _name)
+    implements(_function, tensors=None, passes=None)(partial(_cell, _function))

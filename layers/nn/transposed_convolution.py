@@ -59,7 +59,7 @@ def _transposed(
     out_shape = result_shape(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
     count = weight.dim() - 2
     extra, steps = spread(output_padding, count), zip(spread(stride, count), spread(dilation, count), strict=True)
-    if any(e >= max(s, d) for e, (s, d) in zip(extra, steps, strict=True)):
+    if min(spread(padding, count)) < 0 or any(e >= max(s, d) for e, (s, d) in zip(extra, steps, strict=True)):
         check_as_torch(function, input, weight, bias, stride, padding, output_padding, groups, dilation)
     if not isinstance(input, DistTensor):
         raise NoRule("transposed convolution of a plain tensor: scatter the input first")

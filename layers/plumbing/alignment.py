@@ -139,11 +139,19 @@ def _on_meta(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def _without_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros((), dtype=dtype).expand(shape)
+    # An expanded tensor without elements would have strides that some functions reject.
+    return torch.zeros(shape if 0 in shape else (), dtype=dtype).expand(shape)
 
 
 def _called(function: Callable[..., Any], args: Any, kwargs: Any, make: Callable[..., torch.Tensor]) -> Any:
     return function(*_thawed(args, make), **{k: _thawed(v, make) for k, v in kwargs})
+
+
+def _has_no_elements(value: Any) -> bool:
+    """Return True if a tensor among the frozen arguments has no elements."""
+    if not isinstance(value, tuple):
+        return False
+    return 0 in value[1] if value[:1] == ("tensor",) else any(map(_has_no_elements, value))
 
 
 @lru_cache(maxsize=4096)
@@ -154,9 +162,9 @@ def _meta_result(function: Callable[..., Any], args: Any, kwargs: Any) -> torch.
         refused: Exception | None = error
     else:
         refused = None
-        if result.numel():
+        if result.numel() and not _has_no_elements((args, kwargs)):
             return torch.Size(result.shape)
-    # Meta tensors have other texts than real ones, and let some empty results pass.
+    # Meta tensors have other error messages than real ones, and accept tensors without elements that kernels reject.
     try:
         result = _called(function, args, kwargs, _without_memory)
     except _REFUSALS as error:

@@ -1,13 +1,15 @@
 """The exact fallback: a call without a distributed rule gets whole tensors and runs on every rank alike.
 
-Its results count as replicated, and are split again where one has the shape of an argument. Gathered arguments get
-their slices of the whole gradients, plain ones the whole, which is theirs already: nothing is summed. What the call
-changes in place, an ``out=`` included, is written back. Plain tensors count as replicated.
+Its results are split again along the dimensions that an argument has with the same extent in the same place, and are
+replicated otherwise. Gathered arguments get their slices of the whole gradients, plain ones the whole, which is theirs
+already: nothing is summed. What the call changes in place, an ``out=`` included, is written back. Plain tensors count
+as replicated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -72,8 +74,10 @@ class _Gathered:
 
 
 @is_fallback
-def gathered_call(error: NoRule, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """``function`` of whole tensors on every rank; ``error`` says why it has no rule for these.
+def gathered_call(
+    error: NoRule | None, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """``function`` of whole tensors on every rank; ``error`` says why: it has no rule, or None: no elements.
 
     Raises
     ------
@@ -82,7 +86,8 @@ def gathered_call(error: NoRule, function: Callable[..., Any], args: Sequence[An
     """
     leaves = tree_leaves((args, kwargs))
     distributed = list({id(leaf): leaf for leaf in leaves if isinstance(leaf, DistTensor)}.values())
-    _permit(error, function, distributed)
+    if error is not None:
+        _permit(error, function, distributed)
     gathered = {id(x): _Gathered(x, uncounted=_counts_no_changes(function)) for x in distributed}
 
     def whole(leaf: Any) -> Any:
@@ -202,4 +207,15 @@ def _distributed(result: torch.Tensor, arguments: Sequence[_Gathered], dims: Seq
         axes = [first.dist.axes[d] for d in left]
         y = DistTensor(result, first.dist.with_axes(axes), torch.Size(first.shape[d] for d in left))
     alike = (argument.given.dist for argument in arguments if argument.given.shape == y.shape)
+    if dims is None:
+        alike = chain(alike, _matching(y.shape, arguments))
     return y.redistribute(next(alike, y.dist))
+
+
+def _matching(shape: torch.Size, arguments: Sequence[_Gathered]) -> Iterator[Distribution]:
+    """Yield layouts of results of ``shape`` with the splits of dimensions that an argument has in the same places."""
+    for x in (argument.given for argument in arguments):
+        pairs = zip(x.dist.split, x.shape, shape, strict=False)
+        axes = [axis if n == m and n > 1 else None for axis, n, m in pairs]
+        if any(axes):
+            yield x.dist.with_axes([*axes, *(None,) * (len(shape) - len(axes))])

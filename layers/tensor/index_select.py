@@ -44,6 +44,8 @@ def check_index(index: DistTensor, extent: int, dim: int, *, from_behind: bool =
     values = torch.where(index.local < 0, index.local + extent, index.local) if from_behind else index.local
 
     def error(wrong: int) -> IndexError:
+        if from_behind and not extent:
+            return IndexError("index is out of bounds for dimension with size 0")
         given = wrong - extent if from_behind and wrong < 0 else wrong
         return IndexError(f"index {given} is out of bounds for dimension {dim} with size {extent}")
 

@@ -142,6 +142,17 @@ def test_what_one_rank_alone_cannot_scatter_is_told_on_all(comm, kind):
         assert torch.equal(dc.gather(dc.scatter(counting(4, 3), grid)), counting(4, 3))
 
 
+def test_a_tensor_without_memory_is_rejected(comm):
+    given, grid = counting(4, 3).to("meta"), grid_over(comm, n=comm.size)
+    dist = dc.Distribution(grid, (None, None))
+    for call, name in (
+        (lambda: dc.scatter(given, grid), "scatter"),
+        (lambda: dc.scatter(given, grid, root=0), "scatter"),
+        (lambda: dc.from_local(given, dist, (4, 3)), "from_local"),
+    ):
+        raises_everywhere(comm, dc.DistributionError, f"{name}: a tensor on the device meta has no values", call)
+
+
 @pytest.mark.ranks(at_least=2)
 def test_requires_grad_on_some_ranks_only_is_a_mismatch(comm):
     tensor = counting(4, 3).requires_grad_(comm.rank == 0)

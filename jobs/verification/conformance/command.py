@@ -7,7 +7,8 @@ HANGS. ``replicates`` is exact, but every rank computed the whole. The exit code
 three. Jobs that are started by ``--ranks``, or go on with a ``--journal``, go on behind a case at which one ended.
 
 The family ``operators`` has the largest samples with which torch tests each of its own operators and modules.
-``--family torch-samples`` runs all of them, in all variants, ``--family dtensor`` the same through torch's DTensor.
+``--family no-elements`` has samples without elements: one dimension after the other of extent 0. ``--family
+torch-samples`` runs all of them, in all variants, ``--family dtensor`` the same through torch's DTensor.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from distconv.jobs.verification.engine.verdicts import BAD
 from distconv.whole_files import write_file
 
 OPERATORS = "operators"
+EMPTY = "no-elements"
 FAMILIES = (*TABLE, OPERATORS)
 SAMPLES = (FAMILY, DTENSOR)
 
@@ -48,7 +50,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv verify conformance``."""
-    names = [*FAMILIES, *SAMPLES]
+    names = [*FAMILIES, EMPTY, *SAMPLES]
     parser.add_argument("--family", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--operator", nargs="+", metavar="NAME", help="only operators of these names")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the tables as a page in Markdown")
@@ -153,7 +155,13 @@ def chosen(
                 yield family, [case]
         for name in samples.names() if family not in TABLE else ():
             if _asked(name, operators):
-                yield family, samples.largest(name) if family == OPERATORS else samples.samples(name, most)
+                yield family, _of_torch(family, name, most)
+
+
+def _of_torch(family: str, name: str, most: int | None) -> Iterator[Case]:
+    if family == OPERATORS:
+        return samples.largest(name)
+    return samples.emptied(name) if family == EMPTY else samples.samples(name, most)
 
 
 def _asked(name: str, operators: Sequence[str] | None) -> bool:

@@ -25,11 +25,25 @@ from distconv.jobs.verification.engine.worlds import World
 
 _SEED = 7
 
+WITHOUT_ELEMENTS = {
+    "lu_unpack": "torch crashes",
+    "_segment_reduce.offsets": "torch crashes",
+    "nn.functional.pdist": "torch crashes",
+    "nn.functional.multi_margin_loss": "torch returns what the memory holds",
+    "nn.functional.multilabel_margin_loss": "torch returns what the memory holds",
+    "addmv": "torch computes it, and its backward pass raises",
+    "index_fill": "torch raises, and names strides of its memory",
+}
+"""Operators that cannot be compared without elements, and why."""
+
 DTYPES = (torch.float64, torch.int64, torch.bool)
 """What samples are asked for in: the first of these that an operator takes."""
 
 UNDETERMINED = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split())
 """Operators whose values are whatever the memory holds."""
+
+EMPTY_KINDS = ("samples", "height", "width")
+"""Of layouts in which an operator is computed without elements."""
 
 KINDS = (
     *("samples", "height", "width", "samples + space", "uneven", "cyclic"),
@@ -170,6 +184,42 @@ def largest(name: str) -> Iterator[Sample]:
             yield replace(_spelled(info, f"sample {number}", drawn[number], functions), kinds=KINDS)
             if changing and _stays(drawn[number]):
                 yield replace(_spelled(info, f"sample {number}, in place", drawn[number], changing), kinds=KINDS)
+
+
+@dataclass(frozen=True)
+class Emptied(Sample):
+    """A sample without elements, which distconv must take or reject as torch does."""
+
+    as_torch_takes_it = False
+
+
+def emptied(name: str) -> Iterator[Emptied]:
+    """Yield the largest sample of one operator with one dimension of its first tensor after the other of extent 0.
+
+    Once that of the first tensor alone, and once, where the others have dimensions of the same extent, these too.
+    """
+    for info in [] if name in WITHOUT_ELEMENTS else _databases()[name]:
+        if hasattr(info, "module_cls"):
+            sample = next((each for each in _of_module(info, MOST) if each.size()), None)
+        else:
+            drawn = [_spelled(info, "", each, [info.op]) for each in _drawn(info, MOST)]
+            sample = max((each for each in drawn if each.size()), key=Sample.size, default=None)
+        first = None if sample is None else sample.tensors()[0]
+        for dim in range(0 if first is None else first.dim()):
+            assert sample is not None and first is not None
+            for every in [False, True][: len(sample.tensors())]:
+                args, kwargs = tree_map(partial(_without, first, dim, every), (sample.args, sample.kwargs))
+                option = f"dimension {dim}{' of all' if every else ''}"
+                yield Emptied(name, option, sample.function, args, kwargs, sample.module, EMPTY_KINDS)
+
+
+def _without(first: torch.Tensor, dim: int, every: bool, value: Any) -> Any:
+    """Return ``value``, if it is ``first``, without elements along ``dim``, and with ``every`` others like it."""
+    if not can_be_split(value) or not (every or value is first):
+        return value
+    empty = [d for d, n in enumerate(value.shape) if n == first.shape[dim] and (value is not first or d == dim)]
+    shape = [0 if d in empty else n for d, n in enumerate(value.shape)]
+    return value.detach()[tuple(slice(n) for n in shape)].requires_grad_(value.requires_grad)
 
 
 @cache

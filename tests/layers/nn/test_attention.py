@@ -11,7 +11,7 @@ from torch import nn
 
 import distconv as dc
 from distconv.communication.transport import counted
-from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.distconv.layouts import grid_over, normal
 from tests.layers.compare import close, same_as_one_process, whole
 from tests.layers.spread import TABLE, spread
 
@@ -35,11 +35,51 @@ def test_attention_equals_one_process(comm, name):
         same_as_one_process(dist, ATTENTION[name], normal(*SHAPE))
 
 
+def dropped(attend):
+    """``attend`` with dropout, from one seed, and a number drawn after it, which shows how many it used."""
+
+    def call(x):
+        torch.manual_seed(3)
+        return attend(x) + torch.rand((), dtype=torch.float64)
+
+    return call
+
+
+_LOWER = torch.ones(7, 7, dtype=torch.bool).tril(-1)  # the first query attends to nothing
+
+DROPOUT = {
+    "dropout": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1, dropout_p=0.3),
+    "dropout of all": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1, dropout_p=1.0),
+    "causal": lambda x: F.scaled_dot_product_attention(x, x * 2, x + 1, dropout_p=0.3, is_causal=True),
+    "masked": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=_LOWER, dropout_p=0.5),
+    "added": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=(x @ x.mT)[:1, :1], dropout_p=0.5, scale=0.3),
+    "of one head to all": lambda x: F.scaled_dot_product_attention(x, x[:, :1], x[:1] + 1, dropout_p=0.3),
+    "grouped": lambda x: F.scaled_dot_product_attention(x, x[:, :2], x[:, 2:], dropout_p=0.3, enable_gqa=True),
+    "to several": lambda x: F.scaled_dot_product_attention(x[0], x * 2, x + 1, dropout_p=0.3),
+}
+
+
+@pytest.mark.filterwarnings("error::distconv.ReplicationWarning")
+@pytest.mark.parametrize("name", DROPOUT)
+@TABLE
+def test_attention_with_dropout_equals_one_process(comm, name):
+    for dist in spread(comm, SHAPE):
+        same_as_one_process(dist, dropped(DROPOUT[name]), normal(*SHAPE))
+
+
+class Decoder(nn.TransformerDecoderLayer):
+    def forward(self, x):
+        return super().forward(x, x * 2)
+
+
 MODULES = {
     "attention": (lambda: nn.MultiheadAttention(8, 4, batch_first=True), {"need_weights": False}),
     "attention with its weights": (lambda: nn.MultiheadAttention(8, 4, batch_first=True), {}),
     "attention of a sequence first": (lambda: nn.MultiheadAttention(8, 2), {"need_weights": False}),
     "an encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), None),
+    "an encoder with dropout": (lambda: nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True), None),
+    "attention with dropout": (lambda: nn.MultiheadAttention(8, 4, dropout=0.3, batch_first=True), {}),
+    "a decoder with dropout": (lambda: Decoder(8, 2, 16, dropout=0.3, batch_first=True), None),
 }
 
 
@@ -56,7 +96,11 @@ def test_modules_of_attention_equal_one_process_and_gather_nothing_unasked(comm,
     split = dc.parallelize(copy.deepcopy(module), grid_over(comm, **{axis: comm.size}))
     x = normal(samples, 6, 8).requires_grad_()
     y = dc.scatter(x.detach(), grid_over(comm, **{axis: comm.size}), dims="nhc").requires_grad_()
-    attend = lambda m, t: m(t) if options is None else m(t, t * 2, t + 1, **options)[0]  # noqa: E731
+
+    def attend(m, t):
+        torch.manual_seed(3)
+        return m(t) if options is None else m(t, t * 2, t + 1, **options)[0]
+
     expected, found = attend(module, x), attend(split, y)
     close(dc.gather(found.detach()), expected.detach(), name)
     expected.square().sum().backward()
@@ -96,13 +140,6 @@ def test_every_rank_attends_in_autocasts_dtype(comm):
             found = dc.gather(ATTENTION["attention"](dc.scatter(x, dist)))
             assert found.dtype == expected.dtype == torch.bfloat16
             assert torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))
-
-
-@pytest.mark.ranks(at_least=2)
-def test_attention_with_dropout_is_refused(comm):
-    x = dc.scatter(normal(*SHAPE), grid_over(comm, n=comm.size))
-    call = lambda: F.scaled_dot_product_attention(x, x, x, dropout_p=0.1)  # noqa: E731
-    raises_everywhere(comm, dc.UnsupportedOperation, "set dropout_p=0", call)
 
 
 @pytest.mark.ranks(2, 3, 4)

@@ -107,6 +107,38 @@ def test_what_torch_refuses_for_its_dtype_alone_is_refused_on_all_ranks(comm):
     assert str(told.value) in text
 
 
+REJECTED_BY_KERNELS = {
+    "a convolution with negative padding": lambda x: F.conv2d(x, torch.ones(3, 2, 3, 3), padding=-1),
+    "a transposed one with negative padding": lambda x: F.conv_transpose2d(x, torch.ones(2, 3, 3, 3), padding=-1),
+    "pooling of one dimension without a step": lambda x: F.max_pool1d(x[0], 2, stride=0),
+    "pooling without a step": lambda x: F.avg_pool2d(x, 2, stride=0),
+    "maxima without a step": lambda x: F.max_pool2d(x, 2, stride=0),
+    "slopes between bounds in the wrong order": lambda x: F.rrelu(x, 0.3, 0.1),
+    "unshuffling of extents that do not divide": lambda x: F.pixel_unshuffle(x, 2),
+    "the maximum of nothing": lambda x: x[:, :0].max(),
+    "maxima over nothing": lambda x: x[:, :0].max(1),
+    "the place of the maximum of nothing": lambda x: x[:, :, :0].argmax(),
+    "interpolation of nothing": lambda x: F.interpolate(x[:, :, :0], size=(3, 3), mode="bilinear", align_corners=False),
+    "a convolution of nothing": lambda x: F.conv2d(x[:, :, :0], torch.ones(3, 2, 3, 3), padding=2),
+    "a transposed convolution of nothing": lambda x: F.conv_transpose2d(x[..., :0], torch.ones(2, 3, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", REJECTED_BY_KERNELS)
+def test_what_torchs_kernels_reject_is_rejected_in_their_words(comm, name):
+    x = normal(*SHAPE).float()
+    with pytest.raises((RuntimeError, IndexError)) as expected:
+        REJECTED_BY_KERNELS[name](x)
+    for grid in grids(comm, "nhw"):
+        with pytest.raises((RuntimeError, IndexError), match=re.escape(str(expected.value).splitlines()[0])):
+            REJECTED_BY_KERNELS[name](dc.scatter(x, grid))
+
+
+def test_nearest_neighbours_of_no_samples_are_none(comm):
+    for grid in grids(comm, "nhw"):
+        same_as_one_process(grid, lambda x: F.interpolate(x, scale_factor=2), normal(0, 2, 3, 4))
+
+
 def test_a_whole_tensor_gets_the_sum_of_what_the_ranks_give_it(comm):
     for grid in grids(comm, "nhw"):
         dist = dc.Distribution(grid, ("n", "c", "h", "w"))

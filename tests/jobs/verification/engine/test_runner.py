@@ -13,7 +13,7 @@ from distconv.jobs.verification.conformance import samples
 from distconv.jobs.verification.conformance.samples import Sample
 from distconv.jobs.verification.conformance.table import Input, case
 from distconv.jobs.verification.engine.runner import Run
-from distconv.jobs.verification.engine.verdicts import EXACT, Verdict
+from distconv.jobs.verification.engine.verdicts import BAD, EXACT, Verdict
 from tests.distconv.layouts import grid_over, normal
 
 X = Input("N C H W")
@@ -43,6 +43,26 @@ def test_a_sample_equals_one_process(comm, name):
     found = (list(run.lines("none", sample)) for sample in samples.samples(name, 40))
     lines = next(each for each in found if each)  # some have no elements, or are refused by torch
     assert not [line for line in lines if line.verdict not in EXACT]
+
+
+WITHOUT_ELEMENTS = [
+    "max.reduction_no_dim", "max.reduction_with_dim", "aminmax", "argmin", "mean", "var", "nn.functional.conv2d",
+    "nn.functional.conv_transpose2d", "nn.functional.interpolate.nearest", "nn.functional.interpolate.bilinear",
+    "nn.functional.interpolate.area", "nn.functional.pixel_unshuffle", "nn.functional.channel_shuffle",
+    "nn.functional.adaptive_avg_pool2d", "nn.functional.avg_pool2d", "nn.functional.batch_norm",
+    "nn.functional.group_norm", "nn.functional.instance_norm", "nn.functional.glu", "nn.functional.grid_sample",
+    "nn.functional.scaled_dot_product_attention", "nn.functional.one_hot", "nn.functional.nll_loss", "__getitem__",
+    "view_as_complex", "gather", "nn.Linear", "nn.LSTM",
+]  # fmt: skip
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.parametrize("name", WITHOUT_ELEMENTS)
+def test_a_sample_without_elements_is_computed_or_rejected_as_in_one_process(comm, name):
+    run = Run(comm)
+    lines = [line for sample in samples.emptied(name) for line in run.lines("none", sample)]
+    assert lines and not [line for line in lines if line.verdict in BAD]
 
 
 def found(comm, function):
