@@ -90,7 +90,9 @@ def _agreed(tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dim
                 f"scatter needs a torch.Tensor on every rank, or root=; got {type(tensor).__name__}"
             )
         dist = _distribution(target, dims, tensor.dim())
-        said = _described(tensor, dist) + (_values(tensor) if compares else "")
+        # A rank that evaluates alone would pair its messages with those of a training step.
+        without = "" if torch.is_grad_enabled() else ", under no_grad"
+        said = _described(tensor, dist) + without + (_values(tensor) if compares else "")
     except DistributionError as error:
         wrong, said = error, str(error)
     agreement.agree(grid.world, "scatter", said, _WAY_OUT)

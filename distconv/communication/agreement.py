@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import multiprocessing
+import os
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -15,7 +17,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.errors import CommunicatorError, DistconvError, MismatchError
-from distconv.process import watchdog
+from distconv.process import launchers, watchdog
 from distconv.process.environment import CHECK
 
 T = TypeVar("T")
@@ -23,17 +25,25 @@ T = TypeVar("T")
 LONGEST = 240
 """Characters of a text that a message shows: a large model's description would hide where it differs."""
 
-level = CHECK.value()
+_process = os.getpid()
+"""A fork of it, such as a worker of a data loader, shares its memory but not its messages."""
+
+level = CHECK.value_or_default()
 
 
 def check_running() -> None:
-    """Raise CommunicatorError before MPI is initialized and once it is finalized.
+    """Raise CommunicatorError before MPI is initialized, once it is finalized, and in processes that are no ranks.
 
     Raises
     ------
     CommunicatorError
-        If it is not running.
+        If no rank can be reached from here.
     """
+    if os.getpid() != _process or (launchers.is_worker() and not MPI.Is_initialized()):
+        raise CommunicatorError(
+            f"{multiprocessing.current_process().name} is a worker process of a rank, and no rank: it cannot reach "
+            'others. Make grids and distributed tensors in the ranks alone, below if __name__ == "__main__":'
+        )
     if not MPI.Is_initialized() or MPI.Is_finalized():
         raise CommunicatorError("MPI is not running (not initialized yet, or finalized): no rank can be reached")
 
