@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_leaves
 
 from distconv.batch_norm_scope import BATCH_NORM, take
-from distconv.communication import gradient_reduction
+from distconv.communication import agreement, gradient_reduction
 from distconv.communication.agreement import agree
 from distconv.communication.digest import bytes_of, different
 from distconv.dispatch import name_layer
@@ -27,6 +27,8 @@ from distconv.process.call_stack import users_frame
 from distconv.tensor import DistTensor
 
 M = TypeVar("M", bound=torch.nn.Module)
+
+_SAME_MODE = "call train() and eval(), and enter no_grad, on every rank alike"
 
 
 def parallelize(
@@ -87,6 +89,12 @@ def parallelize(
     take(model, over)
     if world.size > 1 and not any(isinstance(hook, _PlainTraining) for hook in model._forward_hooks.values()):
         model.register_forward_hook(_PlainTraining(), with_kwargs=True)
+    if agreement.level == "all" and not any(isinstance(hook, _Compare) for hook in model._forward_pre_hooks.values()):
+        compare = _Compare(world)
+        model.register_forward_pre_hook(compare, with_kwargs=True, prepend=True)
+        model.register_state_dict_pre_hook(compare.state_dict)  # type: ignore[no-untyped-call]
+        model.register_load_state_dict_pre_hook(compare.load_state_dict)  # type: ignore[no-untyped-call]
+    _forget_moves(model)
     if isinstance(target, Plan):
         for layer, grid in layers.values():
             layer.register_forward_pre_hook(_Move(grid), with_kwargs=True)
@@ -153,6 +161,40 @@ class _Move:
         return value.redistribute(Distribution(self.grid, axes))
 
     def __deepcopy__(self, memo: object) -> _Move:
+        return self
+
+
+def _forget_moves(model: torch.nn.Module) -> None:
+    """Remove what an earlier plan has layers do: it would move their inputs to its grids first."""
+    for module in model.modules():
+        for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _Move)]:
+            del module._forward_pre_hooks[key]
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
+
+
+class _Compare:
+    """Hooks of a parallelized model at ``DISTCONV_CHECK=all``: ranks find out if others call something else."""
+
+    def __init__(self, world: MPI.Intracomm) -> None:
+        self._world = world
+
+    def __call__(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
+        if not any(isinstance(leaf, DistTensor) for leaf in tree_leaves((args, kwargs))):
+            return  # of this rank alone
+        others = [name for name, module in model.named_modules() if module.training is not model.training]
+        modes = f"{'train()' if model.training else 'eval()'}{' but for ' if others else ''}{', '.join(others)}"
+        grad = "" if torch.is_grad_enabled() else ", under no_grad"
+        agree(self._world, f"forward pass of {type(model).__name__}", f"in {modes}{grad}", _SAME_MODE)
+
+    def state_dict(self, model: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
+        # Unless it gathers weights it is of this rank alone, which may be the one that writes them.
+        if not keep_vars and any(isinstance(parameter, DistTensor) for parameter in model.parameters()):
+            agree(self._world, f"{prefix}state_dict", type(model).__name__)
+
+    def load_state_dict(self, model: torch.nn.Module, state: dict[str, Any], *_: Any) -> None:
+        agree(self._world, "load_state_dict", f"{type(model).__name__}, {', '.join(state)}")
+
+    def __deepcopy__(self, memo: object) -> _Compare:
         return self
 
 

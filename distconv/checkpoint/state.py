@@ -22,9 +22,10 @@ from distconv.checkpoint.optimizers import (
 )
 from distconv.checkpoint.reading import Checkpoint, Contents, LayoutOf, compare, load_newest
 from distconv.checkpoint.writing import save
-from distconv.communication.agreement import together
+from distconv.communication.agreement import agree, together
 from distconv.distribution import Distribution
 from distconv.errors import CheckpointError
+from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
 Tensors = dict[str, torch.Tensor]
@@ -72,6 +73,7 @@ def save_checkpoint(
         On all ranks, if it could not be written, or a value is none that JSON can carry; earlier ones are intact.
     """
     comm = comm or MPI.COMM_WORLD
+    agree(comm, "save_checkpoint", f"step {step} in {directory}")
     tensors, own = capture(model, optimizer, comm)
     return save(directory, step, tensors, {**own, _USER: dict(values or {})}, comm, keep=keep)
 
@@ -108,6 +110,7 @@ def load_checkpoint(
         On all ranks, if there is none, it is damaged, or of another model or optimizer; nothing has been changed then.
     """
     comm = comm or MPI.COMM_WORLD
+    agree(comm, "load_checkpoint", f"{directory}")
 
     def check(contents: Contents) -> None:
         check_fits(contents, model, optimizer, strict=strict, convert_dtype=convert_dtype)
@@ -116,7 +119,8 @@ def load_checkpoint(
     if loaded is None and missing_ok:
         return None
     if loaded is None:
-        reason = comm.bcast(nothing_in(directory) if comm.rank == 0 else "")
+        with watchdog.waiting(lambda: "looking for a checkpoint"):
+            reason = comm.bcast(nothing_in(directory) if comm.rank == 0 else "")
         raise CheckpointError(f"{reason}; with missing_ok=True that is none, and the job starts anew")
     missing, unexpected = restore(loaded, model, optimizer, comm, strict=strict, convert_dtype=convert_dtype)
     return Loaded(loaded.step, loaded.values.get(_USER, {}), missing, unexpected, loaded.skipped)
@@ -143,7 +147,8 @@ def capture(
     moments, values = optimizer_state(model, optimizer)
     tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
     for name, state in _random_states(model).items():
-        states = comm.gather(state.numpy(), root=0) or []
+        with watchdog.waiting(lambda: "random numbers of all ranks"):
+            states = comm.gather(state.numpy(), root=0) or []
         tensors[f"random/{name}"] = torch.from_numpy(np.array(states, dtype=np.uint8))
     return tensors, values
 

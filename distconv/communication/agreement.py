@@ -16,6 +16,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from distconv.communication.derived import Derived
 from distconv.errors import CommunicatorError, DistconvError, MismatchError
 from distconv.process import launchers, watchdog
 from distconv.process.environment import CHECK
@@ -62,7 +63,7 @@ def check_usable(comm: MPI.Comm, what: str) -> None:
 
 
 def agree(comm: MPI.Intracomm, what: str, value: str, way_out: str = "pass the same on every rank") -> None:
-    """Raise MismatchError on every rank unless all ranks of ``comm`` pass the same ``what`` and ``value``.
+    """Raise MismatchError on every rank unless all ranks of ``comm`` pass the same ``what`` and ``value``. Collective.
 
     One allreduce of 16 bytes when they agree; the texts travel only when they do not. ``way_out`` ends the error.
 
@@ -74,6 +75,8 @@ def agree(comm: MPI.Intracomm, what: str, value: str, way_out: str = "pass the s
     check_usable(comm, what)
     if comm.size == 1 or level == "off":
         return
+    # Ranks at different calls find out if both compare on one communicator, whichever duplicate each was given.
+    comm = Derived.compared(comm) if level == "all" else comm
     # 7 bytes: the number and its negative must fit into an int64, for one MIN tells both extremes.
     digest = hashlib.blake2b(f"{what}: {value}".encode(), digest_size=7).digest()
     mine = np.array([int.from_bytes(digest, "little")])
