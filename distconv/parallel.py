@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from mpi4py import MPI
@@ -86,6 +87,7 @@ def parallelize(
         else:
             check_equal(world, plain, "parallelize", ", or pass broadcast=True")
     shard(layers)
+    _worlds[model] = world
     take(model, over)
     if world.size > 1 and not any(isinstance(hook, _PlainTraining) for hook in model._forward_hooks.values()):
         model.register_forward_hook(_PlainTraining(), with_kwargs=True)
@@ -103,6 +105,19 @@ def parallelize(
         if torch.nn.Parameter in type(parameter).__mro__:
             gradient_reduction.mark(parameter, name)
     return model
+
+
+_worlds: WeakKeyDictionary[torch.nn.Module, MPI.Intracomm] = WeakKeyDictionary()
+
+
+def ranks_of(model: torch.nn.Module) -> MPI.Intracomm:
+    """Return the communicator that ``model``, or a part of it, was parallelized over; else that of all of the job.
+
+    A job may have ranks that take no part in the training.
+    """
+    worlds = (_worlds[module] for module in model.modules() if module in _worlds)
+    world = next(worlds, None)
+    return world if world and world.size < MPI.COMM_WORLD.size else MPI.COMM_WORLD
 
 
 def _check_shapes_known(model: torch.nn.Module) -> None:

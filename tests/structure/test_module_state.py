@@ -25,6 +25,7 @@ STATE = {
     "distconv.dispatch._ON_ONE_RANK": "what serves grids of one rank; set when layers are imported",
     "distconv.dispatch._RULES": "the rules of operators; set when layers are imported",
     "distconv.local_device._local_rank": "this rank's number on its node; asked for once",
+    "distconv.parallel._worlds": "weak: the ranks that train each model",
     "distconv.parameters.sharding._watching": "whether optimizers' steps are watched, once anything is sharded",
     "distconv.process.endings._channels": "the channels by which ranks say that they end; one for each group of ranks",
     "distconv.process.endings._exit_code": "the code with which this process ends",

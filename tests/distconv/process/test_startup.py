@@ -100,6 +100,11 @@ x = torch.randn(2, 2, 7, 5, dtype=torch.float64)
 for _ in range(3):
     step = ranks.bcast(world.recv(source=0) if ranks.rank == 0 else None)
     loss = model(dc.scatter(x * step, grid)).square().mean()
+dc.save_checkpoint("checkpoints", 3, model)
+with torch.no_grad():
+    model.weight.zero_()
+assert dc.load_checkpoint("checkpoints", model).step == 3
+loss = model(dc.scatter(x * step, grid)).square().mean()
 torch.testing.assert_close(loss.item(), alone(x * 2).square().mean().item(), rtol=1e-12, atol=0)
 {fail}
 if ranks.rank == 0:
