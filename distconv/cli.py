@@ -20,6 +20,7 @@ from typing import IO, NoReturn
 from mpi4py import MPI
 
 from distconv.errors import BAD_INPUT, DistconvError, PipelineError
+from distconv.process import startup
 
 _PIPE_CLOSED = 141
 """What a shell gives for a command that SIGPIPE ended."""
@@ -192,10 +193,13 @@ def _main(arguments: Sequence[str] | None) -> int:
         return 0
     if words is None:
         return _no_command(given)
-    if words != ("run",):
-        warnings.showwarning = _show_warning
     prog = " ".join(("distconv", *words))
     try:
+        if words == ("run",):
+            startup.keep_memory()  # the script's first grid does the rest, on the ranks that make it
+        else:
+            warnings.showwarning = _show_warning
+            startup.start(MPI.COMM_WORLD)
         return _run(prog, COMMANDS[words], given[len(words) :])
     except PipelineError:
         raise  # on this rank alone: the excepthook ends the job

@@ -62,7 +62,7 @@ class ProcessGrid(Arrangement):
             raise CommunicatorError(
                 "ProcessGrid was given MPI.COMM_NULL (a freed communicator, or one this rank is not in)"
             )
-        startup.set_up(comm)
+        startup.start(comm)
         agree(comm, "ProcessGrid", ", ".join(f"{k}={v!r}" for k, v in sorted(axes.items())))
         super().__init__(**axes)
         if self.size != comm.size:

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 import torch
 from mpi4py import MPI
 
+from distconv.errors import LaunchError
+
 _VARIABLES = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
@@ -22,9 +24,10 @@ _local_rank: int | None = None
 
 
 def number_on(node: MPI.Comm) -> None:
-    """Find this rank's number among those of ``node``, which share memory. Collective."""
+    """Find this rank's number among those of ``node``, which share memory, unless it has one. Collective."""
     global _local_rank
-    _local_rank = local_number(node.allgather(launchers_numbers()), node.rank)
+    number = local_number(node.allgather(launchers_numbers()), node.rank)
+    _local_rank = number if _local_rank is None else _local_rank
 
 
 def launchers_numbers() -> tuple[str, ...]:
@@ -50,12 +53,18 @@ def device() -> torch.device:
 
     The ranks of a node take the GPUs that they see in turn: one each where there are as many; more ranks than GPUs
     share them. Where each rank sees one alone (``CUDA_VISIBLE_DEVICES``, ``srun --gpus-per-task=1``) it is ``cuda:0``.
+    Communicates nothing: before the first grid a rank's number on its node is the launcher's.
 
     ::
 
         device = dc.device()                  # once, before the first tensor on a GPU
         model = Net().to(device)              # from here on .cuda() is the same
         x = dc.scatter(images.to(device), grid)
+
+    Raises
+    ------
+    LaunchError
+        Before the first grid, if there are several GPUs and the launcher does not number the ranks of a node.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
@@ -67,9 +76,11 @@ def device() -> torch.device:
 def _number() -> int:
     if _local_rank is not None:
         return _local_rank
-    if not MPI.Is_initialized() or MPI.Is_finalized():
-        return local_number([launchers_numbers()], 0)
-    node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
-    number_on(node)
-    node.Free()
-    return _number()
+    given = launchers_numbers()
+    is_one_of_many = MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1
+    if is_one_of_many and torch.cuda.device_count() > 1 and not any(map(str.isdecimal, given)):
+        raise LaunchError(
+            f"device: the launcher does not number the ranks of a node (none of {', '.join(_VARIABLES)} is set), so "
+            "before the first grid this rank has no GPU of its own. Make the ProcessGrid first."
+        )
+    return local_number([given], 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 from mpi4py import MPI
@@ -30,6 +31,8 @@ from distconv.process.call_stack import users_frame
 from distconv.tensor import DistTensor
 
 M = TypeVar("M", bound=torch.nn.Module)
+
+_SAME_MODE = "call train() and eval(), and enter no_grad, on every rank alike"
 
 
 def parallelize(
@@ -88,10 +91,16 @@ def parallelize(
         else:
             check_equal(world, plain, "parallelize", ", or pass broadcast=True")
     shard(layers)
+    _worlds[model] = world
     take(model, over)
-    if world.size > 1 and not any(isinstance(hook, _PlainTraining) for hook in model._forward_hooks.values()):
-        model.register_forward_pre_hook(_ForwardChecks(), with_kwargs=True, prepend=True)
+    if world.size > 1 and not any(isinstance(hook, _SameOnAllRanks) for hook in model._forward_pre_hooks.values()):
+        same = _SameOnAllRanks(world)
+        model.register_forward_pre_hook(same, with_kwargs=True, prepend=True)
         model.register_forward_hook(_PlainTraining(), with_kwargs=True)
+        if agreement.level == "all":
+            model.register_state_dict_pre_hook(same.state_dict)  # type: ignore[no-untyped-call]
+            model.register_load_state_dict_pre_hook(same.load_state_dict)  # type: ignore[no-untyped-call]
+    _forget_moves(model)
     if isinstance(target, Plan):
         for layer, grid in layers.values():
             layer.register_forward_pre_hook(_Move(grid), with_kwargs=True)
@@ -100,6 +109,19 @@ def parallelize(
         if torch.nn.Parameter in type(parameter).__mro__:
             gradient_reduction.mark(parameter, name)
     return model
+
+
+_worlds: WeakKeyDictionary[torch.nn.Module, MPI.Intracomm] = WeakKeyDictionary()
+
+
+def ranks_of(model: torch.nn.Module) -> MPI.Intracomm:
+    """Return the communicator that ``model``, or a part of it, was parallelized over; else that of all of the job.
+
+    A job may have ranks that take no part in the training.
+    """
+    worlds = (_worlds[module] for module in model.modules() if module in _worlds)
+    world = next(worlds, None)
+    return world if world and world.size < MPI.COMM_WORLD.size else MPI.COMM_WORLD
 
 
 def _check_shapes_known(model: torch.nn.Module) -> None:
@@ -139,31 +161,43 @@ def _check_wrappers(model: torch.nn.Module) -> None:
             )
 
 
-class _ForwardChecks:
-    """Forward pre-hook of a parallelized model: checks that all ranks run the same pass with the same weights.
+class _SameOnAllRanks:
+    """Hooks of a parallelized model: check that all ranks run the same pass with the same weights.
 
     One allreduce of 16 bytes for each pass with distributed inputs finds a rank that evaluates while others train:
     equal layers send equal messages, so it would compute with their activations. :class:`WeightComparison` sends more
-    in every tenth pass in training.
+    in every tenth pass in training. ``DISTCONV_CHECK=all`` compares the modes of all submodules and loads and saves of
+    weights, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, world: MPI.Intracomm) -> None:
+        self._world = world
         self._weights = WeightComparison()
 
     def __call__(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
         given = next((leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DistTensor)), None)
         if given is None or agreement.level == "off" or given.grid.size == 1:
-            return
-        trains = model.training and torch.is_grad_enabled()
-        mode = "training" if model.training else "evaluation"
-        gradients = "" if model.training == trains else ", without gradients"
-        agree(given.grid.compared, f"forward of {type(model).__name__} in {mode} mode{gradients}", "")
+            return  # Nothing is distributed, so this rank may be alone.
+        modes = "train()" if model.training else "eval()"
+        if agreement.level == "all":
+            others = [name for name, module in model.named_modules() if module.training is not model.training]
+            modes += f" but for {', '.join(others)}" if others else ""
+        gradients = "" if torch.is_grad_enabled() else ", under no_grad"
+        agree(given.grid.compared, f"forward pass of {type(model).__name__}", f"in {modes}{gradients}", _SAME_MODE)
         # A replay on a GPU would have to wait for it.
-        if trains and not (recording.active is not None and given.is_cuda):
+        if model.training and torch.is_grad_enabled() and not (recording.active is not None and given.is_cuda):
             recording.call(lambda *_: self._weights.step(model, given.grid.world), given.local)
 
-    def __deepcopy__(self, memo: object) -> _ForwardChecks:
-        return _ForwardChecks()
+    def state_dict(self, model: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
+        # Unless it gathers weights it is of this rank alone, which may be the one that writes them.
+        if not keep_vars and any(isinstance(parameter, DistTensor) for parameter in model.parameters()):
+            agree(self._world, f"{prefix}state_dict", type(model).__name__)
+
+    def load_state_dict(self, model: torch.nn.Module, state: dict[str, Any], *_: Any) -> None:
+        agree(self._world, "load_state_dict", f"{type(model).__name__}, {', '.join(state)}")
+
+    def __deepcopy__(self, memo: object) -> _SameOnAllRanks:
+        return _SameOnAllRanks(self._world)
 
 
 class _PlainTraining:
@@ -213,6 +247,14 @@ class _Move:
 
     def __deepcopy__(self, memo: object) -> _Move:
         return self
+
+
+def _forget_moves(model: torch.nn.Module) -> None:
+    """Remove what an earlier plan has layers do: it would move their inputs to its grids first."""
+    for module in model.modules():
+        for key in [key for key, hook in module._forward_pre_hooks.items() if isinstance(hook, _Move)]:
+            del module._forward_pre_hooks[key]
+            module._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
 def broadcast_tensor(world: MPI.Intracomm, tensor: torch.Tensor, root: int = 0) -> None:

@@ -91,7 +91,7 @@ def _agreed(tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dim
             )
         _check_memory("scatter", tensor.device.type)
         dist = _distribution(target, dims, tensor.dim())
-        said = _described(tensor, dist) + (_values(tensor) if compares else "")
+        said = _described(tensor, dist) + _grad_mode() + (_values(tensor) if compares else "")
     except DistributionError as error:
         wrong, said = error, str(error)
     agreement.agree(grid.world, "scatter", said, _WAY_OUT)
@@ -132,9 +132,14 @@ def _described(tensor: torch.Tensor, dist: Distribution) -> str:
     return f"shape {tuple(tensor.shape)}, {tensor.dtype} on {tensor.device.type}{grad}, {dist}"
 
 
+def _grad_mode() -> str:
+    """Words if gradients are off: a rank that evaluates alone would pair its messages with those of a training step."""
+    return "" if torch.is_grad_enabled() else ", under no_grad"
+
+
 def _scatter_from(root: int, tensor: torch.Tensor | None, target: ProcessGrid | Distribution, dims: Any) -> DistTensor:
     grid = _grid(target)
-    agreement.agree(grid.world, "scatter", f"root={root}")
+    agreement.agree(grid.world, "scatter", f"root={root}{_grad_mode()}")
     if not 0 <= root < grid.size:
         raise DistributionError(f"scatter: root={root} is not one of the {grid.size} ranks")
     mine = None if tensor is None else (tuple(tensor.shape), tensor.dtype, tensor.requires_grad, tensor.device.type)

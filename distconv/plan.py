@@ -21,6 +21,7 @@ from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from mpi4py import MPI
@@ -29,6 +30,7 @@ from torch.nn.modules.conv import _ConvNd
 from distconv.arrangement import AXES
 from distconv.batch_norm_scope import BATCH_NORM
 from distconv.communication.agreement import agree, alike
+from distconv.communication.derived import Derived
 from distconv.errors import PlanError
 from distconv.grid import ProcessGrid
 from distconv.text_files import json_document
@@ -36,6 +38,9 @@ from distconv.whole_files import write_file
 
 FORMAT = "distconv-plan"
 VERSION = 1
+
+Axes = tuple[tuple[str, int], ...]
+"""A grid's axes of more than one part, sorted, with their parts."""
 
 _SPATIAL = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
 
@@ -73,6 +78,13 @@ class Plan:
         self.layers = {pattern: dict(parts) for pattern, parts in layers.items()}
         self.ranks = ranks
         self.batch_norm = batch_norm
+        self._grids: WeakKeyDictionary[Derived, dict[Axes, ProcessGrid]] = WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_grids"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _grids=WeakKeyDictionary())
 
     # -- files --------------------------------------------------------------------------------------------------------
 
@@ -132,7 +144,7 @@ class Plan:
         return {name: by_module[name] for name in modules if name in by_module}
 
     def grids(self, model: torch.nn.Module, comm: MPI.Intracomm) -> dict[str, ProcessGrid]:
-        """The process grid of every layer that the plan decides. Collective.
+        """The process grid of every layer that the plan decides; the same grids at each call. Collective.
 
         Raises
         ------
@@ -142,14 +154,14 @@ class Plan:
         agree(comm, "plan", repr(self))
         if self.ranks not in (None, comm.size):
             raise PlanError(f"plan: made for {self.ranks} ranks, but there are {comm.size}; start {self.ranks} ranks")
-        of_parts: dict[tuple[tuple[str, int], ...], ProcessGrid] = {}
+        of_parts = self._grids.setdefault(Derived.of(comm), {})
         grids = {}
         for name, parts in self.parts(model).items():
             check_product(name, parts, comm.size)
             product = math.prod(parts.values())
             axes = {**parts, "r": parts.get("r", 1) * (comm.size // product)}
             key = tuple(sorted((axis, number) for axis, number in axes.items() if number > 1))
-            if key not in of_parts:
+            if key not in of_parts or not of_parts[key].world:  # it has been freed
                 of_parts[key] = ProcessGrid(comm, **axes)
             grids[name] = of_parts[key]
         return grids

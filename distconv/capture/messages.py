@@ -118,8 +118,10 @@ def wait(requests: Requests, describe: Callable[[], str]) -> None:
     """Block until they are complete; ``describe`` says what for, if the watchdog has to report."""
     waits, thread = watchdog.waits, _ident()
     waits[thread] = _now(), describe
-    _wait_all(requests)
-    del waits[thread]
+    try:
+        _wait_all(requests)
+    finally:
+        del waits[thread]
 
 
 class Outcome:

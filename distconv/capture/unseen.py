@@ -59,7 +59,9 @@ def _replacements(recorder: Recorder) -> Iterator[tuple[Any, str, Any]]:
     for name in _LEAVES:
         reason = f"values leave torch ({name.strip('_')}(), perhaps for NumPy, a print or a message)"
         yield torch.Tensor, name, refusing(reason, getattr(torch.Tensor, name))
-    set_data = refusing("a tensor gets another memory (x.data = y)", _DATA.__set__)
+    # distconv's own setter, if it has replaced torch's: a plain tensor may be set to a distributed one.
+    setter = vars(torch.Tensor).get("data", _DATA).__set__
+    set_data = refusing("a tensor gets another memory (x.data = y)", setter)
     yield torch.Tensor, "data", property(_DATA.__get__, set_data)
 
     def noting(function: Callable[..., Any]) -> Callable[..., Any]:

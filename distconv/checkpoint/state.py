@@ -22,9 +22,11 @@ from distconv.checkpoint.optimizers import (
 )
 from distconv.checkpoint.reading import Checkpoint, Contents, LayoutOf, compare, load_newest
 from distconv.checkpoint.writing import save
-from distconv.communication.agreement import together
+from distconv.communication.agreement import agree, together
 from distconv.distribution import Distribution
 from distconv.errors import CheckpointError
+from distconv.parallel import ranks_of
+from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
 Tensors = dict[str, torch.Tensor]
@@ -60,9 +62,10 @@ def save_checkpoint(
 ) -> Path:
     """Write model, optimizer (if any), random numbers and ``values`` (what JSON can carry) as this step's checkpoint.
 
-    Collective: all ranks of ``comm`` (default: all of the job) take part, and each writes what it alone has of sharded
-    weights. The ``keep`` checkpoints that were committed last and are whole stay, older ones are deleted; a step behind
-    that of the last commit is warned of. Returns the folder. :class:`Saving` does it beside the training that goes on::
+    Collective over ``comm``; default: the ranks that ``model`` was parallelized over, else all of the job. Each writes
+    what it alone has of sharded weights. The ``keep`` checkpoints that were committed last and are whole stay, older
+    ones are deleted; a step behind that of the last commit is warned of. Returns the folder. :class:`Saving` does it
+    beside the training that goes on::
 
         dc.save_checkpoint("run", step, model, optimizer, {"scheduler": scheduler.state_dict()})
 
@@ -71,7 +74,8 @@ def save_checkpoint(
     CheckpointError
         On all ranks, if it could not be written, or a value is none that JSON can carry; earlier ones are intact.
     """
-    comm = comm or MPI.COMM_WORLD
+    comm = comm or ranks_of(model)
+    agree(comm, "save_checkpoint", f"step {step} in {directory}")
     tensors, own = capture(model, optimizer, comm)
     return save(directory, step, tensors, {**own, _USER: dict(values or {})}, comm, keep=keep)
 
@@ -87,8 +91,9 @@ def load_checkpoint(
     fallback: bool = False,
     missing_ok: bool = False,
 ) -> Loaded | None:
-    """Put what was committed last below ``directory`` into model and optimizer, bit for bit. Collective.
+    """Put what was committed last below ``directory`` into model and optimizer, bit for bit.
 
+    Collective over ``comm``; default: the ranks that ``model`` was parallelized over, else all of the job.
     Any number of ranks and any grid reads what any other wrote, each rank the blocks that it has; with as many ranks
     the random numbers go on, too. Returns the step and the values that were saved with it. Without an ``optimizer``
     the model and the random numbers alone are taken.
@@ -107,7 +112,8 @@ def load_checkpoint(
     CheckpointError
         On all ranks, if there is none, it is damaged, or of another model or optimizer; nothing has been changed then.
     """
-    comm = comm or MPI.COMM_WORLD
+    comm = comm or ranks_of(model)
+    agree(comm, "load_checkpoint", f"{directory}")
 
     def check(contents: Contents) -> None:
         check_fits(contents, model, optimizer, strict=strict, convert_dtype=convert_dtype)
@@ -116,7 +122,8 @@ def load_checkpoint(
     if loaded is None and missing_ok:
         return None
     if loaded is None:
-        reason = comm.bcast(nothing_in(directory) if comm.rank == 0 else "")
+        with watchdog.waiting(lambda: "looking for a checkpoint"):
+            reason = comm.bcast(nothing_in(directory) if comm.rank == 0 else "")
         raise CheckpointError(f"{reason}; with missing_ok=True that is none, and the job starts anew")
     missing, unexpected = restore(loaded, model, optimizer, comm, strict=strict, convert_dtype=convert_dtype)
     return Loaded(loaded.step, loaded.values.get(_USER, {}), missing, unexpected, loaded.skipped)
@@ -143,7 +150,8 @@ def capture(
     moments, values = optimizer_state(model, optimizer)
     tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
     for name, state in _random_states(model).items():
-        states = comm.gather(state.numpy(), root=0) or []
+        with watchdog.waiting(lambda: "random numbers of all ranks"):
+            states = comm.gather(state.numpy(), root=0) or []
         tensors[f"random/{name}"] = torch.from_numpy(np.array(states, dtype=np.uint8))
     return tensors, values
 

@@ -32,6 +32,7 @@ from distconv.communication.agreement import agree, together
 from distconv.distribution import Box, Interval
 from distconv.errors import CheckpointError
 from distconv.parameters.replicas import check_tensors
+from distconv.process import watchdog
 from distconv.tensor import DistTensor
 from distconv.whole_files import PARTIAL, Folder
 
@@ -135,7 +136,8 @@ class Saving:
         remarks: list[str] = []
         try:
             together(self._comm, self._wait, CheckpointError)
-            written = self._comm.gather((self._files, self._entries), root=0)
+            with watchdog.waiting(lambda: "names of what all ranks have written"):
+                written = self._comm.gather((self._files, self._entries), root=0)
             together(
                 self._comm, lambda: remarks.extend(self._commit(written, keep)) if written else None, CheckpointError
             )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import multiprocessing
+import os
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -16,7 +18,7 @@ from numpy.typing import NDArray
 
 from distconv.communication.derived import Derived
 from distconv.errors import CallOrderError, CommunicatorError, DistconvError, MismatchError
-from distconv.process import call_stack, watchdog
+from distconv.process import call_stack, launchers, watchdog
 from distconv.process.environment import CHECK
 
 T = TypeVar("T")
@@ -31,17 +33,25 @@ They cover the first training steps. A model that calls its layers in a differen
 members of a set of strings, does so from the first step.
 """
 
-level = CHECK.value()
+_process = os.getpid()
+"""A fork of it, such as a worker of a data loader, shares its memory but not its messages."""
+
+level = CHECK.value_or_default()
 
 
 def check_running() -> None:
-    """Raise CommunicatorError before MPI is initialized and once it is finalized.
+    """Raise CommunicatorError before MPI is initialized, once it is finalized, and in processes that are no ranks.
 
     Raises
     ------
     CommunicatorError
-        If it is not running.
+        If no rank can be reached from here.
     """
+    if os.getpid() != _process or (launchers.is_worker() and not MPI.Is_initialized()):
+        raise CommunicatorError(
+            f"{multiprocessing.current_process().name} is a worker process of a rank, and no rank: it cannot reach "
+            'others. Make grids and distributed tensors in the ranks alone, below if __name__ == "__main__":'
+        )
     if not MPI.Is_initialized() or MPI.Is_finalized():
         raise CommunicatorError("MPI is not running (not initialized yet, or finalized): no rank can be reached")
 
@@ -60,7 +70,7 @@ def check_usable(comm: MPI.Comm, what: str) -> None:
 
 
 def agree(comm: MPI.Intracomm, what: str, value: str, way_out: str = "pass the same on every rank") -> None:
-    """Raise MismatchError on every rank unless all ranks of ``comm`` pass the same ``what`` and ``value``.
+    """Raise MismatchError on every rank unless all ranks of ``comm`` pass the same ``what`` and ``value``. Collective.
 
     One allreduce of 16 bytes when they agree; the texts travel only when they do not. ``way_out`` ends the error.
 
@@ -72,6 +82,8 @@ def agree(comm: MPI.Intracomm, what: str, value: str, way_out: str = "pass the s
     check_usable(comm, what)
     if comm.size == 1 or level == "off":
         return
+    # Ranks at different calls find out if both compare on one communicator, whichever duplicate each was given.
+    comm = Derived.compared(comm) if level == "all" else comm
     # 7 bytes: the number and its negative must fit into an int64, for one MIN tells both extremes.
     digest = hashlib.blake2b(f"{what}: {value}".encode(errors="surrogatepass"), digest_size=7).digest()
     mine = np.array([int.from_bytes(digest, "little")])

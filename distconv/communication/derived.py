@@ -56,6 +56,12 @@ class Derived:
             comm.Set_attr(_key(), derived)
         return derived
 
+    @staticmethod
+    def compared(comm: MPI.Intracomm) -> MPI.Intracomm:
+        """Return the communicator that :meth:`common` gave for the ranks of ``comm``, or else ``comm`` itself."""
+        derived = comm.Get_attr(_key())
+        return (derived._common if isinstance(derived, Derived) else None) or comm
+
     def __len__(self) -> int:
         return len(self._made)
 

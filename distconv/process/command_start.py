@@ -1,4 +1,4 @@
-"""What comes first: an allocator that keeps freed blocks, whether MPI fits its launcher, variables.
+"""The first steps of a process: an allocator that keeps freed blocks, MPI, and whether MPI fits its launcher.
 
 The first happens when this module is imported, before torch and MPI are. The loader reads ``LD_PRELOAD`` when a process
 starts: hence a second start, which for MPI's launchers is the same process. A script that imports distconv is not
@@ -18,7 +18,7 @@ from types import TracebackType
 
 from distconv.errors import BAD_INPUT, EnvironmentVariableError, LaunchError
 from distconv.process import launchers
-from distconv.process.environment import MALLOC, check
+from distconv.process.environment import MALLOC
 from distconv.process.memory import caching_allocators
 
 _TAKEN = "DISTCONV_PRELOADED"
@@ -78,7 +78,18 @@ def check_wheel() -> None:
 
 
 def import_mpi() -> None:
-    """Import MPI, and so start it."""
+    """Import MPI, which initializes it as mpi4py does; not in a worker process, which is no rank."""
+    if launchers.is_worker():
+        import mpi4py
+
+        initialize = mpi4py.rc.initialize
+        # It inherits the launcher's variables, but not the connection that they name: MPI would end the process.
+        mpi4py.rc.initialize = False
+        try:
+            importlib.import_module("mpi4py.MPI")
+        finally:
+            mpi4py.rc.initialize = initialize
+        return
     with warnings.catch_warnings(), launchers.told_if_mpi_ends_it():
         # mpi4py's warning of what check_launch ends.
         warnings.filterwarnings("ignore", "suspicious MPI execution environment", RuntimeWarning)
@@ -125,28 +136,6 @@ def _refuse(error: LaunchError) -> None:
     sys.exit(BAD_INPUT)
 
 
-def check_variables() -> None:
-    """End all ranks if an environment variable of any of them is bad or differs; a command in one line. Collective.
-
-    Before other modules are imported, which read the variables each by itself.
-
-    Raises
-    ------
-    EnvironmentVariableError
-        On all ranks, unless this is a command.
-    """
-    from mpi4py import MPI  # after the second start
-
-    world = MPI.COMM_WORLD if MPI.Is_initialized() and not MPI.Is_finalized() else None
-    try:
-        check(world)
-    except EnvironmentVariableError as error:
-        if not is_command(sys.orig_argv[1:]):
-            raise
-        if world is None or world.rank == 0:
-            print(f"distconv: {error}", file=sys.stderr, flush=True)
-        sys.exit(BAD_INPUT)
-
-
 restart()
-check_wheel()
+if not launchers.is_worker():
+    check_wheel()

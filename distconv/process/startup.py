@@ -1,4 +1,8 @@
-"""What a process does when distconv is imported under MPI: its share of the cores, the allocator, excepthooks."""
+"""The start of a process, at its first grid: launch, variables, memory, threads, its GPU, exits.
+
+Importing distconv communicates nothing, so a job may have ranks that never import it. The first
+:class:`~distconv.ProcessGrid` starts distconv on the ranks of its communicator, and a command on all of its job.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from mpi4py import MPI
 
 from distconv import local_device
 from distconv.errors import ReplicationWarning
-from distconv.process import command_start, endings, environment, watchdog
+from distconv.process import command_start, endings, environment, stuck_ranks, watchdog
 from distconv.process.memory import allocator
 
 
@@ -35,35 +39,59 @@ def threads_for(mine: frozenset[int], everyone: Sequence[frozenset[int]]) -> int
     return max(1, len(mine) // sum(bool(mine & other) for other in everyone))
 
 
-_memory_kept = _ready = False
+_memory_kept = _alone = _together = False
 
 
-def set_up(comm: MPI.Intracomm | None = None) -> None:
-    """Prepare this process, once: when distconv is imported, or where MPI is not running then with the first grid.
+def start(comm: MPI.Intracomm) -> None:
+    """Start distconv on the ranks of ``comm``. Collective over ``comm``.
 
-    Collective over ``comm`` (default: all ranks). Does nothing to threads and excepthooks of a process that runs alone.
+    Does nothing where one earlier start was over all of these ranks. Otherwise they compare their environment variables
+    and coordinate their exits from then on. Threads, memory and the number of the GPU are set by a rank's first start
+    with others.
+
+    Parameters
+    ----------
+    comm : MPI.Intracomm
+        The ranks that start together. A job may have others, which are left alone.
+
+    Raises
+    ------
+    LaunchError
+        On all processes, if the launcher started several and MPI has one rank in each.
+    EnvironmentVariableError
+        On all ranks of ``comm``, if a variable of any of them is bad or differs.
     """
-    global _memory_kept, _ready
-    if _ready or not MPI.Is_initialized() or MPI.Is_finalized():
+    global _alone, _together
+    command_start.check_launch()
+    if endings.are_watched(comm) or (comm.size == 1 and (_alone or _together)):
         return
-    if not _memory_kept:
-        allocator.keep_memory(MPI.COMM_WORLD.size)
-        _memory_kept = True
-    late, comm = comm is not None, comm or MPI.COMM_WORLD
-    if late:
-        command_start.check_launch()
-    if comm.size == 1:
-        return
-    if late:
+    with watchdog.waiting(lambda: f"the start of distconv on {comm.size} ranks"):
         environment.check(comm)
-    _ready = True
+    keep_memory()
+    channel = endings.watch(comm)
+    if channel is not None and MPI.Query_thread() == MPI.THREAD_MULTIPLE:
+        stuck_ranks.reporter.add(channel)
+    if comm.size == 1:
+        _alone = True
+        return
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(threads_for(_cores(), node.allgather(_cores())))
+    cores = node.allgather(_cores())
     watchdog.know(dict(node.allgather((MPI.COMM_WORLD.rank, os.getpid()))))
     local_device.number_on(node)
     node.Free()
-    if MPI.COMM_WORLD.rank:
+    if _together:
+        return
+    _together = True
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads_for(_cores(), cores))
+    if comm.rank:
         # All ranks warn alike. Behind the user's own filters, which may make errors of warnings.
         warnings.simplefilter("ignore", ReplicationWarning, append=True)
-    endings.watch(comm)
+
+
+def keep_memory() -> None:
+    """Set the allocator, once: of a rank of a job of several, or as asked for."""
+    global _memory_kept
+    if not _memory_kept:
+        _memory_kept = True
+        allocator.keep_memory(MPI.COMM_WORLD.size)

@@ -34,17 +34,30 @@ _UNKNOWN = (
     "which other ranks have perhaps not called; DISTCONV_CHECK=all tells at once where ranks call different things; "
 )
 
+_STOP_S = 1.0
+"""How long the end of MPI waits for a call that is under way."""
+
 _LAST_WORDS_S = 0.2
 """How long a launcher gets to pass on a report."""
 
-timeout_s = TIMEOUT_S.value()
+timeout_s = TIMEOUT_S.value_or_default()
 Wait = tuple[float, Callable[[], str]]
 """Since when, by ``time.monotonic``, and what for."""
+
+NOTICE_S = 30.0
+"""A rank that has waited this long is reported, with what the others do."""
+
+notice_s = min(NOTICE_S, timeout_s / 2) if timeout_s else NOTICE_S
 
 waits: dict[int, Wait] = {}
 _looks: list[Callable[[], Iterable[Wait]]] = []
 _calls: list[Callable[[], None]] = []
+_at_end: list[Callable[[], None]] = []
+_noted: set[tuple[int, float]] = set()
+"""Waits that this rank has reported by itself, where no rank answers it."""
 _started = threading.Lock()
+_calling = threading.Lock()
+_stopped = threading.Event()
 _processes: dict[int, int] = {}
 """Rank and process of all ranks on this node."""
 
@@ -81,9 +94,29 @@ def look_at(waits: Callable[[], Iterable[Wait]]) -> None:
 
 
 def call(each_time: Callable[[], None]) -> None:
-    """Have ``each_time`` called whenever the watchdog looks, in its thread."""
+    """Have ``each_time`` called whenever the watchdog looks, in its thread, until :func:`stop_calls`."""
     _calls.append(each_time)
     _start()
+
+
+def at_end(report: Callable[[], None]) -> None:
+    """Have ``report`` called in the watchdog's thread before it ends the job; it prints where all ranks are."""
+    _at_end.append(report)
+
+
+def current_waits() -> list[tuple[int, float, Callable[[], str]]]:
+    """This rank's waits: the thread, since when by ``time.monotonic``, and what for."""
+    by_gpu = [(threading.main_thread().ident or 0, *wait) for look in _looks for wait in look()]
+    # A copy in one step: the other threads go on changing the table.
+    return [*((thread, *wait) for thread, wait in tuple(waits.items())), *by_gpu]
+
+
+def stop_calls(*_: Any) -> None:
+    """Begin no more of them: MPI is about to end. One that is under way ends before."""
+    held = _calling.acquire(timeout=_STOP_S)
+    _stopped.set()
+    if held:
+        _calling.release()
 
 
 def waiting_longer_than(seconds: float) -> list[str]:
@@ -107,14 +140,18 @@ def _watch() -> None:
     pause = min(PAUSE_S, timeout_s / 4) if timeout_s else PAUSE_S
     while True:
         time.sleep(pause)
-        for each_time in _calls:
-            each_time()
+        with _calling:
+            for each_time in () if _stopped.is_set() else tuple(_calls):
+                each_time()
         now = time.monotonic()
-        by_gpu = ((threading.main_thread().ident or 0, wait) for look in _looks for wait in look())
-        # A copy in one step: the other threads go on changing the table.
-        for thread, (since, describe) in (*waits.items(), *by_gpu):
+        now_waiting = current_waits()
+        _noted.intersection_update(wait[:2] for wait in now_waiting)
+        for thread, since, describe in now_waiting:
             if timeout_s and now - since > timeout_s:
                 _end(now - since, describe(), sys._current_frames().get(thread))
+            elif not _at_end and now - since > notice_s and (thread, since) not in _noted:
+                _noted.add((thread, since))
+                _notice(now - since, describe(), sys._current_frames().get(thread))
 
 
 def _end(waited: float, what: str, frame: FrameType | None) -> None:
@@ -126,14 +163,43 @@ def _end(waited: float, what: str, frame: FrameType | None) -> None:
         file=sys.stderr,
         flush=True,
     )
-    faulthandler.dump_traceback(file=sys.__stderr__ or 2)
+    for report in _at_end:
+        report()
+    if not _at_end:
+        faulthandler.dump_traceback(file=sys.__stderr__ or 2)
     # Ranks that wait elsewhere began to at about the same time: their reports say what was not called here.
     time.sleep(_OTHERS_S)
     abort(ABORT_CODE)
 
 
+def _notice(waited: float, what: str, frame: FrameType | None) -> None:
+    """Of a rank that no other one answers: before the first grid is made, or without MPI_THREAD_MULTIPLE."""
+    print(
+        f"distconv: rank {MPI.COMM_WORLD.rank} has waited {waited:.0f} s in {what}, for\n    {_described(frame)}\n"
+        f"    {_idle()}it cannot see where the other ranks are: they have made no grid with it\n{what_ends_it()}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
 def _described(frame: FrameType | None) -> str:
     return call_stack.described(frame) if frame is not None else "a thread that is gone"
+
+
+def what_ends_it() -> str:
+    """The line of a report that says when the job ends, if it does."""
+    return f"    (the job ends when a rank has waited DISTCONV_TIMEOUT_S={timeout_s:g} seconds)" if timeout_s else ""
+
+
+def why_silent(ranks: Iterable[int]) -> str:
+    """Why ``ranks`` do not answer, as a clause that follows their numbers."""
+    known = [
+        f"rank {rank} (process {_processes[rank]}) is {_state(_processes[rank])}"
+        for rank in ranks
+        if rank in _processes and _state(_processes[rank])
+    ]
+    reason = "; ".join(known) or "a long call may keep other threads from running (Python's interpreter lock)"
+    return f"no answer: {reason}"
 
 
 def _idle() -> str:

@@ -12,7 +12,10 @@ import runpy
 import sys
 from pathlib import Path
 
+from mpi4py.run import set_abort_status
+
 from distconv.errors import DataError
+from distconv.process import endings
 
 EXAMPLES = """\
 examples:
@@ -49,8 +52,18 @@ def run(options: argparse.Namespace) -> int:
             runpy.run_path(options.script, run_name="__main__")
     except Exception:
         sys.excepthook(*sys.exc_info())  # with its traceback, also of errors that end our own commands in a line
+        _end_others(1)
         return 1
+    except SystemExit as exit_asked:
+        _end_others(exit_asked)
+        raise
     return 0
+
+
+def _end_others(status: int | SystemExit) -> None:
+    """Have the end of this rank end the job, if it fails before its first grid: MPI's own end waits for all ranks."""
+    if not endings.is_installed():
+        set_abort_status(status)
 
 
 def _is_module(name: str) -> bool:

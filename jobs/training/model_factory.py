@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -83,7 +84,8 @@ def _built(
     factory = _factory(name, kind)
     arguments = _arguments(name, factory, in_channels, classes, width)
     torch.manual_seed(seed)
-    model = _guarded(name, lambda: factory(**arguments))
+    with _importing_from_here():
+        model = _guarded(name, lambda: factory(**arguments))
     if not isinstance(model, torch.nn.Module):
         raise ModelError(f"--model {name} returned {type(model).__name__}; it must return a torch.nn.Module")
     return model
@@ -109,12 +111,10 @@ def _factory(name: str, kind: str) -> Callable[..., Any]:
 
 
 def _module(name: str, module: str) -> Any:
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-
     def load() -> Any:
         try:
-            return importlib.import_module(module)
+            with _importing_from_here():
+                return importlib.import_module(module)
         except ModuleNotFoundError as error:
             if error.name and (module == error.name or module.startswith(f"{error.name}.")):
                 raise ModelError(
@@ -123,6 +123,19 @@ def _module(name: str, module: str) -> Any:
             raise
 
     return _guarded(name, load)
+
+
+@contextlib.contextmanager
+def _importing_from_here() -> Iterator[None]:
+    """Inside, modules of the current directory come first; afterwards last, so that they stand in for no others."""
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+        if here not in sys.path:
+            sys.path.append(here)
 
 
 def _arguments(

@@ -26,8 +26,8 @@ from distconv.layers.plumbing.random_state import agree_on_generator, random_sta
 from distconv.process.environment import FALLBACK, FALLBACK_LIMIT
 from distconv.tensor import DistTensor
 
-level = FALLBACK.value()
-limit_bytes = FALLBACK_LIMIT.value()
+level = FALLBACK.value_or_default()
+limit_bytes = FALLBACK_LIMIT.value_or_default()
 
 
 _ELEMENT_BY_ELEMENT = (torch.Tensor.apply_, torch.Tensor.map_, torch.Tensor.map2_)

@@ -27,7 +27,7 @@ from distconv.pipeline.stage.passes import Loss, Microbatch, Passes
 from distconv.pipeline.stage.stage_inputs import Minibatch
 from distconv.pipeline.stage.stage_state import check_separate, described, spread, state_of
 from distconv.plan import Plan
-from distconv.process import watchdog
+from distconv.process import startup, watchdog
 
 from .device_kinds import in_order
 from .executor import Executor
@@ -91,6 +91,7 @@ class Pipeline:
         **options: Any,
     ) -> None:
         check_running()
+        startup.start(comm)
         self.modules = list(stages)
         arguments = f"{schedule!r}, {microbatches=}, {replicas=}, {weights=}, {batch_norm=}, {plans=}, {options=}"
         agree(comm, "Pipeline's arguments", arguments)

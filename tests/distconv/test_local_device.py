@@ -15,7 +15,7 @@ def gpus(monkeypatch):
     """Makes as many GPUs as are asked for; the list of those that were made current."""
     current: list[torch.device] = []
     dc.device.cache_clear()
-    monkeypatch.setattr(local_device, "_local_rank", local_device._local_rank)
+    monkeypatch.setattr(local_device, "_local_rank", None)
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
 
     def made(count):
@@ -71,6 +71,33 @@ def test_the_launchers_number_is_taken_if_each_rank_has_one(comm, gpus, no_launc
 )
 def test_a_number_that_ranks_share_or_lack_is_none(given, expected):
     assert [local_number(given, place) for place in range(len(given))] == expected
+
+
+NO_NUMBERS = """
+    import os
+    import torch
+    from mpi4py import MPI
+    import distconv as dc
+    from distconv import local_device
+    for name in local_device._VARIABLES:
+        os.environ.pop(name, None)
+    torch.cuda.is_available, torch.cuda.device_count = lambda: True, lambda: 2
+    torch.cuda.set_device = lambda device: None
+    try:
+        dc.device()
+    except dc.LaunchError as error:
+        assert "Make the ProcessGrid first" in str(error)
+    dc.ProcessGrid(n=3)
+    found = MPI.COMM_WORLD.gather(dc.device().index)
+    if found:
+        print(*found)
+"""
+
+
+@pytest.mark.ranks(1)
+def test_without_the_launchers_numbers_the_first_grid_numbers_the_ranks_of_a_node(mpiexec):
+    ended = mpiexec(3, NO_NUMBERS, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "0 1 0\n"), ended.stderr
 
 
 LATE_MPI = """

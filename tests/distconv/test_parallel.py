@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import distconv as dc
+from distconv.communication import agreement
+from distconv.communication.transport import counted
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere
 from tests.distconv.small_models import IMAGES, LABELS, Pooled, SqueezeExcite, Tied, build, classify, compare
 
@@ -237,8 +239,12 @@ def test_a_rank_that_evaluates_while_others_train_is_found_in_the_same_pass(comm
     x = dc.scatter(normal(2, 3, 7, 9), grid)
     model(x).sum().backward()
     model.train(comm.rank != 0)
-    text = raises_everywhere(comm, dc.MismatchError, "forward of Conv2d in evaluation mode on rank 0", lambda: model(x))
-    assert "forward of Conv2d in training mode on rank" in text
+    raises_everywhere(
+        comm,
+        dc.MismatchError,
+        r"forward pass of Conv2d: .* in eval\(\) on rank 0; in train\(\) on rank",
+        lambda: model(x),
+    )
     grid.free()
 
 
@@ -248,5 +254,96 @@ def test_a_rank_without_gradients_is_found_in_the_same_pass(comm):
     model = dc.parallelize(nn.Conv2d(3, 4, 3, padding=1).double(), grid)
     x = dc.scatter(normal(2, 3, 7, 9), grid)
     with torch.set_grad_enabled(comm.rank != 0):
-        raises_everywhere(comm, dc.MismatchError, "training mode, without gradients on rank 0", lambda: model(x))
+        raises_everywhere(comm, dc.MismatchError, r"in train\(\), under no_grad on rank 0", lambda: model(x))
     grid.free()
+
+
+@pytest.mark.ranks(2, 3)
+def test_another_plan_replaces_the_one_before(comm):
+    torch.manual_seed(0)
+    model, seen = nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 2, 3, padding=1)).double(), []
+    expected = model(normal(2, 2, 7, 8)).detach()
+    dc.parallelize(model, dc.Plan({"*": {"h": comm.size}}), comm=comm)
+    dc.parallelize(model, dc.Plan({"1": {"w": comm.size}}), comm=comm)
+    for layer in model:
+        layer.register_forward_hook(lambda _, args, y: seen.append(args[0].dist.axes))
+    with counted() as traffic:
+        y = model(dc.scatter(normal(2, 2, 7, 8), grid_over(comm, w=comm.size)))
+    assert seen == [("n", "c", "h", "w")] * 2
+    assert not traffic.sent["redistribution"]
+    torch.testing.assert_close(dc.gather(y).detach(), expected, rtol=1e-12, atol=1e-12)
+
+
+def rank_0_saves(model, x, folder):
+    dc.save_checkpoint(folder, 3, model, comm=x.grid.world)
+
+
+def rank_0_loads(model, x, folder):
+    dc.load_checkpoint(folder, model, comm=x.grid.world)
+
+
+def rank_0_evaluates(model, x, folder):
+    model.eval()
+    model(x)
+
+
+def rank_0_freezes_a_layer(model, x, folder):
+    model[1].eval()
+    model(x)
+
+
+def rank_0_is_without_gradients(model, x, folder):
+    with torch.no_grad():
+        model(x)
+
+
+def rank_0_loads_weights(model, x, folder):
+    model.load_state_dict(model.state_dict(keep_vars=True))
+
+
+def rank_0_gathers_weights(model, x, folder):
+    model.state_dict()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize(
+    ("alone", "match"),
+    [
+        (rank_0_saves, "save_checkpoint step 3 in .* on rank 0; forward pass of Sequential"),
+        (rank_0_loads, "load_checkpoint .* on rank 0; forward pass of Sequential"),
+        (
+            rank_0_evaluates,
+            r"forward pass of Sequential: ranks disagree: .*in eval\(\) on rank 0; .*in train\(\) on rank",
+        ),
+        (rank_0_freezes_a_layer, r"in train\(\) but for 1 on rank 0; in train\(\) on rank"),
+        (rank_0_is_without_gradients, "under no_grad on rank 0"),
+        (rank_0_loads_weights, "load_state_dict Sequential, 0.weight.* on rank 0; forward pass"),
+        (rank_0_gathers_weights, "state_dict Sequential on rank 0; forward pass"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_what_one_rank_does_alone_is_named_at_once_where_all_calls_are_compared(
+    comm, monkeypatch, shared_tmp_path, alone, match
+):
+    monkeypatch.setattr(agreement, "level", "all")
+    grid = dc.ProcessGrid(comm, **{"c" if alone is rank_0_gathers_weights else "h": comm.size})
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(6, 6, 3, padding=1), nn.BatchNorm2d(6)).double()
+    model, x = dc.parallelize(model, grid), dc.scatter(normal(2, 6, 7, 8), grid)
+    model(x)
+    call = (lambda: alone(model, x, shared_tmp_path)) if comm.rank == 0 else (lambda: model(x))
+    raises_everywhere(comm, dc.MismatchError, match, call)
+    scattering = (lambda: alone(model, x, shared_tmp_path)) if comm.rank == 0 else (lambda: dc.scatter(x.local, grid))
+    raises_everywhere(comm, dc.MismatchError, "ranks are at different operations: .*scatter shape", scattering)
+
+
+@pytest.mark.ranks(2, 3)
+def test_weights_that_no_rank_shares_may_be_saved_by_one_rank_where_all_calls_are_compared(comm, monkeypatch):
+    monkeypatch.setattr(agreement, "level", "all")
+    grid = dc.ProcessGrid(comm, h=comm.size)
+    model = dc.parallelize(nn.Conv2d(2, 2, 3).double(), grid, broadcast=True)
+    if comm.rank == 0:
+        assert list(model.state_dict()) == ["weight", "bias"]
+        with torch.no_grad():
+            model(normal(2, 2, 7, 8))
+    assert model(dc.scatter(normal(2, 2, 7, 8), grid)).shape == (2, 2, 5, 6)

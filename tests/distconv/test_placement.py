@@ -160,6 +160,16 @@ def test_requires_grad_on_some_ranks_only_is_a_mismatch(comm):
 
 
 @pytest.mark.ranks(at_least=2)
+def test_a_rank_that_scatters_under_no_grad_alone_is_a_mismatch(comm):
+    """It evaluates while the others train: its messages would pair with those of a training step."""
+    grid, tensor = grid_over(comm, n=comm.size), normal(4, 2)
+    for _ in range(9):
+        dc.scatter(tensor, grid)  # values are compared of the first ones alone
+    with torch.set_grad_enabled(comm.rank != 0):
+        raises_everywhere(comm, dc.MismatchError, "under no_grad on rank 0", lambda: dc.scatter(tensor, grid))
+
+
+@pytest.mark.ranks(at_least=2)
 def test_another_root_on_each_rank_is_a_mismatch(comm):
     raises_everywhere(
         comm,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -69,6 +70,18 @@ def test_training_with_several_grids_equals_one_process(comm, number):
     assert found == pytest.approx(losses, rel=1e-12)
     for name, tensor in state.items():
         close(other[name], tensor, name)
+
+
+def test_a_plan_makes_each_grid_once(comm):
+    plan, model = dc.Plan({"*": {"h": comm.size}, "head": {"n": comm.size}}), Net()
+    first = plan.grids(model, comm)
+    assert plan.input_grid(model, comm) is first["stem.0"]
+    assert [*map(id, plan.grids(model, comm).values())] == [*map(id, first.values())]
+    other = copy.deepcopy(plan)
+    assert other == plan and other.input_grid(model, comm) is not first["stem.0"]
+    first["stem.0"].free()
+    grid = plan.input_grid(model, comm)
+    assert torch.equal(dc.gather(dc.scatter(torch.ones(7, 2, 7, 7), grid)), torch.ones(7, 2, 7, 7))
 
 
 def test_later_patterns_win():

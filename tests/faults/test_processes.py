@@ -245,6 +245,7 @@ import os
 del os.environ["OMP_NUM_THREADS"]
 import distconv, torch
 from mpi4py import MPI
+distconv.ProcessGrid(MPI.COMM_WORLD, n=4)
 threads = MPI.COMM_WORLD.gather(torch.get_num_threads())
 if threads:
     print(threads, len(os.sched_getaffinity(0)))

@@ -11,6 +11,7 @@ from torch import nn
 
 import distconv as dc
 from distconv.capture import captured
+from distconv.communication import agreement
 from tests.distconv.capture.trained import (
     adam,
     batches,
@@ -341,6 +342,12 @@ def test_a_change_is_noticed(comm, change):
         recording(*batch)
         eager(*batch)
     equal(left(models[0]), left(models[1]))
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_change_on_one_rank_raises_on_all_where_no_calls_are_compared(comm, monkeypatch):
+    monkeypatch.setattr(agreement, "level", "off")
+    test_a_change_on_one_rank_raises_on_all(comm, CHANGES[0])
 
 
 @pytest.mark.ranks(2, 3)

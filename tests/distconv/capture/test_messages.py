@@ -56,6 +56,12 @@ def test_waits_are_seen_while_they_last(comm):
     assert threading.get_ident() not in watchdog.waits
 
 
+def test_a_wait_that_fails_is_over():
+    with pytest.raises(TypeError):
+        wait([None], lambda: "halo exchange")
+    assert threading.get_ident() not in watchdog.waits
+
+
 def test_a_failure_of_one_rank_is_one_of_all(comm):
     outcome = Outcome(comm)
     outcome(None)

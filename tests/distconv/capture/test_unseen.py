@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import distconv as dc
 from distconv.capture.recorder import Recorder
 from distconv.capture.state import State
 from distconv.capture.unseen import seen
@@ -81,3 +82,13 @@ def test_torch_lists_its_own_getters_inside():
     with seen(Recorder(State())):
         assert torch.Tensor.grad.__get__ not in before
         assert getters() == before
+
+
+@pytest.mark.ranks(at_least=2)
+def test_a_plain_tensor_set_to_a_distributed_one_gets_its_values_while_a_step_is_recorded(comm, fallback):
+    x = dc.scatter(torch.arange(7.0), dc.ProcessGrid(comm, n=comm.size), dims="n")
+    plain, recorder = torch.zeros(7), Recorder(State())
+    with seen(recorder), pytest.warns(dc.ReplicationWarning):
+        plain.data = x
+    assert type(plain.data) is torch.Tensor and plain.tolist() == [*map(float, range(7))]
+    assert recorder.recording.refusals

@@ -76,11 +76,22 @@ def test_a_library_that_cannot_be_loaded_is_told_once_and_goes_without(tmp_path:
     assert "jemalloc: freed" not in ended.stdout
 
 
-def test_a_bad_value_ends_every_rank_when_distconv_is_imported(mpiexec):
-    bad = {"PYTHONPATH": str(ROOT), "DISTCONV_TIMEOUT_S": "nan"}
-    ended = mpiexec(2, "import distconv; print('imported')", timeout=60, env=bad)
-    assert ended.returncode not in (0, None) and "imported" not in ended.stdout
-    assert ended.stderr.count("EnvironmentVariableError: DISTCONV_TIMEOUT_S='nan' must be seconds from 0 on") == 2
+ONE_BAD = """
+import os
+if os.environ["PMI_RANK"] == "1":
+    os.environ["DISTCONV_TIMEOUT_S"] = "nan"
+import distconv as dc
+try:
+    dc.ProcessGrid(n=2)
+except dc.EnvironmentVariableError as error:
+    print(error)
+"""
+
+
+def test_a_bad_value_of_one_rank_is_an_error_of_every_rank_at_the_first_grid(mpiexec):
+    ended = mpiexec(2, ONE_BAD, timeout=60, env={"PYTHONPATH": str(ROOT)})
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("DISTCONV_TIMEOUT_S='nan' must be seconds from 0 on; default: 600 (on rank 1)") == 2
 
 
 def test_a_bad_value_ends_a_command_with_code_2_and_one_line(mpiexec, tmp_path):
@@ -89,4 +100,6 @@ def test_a_bad_value_ends_a_command_with_code_2_and_one_line(mpiexec, tmp_path):
     command.write_text("import sys\nfrom distconv.cli import main\nsys.exit(main())\n")
     ended = mpiexec(2, command, "info", timeout=60, env=bad)
     assert ended.returncode == 2 and ended.stdout == ""
-    assert ended.stderr.splitlines() == ["distconv: DISTCONV_CHECK='sometimes' must be off, plan or all; default: plan"]
+    assert ended.stderr.splitlines() == [
+        "distconv info: DISTCONV_CHECK='sometimes' must be off, plan or all; default: plan"
+    ]

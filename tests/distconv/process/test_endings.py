@@ -98,6 +98,7 @@ import time
 from mpi4py import MPI
 import distconv
 comm = MPI.COMM_WORLD
+distconv.ProcessGrid(comm, n=3)
 comm.Barrier()
 if comm.rank == 2:
     time.sleep(6)
@@ -123,6 +124,7 @@ CAUGHT = """
 import sys
 import distconv
 from mpi4py import MPI
+distconv.ProcessGrid(MPI.COMM_WORLD, n=2)
 if MPI.COMM_WORLD.rank == 0:
     try:
         sys.exit(3)
@@ -134,6 +136,7 @@ ALL_AT_ONCE = """
 import os
 import distconv
 from mpi4py import MPI
+distconv.ProcessGrid(MPI.COMM_WORLD, n=2)
 child = os.fork()
 if not child:
     os._exit(3)
@@ -141,7 +144,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 print("done", flush=True)
 os._exit(0)
 """
-ALL_EXIT = "import sys, distconv; sys.exit(4)"
+ALL_EXIT = "import sys, distconv; distconv.ProcessGrid(n=2); sys.exit(4)"
 ALL_FAIL = """
 import torch
 from mpi4py import MPI
@@ -166,10 +169,10 @@ FINALIZED = """
 import distconv
 from mpi4py import MPI
 from distconv.process import watchdog
-(stayer,) = (call.__self__ for call in watchdog._calls)
-before = stayer._over
+distconv.ProcessGrid(MPI.COMM_WORLD, n=2)
+before = watchdog._stopped.is_set()
 MPI.Finalize()
-print(before, stayer._over)
+print(before, watchdog._stopped.is_set())
 """
 PROGRAMS = {
     "finalized": FINALIZED,

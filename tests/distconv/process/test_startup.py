@@ -1,10 +1,17 @@
-"""What a process does when distconv is imported, or with the first grid where MPI begins later."""
+"""The start of distconv at the first grid: on the ranks of its communicator; other ranks may not even import it."""
 
 from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from distconv.process.startup import threads_for
+from tests.harness import launch
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +50,236 @@ MPI.Finalize()
 
 
 @pytest.mark.fault(103, 106)
-def test_where_mpi_begins_later_the_first_grid_does_what_the_import_does(mpiexec):
+def test_the_first_grid_compares_variables_and_coordinates_exits(mpiexec):
     ended = mpiexec(2, LATE, timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.count("DISTCONV_FALLBACK differs between ranks: warn on rank 0, error on rank 1") == 2
+
+
+IMPORT = """
+import os, signal, sys, threading, warnings
+from mpi4py import MPI
+import torch
+before = [sys.excepthook, threading.excepthook, sys.exit, os._exit, torch.get_num_threads(), threading.active_count()]
+filters = list(warnings.filters)
+import distconv
+after = [sys.excepthook, threading.excepthook, sys.exit, os._exit, torch.get_num_threads(), threading.active_count()]
+assert before == after, (before, after)
+print("imported", flush=True)
+"""
+
+ALONE = """
+from mpi4py import MPI
+if MPI.COMM_WORLD.rank == 0:
+    import distconv as dc
+    print(dc.block_range(7, 2, 0), dc.ProcessGrid(MPI.COMM_SELF, n=1))
+MPI.COMM_WORLD.Barrier()
+"""
+
+SOLVER = """
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+world.Split(0, world.rank)
+for step in range(3):
+    world.send(step, dest=1)
+print("solver received", world.recv(source=1), flush=True)
+"""
+
+TRAIN = """
+from mpi4py import MPI
+import torch
+import distconv as dc
+world = MPI.COMM_WORLD
+ranks = world.Split(1, world.rank)
+grid = dc.ProcessGrid(ranks, h=ranks.size)
+torch.manual_seed(0)
+model = dc.parallelize(torch.nn.Conv2d(2, 3, 3, padding=1).double(), grid)
+alone = torch.nn.Conv2d(2, 3, 3, padding=1).double()
+alone.load_state_dict(model.state_dict())
+x = torch.randn(2, 2, 7, 5, dtype=torch.float64)
+for _ in range(3):
+    step = ranks.bcast(world.recv(source=0) if ranks.rank == 0 else None)
+    loss = model(dc.scatter(x * step, grid)).square().mean()
+dc.save_checkpoint("checkpoints", 3, model)
+with torch.no_grad():
+    model.weight.zero_()
+assert dc.load_checkpoint("checkpoints", model).step == 3
+loss = model(dc.scatter(x * step, grid)).square().mean()
+torch.testing.assert_close(loss.item(), alone(x * 2).square().mean().item(), rtol=1e-12, atol=0)
+{fail}
+if ranks.rank == 0:
+    world.send("the loss", dest=0)
+"""
+
+POOL = """
+from mpi4py.futures import MPIPoolExecutor
+import distconv as dc
+
+def block(index):
+    return list(dc.block_range(10, 4, index))
+
+if __name__ == "__main__":
+    with MPIPoolExecutor() as executor:
+        print(list(executor.map(block, range(4))))
+"""
+
+COMM_POOL = """
+from mpi4py import MPI
+from mpi4py.futures import MPICommExecutor
+
+def block(index):
+    import distconv as dc
+    return list(dc.block_range(10, 4, index))
+
+with MPICommExecutor(MPI.COMM_WORLD, root=0) as executor:
+    if executor is not None:
+        import distconv
+        print(list(executor.map(block, range(4))))
+"""
+
+OVERLAPPING = """
+import sys
+from mpi4py import MPI
+import distconv as dc
+world = MPI.COMM_WORLD
+pairs = [world.Create_group(world.group.Incl(ranks)) if world.rank in ranks else None for ranks in ([0, 1], [1, 2])]
+for pair in filter(None, pairs):
+    dc.ProcessGrid(pair, n=2)
+dc.ProcessGrid(world, n=3)
+{end}
+"""
+
+BLOCKS = "[[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]\n"
+
+
+def test_importing_communicates_nothing_and_changes_no_hook(mpiexec):
+    ended = mpiexec(2, IMPORT, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "imported\n" * 2), ended.stderr
+
+
+def test_one_rank_alone_may_import_distconv_and_make_a_grid_of_itself(mpiexec):
+    ended = mpiexec(2, ALONE, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("range(0, 4) ")
+
+
+def mpmd(folder: Path, fail: str = "") -> subprocess.CompletedProcess[str]:
+    """A solver that never imports distconv on one rank, and a training on two."""
+    (folder / "solver.py").write_text(SOLVER)
+    (folder / "train.py").write_text(TRAIN.format(fail=fail))
+    python = [sys.executable]
+    command = [*launch.mpiexec_command(), "-n", "1", *python, "solver.py", ":", "-n", "2", *python, "train.py"]
+    environment = {**launch._clean_environment(), **launch.ONE_THREAD, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.mpi
+def test_some_ranks_of_a_job_train_while_others_run_another_program(tmp_path):
+    ended = mpmd(tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, "solver received the loss\n"), ended.stderr
+
+
+@pytest.mark.mpi
+def test_a_failure_in_a_training_ends_the_program_of_the_other_ranks(tmp_path):
+    ended = mpmd(tmp_path, "if ranks.rank == 1: raise ValueError('only here')")
+    assert ended.returncode == 1, ended.stderr
+    assert "rank 2 failed\nTraceback" in ended.stderr and "ValueError: only here" in ended.stderr
+
+
+@pytest.mark.mpi
+def test_pools_of_mpi4py_serve_a_script_that_imports_distconv(tmp_path, mpiexec):
+    script = tmp_path / "pool.py"
+    script.write_text(POOL)
+    code = (
+        f"import runpy, sys; sys.argv[1:] = [{str(script)!r}]; runpy.run_module('mpi4py.futures', run_name='__main__')"
+    )
+    ended = mpiexec(2, code, timeout=60, env={"PYTHONPATH": str(ROOT)})
+    assert (ended.returncode, ended.stdout) == (0, BLOCKS), ended.stderr
+
+
+def test_an_executor_over_the_ranks_serves_a_script_that_imports_distconv(mpiexec):
+    ended = mpiexec(2, COMM_POOL, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, BLOCKS), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "text"),
+    [
+        ("print('ended')", 0, ""),
+        ("sys.exit(4)", 4, ""),
+        ("sys.exit(5 if world.rank == 2 else 0) if world.rank else world.recv()", 5, "rank 2 left with exit code 5"),
+        ("raise ValueError('everywhere')", 1, "distconv: rank 0 failed"),
+        ("if world.rank == 1: raise ValueError('only here')\nworld.Barrier()", 1, "distconv: rank 1 failed"),
+    ],
+)
+def test_grids_over_overlapping_communicators_coordinate_the_exits_of_all_their_ranks(mpiexec, end, code, text):
+    ended = mpiexec(3, OVERLAPPING.format(end=end), timeout=60)
+    assert ended.returncode == code, ended.stderr
+    assert text in ended.stderr
+    assert ended.stderr.count("Traceback") == ("failed" in text)
+
+
+WORKERS = """
+import multiprocessing, sys
+from concurrent.futures import ProcessPoolExecutor
+import distconv as dc
+import torch
+
+class Samples(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return torch.full((2, 7, 4), float(index), dtype=torch.float64)
+
+def block(index):
+    return list(dc.block_range(10, 4, index))
+
+def grid(index):
+    dc.ProcessGrid(n=1)
+
+if __name__ == "__main__":
+    from mpi4py import MPI
+
+    method, what = sys.argv[1:]
+    context = multiprocessing.get_context(method)
+    ranks = dc.ProcessGrid(h=MPI.COMM_WORLD.size)
+    if what == "loader":
+        batches = torch.utils.data.DataLoader(Samples(), batch_size=2, num_workers=2, multiprocessing_context=context)
+        print([dc.scatter(batch, ranks).sum().item() for batch in batches])
+    else:
+        with ProcessPoolExecutor(2, mp_context=context) as pool:
+            try:
+                print(list(pool.map({"blocks": block, "grid": grid}[what], range(4))))
+            except dc.CommunicatorError as error:
+                print(error)
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.time_limit(180)
+@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize(
+    ("method", "what", "printed"),
+    [
+        ("spawn", "loader", "[56.0, 280.0]\n"),
+        ("forkserver", "loader", "[56.0, 280.0]\n"),
+        ("spawn", "blocks", BLOCKS),
+    ],
+)
+def test_worker_processes_that_import_the_script_again_start_no_mpi(tmp_path, mpiexec, ranks, method, what, printed):
+    script = tmp_path / "train.py"
+    script.write_text(WORKERS)
+    ended = mpiexec(ranks, script, method, what, timeout=150, env={"PYTHONPATH": str(ROOT)})
+    assert (ended.returncode, ended.stdout) == (0, printed * max(1, ranks)), ended.stderr
+
+
+@pytest.mark.mpi
+@pytest.mark.time_limit(180)
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_a_worker_process_that_makes_a_grid_is_told_that_it_is_no_rank(tmp_path, mpiexec, method):
+    script = tmp_path / "train.py"
+    script.write_text(WORKERS)
+    ended = mpiexec(1, script, method, "grid", timeout=150, env={"PYTHONPATH": str(ROOT)})
+    assert ended.returncode == 0, ended.stderr
+    assert "of a rank, and no rank" in ended.stdout and 'below if __name__ == "__main__":' in ended.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -72,3 +73,16 @@ def test_a_model_that_only_one_rank_cannot_import_is_refused_on_all(
         build_classifier("lonely_nets:Net", comm, seed=0, in_channels=1, classes=10)
     common(comm, caught.value)
     sys.modules.pop("lonely_nets", None)
+
+
+def test_modules_of_the_current_directory_stand_in_for_no_others_afterwards(
+    comm: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "local_nets.py").write_text(users_models.NETS)
+    (tmp_path / "this.py").write_text("")  # the standard library has one, too
+    build_model("local_nets:Net", comm, seed=0, in_channels=1, classes=10)
+    assert sys.path[0] != str(tmp_path) and sys.path[-1] == str(tmp_path)
+    assert importlib.util.find_spec("this").origin != str(tmp_path / "this.py")
+    sys.modules.pop("local_nets", None)

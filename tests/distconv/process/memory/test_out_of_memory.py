@@ -69,6 +69,7 @@ def test_a_rank_without_memory_ends_the_job(mpiexec: Any) -> None:
         from mpi4py import MPI
         import distconv as dc
         from tests.distconv.process.memory.test_out_of_memory import Greedy
+        dc.ProcessGrid(MPI.COMM_WORLD, n=2)
         if MPI.COMM_WORLD.rank == 1:
             nn.Sequential(Greedy())(torch.zeros(1))
         MPI.COMM_WORLD.Barrier()
