@@ -94,7 +94,7 @@ def parallelize(
     _worlds[model] = world
     take(model, over)
     if world.size > 1 and not any(isinstance(hook, _SameOnAllRanks) for hook in model._forward_pre_hooks.values()):
-        same = _SameOnAllRanks(world)
+        same = _SameOnAllRanks()
         model.register_forward_pre_hook(same, with_kwargs=True, prepend=True)
         model.register_forward_hook(_PlainTraining(), with_kwargs=True)
         if agreement.level == "all":
@@ -170,8 +170,7 @@ class _SameOnAllRanks:
     weights, too.
     """
 
-    def __init__(self, world: MPI.Intracomm) -> None:
-        self._world = world
+    def __init__(self) -> None:
         self._weights = WeightComparison()
 
     def __call__(self, model: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -189,15 +188,18 @@ class _SameOnAllRanks:
             recording.call(lambda *_: self._weights.step(model, given.grid.world), given.local)
 
     def state_dict(self, model: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
-        # Unless it gathers weights it is of this rank alone, which may be the one that writes them.
-        if not keep_vars and any(isinstance(parameter, DistTensor) for parameter in model.parameters()):
-            agree(self._world, f"{prefix}state_dict", type(model).__name__)
+        if model not in _worlds or keep_vars:
+            return
+        # Unless weights are gathered one rank may be alone, such as the one that writes them.
+        if any(isinstance(parameter, DistTensor) for parameter in model.parameters()):
+            agree(_worlds[model], f"{prefix}state_dict", type(model).__name__)
 
     def load_state_dict(self, model: torch.nn.Module, state: dict[str, Any], *_: Any) -> None:
-        agree(self._world, "load_state_dict", f"{type(model).__name__}, {', '.join(state)}")
+        if model in _worlds:  # otherwise it is a copy that has not been parallelized
+            agree(_worlds[model], "load_state_dict", f"{type(model).__name__}, {', '.join(state)}")
 
     def __deepcopy__(self, memo: object) -> _SameOnAllRanks:
-        return _SameOnAllRanks(self._world)
+        return _SameOnAllRanks()
 
 
 class _PlainTraining:
