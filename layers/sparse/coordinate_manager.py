@@ -129,7 +129,7 @@ class CoordinateManager:
             unit = stride * dilation
             coords = self.settled(reached(sites.coords, offsets, unit), *reach(offsets, unit))
             centred = (0,) * (coords.shape[1] - 1) in offsets and stride == sites.stride
-            if centred and self.everywhere(len(coords) == len(sites.coords)):
+            if centred and all(self.all_ranks(len(coords) == len(sites.coords))):
                 return sites
             return Sites(coords, stride, sites.finer, is_sorted=True)
 
@@ -161,9 +161,22 @@ class CoordinateManager:
         """``coords``, made from sites between ``low`` and ``high`` away, on the ranks that own them."""
         return coords
 
-    def everywhere(self, here: bool) -> bool:
-        """Whether something is so on all ranks."""
-        return here
+    def coords(self, sites: Sites) -> torch.Tensor:
+        """Coordinates (N, 1 + D) in the rows of features."""
+        return sites.coords
+
+    def all_ranks(self, value: Made) -> list[Made]:
+        """``value`` of each rank that has some of the sites."""
+        return [value]
+
+    def volume(
+        self, features: torch.Tensor, cells: torch.Tensor, stride: int, origin: Sequence[int], size: Sequence[int]
+    ) -> torch.Tensor:
+        """The dense volume (B, C, *size) with ``features`` in ``cells`` (N, 1 + D) of this rank and zeros elsewhere.
+
+        The cells have the edge ``stride`` and begin at ``origin``.
+        """
+        return scattered(features, cells, (self.batch_size, *size))
 
     def population(self, sites: Sites) -> torch.Tensor:
         """Sites of each sample, (B,)."""
@@ -176,6 +189,12 @@ class CoordinateManager:
     def largest(self, values: torch.Tensor) -> torch.Tensor:
         """Maxima of samples (B, C) from those of the sites that are here."""
         return values
+
+
+def scattered(features: torch.Tensor, cells: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """Return the volume (B, C, ...) of ``size`` (B, ...) with ``features`` (N, C) in ``cells`` (N, 1 + D)."""
+    volume = features.new_zeros(*size, features.shape[1])
+    return volume.index_put(cells.unbind(1), features).movedim(-1, 1).contiguous()
 
 
 def reach(offsets: Offsets, unit: int, *, transposed: bool = False) -> tuple[list[int], list[int]]:

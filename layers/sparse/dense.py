@@ -7,17 +7,28 @@ from collections.abc import Sequence
 import torch
 
 from distconv.errors import CoordinateError, ShapeError
+from distconv.tensor import DistTensor
 
+from .distributed import sites_of_blocks
 from .tensor import SparseTensor
 
 
 def to_dense(
     x: SparseTensor, size: Sequence[int] | None = None, *, origin: Sequence[int] | None = None
 ) -> torch.Tensor:
-    """The volume ``(B, C, *size)`` with the features at the active sites and zeros elsewhere; differentiable.
+    """Return the volume ``(B, C, *size)`` with the features at the active sites and zeros elsewhere.
 
-    Extents are in cells of the tensor's stride. The first cell is ``origin`` (in steps of the finest grid; zeros if
-    left out); ``size`` ends behind the last site if left out.
+    Differentiable. Of a tensor that is split over ranks the volume is a DistTensor over the same grid, and the call is
+    collective.
+
+    Parameters
+    ----------
+    x : SparseTensor
+        The sites and their features.
+    size : Sequence[int], optional
+        Number of cells of the tensor's stride along each dimension (default: up to the last site).
+    origin : Sequence[int], optional
+        Coordinates of the first cell (default: zeros).
 
     Raises
     ------
@@ -26,27 +37,41 @@ def to_dense(
     ShapeError
         If ``size`` or ``origin`` are not of the tensor's dimension.
     """
-    start = torch.tensor((0,) * x.dimension if origin is None else tuple(origin), device=x.device)
-    cells = x.coords[:, 1:] - start
-    cells = cells.div(x.stride, rounding_mode="floor")
+    manager, coords = x.coordinate_manager, x.sites.coords
+    origin = (0,) * x.dimension if origin is None else tuple(origin)
+    start = torch.tensor((0, *origin), device=coords.device)
+    step = torch.tensor((1, *(x.stride,) * x.dimension), device=coords.device)
+    if len(origin) != x.dimension or (size is not None and len(size) != x.dimension):
+        given = "" if size is None else f"size {tuple(size)} and "
+        raise ShapeError(f"to_dense: {given}origin {list(origin)} of a volume of {x.dimension} dimensions")
+    cells = (coords - start).div(step, rounding_mode="floor")
     if size is None:
-        size = (cells.amax(0) + 1).clamp_(min=0).tolist() if len(cells) else (0,) * x.dimension
-    if not len(size) == len(start) == x.dimension:
-        raise ShapeError(f"size {tuple(size)} and origin {start.tolist()} of a volume of {x.dimension} dimensions")
-    outside = ((cells < 0) | (cells >= torch.tensor(size, device=x.device))).any(1)
-    if count := int(outside.sum()):
+        ends = manager.all_ranks((cells[:, 1:].amax(0) + 1).tolist() if len(cells) else [0] * x.dimension)
+        size = [max(0, *along) for along in zip(*ends, strict=True)]
+    outside = ((cells[:, 1:] < 0) | (cells[:, 1:] >= torch.tensor(size, device=coords.device))).any(1)
+    found = [each for each in manager.all_ranks((int(outside.sum()), coords[outside][:1].tolist())) if each[0]]
+    if found:
         raise CoordinateError(
-            f"{count} of {len(cells)} sites lie outside the volume of {tuple(size)} cells at {start.tolist()}; the "
-            f"first is {x.coords[outside][0].tolist()} (sample first)"
+            f"{sum(count for count, _ in found)} of {x.shape[0]} sites lie outside the volume of {tuple(size)} cells "
+            f"at {list(origin)}; the first is {found[0][1][0]} (sample first)"
         )
-    volume = x.features.new_zeros(x.batch_size, *size, x.shape[1])
-    return volume.index_put((x.coords[:, 0], *cells.unbind(1)), x.features).movedim(-1, 1)
+    return manager.volume(x.features, cells, x.stride, origin, size)
 
 
 def from_dense(volume: torch.Tensor, *, active: torch.Tensor | None = None, stride: int = 1) -> SparseTensor:
-    """The sites of ``volume`` (B, C, ...) where ``active`` (B, ...) holds, by default where any feature is not zero.
+    """Return the sites of a dense volume at which any feature is not zero, with these features.
 
-    Cell u gets the coordinates stride x u. Differentiable in the features.
+    Differentiable in the features. Cell ``u`` gets the coordinates ``stride * u``. The sites of a DistTensor are split
+    over its grid by the blocks of the volume, and the call is collective.
+
+    Parameters
+    ----------
+    volume : torch.Tensor
+        Features ``(B, C, ...)``.
+    active : torch.Tensor, optional
+        Booleans ``(B, ...)``: the sites to take instead of those with features that are not zero.
+    stride : int
+        Edge of a cell in steps of the finest grid.
 
     Raises
     ------
@@ -57,6 +82,8 @@ def from_dense(volume: torch.Tensor, *, active: torch.Tensor | None = None, stri
         active = (volume != 0).any(1)
     if active.shape != (len(volume), *volume.shape[2:]):
         raise ShapeError(f"active has shape {tuple(active.shape)} for a volume of shape {tuple(volume.shape)}")
+    if isinstance(volume, DistTensor):
+        return sites_of_blocks(volume, active, stride)
     cells = active.nonzero()
     coords = torch.cat([cells[:, :1], cells[:, 1:] * stride], 1)
     features = volume.movedim(1, -1)[cells.unbind(1)]

@@ -14,25 +14,28 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from distconv.communication.agreement import agree
 from distconv.communication.transport import allreduce
-from distconv.distribution import Distribution
+from distconv.distribution import Distribution, block_range
 from distconv.errors import DistributionError, ShapeError
 from distconv.grid import ProcessGrid
 from distconv.kernels.sparse import KernelMap, kernel_map, sorted_rows
 from distconv.kernels.sparse.coordinates import Offsets
 from distconv.layers.plumbing.alignment import whole_over
 from distconv.placement import scatter as scatter_dense
-from distconv.tensor import DistTensor
+from distconv.tensor import DistTensor, laid_out
 
-from .coordinate_manager import CoordinateManager, Sites, reach
-from .partition import Partition
+from .coordinate_manager import CoordinateManager, Sites, reach, scattered
+from .partition import COLUMNS, Partition
 from .site_halo import SiteHalo, at_owners, swapped
 from .tensor import SparseTensor
+
+T = TypeVar("T")
 
 
 class DistributedManager(CoordinateManager):
@@ -122,9 +125,37 @@ class DistributedManager(CoordinateManager):
         """Those of the sites that all ranks made which are this rank's."""
         return at_owners(self.partition, coords, low, high)
 
-    def everywhere(self, here: bool) -> bool:
-        """Whether something is so on all ranks."""
-        return all(self.partition.grid.world.allgather(here))
+    def coords(self, sites: Sites) -> DistTensor:
+        """Coordinates of the sites of all ranks, (N, 1 + D), whose rows are distributed as those of features."""
+        layout = self.layout(sites)
+        return DistTensor(sites.coords, layout, (layout.boundaries["n"][-1], sites.coords.shape[1]))
+
+    def all_ranks(self, value: T) -> list[T]:
+        """``value`` of each rank."""
+        return list(self.partition.grid.world.allgather(value))
+
+    def volume(
+        self, features: torch.Tensor, cells: torch.Tensor, stride: int, origin: Sequence[int], size: Sequence[int]
+    ) -> DistTensor:
+        """The dense volume (B, C, *size) in balanced blocks over the partition's grid."""
+        grid, axes = self.partition.grid, COLUMNS[len(size)]
+        scales = [(1, 0), *((stride, start) for start in origin)]
+        ends = {}
+        for axis, cuts, extent, (step, start) in zip(
+            axes, self.partition.cuts, (self.batch_size, *size), scales, strict=True
+        ):
+            if axis is not None and cuts:
+                # Coordinates are multiples of the step, so those below a cut are in the cells below its multiple.
+                cells_below = (-(-cut // step) + (-start) // step for cut in cuts)
+                ends[axis] = (0, *(min(max(cell, 0), extent) for cell in cells_below), extent)
+        dims = (axes[0], None, *axes[1:])
+        owned = Distribution(grid, dims, boundaries=ends)
+        shape = (self.batch_size, features.shape[1], *size)
+        samples, _, *space = owned.box(None, shape)
+        first = torch.tensor([samples.start, *(interval.start for interval in space)], device=cells.device)
+        extents = [interval.stop - interval.start for interval in (samples, *space)]
+        block = scattered(self.local(features), cells - first, extents)
+        return DistTensor(block, owned, shape).redistribute(Distribution(grid, dims))
 
     # -- over samples -------------------------------------------------------------------------------------------------
 
@@ -185,8 +216,9 @@ def gather(x: SparseTensor) -> SparseTensor:
         return x
     grid = manager.partition.grid
     others = [rank for rank in range(grid.size) if rank != grid.rank]
-    received = swapped(grid.world, dict.fromkeys(others, x.coords), others, x.coords, "gathered sites")
-    coords = torch.cat([{grid.rank: x.coords, **received}[rank] for rank in range(grid.size)])
+    here = x.sites.coords
+    received = swapped(grid.world, dict.fromkeys(others, here), others, here, "gathered sites")
+    coords = torch.cat([{grid.rank: here, **received}[rank] for rank in range(grid.size)])
     order = sorted_rows(coords)
     features = x.features.gather() if isinstance(x.features, DistTensor) else x.features
     return SparseTensor(coords[order], features[order], x.stride, batch_size=x.batch_size)
@@ -205,7 +237,7 @@ def from_local(coords: torch.Tensor, features: torch.Tensor, partition: Partitio
     world = partition.grid.world
     agree(world, "sparse from_local", f"{tuple(features.shape[1:])} {features.dtype}, batch of {batch_size}")
     local = SparseTensor(coords, features, batch_size=batch_size)
-    foreign = int((partition.owners(local.coords) != partition.grid.rank).sum())
+    foreign = int((partition.owners(local.sites.coords) != partition.grid.rank).sum())
     counts = world.allgather(foreign)
     if any(counts):
         worst = int(np.argmax(counts))
@@ -215,6 +247,27 @@ def from_local(coords: torch.Tensor, features: torch.Tensor, partition: Partitio
         )
     manager = DistributedManager(batch_size, partition)
     return SparseTensor.on(local.sites, manager, manager.result(features, local.sites))
+
+
+def sites_of_blocks(volume: DistTensor, active: torch.Tensor, stride: int) -> SparseTensor:
+    """Return the ``active`` sites of a volume (B, C, ...), each on the rank whose block of the volume it lies in."""
+    grid, axes = volume.grid, COLUMNS[volume.dim() - 2]
+    owned = Distribution(grid, (axes[0], None, *axes[1:]))
+    block = volume.redistribute(owned)
+    mask = laid_out(active, Distribution(grid, axes)).local
+    extents = (volume.shape[0], *volume.shape[2:])
+    steps = (1, *(stride,) * (len(axes) - 1))
+    cuts = tuple(
+        tuple(block_range(extent, parts, index).start * step for index in range(1, parts))
+        for extent, step, parts in zip(extents, steps, (grid.shape[a] if a else 1 for a in axes), strict=True)
+    )
+    manager = DistributedManager(volume.shape[0], Partition(grid, cuts))
+    cells = mask.nonzero()
+    samples, _, *space = owned.box(None, volume.shape)
+    first = torch.tensor([samples.start, *(interval.start for interval in space)], device=cells.device)
+    sites = Sites((cells + first) * torch.tensor(steps, device=cells.device), stride)
+    features = block.local.movedim(1, -1)[cells.unbind(1)]
+    return SparseTensor.on(sites, manager, manager.result(features, sites))
 
 
 def _digest(coords: torch.Tensor) -> str:

@@ -121,7 +121,7 @@ class SparseGlobalPool(nn.Module):
     def forward(self, x: SparseTensor) -> torch.Tensor:
         """The pooled features of each sample, (B, C)."""
         check_input(x)
-        manager, samples = x.coordinate_manager, x.coords[:, 0]
+        manager, samples = x.coordinate_manager, x.sites.coords[:, 0]
         features, sites = manager.local(x.features), manager.population(x.sites)[:, None]
         if self.mode == "max":
             here = torch.bincount(samples, minlength=x.batch_size)[:, None]

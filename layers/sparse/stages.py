@@ -39,17 +39,17 @@ def packed(x: SparseTensor) -> torch.Tensor:
     CoordinateError
         If the dtype cannot hold a coordinate, or the stride is not 1.
     """
-    space, limit = x.coords[:, 1:], 2 / torch.finfo(x.dtype).eps
+    space, limit = x.sites.coords[:, 1:], 2 / torch.finfo(x.dtype).eps
     if x.stride != 1 or (len(space) and int(space.abs().max()) > limit):
         raise CoordinateError(
             f"packed: sites of stride 1 are needed, with coordinates up to {limit:.0f} in {x.dtype}, not {x!r}"
         )
     x = _in_order(x)
-    samples = x.coords[:, 0]
+    samples = x.sites.coords[:, 0]
     counts = torch.bincount(samples, minlength=x.batch_size)
     first = counts.cumsum(0) - counts
     place = torch.arange(len(samples), device=x.device) - first[samples]
-    sites = torch.cat([torch.ones_like(x.features[:, :1]), x.coords[:, 1:].to(x.dtype), x.features], 1)
+    sites = torch.cat([torch.ones_like(x.features[:, :1]), x.sites.coords[:, 1:].to(x.dtype), x.features], 1)
     rows = sites.new_zeros(x.batch_size, int(counts.max()) if len(counts) else 0, sites.shape[1])
     return rows.index_put((samples, place), sites)
 
@@ -91,7 +91,7 @@ def _parted(values: Iterable[SparseTensor | torch.Tensor]) -> Iterator[torch.Ten
     for value in values:
         if isinstance(value, SparseTensor):
             x = _in_order(value)
-            yield from (x.coords, x.features, torch.tensor([x.stride, x.batch_size], device=x.device))
+            yield from (x.sites.coords, x.features, torch.tensor([x.stride, x.batch_size], device=x.device))
         else:
             yield value
 
@@ -109,7 +109,7 @@ def _joined(tensors: Iterable[torch.Tensor]) -> Iterator[SparseTensor | torch.Te
 
 def _in_order(x: SparseTensor) -> SparseTensor:
     order = x.sites.order
-    return x if order is None else _trusted(x.coords[order], x.features[order], x.stride, x.batch_size)
+    return x if order is None else _trusted(x.sites.coords[order], x.features[order], x.stride, x.batch_size)
 
 
 def _trusted(coords: torch.Tensor, features: torch.Tensor, stride: int, batch_size: int) -> SparseTensor:

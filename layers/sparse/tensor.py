@@ -67,14 +67,18 @@ class SparseTensor:
         rows = self.coordinate_manager.rows(self.sites)
         if features.ndim != 2 or features.shape[0] != rows:
             raise ShapeError(f"features have shape {tuple(features.shape)}; {rows} sites need ({rows}, channels)")
-        if features.device != self.coords.device:
-            raise ShapeError(f"features are on {features.device} and coordinates on {self.coords.device}")
+        if features.device != self.sites.coords.device:
+            raise ShapeError(f"features are on {features.device} and coordinates on {self.sites.coords.device}")
         return self.coordinate_manager.arranged(features, self.sites)
 
     @property
     def coords(self) -> torch.Tensor:
-        """Coordinates (N, 1 + D), the index of the sample first."""
-        return self.sites.coords
+        """Coordinates (N, 1 + D), the index of the sample first.
+
+        Of a tensor that is split over ranks a DistTensor, whose rows are distributed as those of ``features``.
+        ``sites.coords`` are the coordinates of this rank's sites.
+        """
+        return self.coordinate_manager.coords(self.sites)
 
     @property
     def stride(self) -> int:
@@ -84,7 +88,7 @@ class SparseTensor:
     @property
     def dimension(self) -> int:
         """The number of dimensions of space."""
-        return self.coords.shape[1] - 1
+        return self.sites.coords.shape[1] - 1
 
     @property
     def batch_size(self) -> int:
@@ -109,7 +113,7 @@ class SparseTensor:
     @property
     def nbytes(self) -> int:
         """Bytes of coordinates and features: those of a message that holds it."""
-        return self.coords.nbytes + self.features.nbytes
+        return self.sites.coords.nbytes + self.features.nbytes
 
     @property
     def requires_grad(self) -> bool:
@@ -129,7 +133,7 @@ class SparseTensor:
         features = self.features.to(*args, **kwargs)
         if features.device == self.device:
             return self.replace(features)
-        sites = Sites(self.coords.to(features.device), self.stride)
+        sites = Sites(self.sites.coords.to(features.device), self.stride)
         return SparseTensor.on(sites, CoordinateManager(self.batch_size), features)
 
     @classmethod
@@ -191,7 +195,7 @@ class _Origin:
 
 def _flatten(x: SparseTensor) -> tuple[list[Any], _Origin]:
     """Coordinates and features are leaves: both change from batch to batch."""
-    return [x.coords, x.features], _Origin(x.stride, x.batch_size, x.sites, x.coordinate_manager)
+    return [x.sites.coords, x.features], _Origin(x.stride, x.batch_size, x.sites, x.coordinate_manager)
 
 
 def _unflatten(leaves: Iterable[Any], origin: _Origin) -> SparseTensor:

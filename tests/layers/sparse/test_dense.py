@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import distconv as dc
+from distconv.layers import sparse
 from distconv.layers.sparse import SparseTensor, from_dense, to_dense
+from tests.distconv.layouts import raises_everywhere
 from tests.layers.sparse.clouds import normal, random_cloud, rng_of
 
 
@@ -57,3 +59,74 @@ def test_shapes_that_do_not_fit_are_refused():
         to_dense(x, (3,))
     with pytest.raises(dc.ShapeError, match=r"active has shape \(2, 3\)"):
         from_dense(normal(2, 1, 4), active=torch.ones(2, 3, dtype=torch.bool))
+
+
+# -- split over ranks -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("dimension", [1, 2, 3])
+@pytest.mark.parametrize(("stride", "origin"), [(1, -4), (2, -8), (2, -9)])
+def test_the_volume_of_a_split_tensor_is_that_of_one_process(comm, dimension, stride, origin):
+    cloud = random_cloud(rng_of("split volume", dimension), dimension, 3, stride=stride)
+    weights = normal(4, 3, *[13] * dimension, seed=5)
+    for axis in ("n", "w"):
+        grid = dc.ProcessGrid(comm, **{axis: comm.size})
+        features = cloud.features.detach().clone().requires_grad_()
+        plain = SparseTensor(cloud.coords, features, stride, batch_size=4)
+        expected = to_dense(plain, [13] * dimension, origin=[origin] * dimension)
+        (theirs,) = torch.autograd.grad((expected * weights).sum(), features)
+        found = to_dense(sparse.scatter(plain, grid), [13] * dimension, origin=[origin] * dimension)
+        assert isinstance(found, dc.DistTensor) and torch.equal(found.gather(), expected)
+        (ours,) = torch.autograd.grad((found * weights).sum(), features)
+        assert torch.equal(ours, theirs)
+        smallest = to_dense(sparse.scatter(plain, grid), origin=[-8] * dimension)
+        assert torch.equal(smallest.gather(), to_dense(plain, origin=[-8] * dimension))
+        grid.free()
+
+
+@pytest.mark.ranks(2, 3)
+def test_sites_of_a_split_tensor_outside_raise_on_all_ranks(comm):
+    grid = dc.ProcessGrid(comm, w=comm.size)
+    x = sparse.scatter(SparseTensor(torch.tensor([[0, 4, 0], [1, 2, 6]]), normal(2, 1)), grid)
+    raises_everywhere(comm, dc.CoordinateError, "1 of 2 sites lie outside", lambda: to_dense(x, (5, 3)))
+    grid.free()
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("axis", ["n", "h", "w"])
+def test_sites_of_a_distributed_volume_are_those_of_one_process(comm, axis):
+    grid = dc.ProcessGrid(comm, **{axis: comm.size})
+    volume = normal(3, 2, 7, 9) * (torch.rand(3, 1, 7, 9, generator=torch.Generator().manual_seed(1)) < 0.4)
+    given = [volume.clone().requires_grad_() for _ in range(2)]
+    expected, found = from_dense(given[0], stride=2), from_dense(dc.scatter(given[1], grid), stride=2)
+    whole = sparse.gather(found)
+    assert torch.equal(whole.coords, expected.coords) and torch.equal(whole.features, expected.features)
+    weights = normal(*expected.shape, seed=7)
+    (expected.features * weights).sum().backward()
+    (whole.features * weights).sum().backward()
+    assert torch.equal(given[1].grad, given[0].grad)
+    grid.free()
+
+
+@pytest.mark.ranks(2, 3, 4)
+@pytest.mark.parametrize("axis", ["n", "w"])
+def test_coordinates_of_a_split_tensor_index_what_is_pooled_as_in_one_process(comm, axis):
+    """What users of MinkowskiEngine write to add the features of a sample to those of its sites."""
+    grid = dc.ProcessGrid(comm, **{axis: comm.size})
+    cloud = random_cloud(rng_of("pooled"), 2, 3)
+    found = []
+    for split in (False, True):
+        features = cloud.features.detach().clone().requires_grad_()
+        x = SparseTensor(cloud.coords, features, batch_size=4)
+        x = sparse.scatter(x, grid) if split else x
+        pooled = sparse.SparseGlobalPool()(x)
+        y = x.replace(x.features + pooled[x.coords[:, 0]] * x.coords[:, 1:].sum(1, keepdim=True))
+        assert x.coords.shape == (len(cloud.coords), 3)
+        y.features.square().sum().backward()
+        whole = sparse.gather(y)
+        order = sorted(range(len(whole.coords)), key=lambda row: whole.coords[row].tolist())
+        found.append((whole.features[order], features.grad))
+    for ours, theirs in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    grid.free()
