@@ -39,8 +39,8 @@ from distconv.jobs.planning.options import (
     traced,
 )
 from distconv.jobs.planning.pipeline_overheads import assumed_overheads, measured_overheads
+from distconv.jobs.planning.report import predicts_classes
 from distconv.jobs.timing import CPU
-from distconv.jobs.training.model_factory import CLASSIFIERS
 from distconv.jobs.training.pipelines.options import add_devices_argument
 from distconv.perfmodel import Exploration, LayerGraph, Machine, Profile, explore, time_layers
 from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads
@@ -329,7 +329,7 @@ def _stages(choice: Choice, plan: PipelinePlan) -> Iterator[str]:
 
 
 def _training(options: argparse.Namespace) -> str:
-    if options.model not in CLASSIFIERS and ":" not in options.model:
+    if not predicts_classes(graph_of(options, 2)):
         return f"distconv.pipeline.Pipeline.from_plan({str(options.out)!r}, ...)"
     width = "" if options.width is None else f" --width {options.width}"
     return (

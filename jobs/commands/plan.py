@@ -115,6 +115,11 @@ def _plan(options: argparse.Namespace) -> None:
     _print(options, strategy)
     if options.memory_model == "autograd":
         print(report.process(options, graph, strategy, machine, memory))
+    if strategy.estimated:
+        print(
+            "not all layers with weights were measured for these ranks: the times of the others are estimates by the "
+            f"roofline; measure them with mpiexec -n {ranks} distconv profile --model {options.model} ..."
+        )
     if remark:
         print(remark)
     if options.out is not None:

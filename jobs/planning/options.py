@@ -110,6 +110,10 @@ class Timed(Protocol):
     def time(self) -> float:
         """Seconds per step."""
 
+    @property
+    def estimated(self) -> bool:
+        """True if the machine has measured times, but not of all layers. Otherwise it has all of them, or none."""
+
 
 S = TypeVar("S", bound=Timed)
 
@@ -117,25 +121,34 @@ S = TypeVar("S", bound=Timed)
 def fastest(plan: Callable[[int], S], wanted: Ranks) -> tuple[int, S, str]:
     """The number of ranks to take, its plan, and a line about fewer ranks where they are faster than those.
 
-    Looks at half as many ranks, and on as long as that is faster. With fewer ``plan`` may raise a PlanError.
+    Looks at half as many ranks, and on as long as that is faster. With fewer ``plan`` may raise a PlanError. A measured
+    time is not compared with an estimate: the line says so.
     """
     count, best = wanted.count, plan(wanted.count)
-    first = best
+    first, remarks = best, []
     while count > 1:
         try:
             fewer = plan(count // 2)
         except PlanError:
             break
+        if fewer.estimated != best.estimated:
+            kinds = ("measured", "estimated by the roofline")
+            remarks.append(
+                f"fewer ranks than {count} were not compared: times of layers are {kinds[best.estimated]} on {count} "
+                f"and {kinds[fewer.estimated]} on {count // 2}; measure both with distconv profile"
+            )
+            break
         if not fewer.time < best.time:
             break
         count, best = count // 2, fewer
-    if count == wanted.count or wanted.at_most:
-        return count, best, ""
-    remark = (
+    if wanted.at_most or count == wanted.count:
+        return count, best, "\n".join(remarks)
+    remarks.insert(
+        0,
         f"fewer ranks are faster: {1e3 * best.time:.3f} ms on {count}, {1e3 * first.time:.3f} ms on {wanted.count}; "
-        f"--ranks {AT_MOST}{wanted.count} takes those"
+        f"--ranks {AT_MOST}{wanted.count} takes those",
     )
-    return wanted.count, first, remark
+    return wanted.count, first, "\n".join(remarks)
 
 
 def quantity(kind: str) -> Callable[[str], float]:

@@ -89,6 +89,11 @@ def layers(prediction: Prediction) -> Iterator[str]:
         yield f"  {name:<{width}} {written(layer.parts):<18}{times}"
 
 
+def predicts_classes(graph: LayerGraph) -> bool:
+    """Return True if the network has one row of scores for each sample, as ``distconv train classify`` needs it."""
+    return len(graph.operations[-1].y.shape) == 2
+
+
 def training(options: argparse.Namespace, graph: LayerGraph) -> str:
     """The command, or the line of Python, that trains with the plan."""
     width = f" --width {options.width}" if options.width else ""
@@ -97,6 +102,9 @@ def training(options: argparse.Namespace, graph: LayerGraph) -> str:
     mesh = options.model in MESH_MODELS
     if mesh and options.input[0] == len(CHANNELS) and not options.classes:
         return f"mpiexec -n {options.ranks} distconv train mesh --data PATH {rest}"
-    if not mesh and len(graph.operations[-1].y.shape) == 2:
+    if not mesh and predicts_classes(graph):
         return f"mpiexec -n {options.ranks} distconv train classify --data PATH {rest}"
+    if not options.shard_optimizer and len(graph.operations[-1].y.shape) == 1 + len(options.input):
+        classes = f" --classes {options.classes}" if options.classes else ""
+        return f"mpiexec -n {options.ranks} distconv train segmentation --data PATH{classes} {rest}"
     return f"dc.parallelize(model, dc.Plan.load({str(options.out)!r})) on {options.ranks} ranks"

@@ -98,6 +98,15 @@ class Model:
         model: Model = graph.caches[key]
         return model
 
+    def is_estimated(self, strategy: Mapping[str, Candidate]) -> bool:
+        """Return True if the machine has measured times, but not those of all layers with weights under ``strategy``.
+
+        A roofline is often less than half of a measured time, so that an estimate must not be ranked against a
+        prediction from measured times.
+        """
+        operations = (op for op in self.graph.operations if not op.view)
+        return any(self.costs.is_estimated(op, self.parts(strategy[op.layer])) for op in operations)
+
     def parts(self, candidate: Candidate) -> Parts:
         """The grid that a candidate stands for."""
         return Parts.of(candidate, self.ranks, self.per_node)

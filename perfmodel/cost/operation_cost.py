@@ -80,6 +80,15 @@ class Costs:
         flops, nbytes, elements = (share * figure for figure in (amount.flops, amount.bytes, amount.elements))
         return self.roofline(Work(flops, nbytes, elements, amount.kernels + pieces - 1))
 
+    def is_estimated(self, op: Operation, parts: Parts) -> bool:
+        """Return True if the machine has measured times, but none of ``op``, a layer with weights, on this grid."""
+        table = self._here.table
+        if not table or not op.parameters:
+            return False
+        call = local_call(op, parts)
+        phases = [phase for phase in ("forward", "input", "weight") if work(call, phase).kernels]
+        return any(f"{call.key} {phase}" not in table for phase in phases)
+
     def roofline(self, amount: Work) -> float:
         """A fixed cost per kernel, and the slower of computing and of moving bytes."""
         roofline = self._here.roofline

@@ -67,6 +67,7 @@ class Setting:
     """A micro-batch's ``profile`` on ``devices`` of a machine, each with its memory.
 
     With a ``width`` above 1 what is called a device is so many ranks, among which ``plan`` distributes the layers.
+    ``estimated``: the profile is an estimate on a machine that has measured times of other layers.
     """
 
     profile: Profile
@@ -76,6 +77,7 @@ class Setting:
     width: int = 1
     plan: Plan | None = None
     overheads: Overheads = Overheads()
+    estimated: bool = False
 
     @property
     def ranks(self) -> int:

@@ -32,6 +32,8 @@ class Choice:
 
     ``microbatches`` are those of the whole mini-batch; each of the ``replicas`` gets its share of them. A stage has
     ``width`` ranks, among which ``plan`` distributes its layers (None: one rank). ``time`` is made of ``costs``.
+    ``estimated``: the machine has measured times, but not of all layers of this combination. Its times are those of the
+    roofline. Otherwise they rest on measured times, or the machine has none.
     """
 
     schedule: str
@@ -44,18 +46,22 @@ class Choice:
     costs: Costs
     width: int = 1
     plan: Plan | None = None
+    estimated: bool = False
 
     def __str__(self) -> str:
         shape = f"{len(self.memory)} stages" if len(self.memory) > 1 else "1 stage"
         shape += f" x {self.replicas} replicas" if self.replicas > 1 else ""
         shape += f" of {self.width} ranks" if self.width > 1 else ""
         size = f"{max(self.memory) / 1e9:.3g} GB" + ("" if self.fits else ": too much")
+        size += "  estimate, not measured" if self.estimated else ""
         return f"{self.schedule:<9} {shape:<24} {self.microbatches:>5} micro-batches {self.time:>11.6g} s  {size}"
 
 
 @dataclass(frozen=True)
 class Exploration:
     """The fastest choice that fits, and all that were considered, fastest first and those that do not fit last.
+
+    Estimates are not ranked against choices whose layers were measured: they come after them.
 
     ``stages`` is its partition, ``time`` in seconds of a mini-batch, ``memory`` in bytes on the fullest device.
     """
@@ -86,6 +92,11 @@ class Exploration:
         return self.best.time
 
     @property
+    def estimated(self) -> bool:
+        """True if the machine has measured times, but not of all layers of the choice. Otherwise they are measured."""
+        return self.best.estimated
+
+    @property
     def memory(self) -> float:
         """Bytes on the fullest device."""
         return max(self.best.memory)
@@ -96,12 +107,22 @@ class Exploration:
         leaders: dict[str, Choice] = {}
         for choice in fitting:
             shared = choice.replicas > 1 and len(choice.memory) > 1
-            leaders.setdefault(f"{choice.schedule} {shared} {choice.width > 1}", choice)
+            leaders.setdefault(f"{choice.schedule} {shared} {choice.width > 1} {choice.estimated}", choice)
         lines = [self.question, f"best: {self.best}", *_cut(self.best)]
-        lines += [f"{choice}  {choice.time / self.time:.2f} x" for choice in leaders.values()]
+        lines += [
+            f"{choice}" + (f"  {choice.time / self.time:.2f} x" if choice.estimated == self.estimated else "")
+            for choice in leaders.values()
+        ]
         lines.append(
             f"{len(self.table)} combinations, {len(self.table) - len(fitting)} of them beyond {self.room / 1e9:.3g} GB"
         )
+        estimated = sum(choice.estimated for choice in self.table)
+        if estimated:
+            compared = "not compared with the others" if not self.estimated else "compared with each other alone"
+            lines.append(
+                f"{estimated} of them have layers that were not measured on this machine: their times are estimates by "
+                f"the roofline, {compared}. Measure all of them with --machine here"
+            )
         return "\n".join(lines)
 
 

@@ -27,7 +27,7 @@ from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
 from distconv.perfmodel.profiles.joined_layers import joined
 from distconv.perfmodel.profiles.layer_profile import Profile
-from distconv.perfmodel.profiles.predicted_profile import predicted_profile, scaled
+from distconv.perfmodel.profiles.predicted_profile import is_estimated, predicted_profile, scaled
 from distconv.perfmodel.stages.closed_forms import SCHEDULES
 from distconv.perfmodel.stages.devices import Device, as_devices, check_positive, is_whole
 from distconv.perfmodel.strategy.selection import select
@@ -100,13 +100,14 @@ def explore(
         share = 1.0 if callable(profile) else size / whole_batch
         profiled = profile(size) if callable(profile) else scaled(profile, share)
         for width in _widths(profiled, devices) if joint else [1]:
-            now, plan = _on_ranks(profiled, machine, width, devices)
             if width == 1 and measured and size in measured:
-                now = measured[size]
+                now, plan, estimated = measured[size], None, False
+            else:
+                now, plan, estimated = _on_ranks(profiled, machine, width, devices)
             now = now if cuts is None else joined(now, cuts)
             groups = devices // width if is_whole(devices) else devices
             kinds = _scaled_devices(as_devices(groups, len(now.layers)), share, room)
-            setting = Setting(now, machine, kinds, optimizer_slots, width, plan, overheads or Overheads())
+            setting = Setting(now, machine, kinds, optimizer_slots, width, plan, overheads or Overheads(), estimated)
             choices += _choices(setting, schedules, count, joint, share_layers)
     assert setting is not None
     return _explored(choices, setting, batch)
@@ -121,13 +122,20 @@ def _widths(profiled: Profile | LayerGraph, devices: int | Sequence[Device]) -> 
 
 def _on_ranks(
     profiled: Profile | LayerGraph, machine: Machine, width: int, devices: int | Sequence[Device]
-) -> tuple[Profile, Plan | None]:
-    """What a micro-batch costs on ``width`` ranks while all devices are at work, and under which plan."""
+) -> tuple[Profile, Plan | None, bool]:
+    """What a micro-batch costs on ``width`` ranks while all devices are at work, under which plan, and if by estimates.
+
+    Where the machine has measured some layers and not others, all of them are estimated by its roofline.
+    """
     if isinstance(profiled, Profile):
-        return profiled, None
+        return profiled, None, False
     machine = machine.at_work(sum(device.count for device in as_devices(devices, 0)))
     plan = select(profiled, machine, width).plan if width > 1 else None
-    return predicted_profile(profiled, machine, plan, width), plan
+    estimated = is_estimated(profiled, machine, plan, width)
+    if estimated:
+        machine = machine.by_roofline()
+        plan = select(profiled, machine, width).plan if width > 1 else None
+    return predicted_profile(profiled, machine, plan, width), plan, estimated
 
 
 def _explored(choices: Sequence[Choice], setting: Setting, batch: int) -> Exploration:
@@ -138,7 +146,7 @@ def _explored(choices: Sequence[Choice], setting: Setting, batch: int) -> Explor
             f"explore: {question}: no number of micro-batches suits any of the schedules; data parallelism needs a "
             f"multiple of {total}, a pipeline at least {total} layers (there are {len(setting.profile.layers)})"
         )
-    table = tuple(sorted(choices, key=lambda choice: (not choice.fits, choice.time, max(choice.memory))))
+    table = tuple(sorted(choices, key=_order))
     room = min(device.memory for device in setting.devices if device.memory is not None)
     if not table[0].fits:
         least = min(table, key=lambda choice: max(choice.memory))
@@ -147,6 +155,11 @@ def _explored(choices: Sequence[Choice], setting: Setting, batch: int) -> Explor
             f"{least.microbatches} micro-batches: {max(least.memory):.0f} bytes"
         )
     return Exploration(table[0], table, room, question)
+
+
+def _order(choice: Choice) -> tuple[bool, bool, float, float]:
+    """Return the key by which choices are sorted: those that fit, and of these the measured ones, first."""
+    return not choice.fits, choice.estimated, choice.time, max(choice.memory)
 
 
 def _choices(
@@ -195,6 +208,7 @@ def as_choice(stages: Stages, positions: Sequence[float]) -> Choice:
         _costs(stages, positions),
         setting.width,
         setting.plan,
+        setting.estimated,
     )
 
 

@@ -156,6 +156,10 @@ class Machine:
         """The same machine, on which a rank computes as while ``ranks`` ranks do, also where fewer share a layer."""
         return replace(self, compute=(replace(self.computing(min(ranks, self.ranks_per_node)), busy=1),))
 
+    def by_roofline(self) -> Machine:
+        """The same machine without measured times."""
+        return replace(self, compute=tuple(replace(entry, table={}) for entry in self.compute))
+
     def of_kind(self, name: str) -> Machine:
         """The same machine, all of whose ranks have a device of this kind.
 

@@ -59,6 +59,12 @@ def predicted_profile(
     return Profile(layers, list(edges))
 
 
+def is_estimated(graph: LayerGraph, machine: Machine, plan: Plan | Assignment | None = None, ranks: int = 1) -> bool:
+    """Return :meth:`Model.is_estimated` of a plan; the arguments are those of :func:`predicted_profile`."""
+    strategy = resolve(graph, {"*": {}} if plan is None else plan, ranks)
+    return Model.of(graph, machine, ranks, Settings()).is_estimated(strategy)
+
+
 def scaled(profile: Profile, factor: float) -> Profile:
     """``profile`` for ``factor`` times as many samples, if times and outputs are in proportion to them."""
     layers = [

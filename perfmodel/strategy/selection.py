@@ -46,6 +46,9 @@ class Strategy:
     impossible: Mapping[str, str]
     """Why there is no prediction for a kind of pure parallelism."""
     method: str
+    estimated: bool = False
+    """True if the machine has measured times, but not of all layers with weights under this plan. Otherwise it has all
+    of them, or none."""
 
     def explain(self) -> str:
         """Why: the layers with their distributions, where the time goes, and what pure parallelism would take."""
@@ -79,7 +82,8 @@ def select(
     options = candidates(graph, ranks)
     model = Model.of(graph, machine, ranks, Settings(**assumptions))
     solution = (_exact if method == "exact" else _along_paths)(model, options, memory, seconds)
-    parts = {name: dict(options[name][i]) for name, i in zip(options, solution.choices, strict=True)}
+    chosen = {name: options[name][i] for name, i in zip(options, solution.choices, strict=True)}
+    parts = {name: dict(candidate) for name, candidate in chosen.items()}
     return Strategy(
         plan=Plan(parts, ranks, batch_norm=model.costs.settings.batch_norm),
         time=solution.time,
@@ -91,6 +95,7 @@ def select(
         uniform={name: _uniform(graph, plan, machine, ranks, assumptions) for name, plan in pure(graph, ranks).items()},
         impossible=_impossible(graph, ranks),
         method=method,
+        estimated=model.is_estimated(chosen),
     )
 
 

@@ -105,7 +105,7 @@ def lines_of_layers(text: str) -> list[str]:
     [
         ("unet", "18,16,16", "distconv train mesh --data PATH --model unet --width 2 --batch 4 --plan p.json"),
         ("lenet5", "1,28,28", "distconv train classify --data PATH --model lenet5 --width 2 --batch 4 --plan p.json"),
-        ("unet3d", "1,16,16,16", "dc.parallelize(model, dc.Plan.load('p.json')) on 2 ranks"),
+        ("unet3d", "1,16,16,16", "distconv train segmentation --data PATH --model unet3d"),
     ],
 )
 def test_it_says_how_to_train(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from distconv.errors import DataError, DistconvError, PlanError
-from distconv.jobs.planning.options import check_writable, extents, on_first_ranks, on_rank_0
+from distconv.jobs.planning.options import Ranks, check_writable, extents, fastest, on_first_ranks, on_rank_0
 from tests.distconv.layouts import raises_everywhere
 
 
@@ -20,6 +21,20 @@ def test_extents_are_read() -> None:
 def test_extents_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="is not the extents of a sample, channels first"):
         extents(text)
+
+
+@dataclass
+class Timed:
+    time: float
+    estimated: bool
+
+
+@pytest.mark.parametrize("at_most", [False, True])
+def test_a_measured_time_is_not_compared_with_an_estimate_for_fewer_ranks(at_most: bool) -> None:
+    times = {4: Timed(3.0, False), 2: Timed(2.0, False), 1: Timed(0.5, True)}
+    count, best, remark = fastest(times.__getitem__, Ranks(4, at_most))
+    assert (count, best) == ((2, times[2]) if at_most else (4, times[4]))
+    assert "estimated by the roofline on 1" in remark and "0.5" not in remark
 
 
 def test_what_the_first_rank_finds_all_ranks_get(comm) -> None:

@@ -66,8 +66,21 @@ def test_the_heading_says_what_is_planned_for_what() -> None:
             "--shard-optimizer",
         ),
         ("unet", (18, 16, 16), {}, "mpiexec -n 4 distconv train mesh --data PATH --model unet --batch 4 --plan p.json"),
-        ("unet", (3, 16, 16), {}, "dc.parallelize(model, dc.Plan.load('p.json')) on 4 ranks"),
-        ("unet", (18, 16, 16), {"classes": 5}, "dc.parallelize(model, dc.Plan.load('p.json')) on 4 ranks"),
+        (
+            "unet",
+            (3, 16, 16),
+            {},
+            "mpiexec -n 4 distconv train segmentation --data PATH --model unet --batch 4 --plan p.json"),
+        (
+            "unet",
+            (18, 16, 16),
+            {"classes": 5},
+            "mpiexec -n 4 distconv train segmentation --data PATH --classes 5 --model unet --batch 4 --plan p.json"),
+        (
+            "unet",
+            (3, 16, 16),
+            {"shard_optimizer": True},
+            "dc.parallelize(model, dc.Plan.load('p.json')) on 4 ranks"),
     ],
 )  # fmt: skip
 def test_what_trains_with_a_plan_is_a_line_to_be_copied(

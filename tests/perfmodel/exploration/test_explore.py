@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from torch import nn
 
 from distconv.errors import DistconvError
+from distconv.perfmodel.cost.assumptions import Settings
+from distconv.perfmodel.cost.evaluation import Model
+from distconv.perfmodel.cost.operation_work import local_call, work
 from distconv.perfmodel.exploration.choices import ExplorationError
 from distconv.perfmodel.exploration.explore import ASYNCHRONOUS, SYNCHRONOUS, explore
 from distconv.perfmodel.graph.tracing import trace
@@ -230,3 +235,31 @@ def test_the_costs_of_a_choice_are_those_of_its_micro_batches():
         passes = choice.costs.forward + choice.costs.backward
         assert choice.microbatches * sum(passes) == pytest.approx(8 * 3.0)
         assert len(choice.costs.transfer) == len(choice.memory) - 1
+
+
+def measured_machine(graph, machine, ranks, factor):
+    """``machine`` with measured times of the layers of ``graph``, ``factor`` times those of its roofline."""
+    model = Model.of(graph, machine.at_work(ranks), 1, Settings())
+    table = {}
+    for op in graph.operations:
+        call = local_call(op, model.parts({}))
+        for phase in ("forward", "input", "weight"):
+            if work(call, phase).kernels:
+                table[f"{call.key} {phase}"] = factor * model.costs.compute(call, phase)
+    return replace(machine, compute=(replace(machine.computing(ranks), busy=1, table=table),))
+
+
+def test_an_estimate_by_the_roofline_is_not_ranked_against_measured_times():
+    """Smaller micro-batches, which were not measured, would look faster on a machine slower than its roofline."""
+    graphs = {size: trace(nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 8)), (size, 64)) for size in (1, 2, 4)}
+    described = machine_of(1e9)
+    machine = measured_machine(graphs[4], described, 2, 100.0)
+    found = explore(graphs.__getitem__, machine, 2, 8, microbatches=[2, 4, 8], schedules=["dp"])
+    assert found.best.microbatches == 2 and not found.estimated
+    assert [choice.estimated for choice in found.table] == [False, True, True]
+    assert min(choice.time for choice in found.table[1:]) < found.time
+    assert "2 of them have layers that were not measured" in found.explain()
+    assert found.explain().count("estimate, not measured") == 1  # the best of them
+    alone = explore(graphs.__getitem__, machine, 2, 8, microbatches=[4, 8], schedules=["dp"])
+    by_roofline = explore(graphs.__getitem__, described, 2, 8, microbatches=[4, 8], schedules=["dp"])
+    assert alone.estimated and alone.time == by_roofline.time
