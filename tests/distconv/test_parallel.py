@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import warnings
 
@@ -144,7 +145,7 @@ def test_training_on_plain_tensors_warns_once(comm, axis):
     model.eval()(images)
     with torch.no_grad():
         model.train()(images)
-    for each in (model, copied, pickle.loads(pickle.dumps(model))):
+    for each in (model, copied, copy.deepcopy(model)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             each(images)
@@ -228,3 +229,25 @@ def test_a_linear_layer_of_a_plan_gets_its_features_split_not_what_lies_between(
     y = layer(dc.scatter(normal(3, 5, 6), grid_over(comm, n=comm.size)))
     assert seen == [("n", None, "c")]
     torch.testing.assert_close(dc.gather(y).detach(), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("axis", ["n", "c", "h"])
+def test_a_parallelized_model_is_not_pickled_on_any_grid(comm, axis):
+    grid = grid_over(comm, **{axis: 2})
+    torch.manual_seed(0)
+    model = dc.parallelize(nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)).double(), grid)
+    x = dc.scatter(torch.ones(2, 2, 4, 4, dtype=torch.float64), grid)
+    for attempt in (lambda: torch.save(model, io.BytesIO()), lambda: pickle.dumps(model)):
+        with pytest.raises(dc.UnsupportedOperation, match=r"cannot be pickled.*state_dict\(\)"):
+            attempt()
+    with pytest.raises(dc.UnsupportedOperation, match="a DistTensor cannot be pickled"):
+        torch.save(x, io.BytesIO())
+    state = model.state_dict()
+    image = io.BytesIO()
+    torch.save(state, image)
+    image.seek(0)
+    plain = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)).double()
+    plain.load_state_dict(torch.load(image))
+    assert torch.equal(dc.gather(copy.deepcopy(model).eval()(x)), dc.gather(model.eval()(x)))
+    torch.testing.assert_close(dc.gather(model(x)), plain.eval()(torch.ones(2, 2, 4, 4, dtype=torch.float64)))
