@@ -22,6 +22,7 @@ from distconv.checkpoint.verification import AT_ONCE, listed, note_whole, open_f
 from distconv.communication.agreement import agree, together
 from distconv.distribution import Box, Distribution
 from distconv.errors import CheckpointError
+from distconv.parameters.weight_files import added_prefix, without_prefix
 from distconv.tensor import DistTensor
 
 LAG_S = 30.0
@@ -157,6 +158,8 @@ def compare(
                 f"{name!r} is {have.dtype} {tuple(have.shape)} in the checkpoint, {want.dtype} {tuple(want.shape)} "
                 "in the model"
             )
+    if wrong and (prefix := added_prefix(saved, wanted)):
+        raise CheckpointError(f"{what} does not fit: {without_prefix(prefix)}")
     if wrong:
         raise CheckpointError(f"{what} does not fit, {len(wrong)} differences: {'; '.join(wrong)}")
 

@@ -32,7 +32,7 @@ Tensors = dict[str, torch.Tensor]
 _MODEL, _AVERAGE = "model/", "average/"
 _USER = "user"
 """Where the values of a user's own loop are."""
-_EXTRA = "extra_state"
+EXTRA = "extra_state"
 """Where what modules' ``get_extra_state`` returned is that is not a tensor."""
 
 
@@ -162,7 +162,7 @@ def capture(
     tensors = {f"model/{name}": tensor.detach() for name, tensor in state.items()}
     moments, values = optimizer_state(model, optimizer)
     if extra:
-        values[_EXTRA] = extra
+        values[EXTRA] = extra
     tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
     for name, own in _random_states(model).items():
         states = comm.gather(own.numpy(), root=0) or []
@@ -197,7 +197,7 @@ def restore(
     """
     check_fits(checkpoint, model, optimizer, strict=strict, convert_dtype=convert_dtype)
     saved, (wanted, extra) = below("model/", checkpoint.tensors), _state_of(model)
-    saved_extra = checkpoint.values.get(_EXTRA, {})
+    saved_extra = checkpoint.values.get(EXTRA, {})
     what = f"checkpoint of step {checkpoint.step}"
 
     def converted() -> tuple[Tensors, Tensors]:
@@ -262,7 +262,7 @@ def check_fits(
     what = f"checkpoint of step {contents.step}"
     wanted, extra = _state_of(model)
     compare(below("model/", contents.tensors), wanted, what, strict=strict, convert_dtype=convert_dtype)
-    other_extra = sorted(contents.values.get(_EXTRA, {}).keys() ^ extra.keys())
+    other_extra = sorted(contents.values.get(EXTRA, {}).keys() ^ extra.keys())
     if other_extra and strict:
         raise CheckpointError(
             f"{what} does not fit: one of checkpoint and model has no {', '.join(map(repr, other_extra))}, which "
