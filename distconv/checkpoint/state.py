@@ -91,6 +91,10 @@ def save_checkpoint(
         intact.
     """
     comm = comm or MPI.COMM_WORLD
+    if not isinstance(values or {}, Mapping):
+        raise CheckpointError(
+            f"save_checkpoint: values is a {type(values).__name__}. Pass a dictionary, {{'schedule': ...}}."
+        )
     tensors, own = capture(model, optimizer, comm)
     return save(directory, step, tensors, {**own, _USER: dict(values or {})}, comm, keep=keep)
 

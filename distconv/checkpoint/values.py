@@ -45,9 +45,9 @@ def to_json(value: object, place: str, tensors: dict[str, torch.Tensor]) -> Any:
     if value is None or isinstance(value, (str, bool)):
         return value
     if isinstance(value, (int, float)):
-        if not math.isfinite(value):
-            return {NUMBER: str(float(value))}
-        return int(value) if isinstance(value, int) else float(value)
+        if isinstance(value, int):
+            return int(value)
+        return float(value) if math.isfinite(value) else {NUMBER: str(float(value))}
     if isinstance(value, (list, tuple)):
         return [to_json(each, f"{place}[{index}]", tensors) for index, each in enumerate(value)]
     if isinstance(value, torch.Tensor):

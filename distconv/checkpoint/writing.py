@@ -63,6 +63,7 @@ class Saving:
         self.folder, self._comm = folder_of(directory, number).absolute(), comm
         self._manifest: Entry = {"format": FORMAT, "step": number}
         tensors = {**tensors, **together(comm, lambda: self._begin(values), CheckpointError)}
+        together(comm, lambda: self._check_storable(tensors), CheckpointError)
         boxes = {name: box for name, x in tensors.items() if (box := _box_to_write(x, comm.rank)) is not None}
         # What all ranks need and what some need lie apart.
         parts = [[name for name in boxes if isinstance(tensors[name], DistTensor) == split] for split in (False, True)]
@@ -100,6 +101,13 @@ class Saving:
         except OSError as error:
             raise self._cannot(error) from error
         return tensors
+
+    def _check_storable(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            block = tensor.local if isinstance(tensor, DistTensor) else tensor
+            if block.layout is not torch.strided or block.is_quantized or block.is_meta:
+                kind = "quantized" if block.is_quantized else "on the meta device" if block.is_meta else block.layout
+                raise self._cannot(ValueError(f"tensor {name!r} is {kind}. Save it as a dense tensor."))
 
     def _write(self) -> None:
         try:

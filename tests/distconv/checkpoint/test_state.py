@@ -501,3 +501,34 @@ def test_tensors_among_values_come_back_whole_on_any_grid(comm: Any, shared_tmp_
     half, flag = found.values["bits"]
     torch.testing.assert_close(half, values["bits"][0], rtol=0, atol=0, equal_nan=True)  # type: ignore[index]
     assert torch.equal(flag, torch.tensor(True))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "why"),
+    [
+        (torch.eye(3).to_sparse(), "'values/0' is torch.sparse_coo. Save it as a dense tensor"),
+        (torch.zeros(2, device="meta"), "'values/0' is on the meta device"),
+    ],
+)
+def test_tensors_without_plain_values_are_refused(
+    comm: Any, shared_tmp_path: Path, tensor: torch.Tensor, why: str
+) -> None:
+    model = network()
+    assert why in refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, model, values={"x": tensor}, comm=comm))
+    text = refused(comm, lambda: dc.save_checkpoint(shared_tmp_path, 1, model, values=[tensor], comm=comm))  # type: ignore[arg-type]
+    assert "values is a list. Pass a dictionary" in text
+
+
+def test_a_second_optimizer_may_be_among_the_values(comm: Any, shared_tmp_path: Path) -> None:
+    model, twin = network(), network()
+    optimizer = optimizer_of("adam", model)
+    steps(model, optimizer, 2)
+    dc.save_checkpoint(shared_tmp_path, 1, model, values={"second": optimizer.state_dict()}, comm=comm)
+    found = dc.load_checkpoint(shared_tmp_path, twin, comm=comm)
+    assert found is not None
+    other = optimizer_of("adam", twin)
+    other.load_state_dict(found.values["second"])
+    torch.manual_seed(5)
+    expected = steps(model, optimizer, 2)
+    torch.manual_seed(5)
+    assert steps(twin, other, 2) == expected
