@@ -391,6 +391,8 @@ def checked_field(each: Field, source: Source, samples: int) -> Field:
         raise DataError(
             f"{what}: exchanged names channels {[c for c, _ in each.exchanged]} of {channels}. Count from 0."
         )
+    if each.dtype is not None and not isinstance(each.dtype, torch.dtype):
+        raise DataError(f"{what}: dtype is {each.dtype!r}. Give one of torch, such as torch.float32.")
     if each.dtype is None:
         known = getattr(source, "dtype", None)
         changed["dtype"] = torch.float32 if each.computes or known is None else default_dtype(known(each.dataset))
