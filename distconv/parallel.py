@@ -203,10 +203,24 @@ class _SameOnAllRanks:
 
 
 class _PlainTraining:
-    """Forward hook of a parallelized model: warns, once, where it is trained and nothing in the call is distributed."""
+    """Forward hook of a parallelized model: warns, once, where it is trained and nothing in the call is distributed.
 
-    def __init__(self) -> None:
-        self.warned = False
+    It also keeps the model from being pickled: on a grid that splits channels a rank has only its blocks, so a script
+    that pickles its model must fail on every grid.
+    """
+
+    def __init__(self, warned: bool = False) -> None:
+        self.warned = warned
+
+    def __deepcopy__(self, memo: object) -> _PlainTraining:
+        return _PlainTraining(self.warned)
+
+    def __reduce_ex__(self, protocol: object) -> Any:
+        raise UnsupportedOperation(
+            "pickle: a parallelized model cannot be pickled (torch.save(model), pickle.dumps(model)), as a rank may "
+            "have only blocks of its weights. Call model.state_dict() on all ranks and save that on one, or call "
+            "dc.save_checkpoint."
+        )
 
     def __call__(self, model: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if self.warned or not model.training or isinstance(output, DistTensor):

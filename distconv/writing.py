@@ -80,6 +80,10 @@ def open_output(
     kind = {".zarr": _Zarr, ".h5": _Hdf5}.get(place.suffix)
     if kind is None:
         raise DataError(f"{place}: an output is a zarr group, NAME.zarr, or an HDF5 file, NAME.h5")
+    if kind is _Hdf5 and ("%" in place.name or place.name != os.fsencode(place.name).decode(errors="replace")):
+        raise DataError(
+            f"write: {place}: HDF5 finds no parts with % or without UTF-8 in their names. Choose another name."
+        )
     dtype = torch.float32 if dtype in HALF else dtype
     if dtype.is_complex or not hasattr(np, str(dtype).removeprefix("torch.")):
         raise DataError(f"write: {place}: values of {dtype} cannot be read as samples. Write real numbers of NumPy.")

@@ -11,6 +11,7 @@ from mpi4py import MPI
 from distconv import checkpoint
 from distconv.checkpoint.manifest import MANIFEST, commits, nothing_in, read
 from distconv.checkpoint.optimizers import below
+from distconv.checkpoint.state import EXTRA
 from distconv.communication.agreement import together
 from distconv.errors import CheckpointError
 from distconv.parameters.weight_files import write_weights
@@ -110,7 +111,7 @@ def _export(folder: Path, out: Path | None, average: bool) -> int:
         raise CheckpointError("export needs --out FILE")
     loaded = checkpoint.load(folder, MPI.COMM_SELF)
     whose = checkpoint.averaged(loaded) if average else loaded
-    state = below("model/", whose.tensors)
+    state = {**below("model/", whose.tensors), **loaded.values.get(EXTRA, {})}
     write_weights(state, out)
     kept = any(name.startswith("average/") for name in loaded.tensors)
     print(f"{out}: {len(state)} tensors of {folder}{', averaged' if average and kept else ''}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import h5py
 import torch
@@ -20,13 +20,29 @@ def file_of(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
     most = room_for({name: tensor.nbytes for name, tensor in tensors.items()})
     layout = _Layout(-1, most, mmap.MAP_PRIVATE)
     with h5py.File(layout, "w") as file:
-        offsets = {name: _make_room(file, name, tensor) for name, tensor in tensors.items()}
+        offsets = {name: _make_room(file, name_in_file(name, tensors), x) for name, x in tensors.items()}
     described, pieces, at = memoryview(layout), [], 0
     for offset, name in sorted((offset, name) for name, offset in offsets.items() if offset is not None):
         values = tensors[name].detach().view(-1).view(torch.uint8).numpy().data
         pieces += [described[at:offset], values]
         at = offset + len(values)
     return [*pieces, described[at : layout.used]]
+
+
+def name_in_file(name: str, others: Container[str]) -> str:
+    """Return the HDF5 path of the tensor ``name`` in a file that has ``others``, too.
+
+    It is the name, unless HDF5 would take that for another one: a parameter ``t/850`` beside one ``t`` would have to
+    lie in a dataset, and ``a//b`` is ``a/b``.
+    """
+    parts = name.split("/")
+    lies_in_another = any("/".join(parts[:count]) in others for count in range(1, len(parts)))
+    return escaped(name) if lies_in_another or "%" in name or {"", ".", ".."} & set(parts) else name
+
+
+def escaped(name: str) -> str:
+    """Return the name as one word of an HDF5 path."""
+    return name.replace("%", "%25").replace("/", "%2F").replace(".", "%2E")
 
 
 def room_for(sizes: Mapping[str, int]) -> int:

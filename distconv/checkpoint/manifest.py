@@ -106,6 +106,11 @@ def _commit(step: int, folder: Path) -> Commit:
 def nothing_in(directory: str | os.PathLike[str]) -> str:
     """That there is no finished checkpoint below ``directory``, and what is there in its place."""
     place = Path(directory)
+    if place.is_file():
+        return (
+            f"there is no finished checkpoint in {place}: it is a file. Load weights of torch by "
+            "model.load_state_dict(torch.load(path)) on all ranks"
+        )
     if not place.is_dir():
         return f"there is no finished checkpoint in {place}: there is no such folder"
     steps = sorted(folder for folder in place.iterdir() if _STEP.fullmatch(folder.name))

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from distconv.checkpoint.reading import Checkpoint, Contents
+from distconv.checkpoint.values import TensorName
 from distconv.errors import CheckpointError
 from distconv.parameters.optimizer_state import split_of
 
@@ -19,6 +21,8 @@ T = TypeVar("T")
 
 OPTIMIZER, GROUPS, SCALARS = "optimizer", "groups", "optimizer_scalars"
 """Where its class, the options of its groups and its plain values are."""
+
+_NUMBERS = (bool, int, float, torch.Tensor)
 
 
 def below(prefix: str, tensors: Mapping[str, T]) -> dict[str, T]:
@@ -148,9 +152,22 @@ def _alike(saved: Any, now: Any) -> bool:
         return True
     if isinstance(now, (tuple, list)):
         return isinstance(saved, list) and len(saved) == len(now) and all(map(_alike, saved, now))
-    if isinstance(now, (bool, int, float, torch.Tensor)):
-        return isinstance(saved, (bool, int, float))
+    if isinstance(now, _NUMBERS):
+        return isinstance(saved, (*_NUMBERS, TensorName))
     return isinstance(saved, type(now))
+
+
+def _as_now(saved: Any, now: Any) -> Any:
+    """Return a saved option as the optimizer has it now: a tuple or a list, a tensor on its device or a number."""
+    if isinstance(saved, list):
+        parts = now if isinstance(now, (tuple, list)) and len(now) == len(saved) else [None] * len(saved)
+        return (list if isinstance(now, list) else tuple)(map(_as_now, saved, parts))
+    if isinstance(now, torch.Tensor) and isinstance(saved, _NUMBERS):
+        dtype = saved.dtype if isinstance(saved, torch.Tensor) else now.dtype
+        return torch.as_tensor(saved, dtype=dtype, device=now.device)
+    if isinstance(saved, torch.Tensor) and isinstance(now, (bool, int, float)) and saved.numel() == 1:
+        return saved.item()
+    return saved
 
 
 def restore_optimizer(
@@ -158,7 +175,7 @@ def restore_optimizer(
 ) -> list[str]:
     """Put the optimizer's state back; the names of what belongs to no parameter."""
     for group, values in zip(optimizer.param_groups, checkpoint.values[GROUPS], strict=True):
-        group.update({key: tuple(v) if isinstance(v, list) else v for key, v in values.items() if key != "params"})
+        group.update({key: _as_now(value, group.get(key)) for key, value in values.items() if key != "params"})
     parameters = dict(model.named_parameters())
     entries = below("optimizer/", checkpoint.tensors) | checkpoint.values[SCALARS]
     optimizer.state.clear()
@@ -168,11 +185,16 @@ def restore_optimizer(
         if owner not in parameters:
             unused.append(name)
             continue
+        parameter = parameters[owner]
+
         # torch keeps Adam's step count on the CPU, the rest beside the parameter.
-        if isinstance(value, torch.Tensor) and value.dim():
-            converts = convert_dtype and value.is_floating_point()
-            value = value.to(parameters[owner].device, parameters[owner].dtype if converts else value.dtype)
-        optimizer.state[parameters[owner]][key] = value
+        def placed(tensor: torch.Tensor, like: torch.Tensor = parameter) -> torch.Tensor:
+            if not tensor.dim():
+                return tensor
+            converts = convert_dtype and tensor.is_floating_point()
+            return tensor.to(like.device, like.dtype if converts else tensor.dtype)
+
+        optimizer.state[parameter][key] = tree_map_only(torch.Tensor, placed, value)
     split = split_of(optimizer)
     if split is not None:
         split.deal(optimizer)

@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import torch
 
-from distconv.checkpoint.files import stored_as
+from distconv.checkpoint.files import escaped, stored_as
 from distconv.data.opened_file import own_place
 from distconv.distribution import Box, Interval, slices_within
 from distconv.errors import CheckpointError, DataError
@@ -71,7 +71,8 @@ def copy_piece(file: h5py.File, name: str, box: Box, out: torch.Tensor, needed: 
         If the file has no such piece.
     """
     try:
-        stored = file[name] if own_place(file, name) == f"/{name}" else None
+        places = (each for each in (escaped(name), name) if own_place(file, each) == f"/{each}")
+        stored = next((entry for each in places if isinstance(entry := file[each], h5py.Dataset)), None)
     except DataError:
         stored = None
     # Values lie in it as they are: what is compressed may become any size.

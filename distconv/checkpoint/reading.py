@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -16,13 +14,15 @@ import torch
 from mpi4py import MPI
 
 from distconv.checkpoint import manifest
+from distconv.checkpoint.files import digest_of
 from distconv.checkpoint.pieces import box_of, copy_piece, is_needed, whole
 from distconv.checkpoint.schema import dtype_of
-from distconv.checkpoint.values import from_json
-from distconv.checkpoint.verification import listed, note_whole, open_file
+from distconv.checkpoint.values import PREFIX, filled, from_json
+from distconv.checkpoint.verification import AT_ONCE, listed, note_whole, open_file
 from distconv.communication.agreement import agree, together
 from distconv.distribution import Box, Distribution
 from distconv.errors import CheckpointError
+from distconv.parameters.weight_files import added_prefix, without_prefix
 from distconv.tensor import DistTensor
 
 LAG_S = 30.0
@@ -41,7 +41,7 @@ class Described(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds: tensors by name, and values that JSON can carry."""
+    """What a checkpoint holds: tensors by name, and plain values, which may have tensors among them."""
 
     step: int
     tensors: dict[str, torch.Tensor]
@@ -158,6 +158,8 @@ def compare(
                 f"{name!r} is {have.dtype} {tuple(have.shape)} in the checkpoint, {want.dtype} {tuple(want.shape)} "
                 "in the model"
             )
+    if wrong and (prefix := added_prefix(saved, wanted)):
+        raise CheckpointError(f"{what} does not fit: {without_prefix(prefix)}")
     if wrong:
         raise CheckpointError(f"{what} does not fit, {len(wrong)} differences: {'; '.join(wrong)}")
 
@@ -197,18 +199,20 @@ class _Reading:
             else block
             for name, block in blocks.items()
         }
-        return Checkpoint(contents.step, tensors, contents.values)
+        own = {name: tensor for name, tensor in tensors.items() if not name.startswith(PREFIX)}
+        return Checkpoint(contents.step, own, filled(contents.values, tensors))
 
     def _read_file(self, name: str, needed: Sequence[tuple[str, Box]], blocks: Mapping[str, torch.Tensor]) -> None:
-        image = self._verified(name)
-        try:
-            with h5py.File(io.BytesIO(image), "r") as file:
-                for tensor, box in needed:
-                    copy_piece(file, tensor, box, blocks[tensor], self._boxes[tensor])
-        except (CheckpointError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
-            raise CheckpointError(f"checkpoint {self._folder} is damaged: {error}") from error
+        with self._verified(name) as image:
+            try:
+                with h5py.File(image, "r") as file:
+                    for tensor, box in needed:
+                        copy_piece(file, tensor, box, blocks[tensor], self._boxes[tensor])
+            except (CheckpointError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
+                raise CheckpointError(f"checkpoint {self._folder} is damaged: {error}") from error
 
-    def _verified(self, name: str) -> bytes:
+    def _verified(self, name: str) -> BinaryIO:
+        """Return the file, open, whose content was compared with its checksum."""
         path, entry = self._folder / name, self._found["files"][name]
         while True:
             try:
@@ -218,15 +222,21 @@ class _Reading:
                 if self._comm.rank == 0 or time.monotonic() > self._until:
                     raise
                 time.sleep(0.1)
-        with file:
-            image = read_bytes(file, entry["bytes"])
-        if hashlib.sha256(image).hexdigest() != entry["sha256"]:
+        # Not all of it at once: a rank may need little of a large file.
+        if digest_of(_pieces(file, entry["bytes"])) != entry["sha256"]:
+            file.close()
             raise CheckpointError(
                 f"checkpoint {self._folder} is damaged: the checksum of {name} is wrong; {manifest.WAY_OUT}"
             )
-        return image
+        return file
+
+
+def _pieces(file: BinaryIO, nbytes: int) -> Iterator[bytes]:
+    while nbytes and (piece := read_bytes(file, min(AT_ONCE, nbytes))):
+        nbytes -= len(piece)
+        yield piece
 
 
 def read_bytes(file: BinaryIO, nbytes: int) -> bytes:
-    """The first ``nbytes`` of a file."""
+    """The next ``nbytes`` of a file."""
     return file.read(nbytes)

@@ -10,7 +10,7 @@ import torch
 
 from distconv.checkpoint.files import room_for, stored_as
 from distconv.checkpoint.pieces import box_of, check_cover
-from distconv.checkpoint.values import from_json
+from distconv.checkpoint.values import from_json, tensor_names
 from distconv.errors import CheckpointError
 
 _STATE = re.compile(r"state-[0-9a-f]{12}\.h5")
@@ -38,9 +38,11 @@ def check(manifest: Mapping[str, Any]) -> None:
     for name in ("values", "files", "tensors"):
         _demand(name, manifest.get(name), lambda each: isinstance(each, dict))
     try:
-        from_json(manifest["values"])
+        values = from_json(manifest["values"])
     except ValueError as error:
         raise CheckpointError(f"values: {error}") from error
+    for name in tensor_names(values):
+        _demand(f"tensor {name!r} of the values", name, lambda each: each in manifest["tensors"])
     for name, file in manifest["files"].items():
         if not _STATE.fullmatch(name):
             raise CheckpointError(f"it refers to the file {name!r}")

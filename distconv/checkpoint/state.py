@@ -34,6 +34,8 @@ Tensors = dict[str, torch.Tensor]
 _MODEL, _AVERAGE = "model/", "average/"
 _USER = "user"
 """Where the values of a user's own loop are."""
+EXTRA = "extra_state"
+"""Where what modules' ``get_extra_state`` returned is that is not a tensor."""
 
 
 class Loaded(NamedTuple):
@@ -60,22 +62,43 @@ def save_checkpoint(
     comm: MPI.Intracomm | None = None,
     keep: int = 2,
 ) -> Path:
-    """Write model, optimizer (if any), random numbers and ``values`` (what JSON can carry) as this step's checkpoint.
+    """Write model, optimizer (if any), random numbers and ``values`` as this step's checkpoint.
 
-    Collective over ``comm``; default: the ranks that ``model`` was parallelized over, else all of the job. Each writes
-    what it alone has of sharded weights. The ``keep`` checkpoints that were committed last and are whole stay, older
-    ones are deleted; a step behind that of the last commit is warned of. Returns the folder. :class:`Saving` does it
-    beside the training that goes on::
+    Collective over ``comm`` (default: the ranks that ``model`` was parallelized over, otherwise all ranks of the job).
+    Each rank writes what it alone has of sharded weights. Returns the folder. :class:`Saving` writes while training
+    continues::
 
         dc.save_checkpoint("run", step, model, optimizer, {"scheduler": scheduler.state_dict()})
+
+    Parameters
+    ----------
+    directory
+        Folder of the run's checkpoints, made if need be.
+    step
+        Number of the step. Rank 0 warns if it is below that of the last commit.
+    model, optimizer
+        What is saved; ``get_extra_state`` of the model's modules, too.
+    values
+        What is saved besides: numbers, strings, tensors, and lists and dictionaries of them. Rank 0's are saved.
+        Tensors come back whole and on the CPU, tuples as lists.
+    comm
+        Ranks that take part.
+    keep
+        Number of checkpoints that stay in ``directory``. Once this one is committed, **older ones are deleted**, all
+        but the last ``keep`` that are whole: by default the last two stay. A large number keeps all.
 
     Raises
     ------
     CheckpointError
-        On all ranks, if it could not be written, or a value is none that JSON can carry; earlier ones are intact.
+        On all ranks, if it could not be written, a value cannot be saved, or ``keep`` is below 0; earlier ones are
+        intact.
     """
     comm = comm or ranks_of(model)
     agree(comm, "save_checkpoint", f"step {step} in {directory}")
+    if not isinstance(values or {}, Mapping):
+        raise CheckpointError(
+            f"save_checkpoint: values is a {type(values).__name__}. Pass a dictionary, {{'schedule': ...}}."
+        )
     tensors, own = capture(model, optimizer, comm)
     return save(directory, step, tensors, {**own, _USER: dict(values or {})}, comm, keep=keep)
 
@@ -146,14 +169,24 @@ def capture(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, comm: MPI.Intracomm
 ) -> tuple[Tensors, dict[str, Any]]:
     """The state of all of them: tensors, sharded ones as they are, and values for JSON. Collective."""
-    tensors = {f"model/{name}": tensor.detach() for name, tensor in model.state_dict(keep_vars=True).items()}
+    state, extra = _state_of(model)
+    tensors = {f"model/{name}": tensor.detach() for name, tensor in state.items()}
     moments, values = optimizer_state(model, optimizer)
+    if extra:
+        values[EXTRA] = extra
     tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
-    for name, state in _random_states(model).items():
+    for name, own in _random_states(model).items():
         with watchdog.waiting(lambda: "random numbers of all ranks"):
-            states = comm.gather(state.numpy(), root=0) or []
+            states = comm.gather(own.numpy(), root=0) or []
         tensors[f"random/{name}"] = torch.from_numpy(np.array(states, dtype=np.uint8))
     return tensors, values
+
+
+def _state_of(model: torch.nn.Module) -> tuple[Tensors, dict[str, Any]]:
+    """Return the tensors of a model's state dict, and what else modules' ``get_extra_state`` put there. Collective."""
+    state = model.state_dict(keep_vars=True)
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return tensors, {name: value for name, value in state.items() if name not in tensors}
 
 
 def restore(
@@ -175,7 +208,8 @@ def restore(
         If it is of another model or optimizer; nothing has been changed then.
     """
     check_fits(checkpoint, model, optimizer, strict=strict, convert_dtype=convert_dtype)
-    saved, wanted = below("model/", checkpoint.tensors), model.state_dict(keep_vars=True)
+    saved, (wanted, extra) = below("model/", checkpoint.tensors), _state_of(model)
+    saved_extra = checkpoint.values.get(EXTRA, {})
     what = f"checkpoint of step {checkpoint.step}"
 
     def converted() -> tuple[Tensors, Tensors]:
@@ -183,20 +217,21 @@ def restore(
         return beside, _random_numbers(checkpoint, model, comm)
 
     beside, random = together(comm, converted, CheckpointError)
+    beside |= {name: value for name, value in saved_extra.items() if name in extra}
     model.load_state_dict(beside, strict=strict)
     unused = list(below("optimizer/", checkpoint.tensors))
     if optimizer is not None and not other_optimizer(checkpoint.values, optimizer):
         unused = restore_optimizer(checkpoint, model, optimizer, convert_dtype=convert_dtype)
     for name, state in random.items():
         _set_random_state(model, name, state)
-    unexpected = [f"model/{name}" for name in saved if name not in wanted] + [f"optimizer/{name}" for name in unused]
-    return tuple(f"model/{name}" for name in wanted if name not in saved), tuple(unexpected)
+    had, has = {**saved, **saved_extra}, {**wanted, **extra}
+    unexpected = [f"model/{name}" for name in had if name not in has] + [f"optimizer/{name}" for name in unused]
+    return tuple(f"model/{name}" for name in has if name not in had), tuple(unexpected)
 
 
 def capture_average(average: torch.optim.swa_utils.AveragedModel) -> Tensors:
     """The tensors of a moving average of the weights, beside those of :func:`capture`. Collective."""
-    state = average.module.state_dict(keep_vars=True)
-    return {f"{_AVERAGE}{name}": tensor.detach() for name, tensor in state.items()}
+    return {f"{_AVERAGE}{name}": tensor.detach() for name, tensor in _state_of(average.module)[0].items()}
 
 
 def restore_average(checkpoint: Checkpoint, average: torch.optim.swa_utils.AveragedModel) -> None:
@@ -208,8 +243,9 @@ def restore_average(checkpoint: Checkpoint, average: torch.optim.swa_utils.Avera
         If the checkpoint has none of this model; nothing has been changed then.
     """
     saved, what = below(_AVERAGE, checkpoint.tensors), f"the average in checkpoint of step {checkpoint.step}"
-    compare(saved, average.module.state_dict(keep_vars=True), what)
-    average.module.load_state_dict(saved)
+    wanted, extra = _state_of(average.module)
+    compare(saved, wanted, what)
+    average.module.load_state_dict({**saved, **extra})  # averages have none of that
     average.n_averaged.fill_(checkpoint.step)
 
 
@@ -236,8 +272,14 @@ def check_fits(
         If it is; the text lists all differences.
     """
     what = f"checkpoint of step {contents.step}"
-    wanted = model.state_dict(keep_vars=True)
+    wanted, extra = _state_of(model)
     compare(below("model/", contents.tensors), wanted, what, strict=strict, convert_dtype=convert_dtype)
+    other_extra = sorted(contents.values.get(EXTRA, {}).keys() ^ extra.keys())
+    if other_extra and strict:
+        raise CheckpointError(
+            f"{what} does not fit: one of checkpoint and model has no {', '.join(map(repr, other_extra))}, which "
+            "get_extra_state returns. Load it with strict=False, or into the same model."
+        )
     if optimizer is None:
         return
     other = other_optimizer(contents.values, optimizer)

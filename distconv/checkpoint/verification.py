@@ -13,8 +13,8 @@ from distconv.checkpoint.files import digest_of
 from distconv.errors import CheckpointError
 from distconv.whole_files import open_regular
 
-_AT_ONCE = 1 << 24
-"""Bytes that are read at a time where only the checksum is asked for."""
+AT_ONCE = 1 << 24
+"""Bytes that are read at a time for a checksum."""
 
 
 def listed(folder: Path) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def is_whole(folder: Path) -> bool:
         if _whole.get(folder) != _seen(folder):
             for name, entry in files.items():
                 with open_file(folder / name, entry["bytes"]) as file:
-                    if digest_of(iter(lambda file=file: file.read(_AT_ONCE), b"")) != entry["sha256"]:  # type: ignore[misc]
+                    if digest_of(iter(lambda file=file: file.read(AT_ONCE), b"")) != entry["sha256"]:  # type: ignore[misc]
                         return False
             note_whole(folder)
     except (CheckpointError, OSError):

@@ -28,7 +28,7 @@ from distconv.checkpoint.lock import lock
 from distconv.checkpoint.manifest import FORMAT, MANIFEST, Commit, behind, commits, folder_of, text_of
 from distconv.checkpoint.values import to_json
 from distconv.checkpoint.verification import is_whole, note_whole
-from distconv.communication.agreement import agree, together
+from distconv.communication.agreement import agree, largest, together
 from distconv.distribution import Box, Interval
 from distconv.errors import CheckpointError
 from distconv.parameters.replicas import check_tensors
@@ -38,6 +38,9 @@ from distconv.whole_files import PARTIAL, Folder
 
 _OURS = re.compile(rf"state-[0-9a-f]{{12}}\.h5|{re.escape(MANIFEST)}|.*{re.escape(PARTIAL)}")
 """What a save leaves in the folder of its step, finished or not."""
+
+_PATIENCE_S = 0.5
+"""How long a rank that still writes lets the others wait before they ask again."""
 
 Entry = dict[str, Any]
 
@@ -58,13 +61,14 @@ class Saving:
         comm: MPI.Intracomm,
     ) -> None:
         agree(comm, "checkpoint", f"step {step} in {directory}")
+        number = _step_of(step)
+        self.folder, self._comm = folder_of(directory, number).absolute(), comm
+        self._manifest: Entry = {"format": FORMAT, "step": number}
+        tensors = {**tensors, **together(comm, lambda: self._begin(values), CheckpointError)}
+        together(comm, lambda: self._check_storable(tensors), CheckpointError)
         # One rank's copy is written, so a difference would be lost. Ranks may have random-number states of their own.
         compared = {name: tensor for name, tensor in tensors.items() if not name.startswith("random/")}
         check_tensors(compared, comm, "save_checkpoint")
-        number = _step_of(step)
-        self.folder, self._comm = folder_of(directory, number), comm
-        self._manifest: Entry = {"format": FORMAT, "step": number}
-        together(comm, lambda: self._begin(values), CheckpointError)
         boxes = {name: box for name, x in tensors.items() if (box := _box_to_write(x, comm.rank)) is not None}
         # What all ranks need and what some need lie apart.
         parts = [[name for name in boxes if isinstance(tensors[name], DistTensor) == split] for split in (False, True)]
@@ -87,9 +91,13 @@ class Saving:
         """Bytes of the files that this rank has written."""
         return sum(file["bytes"] for file in self._files.values())
 
-    def _begin(self, values: Mapping[str, Any]) -> None:
+    def _begin(self, values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Take the values; the tensors among them."""
+        tensors: dict[str, torch.Tensor] = {}
         try:
-            self._manifest["values"] = {name: to_json(value, f"value {name!r}") for name, value in values.items()}
+            self._manifest["values"] = {
+                name: to_json(value, f"value {name!r}", tensors) for name, value in values.items()
+            }
         except (ValueError, RecursionError) as error:
             raise self._cannot(error) from error
         try:
@@ -97,6 +105,14 @@ class Saving:
                 lock(self.folder.parent)
         except OSError as error:
             raise self._cannot(error) from error
+        return tensors
+
+    def _check_storable(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for name, tensor in tensors.items():
+            block = tensor.local if isinstance(tensor, DistTensor) else tensor
+            if block.layout is not torch.strided or block.is_quantized or block.is_meta:
+                kind = "quantized" if block.is_quantized else "on the meta device" if block.is_meta else block.layout
+                raise self._cannot(ValueError(f"tensor {name!r} is {kind}. Save it as a dense tensor."))
 
     def _write(self) -> None:
         try:
@@ -126,16 +142,22 @@ class Saving:
     def finish(self, keep: int = 2) -> Path:
         """Wait until all ranks have written, and commit; the ``keep`` that were committed last and are whole stay.
 
-        Collective. Returns the folder. Where the step is an earlier one than that of the last commit, rank 0 warns.
+        Older ones are deleted. Collective. Returns the folder. Where the step is an earlier one than that of the last
+        commit, rank 0 warns.
 
         Raises
         ------
         CheckpointError
-            On all ranks, with the system's reason, if it could not be written; earlier checkpoints are intact.
+            On all ranks, with the system's reason, if it could not be written, or ``keep`` is below 0; earlier
+            checkpoints are intact.
         """
         remarks: list[str] = []
+        keep = checked_keep(keep)
         try:
-            together(self._comm, self._wait, CheckpointError)
+            # No rank waits for long in one call: a disk may be slower than what the watchdog takes for a deadlock.
+            while largest(self._comm, int(self._still_writes()), "end of the writing of a checkpoint"):
+                pass
+            together(self._comm, self._check_written, CheckpointError)
             with watchdog.waiting(lambda: "names of what all ranks have written"):
                 written = self._comm.gather((self._files, self._entries), root=0)
             together(
@@ -151,8 +173,11 @@ class Saving:
             warnings.warn(remark, stacklevel=2)
         return self.folder
 
-    def _wait(self) -> None:
-        self._thread.join()
+    def _still_writes(self) -> bool:
+        self._thread.join(_PATIENCE_S)
+        return self._thread.is_alive()
+
+    def _check_written(self) -> None:
         if self._failed is not None:
             raise self._cannot(self._failed)
 
@@ -207,7 +232,28 @@ def save(
     CheckpointError
         On all ranks, with the system's reason, if it could not be written; earlier checkpoints are intact.
     """
+    keep = checked_keep(keep)
     return Saving(directory, step, tensors, values, comm).finish(keep)
+
+
+def checked_keep(keep: Any) -> int:
+    """Return how many checkpoints are kept.
+
+    Raises
+    ------
+    CheckpointError
+        If it is not a whole number from 0 on; the new one stays in any case.
+    """
+    try:
+        number = operator.index(keep)
+    except TypeError:
+        number = -1
+    if number < 0 or isinstance(keep, bool):
+        raise CheckpointError(
+            f"save_checkpoint: keep={keep!r} is not a number of checkpoints. Name how many may stay; a large number "
+            "keeps all."
+        )
+    return number
 
 
 def _box_to_write(tensor: torch.Tensor, rank: int) -> Box | None:

@@ -66,6 +66,7 @@ class StoredSamples:
         open_store: Callable[[list[str]], Store],
     ) -> None:
         self.comm = comm = MPI.COMM_WORLD if comm is None else comm
+        layouts = [layouts] if isinstance(layouts, str) else layouts
         agree(comm, self.kind, f"{path} with {sorted(layouts)}")
         self.path = together(comm, lambda: place_of(path), DataError)
         self.store = together(comm, lambda: open_store(list(layouts)), DataError)

@@ -315,7 +315,12 @@ class Loader(Epochs):
             box.append(Interval(begin + there.start, begin + there.stop))
             steps.append(slice(None, None, -1 if turned else None))
         values: NDArray[Any] = np.asarray(self.file.read(each.dataset, tuple(box))[0][tuple(steps)])
-        if each.computes and values.dtype.kind in "biuf":
+        if each.computes:
+            if values.dtype.kind not in "biuf":
+                raise DataError(
+                    f"{self.file.path}: sample {sample} of dataset {each.dataset!r} has values of {values.dtype}, "
+                    "which cannot be shifted, scaled or flipped in sign. Store real numbers."
+                )
             exact = each.dtype == torch.float64 or not each.dtype.is_floating_point  # type: ignore[union-attr]
             values = values.astype(np.result_type(values, np.float64 if exact else np.float32), copy=False)
         for axis in mirrored:
@@ -391,6 +396,8 @@ def checked_field(each: Field, source: Source, samples: int) -> Field:
         raise DataError(
             f"{what}: exchanged names channels {[c for c, _ in each.exchanged]} of {channels}. Count from 0."
         )
+    if each.dtype is not None and not isinstance(each.dtype, torch.dtype):
+        raise DataError(f"{what}: dtype is {each.dtype!r}. Give one of torch, such as torch.float32.")
     if each.dtype is None:
         known = getattr(source, "dtype", None)
         changed["dtype"] = torch.float32 if each.computes or known is None else default_dtype(known(each.dataset))

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distconv.data.address import Address, Place
+from distconv.data.formats.decoding import Decoder, decoded_attributes
 from distconv.errors import DataError
 from distconv.whole_files import open_regular
 
@@ -142,7 +143,7 @@ def own_place(file: h5py.File, name: str) -> str | None:
 
 
 def values(file: h5py.File, name: str, path: Place, file_bytes: int) -> NDArray[Any]:
-    """All of the dataset called ``name``, if that is not out of all proportion to the file.
+    """All of the dataset called ``name``, decoded, if that is not out of all proportion to the file.
 
     Raises
     ------
@@ -157,7 +158,7 @@ def values(file: h5py.File, name: str, path: Place, file_bytes: int) -> NDArray[
             "so much alike; write it again with less compression"
         )
     try:
-        return np.asarray(content[()])
+        return Decoder(path, name, decoded_attributes(content.attrs)).decode(np.asarray(content[()]))
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(f"{path}: cannot read dataset {name!r}: {error}") from error
 

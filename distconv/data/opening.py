@@ -58,6 +58,9 @@ def open_source(
         If ranks ask for different files, or see different ones.
     """
     comm = MPI.COMM_WORLD if comm is None else comm
+    layouts = [layouts] if isinstance(layouts, str) else layouts
+    if not layouts:
+        raise DataError(f"open_source: no datasets of {path} are named. Name at least one.")
     named = path if isinstance(path, _ONE) else [str(each) for each in path]
     agree(comm, "open_source", f"{named}, {one_each}, {readers}")
     files = together(comm, lambda: _files_of(path), DataError)

@@ -23,7 +23,7 @@ class Resized:
     Raises
     ------
     DataError
-        If there are more extents than a sample has dimensions, or one is below 1.
+        If there are more extents than a sample has dimensions, one is below 1, or ``nearest`` names others.
     MismatchError
         If ranks ask for different extents.
     """
@@ -37,6 +37,11 @@ class Resized:
             shape = source.shape(name)
             if len(sizes) >= len(shape) or min(sizes, default=1) < 1 or 0 in shape:
                 raise DataError(f"{self.path}: samples of {name!r}, {shape[1:]}, cannot be resized to {sizes}")
+        if unused := sorted(self._nearest - self._extents.keys()):
+            raise DataError(
+                f"Resized: nearest names {', '.join(map(repr, unused))}, but resized are "
+                f"{', '.join(map(repr, self._extents))}. Name some of these."
+            )
 
     def close(self) -> None:
         """Let go of the source."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import pickle
 
 import pytest
 import torch
@@ -166,8 +165,8 @@ def test_copies_of_the_model_keep_it(comm):
     reference = in_groups(build(), grid, "local")
     expected = trained(reference)
     model = dc.parallelize(build(), grid, batch_norm="local")
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        same(copied, *trained(copied, grid), reference, expected)
+    copied = copy.deepcopy(model)
+    same(copied, *trained(copied, grid), reference, expected)
 
 
 @pytest.mark.ranks(at_least=2)

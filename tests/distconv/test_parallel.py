@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import pickle
 import warnings
 
@@ -146,7 +147,7 @@ def test_training_on_plain_tensors_warns_once(comm, axis):
     model.eval()(images)
     with torch.no_grad():
         model.train()(images)
-    for each in (model, copied, pickle.loads(pickle.dumps(model))):
+    for each in (model, copied, copy.deepcopy(model)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             each(images)
@@ -347,3 +348,25 @@ def test_weights_that_no_rank_shares_may_be_saved_by_one_rank_where_all_calls_ar
         with torch.no_grad():
             model(normal(2, 2, 7, 8))
     assert model(dc.scatter(normal(2, 2, 7, 8), grid)).shape == (2, 2, 5, 6)
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("axis", ["n", "c", "h"])
+def test_a_parallelized_model_is_not_pickled_on_any_grid(comm, axis):
+    grid = grid_over(comm, **{axis: 2})
+    torch.manual_seed(0)
+    model = dc.parallelize(nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)).double(), grid)
+    x = dc.scatter(torch.ones(2, 2, 4, 4, dtype=torch.float64), grid)
+    for attempt in (lambda: torch.save(model, io.BytesIO()), lambda: pickle.dumps(model)):
+        with pytest.raises(dc.UnsupportedOperation, match=r"cannot be pickled.*state_dict\(\)"):
+            attempt()
+    with pytest.raises(dc.UnsupportedOperation, match="a DistTensor cannot be pickled"):
+        torch.save(x, io.BytesIO())
+    state = model.state_dict()
+    image = io.BytesIO()
+    torch.save(state, image)
+    image.seek(0)
+    plain = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)).double()
+    plain.load_state_dict(torch.load(image))
+    assert torch.equal(dc.gather(copy.deepcopy(model).eval()(x)), dc.gather(model.eval()(x)))
+    torch.testing.assert_close(dc.gather(model(x)), plain.eval()(torch.ones(2, 2, 4, 4, dtype=torch.float64)))

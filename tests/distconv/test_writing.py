@@ -152,6 +152,23 @@ def test_what_cannot_be_written_is_refused_before_anything_is_made(comm: Any, sh
 
 @pytest.mark.ranks(2)
 @pytest.mark.parametrize("form", FORMATS)
+def test_names_need_not_be_utf8_nor_plain(comm: Any, shared_tmp_path: Path, form: str) -> None:
+    needed(form)
+    x = dc.scatter(X, dc.ProcessGrid(comm, h=2))
+    for name in (b"caf\xe9", b"50%", b"a[1]", b"caf\xc3\xa9 b"):
+        path = Path(os.fsdecode(os.fsencode(shared_tmp_path) + b"/" + name + f".{form}".encode()))
+        if form == "h5" and name in (b"caf\xe9", b"50%"):
+            with pytest.raises(DataError, match="HDF5 finds no parts with % or without UTF-8 in their names") as caught:
+                dc.write(x, path)
+            common(comm, caught.value)
+            continue
+        dc.write(x, path)
+        comm.Barrier()
+        assert np.array_equal(values_of(path, comm), X.numpy())
+
+
+@pytest.mark.ranks(2)
+@pytest.mark.parametrize("form", FORMATS)
 def test_a_relative_path_stays_what_it_was_when_the_process_changes_its_folder(
     comm: Any, shared_tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,8 +32,6 @@ class Hdf5File(Store):
     Values are decoded as the attributes of their dataset say.
     """
 
-    libraries = ("xarray",)
-
     def open(self) -> None:
         """Open the file and check the datasets.
 
@@ -53,6 +51,7 @@ class Hdf5File(Store):
                 dtype = self._decoders[name].dtype(stored.dtype)
                 check_numbers(self.path, name, stored.shape, dtype)
                 self.stored[name] = Stored(stored.shape, dtype, chunks)
+            self.libraries = ("xarray",) if any(each.attributes for each in self._decoders.values()) else ()
         except BaseException:
             self._file.close()
             raise

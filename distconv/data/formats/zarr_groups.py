@@ -6,7 +6,7 @@ A chunk that is not there has the fill value, as zarr means it; what :func:`dist
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ _METADATA = ("zarr.json", ".zarray", ".zgroup", ".zmetadata", ".zattrs")
 class ZarrGroup(Store):
     """Arrays of a zarr group in a folder, or at an address."""
 
-    libraries = ("zarr", "xarray")
+    libraries: Sequence[str] = ("zarr",)
 
     def open(self) -> None:
         """Open the group and check the arrays.
@@ -60,6 +60,8 @@ class ZarrGroup(Store):
         self._decoders: dict[str, Decoder] = {}
         for name, array in self._arrays.items():
             self.stored[name] = self._checked(name, array)
+        if any(each.attributes for each in self._decoders.values()):
+            self.libraries = ("zarr", "xarray")
         files = (folder / each for folder in self._folders() for each in _METADATA)
         self.states = states_of(file for file in files if file.is_file())
 

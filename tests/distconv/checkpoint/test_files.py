@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from distconv.checkpoint.files import file_of, stored_as
+from distconv.checkpoint.pieces import copy_piece, whole
 from tests.distconv.layouts import normal
 
 TENSORS = {
@@ -46,8 +47,8 @@ def test_hdf5_reads_each_tensor_bit_for_bit() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 3000])
 def test_there_is_room_for_what_describes_them(count: int) -> None:
-    tensors = {f"{'/'.join([f'module{i}'] * (i % 7))}/{'long' * 40}{i}": torch.tensor([i]) for i in range(count)}
-    assert {name.strip("/"): int(tensor) for name, tensor in tensors.items()} == {
+    tensors = {"/".join([f"module{i}"] * (i % 7) + [f"{'long' * 40}{i}"]): torch.tensor([i]) for i in range(count)}
+    assert {name: int(tensor) for name, tensor in tensors.items()} == {
         name: int(value) for name, value in read(file_of(tensors)).items()
     }
 
@@ -63,3 +64,15 @@ def test_what_numpy_has_no_type_for_is_kept_as_integers() -> None:
         torch.float64: torch.float64,
         torch.bool: torch.bool,
     }
+
+
+def test_names_that_hdf5_would_take_for_others_are_kept_apart() -> None:
+    names = ["t", "t/850", "t/850/exp_avg", "a//b", "a/b", "a/./b", "/c", "c", "d/", "d%2Fe", "d/e", "d", "x.y", "."]
+    given = {name: normal(3, seed=seed) for seed, name in enumerate(names)}
+    image = io.BytesIO(b"".join(file_of(given)))
+    with h5py.File(image, "r") as file:
+        assert len(file["t"]) == 3 and len(file["a/b"]) == 3 and len(file["x.y"]) == 3  # as they are, where they can be
+        for name, tensor in given.items():
+            found = torch.empty_like(tensor)
+            copy_piece(file, name, whole([3]), found, whole([3]))
+            assert torch.equal(found, tensor), name

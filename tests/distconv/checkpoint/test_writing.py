@@ -115,8 +115,46 @@ def test_a_folder_that_is_a_file_is_refused(comm: Any, shared_tmp_path: Path) ->
     assert "could not be written: [Errno 17] File exists" in text
 
 
-def test_values_that_json_has_no_word_for_are_refused(comm: Any, shared_tmp_path: Path) -> None:
-    assert "JSON" in refused(comm, lambda: checkpoint.save(shared_tmp_path, 2, {}, {"loss": float("nan")}, comm))
+@pytest.mark.parametrize("keep", [-1, 2.0, None, True, "2"])
+def test_a_number_to_keep_that_is_none_is_refused_before_anything_is_written(
+    comm: Any, shared_tmp_path: Path, keep: Any
+) -> None:
+    text = refused(comm, lambda: checkpoint.save(shared_tmp_path, 1, {"x": torch.ones(2)}, {}, comm, keep=keep))
+    assert f"keep={keep!r} is not a number of checkpoints" in text
+    assert not list(shared_tmp_path.iterdir())
+
+
+SLOW = """
+import time, sys, torch
+from mpi4py import MPI
+from distconv import checkpoint
+from distconv.checkpoint import writing
+comm = MPI.COMM_WORLD
+write = writing.Saving._write
+def slowly(self):
+    time.sleep(4 if comm.rank == 1 else 0)
+    write(self)
+writing.Saving._write = slowly
+checkpoint.save(sys.argv[1], 1, {"x": torch.ones(3)}, {}, comm)
+print("committed", flush=True)
+"""
+
+
+@pytest.mark.ranks(1)
+def test_a_slow_disk_is_no_deadlock(tmp_path: Path, mpiexec: Any) -> None:
+    ended = mpiexec(2, SLOW, str(tmp_path / "run"), timeout=50, env={"DISTCONV_TIMEOUT_S": "1.5"})
+    assert ended.returncode == 0 and ended.stdout.count("committed") == 2
+
+
+@pytest.mark.ranks(1, 2)
+def test_a_relative_folder_stays_what_it_was_when_the_process_changes_its_folder(
+    comm: Any, shared_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shared_tmp_path)
+    saving = checkpoint.Saving("run", 1, {"x": torch.ones(3)}, {}, comm)
+    monkeypatch.chdir("/")
+    assert saving.finish() == shared_tmp_path / "run" / "step-000001"
+    assert torch.equal(checkpoint.load(shared_tmp_path / "run" / "step-000001", comm).tensors["x"], torch.ones(3))
 
 
 @pytest.mark.ranks(2, 4, 6)

@@ -150,3 +150,29 @@ def test_values_of_another_shape_are_refused_though_they_are_as_many() -> None:
         source = BoxFunction({"x": (4, 2, 3)}, lambda name, box, shape=shape: np.zeros(shape), MPI.COMM_SELF)
         with pytest.raises(dc.DataError, match=r"gives .* for \[0:1, 0:2, 0:3\] of 'x'"):
             source.read("x", box)
+
+
+@on_ranks
+def test_the_default_dtype_is_that_of_what_the_function_returns(comm: Any) -> None:
+    kinds = {"label": np.int16, "flag": np.bool_, "image": np.float64}
+
+    def read(name: str, box: Any) -> Any:
+        return np.ones([part.stop - part.start for part in box], kinds[name])
+
+    source = BoxFunction({name: (4, 8) for name in kinds}, read, comm)
+    (batch,) = Loader(source, [Field(name, "nw") for name in kinds], grid_of(comm), 4).epoch(0)
+    assert [x.dtype for x in batch.tensors] == [torch.int64, torch.bool, torch.float32]
+
+
+@on_ranks
+@pytest.mark.parametrize("shift", [None, 1.0])
+@pytest.mark.parametrize("value", ["text", 1j, np.datetime64("2000")])
+def test_what_is_no_real_number_is_refused_on_all_ranks(comm: Any, shift: Any, value: Any) -> None:
+    def read(name: str, box: Any) -> Any:
+        return np.full([part.stop - part.start for part in box], value)
+
+    source = BoxFunction({"x": (1, 8)}, read, comm)
+    loader = Loader(source, [Field("x", "nw", torch.float32, shift=shift)], grid_of(comm), 1)
+    with pytest.raises(dc.DataError, match=r"sample 0 of dataset 'x' has values of .* Store real numbers") as caught:
+        next(loader.epoch(0))
+    common(comm, caught.value)

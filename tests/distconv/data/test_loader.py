@@ -287,6 +287,7 @@ def test_a_value_that_the_dtype_cannot_hold_is_named_on_all_ranks(
         (Field("x", "nchw", odd={"z": (1.0, -1.0, 1.0)}), {}, "odd along 'z', but the samples extend along 'hw'"),
         (Field("x", "nchw", exchanged=((0, 1.0),)), {}, "exchanged has 1 entries for 3 channels"),
         (Field("x", "nchw", exchanged=((0, 1.0), (1, 1.0), (3, 1.0))), {}, "exchanged names channels"),
+        (Field("x", "nchw", "float32"), {}, "dtype is 'float32'. Give one of torch"),  # type: ignore[arg-type]
         (Field("x", "nchw"), {"mirror": "z"}, "mirror along 'z', but the samples extend along 'hw'"),
         (Field("x", "nchw"), {"mirror": "c"}, "mirror along 'c'"),
         (Field("x", "nchw"), {"mirror": "hh"}, "each once"),

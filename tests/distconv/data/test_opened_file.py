@@ -62,3 +62,12 @@ def test_a_file_that_is_written_to_or_replaced_is_another(tmp_path: Path) -> Non
     assert before.change(identity(path)) == "changed from 8 to 9 bytes"
     other.replace(path)
     assert before.change(identity(path)) == "replaced by another file"
+
+
+def test_all_values_of_a_dataset_are_decoded(tmp_path: Path) -> None:
+    pytest.importorskip("xarray")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(3, dtype="i2")
+        file["x"].attrs["scale_factor"] = 0.5
+    with opened(tmp_path / "a.h5")[0] as file:
+        assert values(file, "x", tmp_path / "a.h5", 10**6).tolist() == [0.0, 0.5, 1.0]

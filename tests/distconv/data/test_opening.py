@@ -276,3 +276,12 @@ def test_the_content_of_a_file_decides_not_its_name(tmp_path: Path) -> None:
     assert np.array_equal(arrays_of(tmp_path / "x.h5"), VALUES)
     (part,) = write_parts(tmp_path / "h5", "h5", 1)
     assert np.array_equal(arrays_of(part.rename(tmp_path / "y.npy")), VALUES)
+
+
+@pytest.mark.ranks(1)
+def test_one_name_is_one_dataset_and_none_is_refused(tmp_path: Path) -> None:
+    (path,) = write_parts(tmp_path, "h5", 1)
+    with open_source(path, "x", MPI.COMM_SELF) as source:
+        assert source.shape("x") == VALUES.shape
+    with pytest.raises(DataError, match=r"no datasets of .* are named"):
+        open_source(path, [], MPI.COMM_SELF)

@@ -59,3 +59,5 @@ def test_what_cannot_be_is_refused(comm: Any) -> None:
     for sizes in ((4, 4, 4, 4), (0, 3)):
         with pytest.raises(DataError, match=r"samples of 'x', \(2, 9, 14\), cannot be resized to"):
             Resized(source(comm), {"x": sizes})
+    with pytest.raises(DataError, match="nearest names 'lable', but resized are 'x', 'y'"):
+        Resized(source(comm), {"x": (4, 4), "y": (4, 4)}, nearest=["lable"])

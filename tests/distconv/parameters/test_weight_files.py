@@ -6,12 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from mpi4py import MPI
 from torch import nn
 
+import distconv as dc
 from distconv.errors import CheckpointError
-from distconv.parameters.weight_files import read_weights, write_weights
+from distconv.parameters.weight_files import load_weights, read_weights, write_weights
 
 pytestmark = pytest.mark.ranks(1, 2)
 
@@ -68,3 +71,64 @@ def test_weights_are_read_back_as_they_were(comm: Any, shared_tmp_path: Path, na
     assert found.keys() == state.keys()
     assert all(found[key].dtype == value.dtype and torch.equal(found[key], value) for key, value in state.items())
     assert [each.name for each in shared_tmp_path.iterdir()] == [name]
+
+
+def nets() -> tuple[nn.Module, nn.Module]:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)), nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2))
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "model.", "_orig_mod.module."])
+def test_an_added_prefix_of_all_names_is_one_message(comm: Any, shared_tmp_path: Path, prefix: str) -> None:
+    saved, model = nets()
+    if comm.rank == 0:
+        state = {f"{prefix}{name}": x for name, x in saved.state_dict().items()}
+        torch.save({**state, "criterion.weight": torch.ones(2)}, shared_tmp_path / "a.pt")
+    comm.Barrier()
+    with pytest.raises(
+        CheckpointError, match=f"a.pt: the weights do not fit the model: their names begin with '{prefix}'"
+    ):
+        load_weights(model, shared_tmp_path / "a.pt", comm)
+    wrapped = nn.Module()
+    wrapped.add_module("module", saved)
+    dc.save_checkpoint(shared_tmp_path / "run", 1, wrapped, comm=comm)
+    with pytest.raises(CheckpointError, match=r"checkpoint of step 1 does not fit: their names begin with 'module\.'"):
+        dc.load_checkpoint(shared_tmp_path / "run", model, comm=comm)
+
+
+def test_checkpoints_of_other_trainers_say_where_their_weights_are(comm: Any, shared_tmp_path: Path) -> None:
+    saved, model = nets()
+    state = saved.state_dict()
+    others = {"optimizer_state": {"state": {}}, "current_epoch": 3, "network_weights": state}
+    if comm.rank == 0:
+        torch.save(others, shared_tmp_path / "plain.pth")
+        torch.save({**others, "logging": {"loss": [np.float64(1)]}}, shared_tmp_path / "nnunet.pth")
+    comm.Barrier()
+    with pytest.raises(CheckpointError, match=r"without running code: .*weights_only=False\)\['network_weights'\]"):
+        load_weights(model, shared_tmp_path / "nnunet.pth", comm)
+    with pytest.raises(CheckpointError, match=r"Its 'network_weights' is one. If you trust .*\['network_weights'\]"):
+        load_weights(model, shared_tmp_path / "plain.pth", comm)
+    if comm.rank == 0:  # as the error says
+        content = torch.load(shared_tmp_path / "nnunet.pth", weights_only=False)
+        torch.save(content["network_weights"], shared_tmp_path / "weights.pt")
+    comm.Barrier()
+    load_weights(model, shared_tmp_path / "weights.pt", comm)
+    assert all(torch.equal(model.state_dict()[name], x) for name, x in state.items())
+
+
+def test_a_file_of_weights_is_no_folder_of_checkpoints(comm: Any, shared_tmp_path: Path) -> None:
+    if comm.rank == 0:
+        torch.save(nets()[0].state_dict(), shared_tmp_path / "a.pt")
+    comm.Barrier()
+    with pytest.raises(CheckpointError, match=r"it is a file. Load weights of torch by model.load_state_dict"):
+        dc.load_checkpoint(shared_tmp_path / "a.pt", nets()[1], comm=comm)
+
+
+def test_extra_state_is_kept_where_it_has_a_place(tmp_path: Path) -> None:
+    state = {"a.weight": torch.ones(2), "a._extra_state": {"count": 3}}
+    write_weights(state, tmp_path / "a.pt")
+    found = read_weights(tmp_path / "a.pt", MPI.COMM_SELF)
+    assert found["a._extra_state"] == {"count": 3} and torch.equal(found["a.weight"], torch.ones(2))
+    for name in ("a.safetensors", "folder"):
+        with pytest.raises(CheckpointError, match=r"'a._extra_state', .* is not a tensor. Write a .pt file"):
+            write_weights(state, tmp_path / name)
