@@ -206,7 +206,7 @@ def _distributed(result: torch.Tensor, arguments: Sequence[_Gathered], dims: Seq
         left = [d for d in range(first.dim()) if d not in dims]
         axes = [first.dist.axes[d] for d in left]
         y = DistTensor(result, first.dist.with_axes(axes), torch.Size(first.shape[d] for d in left))
-    alike = (argument.given.dist for argument in arguments if argument.given.shape == y.shape)
+    alike: Iterator[Distribution] = (argument.given.dist for argument in arguments if argument.given.shape == y.shape)
     if dims is None:
         alike = chain(alike, _matching(y.shape, arguments))
     return y.redistribute(next(alike, y.dist))
