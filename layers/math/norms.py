@@ -134,6 +134,13 @@ def pairwise_distance(
     return length
 
 
+@implements(torch.dist, tensors="input other")
+def dist(input: torch.Tensor, other: torch.Tensor, p: float = 2) -> torch.Tensor:
+    """``torch.dist``."""
+    length: torch.Tensor = torch.linalg.vector_norm(input - other, p)
+    return length
+
+
 _MM = "use_mm_for_euclid_dist"
 
 _FEW_POINTS = 25

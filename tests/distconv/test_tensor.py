@@ -87,6 +87,13 @@ def test_a_refusal_is_what_a_caller_would_expect(comm, kind):
         torch.renorm(x, 2, 0, 1.0)
 
 
+def test_the_distance_of_two_tensors_is_a_function_and_no_method(comm):
+    x = scattered(comm, 3, 2, 7, 4)
+    y = x * 2
+    torch.testing.assert_close(torch.dist(x, y).item(), torch.dist(dc.gather(x), dc.gather(y)).item())
+    raises_everywhere(comm, dc.UnsupportedOperation, r"Call torch\.dist\(x, y\)", lambda: x.dist(y))
+
+
 @pytest.mark.fault(12)
 def test_below_the_function_interface_it_raises(comm):
     x = scattered(comm, 3, 2, 7, 4)
