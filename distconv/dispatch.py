@@ -40,6 +40,7 @@ class Order(Enum):
     KEPT = "contiguous where all operands are, else as torch's function of tensors without memory says"
     NEW = "as that says in any case: contiguous operands may give other orders"
     OF_INPUT = "that of the input; torch's function of tensors without memory says contiguous"
+    OF_INPUT_ON_CPU = "as OF_INPUT on a CPU, but for circular padding, which is made of slices"
     OF_LAYER = "that of the input or the weight, alike"
     IN_TRAINING = "on a CPU contiguous in training, which the same of tensors without memory does not say"
 
@@ -63,7 +64,7 @@ METADATA = frozenset(
     getattr(torch.Tensor, name)
     for name in (
         "dim", "ndimension", "size", "numel", "nelement", "is_floating_point", "is_complex", "is_signed",
-        "element_size", "get_device", "__dir__",
+        "element_size", "get_device", "__dir__", "_use_count",
     )
 ) | frozenset(
     getattr(torch.Tensor, name).__get__

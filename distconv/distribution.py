@@ -9,13 +9,13 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Generic, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from distconv.arrangement import Arrangement
-from distconv.errors import DistributionError
+from distconv.errors import DistributionError, UnsupportedOperation
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -306,6 +306,16 @@ class Distribution(Generic[Grid_co]):
 
     def __hash__(self) -> int:
         return self._hash
+
+    def __call__(self, *_: Any, **named: Any) -> NoReturn:
+        """Raise: ``x.dist(y)`` of a DistTensor is not the distance ``torch.dist(x, y)``.
+
+        Raises
+        ------
+        UnsupportedOperation
+            Always.
+        """
+        raise UnsupportedOperation("x.dist(y): x.dist is the distribution of a DistTensor. Call torch.dist(x, y).")
 
     def __repr__(self) -> str:
         names = ", ".join("-" if axis is None else axis for axis in self.axes)

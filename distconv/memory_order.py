@@ -121,8 +121,10 @@ def _frozen(value: Any) -> Any:
         return value
     if isinstance(value, torch.Tensor):
         return _Frozen(value.shape, _strides_of(value), value.dtype, value.device.type)
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, tuple):
         return tuple(map(_frozen, value))
+    if isinstance(value, list):  # as an index it is not a tuple
+        return ("list", *map(_frozen, value))
     return ("slice", value.start, value.stop, value.step) if isinstance(value, slice) else value
 
 
@@ -131,6 +133,8 @@ def _thawed(value: Any, twins: list[torch.Tensor]) -> Any:
         twins.append(value.twin())
         return twins[-1]
     if isinstance(value, tuple):
+        if value[:1] == ("list",):
+            return [_thawed(v, twins) for v in value[1:]]
         return slice(*value[1:]) if value[:1] == ("slice",) else tuple(_thawed(v, twins) for v in value)
     return value
 
@@ -150,7 +154,8 @@ def _worked_out(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcom
         results = torch.empty_like(twins[0])
     rule, on_gpu = rule_of(function), _on_gpu((args, kwargs))
     order = Order.KEPT if rule is None else rule.order
-    if order is Order.OF_INPUT:
+    on_cpu = order is Order.OF_INPUT_ON_CPU and not on_gpu and "circular" not in (*given[2:3], named.get("mode"))
+    if order is Order.OF_INPUT or on_cpu:
         results = torch.empty_like(results, memory_format=_format(twins[:1]))
     elif order is Order.OF_LAYER:
         # cuDNN convolves float64 in contiguous memory alone.

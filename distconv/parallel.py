@@ -66,7 +66,7 @@ def parallelize(
         On all ranks, if a layer's groups do not divide over the ranks that split its channels.
     UnsupportedOperation
         If ``target`` is neither a grid nor a plan, ``batch_norm`` is none of these, or a lazy layer has not been called
-        yet.
+        yet, or a layer is on the device ``meta``.
     """
     if not isinstance(target, (ProcessGrid, Plan)):
         raise UnsupportedOperation(f"parallelize needs a ProcessGrid or a Plan, not {type(target).__name__}")
@@ -74,7 +74,7 @@ def parallelize(
     if over not in BATCH_NORM:
         raise UnsupportedOperation(f"parallelize: batch_norm={over!r} must be one of {', '.join(BATCH_NORM)}")
     world = target.world if isinstance(target, ProcessGrid) else (comm or MPI.COMM_WORLD)
-    _check_shapes_known(model)
+    _check_initialized(model)
     _check_wrappers(model)
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     described = "; ".join(f"{name} {tuple(t.shape)} {t.dtype}" for name, t in state.items())
@@ -124,13 +124,18 @@ def ranks_of(model: torch.nn.Module) -> MPI.Intracomm:
     return world if world and world.size < MPI.COMM_WORLD.size else MPI.COMM_WORLD
 
 
-def _check_shapes_known(model: torch.nn.Module) -> None:
+def _check_initialized(model: torch.nn.Module) -> None:
     for name, layer in model.named_modules():
         own = (*layer.parameters(recurse=False), *layer.buffers(recurse=False))
         if any(map(is_lazy, own)):
             raise UnsupportedOperation(
                 f"parallelize: {name!r} ({type(layer).__name__}) does not know the shapes of its parameters yet: call "
                 "the model once with plain tensors, on every rank with the same seed, and then parallelize it"
+            )
+        if any(tensor.is_meta for tensor in own):
+            raise UnsupportedOperation(
+                f"parallelize: {name!r} ({type(layer).__name__}) is on the device meta, without values. Move the model "
+                "with to_empty(device=...), initialize or load it, and then parallelize it."
             )
 
 

@@ -129,7 +129,8 @@ def wrapped(tensor: DistTensor) -> NoReturn:
         Always.
     """
     raise UnsupportedOperation(
-        "torch.Tensor(x), torch.FloatTensor(x) and x.as_subclass(...) of a DistTensor x: use x itself, or dc.gather(x)"
+        "torch.Tensor(x), torch.FloatTensor(x) and x.as_subclass(...) of a DistTensor x: use x itself, or "
+        "dc.gather(x); for MONAI's transforms, which make a MetaTensor, call monai.data.set_track_meta(False)"
     )
 
 

@@ -38,7 +38,7 @@ class DistTensor(torch.Tensor):
     gives_way_to: ClassVar[set[type]] = set()
     """Kinds of tensors that handle calls with DistTensors themselves."""
 
-    dist: Distribution  # type: ignore[assignment]
+    dist: Distribution
     _local: torch.Tensor
     _shape: torch.Size
     _strides: Strides = None

@@ -199,6 +199,8 @@ def enter_both(
     one: torch.Tensor, other: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`enter` of two tensors at once, such as a layer's weight and its bias."""
+    if one.requires_grad != other.requires_grad:  # both results would require a gradient, and it would be computed
+        return enter(one, grid, axes), enter(other, grid, axes)
     split = grid.split_axes(axes)
     both: Any = apply(_EnterBoth, one, other, grid, split) if split else (one, other)
     one, other = both

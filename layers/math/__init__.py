@@ -7,6 +7,7 @@
     counting      How often values occur: each rank counts in its block, and the counts are added up
     extremes      Largest and smallest elements and where they are, with torch's conventions for ties
     fourier       Fourier transforms: one dimension after another is made whole
+    linear_algebra  Functions of matrices in a batch: each rank computes those of its part of the batch
     matmul        Matrix products and their like
     norms         Norms and similarities along dimensions, split ones included
     pointwise     Elementwise operators: they act on the blocks as they are once the operands are aligned

@@ -69,17 +69,13 @@ def norm(
     out: None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``torch.norm`` as a norm of vectors.
-
-    Raises
-    ------
-    NoRule
-        For the nuclear norm.
-    """
+    """``torch.norm`` as a norm of vectors, and the nuclear norm."""
     _no_out(out)
     result_shape(torch.norm, input, p, dim, keepdim, dtype=dtype)
     if p == "nuc":
-        raise NoRule("torch.norm with p='nuc' of a DistTensor: gather it first (dc.gather(x))")
+        dims = (0, 1) if dim is None else dim
+        result: torch.Tensor = torch.linalg.matrix_norm(input, "nuc", dims, keepdim, dtype=dtype)
+        return result
     order = 2.0 if p in ("fro", None) else float(p)
     return vector_norm(input, order, dim, keepdim, dtype=dtype)
 
@@ -94,18 +90,14 @@ def linalg_norm(
     out: None = None,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """``torch.linalg.norm`` as a norm of vectors, and the Frobenius norm.
-
-    Raises
-    ------
-    NoRule
-        For other norms of matrices.
-    """
+    """``torch.linalg.norm`` as a norm of vectors or of matrices."""
     _no_out(out)
     result_shape(torch.linalg.norm, A, ord, dim, keepdim, dtype=dtype)
     matrices = (A.dim() if dim is None else 1 if isinstance(dim, int) else len(dim)) == 2
     if ord is not None and matrices and ord != "fro":
-        raise NoRule(f"torch.linalg.norm of matrices with ord={ord!r}: gather the tensor first")
+        dims = (0, 1) if dim is None else dim
+        result: torch.Tensor = torch.linalg.matrix_norm(A, ord, dims, keepdim, dtype=dtype)
+        return result
     return vector_norm(A, 2.0 if ord in (None, "fro") else float(ord), dim, keepdim, dtype=dtype)
 
 
@@ -139,6 +131,13 @@ def pairwise_distance(
     """``F.pairwise_distance``."""
     result_shape(F.pairwise_distance, x1, x2, p, eps, keepdim)
     length: torch.Tensor = torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
+    return length
+
+
+@implements(torch.dist, tensors="input other")
+def dist(input: torch.Tensor, other: torch.Tensor, p: float = 2) -> torch.Tensor:
+    """``torch.dist``."""
+    length: torch.Tensor = torch.linalg.vector_norm(input - other, p)
     return length
 
 

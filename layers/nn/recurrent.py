@@ -56,7 +56,7 @@ def lstm(*args: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if not drops:
         return _lstm(input, states, weights, (bias, layers, 0.0, training, bidirectional, batch_first))
     # Layer by layer: one process draws a mask for all samples after each layer but the last.
-    x = input.transpose(0, 1) if batch_first else input
+    x: Any = input.transpose(0, 1) if batch_first else input
     directions = 2 if bidirectional else 1
     count, lasts = len(weights) // layers, []
     for layer in range(layers):
@@ -99,7 +99,7 @@ def _fitted(block: torch.Tensor, dist: Distribution, shape: Sequence[int]) -> Di
 # -- cells ------------------------------------------------------------------------------------------------------------
 
 
-def _cell(
+def _one_step(
     function: Callable[..., Any], input: torch.Tensor, state: Any, *weights: torch.Tensor | None, **named: torch.Tensor
 ) -> Any:
     """``torch.lstm_cell`` and its kin of inputs (N, I) and one state (N, H) or two."""
@@ -121,4 +121,4 @@ def _cell(
 
 for _name in ("lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"):
     _function = getattr(torch, _name)
-    implements(_function, tensors=None, passes=None)(partial(_cell, _function))
+    implements(_function, tensors=None, passes=None)(partial(_one_step, _function))

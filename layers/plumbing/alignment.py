@@ -54,6 +54,18 @@ def common_distribution(operands: Sequence[torch.Tensor], shape: torch.Size) -> 
     return Distribution(grid, axes, boundaries=boundaries, cyclic=cyclic)
 
 
+def matching_distribution(x: DistTensor, shape: Sequence[int]) -> Distribution:
+    """Return the layout of a tensor of ``shape`` made after ``x``.
+
+    It has the splits of ``x`` along the dimensions that have the same extent, above one, in the same place.
+    """
+    if tuple(shape) == tuple(x.shape):
+        return x.dist
+    pairs = zip(x.dist.split, x.shape, shape, strict=False)
+    axes = [axis if n == m and n > 1 else None for axis, n, m in pairs]
+    return x.dist.with_axes([*axes, *(None,) * (len(shape) - len(axes))])
+
+
 def aligned(tensor: torch.Tensor, dist: Distribution, shape: torch.Size) -> torch.Tensor:
     """Block of ``tensor`` that broadcasts against this rank's block of a result of ``shape`` under ``dist``.
 

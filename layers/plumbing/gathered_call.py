@@ -8,8 +8,7 @@ as replicated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from distconv import recording
 from distconv.dispatch import is_fallback, map_leaves, short_name
 from distconv.distribution import Distribution
 from distconv.errors import NoRule, ReplicationWarning, UnsupportedOperation
-from distconv.layers.plumbing.alignment import as_distributed, transposed
+from distconv.layers.plumbing.alignment import as_distributed, matching_distribution, transposed
 from distconv.layers.plumbing.call_site import warn_once
 from distconv.layers.plumbing.inplace_views import changed, moved, no_way_back, viewed
 from distconv.layers.plumbing.random_state import agree_on_generator, random_states
@@ -206,16 +205,8 @@ def _distributed(result: torch.Tensor, arguments: Sequence[_Gathered], dims: Seq
         left = [d for d in range(first.dim()) if d not in dims]
         axes = [first.dist.axes[d] for d in left]
         y = DistTensor(result, first.dist.with_axes(axes), torch.Size(first.shape[d] for d in left))
-    alike = (argument.given.dist for argument in arguments if argument.given.shape == y.shape)
-    if dims is None:
-        alike = chain(alike, _matching(y.shape, arguments))
-    return y.redistribute(next(alike, y.dist))
-
-
-def _matching(shape: torch.Size, arguments: Sequence[_Gathered]) -> Iterator[Distribution]:
-    """Yield layouts of results of ``shape`` with the splits of dimensions that an argument has in the same places."""
-    for x in (argument.given for argument in arguments):
-        pairs = zip(x.dist.split, x.shape, shape, strict=False)
-        axes = [axis if n == m and n > 1 else None for axis, n, m in pairs]
-        if any(axes):
-            yield x.dist.with_axes([*axes, *(None,) * (len(shape) - len(axes))])
+    alike = [argument.given.dist for argument in arguments if argument.given.shape == y.shape]
+    if dims is None and not alike:
+        matching = (matching_distribution(argument.given, y.shape) for argument in arguments)
+        alike = [dist for dist in matching if dist.split_axes]
+    return y.redistribute(alike[0] if alike else y.dist)

@@ -1,7 +1,8 @@
-"""New tensors made after a DistTensor: laid out like it where they have its shape, else whole on every rank."""
+"""New tensors made after a DistTensor: split as it is along the dimensions that have its extent, else replicated."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,9 +10,8 @@ from typing import Any
 import torch
 
 from distconv.dispatch import Kind, implements
-from distconv.distribution import Distribution
 from distconv.errors import NoRule
-from distconv.layers.plumbing.alignment import as_distributed, result_shape
+from distconv.layers.plumbing.alignment import as_distributed, matching_distribution, result_shape
 from distconv.layers.plumbing.inplace_views import changed
 from distconv.layers.plumbing.random_state import agree_on_generator
 from distconv.layers.tensor.reshaping import sizes
@@ -28,7 +28,7 @@ def _new(function: Callable[..., torch.Tensor], input: DistTensor, *size: Any, *
 def _filled(
     function: Callable[..., torch.Tensor], input: DistTensor, shape: torch.Size, *args: Any, **named: Any
 ) -> DistTensor:
-    dist = input.dist if shape == input.shape else Distribution(input.grid, (None,) * len(shape))
+    dist = matching_distribution(input, shape)
     return DistTensor(function(input.local, dist.local_shape(shape), *args, **named), dist, shape)
 
 
@@ -61,6 +61,19 @@ def new_full(input: DistTensor, size: Any, fill_value: float, **named: Any) -> D
 def new_tensor(input: DistTensor, data: Any, **named: Any) -> DistTensor:
     """``Tensor.new_tensor``: the same values on every rank."""
     return as_distributed(input.local.new_tensor(data, **named), input.grid)
+
+
+@implements(torch.Tensor.module_load, kind=Kind.EFFECT, tensors=None)
+def module_load(input: torch.Tensor, other: torch.Tensor, assign: bool = False) -> torch.Tensor:
+    """``Tensor.module_load``: what a parameter or buffer is swapped with when a module loads ``other`` for it."""
+    if not isinstance(input, DistTensor):
+        assert isinstance(other, DistTensor)
+        loaded: torch.Tensor = torch.Tensor.module_load(input, other.gather(), assign)  # type: ignore[no-untyped-call]
+        return loaded
+    twin = copy.deepcopy(input)
+    with torch.no_grad():
+        twin.copy_(other)
+    return twin
 
 
 # -- random numbers ---------------------------------------------------------------------------------------------------

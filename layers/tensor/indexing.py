@@ -26,7 +26,11 @@ def _entries(index: Any, count: int) -> list[Any]:
     named = sum(_dimensions(e) for e in entries)
     at = next((i for i, e in enumerate(entries) if e is Ellipsis), len(entries))
     entries[at : at + 1] = [ALL] * (count - named)
-    return entries
+    further = [i for i, e in enumerate(entries) if e is Ellipsis]
+    if further and count > named and any(e is not Ellipsis for e in entries[further[0] :]):
+        # In torch every ellipsis stands for as many dimensions: what follows a second one is behind the last dimension.
+        raise IndexError(f"x[index]: too many dimensions behind several ellipses for {count} dimensions. Write one.")
+    return [e for e in entries if e is not Ellipsis]
 
 
 def _stands_for_tuple(index: Any) -> bool:

@@ -28,7 +28,7 @@ _REASONS = {
         resize resize_ resize_as resize_as_ resize_as_sparse_ sparse_resize_ sparse_resize_and_clear_
         """,
     "the elements of a DistTensor lie on many ranks: use gather() for the whole or .local for this rank's block": """
-        __setstate__ module_load
+        __setstate__
         """,
 }
 

@@ -198,6 +198,15 @@ def test_a_lazy_layer_is_called_before(comm):
     assert dc.parallelize(model, grid_over(comm, h=comm.size)) is model
 
 
+def test_a_model_on_the_device_meta_is_rejected(comm):
+    with torch.device("meta"):
+        model = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Conv2d(2, 4, 3))
+    for axis in "nc":
+        grid = grid_over(comm, **{axis: comm.size})
+        match = r"'1' \(Conv2d\) is on the device meta, .* to_empty"
+        raises_everywhere(comm, dc.UnsupportedOperation, match, lambda grid=grid: dc.parallelize(model, grid))
+
+
 def test_a_model_needs_a_grid(comm):
     raises_everywhere(
         comm, dc.UnsupportedOperation, "needs a ProcessGrid", lambda: dc.parallelize(build(Pooled), "h=2")

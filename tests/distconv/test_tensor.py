@@ -68,10 +68,10 @@ def test_a_loss_prints_its_value_on_one_rank_alone(comm):
 @pytest.mark.parametrize(
     ("function", "name"),
     [
-        (lambda x: torch.linalg.svd(x), "linalg.svd"),
-        (lambda x: x.inverse(), "inverse"),
-        (lambda x: torch.linalg.svdvals(x), "linalg.svdvals"),
-        (lambda x: torch.logdet(x @ x.mT), "logdet"),
+        (lambda x: torch.linalg.tensorinv(x), "linalg.tensorinv"),
+        (lambda x: x.renorm(2, 0, 1.0), "renorm"),
+        (lambda x: torch.linalg.lstsq(x, x), "linalg.lstsq"),
+        (lambda x: torch.cov(x[0, 0]), "cov"),
     ],
 )
 def test_a_function_without_a_rule_raises_and_says_the_way_out(comm, function, name):
@@ -84,7 +84,14 @@ def test_a_function_without_a_rule_raises_and_says_the_way_out(comm, function, n
 def test_a_refusal_is_what_a_caller_would_expect(comm, kind):
     x = scattered(comm, 3, 2, 7, 4)
     with pytest.raises(kind):
-        torch.linalg.svdvals(x)
+        torch.renorm(x, 2, 0, 1.0)
+
+
+def test_the_distance_of_two_tensors_is_a_function_and_no_method(comm):
+    x = scattered(comm, 3, 2, 7, 4)
+    y = x * 2
+    torch.testing.assert_close(torch.dist(x, y).item(), torch.dist(dc.gather(x), dc.gather(y)).item())
+    raises_everywhere(comm, dc.UnsupportedOperation, r"Call torch\.dist\(x, y\)", lambda: x.dist(y))
 
 
 @pytest.mark.fault(12)

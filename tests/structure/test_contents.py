@@ -17,6 +17,7 @@ OTHER_SIZES = {
     "distconv.communication": "a module for each kind of message, and what keeps ranks in step",
     "distconv.jobs": "a package for each task, and what tasks share",
     "distconv.jobs.commands": "a module for each command",
+    "distconv.layers.math": "a module for each family of functions",
     "distconv.layers.nn": "a module for each family of layers of torch.nn",
     "distconv.layers.tensor": "a module for each way to make, shape, index and ask a tensor",
     "distconv.pipeline.reference": "a pipeline in one process, and one stage of it",

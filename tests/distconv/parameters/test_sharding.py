@@ -105,6 +105,24 @@ def test_state_goes_to_a_plain_model_and_back(comm):
             assert torch.equal(back.state_dict()[name], tensor), name
 
 
+def test_state_is_loaded_by_swapping_parameters(comm):
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+
+        def scenario(bench):
+            state = {name: tensor * 2 for name, tensor in bench.model.state_dict().items()}
+            parameters = list(bench.model.parameters())
+            bench.model.load_state_dict(state)
+            assert all(p is q for p, q in zip(parameters, bench.model.parameters(), strict=True))
+            bench.loss(1).backward()
+            bench.optimizer.step()
+            return bench.model.state_dict()
+
+        as_in_one_process(comm, scenario)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+
+
 def test_gradients_may_be_clipped(comm):
     def scenario(bench):
         bench.loss(1).backward()

@@ -29,6 +29,7 @@ VECTORS = {
     "norm": lambda x: x.norm(),
     "norm along dimensions": lambda x: torch.norm(x, dim=(1, 2)) + x.norm(1, dim=(1, 2)),
     "norm as parameters have it": lambda x: x.norm(2, dim=2, keepdim=True),
+    "dist": lambda x: torch.dist(x, x[:1] * 2) + torch.dist(x, x.square(), 1),
     "linalg.norm": lambda x: torch.linalg.norm(x, dim=1) + torch.linalg.norm(x, 2, 1),
     "linalg.norm of matrices": lambda x: torch.linalg.norm(x, "fro", (1, 2)),
     "normalize": lambda x: F.normalize(x) + F.normalize(x, p=1, dim=2),
@@ -55,7 +56,7 @@ def test_the_norm_of_zeros_has_torchs_gradient(comm, order):
 
 
 @pytest.mark.ranks(at_least=2)
-def test_norms_without_a_rule_name_the_way_out(comm):
+def test_norms_of_one_split_matrix_name_the_way_out(comm):
     x = dc.scatter(normal(6, 6), grid_over(comm, c=comm.size))
     for call in (lambda: x.norm("nuc"), lambda: torch.linalg.norm(x, 2), lambda: torch.linalg.matrix_norm(x, 2)):
         raises_everywhere(comm, dc.UnsupportedOperation, "gather", call)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
+from distconv.layers.plumbing.alignment import both_whole_over
 from tests.distconv.layouts import grid_over, grids, normal, raises_everywhere, twenty_layouts
 from tests.layers.compare import UP_TO_SIX_RANKS, built, module_as_in_one_process, same_as_one_process
 
@@ -266,4 +267,6 @@ def test_a_bias_alone_has_its_gradient(comm):
         layer.zero_grad()
         layer(dc.scatter(normal(4, 3, 7, 5), grid)).sum().backward()
         torch.testing.assert_close(layer.bias.grad, torch.full((2,), 4.0 * 7 * 5).double(), rtol=1e-12, atol=0)
+        weight, bias = both_whole_over(layer.weight, layer.bias, dc.Distribution(grid, ("n", "c", "h", "w")))
+        assert not weight.requires_grad and bias.requires_grad  # dL/dw is not computed
         assert layer.weight.grad is None

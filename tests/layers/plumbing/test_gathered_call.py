@@ -53,7 +53,7 @@ def _diagonal(x):
 
 
 IDIOMS = {
-    "a function": lambda x: torch.linalg.svdvals(x),
+    "a function": lambda x: torch.linalg.vander(x),
     "a method": lambda x: x.renorm(2, 1, 0.5),
     "an operator of two": lambda x: torch.cdist(x, x * 2 + 1),
     "an autograd function": lambda x: Rounded.apply(x, torch.tensor(3.0, dtype=torch.float64)),
@@ -64,7 +64,7 @@ IDIOMS = {
     "unique": lambda x: x.detach().round().unique(),
     "nonzero": lambda x: (x > 0).nonzero(),
     "where of a condition": lambda x: torch.where(x > 0)[2],
-    "several results": lambda x: torch.linalg.qr(x)[1].abs(),
+    "several results": lambda x: torch.linalg.lstsq(x, x * 2 + 1)[0],
     "a list of tensors": lambda x: torch.block_diag(x[0, 0], x[1, 1]),
     "an index by name": lambda x: torch.index_add(x, dim=2, index=torch.tensor([1, 3]), source=x[:, :, :2] * 3),
     "in place": _written,
@@ -72,7 +72,6 @@ IDIOMS = {
     "a shape among the arguments": lambda x: x.new(x.shape).zero_() + x.detach().new(torch.Size([5])).fill_(2) * x,
     "a triangle in place": lambda x: (x * 2).triu_() * x,
     "a plain argument": lambda x: torch.kron(x, torch.full((1, 2, 1, 1), 2.0, dtype=torch.float64)),
-    "a norm of matrices": lambda x: torch.linalg.norm(x, "nuc", dim=(2, 3)),
     "another dtype seen": lambda x: x.detach().view(torch.int64),
 }
 
@@ -89,8 +88,19 @@ def test_what_has_no_rule_equals_one_process(comm, name):
 @pytest.mark.ranks(2, 4)
 def test_a_result_of_the_same_shape_is_split_again_and_others_are_replicated(comm):
     x = dc.scatter(normal(4, 4, 4), grid_over(comm, w=comm.size))
-    assert torch.linalg.inv(x).dist == x.dist
+    assert torch.renorm(x, 2, 0, 1.0).dist == x.dist
     assert not x.nonzero().dist.split_axes
+
+
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.ranks(2, 3)
+def test_a_result_is_split_again_where_a_dimension_of_an_argument_is_found_again(comm):
+    """Samples, whatever becomes of the other dimensions; the gradient goes back to the blocks."""
+    dist = dc.Distribution(grid_over(comm, n=comm.size), ("n", None, None))
+    for function in (lambda x: torch.renorm(x, 2, 0, 1.0).sum(2), lambda x: torch.cov(x[..., 0])):
+        same_as_one_process(dist, function, normal(4, 4, 4))
+    found = same_as_one_process(dist, lambda x: torch.linalg.vander(x[..., 0], N=6), normal(4, 4, 4))
+    assert found.dist.axes == ("n", None, None)
 
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
@@ -254,7 +264,7 @@ def test_a_view_of_other_elements_that_had_to_be_gathered_is_not_changed_in_plac
 
 class Layer(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.inv(x)
+        return torch.renorm(x, 2, 0, 1.0)
 
 
 @pytest.mark.ranks(at_least=2)
@@ -265,21 +275,21 @@ def test_a_call_site_warns_once_and_names_the_layer_the_function_and_the_bytes(c
         for _ in range(3):
             model(x)
     first, second = (str(warning.message) for warning in told)
-    assert first.startswith("'0' (Layer): torch.linalg.inv has no distributed rule;") and "384 bytes" in first
+    assert first.startswith("'0' (Layer): torch.renorm has no distributed rule;") and "384 bytes" in first
     assert second.startswith("'1' (Layer): ") and {warning.category for warning in told} == {dc.ReplicationWarning}
     assert {warning.filename for warning in told} == {__file__}
 
 
 def test_nothing_is_told_where_nothing_is_gathered(comm):
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, r=comm.size))
-    close(whole(torch.linalg.inv(x)), normal(3, 4, 4).inverse(), "inverse")
+    close(whole(torch.renorm(x, 2, 0, 1.0)), normal(3, 4, 4).renorm(2, 0, 1.0), "y")
 
 
 @pytest.mark.ranks(at_least=2)
 def test_more_than_the_limit_is_refused(comm, monkeypatch):
     monkeypatch.setattr(gathered_call, "limit_bytes", 383)
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
-    text = raises_everywhere(comm, dc.UnsupportedOperation, "384 bytes.*is 383", lambda: torch.linalg.inv(x))
+    text = raises_everywhere(comm, dc.UnsupportedOperation, "384 bytes.*is 383", lambda: torch.renorm(x, 2, 0, 1.0))
     assert "DISTCONV_FALLBACK_LIMIT" in text
 
 
@@ -287,7 +297,7 @@ def test_more_than_the_limit_is_refused(comm, monkeypatch):
 def test_as_errors_all_such_calls_are_refused(comm, monkeypatch):
     monkeypatch.setattr(gathered_call, "level", "error")
     x = dc.scatter(normal(3, 4, 4), grid_over(comm, w=comm.size))
-    raises_everywhere(comm, dc.UnsupportedOperation, "no distributed rule", lambda: torch.linalg.inv(x))
+    raises_everywhere(comm, dc.UnsupportedOperation, "no distributed rule", lambda: torch.renorm(x, 2, 0, 1.0))
     raises_everywhere(comm, dc.UnsupportedOperation, "with a mask", lambda: x[x[:, 0, 0] > 0, 0])
 
 
@@ -308,8 +318,8 @@ def test_an_autograd_function_that_reaches_a_distributed_tensor_in_another_way_i
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 def test_what_torch_refuses_is_refused_in_its_words(comm):
     x = dc.scatter(normal(3, 4, 5), grid_over(comm, w=comm.size))
-    with pytest.raises(RuntimeError, match="must be batches of square matrices"):
-        torch.linalg.inv(x)
+    with pytest.raises(RuntimeError, match="renorm: expected maxnorm to be >= 0"):
+        torch.renorm(x, 2, 0, -1.0)
 
 
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
@@ -329,7 +339,7 @@ import distconv as dc
 
 x = dc.scatter(torch.eye(4, dtype=torch.float64), dc.ProcessGrid(MPI.COMM_WORLD, w=2), dims="-w")
 for _ in range(2):
-    torch.linalg.inv(x)
+    torch.renorm(x, 2, 0, 1.0)
 """
     ended = mpiexec(2, code, timeout=60)
     assert ended.returncode == 0

@@ -28,6 +28,15 @@ def test_new_tensors_equal_one_process(comm):
         assert x.new(torch.Size([2, 5])).shape == x.new(2, 5).shape == (2, 5)
 
 
+@pytest.mark.ranks(at_least=2)
+def test_new_tensors_are_split_along_the_dimensions_of_the_same_extent(comm):
+    dist = dc.Distribution(grid_over(comm, h=comm.size), ("n", "c", "h", "w"), boundaries={"h": (*(0,) * comm.size, 7)})
+    x = dc.scatter(normal(*SHAPE), dist)
+    for made in (x.new_zeros, x.new_ones, x.new_empty, lambda shape: x.new_full(shape, 2.0)):
+        assert made((3, 1, 7, 9)).dist == dist and made((5, 4, 7)).dist.axes == (None, None, "h")
+        assert not any(made(shape).dist.split_axes for shape in ((3, 4), (7,), (3, 4, 8, 5), (), (7, 7)))
+
+
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 def test_new_tensors_of_values_equal_one_process(comm):

@@ -1,0 +1,263 @@
+"""Functions of the last dimensions: matrices in a batch and signals; each rank computes those of its part of the batch.
+
+A split of the last dimensions moves to the batch first. Without a batch of at least as many as there are ranks a
+function is computed replicated, with a warning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from distconv.dispatch import Kind, Order, implements, map_leaves, short_name
+from distconv.errors import NoRule
+from distconv.layers.plumbing.alignment import entering, result_shape, transposed, whole_over
+from distconv.layers.plumbing.block_edges import irregular, layout
+from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
+from distconv.layers.plumbing.inplace_views import Taken, takes_view
+from distconv.layers.plumbing.value_check import decided_together
+from distconv.tensor import DistTensor
+
+
+def batched(
+    function: Callable[..., Any], operands: Sequence[torch.Tensor], own: Sequence[int], *args: Any, **named: Any
+) -> Any:
+    """Return ``function(*operands, *args, **named)``, each rank computing a part of the batch.
+
+    Parameters
+    ----------
+    function : callable
+        Its results have the dimensions of the batch first.
+    operands : sequence of Tensor
+        Tensors whose batches broadcast.
+    own : sequence of int
+        Number of last dimensions of each operand that belong to one call.
+
+    Raises
+    ------
+    NoRule
+        If no dimension of the batch can be split.
+    """
+    name = short_name(function)
+    if any(t.dim() < count for t, count in zip(operands, own, strict=True)):
+        raise NoRule(f"{name} of tensors with too few dimensions")
+    moved = [
+        transposed(t, range(t.dim() - count, t.dim())) if isinstance(t, DistTensor) else t
+        for t, count in zip(operands, own, strict=True)
+    ]
+    batches = [t.shape[: t.dim() - count] for t, count in zip(moved, own, strict=True)]
+    try:
+        batch = torch.broadcast_shapes(*batches)
+    except RuntimeError:
+        raise NoRule(f"{name} of batches that do not broadcast") from None
+    first = next(t for t in moved if isinstance(t, DistTensor))
+    axes: list[str | None] = [None] * len(batch)
+    edges: tuple[dict[str, Any], dict[str, int]] = {}, {}
+    for t, shape in zip(moved, batches, strict=True):
+        for dim, axis in enumerate(t.dist.split[: len(shape)] if isinstance(t, DistTensor) else ()):
+            at = dim + len(batch) - len(shape)
+            if axis is not None and axes[at] is None and axis not in axes and shape[dim] == batch[at]:
+                axes[at] = axis
+                if isinstance(t, DistTensor) and t.grid == first.grid:
+                    boundaries, cyclic = irregular(t.dist, (axis,))
+                    edges[0].update(boundaries)
+                    edges[1].update(cyclic)
+    if not any(axes) and any(t.dist.split_axes for t in operands if isinstance(t, DistTensor)):
+        raise NoRule(
+            f"{name} of a distributed tensor without a batch that can be split: put at least as many matrices or "
+            "signals as there are ranks into the first dimension, or gather it first (dc.gather(x))"
+        )
+    blocks = []
+    for t, shape, count in zip(moved, batches, own, strict=True):
+        offset = len(batch) - len(shape)
+        kept = [axes[d + offset] if n == batch[d + offset] else None for d, n in enumerate(shape)]
+        wanted = layout(first.grid, [*kept, *(None,) * count], *edges)
+        blocks.append(entering(t, wanted, [axis for axis in axes if axis is not None and axis not in kept]))
+    work = layout(first.grid, axes, *edges)
+    args, named = map_leaves(lambda v: whole_over(v, work) if isinstance(v, torch.Tensor) else v, (args, named))
+    block_batch = work.local_shape(batch)
+    if 0 in block_batch:
+        blocks = [_with_one(block, block.dim() - count) for block, count in zip(blocks, own, strict=True)]
+    results = decided_together(first.grid, function, *blocks, *args, **named)
+
+    def wrapped(y: Any) -> Any:
+        if not isinstance(y, torch.Tensor):
+            return y
+        rest = y.shape[len(batch) :]
+        y = nothing_of(y, (*block_batch, *rest)) if 0 in block_batch else y
+        result = DistTensor(y, layout(first.grid, [*axes, *(None,) * len(rest)], *edges), torch.Size((*batch, *rest)))
+        # As in called_along: what has the shape of an operand is split as that is.
+        same = (t.dist for t in operands if isinstance(t, DistTensor) and t.shape == result.shape)
+        return result.redistribute(next(same, result.dist))
+
+    return map_leaves(wrapped, results)
+
+
+def _with_one(block: torch.Tensor, dims: int) -> torch.Tensor:
+    """Return ``block``, whose first ``dims`` are the batch, with one regular matrix or signal if it has none.
+
+    A rank without matrices computes as the others do, so that its graph is theirs.
+    """
+    if 0 not in block.shape[:dims]:
+        return block
+    own = block.shape[dims:]
+    one = torch.zeros(own, dtype=block.dtype, device=block.device)
+    diagonal = one.diagonal() if len(own) == 2 else one
+    if len(own) == 2 or not block.is_floating_point():
+        diagonal.copy_(torch.arange(1, len(diagonal) + 1))  # different eigenvalues, or pivots
+    return at_least(block, (*(1,) * dims, *own)) + one
+
+
+@dataclass(frozen=True)
+class _Batched:
+    """A function of operands that are named as torch does, and the number of last dimensions of each."""
+
+    function: Callable[..., Any]
+    names: tuple[str, ...]
+    own: tuple[int, ...]
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        count = len(self.own)
+        operands = [*args[:count], *(named.pop(name) for name in self.names[len(args) :] if name in named)]
+        if len(operands) < count or any(isinstance(v, DistTensor) for v in tree_leaves((args[count:], named))):
+            raise NoRule(f"{short_name(self.function)} with these arguments; pass its options as plain numbers")
+        own = list(self.own)
+        if self.function in _OF_VECTORS and _is_vector(*operands):
+            own[1] = 1
+        return batched(self.function, operands, own, *args[count:], **named)
+
+
+_OF_VECTORS = (torch.linalg.solve, torch.linalg.solve_ex)
+"""Functions of matrices A (..., N, N) and B, which may be vectors (..., N)."""
+
+
+def _is_vector(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return b.dim() == 1 or (a.dim() - 1 == b.dim() and b.shape == a.shape[:-1])
+
+
+def _register() -> None:
+    matrix: dict[str, int] = {"A": 2}
+    for name in (
+        "cholesky cholesky_ex cond det eig eigh eigvals eigvalsh inv inv_ex ldl_factor ldl_factor_ex lu lu_factor "
+        "lu_factor_ex matrix_exp matrix_power matrix_rank pinv qr slogdet svd svdvals"
+    ).split():
+        _serve([torch.linalg], name, matrix)
+    for name in ("solve", "solve_ex", "solve_triangular"):
+        _serve([torch.linalg], name, {"A": 2, "B": 2})
+    _serve([torch.linalg], "lu_solve", {"LU": 2, "pivots": 1, "B": 2})
+    _serve([torch.linalg], "ldl_solve", {"LD": 2, "pivots": 1, "B": 2})
+    _serve([torch.linalg], "householder_product", {"A": 2, "tau": 1})
+    both = [torch, torch.Tensor]
+    for name in "cholesky cholesky_inverse det inverse logdet matrix_exp matrix_power pinverse qr slogdet svd".split():
+        _serve(both, name, {"input": 2})
+    _serve(both, "cholesky_solve", {"input": 2, "input2": 2})
+    _serve(both, "triangular_solve", {"input": 2, "A": 2})
+    _serve(both, "lu_solve", {"input": 2, "LU_data": 2, "LU_pivots": 1})
+    _serve(both, "stft", {"input": 1})
+    _serve(both, "istft", {"input": 2})
+
+
+def _serve(homes: Sequence[Any], name: str, own: dict[str, int]) -> None:
+    functions = {getattr(home, name) for home in homes}
+    implements(*functions, order=Order.NEW, tensors=None, passes=None)(
+        _Batched(getattr(homes[0], name), tuple(own), tuple(own.values()))
+    )
+
+
+_register()
+
+
+# -- norms of matrices ------------------------------------------------------------------------------------------------
+
+
+@implements(torch.linalg.matrix_norm, passes=None)
+def matrix_norm(
+    A: DistTensor,
+    ord: float | str = "fro",
+    dim: Sequence[int] = (-2, -1),
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``torch.linalg.matrix_norm``: the Frobenius norm as one of vectors, others of whole matrices."""
+    result_shape(torch.linalg.matrix_norm, A, ord, dim, keepdim, dtype=dtype)
+    if ord == "fro":
+        frobenius: torch.Tensor = torch.linalg.vector_norm(A, 2, dim, keepdim, dtype=dtype)
+        return frobenius
+    dims = [d % A.dim() for d in dim]
+    norms: torch.Tensor = batched(torch.linalg.matrix_norm, [A.movedim(dims, (-2, -1))], [2], ord, dtype=dtype)
+    for d in sorted(dims) if keepdim else ():
+        norms = norms.unsqueeze(d)
+    return norms
+
+
+# -- along dimensions -------------------------------------------------------------------------------------------------
+
+
+def _quantile(
+    function: Callable[..., Any], input: DistTensor, q: Any, dim: Any = None, keepdim: bool = False, **named: Any
+) -> DistTensor:
+    """``torch.quantile`` or ``nanquantile`` along ``dim``."""
+    result = result_shape(function, input, q, dim, keepdim, **named)
+    if dim is None or isinstance(q, DistTensor):
+        raise NoRule(f"{function.__name__} without dim=, or with distributed quantiles: flatten(1) and pass dim=1")
+    dim %= max(1, input.dim())
+    x = transposed(input, [dim])
+    if input.dist.split_axes and not x.dist.split_axes:
+        raise NoRule(f"{function.__name__} along the only dimension that can be split: gather it first (dc.gather(x))")
+    axes = [None if d == dim else axis for d, axis in enumerate(x.dist.axes) if keepdim or d != dim]
+    several = isinstance(q, torch.Tensor) and q.dim() == 1
+    dist = x.dist.with_axes([None, *axes] if several else axes)
+    y = like_other_ranks(lambda block: function(block, q, dim, keepdim, **named), dist.local_shape(result), x.local)
+    return DistTensor(y, dist, result)
+
+
+for _name in ("quantile", "nanquantile"):
+    implements(getattr(torch, _name), getattr(torch.Tensor, _name), order=Order.NEW, tensors="input q", passes=None)(
+        partial(_quantile, getattr(torch, _name))
+    )
+
+
+@implements(torch.linalg.cross, torch.cross, torch.Tensor.cross, tensors="input other")
+def cross(input: torch.Tensor, other: torch.Tensor, *, dim: int = -1) -> torch.Tensor:
+    """``torch.linalg.cross``."""
+    result_shape(torch.linalg.cross, input, other, dim=dim)
+    shape = torch.broadcast_shapes(input.shape, other.shape)
+    both = [t.expand(shape).movedim(dim, -1) for t in (input, other)]
+    product: torch.Tensor = batched(torch.linalg.cross, both, [1, 1]).movedim(-1, dim)
+    return product
+
+
+def _put_back(view: DistTensor, input: DistTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> None:
+    whole = input.replicated([dim1 % input.dim(), dim2 % input.dim()])
+    changed = DistTensor(whole.local.clone(), whole.dist, whole.shape)
+    block = changed.local.diagonal(offset, dim1, dim2)
+    block.copy_(view.redistribute(changed.dist.with_axes(_without_both(changed, dim1, dim2))).local)
+    input.copy_(changed)
+
+
+def _without_both(x: DistTensor, dim1: int, dim2: int) -> list[str | None]:
+    gone = (dim1 % x.dim(), dim2 % x.dim())
+    return [*(axis for d, axis in enumerate(x.dist.axes) if d not in gone), None]
+
+
+@implements(torch.diagonal, torch.Tensor.diagonal, kind=Kind.VIEW, order=Order.NEW)
+@takes_view(_put_back)
+def diagonal(input: DistTensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Taken:
+    """``torch.diagonal``: other dimensions keep their splits."""
+    shape = result_shape(torch.diagonal, input, offset, dim1, dim2)
+    x = input.replicated([dim1 % input.dim(), dim2 % input.dim()])
+    dist = x.dist.with_axes(_without_both(x, dim1, dim2))
+    return DistTensor(x.local.diagonal(offset, dim1, dim2), dist, shape), x
+
+
+@implements(torch.linalg.diagonal, kind=Kind.VIEW, order=Order.NEW)
+def linalg_diagonal(A: DistTensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> DistTensor:
+    """``torch.linalg.diagonal``."""
+    view: DistTensor = diagonal(A, offset, dim1, dim2)
+    return view

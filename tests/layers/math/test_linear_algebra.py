@@ -1,0 +1,119 @@
+"""Matrices and signals in batches that are split, against one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import distconv as dc
+from tests.distconv.layouts import grid_over, normal, raises_everywhere
+from tests.layers.compare import close, same_as_one_process, whole
+
+L = torch.linalg
+
+
+def symmetric(x):
+    return x @ x.mT + torch.eye(x.shape[-1], dtype=x.dtype)
+
+
+OF_MATRICES = {
+    "eigh": lambda x: L.eigh(x + x.mT)[0] + L.eigh(x + x.mT)[1].square().sum(-1),
+    "eigvals": lambda x: L.eigvals(x).abs().sum(-1, keepdim=True) + x.sum(-1),
+    "svd": lambda x: L.svd(x)[1] + L.svd(x)[0].abs().sum(-1),
+    "singular values": lambda x: L.svdvals(x),
+    "qr": lambda x: L.qr(x)[1].abs(),
+    "inv": lambda x: L.inv(x),
+    "inverse": lambda x: x.inverse(),
+    "cholesky": lambda x: L.cholesky(symmetric(x)),
+    "det": lambda x: L.det(x),
+    "det, a method": lambda x: x.det(),
+    "slogdet": lambda x: L.slogdet(x)[1],
+    "logdet": lambda x: symmetric(x).logdet(),
+    "solve": lambda x: L.solve(symmetric(x), x),
+    "solve by name": lambda x: L.solve(A=symmetric(x), B=x, left=False),
+    "solve for vectors": lambda x: L.solve(symmetric(x), x[..., 0]),
+    "solve of one matrix": lambda x: L.solve(symmetric(normal(4, 4, seed=3)), x),
+    "solve for one right side": lambda x: L.solve(symmetric(x), normal(4, 2, seed=3)),
+    "triangular": lambda x: L.solve_triangular(symmetric(x), x, upper=True),
+    "matrix exponentials": lambda x: L.matrix_exp(x),
+    "powers": lambda x: L.matrix_power(x, 3),
+    "pseudoinverse": lambda x: L.pinv(x),
+    "ranks": lambda x: L.matrix_rank(x).double() * x.mean(),
+    "condition": lambda x: L.cond(x),
+    "a nuclear norm": lambda x: L.matrix_norm(x, "nuc"),
+    "a spectral norm that keeps dimensions": lambda x: L.matrix_norm(x, 2, keepdim=True),
+    "a norm of other dimensions": lambda x: L.matrix_norm(x.mT.unsqueeze(1), 1, dim=(3, 2)),
+    "a norm of sums": lambda x: L.norm(x, float("inf"), dim=(1, 2)),
+    "an old nuclear norm": lambda x: torch.norm(x, "nuc", dim=(1, 2)),
+    "a cross product": lambda x: L.cross(x[..., :3], x[..., 1:]),
+    "a cross product along another dimension": lambda x: torch.cross(x[:, :3], x[:, 1:], dim=1),
+    "a diagonal": lambda x: x.diagonal(dim1=-2, dim2=-1),
+    "a diagonal above": lambda x: L.diagonal(x, offset=1),
+    "a quantile": lambda x: x.quantile(0.3, dim=1),
+    "quantiles": lambda x: torch.quantile(x, torch.tensor([0.3, 0.8], dtype=x.dtype), dim=2, keepdim=True),
+    "quantiles without NaN": lambda x: torch.nanquantile(x, 0.3, dim=-1, interpolation="nearest"),
+}
+
+
+def layouts(comm):
+    samples, columns = grid_over(comm, n=comm.size), grid_over(comm, w=comm.size)
+    uneven = (0, 0, *(7,) * (comm.size - 1)) if comm.size > 1 else (0, 7)
+    return [
+        dc.Distribution(samples, ("n", None, None)),
+        dc.Distribution(samples, ("n", None, None), boundaries={"n": uneven}),
+        dc.Distribution(samples, ("n", None, None), cyclic={"n": 1}),
+        dc.Distribution(columns, (None, None, "w")),
+    ]
+
+
+@pytest.mark.filterwarnings("error::distconv.ReplicationWarning")
+@pytest.mark.parametrize("name", OF_MATRICES)
+@pytest.mark.ranks(1, 2, 3)
+def test_matrices_in_a_batch_equal_one_process(comm, name):
+    for dist in layouts(comm):
+        found = same_as_one_process(dist, OF_MATRICES[name], normal(7, 4, 4))
+        assert found.dist.split_axes or not dist.split[0], dist
+
+
+@pytest.mark.filterwarnings("error::distconv.ReplicationWarning")
+@pytest.mark.ranks(1, 2, 3)
+def test_signals_equal_one_process(comm):
+    window = torch.hann_window(8, dtype=torch.float64)
+
+    def there_and_back(x):
+        spectrum = torch.stft(x, 8, 3, window=window, return_complex=True)
+        return (
+            torch.istft(spectrum, 8, 3, window=window) + x.stft(8, 3, window=window, return_complex=True).abs().mean()
+        )
+
+    grid = grid_over(comm, n=comm.size)
+    same_as_one_process(dc.Distribution(grid, ("n", None)), there_and_back, normal(5, 30))
+    same_as_one_process(dc.Distribution(grid, (None, "n")), there_and_back, normal(5, 30))
+
+
+@pytest.mark.ranks(2, 3)
+def test_results_keep_the_batch_where_it_is_and_nothing_is_sent(comm):
+    dist = dc.Distribution(grid_over(comm, n=comm.size), ("n", None, None))
+    x = dc.scatter(normal(7, 4, 4), dist)
+    values, vectors = L.eigh(x + x.mT)
+    assert values.dist.axes == ("n", None) and vectors.dist == dist
+    signs, logarithms = L.slogdet(x)
+    assert signs.dist.axes == logarithms.dist.axes == ("n",)
+
+
+@pytest.mark.ranks(2, 3)
+def test_what_torch_rejects_of_one_ranks_matrices_is_told_on_all(comm):
+    x = symmetric(normal(7, 4, 4))
+    x[6] = 0
+    dist = dc.Distribution(grid_over(comm, n=comm.size), ("n", None, None))
+    raises_everywhere(comm, dc.NumericalError, "singular", lambda: L.inv(dc.scatter(x, dist)))
+    raises_everywhere(comm, RuntimeError, "square", lambda: L.inv(dc.scatter(x[:, :3].clone(), dist)))
+
+
+@pytest.mark.usefixtures("fallback")
+@pytest.mark.ranks(2, 3)
+def test_one_matrix_is_computed_replicated_with_a_warning(comm):
+    x = dc.scatter(symmetric(normal(6, 6)), grid_over(comm, n=comm.size), dims="n-")
+    with pytest.warns(dc.ReplicationWarning, match="without a batch"):
+        y = L.inv(x)
+    close(whole(y), L.inv(symmetric(normal(6, 6))), "inverse")
