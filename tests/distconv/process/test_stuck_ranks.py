@@ -107,6 +107,7 @@ def reports(ended: subprocess.CompletedProcess[str]) -> list[str]:
 slow = pytest.mark.slow
 
 
+@pytest.mark.fault(113)
 @pytest.mark.parametrize(
     ("what", "call"),
     [
@@ -153,6 +154,7 @@ def test_a_rank_that_was_only_slow_is_reported_and_the_training_goes_on(tmp_path
     assert f"elsewhere: rank 0 in user code at {tmp_path}/train.py, line {line_of('slow')}" in report
 
 
+@pytest.mark.fault(113)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "why"), [("interpreter", "Python's interpreter lock"), ("stopped", "rank 0 (process ")]
