@@ -110,7 +110,8 @@ class Position:
             f"line {line}" if path == self.lines[0][0] else f"{path}, line {line}"
             for path, line in self.lines[1:_LEVELS]
         )
-        return f"{self.where}: {self.text}{f' (called from {outer})' if outer else ''}"
+        text = f": {self.text}" if self.text else ""
+        return f"{self.where}{text}{f' (called from {outer})' if outer else ''}"
 
 
 def position(frame: FrameType, *, blocked: bool = False) -> Position:
