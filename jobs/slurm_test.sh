@@ -245,6 +245,7 @@ launches() {
     cat >"$place/train.py" <<'PYTHON'
 import distconv as dc
 from mpi4py import MPI
+dc.ProcessGrid(n=MPI.COMM_WORLD.size)
 print("trains on", MPI.COMM_WORLD.size, flush=True)
 PYTHON
     local train=$place/train.py last

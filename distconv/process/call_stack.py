@@ -116,7 +116,8 @@ class Position:
             f"line {line}" if path == self.lines[0][0] else f"{path}, line {line}"
             for path, line in self.lines[1:_LEVELS]
         )
-        return f"{self.where}: {self.text}{f' (called from {outer})' if outer else ''}"
+        text = f": {self.text}" if self.text else ""
+        return f"{self.where}{text}{f' (called from {outer})' if outer else ''}"
 
 
 def position(frame: FrameType, *, blocked: bool = False) -> Position:
@@ -153,7 +154,8 @@ def _call(inner: list[FrameType], *, blocked: bool) -> str:
     if not inner:
         return ""
     operators = [each for each in inner if each.f_code.co_name == "__torch_function__"] if blocked else []
-    modules = [each.f_locals["self"] for each in inner[::-1] if blocked and _is_call_of_module(each)]
+    called = [each.f_locals.get("self") for each in inner[::-1] if blocked and _is_call_of_module(each)]
+    modules = [each for each in called if isinstance(each, torch.nn.Module)]
     operator = getattr(operators[0].f_locals.get("func"), "__name__", "") if operators else ""
     if operator or modules:
         return " of ".join(filter(None, (operator, layer_of(modules) if modules else "")))

@@ -68,6 +68,9 @@ _channels: list[Channel] = []
 _process = 0
 _exit_code = 0
 _leaving = False
+_users_hook: Callable[[type[BaseException], BaseException, TracebackType | None], Any] | None = None
+_users_thread_hook: Callable[[threading.ExceptHookArgs], Any] | None = None
+"""Hooks that were set before the first grid: they print what has failed."""
 
 
 def are_watched(comm: MPI.Intracomm) -> bool:
@@ -109,6 +112,11 @@ def is_leaving() -> bool:
 
 
 def _install() -> None:
+    global _users_hook, _users_thread_hook
+    if sys.excepthook is not sys.__excepthook__:
+        _users_hook = sys.excepthook
+    if threading.excepthook is not threading.__excepthook__:
+        _users_thread_hook = threading.excepthook
     sys.excepthook = _failed
     threading.excepthook = _failed_in_thread
     sys.exit = _exit
@@ -333,13 +341,20 @@ def _failed(kind: type[BaseException], value: BaseException, trace: TracebackTyp
 
 
 def _failed_in_thread(failed: threading.ExceptHookArgs) -> None:
-    _print_failure(failed.exc_type, failed.exc_value, failed.exc_traceback)
+    if _users_thread_hook is not None:
+        _users_thread_hook(failed)
+    else:
+        _print_failure(failed.exc_type, failed.exc_value, failed.exc_traceback)
     watchdog.abort(DISAGREEMENT if isinstance(failed.exc_value, MismatchError) else 1)
 
 
 def _print_failure(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> None:
-    text = _formatted(kind, value, trace) + out_of_memory.explanation(value, trace)
+    told = "" if _users_hook is not None else _formatted(kind, value, trace)
+    text = told + out_of_memory.explanation(value, trace)
     print(f"distconv: rank {MPI.COMM_WORLD.rank} failed\n{text}", file=sys.stderr, end="", flush=True)
+    if _users_hook is not None and value is not None:
+        _users_hook(kind, value, trace)
+        sys.stderr.flush()
 
 
 def _formatted(kind: type[BaseException], value: BaseException | None, trace: TracebackType | None) -> str:

@@ -84,7 +84,8 @@ CHECK = Variable(
 TIMEOUT_S = Variable(
     "DISTCONV_TIMEOUT_S",
     "seconds from 0 on",
-    "end the job, with all stacks and exit code 75, when a rank has waited this long; 0: never",
+    "end the job, with all stacks and exit code 75, when a rank has waited this long (0: never); report where all "
+    "ranks are after 30 s, or half of this time",
     "600",
     600.0,
     _at_least_0,

@@ -66,6 +66,7 @@ class StopRequests:
         for each, handler in self._before.items():
             signal.signal(each, handler)
         if kind is not None:
+            _abandoned[:] = [answer for answer in _abandoned if not answer[1].Test()]
             _abandoned.extend(self._answers)
             return
         while self._answers:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mpi4py import MPI
@@ -76,7 +77,14 @@ def _state() -> State:
     if not waits:
         return State(call_stack.position(frame))
     thread, since, describe = waits[0]
-    return State(call_stack.position(frame, blocked=thread == main), describe(), time.monotonic() - since)
+    return State(call_stack.position(frame, blocked=thread == main), _text(describe), time.monotonic() - since)
+
+
+def _text(describe: Callable[[], str]) -> str:
+    try:
+        return describe()
+    except Exception:  # the wait has ended, and what describes it is changing: that must not end the watchdog
+        return "a wait that has just ended"
 
 
 class Reporter:

@@ -123,7 +123,7 @@ CASES = {
     # Ranks that part.
     101: "a rank that leaves while others wait for it, however it leaves: the job ends within seconds, naming it",
     102: "an error that all ranks raise: told once, by rank 0, with the lines of the user alone",
-    103: "an environment variable that differs between ranks: all, at the first import",
+    103: "an environment variable that differs between ranks: all, at the first grid",
     104: "a weight that comes apart on one rank: all, within 10 steps, naming the weight and the ranks",
     105: "another batch on one rank, at any step: all, within 10 steps",
     # The process.
@@ -132,6 +132,9 @@ CASES = {
     108: "schedules of too many passes: code 2, before anything is simulated",
     109: "stages that are not as many as the ranks' chunks: all, with the number that would be",
     110: "a data file that its user has open, too: both read",
+    111: "ranks that import distconv at another time, or never: nobody waits for them",
+    112: "worker processes that import the script again: start no MPI; one that makes a grid gets an error",
+    113: "a rank that is elsewhere while others wait: named with its line after 30 s, and with all stacks at the end",
 }
 
 

@@ -31,6 +31,8 @@ STATE = {
     "distconv.process.endings._exit_code": "the code with which this process ends",
     "distconv.process.endings._leaving": "whether this process is ending",
     "distconv.process.endings._process": "the process that opened the channel: a fork is another",
+    "distconv.process.endings._users_hook": "the user's excepthook from before the first grid",
+    "distconv.process.endings._users_thread_hook": "the same of threads",
     "distconv.process.memory.allocator.kind": "which allocator this process has",
     "distconv.process.patches._PATCHES": "what was replaced in torch; for the life of the process",
     "distconv.process.startup._memory_kept": "whether the allocator was set",

@@ -9,7 +9,7 @@ from types import FrameType
 import torch
 from torch import nn
 
-from distconv.process.call_stack import described, layer_of, modules_called, users_frame
+from distconv.process.call_stack import Position, described, layer_of, modules_called, position, users_frame
 
 
 class Noting(nn.Module):
@@ -65,3 +65,33 @@ def test_a_thread_without_a_line_of_the_users_gives_where_it_began() -> None:
     finally:
         done.set()
         thread.join()
+
+
+def test_a_position_has_the_lines_that_call_the_model_and_the_call_within_them() -> None:
+    class Waits(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            here = sys._getframe()
+            found.extend(position(here, blocked=blocked) for blocked in (True, False))
+            return x
+
+    def evaluate() -> None:
+        model(torch.ones(1))
+
+    found: list[Position] = []
+    model = nn.Sequential(nn.Identity(), Waits())
+    evaluate()
+    blocked, running = found
+    first = evaluate.__code__.co_firstlineno + 1
+    assert blocked.call == "'1' (Waits)"
+    assert blocked.lines[0] == (__file__, first) and blocked.text == "model(torch.ones(1))"
+    assert blocked.lines[1][0] == __file__
+    assert f"{__file__}, line {first}: model(torch.ones(1)) (called from line " in str(blocked)
+    assert (
+        running.call.startswith(f"the forward pass of a module, {__file__}, line ") and running.lines == blocked.lines
+    )
+
+
+def test_a_position_in_the_script_itself_has_no_call() -> None:
+    here = position(sys._getframe())
+    assert here.call == "" and here.where.startswith(f"{__file__}, line ")
+    assert str(Position("", (("train.py", 3),))) == "train.py, line 3"

@@ -165,6 +165,16 @@ if grid.rank == 1:
     raise ValueError("only here")
 MPI.COMM_WORLD.Barrier()
 """
+HOOKED_BEFORE = """
+import sys
+from mpi4py import MPI
+import distconv
+sys.excepthook = lambda kind, value, trace: print("the user's hook:", value, file=sys.stderr)
+distconv.ProcessGrid(MPI.COMM_WORLD, n=2)
+if MPI.COMM_WORLD.rank == 1:
+    raise ValueError("only here")
+MPI.COMM_WORLD.Barrier()
+"""
 FINALIZED = """
 import distconv
 from mpi4py import MPI
@@ -176,6 +186,7 @@ print(before, watchdog._stopped.is_set())
 """
 PROGRAMS = {
     "finalized": FINALIZED,
+    "hooked before": HOOKED_BEFORE,
     "caught": CAUGHT,
     "all at once": ALL_AT_ONCE,
     "all exit": ALL_EXIT,
@@ -203,6 +214,12 @@ def ended():
 @pytest.mark.parametrize("name", QUICK)
 def test_an_end_of_one_rank_ends_the_job_and_is_told(ended, name):
     told(QUICK[name], ended[name])
+
+
+def test_a_hook_from_before_the_first_grid_prints_what_has_failed(ended):
+    end = ended["hooked before"]
+    assert end.returncode == 1, end.stderr
+    assert "distconv: rank 1 failed\nthe user's hook: only here\n" in end.stderr and "Traceback" not in end.stderr
 
 
 def test_no_message_is_looked_for_once_mpi_ends(ended):

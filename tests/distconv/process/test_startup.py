@@ -12,6 +12,7 @@ from distconv.process.startup import threads_for
 from tests.harness import launch
 
 ROOT = Path(__file__).resolve().parents[3]
+slow = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
@@ -152,11 +153,13 @@ dc.ProcessGrid(world, n=3)
 BLOCKS = "[[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]\n"
 
 
+@pytest.mark.fault(111)
 def test_importing_communicates_nothing_and_changes_no_hook(mpiexec):
     ended = mpiexec(2, IMPORT, timeout=60)
     assert (ended.returncode, ended.stdout) == (0, "imported\n" * 2), ended.stderr
 
 
+@pytest.mark.fault(111)
 def test_one_rank_alone_may_import_distconv_and_make_a_grid_of_itself(mpiexec):
     ended = mpiexec(2, ALONE, timeout=60)
     assert ended.returncode == 0, ended.stderr
@@ -173,6 +176,7 @@ def mpmd(folder: Path, fail: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.fault(111)
 @pytest.mark.mpi
 def test_some_ranks_of_a_job_train_while_others_run_another_program(tmp_path):
     ended = mpmd(tmp_path)
@@ -186,6 +190,7 @@ def test_a_failure_in_a_training_ends_the_program_of_the_other_ranks(tmp_path):
     assert "rank 2 failed\nTraceback" in ended.stderr and "ValueError: only here" in ended.stderr
 
 
+@pytest.mark.fault(111)
 @pytest.mark.mpi
 def test_pools_of_mpi4py_serve_a_script_that_imports_distconv(tmp_path, mpiexec):
     script = tmp_path / "pool.py"
@@ -206,9 +211,9 @@ def test_an_executor_over_the_ranks_serves_a_script_that_imports_distconv(mpiexe
     ("end", "code", "text"),
     [
         ("print('ended')", 0, ""),
-        ("sys.exit(4)", 4, ""),
+        pytest.param("sys.exit(4)", 4, "", marks=slow),
         ("sys.exit(5 if world.rank == 2 else 0) if world.rank else world.recv()", 5, "rank 2 left with exit code 5"),
-        ("raise ValueError('everywhere')", 1, "distconv: rank 0 failed"),
+        pytest.param("raise ValueError('everywhere')", 1, "distconv: rank 0 failed", marks=slow),
         ("if world.rank == 1: raise ValueError('only here')\nworld.Barrier()", 1, "distconv: rank 1 failed"),
     ],
 )
@@ -256,15 +261,16 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.fault(112)
 @pytest.mark.mpi
 @pytest.mark.time_limit(180)
-@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(0, marks=slow), 2])
 @pytest.mark.parametrize(
     ("method", "what", "printed"),
     [
         ("spawn", "loader", "[56.0, 280.0]\n"),
-        ("forkserver", "loader", "[56.0, 280.0]\n"),
-        ("spawn", "blocks", BLOCKS),
+        pytest.param("forkserver", "loader", "[56.0, 280.0]\n", marks=slow),
+        pytest.param("spawn", "blocks", BLOCKS, marks=slow),
     ],
 )
 def test_worker_processes_that_import_the_script_again_start_no_mpi(tmp_path, mpiexec, ranks, method, what, printed):
@@ -274,9 +280,10 @@ def test_worker_processes_that_import_the_script_again_start_no_mpi(tmp_path, mp
     assert (ended.returncode, ended.stdout) == (0, printed * max(1, ranks)), ended.stderr
 
 
+@pytest.mark.fault(112)
 @pytest.mark.mpi
 @pytest.mark.time_limit(180)
-@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=slow), "fork"])
 def test_a_worker_process_that_makes_a_grid_is_told_that_it_is_no_rank(tmp_path, mpiexec, method):
     script = tmp_path / "train.py"
     script.write_text(WORKERS)

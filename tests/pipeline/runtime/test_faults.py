@@ -268,7 +268,7 @@ def test_ranks_that_do_different_steps_end_the_job_with_a_report(jobs):
 def test_a_rank_that_is_stopped_ends_the_job_with_a_report(jobs):
     job = jobs["stopped"]
     deadline = time.monotonic() + 100
-    while "has waited" not in job.output() and time.monotonic() < deadline:
+    while "rank 0 of 2 has waited" not in job.output() and time.monotonic() < deadline:
         time.sleep(0.2)
     output = job.output()
     for pid in job.ranks().values():
