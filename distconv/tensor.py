@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from distconv import dispatch, memory_order
 from distconv.autograd import recomputation
 from distconv.autograd.graph_nodes import GradFn, Layouts, mark_leaf
 from distconv.communication import agreement, collectives, gradient_reduction
+from distconv.communication.digest import checksum
 from distconv.distribution import Distribution
 from distconv.errors import DistconvError, UnsupportedOperation
 from distconv.grid import ProcessGrid
@@ -84,7 +88,7 @@ class DistTensor(torch.Tensor):
             if recomputation.active:
                 recomputation.step()
             if agreement.level == "all":
-                _agree_on_call(dispatch.name_of(func), args)
+                _agree_on_call(dispatch.name_of(func), args, kwargs)
             kwargs = kwargs or {}
             with profiling.section(dispatch.short_name(func)) if profiling.enabled() else nullcontext():
                 own = dispatch.on_one_rank(func, args, kwargs)
@@ -393,8 +397,25 @@ LAYOUTS = Layouts(
 """For hooks on autograd's nodes: gradients as DistTensors, and their blocks."""
 
 
-def _agree_on_call(what: str, args: tuple[Any, ...]) -> None:
-    tensors = [a for a in args if isinstance(a, DistTensor)]
-    if tensors:
-        listed = ", ".join(f"{tuple(t.shape)} {t.dtype} {t.dist}" for t in tensors)
-        agreement.agree(tensors[0].grid.compared, what + call_stack.layer_being_called(), listed)
+def _agree_on_call(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> None:
+    """Check that all ranks call ``what`` in the same layer, with equal numbers and plain tensors. Collective."""
+    leaves = tree_leaves((args, kwargs or {}))
+    first = next((leaf for leaf in leaves if isinstance(leaf, DistTensor)), None)
+    if first is not None:
+        listed = ", ".join(filter(None, map(_described, leaves)))
+        agreement.agree(first.grid.compared, what + call_stack.layer_being_called(), listed)
+
+
+def _described(argument: Any) -> str:
+    """Return what must be the same on all ranks of an argument of a call."""
+    if isinstance(argument, DistTensor):
+        return f"{tuple(argument.shape)} {argument.dtype} {argument.dist}"
+    if type(argument) in (torch.Tensor, torch.nn.Parameter) and argument.layout is torch.strided:
+        # A plain tensor counts as replicated. Random numbers of NumPy or Python differ between ranks.
+        values = f" with checksum {checksum(argument):x}" if not argument.is_meta else ""
+        return f"plain {tuple(argument.shape)} {argument.dtype}{values}"
+    if isinstance(argument, np.ndarray) and argument.dtype != object:
+        return f"array {argument.shape} {argument.dtype} with checksum {zlib.crc32(np.ascontiguousarray(argument)):x}"
+    if isinstance(argument, np.generic):
+        argument = argument.item()
+    return repr(argument) if type(argument) in (bool, int, float, complex, str, slice) else ""
