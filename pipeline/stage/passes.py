@@ -22,7 +22,7 @@ from .buffers import Buffers, unchanged
 from .rng import seeded
 from .running_statistics import RunningStatistics
 from .split_backward import WeightHalf, backward_of_inputs
-from .stage_inputs import Minibatch, StageInput, tensors_of
+from .stage_inputs import Minibatch, StageInput, separate, tensors_of
 from .weight_versions import WeightVersions
 
 Loss = Callable[[Any, Any], torch.Tensor]
@@ -145,6 +145,10 @@ class Passes:
             # The last layer may be on another grid than the first.
             grid = values.grid if isinstance(values, DistTensor) else self._grid
             target = scatter(target, grid, _target_dims(values, target))
+        elif self.schedule.weights is Weights.RECOMPUTE:
+            target = target.clone()  # the loss is computed twice, and may change it in place
+        else:
+            target = separate(target)
         loss = self._loss(values, target)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             described = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
@@ -166,6 +170,12 @@ class Passes:
             with kept.buffers.again():
                 kept.outputs = self._run(action, feed, kept.inputs, again=True)
         if arrived is None:
+            if not local(kept.outputs[0]).requires_grad:
+                raise PipelineError(
+                    f"{action}: the loss does not require a gradient, so nothing would be trained. Compute it from the "
+                    "output of the last stage by differentiable functions, outside of no_grad, and leave parameters "
+                    "trainable"
+                )
             arrived = [torch.full_like(local(kept.outputs[0]), feed.share)]
         pairs = [
             (local(output), local(gradient))

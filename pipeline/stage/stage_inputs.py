@@ -24,7 +24,7 @@ class StageInput:
     """
 
     def __init__(self, value: torch.Tensor, *, first: bool = False) -> None:
-        self.value = value.detach()
+        self.value = separate(value) if first else value.detach()
         if not first:  # nobody asks for the gradient of the samples
             self.value.requires_grad_(value.is_floating_point() or value.is_complex())
         self._found: torch.Tensor | None = None
@@ -44,6 +44,15 @@ class StageInput:
         if self._found is None or not isinstance(self.value, DistTensor):
             return self._found
         return DistTensor(self._found, self.value.dist, self.value.shape)
+
+
+def separate(value: torch.Tensor) -> torch.Tensor:
+    """Return a tensor on the same memory, outside of autograd, whose changes in place are counted separately.
+
+    Micro-batches are views of one mini-batch, and views share one count of changes. A stage or loss that changes one of
+    them in place would look to autograd as if it had changed all of them.
+    """
+    return value.detach() if isinstance(value, DistTensor) else value.data
 
 
 class _Enter(torch.autograd.Function):

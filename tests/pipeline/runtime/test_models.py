@@ -11,7 +11,7 @@ from torch import nn
 from distconv.layers.models import MODELS
 from distconv.pipeline import Pipeline, PipelineError, split
 from tests.distconv.layouts import normal
-from tests.pipeline.training import assert_trains_as_one_process
+from tests.pipeline.training import SGD, assert_trains_as_one_process
 
 # --- Models, cut ---
 
@@ -219,3 +219,64 @@ def test_what_plain_torch_refuses_is_refused_between_chunks_of_one_rank():
     pipe = Pipeline(parts, MPI.COMM_SELF, "interleaved", F.mse_loss, chunks=2)
     with pytest.raises(PipelineError, match="rank 0, stage 0: B of micro-batch 0"):
         pipe.step(torch.ones(2, 4), torch.zeros(2, 4))
+
+
+class ScaledInPlace(nn.Module):
+    """Begins with an operation in place that is not the same if it is done twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.linear(x.mul_(1.5)).tanh()
+
+
+def halved_in_place(output, target):
+    return (output - target.mul_(0.5)).square().mean()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b-sno", "1f1b-so", "zero-bubble"])
+def test_a_first_stage_and_a_loss_that_work_in_place_train_as_one_process(comm, schedule):
+    def stages():
+        torch.manual_seed(0)
+        return [ScaledInPlace().double(), *(nn.Linear(4, 4).double() for _ in range(comm.size - 1))]
+
+    x, target = torch.randn(7, 4, dtype=torch.float64), torch.randn(7, 4, dtype=torch.float64)
+    pipe = Pipeline(stages(), comm, schedule, halved_in_place, microbatches=4, optimizer=SGD)
+    whole = nn.Sequential(*stages())
+    optimizer = SGD(whole.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss = halved_in_place(whole(x.clone()), target.clone())
+        loss.backward()
+        optimizer.step()
+        assert pipe.step(x.clone(), target.clone()) == pytest.approx(loss.item(), rel=1e-12)
+    pipe.close()
+
+
+@pytest.mark.ranks(2)
+def test_a_loss_that_works_in_place_and_is_computed_twice_trains_as_one_that_does_not(comm):
+    def losses(loss):
+        torch.manual_seed(0)
+        stages = [nn.Linear(4, 4).double() for _ in range(2)]
+        pipe = Pipeline(stages, comm, "pipedream", loss, optimizer=SGD, weights="recompute")
+        x, target = torch.randn(7, 4, dtype=torch.float64), torch.randn(7, 4, dtype=torch.float64)
+        for _ in range(4):
+            pipe.step(x.clone(), target.clone())
+        pipe.drain()
+        pipe.close()
+        return pipe.losses
+
+    assert losses(halved_in_place) == losses(lambda output, target: (output - target * 0.5).square().mean())
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize(
+    "loss", [lambda y, t: (y.detach() - t).square().mean(), lambda y, t: y.argmax(1).double().mean()]
+)
+def test_a_loss_without_a_gradient_raises_instead_of_training_nothing(comm, loss):
+    pipe = Pipeline([nn.Linear(4, 4).double()], comm, "gpipe", loss, microbatches=2, optimizer=SGD)
+    with pytest.raises(PipelineError, match="the loss does not require a gradient"):
+        pipe.step(torch.randn(6, 4, dtype=torch.float64), torch.randn(6, 4, dtype=torch.float64))
