@@ -69,6 +69,8 @@ class SegmentationSamples:
         self.moments = moments(train.source, train.image)
         counts = {name: label_counts(group.source, group.label) for name, group in groups.items()}
         largest = max(label for counted in counts.values() for label in [1, *counted] if label != ignore)
+        if classes is None:
+            _check_largest(train, set().union(*counts.values()) - {ignore}, largest)
         self.classes = classes or largest + 1
         for name, group in groups.items():
             _check_labels(group, counts[name], max(2, self.classes), ignore)
@@ -164,6 +166,10 @@ def _group(path: Path, prefix: str, names: tuple[str, str], comm: MPI.Intracomm,
     return Group(open_source(path, [image, label], comm, readers=readers), image, label)
 
 
+MANY_LABELS = 32
+"""A largest label from which on the number of classes must be given if most of the labels below it are missing."""
+
+
 def label_counts(file: Source, name: str) -> Counter[int]:
     """How often each label is in the dataset ``name`` (N, ...), the same on all ranks. Collective.
 
@@ -189,6 +195,18 @@ def _counted(labels: NDArray[Any], where: str) -> dict[int, int]:
         raise DataError(f"{where} has values from {low:g} to {high:g}; labels are classes: 0, 1, 2, ...")
     counts = np.bincount((labels.ravel() - low).astype(np.int64))
     return {int(low) + int(index): int(counts[index]) for index in np.flatnonzero(counts)}
+
+
+def _check_largest(train: Group, labels: set[int], largest: int) -> None:
+    """Check that the number of classes follows from the largest label: most of the labels below it exist, too."""
+    if largest >= MANY_LABELS and 2 * len(labels) < largest:
+        shown = sorted(labels)
+        listed = f"{', '.join(map(str, shown[:3]))}, ..., {shown[-1]}" if len(shown) > 4 else ", ".join(map(str, shown))
+        raise DataError(
+            f"{train.source.path}: {train.label!r} has {len(shown)} different labels ({listed}), which would make "
+            f"{largest + 1} classes. If {largest} marks pixels without a label, pass --ignore-label {largest}; "
+            "otherwise pass --classes"
+        )
 
 
 def _check_labels(group: Group, counts: Mapping[int, int], classes: int, ignore: int | None) -> None:

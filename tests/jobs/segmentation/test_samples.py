@@ -86,6 +86,8 @@ OTHER = np.zeros((5, 2, 9, 10))
     ("groups", "options", "reason"),
     [
         ({"train": (IMAGE, LABEL)}, {"classes": 2}, "has the label 2 at "),
+        ({"train": (IMAGE, LABEL)}, {}, "(0, 1, 2, 255), which would make 256 classes. If 255 marks pixels without"),
+        ({"train": (IMAGE, 255 * (LABEL > 1))}, {}, "2 different labels (0, 255), which would make 256 classes"),
         ({"train": (IMAGE, LABEL)}, {"classes": 3}, "labels are 0 to 2: correct the data, or say --classes or --ign"),
         ({"train": (IMAGE, IMAGE[:, 0])}, {}, "labels are classes: 0, 1, 2, ..."),
         ({"train": (IMAGE, LABEL - 10000.0)}, {}, "has the label -10000 at"),
