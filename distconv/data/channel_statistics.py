@@ -86,7 +86,13 @@ def _of_sample(file: Source, name: str, sample: int, channels: bool) -> NDArray[
     total = np.zeros((4, file.shape(name)[1] if channels else 1))
     total[_LOW], total[_HIGH] = np.inf, -np.inf
     for box in slabs(file, name, sample, channels):
-        values = file.read(name, box)[0].astype(np.float64)
+        stored = file.read(name, box)[0]
+        if stored.dtype.kind not in "biuf":
+            raise DataError(
+                f"moments: {file.path}: sample {sample} of dataset {name!r} has values of {stored.dtype}. Store real "
+                "numbers."
+            )
+        values = stored.astype(np.float64)
         values = values.reshape(total.shape[1], -1)
         count += values.shape[1]
         total[_MEAN] += values.sum(1)

@@ -79,7 +79,7 @@ class Confusion:
         called, label = called.ravel(), label.ravel()
         if self.ignore is not None:
             called, label = called[label != self.ignore], label[label != self.ignore]
-        is_class = (label >= 0) & (label < self._several) & (label % 1 == 0)
+        is_class = (label >= 0) & (label < self._several) & (label == np.trunc(label))
         row = np.where(is_class, label, self._several).astype(np.int64)
         counted = np.bincount(row * self._several + called, minlength=self.counts.size)
         self.counts += counted.reshape(self.counts.shape)

@@ -121,7 +121,7 @@ def _check_records(stored: h5py.Dataset, path: Place, name: str) -> None:
     for axis, limit in enumerate(stored.maxshape):
         for scale in stored.dims[axis].values() if limit is None and "DIMENSION_LIST" in stored.attrs else ():
             users = [stored.file[each[0]].shape[each[1]] for each in scale.attrs.get("REFERENCE_LIST", ())]
-            if (longest := max(users, default=0)) > stored.shape[axis]:
+            if (longest := max([*scale.shape[:1], *users], default=0)) > stored.shape[axis]:
                 raise DataError(
                     f"{path}: dataset {name!r} has {stored.shape[axis]} of the {longest} entries of its unlimited "
                     f"dimension {scale.name!r}; the rest was never written. Write them all."

@@ -29,6 +29,10 @@ class Stored:
     chunks: tuple[int, ...]
     """What is read as a whole."""
 
+    def __post_init__(self) -> None:
+        # Values are read in the byte order of this machine, whatever that in the file.
+        object.__setattr__(self, "dtype", self.dtype.newbyteorder("="))
+
 
 class Store(ABC):
     """Datasets of a path, open for reading in this process. A copy in another process opens them there."""
@@ -92,7 +96,7 @@ class Store(ABC):
             raise DataError(f"{self.path}: cannot read [{written(box)}] of dataset {name!r}: {text}") from error
         if values.shape != shape:
             raise DataError(f"{self.path}: [{written(box)}] of dataset {name!r} has values of {values.shape}")
-        return values
+        return values.astype(values.dtype.newbyteorder("="), copy=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"path": self.path, "names": self.names}

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from distconv.data.box_function import BoxFunction
 from distconv.data.channel_statistics import moments
 from distconv.data.hdf5 import SampleFile
 from distconv.errors import DataError
@@ -67,3 +68,10 @@ def test_what_has_no_channels_or_no_samples_is_refused(comm: Any, shared_tmp_pat
             moments(file, "x")
     with SampleFile(path, ["none"], comm) as file, pytest.raises(DataError, match="'none' has no samples"):
         moments(file, "none")
+
+
+def test_what_is_no_real_number_has_no_moments(comm: Any) -> None:
+    source = BoxFunction({"x": (3, 2, 4)}, lambda name, box: np.full([i.stop - i.start for i in box], 1j), comm)
+    with pytest.raises(DataError, match=r"of dataset 'x' has values of complex128. Store real numbers") as caught:
+        moments(source, "x")
+    common(comm, caught.value)

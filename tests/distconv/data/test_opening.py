@@ -285,3 +285,21 @@ def test_one_name_is_one_dataset_and_none_is_refused(tmp_path: Path) -> None:
         assert source.shape("x") == VALUES.shape
     with pytest.raises(DataError, match=r"no datasets of .* are named"):
         open_source(path, [], MPI.COMM_SELF)
+
+
+@pytest.mark.ranks(1)
+@pytest.mark.parametrize("form", ["h5", "npy", "zarr"])
+def test_values_have_the_byte_order_of_the_machine(tmp_path: Path, form: str) -> None:
+    swapped = VALUES.astype(VALUES.dtype.newbyteorder())
+    if form == "h5":
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["x"] = swapped
+    elif form == "npy":
+        np.save(tmp_path / "x.npy", swapped)
+    else:
+        zarr = pytest.importorskip("zarr")
+        zarr.open_group(tmp_path / "a.zarr", mode="w", zarr_format=2).create_array("x", data=swapped)
+    (path,) = tmp_path.iterdir()
+    with open_source(path, {"x": Layout("int64", (None, 3, 4))}, MPI.COMM_SELF) as source:
+        found = source.read("x", tuple(dc.Interval(0, extent) for extent in VALUES.shape))
+    assert found.dtype.isnative and np.array_equal(found, VALUES)

@@ -53,3 +53,9 @@ def test_nothing_is_said_of_a_class_that_is_nowhere() -> None:
     }
     assert str(scores) == "accuracy 75.00 % (3 of 4), Dice (F1): 0.5000, -; IoU: 0.2500, -"
     assert Scores(0, 0, (float("nan"),), (float("nan"),)).results["accuracy"] is None
+
+
+def test_labels_that_are_no_whole_numbers_are_wrong() -> None:
+    confusion = Confusion(3)
+    confusion.add(np.array([0, 1, 2, 0, 1]), np.array([0.5, 1.0, np.nan, np.inf, 1.5]))
+    assert (confusion.scores.count, confusion.scores.correct) == (5, 1)

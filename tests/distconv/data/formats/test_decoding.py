@@ -92,11 +92,7 @@ def test_attributes_of_a_plain_hdf5_dataset_are_decoded(tmp_path: Path, case: st
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["t"] = values.astype(values.dtype.newbyteorder(order))  # type: ignore[arg-type]  # a literal in stubs
         file["t"].attrs.update(attributes)
-    source = open_source(tmp_path / "a.h5", ["t"], MPI.COMM_SELF)
-    found = source.read("t", tuple(Interval(0, extent) for extent in SHAPE))
-    source.close()
-    assert found.dtype.newbyteorder("=") == expected.dtype
-    np.testing.assert_array_equal(found, expected)
+    check_equal(tmp_path / "a.h5", expected)
 
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
