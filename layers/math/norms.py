@@ -134,7 +134,7 @@ def pairwise_distance(
     return length
 
 
-@implements(torch.dist, tensors="input other")
+@implements(torch.dist, torch.Tensor.dist, tensors="input other")
 def dist(input: torch.Tensor, other: torch.Tensor, p: float = 2) -> torch.Tensor:
     """``torch.dist``."""
     length: torch.Tensor = torch.linalg.vector_norm(input - other, p)

@@ -50,7 +50,13 @@ __eq__ __ne__ __lt__ __le__ __gt__ __ge__
 
 _SPECIAL = """
 lgamma digamma polygamma i0 igamma igammac entr erfcx gammaln i0e i1 i1e log_ndtr
-ndtr ndtri psi xlog1py zeta gammainc gammaincc erfinv
+ndtr ndtri psi xlog1py zeta gammainc gammaincc erfinv mvlgamma multigammaln
+airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 modified_bessel_i0 modified_bessel_i1 modified_bessel_k0
+modified_bessel_k1 scaled_modified_bessel_k0 scaled_modified_bessel_k1 spherical_bessel_j0
+chebyshev_polynomial_t chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w
+shifted_chebyshev_polynomial_t shifted_chebyshev_polynomial_u shifted_chebyshev_polynomial_v
+shifted_chebyshev_polynomial_w hermite_polynomial_h hermite_polynomial_he laguerre_polynomial_l
+legendre_polynomial_p
 """.split()
 """Elementwise as well, but what they cost is arithmetic."""
 

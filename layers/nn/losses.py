@@ -11,11 +11,20 @@ import torch.nn.functional as F
 
 from distconv.communication.collectives import sum_over
 from distconv.dispatch import implements
+from distconv.distribution import Distribution
 from distconv.errors import LabelError, NoRule
+from distconv.grid import ProcessGrid
 from distconv.layers.math.pointwise import pointwise
-from distconv.layers.plumbing.alignment import as_cast_for, as_distributed, check_as_torch, result_shape
-from distconv.layers.plumbing.empty_blocks import like_other_ranks
-from distconv.layers.plumbing.value_check import check_within
+from distconv.layers.plumbing.alignment import (
+    as_cast_for,
+    as_distributed,
+    check_as_torch,
+    result_shape,
+    transposed,
+    whole_over,
+)
+from distconv.layers.plumbing.empty_blocks import at_least, like_other_ranks, nothing_of
+from distconv.layers.plumbing.value_check import check_within, decided_together
 from distconv.tensor import DistTensor
 
 
@@ -247,6 +256,78 @@ def _divisor(
     if weight is None:
         return valid.sum()
     return weight[labels.where(valid, 0)].where(valid, 0).sum()
+
+
+# -- losses of whole samples ------------------------------------------------------------------------------------------
+
+
+def _margin_loss(
+    function: Callable[..., torch.Tensor], input: torch.Tensor, target: torch.Tensor, *args: Any, **named: Any
+) -> torch.Tensor:
+    """``F.multi_margin_loss`` or ``F.multilabel_margin_loss`` of x (N, C)."""
+    _check_old_options(function, named.pop("size_average", None), named.pop("reduce", None))
+    reduction = named.pop("reduction", "mean")
+    shape = result_shape(function, input, target, *args, reduction="none", **named)
+    if args or input.dim() != 2:
+        raise NoRule(f"{function.__name__} of one sample, or with options by position: pass a batch, and name them")
+    x = as_distributed(input, _grid(input, target)).replicated([1])
+    dist = x.dist.with_axes(x.dist.axes[:1])
+    labels = as_distributed(target, x.grid).redistribute(dist.with_axes((*dist.axes, *(None,) * (target.dim() - 1))))
+    options = {name: whole_over(v, dist) if isinstance(v, torch.Tensor) else v for name, v in named.items()}
+    losses = partial(like_other_ranks, partial(function, reduction="none", **options), dist.local_shape(shape))
+    return _reduced(DistTensor(decided_together(x.grid, losses, x.local, labels.local), dist, shape), reduction)
+
+
+def _grid(*tensors: Any) -> ProcessGrid:
+    return next(t.grid for t in tensors if isinstance(t, DistTensor))
+
+
+for _of_classes in (F.multi_margin_loss, F.multilabel_margin_loss):
+    implements(_of_classes, tensors=None)(partial(_margin_loss, _of_classes))
+
+
+@implements(F.ctc_loss, tensors=None)
+def ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Any,
+    target_lengths: Any,
+    blank: int = 0,
+    reduction: str = "mean",
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """``F.ctc_loss`` of log probabilities (T, N, C) and targets (N, S): each rank has some of the samples.
+
+    Raises
+    ------
+    NoRule
+        For one sample, and for targets in one row.
+    """
+    if log_probs.dim() != 3 or targets.dim() != 2:
+        raise NoRule("F.ctc_loss of one sample, or of targets one behind the other: pad the targets to (N, S)")
+    x = transposed(as_distributed(log_probs, _grid(log_probs, targets, input_lengths, target_lengths)), [0, 2])
+    samples = x.shape[1]
+    dist = x.dist.with_axes((x.dist.axes[1],))
+    labels = as_distributed(targets, x.grid).redistribute(dist.with_axes((*dist.axes, None))).local
+    lengths = [_lengths(each, dist, samples) for each in (input_lengths, target_lengths)]
+
+    def losses() -> torch.Tensor:
+        if x.local.shape[1]:
+            return F.ctc_loss(x.local, labels, lengths[0].local, lengths[1].local, blank, "none", zero_infinity)
+        # Of one sample without labels, as other ranks' graphs are.
+        none = torch.zeros(1, dtype=torch.int64)
+        one = at_least(x.local, (1, 1, 1))
+        return nothing_of(F.ctc_loss(one, at_least(labels, (1, 1)), none + len(one), none, blank, "none"), (0,))
+
+    result: torch.Tensor = DistTensor(decided_together(x.grid, losses), dist, torch.Size((samples,)))
+    return _reduced(result / lengths[1].clamp(min=1) if reduction == "mean" else result, reduction)
+
+
+def _lengths(given: Any, dist: Distribution, samples: int) -> DistTensor:
+    lengths = given if isinstance(given, torch.Tensor) else torch.tensor(given)
+    if lengths.shape != (samples,):
+        raise NoRule(f"F.ctc_loss of {samples} samples with lengths {tuple(lengths.shape)}: pass one for each")
+    return as_distributed(lengths.long(), dist.grid).redistribute(dist)
 
 
 # -- torch's other names for them, with a number for the reduction ----------------------------------------------------

@@ -297,3 +297,39 @@ def test_torchs_numbers_for_reductions_and_their_default(comm):
         for loss in (torch.binary_cross_entropy_with_logits, torch.kl_div):
             for options in ({}, {"reduction": 0}, {"reduction": 1}, {"reduction": 2}):
                 same_as_one_process(grid, partial(loss, **options), a, plain=(b,))
+
+
+@pytest.mark.filterwarnings("error::distconv.ReplicationWarning")
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("samples", [7, 1])
+@pytest.mark.ranks(1, 2, 3)
+def test_ctc_loss_equals_one_process(comm, reduction, samples):
+    words = torch.randint(1, 5, (samples, 4), generator=torch.Generator().manual_seed(2))
+    steps, lengths = torch.tensor([9, 6, 9, 3, 9, 8, 2])[:samples], torch.tensor([4, 2, 0, 3, 4, 1, 4])[:samples]
+
+    def loss(x, words, steps=steps, lengths=lengths):
+        return F.ctc_loss(x.log_softmax(2), words, steps, lengths, reduction=reduction, zero_infinity=True)
+
+    for axis in "nwc":
+        grid = grid_over(comm, **{axis: comm.size})
+        same_as_one_process(grid, loss, normal(9, samples, 5), words, dims=["wnc", "n-"])
+    grid = grid_over(comm, n=comm.size)
+    numbers = tuple(steps.tolist()), tuple(lengths.tolist())
+    same_as_one_process(grid, lambda x: loss(x, words, *numbers), normal(9, samples, 5), dims=["wnc"])
+
+
+@pytest.mark.filterwarnings("error::distconv.ReplicationWarning")
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.ranks(1, 2, 3)
+def test_margin_losses_of_several_classes_equal_one_process(comm, reduction):
+    one = torch.randint(0, 5, (7,), generator=torch.Generator().manual_seed(2))
+    several = torch.tensor([[3, 0, -1, 1, 2]]).repeat(7, 1)
+    weight = torch.tensor([0.5, 1.0, 2.0, 1.0, 0.1]).double()
+    for grid in grids(comm, "nc"):
+        same_as_one_process(
+            grid, lambda x, t: F.multi_margin_loss(x, t, reduction=reduction), normal(7, 5), one, dims=["nc", "n"]
+        )
+        same_as_one_process(
+            grid, lambda x: F.multi_margin_loss(x, one, p=2, weight=weight, reduction=reduction), normal(7, 5)
+        )
+        same_as_one_process(grid, lambda x: F.multilabel_margin_loss(x, several, reduction=reduction), normal(7, 5))
