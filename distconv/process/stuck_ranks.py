@@ -192,6 +192,12 @@ class Reporter:
         for ranks in list(groups.values())[:_SHOWN]:
             state = states[ranks[0]]
             lines.append(f"    {call_stack.ranks(ranks)} {state or watchdog.why_silent(ranks)}")
+        unseen = MPI.COMM_WORLD.size - len(states)
+        if unseen > 0:
+            lines.append(
+                f"    {unseen} more rank{'s' if unseen > 1 else ''} of the job made no grid with these: pass comm= to "
+                "calls without them"
+            )
         if len(groups) > _SHOWN:
             lines.append(f"    and {len(groups) - _SHOWN} other places")
         return "\n".join([f"distconv: {lines[0]}", *lines[1:], *filter(None, [ending])])
