@@ -47,7 +47,7 @@ def check_running() -> None:
     CommunicatorError
         If no rank can be reached from here.
     """
-    if os.getpid() != _process or (launchers.is_worker() and not MPI.Is_initialized()):
+    if os.getpid() != _process or (not MPI.Is_initialized() and launchers.is_worker()):
         raise CommunicatorError(
             f"{multiprocessing.current_process().name} is a worker process of a rank, and no rank: it cannot reach "
             'others. Make grids and distributed tensors in the ranks alone, below if __name__ == "__main__":'

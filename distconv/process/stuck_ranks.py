@@ -96,6 +96,8 @@ class Reporter:
         """Waits of this rank that a report has covered: thread and since when."""
         self._sent: list[MPI.Request] = []
         self._asked_at: float | None = None
+        self._question = 0
+        """Number of the last question: an answer to an earlier one may come late."""
         self._answers: dict[int, State] = {}
         self._stacks_printed = False
 
@@ -131,9 +133,15 @@ class Reporter:
                 _print(self._report(watchdog.what_ends_it()))
 
     def _ask(self, tag: int) -> None:
-        self._seen = {wait[:2] for wait in watchdog.current_waits()}
+        self._cover()
         self._answers, self._asked_at = {}, time.monotonic()
-        self._sent += [comm.isend(tag, rank, tag) for comm, rank in self._peers().values()]
+        self._question += 1
+        self._sent += [comm.isend(self._question, rank, tag) for comm, rank in self._peers().values()]
+
+    def _cover(self) -> None:
+        """Take this rank's waits for reported, but for those that have begun only now."""
+        since = time.monotonic() - watchdog.notice_s / 2
+        self._seen = {wait[:2] for wait in watchdog.current_waits() if wait[1] < since}
 
     def _is_answered(self, now: float) -> bool:
         return len(self._answers) == len(self._peers()) or (self._asked_at or 0.0) < now - _ANSWERS_S
@@ -143,13 +151,15 @@ class Reporter:
             for tag in (_ASK, _STACKS):
                 asking = endings.arrived(channel.comm, tag)
                 if asking:
-                    self._seen = {wait[:2] for wait in watchdog.current_waits()}
+                    self._cover()
                     state = _state()
-                    self._sent += [channel.comm.isend(state, rank, _ANSWER) for rank in asking]
+                    for rank, question in asking.items():
+                        self._sent.append(channel.comm.isend((question, state), rank, _ANSWER))
                     if tag == _STACKS:
                         self._print_stacks()
-            for rank, state in endings.arrived(channel.comm, _ANSWER).items():
-                self._answers[channel.world_ranks[rank]] = state
+            for rank, (question, state) in endings.arrived(channel.comm, _ANSWER).items():
+                if question == self._question:
+                    self._answers[channel.world_ranks[rank]] = state
 
     def final(self) -> None:
         """Report once more, with the stacks of all ranks: the job is about to end."""
@@ -182,6 +192,12 @@ class Reporter:
         for ranks in list(groups.values())[:_SHOWN]:
             state = states[ranks[0]]
             lines.append(f"    {call_stack.ranks(ranks)} {state or watchdog.why_silent(ranks)}")
+        unseen = MPI.COMM_WORLD.size - len(states)
+        if unseen > 0:
+            lines.append(
+                f"    {unseen} more rank{'s' if unseen > 1 else ''} of the job made no grid with these: pass comm= to "
+                "calls without them"
+            )
         if len(groups) > _SHOWN:
             lines.append(f"    and {len(groups) - _SHOWN} other places")
         return "\n".join([f"distconv: {lines[0]}", *lines[1:], *filter(None, [ending])])
@@ -223,4 +239,4 @@ def print_stacks() -> None:
 
 
 reporter = Reporter()
-"""That of this process."""
+"""The part of this process."""

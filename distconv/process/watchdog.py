@@ -175,7 +175,9 @@ def _end(waited: float, what: str, frame: FrameType | None) -> None:
 def _notice(waited: float, what: str, frame: FrameType | None) -> None:
     """Of a rank that no other one answers: before the first grid is made, or without MPI_THREAD_MULTIPLE."""
     has_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-    why = "they have made no grid with it" if has_threads else "this MPI has no MPI_THREAD_MULTIPLE"
+    why = "this MPI has no MPI_THREAD_MULTIPLE"
+    if has_threads:
+        why = "they have made no grid with it, or failed before that (python -m mpi4py SCRIPT ends the job then)"
     print(
         f"distconv: rank {MPI.COMM_WORLD.rank} has waited {waited:.0f} s in {what}, for\n    {_described(frame)}\n"
         f"    {_idle()}it cannot see where the other ranks are: {why}\n{what_ends_it()}",

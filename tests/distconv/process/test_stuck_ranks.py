@@ -180,6 +180,29 @@ def test_a_first_grid_that_other_ranks_do_not_make_is_reported():
     assert "line 7" in first and "they have made no grid with it" in first
 
 
+FEWER = """
+from mpi4py import MPI
+import distconv as dc
+world = MPI.COMM_WORLD
+ranks = world.Split(min(world.rank, 1), world.rank)
+if world.rank:
+    dc.ProcessGrid(ranks, n=2)
+    dc.Plan.load("plan.json")
+else:
+    world.recv(source=1)
+"""
+
+
+@pytest.mark.slow
+def test_ranks_of_the_job_that_made_no_grid_are_counted():
+    with Job(3, FEWER, env={"DISTCONV_TIMEOUT_S": "6"}) as job:
+        ended = job.wait(LIMIT_S)
+    assert ended.returncode == watchdog.ABORT_CODE, ended.stderr
+    report = reports(ended)[0]
+    assert "all ranks wait in the same call" in report and "    ranks 1-2 in Plan.load, waiting " in report
+    assert "    1 more rank of the job made no grid with these: pass comm= to calls without them\n" in report
+
+
 def waits(line: int) -> State:
     return State(Position("conv2d", (("train.py", line),)), "halo exchange", 30.0)
 
