@@ -75,8 +75,9 @@ def _at_least_0(text: str) -> float:
 CHECK = Variable(
     "DISTCONV_CHECK",
     "off, plan or all",
-    "compare a digest of shapes, dtypes, grids, scattered values and weights over the ranks: never, when a plan is "
-    "built, a tensor scattered, a model parallelized or a gradient summed, or at every operator as well",
+    "compare a digest of shapes, dtypes, grids, scattered values, weights and called layers over the ranks: never, "
+    "when a plan is built, a tensor scattered, a model parallelized or called, a gradient summed and in the first 200 "
+    "exchanges, or at every operator as well",
     "plan",
     "plan",
     {level: level for level in ("off", "plan", "all")}.__getitem__,
