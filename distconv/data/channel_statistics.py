@@ -58,7 +58,8 @@ def moments(file: Source, name: str, *, channels: bool = True) -> Moments:
     bad = np.flatnonzero(~np.isfinite(partial).all(axis=(1, 2)))
     if len(bad):
         raise DataError(
-            f"{file.path}: {name!r} has NaN or infinite values in {len(bad)} samples, the first is {bad[0]}"
+            f"{file.path}: {name!r} has NaN or infinite values in {len(bad)} samples, the first is {bad[0]}. "
+            "Missing values of packed data are NaN: write others in their place, or leave these samples out."
         )
     mean = partial[:, _MEAN].mean(0)
     variance = np.maximum(partial[:, _SQUARE].mean(0) - mean**2, 0)
