@@ -415,7 +415,7 @@ def _described(argument: Any) -> str:
         values = f" with checksum {checksum(argument):x}" if not argument.is_meta else ""
         return f"plain {tuple(argument.shape)} {argument.dtype}{values}"
     if isinstance(argument, np.ndarray) and argument.dtype != object:
-        return f"array {argument.shape} {argument.dtype} with checksum {zlib.crc32(np.ascontiguousarray(argument)):x}"
+        return f"array {argument.shape} {argument.dtype} with checksum {zlib.crc32(argument.tobytes()):x}"
     if isinstance(argument, np.generic):
         argument = argument.item()
     return repr(argument) if type(argument) in (bool, int, float, complex, str, slice) else ""
