@@ -184,8 +184,11 @@ def _is_without_elements(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bo
 
     What torch's functions return or raise then is special, and calling them on every rank costs nothing.
     """
-    shapes = (value._shape for value in chain(args, kwargs.values()) if hasattr(value, "_shape"))
-    return 0 in next(shapes, ())
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        shape = getattr(value, "_shape", None)
+        if shape is not None:
+            return 0 in shape
+    return False
 
 
 _IN_PYTHON = frozenset(("torch.nn.functional", "torch.functional"))

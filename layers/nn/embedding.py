@@ -97,7 +97,9 @@ def _scaled_by_frequency(table: torch.Tensor, index: DistTensor) -> torch.Tensor
     """Return ``table``, whose gradient is divided by how often each row is looked up on all ranks together."""
     if not table.requires_grad:
         return table
-    counts = torch.bincount(index.local.reshape(-1), minlength=table.shape[0])
+    looked_up = index.local.reshape(-1)
+    counts = torch.zeros(table.shape[0], dtype=torch.int64, device=table.device)
+    counts = counts.index_add_(0, looked_up, torch.ones_like(looked_up, dtype=torch.int64))
     counts = allreduce(index.grid.comm(index.dist.split_axes), counts, "counts of looked up rows")
     # Not a leaf, whose hook would stay: it has entered split work.
     table.register_hook(lambda grad: grad / counts.clamp(min=1).to(grad.dtype)[:, None])

@@ -31,6 +31,8 @@ WITHOUT_ELEMENTS = {
     "nn.functional.pdist": "torch crashes",
     "nn.functional.multi_margin_loss": "torch returns what the memory holds",
     "nn.functional.multilabel_margin_loss": "torch returns what the memory holds",
+    "nn.MultiMarginLoss": "torch returns what the memory holds",
+    "nn.MultiLabelMarginLoss": "torch returns what the memory holds",
     "addmv": "torch computes it, and its backward pass raises",
     "index_fill": "torch raises, and names strides of its memory",
 }

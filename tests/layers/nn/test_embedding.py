@@ -78,6 +78,22 @@ def test_an_embedding_stays_split_and_sends_nothing_but_its_gradient(comm):
     close(split.weight.grad, model.weight.grad, "dL/dw")
 
 
+@pytest.mark.ranks(2)
+def test_a_captured_step_looks_up_other_indices_and_counts_them(comm):
+    grid, table = grid_over(comm, n=comm.size), normal(ROWS, 5).requires_grad_()
+
+    def step(i):
+        table.grad = None
+        F.embedding(i, table, scale_grad_by_freq=True).square().sum().backward()
+
+    replay = dc.capture(step, dc.scatter(indices(7, 6), grid, dims="n-"))
+    for seed in (2, 3, 4):
+        i, expected = indices(7, 6, seed=seed), normal(ROWS, 5).requires_grad_()
+        replay(dc.scatter(i, grid, dims="n-"))
+        F.embedding(i, expected, scale_grad_by_freq=True).square().sum().backward()
+        close(table.grad, expected.grad, f"gradient of step {seed}")
+
+
 @pytest.mark.usefixtures("fallback")
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 @pytest.mark.ranks(2)

@@ -49,6 +49,17 @@ def test_the_largest_sample_is_called_by_every_name():
     assert module.module().training and not evaluated.module().training
 
 
+def test_a_sample_loses_the_elements_of_one_dimension_after_the_other():
+    shapes = {s.option: [tuple(t.shape) for t in s.tensors()] for s in samples.emptied("mm")}
+    assert shapes == {
+        "dimension 0": [(0, 10), (10, 5)],
+        "dimension 0 of all": [(0, 10), (10, 0)],
+        "dimension 1": [(5, 0), (10, 5)],
+        "dimension 1 of all": [(5, 0), (0, 5)],
+    }
+    assert not list(samples.emptied("lu_unpack"))  # torch crashes
+
+
 def test_tensors_are_split_by_kind_or_at_their_ends():
     sample = next(samples.largest("nn.functional.conv2d"))
     assert sample.axes >= set("nchw") and {layout.kind for layout in sample.layouts(4)} == set(samples.KINDS)
