@@ -8,8 +8,9 @@ are matched by parameter:
 2. A pass is expected to bring the same keys as the pass that followed the same predecessor the last time, so that steps
    that alternate between networks are predicted, too. Expected contributions are reduced in that order during the pass,
    each as soon as it and all those before it have arrived. This overlaps with computation.
-3. At the end of a pass that was not as expected, ranks compare their keys. If all ranks had the same keys in the same
-   order, the rest is reduced in that order, otherwise sorted by key. The result is what later passes expect.
+3. At the end of a pass ranks compare their keys by a digest. A rank that left out a layer is found here.
+4. If the pass was not as expected and all ranks had the keys in the same order, the rest is reduced in that order,
+   otherwise sorted by key. The result is what later passes expect.
 
 A first pass is never expected, so its reductions all start at its end.
 """
@@ -28,7 +29,7 @@ from mpi4py import MPI
 
 from distconv.communication import agreement
 from distconv.communication.derived import Derived
-from distconv.errors import CallOrderError
+from distconv.errors import CallOrderError, CommunicatorError
 from distconv.process import watchdog
 
 Key = tuple[int, int]
@@ -50,6 +51,8 @@ class Pass:
     """The keys of a backward pass, in the order in which all ranks reduce them."""
 
     keys: tuple[Key, ...] = ()
+    names: int = 0
+    """Digest of the parameters' names, sorted by key."""
     following: Pass | None = None
     """The pass that followed this one the last time."""
 
@@ -60,17 +63,19 @@ class PassHistory:
     def __init__(self) -> None:
         self._known: dict[tuple[Key, ...], Pass] = {}
         self._last = Pass()
+        self.broken = ""
+        """Why reductions of ranks no longer match, if they do not."""
 
     @property
     def expected(self) -> Pass:
         """The pass that is expected to come next; one without keys if nothing is known."""
         return self._last.following or Pass()
 
-    def record(self, keys: Sequence[Key]) -> None:
-        """Note that a pass with these keys has followed the last one."""
+    def record(self, keys: Sequence[Key], names: int) -> None:
+        """Note that a pass with these keys, and this digest of names, has followed the last one."""
         if len(self._known) >= _REMEMBERED:
             self._known.clear()
-        following = self._known.setdefault(tuple(keys), Pass(tuple(keys)))
+        following = self._known.setdefault(tuple(keys), Pass(tuple(keys), names))
         self._last.following = following
         self._last = following
 
@@ -105,6 +110,11 @@ class OrderedContributions(Generic[C]):
     ----------
     comm : MPI.Intracomm
         The ranks over which gradients are summed.
+
+    Raises
+    ------
+    CommunicatorError
+        If an earlier pass ended with reductions that not all ranks have started.
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
@@ -113,6 +123,11 @@ class OrderedContributions(Generic[C]):
         if derived.passes is None:
             derived.passes = PassHistory()
         self._history = derived.passes
+        if self._history.broken:
+            raise CommunicatorError(
+                f"backward pass: an earlier one failed after some gradients had been sent ({self._history.broken}). "
+                "Make a new process grid and resume from a checkpoint"
+            )
         self._expected = self._history.expected.keys
         self._position = 0
         self._arrived: dict[Key, str] = {}
@@ -140,7 +155,7 @@ class OrderedContributions(Generic[C]):
     def rest(self) -> list[C]:
         """Return the contributions that are left at the end of the pass, in order.
 
-        Collective over the communicator, if the pass was not as expected or ``DISTCONV_CHECK=all``.
+        Collective over the communicator.
 
         Raises
         ------
@@ -149,29 +164,36 @@ class OrderedContributions(Generic[C]):
         """
         as_expected = self._position == len(self._expected) and not self._waiting
         if as_expected:
+            if agreement.level != "off":
+                self._compare(0, self._history.expected.names)
             self._history.confirm()
-            if agreement.level != "all":
-                return []
-        in_order = self._compare()
-        if as_expected:
             return []
-        self._history.record(list(self._arrived) if in_order else sorted(self._arrived))
+        by_key = sorted(self._arrived)
+        names = _digest(self._names(by_key))
+        position = {key: index for index, key in enumerate(by_key)}
+        in_order = self._compare(_digest([position[key] for key in self._arrived]), names)
+        self._history.record(list(self._arrived) if in_order else by_key, names)
         rest = list(self._waiting.items())
         self._waiting = {}
         return [contribution for _, contribution in (rest if in_order else sorted(rest, key=lambda item: item[0]))]
 
-    def _compare(self) -> bool:
-        """Return True if the keys have arrived in the same order on all ranks. Collective."""
-        # Over a communicator of its own: with CHECK=all a rank may be here while another one reduces a bucket.
-        comm = Derived.of(self.comm).common(self.comm) if agreement.level == "all" else self.comm
-        by_number = sorted(self._arrived)
-        position = {key: index for index, key in enumerate(by_number)}
-        names = [f"{self._arrived[key]} {key[1]}" for key in by_number]
-        digests = np.array([_digest([position[key] for key in self._arrived]), _digest(names)], dtype=np.int64)
-        other_order, other_names = agreement.apart(comm, digests, lambda: "agreement on the order of gradients")
+    def _names(self, keys: Sequence[Key]) -> list[str]:
+        return [f"{self._arrived[key]} {key[1]}" for key in keys]
+
+    def _compare(self, order: int, names: int) -> bool:
+        """Check that all ranks have the same digest ``names``, and return True if they have the same ``order``, too."""
+        # Over a communicator of its own: a rank may be here while another one has started more reductions.
+        comm = Derived.of(self.comm).common(self.comm)
+        other_order, other_names = agreement.apart(
+            comm, np.array([order, names]), lambda: "agreement on the order of gradients"
+        )
         if other_names:
             with watchdog.waiting(lambda: "agreement on the order of gradients"):
-                raise CallOrderError(_describe(comm.allgather(names)))
+                lists = comm.allgather((self._names(sorted(self._arrived)), self._position))
+            text = _describe([listed for listed, _ in lists])
+            if any(started for _, started in lists):
+                self._history.broken = text
+            raise CallOrderError(text)
         return not other_order
 
 

@@ -112,6 +112,30 @@ def test_a_rank_that_leaves_a_layer_out_is_found_with_its_name(comm):
     grid.free()
 
 
+@pytest.mark.ranks(2, 3)
+def test_a_rank_that_leaves_a_layer_out_after_some_steps_is_found_in_the_same_pass(comm):
+    """Other ranks have started reductions by then, which this rank has not, so that the grid cannot be used again."""
+    x = normal(5, 3, 7, 9)
+    grid = dc.ProcessGrid(comm, n=comm.size)
+    torch.manual_seed(0)
+    layers = dc.parallelize(nn.ModuleList([nn.Conv2d(3, 3, 1) for _ in range(3)]).double(), grid)
+    given = dc.scatter(x, grid)
+
+    def step(left_out: int | None = None) -> None:
+        y = given
+        for number, layer in enumerate(layers):
+            y = y if number == left_out else layer(y)
+        y.square().mean().backward()
+
+    for left_out in (None, 1, None, 2, None, None):  # the same on all ranks
+        step(left_out)
+    text = raises_everywhere(
+        comm, dc.MismatchError, "gradients of different parameters", lambda: step(1 if comm.rank == 0 else None)
+    )
+    assert "1.weight, 1.bias on rank 1" in text or "1.bias, 1.weight on rank 1" in text
+    raises_everywhere(comm, dc.CommunicatorError, "an earlier one failed", step)
+
+
 @pytest.mark.ranks(2, 3, 4)
 @pytest.mark.parametrize(("axis", "norm"), [("h", False), ("n", True)])
 def test_the_first_pass_names_the_layers_that_ranks_exchange_data_between(comm, axis, norm):
