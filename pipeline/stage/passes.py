@@ -164,6 +164,11 @@ class Passes:
 
         ``arrived`` are those of its outputs; without them it begins with the loss. If not ``whole``, gradients of
         weights may wait for :meth:`weight`.
+
+        Raises
+        ------
+        PipelineError
+            If the loss does not require a gradient.
         """
         kept = self._kept[action.microbatch, action.chunk]
         if kept.buffers is not None:
