@@ -72,7 +72,7 @@ class Derived:
         return duplicate
 
     def common(self, comm: MPI.Intracomm) -> MPI.Intracomm:
-        """One duplicate of ``comm`` that all who ask share. Collective at the first time; it is never freed."""
+        """One duplicate of ``comm`` that all callers share. Collective at the first call; freed with ``comm``."""
         if self._common is None:
             self._common = comm.Dup()
         return self._common
@@ -90,7 +90,14 @@ class Derived:
         """Free ``comm``, used or not, if it has not been freed. Collective."""
         if comm:
             self._made = [each for each in self._made if each.comm != comm]
-            comm.Free()
+            self._free(comm)
+
+    def _free(self, comm: MPI.Intracomm) -> None:
+        # Duplicates of the communicator from which all are derived share its entry, and with it what stays.
+        own = comm.Get_attr(_key())
+        if isinstance(own, Derived) and own is not self and own._common is not None:
+            own._common.Free()
+        comm.Free()
 
     def give_back(self, comm: MPI.Intracomm) -> None:
         """Free what no rank uses any more. Collective over ``comm``, from which all are derived."""
@@ -101,7 +108,7 @@ class Derived:
             comm.Allreduce(MPI.IN_PLACE, dropped, MPI.MIN)
             for each, everywhere in zip(self._made, dropped, strict=True):
                 if everywhere:
-                    each.comm.Free()
+                    self._free(each.comm)
         self._made = [each for each in self._made if each.comm]
         self._few = max(FEW, 2 * len(self)) if len(self) > self._few else self._few
 

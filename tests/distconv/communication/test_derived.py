@@ -89,3 +89,13 @@ def test_grids_are_made_and_dropped_without_end(parent, count):
             before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert most <= FEW + 3
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 8192  # KiB
+
+
+def test_the_communicator_for_comparisons_is_freed_with_the_one_it_is_for(parent):
+    grid = dc.ProcessGrid(parent, n=parent.size)
+    along = grid.comm("n")
+    compared = Derived.of(along).common(along)
+    assert Derived.of(along).common(along) is compared
+    compared.Barrier()
+    grid.free()
+    assert not compared
