@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from distconv.errors import CallOrderError, DistconvError, NoRule, UnsupportedOperation
+from distconv.errors import DistconvError, MismatchError, NoRule, UnsupportedOperation
 from distconv.process.call_stack import layer_of, modules_called
 
 Operator = Callable[..., Any]
@@ -330,8 +330,8 @@ def short_name(function: object) -> str:
 
 def name_layer(error: DistconvError) -> None:
     """Put the layer that is being called in front of the message: people look for layers, not for functions."""
-    # A CallOrderError names the layers of all ranks. This rank's alone would make the messages of ranks differ.
-    if error.args and not isinstance(error, CallOrderError):
+    # Where the layers of all ranks are named, this rank's alone would make the messages of ranks differ.
+    if error.args and not (isinstance(error, MismatchError) and error.names_calls):
         error.args = (with_layer(str(error.args[0])), *error.args[1:])
 
 

@@ -59,9 +59,8 @@ class LaunchError(DistconvError, RuntimeError):
 class MismatchError(DistconvError, ValueError):
     """Ranks disagree about something they must agree on; the text lists what each of them has."""
 
-
-class CallOrderError(MismatchError):
-    """Ranks call different operations or layers, or call them in a different order; the message names each of them."""
+    names_calls: bool = False
+    """True if the message names the call and the layer of each rank. Otherwise the layer of this rank is added."""
 
 
 class UnsupportedOperation(DistconvError, NotImplementedError):

@@ -17,7 +17,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from distconv.communication.derived import Derived
-from distconv.errors import CallOrderError, CommunicatorError, DistconvError, MismatchError
+from distconv.errors import CommunicatorError, DistconvError, MismatchError
 from distconv.process import call_stack, launchers, watchdog
 from distconv.process.environment import CHECK
 
@@ -89,8 +89,9 @@ def agree(comm: MPI.Intracomm, what: str, value: str, way_out: str = "pass the s
     mine = np.array([int.from_bytes(digest, "little")])
     if apart(comm, mine, lambda: f"agreement on {what}").any():
         values = comm.allgather((what, value))
-        kind = MismatchError if len({operation for operation, _ in values}) == 1 else CallOrderError
-        raise kind(_disagreement(values, way_out))
+        error = MismatchError(_disagreement(values, way_out))
+        error.names_calls = len({operation for operation, _ in values}) > 1
+        raise error
 
 
 def check_order(comm: MPI.Intracomm, what: str) -> None:
@@ -110,7 +111,7 @@ def check_order(comm: MPI.Intracomm, what: str) -> None:
 
     Raises
     ------
-    CallOrderError
+    MismatchError
         On every rank, with the operation and the layer of each of them.
     """
     if is_order_checked(comm):

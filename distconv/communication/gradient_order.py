@@ -29,7 +29,7 @@ from mpi4py import MPI
 
 from distconv.communication import agreement
 from distconv.communication.derived import Derived
-from distconv.errors import CallOrderError, CommunicatorError
+from distconv.errors import CommunicatorError, MismatchError
 from distconv.process import watchdog
 
 Key = tuple[int, int]
@@ -159,7 +159,7 @@ class OrderedContributions(Generic[C]):
 
         Raises
         ------
-        CallOrderError
+        MismatchError
             On every rank, if ranks have gradients of different parameters.
         """
         as_expected = self._position == len(self._expected) and not self._waiting
@@ -193,7 +193,7 @@ class OrderedContributions(Generic[C]):
             text = _describe([listed for listed, _ in lists])
             if any(started for _, started in lists):
                 self._history.broken = text
-            raise CallOrderError(text)
+            raise MismatchError(text)
         return not other_order
 
 
