@@ -120,7 +120,14 @@ def check_order(comm: MPI.Intracomm, what: str) -> None:
 
 
 def is_order_checked(comm: MPI.Intracomm) -> bool:
-    """Return True if :func:`check_order` compares the next operation over ``comm``."""
+    """Return True if :func:`check_order` compares the next operation over ``comm``.
+
+    Raises
+    ------
+    CommunicatorError
+        If MPI is not running.
+    """
+    check_running()
     if comm.size == 1 or level == "off":
         return False
     return level == "all" or Derived.of(comm).operations < ORDER_CHECKED
