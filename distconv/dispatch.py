@@ -316,7 +316,8 @@ def name_of(function: object) -> str:
     """How users know ``function``."""
     path = (torch.overrides.resolve_name(function) or "").replace("._VariableFunctionsClass.", ".")
     # Never repr(): its address differs between ranks, and all of them raise the same text.
-    return path or f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}".lstrip(".")
+    own = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', function)}"
+    return path or own.replace("None._VariableFunctionsClass.", "torch.").lstrip(".")
 
 
 @lru_cache(maxsize=1024)

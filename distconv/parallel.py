@@ -151,6 +151,11 @@ def _check_wrappers(model: torch.nn.Module) -> None:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     wrappers = tuple(filter(None, (getattr(fsdp, n, None) for n in ("FullyShardedDataParallel", "FSDPModule"))))
     for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedOperation(
+                f"parallelize: {name or 'the model'!r} is a TorchScript module, which calls torch below its functions. "
+                "Parallelize the model that it was made from"
+            )
         if isinstance(module, DistributedDataParallel):
             raise gradient_reduction.ddp_error(f"parallelize: {name or 'the model'!r} is in DistributedDataParallel")
         if isinstance(module, wrappers):
@@ -171,7 +176,7 @@ class _SameOnAllRanks:
 
     One allreduce of 16 bytes for each pass with distributed inputs finds a rank that evaluates while others train:
     equal layers send equal messages, so it would compute with their activations. :class:`WeightComparison` sends more
-    in every tenth pass in training. ``DISTCONV_CHECK=all`` compares the modes of all submodules and loads and saves of
+    in every tenth pass. ``DISTCONV_CHECK=all`` compares the modes of all submodules and loads and saves of
     weights, too.
     """
 
@@ -189,8 +194,9 @@ class _SameOnAllRanks:
         gradients = "" if torch.is_grad_enabled() else ", under no_grad"
         agree(given.grid.compared, f"forward pass of {type(model).__name__}", f"in {modes}{gradients}", _SAME_MODE)
         # A replay on a GPU would have to wait for it.
-        if model.training and torch.is_grad_enabled() and not (recording.active is not None and given.is_cuda):
-            recording.call(lambda *_: self._weights.step(model, given.grid.world), given.local)
+        if not (recording.active is not None and given.is_cuda):
+            trains = model.training and torch.is_grad_enabled()
+            recording.call(lambda *_: self._weights.step(model, given.grid.world, trains=trains), given.local)
 
     def state_dict(self, model: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
         if model not in _worlds or keep_vars:

@@ -26,6 +26,7 @@ from distconv.communication.agreement import agree, together
 from distconv.distribution import Distribution
 from distconv.errors import CheckpointError
 from distconv.parallel import ranks_of
+from distconv.parameters.replicas import check_tensors
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
@@ -175,6 +176,8 @@ def capture(
     if extra:
         values[EXTRA] = extra
     tensors |= {f"optimizer/{name}": tensor for name, tensor in moments.items()}
+    # One rank's copy is written, so a difference would be lost. Ranks may have random-number states of their own.
+    check_tensors(tensors, comm, "save_checkpoint")
     for name, own in _random_states(model).items():
         with watchdog.waiting(lambda: "random numbers of all ranks"):
             states = comm.gather(own.numpy(), root=0) or []

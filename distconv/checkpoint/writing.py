@@ -31,7 +31,6 @@ from distconv.checkpoint.verification import is_whole, note_whole
 from distconv.communication.agreement import agree, largest, together
 from distconv.distribution import Box, Interval
 from distconv.errors import CheckpointError
-from distconv.parameters.replicas import check_tensors
 from distconv.process import watchdog
 from distconv.tensor import DistTensor
 from distconv.whole_files import PARTIAL, Folder
@@ -66,9 +65,6 @@ class Saving:
         self._manifest: Entry = {"format": FORMAT, "step": number}
         tensors = {**tensors, **together(comm, lambda: self._begin(values), CheckpointError)}
         together(comm, lambda: self._check_storable(tensors), CheckpointError)
-        # One rank's copy is written, so a difference would be lost. Ranks may have random-number states of their own.
-        compared = {name: tensor for name, tensor in tensors.items() if not name.startswith("random/")}
-        check_tensors(compared, comm, "save_checkpoint")
         boxes = {name: box for name, x in tensors.items() if (box := _box_to_write(x, comm.rank)) is not None}
         # What all ranks need and what some need lie apart.
         parts = [[name for name in boxes if isinstance(tensors[name], DistTensor) == split] for split in (False, True)]

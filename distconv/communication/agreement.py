@@ -16,7 +16,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from distconv.communication.derived import Derived
+from distconv.communication.derived import Derived, Record
 from distconv.errors import CommunicatorError, DistconvError, MismatchError
 from distconv.process import call_stack, launchers, watchdog
 from distconv.process.environment import CHECK
@@ -115,7 +115,7 @@ def check_order(comm: MPI.Intracomm, what: str) -> None:
         On every rank, with the operation and the layer of each of them.
     """
     if is_order_checked(comm):
-        Derived.of(comm).operations += 1
+        Record.of(comm).operations += 1
         agree(comm, what + call_stack.layer_being_called(), "")
 
 
@@ -130,7 +130,7 @@ def is_order_checked(comm: MPI.Intracomm) -> bool:
     check_running()
     if comm.size == 1 or level == "off":
         return False
-    return level == "all" or Derived.of(comm).operations < ORDER_CHECKED
+    return level == "all" or Record.of(comm).operations < ORDER_CHECKED
 
 
 def apart(comm: MPI.Intracomm, numbers: NDArray[np.int64], what: Callable[[], str]) -> NDArray[np.bool_]:

@@ -10,6 +10,7 @@ import functools
 import gc
 import itertools
 import weakref
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -42,8 +43,6 @@ class Derived:
         self._common: MPI.Intracomm | None = None
         self.backward_passes = 0
         """How many have summed gradients over it: the same number on all of its ranks."""
-        self.operations = 0
-        """Operations over it whose order has been compared: the same number on all of its ranks."""
         self.passes: PassHistory | None = None
         """The backward passes that have summed gradients over it, once there was one."""
 
@@ -83,7 +82,7 @@ class Derived:
 
     def _noted(self, comm: MPI.Intracomm) -> MPI.Intracomm:
         self._made.append(_Made(MPI.Intracomm(comm), weakref.ref(comm)))
-        comm.Set_attr(_number_key(), next(_numbers))
+        comm.Set_attr(_record_key(), Record(next(_numbers)))
         return comm
 
     def free(self, comm: MPI.Intracomm) -> None:
@@ -122,16 +121,33 @@ def _key() -> int:
 _numbers = itertools.count()
 
 
+@dataclass
+class Record:
+    """What is kept with one communicator, and not with its duplicates."""
+
+    number: int = -1
+    """Ranks sort the communicators that they share by it. The numbers themselves may differ between ranks."""
+    operations: int = 0
+    """Operations over it whose order has been compared: the same number on all of its ranks."""
+
+    @staticmethod
+    def of(comm: MPI.Intracomm) -> Record:
+        """Return the record of ``comm``, a new one if there is none."""
+        record = comm.Get_attr(_record_key())
+        if not isinstance(record, Record):
+            record = Record()
+            comm.Set_attr(_record_key(), record)
+        return record
+
+
 @functools.cache
-def _number_key() -> int:
+def _record_key() -> int:
     return MPI.Comm.Create_keyval()
 
 
 def creation_order(comm: MPI.Intracomm) -> int:
     """Return a number by which ranks sort the communicators that they share in the same way.
 
-    To make a communicator is collective, so its ranks have made those that they share in the same order. The numbers
-    themselves may differ between ranks.
+    To make a communicator is collective, so its ranks have made those that they share in the same order.
     """
-    number = comm.Get_attr(_number_key())
-    return number if isinstance(number, int) else -1
+    return Record.of(comm).number

@@ -10,9 +10,10 @@ from mpi4py import MPI
 
 from distconv.arrangement import AXES
 from distconv.communication import gradient_reduction
-from distconv.communication.agreement import together
+from distconv.communication.agreement import largest, together
 from distconv.communication.digest import checksum, difference, digest
 from distconv.errors import MismatchError, UnsupportedOperation
+from distconv.process import watchdog
 from distconv.tensor import DistTensor
 
 
@@ -39,13 +40,13 @@ def check_tensors(
 ) -> None:
     """Check that tensors are the same, bit for bit, on all ranks that hold them.
 
-    Collective: one allreduce with 16 bytes for each tensor.
+    Collective: one allreduce with 16 bytes for each tensor. Names that only some ranks have are not compared.
 
     Parameters
     ----------
     tensors : Mapping[str, torch.Tensor]
         Plain tensors, which must be the same on all ranks, and DistTensors, whose blocks must be the same on all ranks
-        that hold them.
+        that hold them; in the same order on all ranks.
     comm : MPI.Intracomm
         The ranks that hold the tensors.
     what : str
@@ -66,6 +67,12 @@ def check_tensors(
                 f"{what}: {name!r} is a DTensor, which torch.distributed has sharded. Use "
                 "torch.distributed.checkpoint, or pass the full tensors (tensor.full_tensor())"
             )
+    names = list(tensors)
+    if largest(comm, len(names), what) != -largest(comm, -len(names), what):
+        # Rank 0 of a pipeline has the optimizer state of all stages when it saves.
+        with watchdog.waiting(lambda: what):
+            on_all = set.intersection(*map(set, comm.allgather(names)))
+        tensors = {name: tensors[name] for name in names if name in on_all}
     together(comm, lambda: _check(tensors, comm, what, summary), MismatchError)
 
 
@@ -83,37 +90,39 @@ def _check(
 
 
 COMPARED_EVERY = 10
-"""Forward passes in training after which :class:`WeightComparison` compares weights."""
+"""Forward passes after which :class:`WeightComparison` compares weights."""
 
 
 class WeightComparison:
-    """Compares those weights of a model that no reduction of gradients compares.
+    """Compares buffers, and those weights of a model that no reduction of gradients compares.
 
     A gradient that is summed over ranks carries a checksum of its weight over the same ranks. Layers whose input is
     replicated, such as a head after global pooling, sum nothing, and other layers sum over some axes of the grid alone.
     """
 
     def __init__(self) -> None:
-        self._passes = 0
+        self._passes = {True: 0, False: 0}
 
-    def step(self, model: torch.nn.Module, comm: MPI.Intracomm) -> None:
-        """Compare weights at the second call, when a backward pass has shown which are left, and every tenth after it.
+    def step(self, model: torch.nn.Module, comm: MPI.Intracomm, *, trains: bool) -> None:
+        """Compare in every tenth pass: in training from the second on, otherwise from the first on.
+
+        In the second pass in training a backward pass has shown which weights are left. Otherwise all are compared.
 
         Raises
         ------
         MismatchError
-            On all ranks, naming the first weight that differs, and the ranks that have each value.
+            On all ranks, naming the first weight or buffer that differs, and the ranks that have each value.
         """
-        self._passes += 1
-        if self._passes % COMPARED_EVERY != 2:
+        self._passes[trains] += 1
+        if self._passes[trains] % COMPARED_EVERY != 1 + trains:
             return
         left = {
-            name: parameter
-            for name, parameter in model.named_parameters()
-            if not is_dtensor(parameter)
-            and gradient_reduction.ranks_compared(_block(parameter)) < _holders(parameter, comm).size
+            name: tensor
+            for name, tensor in (*model.named_parameters(), *model.named_buffers())
+            if not is_dtensor(tensor)
+            and (not trains or gradient_reduction.ranks_compared(_block(tensor)) < _holders(tensor, comm).size)
         }
-        check_tensors(left, comm, "training", checksum)
+        check_tensors(left, comm, "training" if trains else "evaluation", checksum)
 
 
 def is_dtensor(tensor: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ import runpy
 import sys
 from pathlib import Path
 
+from mpi4py import MPI
 from mpi4py.run import set_abort_status
 
 from distconv.errors import DataError
@@ -62,7 +63,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _end_others(status: int | SystemExit) -> None:
     """Have the end of this rank end the job, if it fails before its first grid: MPI's own end waits for all ranks."""
-    if not endings.is_installed():
+    if MPI.COMM_WORLD.size > 1 and not endings.is_installed():
         set_abort_status(status)
 
 

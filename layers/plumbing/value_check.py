@@ -12,6 +12,7 @@ from mpi4py import MPI
 from distconv import recording
 from distconv.communication import agreement
 from distconv.communication.transport import allreduce
+from distconv.dispatch import name_of
 from distconv.errors import NumericalError
 from distconv.grid import ProcessGrid
 
@@ -44,6 +45,10 @@ def _check(
         raise error(highest)
 
 
+class LinearAlgebraError(NumericalError, torch.linalg.LinAlgError):  # type: ignore[name-defined, misc]
+    """Matrices that a function of ``torch.linalg`` cannot take, on whatever rank they are."""
+
+
 def decided_together(grid: ProcessGrid, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``function`` of blocks whose values torch checks. Collective.
 
@@ -56,4 +61,5 @@ def decided_together(grid: ProcessGrid, function: Callable[..., Any], *args: Any
         return function(*args, **kwargs)
     if recording.active is not None:
         return recording.active.together(grid.world, lambda: function(*args, **kwargs))
-    return agreement.together(grid.world, lambda: function(*args, **kwargs), NumericalError)
+    error = LinearAlgebraError if name_of(function).startswith("torch.linalg.") else NumericalError
+    return agreement.together(grid.world, lambda: function(*args, **kwargs), error)

@@ -49,7 +49,7 @@ EXECS = ("os.execlp('true', 'true')", 1, AT_ONCE[2])
 C_EXITS = ("ctypes.CDLL(None).exit(0)", 1, AT_ONCE[2])
 HOOKED = ("sys.excepthook = foreign; 1 / 0", 1, "rank 1 left with exit code 1 and the others did not")
 RAISES = ("1 / 0", 1, "rank 1 failed\nTraceback")
-FROM_OURS = "extremes over 2 ranks, for "
+FROM_OURS = "agreement on extremes, for "
 FROM_MPI = "Intracomm.recv at "
 
 QUICK = {
