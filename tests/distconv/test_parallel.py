@@ -379,3 +379,11 @@ def test_a_parallelized_model_is_not_pickled_on_any_grid(comm, axis):
     plain.load_state_dict(torch.load(image))
     assert torch.equal(dc.gather(copy.deepcopy(model).eval()(x)), dc.gather(model.eval()(x)))
     torch.testing.assert_close(dc.gather(model(x)), plain.eval()(torch.ones(2, 2, 4, 4, dtype=torch.float64)))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_torchscript_module_is_rejected(comm):
+    traced = torch.jit.trace(nn.Conv2d(2, 2, 1), torch.ones(1, 2, 3, 3))
+    for model in (traced, nn.Sequential(traced)):
+        with pytest.raises(dc.UnsupportedOperation, match="is a TorchScript module"):
+            dc.parallelize(model, grid_over(comm, n=comm.size))

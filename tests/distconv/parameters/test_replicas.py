@@ -134,3 +134,33 @@ def test_no_checkpoint_is_saved_of_copies_that_differ(comm, shared_tmp_path, nam
     )
     assert not folder.exists()
     grid.free()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("axis", ["n", "h"])
+def test_evaluation_finds_weights_that_one_rank_alone_has_loaded(comm, axis):
+    model, grid = classifier(comm, **{axis: comm.size})
+    x = dc.scatter(normal(4, 3, 7, 9), grid)
+    if comm.rank == 0:
+        model.load_state_dict({name: 2 * value for name, value in model.state_dict().items()})
+    model.eval()
+    with torch.no_grad():
+        text = raises_everywhere(comm, dc.MismatchError, "evaluation: 4 of 4", lambda: model(x))
+    assert "the first is '0.weight'" in text
+    grid.free()
+
+
+@pytest.mark.ranks(2, 3)
+def test_training_finds_a_buffer_that_one_rank_has_changed(comm):
+    torch.manual_seed(0)
+    grid = dc.ProcessGrid(comm, n=comm.size)
+    model = dc.parallelize(
+        nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(252, 5)).double(), grid
+    )
+
+    def change(step):
+        if step == 3 and comm.rank == 1:
+            model[1].running_mean.add_(1.0)
+
+    raises_everywhere(comm, dc.MismatchError, "1.running_mean", lambda: train(model, grid, 20, change))
+    grid.free()

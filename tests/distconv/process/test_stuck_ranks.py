@@ -154,7 +154,7 @@ def test_one_rank_reports_for_all_that_wait(tmp_path):
 
 def test_a_rank_that_was_only_slow_is_reported_and_the_training_goes_on(tmp_path):
     ended = run(tmp_path, "slow", timeout_s=8.0)
-    assert (ended.returncode, ended.stdout) == (0, "finished\n" * 2), ended.stderr
+    assert (ended.returncode, ended.stdout.count("finished")) == (0, 2), ended.stderr
     (report,) = reports(ended)
     assert f"elsewhere: rank 0 in user code at {tmp_path}/train.py, line {line_of('slow')}" in report
 

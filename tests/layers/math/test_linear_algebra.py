@@ -117,3 +117,14 @@ def test_one_matrix_is_computed_replicated_with_a_warning(comm):
     with pytest.warns(dc.ReplicationWarning, match="without a batch"):
         y = L.inv(x)
     close(whole(y), L.inv(symmetric(normal(6, 6))), "inverse")
+
+
+@pytest.mark.ranks(2, 3)
+def test_a_failure_on_one_rank_is_torchs_own_error_on_all(comm):
+    matrices = torch.eye(3, dtype=torch.float64).repeat(5, 1, 1)
+    matrices[4, 0, 0] = -1.0
+    grid = dc.ProcessGrid(comm, n=comm.size)
+    x = dc.scatter(matrices, grid, dims=("n", None, None))
+    with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
+        torch.linalg.cholesky(x)
+    grid.free()
