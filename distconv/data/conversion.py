@@ -46,6 +46,8 @@ def converted(values: NDArray[np.generic], dtype: torch.dtype, what: str) -> tor
         raise DataError(f"{what} has values of {values.dtype}, which {dtype} cannot hold. Store real numbers.")
     native = values.dtype.newbyteorder("=") if values.dtype.itemsize <= 8 or dtype.is_complex else np.dtype("f8")
     source: NDArray[Any] = np.array(values, native, order="C", copy=None if values.flags.writeable else True)
+    if any(stride < 0 for stride in source.strides):
+        source = source.copy()  # flipped along a dimension of one value, which counts as contiguous
     result = torch.from_numpy(source).to(dtype)
     lost = _lost(source, result)
     if lost is not None and lost.any():

@@ -94,3 +94,9 @@ def test_integers_stay_integers_by_default() -> None:
     kinds = {"?": torch.bool, "u1": torch.int64, "i4": torch.int64, ">u2": torch.int64, "f2": torch.float32}
     assert {kind: default_dtype(np.dtype(kind)) for kind in kinds} == kinds
     assert default_dtype(np.dtype("f8")) == torch.float32
+
+
+def test_flipped_values_of_extent_one_are_converted():
+    values = np.arange(3.0).reshape(3, 1)[:, ::-1]
+    assert values.strides[1] < 0 and values.flags.c_contiguous
+    assert torch.equal(converted(values, torch.float32, "x"), torch.tensor([[0.0], [1.0], [2.0]]))

@@ -48,7 +48,7 @@ def test_another_device_on_one_rank_is_a_mismatch(comm):
 def test_another_device_type_on_one_rank_is_a_mismatch_without_a_gpu(comm):
     grid = grid_over(comm, h=comm.size)
     tensor = torch.zeros(2, 2, 6, 6, device="meta" if comm.rank else "cpu")
-    raises_everywhere(comm, dc.MismatchError, "on meta", lambda: dc.scatter(tensor, grid))
+    raises_everywhere(comm, dc.MismatchError, "device meta", lambda: dc.scatter(tensor, grid))
 
 
 @pytest.mark.parametrize(
