@@ -166,7 +166,9 @@ def test_a_rank_that_scatters_under_no_grad_alone_is_a_mismatch(comm):
     for _ in range(9):
         dc.scatter(tensor, grid)  # values are compared of the first ones alone
     with torch.set_grad_enabled(comm.rank != 0):
-        raises_everywhere(comm, dc.MismatchError, r"under no_grad(, values \w+)? on rank 0", lambda: dc.scatter(tensor, grid))
+        raises_everywhere(
+            comm, dc.MismatchError, r"under no_grad(, values \w+)? on rank 0", lambda: dc.scatter(tensor, grid)
+        )
 
 
 @pytest.mark.ranks(at_least=2)
