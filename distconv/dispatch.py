@@ -289,7 +289,7 @@ def _takes(operator: Operator, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def fallback(error: NoRule, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What the exact fallback makes of a call that has no rule, as ``error`` says.
+    """Return the result of a call without a rule, computed replicated; ``error`` gives the reason.
 
     Raises
     ------

@@ -32,7 +32,7 @@ from distconv.tensor import DistTensor
 
 M = TypeVar("M", bound=torch.nn.Module)
 
-_SAME_MODE = "call train() and eval(), and enter no_grad, on every rank alike"
+_SAME_MODE = "call train() and eval(), and enter no_grad, on every rank"
 
 
 def parallelize(

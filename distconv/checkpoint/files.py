@@ -32,7 +32,7 @@ def file_of(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
 def name_in_file(name: str, others: Container[str]) -> str:
     """Return the HDF5 path of the tensor ``name`` in a file that has ``others``, too.
 
-    It is the name, unless HDF5 would take that for another one: a parameter ``t/850`` beside one ``t`` would have to
+    It is the name, unless HDF5 would take that for another one: a parameter ``t/850`` next to ``t`` would have to
     lie in a dataset, and ``a//b`` is ``a/b``.
     """
     parts = name.split("/")

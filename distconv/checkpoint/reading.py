@@ -41,7 +41,7 @@ class Described(NamedTuple):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds: tensors by name, and plain values, which may have tensors among them."""
+    """The contents of a checkpoint: tensors by name, and plain values, which may have tensors among them."""
 
     step: int
     tensors: dict[str, torch.Tensor]

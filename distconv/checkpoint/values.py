@@ -1,4 +1,4 @@
-"""Plain values on their way to JSON and back: what it would change, or drop without a word, is kept or refused.
+"""Plain values on their way to JSON and back: what it would change, or drop silently, is kept or rejected.
 
 Tensors among them go to the checkpoint's tensors; JSON has their names.
 """
@@ -66,7 +66,7 @@ def to_json(value: object, place: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def from_json(value: Any) -> Any:
-    """What :func:`to_json` made a copy of, with a :class:`TensorName` for each tensor.
+    """Return the values that :func:`to_json` has copied, with a :class:`TensorName` for each tensor.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def tensor_names(value: Any) -> Iterator[str]:
 
 
 def filled(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """What :func:`from_json` returned, with the tensors themselves."""
+    """Return the values of :func:`from_json` with the tensors themselves."""
     if isinstance(value, TensorName):
         return tensors[value.name]
     if isinstance(value, list):

@@ -123,7 +123,7 @@ _numbers = itertools.count()
 
 @dataclass
 class Record:
-    """What is kept with one communicator, and not with its duplicates."""
+    """State of one communicator that its duplicates do not share."""
 
     number: int = -1
     """Ranks sort the communicators that they share by it. The numbers themselves may differ between ranks."""
@@ -132,7 +132,7 @@ class Record:
 
     @staticmethod
     def of(comm: MPI.Intracomm) -> Record:
-        """Return the record of ``comm``, a new one if there is none."""
+        """Return the record of ``comm``; make one if it has none."""
         record = comm.Get_attr(_record_key())
         if not isinstance(record, Record):
             record = Record()

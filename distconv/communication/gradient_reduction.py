@@ -47,7 +47,7 @@ _numbers = itertools.count()
 
 
 def mark(parameter: torch.Tensor, name: str) -> None:
-    """Let the gradient of ``parameter``, which errors call ``name``, be summed behind backward.
+    """Mark ``parameter``, called ``name`` in errors, so that its gradient is all-reduced during backward.
 
     Call on every rank for the same parameters in the same order: gradients of ranks are matched by that order.
     """

@@ -60,7 +60,7 @@ class TransferPlan(Routes):
             comm = src.grid.world
         self.comm = comm
         self.crosses_ranks = False
-        """Whether any rank of the plan's grid sends a message, as far as :func:`transfer_plan` has compared it."""
+        """True if any rank of the grid sends a message. Otherwise none does, or it is not known."""
         super().__init__(src, dst, shape, comm.rank, sources=sources, targets=targets, ghosts=ghosts)
 
     @property

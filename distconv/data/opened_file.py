@@ -38,7 +38,7 @@ _FILTERS = {
 """Registered filters, for files that do not name them."""
 
 _NO_COORDINATE = "/_nc4_non_coord_"
-"""What netCDF puts before the name of a variable that is called as a dimension and does not count along it."""
+"""Prefix in netCDF of a variable that has the name of a dimension and is not its coordinate."""
 
 _OTHERS = {
     b"CDF": "a classic netCDF 3 file, which has no chunks. Convert it to netCDF 4: nccopy -k nc4 OLD.nc NEW.nc.",

@@ -124,7 +124,7 @@ def _install() -> None:
         setattr(os, name, _announced(getattr(os, name)))
     _at_exit_of_c()
     atexit.register(_leave)
-    # MPI_Finalize, whoever calls it, drops the attributes of COMM_SELF first (MPI-4.1, 11.2.4).
+    # MPI_Finalize drops the attributes of COMM_SELF first (MPI-4.1, 11.2.4).
     MPI.COMM_SELF.Set_attr(MPI.Comm.Create_keyval(delete_fn=watchdog.stop_calls), True)
 
 
@@ -224,7 +224,7 @@ class _Departure:
         self._confirmed = 0
 
     def look(self) -> None:
-        """End the job if nobody else can come to an end."""
+        """End the job if no other rank can come to an end."""
         comm, world_ranks = self._channel.comm, self._channel.world_ranks
         MPI.Request.Testall(self._told)
         self._left |= arrived(comm, _LEFT).keys()
@@ -277,7 +277,7 @@ class _Stayer:
         MPI.Request.Testall(self._sent)
 
     def _waits_for(self) -> str:
-        """What this rank has been waiting for, as a clause; empty if it may be doing something.
+        """Return the wait of this rank as a clause; empty if it may be computing.
 
         A rank on several channels may wait for one of another, and in a call of MPI of the user's for any of the job.
         """

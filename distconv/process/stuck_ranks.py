@@ -40,11 +40,11 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class State:
-    """What a rank is doing."""
+    """Current activity of a rank."""
 
     position: Position
     wait: str = ""
-    """What it waits for; empty if it waits for no other rank, as far as distconv can see."""
+    """Its wait; empty if it waits for no other rank, as far as distconv can see."""
     waited_s: float = 0.0
     has_left: bool = False
 
@@ -65,7 +65,7 @@ class State:
 
 
 def _state() -> State:
-    """What this rank is doing now."""
+    """Return the current activity of this rank."""
     if endings.is_leaving():
         return State(Position())
     main = threading.main_thread().ident or 0

@@ -173,7 +173,7 @@ def _end(waited: float, what: str, frame: FrameType | None) -> None:
 
 
 def _notice(waited: float, what: str, frame: FrameType | None) -> None:
-    """Of a rank that no other one answers: before the first grid is made, or without MPI_THREAD_MULTIPLE."""
+    """Report of a rank that no other rank answers: before the first grid, or without MPI_THREAD_MULTIPLE."""
     has_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
     why = "this MPI has no MPI_THREAD_MULTIPLE"
     if has_threads:

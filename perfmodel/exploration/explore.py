@@ -123,7 +123,7 @@ def _widths(profiled: Profile | LayerGraph, devices: int | Sequence[Device]) -> 
 def _on_ranks(
     profiled: Profile | LayerGraph, machine: Machine, width: int, devices: int | Sequence[Device]
 ) -> tuple[Profile, Plan | None, bool]:
-    """What a micro-batch costs on ``width`` ranks while all devices are at work, under which plan, and if by estimates.
+    """Return the costs of a micro-batch on ``width`` ranks with all devices at work, its plan, and if it is estimated.
 
     Where the machine has measured some layers and not others, all of them are estimated by its roofline.
     """

@@ -42,7 +42,7 @@ class Decoder:
     path: Place
     name: str
     attributes: Mapping[str, Any]
-    """What :func:`decoded_attributes` returns; if empty, values stay as they are."""
+    """Result of :func:`decoded_attributes`; if empty, values stay as they are."""
 
     def dtype(self, stored: np.dtype) -> np.dtype:
         """Return the dtype of decoded values.

@@ -130,7 +130,7 @@ def _check_records(stored: h5py.Dataset, path: Place, name: str) -> None:
 
 @dataclass(frozen=True)
 class Head:
-    """What is known of one file, or zarr group, of a list."""
+    """Description of one file, or zarr group, of a list."""
 
     kind: type[Store]
     path: Place

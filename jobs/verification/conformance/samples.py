@@ -45,7 +45,7 @@ UNDETERMINED = frozenset("empty empty_like empty_strided empty_permuted new_empt
 """Operators whose values are whatever the memory holds."""
 
 EMPTY_KINDS = ("samples", "height", "width")
-"""Of layouts in which an operator is computed without elements."""
+"""Layouts in which an operator is computed without elements."""
 
 KINDS = (
     *("samples", "height", "width", "samples + space", "uneven", "cyclic"),
