@@ -120,7 +120,8 @@ def sum_over(local: torch.Tensor, grid: ProcessGrid, axes: Sequence[str | None])
 class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]) -> torch.Tensor:
-        ctx.grid, ctx.axes, ctx.leaves, ctx.layer = grid, axes, (_leaf(whole),), _layer(grid, axes)
+        ctx.grid, ctx.axes, ctx.leaves = grid, axes, (_leaf(whole),)
+        ctx.layer = _layer(ctx)
         return whole.view_as(whole)
 
     @staticmethod
@@ -136,7 +137,8 @@ class _EnterBoth(torch.autograd.Function):
     def forward(
         ctx: Any, one: torch.Tensor, other: torch.Tensor, grid: ProcessGrid, axes: tuple[str, ...]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ctx.grid, ctx.axes, ctx.leaves, ctx.layer = grid, axes, (_leaf(one), _leaf(other)), _layer(grid, axes)
+        ctx.grid, ctx.axes, ctx.leaves = grid, axes, (_leaf(one), _leaf(other))
+        ctx.layer = _layer(ctx)
         # Of one that nobody has used there is no gradient, and nothing to sum.
         ctx.set_materialize_grads(False)
         return one.view_as(one), other.view_as(other)
@@ -152,9 +154,15 @@ class _EnterBoth(torch.autograd.Function):
         return _summed(ctx, 0, one, held), later, None, None
 
 
-def _layer(grid: ProcessGrid, axes: tuple[str, ...]) -> str:
-    """Return the layer that is being called, for the comparison in backward, where no module is on the stack."""
-    return call_stack.layer_being_called() if agreement.is_order_checked(grid.comm(axes)) else ""
+def _layer(ctx: Any) -> str:
+    """Return parameters' names, or the layer that is being called, for the comparison of the order in backward.
+
+    There no module is on the stack. Names of parameters are preferred since finding the layer takes longer.
+    """
+    if not agreement.is_order_checked(ctx.grid.comm(ctx.axes)):
+        return ""
+    names = [gradient_reduction.name_of(leaf) for leaf in ctx.leaves]
+    return f" of {', '.join(map(repr, names))}" if all(names) else call_stack.layer_being_called()
 
 
 def _leaf(whole: torch.Tensor) -> torch.Tensor | None:

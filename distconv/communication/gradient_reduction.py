@@ -55,6 +55,11 @@ def mark(parameter: torch.Tensor, name: str) -> None:
     setattr(parameter, _NUMBER, next(_numbers))
 
 
+def name_of(leaf: torch.Tensor | None) -> str:
+    """Return the name of a parameter that :func:`mark` has marked, and an empty string for others."""
+    return str(getattr(leaf, _MARK, ""))
+
+
 def ranks_compared(parameter: torch.Tensor) -> int:
     """Return the number of ranks over which the last gradient reduction of ``parameter`` has compared its values."""
     return int(getattr(parameter, _COMPARED, 1))
