@@ -88,7 +88,7 @@ def _block(y: SparseTensor, frame: Frame) -> DistTensor:
         Distribution(grid, (samples, None, *axes), boundaries=boundaries),
         (extents[0], y.shape[1], *extents[1:]),
     )
-    places = y.coords // torch.tensor(steps) - torch.tensor(firsts) - torch.tensor(begin)
+    places = y.sites.coords // torch.tensor(steps) - torch.tensor(firsts) - torch.tensor(begin)
     batch, channels, *cells = dist.local_shape(shape)
     rows = manager.local(y.features)
     volume = rows.new_zeros(batch, *cells, channels).index_put(places.unbind(1), rows)
