@@ -30,14 +30,8 @@ class Recorder(Protocol):
     def call(self, function: Callable[..., Any], tensors: Sequence[torch.Tensor], launches: bool = False) -> Any:
         """Call ``function`` of ``tensors``, now and in each replay; ``launches``: it only gives work to a GPU."""
 
-    def branch(self, flag: torch.Tensor, body: Callable[[], None], changed: Sequence[torch.Tensor]) -> None:
-        """Run ``body``, which changes ``changed`` in place, where ``flag`` is true, now and in each replay."""
-
     def together(self, world: Any, body: Callable[[], Any]) -> Any:
-        """Run ``body`` on all ranks of ``world``, which learn of its failure on any, now and in each replay."""
-
-    def writes(self, tensor: torch.Tensor) -> int:
-        """How many operators have written to the memory of ``tensor`` until now."""
+        """Run ``body``; if it fails on any rank of ``world``, now or in a replay, it fails on all of them."""
 
     def refuse(self, reason: str) -> None:
         """Note what cannot be replayed; the step goes on."""
@@ -55,14 +49,6 @@ def call(function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
     It returns tensors, or None, and is not differentiated.
     """
     return function(*tensors) if active is None else active.call(function, tensors)
-
-
-def branch(flag: torch.Tensor, body: Callable[[], None], changed: Sequence[torch.Tensor]) -> None:
-    """Run ``body``, which only changes tensors ``changed`` in place, if ``flag``, the same on all ranks, is true."""
-    if active is not None:
-        active.branch(flag, body, changed)
-    elif bool(flag):
-        body()
 
 
 def launch(function: Callable[..., Any], *tensors: torch.Tensor) -> None:

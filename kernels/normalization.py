@@ -6,36 +6,29 @@ from collections.abc import Callable
 
 import torch
 
-from distconv import recording
 from distconv.precision import widened
 
 _BLOCK_ELEMENTS = 1 << 19
 """Elements of a temporary: about what a core's cache holds."""
-
-_FAR = 10.0
-"""Squared distance from the mean, in variances, beyond which sums are taken again: at most one digit is lost."""
 
 Moments = tuple[torch.Tensor, torch.Tensor]
 """Mean and biased variance."""
 
 
 def taken_near(about: Callable[[torch.Tensor], Moments], origin: torch.Tensor, dtype: torch.dtype) -> Moments:
-    """The moments from sums in float64 about ``origin``, or about their mean where that is far from it.
+    """Return the moments of values of ``dtype`` from sums in float64.
 
-    Far from the mean the difference of squares has lost digits. All ranks see the same sums, so all take them again.
-    Of values of less precision than float64 nobody looks, for which a GPU would have to be waited for: 10^4 deviations
-    from the origin the variance still has 8 digits, and at 10^6, of which it has 4, float32 itself tells few values
-    apart.
+    Parameters
+    ----------
+    about : Callable[[torch.Tensor], Moments]
+        Returns the moments from sums of distances from a given origin. Far from the mean the difference of squares
+        loses digits: 10^4 deviations from it the variance has 8 left.
+    origin : torch.Tensor
+        An estimate of the mean. Sums about it suffice for dtypes of less precision than float64; for float64 they give
+        the mean, about which sums are taken again.
     """
     mean, var = about(origin)
-    if dtype == torch.float64:
-
-        def again() -> None:
-            for moment, nearer in zip((mean, var), about(mean), strict=True):
-                moment.copy_(nearer)
-
-        recording.branch(((mean - origin) ** 2 > _FAR * var).any(), again, (mean, var))
-    return mean, var
+    return about(mean) if dtype == torch.float64 else (mean, var)
 
 
 def as_kernels_read(t: torch.Tensor) -> torch.Tensor:

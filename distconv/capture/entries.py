@@ -1,4 +1,4 @@
-"""What a recording consists of: slots, which stand for tensors, and entries, which are done again in each replay."""
+"""The instructions of a recording (entries), and the tensors that they read and make (slots)."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 
 
 class Ref(NamedTuple):
-    """A tensor among the arguments of an entry, by its slot."""
+    """A tensor among the arguments of an entry, by the number of its slot."""
 
     slot: int
 
 
 class Kind(Enum):
-    """Where the tensor of a slot comes from."""
+    """Origin of the tensor of a slot."""
 
     HELD = "held"
-    """It was there before: a parameter, a buffer, a constant. The recording holds it."""
+    """It existed before the step: a parameter, a buffer, a constant. The recording refers to it."""
     CONSTANT = "constant"
-    """Python made it of numbers. The recording holds it."""
+    """Python made it of numbers while the step ran. The recording keeps a copy."""
     INPUT = "input"
     """An argument of the step."""
     MADE = "made"
-    """An entry makes it."""
+    """The result of an entry."""
 
 
 @dataclass(eq=False)
@@ -35,50 +35,98 @@ class Slot:
 
     kind: Kind
     storage: int
-    """The same number for tensors that share memory."""
+    """Number of its storage: equal for tensors that share memory."""
     geometry: tuple[Any, ...]
     """Shape, strides, offset, dtype and device."""
     value: torch.Tensor | None = None
-    """Of one that the recording holds."""
+    """The tensor itself, for HELD and CONSTANT."""
     nbytes: int = 0
-
-
-def strides_that_count(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
-    """Strides of dimensions with more than one index: the others are as autograd takes or copies a gradient."""
-    return tuple(step for extent, step in zip(shape, strides, strict=True) if extent > 1)
 
 
 @dataclass(eq=False)
 class Entry:
-    """Something that a replay does."""
+    """An instruction of a replay."""
 
     line: str
-    """The user's."""
+    """The line of the user's script from which it was called."""
 
-    def reads(self) -> Iterator[int]:
-        """Slots that it needs."""
-        return self._reads()
 
-    def makes(self) -> Iterator[int]:
-        """Slots that it sets."""
-        return self._makes()
+@dataclass(eq=False)
+class Operator(Entry):
+    """A call of one of torch's operators."""
 
-    def text(self) -> str:
-        """What it does: the same text if it does the same."""
-        return self._text()
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: list[int | None]
+    one: bool
+    """True if it returns one tensor, or None; False if it returns several."""
+    writes: frozenset[int] = frozenset()
+    """Slots that it changes in place."""
+    draws: bool = False
+    """True if it takes random numbers."""
 
-    def _reads(self) -> Iterator[int]:
-        return iter(())
 
-    def _makes(self) -> Iterator[int]:
-        return iter(())
+@dataclass(eq=False)
+class Call(Entry):
+    """A call of a Python function that looks at values, or does what no operator of torch does."""
 
-    def _text(self) -> str:
-        return type(self).__name__
+    function: Callable[..., Any]
+    args: tuple[int, ...]
+    results: list[int]
+    one: bool
+    launches: bool = False
+    """True if it only launches kernels on a GPU."""
+
+
+@dataclass(eq=False)
+class Post(Entry):
+    """The start of point-to-point messages, as pairs of a peer and a slot."""
+
+    number: int
+    comm: Any
+    sends: list[tuple[int, int]]
+    receives: list[tuple[int, int]]
+    what: str
+    tag: int = 0
+    channel: Any = None
+    """The channel of process groups that carries them; None for MPI."""
+
+
+@dataclass(eq=False)
+class Sum(Entry):
+    """The start of a reduction over ranks, in place."""
+
+    number: int
+    comm: Any
+    slot: int
+    operation: Any
+    what: str
+    channel: Any = None
+
+
+@dataclass(eq=False)
+class Wait(Entry):
+    """The completion of a Post or a Sum, by its number. MPI uses the memory of ``slots`` until then."""
+
+    number: int
+    slots: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class Begin(Entry):
+    """What follows up to End may fail on some ranks of ``world``: all of them learn of it."""
+
+    world: Any
+
+
+@dataclass(eq=False)
+class End(Entry):
+    """The end of what the last Begin has begun."""
 
 
 def refs(value: Any) -> Iterator[int]:
-    """Slots among arguments."""
+    """Yield the slots among arguments."""
     if isinstance(value, Ref):
         yield value.slot
     elif isinstance(value, (list, tuple)):
@@ -88,162 +136,43 @@ def refs(value: Any) -> Iterator[int]:
         yield from refs(list(value.values()))
 
 
-@dataclass(eq=False)
-class Operator(Entry):
-    """A call of one of torch's operators on blocks."""
-
-    function: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    results: list[int | None]
-    one: bool
-    """Whether it returns one tensor, or None, not several."""
-    writes: frozenset[int] = frozenset()
-    """Slots that it changes."""
-    draws: bool = False
-    """Whether it takes random numbers."""
-
-    def _reads(self) -> Iterator[int]:
-        yield from refs(self.args)
-        yield from refs(self.kwargs)
-
-    def _makes(self) -> Iterator[int]:
-        return (slot for slot in self.results if slot is not None)
-
-    def _text(self) -> str:
-        return f"{self.function} {self.args!r} {self.kwargs!r} -> {self.results}"
+def reads(entry: Entry) -> list[int]:
+    """Return the slots that ``entry`` needs, those that it changes in place included."""
+    if isinstance(entry, Operator):
+        return [*refs(entry.args), *refs(entry.kwargs)]
+    if isinstance(entry, Post):
+        return [slot for _, slot in (*entry.sends, *entry.receives)]
+    if isinstance(entry, Sum):
+        return [entry.slot]
+    return list(entry.args if isinstance(entry, Call) else entry.slots if isinstance(entry, Wait) else ())
 
 
-@dataclass(eq=False)
-class Call(Entry):
-    """A call of a function of ours that looks at values, or does what is no operator of torch."""
-
-    function: Callable[..., Any]
-    args: tuple[int, ...]
-    results: list[int]
-    one: bool
-    launches: bool = False
-    """Whether it only gives work to a GPU."""
-
-    def _reads(self) -> Iterator[int]:
-        return iter(self.args)
-
-    def _makes(self) -> Iterator[int]:
-        return iter(self.results)
-
-    def _text(self) -> str:
-        name = getattr(self.function, "__qualname__", type(self.function).__qualname__)
-        return f"{name} {self.args} -> {self.results}"
+def makes(entry: Entry) -> list[int]:
+    """Return the slots of the results of ``entry``."""
+    return [slot for slot in entry.results if slot is not None] if isinstance(entry, (Operator, Call)) else []
 
 
-@dataclass(eq=False)
-class Post(Entry):
-    """Messages that are posted: pairs of a peer and a slot."""
-
-    number: int
-    comm: Any
-    sends: list[tuple[int, int]]
-    receives: list[tuple[int, int]]
-    what: str
-    tag: int = 0
-    channel: Any = None
-    """Of process groups, if they do not go by MPI."""
-
-    def _reads(self) -> Iterator[int]:
-        return (slot for _, slot in (*self.sends, *self.receives))
-
-    def _text(self) -> str:
-        return f"post {self.comm.handle} {self.sends} {self.receives}"
-
-
-@dataclass(eq=False)
-class Sum(Entry):
-    """A sum over ranks that is started, in the memory of a slot."""
-
-    number: int
-    comm: Any
-    slot: int
-    operation: Any
-    what: str
-    channel: Any = None
-
-    def _reads(self) -> Iterator[int]:
-        return iter((self.slot,))
-
-    def _text(self) -> str:
-        return f"sum {self.comm.handle} {self.slot}"
-
-
-@dataclass(eq=False)
-class Wait(Entry):
-    """Waits for messages, or a sum, by their number; until then MPI uses the memory of ``slots``."""
-
-    number: int
-    slots: tuple[int, ...]
-
-    def _reads(self) -> Iterator[int]:
-        return iter(self.slots)
-
-    def _text(self) -> str:
-        return f"wait {self.number}"
-
-
-@dataclass(eq=False)
-class Begin(Entry):
-    """What follows up to its end is done if the flag is true; without a flag, it may fail on some ranks."""
-
-    flag: int | None
-    world: Any = None
-
-    def _reads(self) -> Iterator[int]:
-        return iter(()) if self.flag is None else iter((self.flag,))
-
-    def _text(self) -> str:
-        return f"begin {self.flag}"
-
-
-@dataclass(eq=False)
-class End(Entry):
-    """The end of what the last open one began."""
-
-
-@dataclass(eq=False)
-class SetGenerator(Entry):
-    """The default generator is set to a state that a slot has."""
-
-    slot: int
-
-    def _reads(self) -> Iterator[int]:
-        return iter((self.slot,))
-
-    def _text(self) -> str:
-        return f"set generator {self.slot}"
-
-
-@dataclass(eq=False)
-class Refusal:
-    """Why a step cannot be recorded."""
-
-    reason: str
-    line: str
+def strides_in_use(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
+    """Return the strides of dimensions with more than one index. The others may differ without an effect."""
+    return tuple(step for extent, step in zip(shape, strides, strict=True) if extent > 1)
 
 
 @dataclass(eq=False)
 class Recording:
-    """All of what a step does."""
+    """All that a step does."""
 
     slots: list[Slot] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
-    refusals: list[Refusal] = field(default_factory=list)
+    refusals: list[str] = field(default_factory=list)
+    """Reasons, with lines, for which the step cannot be replayed."""
     inputs: list[int | None] = field(default_factory=list)
-    """Slots of the blocks of the arguments that are tensors, in their order."""
+    """The slot of each argument that is a tensor, in order; None for other arguments."""
 
     @property
     def gpu(self) -> torch.device | None:
-        """That of its tensors, if any is on one."""
+        """The GPU of its tensors, if any is on one."""
         return next((device for slot in self.slots if (device := slot.geometry[-1]).type == "cuda"), None)
 
     def comms(self) -> list[Any]:
-        """All communicators that it uses, once each."""
-        comms = {e.comm.handle: e.comm for e in self.entries if isinstance(e, (Post, Sum))}
-        return list(comms.values())
+        """Return each communicator that it uses once."""
+        return list({e.comm.handle: e.comm for e in self.entries if isinstance(e, (Post, Sum))}.values())

@@ -23,10 +23,10 @@ from distconv.capture.entries import (
     Post,
     Recording,
     Ref,
-    Refusal,
-    SetGenerator,
     Slot,
     Sum,
+    makes,
+    reads,
 )
 from distconv.capture.placement import below_autograd
 from distconv.capture.program import Program
@@ -42,8 +42,8 @@ _ATTENTION = (
 """Operators that give, for their gradients, where the generator stood: on the GPU while a graph is captured."""
 
 
-def unfit(recording: Recording) -> Iterator[Refusal]:
-    """What no graph can do of a recording that uses a GPU."""
+def unfit(recording: Recording) -> Iterator[str]:
+    """Yield reasons, with lines, for which a recording that uses a GPU cannot become a CUDA graph."""
     constants = _numbers(recording) | _places_of_generators(recording)
     inputs = {recording.slots[slot].storage for slot in recording.inputs if slot is not None}
     for entry in recording.entries:
@@ -51,32 +51,30 @@ def unfit(recording: Recording) -> Iterator[Refusal]:
         if not reason and isinstance(entry, Operator):
             reason = _of_operator(recording, entry, constants, inputs)
         if reason:
-            yield Refusal(f"on a GPU {reason}", entry.line)
+            yield f"{entry.line}: on a GPU {reason}"
 
 
 def _by_host(entry: Entry) -> str:
-    if isinstance(entry, (Post, Sum)) and entry.channel is None and any(True for _ in entry.reads()):
+    if isinstance(entry, (Post, Sum)) and entry.channel is None and reads(entry):
         return (
             f"steps are replayed as one CUDA graph, in which there are no messages of MPI ({entry.what}): set "
             "DISTCONV_TRANSPORT=nccl, with a GPU for each rank, or leave the step as it is"
         )
-    if isinstance(entry, SetGenerator) or (isinstance(entry, Call) and not entry.launches):
+    if isinstance(entry, Begin) or (isinstance(entry, Call) and not entry.launches):
         return (
             "the host has no part in a replay, but here it looks at values or at the random generator (checkpointed "
             "blocks: preserve_rng_state=False)"
         )
-    if isinstance(entry, Begin):
-        return "what is done here depends on values, or may fail on one rank"
     return ""
 
 
 def _of_operator(recording: Recording, entry: Operator, constants: set[int], inputs: set[int]) -> str:
     slots = recording.slots
-    if any(_on_host(slots[slot]) and slot not in constants for slot in entry.reads()):
+    if any(_on_host(slots[slot]) and slot not in constants for slot in reads(entry)):
         return "a tensor of the CPU is used: make it on the GPU"
-    if any(_on_host(slots[slot]) and slot not in constants for slot in entry.makes()):
+    if any(_on_host(slots[slot]) and slot not in constants for slot in makes(entry)):
         return "a tensor goes to the CPU, or is computed there"
-    devices = {slots[slot].geometry[-1] for slot in (*entry.reads(), *entry.makes()) if not _on_host(slots[slot])}
+    devices = {slots[slot].geometry[-1] for slot in (*reads(entry), *makes(entry)) if not _on_host(slots[slot])}
     if devices - {recording.gpu}:
         return f"a graph is of one, {recording.gpu}; here are tensors on {', '.join(sorted(map(str, devices)))}"
     if any(slots[slot].storage in inputs for slot in entry.writes):
@@ -95,14 +93,14 @@ def _numbers(recording: Recording) -> set[int]:
     written = {slots[slot].storage for entry in operators for slot in entry.writes}
     fixed = {n for n, slot in enumerate(slots) if slot.kind is Kind.CONSTANT and _on_host(slot)}
     for entry in operators:
-        if not entry.writes and not entry.draws and fixed.issuperset(entry.reads()):
-            fixed.update(slot for slot in entry.makes() if _on_host(slots[slot]) and slots[slot].storage not in written)
+        if not entry.writes and not entry.draws and fixed.issuperset(reads(entry)):
+            fixed.update(slot for slot in makes(entry) if _on_host(slots[slot]) and slots[slot].storage not in written)
     return fixed
 
 
 def _places_of_generators(recording: Recording) -> set[int]:
     operators = (entry for entry in recording.entries if isinstance(entry, Operator) and entry.function in _ATTENTION)
-    return {slot for entry in operators for slot in entry.makes() if _on_host(recording.slots[slot])}
+    return {slot for entry in operators for slot in makes(entry) if _on_host(recording.slots[slot])}
 
 
 def on_gpu(recording: Recording) -> Recording:
@@ -123,7 +121,7 @@ def on_gpu(recording: Recording) -> Recording:
             continue
         with torch.no_grad(), below_autograd():
             result = entry.function(*now(entry.args), **{key: now(value) for key, value in entry.kwargs.items()})
-        for slot, value in zip(entry.makes(), [result] if entry.one else result, strict=True):
+        for slot, value in zip(makes(entry), [result] if entry.one else result, strict=True):
             if _on_host(slots[slot]):
                 values[slot] = value
                 slots[slot] = replace(slots[slot], kind=Kind.CONSTANT, value=value)
@@ -135,8 +133,8 @@ def on_gpu(recording: Recording) -> Recording:
 
 def _of_host(recording: Recording, entry: Operator) -> bool:
     """Whether ``entry`` computes on the host, or brings something from there alone."""
-    touched = [*entry.reads(), *entry.makes()]
-    sources = [*entry.reads()] or touched
+    touched = [*reads(entry), *makes(entry)]
+    sources = [*reads(entry)] or touched
     return bool(sources) and all(_on_host(recording.slots[slot]) for slot in sources)
 
 

@@ -124,17 +124,14 @@ def wait(requests: Requests, describe: Callable[[], str]) -> None:
         del waits[thread]
 
 
-class Outcome:
-    """Lets all ranks learn of what may have failed on any of them."""
+FAILURES = (OSError, LookupError, ValueError, RuntimeError, MemoryError)
 
-    def __init__(self, world: MPI.Intracomm) -> None:
-        self._world = world
 
-    def __call__(self, error: BaseException | None) -> None:
-        """Raise NumericalError on all ranks if there is an ``error`` on any."""
+def raise_together(world: MPI.Intracomm, failure: BaseException | None) -> None:
+    """Raise NumericalError on all ranks of ``world`` if there is a ``failure`` on any. Collective."""
 
-        def attempt() -> None:
-            if error is not None:
-                raise error
+    def attempt() -> None:
+        if failure is not None:
+            raise failure
 
-        together(self._world, attempt, NumericalError)
+    together(world, attempt, NumericalError)

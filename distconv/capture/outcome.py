@@ -1,4 +1,4 @@
-"""What a step has left, bit for bit: to compare a replay with the eager step, and to put back what was before."""
+"""Comparison of a replay with the eager step, bit for bit: what both leave, and the memory that they start from."""
 
 from __future__ import annotations
 
@@ -6,36 +6,33 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from distconv.capture.entries import Kind, Operator, Post, Sum, strides_that_count
-from distconv.capture.state import State, gradient
-from distconv.capture.step.run import Run
-from distconv.capture.watch.arguments import block_of
-from distconv.capture.watch.structures import flattened
+from distconv.capture.entries import Kind, Operator, Post, Sum, strides_in_use
+from distconv.capture.gradients import Gradients, gradient
+from distconv.capture.guards import block_of
+from distconv.capture.run import Run
 from distconv.communication import gradient_reduction
-from distconv.communication.digest import bytes_of, digest
+from distconv.communication.digest import bytes_of
 
 _SPREAD = 8
-"""So many times as far from a step as another run of it may a replay be, where kernels add in no fixed order."""
+"""A replay may be this many times as far from the step as a second run of it, where kernels add in no fixed order."""
 
 
-class Memory:
-    """Memory that a step may change, that of leaves' gradients and random generators: as it is when this is made."""
+class Snapshot:
+    """Memory that a step may change, gradients and random generators, as they are when this is made."""
 
     def __init__(self, run: Run, blocks: Sequence[Any]) -> None:
         self._storages = {s.data_ptr(): (s, s.clone()) for s in (t.untyped_storage() for t in written(run, blocks))}
-        self._state = State()
-        for leaf in run.leaves():
-            self._state.add(leaf)
+        self._gradients = Gradients()
+        for leaf in run.leaves(blocks):
+            self._gradients.add(leaf)
         generators = {id(g): g for g in (*run.generators, torch.default_generator)}
-        self._places = [(place, place.now()) for place, _ in run.puts]
         self._generators = [(generator, generator.get_state()) for generator in generators.values()]
 
     def put_back(self) -> None:
-        """Let all of it be what it was."""
-        self._state.put_back()
-        for place, value in self._places:
-            place.put(value)
+        """Restore all of it."""
+        self._gradients.put_back()
         for storage, values in self._storages.values():
             storage.copy_(values)
         for generator, state in self._generators:
@@ -43,9 +40,9 @@ class Memory:
 
 
 def written(run: Run, blocks: Sequence[Any]) -> list[torch.Tensor]:
-    """Tensors whose memory the step writes to and has not made; of arguments with ``blocks``."""
+    """Return the tensors that existed before the step and that it writes to; arguments are taken from ``blocks``."""
     slots, gradients = run.recording.slots, run.gradient_slots()
-    now = [*map(gradient, run.leaves()), *(share for _, share, _ in gradient_reduction.kept())]
+    now = [*map(gradient, run.leaves(blocks)), *(share for _, share, _ in gradient_reduction.kept())]
     storages = {slots[slot].storage for slot in _written_slots(run)}
     tensors: list[torch.Tensor | None] = []
     for number, slot in enumerate(slots):
@@ -68,34 +65,33 @@ def _written_slots(run: Run) -> Iterable[int]:
 
 
 class Outcome:
-    """Values of what a step leaves, by what they are called."""
+    """Copies of everything that a step has left, with names."""
 
     def __init__(self, run: Run, blocks: Sequence[Any], result: Any) -> None:
-        tensors = [each for each in flattened(result) if isinstance(each, torch.Tensor)]
-        self.values: list[tuple[str, torch.Tensor | None]] = []
-        self.values += [(f"result {n}", block_of(tensor)) for n, tensor in enumerate(tensors)]
-        for place, _ in run.puts:
-            inside = [each for each in flattened(place.now()) if isinstance(each, torch.Tensor)]
-            self.values += [(f"tensor {n} in {place.name}", block_of(tensor)) for n, tensor in enumerate(inside)]
-        self.values += [(f"the gradient of {_name(leaf)}", gradient(leaf)) for leaf in run.leaves()]
-        self.values += [(f"a buffer or parameter, {_name(t)}", t) for t in written(run, blocks)]
-        self.values += [(f"a kept share of {_name(leaf)}", share) for leaf, share, _ in gradient_reduction.kept()]
-        self.values += [("the random generator", g.get_state()) for g in (*run.generators, _default())]
-        self.values = [(name, None if t is None else t.detach().clone()) for name, t in self.values]
+        tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        values: list[tuple[str, torch.Tensor | None]] = []
+        values += [(f"result {n}", block_of(tensor)) for n, tensor in enumerate(tensors)]
+        values += [(f"the gradient of {_name(leaf)}", gradient(leaf)) for leaf in run.leaves(blocks)]
+        values += [(f"a buffer or parameter, {_name(tensor)}", tensor) for tensor in written(run, blocks)]
+        values += [(f"a gradient kept for {_name(leaf)}", share) for leaf, share, _ in gradient_reduction.kept()]
+        generators = (*run.generators, torch.default_generator)
+        values += [("the state of a random generator", generator.get_state()) for generator in generators]
+        self.values = [(name, None if t is None else t.detach().clone()) for name, t in values]
 
     def difference(self, other: Outcome) -> str:
-        """What first is not bit for bit the same; empty if all is."""
+        """Return the name of the first tensor that is not the same bit for bit; an empty string if all are."""
         if [name for name, _ in self.values] != [name for name, _ in other.values]:
-            return "other tensors"
+            return "the number of tensors that it leaves"
         for (name, mine), (_, its) in zip(self.values, other.values, strict=True):
             if (mine is None) != (its is None) or (mine is not None and its is not None and not _equal(mine, its)):
                 return name
         return ""
 
     def far_from(self, other: Outcome, again: Outcome) -> str:
-        """What first differs by more than half of its digits and than ``_SPREAD`` times as ``again`` does; or empty.
+        """Return the name of the first tensor that differs too much to be a matter of the order of sums.
 
-        ``other`` and ``again`` are of the same step. Digits are those of a tensor's largest value.
+        That is by more than half of the digits of the tensor's largest value, and more than ``_SPREAD`` times as much
+        as ``again`` differs from ``other``, two runs of the same step.
         """
         for (name, mine), (_, its), (_, second) in zip(self.values, other.values, again.values, strict=True):
             if mine is None or its is None or second is None:
@@ -116,21 +112,10 @@ def _near(one: torch.Tensor, other: torch.Tensor, again: torch.Tensor) -> bool:
     return bool(((one - other).abs() <= bound).all())
 
 
-def _default() -> torch.Generator:
-    return torch.default_generator
-
-
 def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
-    mine, its = ((t.shape, t.dtype, strides_that_count(t.shape, t.stride())) for t in (one, other))
-    if mine != its:
-        return False
-    return bytes_of(one).tobytes() == bytes_of(other).tobytes()
+    mine, its = ((t.shape, t.dtype, strides_in_use(t.shape, t.stride())) for t in (one, other))
+    return mine == its and bytes_of(one).tobytes() == bytes_of(other).tobytes()
 
 
 def _name(tensor: torch.Tensor) -> str:
-    return getattr(tensor, "_distconv_deferred", "") or f"a tensor of shape {tuple(tensor.shape)}"
-
-
-def digests(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """What tells the values of ``tensors`` apart."""
-    return [digest(tensor) for tensor in tensors]
+    return gradient_reduction.name_of(tensor) or f"a tensor of shape {tuple(tensor.shape)}"

@@ -16,7 +16,21 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from distconv.capture.entries import Begin, End, Entry, Kind, Operator, Post, Recording, Ref, Slot, Sum, Wait
+from distconv.capture.entries import (
+    Begin,
+    End,
+    Entry,
+    Kind,
+    Operator,
+    Post,
+    Recording,
+    Ref,
+    Slot,
+    Sum,
+    Wait,
+    makes,
+    reads,
+)
 
 _aten = torch.ops.aten
 _SAME = (_aten.detach.default, _aten.alias.default)
@@ -111,7 +125,7 @@ class Placement:
             self._slots[slot].storage
             for entry in recording.entries
             if isinstance(entry, Post) and entry.channel is None
-            for slot in entry.reads()
+            for slot in reads(entry)
         }
         self._reshaped = any(
             isinstance(entry, Operator) and torch.Tag.inplace_view in entry.function.tags for entry in recording.entries
@@ -128,14 +142,14 @@ class Placement:
     def _placed(self, entry: Entry) -> Sequence[Entry]:
         """What is left of ``entry``."""
         if isinstance(entry, (Begin, End)):
-            self._taken.clear()  # what is inside is not done in each replay
+            self._taken.clear()
         if isinstance(entry, Sum):
             return (self._sum(entry),)
         if isinstance(entry, Wait):
             return self._wait(entry)
         if not isinstance(entry, Operator):
             return (entry,)
-        if entry.function is _COPY and len({self.same(slot) for slot in entry.reads()}) == 1:
+        if entry.function is _COPY and len({self.same(slot) for slot in reads(entry)}) == 1:
             return ()
         if entry.writes or entry.draws or not entry.results or None in entry.results:
             return (entry,)
@@ -205,17 +219,17 @@ class Placement:
 
     def _shares_memory(self, entry: Operator) -> bool:
         """Whether its results lie in the memory of the one tensor that it reads."""
-        sources = list(entry.reads())
+        sources = reads(entry)
         if len(sources) != 1 or self._slots[sources[0]].storage == -1:
             return False
-        return all(self._slots[result].storage == self._slots[sources[0]].storage for result in entry.makes())
+        return all(self._slots[result].storage == self._slots[sources[0]].storage for result in makes(entry))
 
     def _view(self, entry: Operator) -> Sequence[Entry]:
-        source = self.same(next(entry.reads()))
+        source = self.same(reads(entry)[0])
         if source in self.values:
             with torch.no_grad(), below_autograd():
                 views = entry.function(*self._now(entry.args), **self._now(entry.kwargs))
-            self.values.update(zip(entry.makes(), [views] if entry.one else views, strict=True))
+            self.values.update(zip(makes(entry), [views] if entry.one else views, strict=True))
             return ()
         result = entry.results[0]
         assert result is not None
@@ -257,7 +271,7 @@ class Placement:
         left: list[Entry] = []
         for entry in reversed(entries):
             effect = not isinstance(entry, Operator) or entry.writes or entry.draws
-            if effect or any(self.same(slot) in used for slot in entry.makes()):
-                used.update(map(self.same, entry.reads()))
+            if effect or any(self.same(slot) in used for slot in makes(entry)):
+                used.update(map(self.same, reads(entry)))
                 left.append(entry)
         return left[::-1]

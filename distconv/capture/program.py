@@ -7,6 +7,7 @@ when it would go in the eager step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +21,12 @@ from distconv.capture.entries import (
     Post,
     Recording,
     Ref,
-    SetGenerator,
     Sum,
     Wait,
+    makes,
+    reads,
 )
-from distconv.capture.messages import Channelled, Outcome, Persistent, Posting, Summing, join, wait
+from distconv.capture.messages import FAILURES, Channelled, Persistent, Posting, Summing, join, raise_together, wait
 from distconv.capture.placement import LARGEST_BUFFER, WIDE, Placement
 
 _aten = torch.ops.aten
@@ -49,8 +51,6 @@ _ARITHMETIC = frozenset(
 )
 """Operators that make a tensor of a number in each call, which one that is there already spares."""
 
-_FAILURES = (OSError, LookupError, ValueError, RuntimeError, MemoryError)
-
 Replay = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor | None]], tuple[torch.Tensor, ...]]
 """Results, given the blocks of arguments and the gradients that there are."""
 
@@ -73,9 +73,8 @@ class Program:
         self._by_channel: set[int] = set()
         """Numbers of messages and sums that go by a channel of process groups."""
         self._lines: list[str] = []
-        self._depth = 1
-        self._open: list[str | None] = []
-        """Blocks that are being written: what learns of their failure, or None."""
+        self._worlds: list[Any] = []
+        """Communicators of the blocks that are open, in which a failure on one rank is one on all."""
         self._names.update((slot, f"g{number}") for slot, number in gradients.items())
         for place, given in enumerate(recording.inputs):
             if given is not None:
@@ -114,16 +113,15 @@ class Program:
     # -- source -------------------------------------------------------------------------------------------------------
 
     def _emit(self, line: str) -> None:
-        self._lines.append("    " * self._depth + line)
+        self._lines.append("    " * (1 + len(self._worlds)) + line)
 
     def _compiled(self) -> Replay:
         last = self._last_uses()
         for number, entry in enumerate(self._entries):
             self._write(entry)
-            if self._depth == 1:
-                gone = sorted(last.pop(number, ()))
-                if gone:
-                    self._emit(f"del {', '.join(gone)}")
+            gone = sorted(last.get(number, ()))
+            if gone:
+                self._emit(f"del {', '.join(gone)}")
         results = ", ".join(self._name(slot) for slot in self._outputs)
         head = []
         for letter, count in (("a", self._arguments), ("g", self._gradients)):
@@ -140,24 +138,13 @@ class Program:
         return replay
 
     def _last_uses(self) -> dict[int, set[str]]:
-        """By entry the variables that are used in it for the last time; in a block, at its end."""
+        """Return by the number of an entry the variables that no later entry uses."""
         last: dict[str, int] = {}
-        inside: set[str] = set()
-        opened: list[tuple[int, bool]] = []
         for number, entry in enumerate(self._entries):
-            if isinstance(entry, Begin):
-                opened.append((number, entry.flag is not None))
-            for slot in (*entry.reads(), *entry.makes()):
+            for slot in (*reads(entry), *makes(entry)):
                 if slot not in self._values:
                     last[self._name(slot)] = number
-            if opened and opened[-1][1]:
-                inside.update(self._name(slot) for slot in entry.makes() if slot not in self._values)
-            if isinstance(entry, End):
-                first, _ = opened.pop()
-                for name, use in last.items():
-                    if use >= first:
-                        last[name] = number
-        stay = {self._name(slot) for slot in self._outputs} | inside
+        stay = {self._name(slot) for slot in self._outputs}
         uses: dict[int, set[str]] = {}
         for name, number in last.items():
             if name not in stay and name[0] == "v":
@@ -171,7 +158,7 @@ class Program:
             args += [f"{key}={self._text(value)}" for key, value in entry.kwargs.items()]
             if entry.function in _ASK_FOR_GRADIENTS:
                 function = self._constant(_with_gradients(entry.function._op))
-            results = [None if slot is None or slot in set(entry.reads()) else slot for slot in entry.results]
+            results = [None if slot is None or slot in set(reads(entry)) else slot for slot in entry.results]
             self._emit(_assigned([self._variable(s) for s in results], entry.one) + f"{function}({', '.join(args)})")
         elif isinstance(entry, Call):
             args = [self._name(slot) for slot in entry.args]
@@ -206,19 +193,20 @@ class Program:
         elif isinstance(entry, Wait):
             function = join if entry.number in self._by_channel else wait
             self._emit(f"{self._constant(function)}(q{entry.number}, d{entry.number})")
-        elif isinstance(entry, SetGenerator):
-            put = self._constant(torch.default_generator.set_state)
-            self._emit(f"{put}({self._name(entry.slot)})")
         elif isinstance(entry, Begin):
-            self._begin(entry)
+            self._emit("failure = None")
+            self._emit("try:")
+            self._worlds.append(entry.world)
+            self._emit("pass")
         elif isinstance(entry, End):
-            self._depth -= 1
-            self._close()
+            raises = self._constant(partial(raise_together, self._worlds.pop()))
+            self._emit(f"except {self._constant(FAILURES)} as error: failure = error")
+            self._emit(f"{raises}(failure)")
 
     def _write_post(self, entry: Post) -> None:
         to, origins = [peer for peer, _ in entry.sends], [peer for peer, _ in entry.receives]
         if entry.channel is not None:
-            self._post(entry.number, Channelled(entry.channel, entry.what, to, origins), list(entry.reads()), entry)
+            self._post(entry.number, Channelled(entry.channel, entry.what, to, origins), list(reads(entry)), entry)
             return
         small = all(self._recording.slots[slot].nbytes <= LARGEST_BUFFER for _, slot in entry.sends)
         if small and all(slot in self._values for _, slot in entry.receives):
@@ -228,7 +216,7 @@ class Program:
             self.requests += len(persistent.requests)
             self._post(entry.number, persistent, [], entry)
             return
-        self._post(entry.number, Posting(entry.comm, to, origins), list(entry.reads()), entry)
+        self._post(entry.number, Posting(entry.comm, to, origins), list(reads(entry)), entry)
 
     def _kept(self, slot: int) -> torch.Tensor:
         """Memory that stays for a message: where it lies, or else what it is copied to."""
@@ -246,23 +234,6 @@ class Program:
         if entry.channel is not None:
             self._by_channel.add(number)
         self._emit(f"q{number} = {self._constant(function)}({', '.join(map(self._name, slots))})")
-
-    def _begin(self, entry: Begin) -> None:
-        if entry.flag is not None:
-            self._open.append(None)
-            self._emit(f"if {self._name(entry.flag)}:")
-        else:
-            self._open.append(self._constant(Outcome(entry.world)))
-            self._emit("failure = None")
-            self._emit("try:")
-        self._depth += 1
-        self._emit("pass")
-
-    def _close(self) -> None:
-        outcome = self._open.pop()
-        if outcome is not None:
-            self._emit(f"except {self._constant(_FAILURES)} as error: failure = error")
-            self._emit(f"{outcome}(failure)")
 
 
 def _with_gradients(function: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Records a step below Python's dispatch: torch's operators on this rank's blocks, forward and backward.
+"""The dispatch mode that records a step: torch's operators on this rank's blocks, forward and backward.
 
-The backward pass runs in the caller's thread, so the same mode sees it. Messages, sums and what looks at values are
-told by :mod:`distconv.recording`. Memory that was there before and is written to is saved first and put back
-afterwards.
+The backward pass runs in the caller's thread, so the same mode sees it. Messages, sums and functions that look at
+values report themselves through :mod:`distconv.recording`. Memory that existed before the step and is written to is
+saved first, so that :meth:`Recorder.put_back` can undo the step.
 """
 
 from __future__ import annotations
@@ -28,148 +28,131 @@ from distconv.capture.entries import (
     Post,
     Recording,
     Ref,
-    Refusal,
-    SetGenerator,
     Slot,
     Sum,
     Wait,
 )
-from distconv.capture.state import State
+from distconv.capture.gradients import Gradients
 from distconv.process.call_stack import users_frame
 from distconv.tensor import DistTensor
 
+_aten = torch.ops.aten
 _VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
-_MOVE_STATISTICS = frozenset(
-    getattr(torch.ops.aten, name)
+_STATISTICS = ("running_mean", "running_var")
+_CHANGE_STATISTICS = frozenset(
+    getattr(_aten, name)
     for name in (
-        "native_batch_norm",
-        "cudnn_batch_norm",
-        "miopen_batch_norm",
-        "batch_norm_update_stats",
-        "batch_norm_gather_stats",
-        "batch_norm_gather_stats_with_counts",
+        *("native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "batch_norm_update_stats"),
+        *("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"),
     )
 )
-_STATISTICS = ("running_mean", "running_var")
-"""Operators that change these arguments, though their schemas do not say so."""
-
-_CONSTANT = torch.ops.aten.lift_fresh.default
-_COPY = torch.ops.aten.clone.default
-_INDEX = torch.ops.aten.index.Tensor
-_AS_STRIDED = torch.ops.aten.as_strided.default
+"""Operators that change ``_STATISTICS`` in place, which their schemas do not declare."""
 
 
 class Recorder(TorchDispatchMode):
-    """A mode that records what is called while it is active, until it ends."""
+    """A mode that records the operators that are called while it is active.
 
-    def __init__(self, state: State) -> None:
+    Parameters
+    ----------
+    gradients : Gradients
+        Receives each leaf whose gradient the step uses or changes, before that happens.
+    """
+
+    def __init__(self, gradients: Gradients) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self.paused = False
-        self.went_back = False
-        """Whether there has been a backward pass."""
-        self._foreign: set[int] = set()
-        """Memory that no entry has made, and of it what the recording holds."""
+        self.ran_backward = False
+        self._gradients = gradients
+        self._existing: set[int] = set()
+        """Storages that no entry has made."""
         self._held: set[int] = set()
-        self._state = state
+        """Of them, storages that the recording refers to."""
         self._slots: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
         self._storages: dict[int, tuple[StorageWeakRef, int]] = {}
-        self._count = 0
         self._newest: dict[int, int] = {}
-        """By storage the slot that saw it last."""
+        """By storage the slot that was added last."""
         self._saved: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        """By storage what it held before."""
+        """By storage its memory, and a copy from before it was written to."""
         self._generators: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
-        self._operations: dict[int, tuple[Any, Post | Sum]] = {}
-        """By its id each message that is under way, and its entry."""
-        self._numbers = count()
-        """Of messages."""
-        self._drawn: dict[int, torch.Tensor] = {}
-        """By its id where a default generator stood after the last numbers that were seen to be drawn."""
+        self._pending: dict[int, tuple[Any, Post | Sum]] = {}
+        """By its id each exchange or reduction that has not been waited for, and its entry."""
+        self._numbers, self._storage_numbers = count(), count(1)
 
     # -- slots --------------------------------------------------------------------------------------------------------
 
     def _storage(self, tensor: torch.Tensor) -> int:
-        storage = self._storages.get(tensor.untyped_storage()._cdata)
-        return self._new_storage(tensor) if storage is None else storage[1]
+        known = self._storages.get(tensor.untyped_storage()._cdata)
+        return self._new_storage(tensor) if known is None else known[1]
 
     def _new_storage(self, tensor: torch.Tensor) -> int:
-        storage = tensor.untyped_storage()
-        self._count += 1
-        # As long as this is kept, no other storage has its address.
-        self._storages[storage._cdata] = StorageWeakRef(storage), self._count
-        return self._count
+        storage, number = tensor.untyped_storage(), next(self._storage_numbers)
+        # While the weak reference exists, no other storage gets this address.
+        self._storages[storage._cdata] = StorageWeakRef(storage), number
+        return number
 
     def _new(self, kind: Kind, tensor: torch.Tensor) -> int:
         geometry: tuple[Any, ...]
         if tensor.device.type not in ("cpu", "cuda"):
-            self.refuse(f"a tensor on {tensor.device}: steps on CPUs and on CUDA's GPUs are captured")
+            self.refuse(f"a tensor is on {tensor.device}; only steps on CPUs and CUDA GPUs can be captured")
         if tensor.layout is not torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-            self.refuse(f"a tensor of layout {tensor.layout} and type {type(tensor).__name__}")
+            self.refuse(f"a tensor has layout {tensor.layout} and type {type(tensor).__name__}, which is not recorded")
             storage, geometry = -1, (tuple(tensor.shape), tensor.dtype, tensor.device)
         else:
             storage = self._storage(tensor)
             geometry = (tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device)
         number = len(self.recording.slots)
-        held = tensor if kind is Kind.HELD else None
         if kind is not Kind.MADE:
-            self._foreign.add(storage)
+            self._existing.add(storage)
         if kind is Kind.HELD:
             self._held.add(storage)
-        self.recording.slots.append(Slot(kind, storage, geometry, held, tensor.numel() * tensor.element_size()))
+        value = tensor if kind is Kind.HELD else None
+        self.recording.slots.append(Slot(kind, storage, geometry, value, tensor.numel() * tensor.element_size()))
         self._slots[id(tensor)] = weakref.ref(tensor), number
         self._newest[storage] = number
         return number
 
-    def known(self, tensor: torch.Tensor) -> int | None:
-        """The slot of ``tensor``, if it has one."""
+    def _known(self, tensor: torch.Tensor) -> int | None:
         entry = self._slots.get(id(tensor))
         return entry[1] if entry is not None and entry[0]() is tensor else None
 
-    def add_input(self, block: torch.Tensor) -> None:
-        """Let ``block`` be the next argument."""
-        slot = self.known(block)
-        self.recording.inputs.append(self._new(Kind.INPUT, block) if slot is None else slot)
-        if block.requires_grad:
-            self._leaf(block)
+    def add_input(self, block: torch.Tensor | None) -> None:
+        """Add the block of the next argument; None for an argument that is no tensor."""
+        slot = None if block is None else self._known(block)
+        if block is not None and slot is None:
+            slot = self._new(Kind.INPUT, block)
+            if block.requires_grad:
+                self._add_leaf(block)
+        self.recording.inputs.append(slot)
 
     def slot(self, tensor: torch.Tensor) -> int:
-        """The slot of ``tensor``; one that no entry has made was there before, or is a view that torch took unseen."""
-        slot = self.known(tensor)
+        """Return the slot of ``tensor``. A tensor that no entry made existed before, or is an unrecorded view."""
+        slot = self._known(tensor)
         if slot is not None:
             return slot
         if tensor.layout is torch.strided:
             storage = self._storages.get(tensor.untyped_storage()._cdata, (None, -1))[1]
-            if storage != -1 and storage not in self._held and not self._state.has(tensor):
-                return self._view_taken(tensor)
+            if storage != -1 and storage not in self._held and not self._gradients.contains(tensor):
+                return self._unrecorded_view(tensor)
         if tensor.requires_grad:
-            self._leaf(tensor)
+            self._add_leaf(tensor)
         return self._new(Kind.HELD, tensor)
 
-    def kind(self, tensor: torch.Tensor) -> Kind:
-        """What kind of slot ``tensor`` has."""
-        return self.recording.slots[self.slot(tensor)].kind
-
-    def add_leaf(self, leaf: torch.Tensor) -> None:
-        """The gradient of ``leaf`` is about to be looked at, or set, or added to."""
-        self._state.add(leaf)
-
-    def _leaf(self, tensor: torch.Tensor) -> None:
+    def _add_leaf(self, tensor: torch.Tensor) -> None:
         if tensor.is_leaf:
-            self.add_leaf(tensor)
+            self._gradients.add(tensor)
         elif torch.is_grad_enabled() or tensor.grad_fn is not None:
-            self.refuse("a tensor whose gradient flows out of the step: detach() it before")
+            self.refuse("a tensor has a graph from outside of the step: call detach() before")
 
-    def _view_taken(self, tensor: torch.Tensor) -> int:
-        """A slot for an alias that torch made without a call, as ``x.data`` does."""
-        storage = self._storage(tensor)
-        source = self._newest[storage]
+    def _unrecorded_view(self, tensor: torch.Tensor) -> int:
+        """Return a slot for a view that torch makes without an operator, as ``x.data`` does."""
+        source = self._newest[self._storage(tensor)]
         if self.recording.slots[source].geometry[3] != tensor.dtype:
-            self.refuse("a view of another dtype that torch takes unseen")
+            self.refuse("a view with another dtype is made without an operator")
         slot = self._new(Kind.MADE, tensor)
-        place = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
-        self._note(Operator(self._line(), _AS_STRIDED, (Ref(source), *place), {}, [slot], True))
+        geometry = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
+        self._add(Operator(self._line(), _aten.as_strided.default, (Ref(source), *geometry), {}, [slot], True))
         return slot
 
     # -- entries ------------------------------------------------------------------------------------------------------
@@ -178,64 +161,62 @@ class Recorder(TorchDispatchMode):
         frame = users_frame(sys._getframe(1))
         return f"{frame.f_code.co_filename}, line {frame.f_lineno}"
 
-    def _note(self, entry: Any) -> None:
+    def _add(self, entry: Any) -> None:
         self.recording.entries.append(entry)
 
     def refuse(self, reason: str, line: str = "") -> None:
-        """Note that the step cannot be replayed, and why; it goes on, since other ranks may not know."""
+        """Note why the step cannot be replayed. It goes on, since other ranks may not have noticed."""
         if not self.paused:
-            self.recording.refusals.append(Refusal(reason, line or self._line()))
+            self.recording.refusals.append(f"{line or self._line()}: {reason}")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        leaves = tree_leaves((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if self.paused or any(tensor.is_meta for tensor in tensors) or _on_meta(kwargs):
             return func(*args, **kwargs)
-        self.went_back = self.went_back or torch._C._current_graph_task_id() != -1
+        self.ran_backward = self.ran_backward or torch._C._current_graph_task_id() != -1
         if any(isinstance(tensor, DistTensor) for tensor in tensors):
             with self:
                 return DistTensor.__torch_dispatch__(func, types, args, kwargs)
         if not tensors and not any("Tensor" in str(returned.type) for returned in func._schema.returns):
             return func(*args, **kwargs)
-        if func is _CONSTANT:
+        if func is _aten.lift_fresh.default:
             return self._constant(*args)
-        if func.namespace != "aten" or (any(tag in func.tags for tag in _VALUES) and not _by_numbers(func, tensors)):
+        if func.namespace != "aten" or (any(tag in func.tags for tag in _VALUES) and not _by_indices(func, tensors)):
             self.refuse(_reason(func))
         named = tree_map(lambda leaf: Ref(self.slot(leaf)) if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
-        writes = self._written(func, args, kwargs)
+        writes = self._save_written(func, args, kwargs)
         draws = torch.Tag.nondeterministic_seeded in func.tags
-        default = self._before_drawing(tree_leaves((args, kwargs))) if draws else None
+        if draws:
+            self._save_generators(leaves)
         result = func(*args, **kwargs)
-        if default is not None:
-            self._drawn[id(default)] = default.get_state()
-        several = result if isinstance(result, (list, tuple)) else [result]
-        results = [self._result(each) for each in several]
-        args, kwargs = named
-        one = several is not result
-        self._note(Operator(self._line(), func, args, kwargs, results, one, frozenset(writes), draws))
+        one = not isinstance(result, (list, tuple))
+        results = [self._result(each) for each in ([result] if one else result)]
+        self._add(Operator(self._line(), func, named[0], named[1], results, one, frozenset(writes), draws))
         return result
 
     def _constant(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What Python made of numbers, which is made anew in each replay: the step may write to it."""
+        """Record a tensor that Python made of numbers. Each replay makes it anew, since the step may write to it."""
         constant = self._new(Kind.CONSTANT, tensor)
         self.recording.slots[constant].value = tensor.clone()
         self._new_storage(tensor)
-        slot = self._new(Kind.MADE, tensor)
-        self._note(Operator(self._line(), _COPY, (Ref(constant),), {}, [slot], True))
+        made = self._new(Kind.MADE, tensor)
+        self._add(Operator(self._line(), _aten.clone.default, (Ref(constant),), {}, [made], True))
         return tensor
 
     def _result(self, value: Any) -> int | None:
         if not isinstance(value, torch.Tensor):
             return None
-        slot = self.known(value)
+        slot = self._known(value)
         return self._new(Kind.MADE, value) if slot is None else slot
 
-    def _written(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
-        """Slots that ``func`` changes; what was in memory that is none of its own is saved."""
+    def _save_written(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[int]:
+        """Return the slots that ``func`` changes in place, after saving memory that existed before the step."""
         slots = []
         for place, argument in enumerate(func._schema.arguments):
-            moves = argument.name in _STATISTICS and func.overloadpacket in _MOVE_STATISTICS
-            if moves or (argument.alias_info is not None and argument.alias_info.is_write):
+            statistics = argument.name in _STATISTICS and func.overloadpacket in _CHANGE_STATISTICS
+            if statistics or (argument.alias_info is not None and argument.alias_info.is_write):
                 value = args[place] if place < len(args) else kwargs.get(argument.name)
                 for tensor in tree_leaves(value):
                     if isinstance(tensor, torch.Tensor):
@@ -245,47 +226,28 @@ class Recorder(TorchDispatchMode):
 
     def _save(self, tensor: torch.Tensor) -> None:
         number = self._storage(tensor) if tensor.layout is torch.strided else -1
-        if number in self._foreign and number not in self._saved and number != -1:
+        if number in self._existing and number not in self._saved and number != -1:
             storage = tensor.untyped_storage()
             with recording.paused():
                 self._saved[number] = storage, storage.clone()
 
     # -- random numbers -----------------------------------------------------------------------------------------------
 
-    def _keep_state(self, generator: torch.Generator) -> None:
+    def save_generator(self, generator: torch.Generator) -> None:
+        """Save the state of ``generator``, which the step is about to change."""
         self._generators.setdefault(id(generator), (generator, generator.get_state()))
 
-    def _before_drawing(self, leaves: Sequence[Any]) -> torch.Generator | None:
-        """The default generator that numbers are about to be drawn from, if they are not from another one."""
+    def _save_generators(self, leaves: Sequence[Any]) -> None:
         generators = [leaf for leaf in leaves if isinstance(leaf, torch.Generator)]
-        default = None if generators else _default_generator(leaves)
-        for generator in generators:
-            self._keep_state(generator)
-        if default is not None:
-            self._keep_state(default)
-            before = self._drawn.get(id(default))
-            if before is not None and not torch.equal(default.get_state(), before):
-                self.refuse("the random generator has been set by something that cannot be seen")
-        return default
+        for generator in generators or [_default_generator(leaves)]:
+            self.save_generator(generator)
 
-    def set_generator(self, state: torch.Tensor) -> None:
-        """The default generator is about to be set to ``state``."""
-        self._keep_state(torch.default_generator)
-        self._note(SetGenerator(self._line(), self.slot(state)))
-        self._drawn[id(torch.default_generator)] = state.clone()
-
-    def seeded(self, function: Callable[[], object]) -> None:
-        """Call ``function``, which seeds the default generator, now and in each replay."""
-        self._keep_state(torch.default_generator)
-        self.call(function, ())
-        self._drawn[id(torch.default_generator)] = torch.default_generator.get_state()
-
-    # -- distconv.recording -------------------------------------------------------------------------------------------
+    # -- reports through distconv.recording ---------------------------------------------------------------------------
 
     def posted(
         self, exchange: Any, comm: Any, sends: Sequence[Any], receives: Sequence[Any], what: str, *, channel: Any
     ) -> None:
-        """Messages (peer, tensor) have been posted, by MPI or a ``channel`` of process groups."""
+        """Record the start of messages (peer, tensor) by MPI, or by a ``channel`` of process groups."""
         if self.paused:
             return
         out = [(peer, self.slot(tensor)) for peer, tensor in sends]
@@ -295,7 +257,7 @@ class Recorder(TorchDispatchMode):
         self._start(exchange, Post(self._line(), next(self._numbers), comm, out, into, what, 0, channel))
 
     def reduced(self, reduction: Any, comm: Any, tensor: torch.Tensor, op: Any, what: str, *, channel: Any) -> None:
-        """The sum of ``tensor`` has been started in its memory."""
+        """Record the start of a reduction of ``tensor`` in place."""
         if self.paused:
             return
         slot = self.slot(tensor)
@@ -303,63 +265,42 @@ class Recorder(TorchDispatchMode):
         self._start(reduction, Sum(self._line(), next(self._numbers), comm, slot, op, what, channel))
 
     def _start(self, operation: Any, entry: Post | Sum) -> None:
-        self._operations[id(operation)] = operation, entry
-        self._note(entry)
+        self._pending[id(operation)] = operation, entry
+        self._add(entry)
 
     def waited(self, operation: Any) -> None:
-        """An exchange, or a reduction, is about to be waited for."""
-        noted = self._operations.get(id(operation))
-        if noted is not None and noted[0] is operation:
-            self._note(Wait(self._line(), noted[1].number, tuple(noted[1].reads())))
-            del self._operations[id(operation)]
+        """Record that the step waits for an exchange or a reduction."""
+        pending = self._pending.get(id(operation))
+        if pending is not None and pending[0] is operation:
+            entry = pending[1]
+            slots = (entry.slot,) if isinstance(entry, Sum) else tuple(s for _, s in (*entry.sends, *entry.receives))
+            self._add(Wait(self._line(), entry.number, slots))
+            del self._pending[id(operation)]
         elif not self.paused:
-            self.refuse("a message that was under way before the step")
+            self.refuse("the step waits for a message that was started before it")
 
     def call(self, function: Callable[..., Any], tensors: Sequence[torch.Tensor], launches: bool = False) -> Any:
-        """Call ``function`` of ``tensors``, now and in each replay; ``launches``: it only gives work to a GPU."""
+        """Call ``function`` with ``tensors``, now and in each replay. ``launches``: it only launches GPU kernels."""
         args = tuple(self.slot(tensor) for tensor in tensors)
         with recording.paused():
             result = function(*tensors)
         several = [] if result is None else result if isinstance(result, (list, tuple)) else [result]
         results = [self._new(Kind.MADE, tensor) for tensor in several]
         if not self.paused:
-            self._note(Call(self._line(), function, args, results, several is not result, launches))
+            self._add(Call(self._line(), function, args, results, several is not result, launches))
         return result
-
-    def branch(self, flag: torch.Tensor, body: Callable[[], None], changed: Sequence[torch.Tensor]) -> None:
-        """Run ``body``, which changes ``changed`` in place, and undo it if ``flag`` is false."""
-        self._note(Begin(self._line(), self.slot(flag)))
-        with recording.paused():
-            before = [tensor.clone() for tensor in changed]
-        body()
-        self._note(End(self._line()))
-        with recording.paused():
-            if not bool(flag):
-                for tensor, values in zip(changed, before, strict=True):
-                    tensor.copy_(values)
 
     def together(self, world: Any, body: Callable[[], Any]) -> Any:
-        """Run ``body``, which may fail on some ranks."""
-        self._note(Begin(self._line(), None, world))
+        """Run ``body``, which may fail on some ranks of ``world``."""
+        self._add(Begin(self._line(), world))
         result = body()
-        self._note(End(self._line()))
+        self._add(End(self._line()))
         return result
-
-    def writes(self, tensor: torch.Tensor) -> int:
-        """How many operators have written to the memory of ``tensor`` until now."""
-        storage, slots = self._storage(tensor), self.recording.slots
-        operators = (entry for entry in self.recording.entries if isinstance(entry, Operator))
-        return sum(any(slots[slot].storage == storage for slot in each.writes) for each in operators)
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 
-    @property
-    def written(self) -> list[torch.UntypedStorage]:
-        """Memory that was there before and has been written to."""
-        return [storage for storage, _ in self._saved.values()]
-
     def put_back(self) -> None:
-        """Let memory and random generators be what they were."""
+        """Restore memory and random generators."""
         for storage, values in self._saved.values():
             storage.copy_(values)
         for generator, state in self._generators.values():
@@ -367,12 +308,12 @@ class Recorder(TorchDispatchMode):
 
     @property
     def generators(self) -> list[torch.Generator]:
-        """Those that numbers have been drawn from."""
+        """Generators from which the step has drawn, or which it has set."""
         return [generator for generator, _ in self._generators.values()]
 
 
 def _default_generator(leaves: Sequence[Any]) -> torch.Generator:
-    """That of the device on which a call with these arguments draws."""
+    """Return the default generator of the device on which a call with these arguments draws."""
     for leaf in leaves:
         device = leaf.device if isinstance(leaf, torch.Tensor) else leaf
         if isinstance(device, torch.device) and device.type == "cuda":
@@ -383,18 +324,18 @@ def _default_generator(leaves: Sequence[Any]) -> torch.Generator:
 
 
 def _on_meta(kwargs: dict[str, Any]) -> bool:
-    """Whether a call makes a tensor without memory, by which shapes are found."""
+    """Return True if a call makes a tensor without memory, from which only shapes are taken."""
     return kwargs.get("device") is not None and torch.device(kwargs["device"]).type == "meta"
 
 
-def _by_numbers(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether a call takes elements by their numbers, so that its shape follows from that of the indices."""
-    return func is _INDEX and not any(tensor.dtype in (torch.bool, torch.uint8) for tensor in tensors[1:])
+def _by_indices(func: Any, tensors: Sequence[torch.Tensor]) -> bool:
+    """Return True for indexing with integers, whose result has the shape of the indices whatever their values."""
+    return func is _aten.index.Tensor and not any(t.dtype in (torch.bool, torch.uint8) for t in tensors[1:])
 
 
 def _reason(func: Any) -> str:
     if torch.Tag.dynamic_output_shape in func.tags:
-        return f"{func.name()} gives a shape that follows from values"
+        return f"{func.name()} returns a shape that depends on values"
     if func.namespace == "aten":
         return f"a value is read in Python ({func.name()}: item(), bool(), float(), print, a comparison)"
-    return f"{func.name()} is none of torch's own operators, whose calls are recorded"
+    return f"{func.name()} is not one of torch's own operators, which are the only ones that are recorded"

@@ -43,14 +43,15 @@ class _Gathered:
         self._before = self._state()
 
     def _state(self) -> Any:
-        if self._by_value and recording.active is not None:
-            return recording.active.writes(self.whole)  # A replay does not compare values.
         return self.whole.detach().clone() if self._by_value else self.whole._version
 
     def changed(self) -> bool:
         """Whether its values are others now."""
         now = self._state()
-        return not torch.equal(now, self._before) if isinstance(now, torch.Tensor) else bool(now != self._before)
+        if not isinstance(now, torch.Tensor):
+            return bool(now != self._before)
+        with recording.paused():  # Replays do as the recorded step did.
+            return not torch.equal(now, self._before)
 
     def write_back(self) -> None:
         """Let the argument have the values that the call has left."""

@@ -1,4 +1,4 @@
-"""Without a recording the functions just do what they say; within one the recorder is asked."""
+"""Without a recording functions are just called; while a step is recorded the recorder is asked."""
 
 from __future__ import annotations
 
@@ -11,35 +11,28 @@ class Listening:
     paused = False
 
     def __init__(self):
-        self.told = []
+        self.calls = []
 
-    def call(self, function, tensors):
-        self.told.append("call")
+    def call(self, function, tensors, launches=False):
+        self.calls.append(launches)
         return function(*tensors)
 
-    def branch(self, flag, body, changed):
-        self.told.append("branch")
 
-
-def test_without_a_recording_calls_are_made_and_branches_taken_where_the_flag_is_true():
+def test_without_a_recording_functions_are_called():
     x = torch.zeros(2)
     assert recording.call(torch.add, x, torch.ones(2)).tolist() == [1, 1]
-    recording.branch(torch.tensor(False), lambda: x.add_(1), (x,))
-    assert x.tolist() == [0, 0]
-    recording.branch(torch.tensor(True), lambda: x.add_(1), (x,))
-    assert x.tolist() == [1, 1]
+    recording.launch(torch.Tensor.neg_, x.add_(1))
+    assert x.tolist() == [-1, -1]
     with recording.paused():
         assert recording.active is None
 
 
-def test_a_recorder_is_told(monkeypatch):
+def test_a_recorder_is_asked(monkeypatch):
     recorder = Listening()
     monkeypatch.setattr(recording, "active", recorder)
-    x = torch.zeros(2)
-    recording.call(torch.neg, x)
-    recording.branch(torch.tensor(True), lambda: x.add_(1), (x,))
-    assert recorder.told == ["call", "branch"]
-    assert x.tolist() == [0, 0]
+    recording.call(torch.neg, torch.zeros(2))
+    recording.launch(torch.neg, torch.zeros(2))
+    assert recorder.calls == [False, True]
     with recording.paused():
         assert recorder.paused
     assert not recorder.paused

@@ -17,8 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import distconv as dc
 from distconv.capture.entries import Kind, Operator, Recording, Ref, Slot, Sum
 from distconv.capture.graph import on_gpu, unfit
-from distconv.capture.step.run import recorded
-from distconv.capture.watch.references import References
+from distconv.capture.run import recorded
 from distconv.process.environment import TRANSPORT
 from tests.distconv.capture.test_recorder import LAYERS
 from tests.distconv.capture.trained import adam, equal, network, sgd, step_of
@@ -33,7 +32,7 @@ PLACES = (((4, 4), DEVICE), ((4, 4), DEVICE), ((), torch.device("cpu")))
 
 def recording(function: Any, *args: Any) -> Recording:
     """What ``function`` does with ``args``, whose results of 2 dimensions are said to be on a GPU."""
-    run = recorded(function, args, References(function))
+    run = recorded(function, args)
     for slot in run.recording.slots:
         if len(slot.geometry[0]) == 2:
             slot.geometry = (*slot.geometry[:-1], DEVICE)
@@ -41,7 +40,7 @@ def recording(function: Any, *args: Any) -> Recording:
 
 
 def reasons(function: Any, *args: Any) -> str:
-    return "; ".join(each.reason for each in unfit(recording(function, *args)))
+    return "; ".join(unfit(recording(function, *args)))
 
 
 def test_numbers_that_python_makes_are_on_the_gpu_before_a_replay():
@@ -81,7 +80,7 @@ def test_what_the_host_does_is_refused_by_name():
 def test_a_second_gpu_is_refused():
     record = recording(lambda x: x * 2, torch.ones(2, 2))
     record.slots[-1].geometry = (*record.slots[-1].geometry[:-1], torch.device("cuda", 1))
-    assert "a graph is of one, cuda:0; here are tensors on cuda:0, cuda:1" in next(unfit(record)).reason
+    assert "a graph is of one, cuda:0; here are tensors on cuda:0, cuda:1" in next(unfit(record))
 
 
 def test_where_attention_drew_its_numbers_is_on_the_gpu_in_a_graph():
@@ -90,13 +89,13 @@ def test_where_attention_drew_its_numbers_is_on_the_gpu_in_a_graph():
     drawn = Operator("here", attention, (Ref(0),), {}, [1, 2], False)
     assert not list(unfit(Recording(slots, [drawn, Operator("there", attention, (Ref(1), Ref(2)), {}, [], True)])))
     drawn.function = torch.ops.aten.var_mean.default
-    assert "goes to the CPU" in next(unfit(Recording(slots, [drawn]))).reason
+    assert "goes to the CPU" in next(unfit(Recording(slots, [drawn])))
 
 
 def test_messages_of_mpi_are_refused_with_the_way_out():
     run = recording(lambda x: x * 2, torch.ones(2, 2))
     run.entries.append(Sum("here", 0, MPI.COMM_SELF, 0, MPI.SUM, "a sum"))
-    assert "DISTCONV_TRANSPORT=nccl" in next(unfit(run)).reason
+    assert "DISTCONV_TRANSPORT=nccl" in next(unfit(run))
     run.entries[-1] = replace(run.entries[-1], channel=object())
     assert not list(unfit(run))
 

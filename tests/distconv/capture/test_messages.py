@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 import distconv as dc
 from distconv.capture.entries import Post, Sum
-from distconv.capture.messages import Outcome, Persistent, Posting, Summing, wait
+from distconv.capture.messages import Persistent, Posting, Summing, raise_together, wait
 from distconv.communication.transport import allreduce
 from distconv.process import watchdog
 from tests.distconv.capture.trained import batches, network, step_of
@@ -63,10 +63,9 @@ def test_a_wait_that_fails_is_over():
 
 
 def test_a_failure_of_one_rank_is_one_of_all(comm):
-    outcome = Outcome(comm)
-    outcome(None)
+    raise_together(comm, None)
     with pytest.raises(dc.NumericalError, match="too large"):
-        outcome(ValueError("too large") if comm.rank == 0 else None)
+        raise_together(comm, ValueError("too large") if comm.rank == 0 else None)
 
 
 @pytest.mark.cpu

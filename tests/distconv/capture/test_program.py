@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import gc
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 import distconv as dc
-from distconv import recording
 from distconv.capture.placement import below_autograd
 from distconv.capture.program import Program
-from distconv.capture.step.run import recorded
-from distconv.capture.watch.references import References
+from distconv.capture.run import recorded
 from tests.distconv.layouts import grid_over, raises_everywhere
 
 
 def program(function, *args):
-    run = recorded(function, args, References(function))
-    return Program(run.recording, run.outputs(), run.gradient_slots(), len(run.state.gradients))
+    run = recorded(function, args)
+    return Program(run.recording, run.outputs(), run.gradient_slots(), len(run.before.values))
 
 
 def test_it_reads_current_values():
@@ -67,23 +64,6 @@ def test_several_results_lists_and_missing_ones():
 
     made = program(step, torch.zeros(6))
     assert made.replay([torch.tensor([1.0, 2, 3, 4, 5, 6])], [])[0].tolist() == [1, 2, 4, 1]
-
-
-@pytest.mark.parametrize("far", [False, True])
-def test_branches_are_taken_as_the_flag_says(far, monkeypatch):
-    def step(x):
-        total = x + 0
-
-        def again():
-            total.copy_(x.exp() * 2)
-
-        recording.branch((x > 1).any(), again, (total,))
-        return total * 1
-
-    for example in (torch.zeros(2), torch.full((2,), 2.0)):
-        made = program(step, example)
-        given = torch.full((2,), 2.0 if far else 0.5)
-        assert torch.equal(made.replay([given], [])[0], step(given))
 
 
 def test_a_failure_of_some_ranks_is_one_of_all(comm):

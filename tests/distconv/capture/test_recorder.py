@@ -165,19 +165,8 @@ def _list(model, x, t):
     return model(x).detach().sum().tolist()
 
 
-def _loader(model, x, t):
-    (batch,) = torch.utils.data.DataLoader([torch.ones(3)])
-    return batch
-
-
 def _message(model, x, t):
     return x.grid.world.allreduce(float(model(x).sum()))
-
-
-def _python_random(model, x, t):
-    import random
-
-    return x * random.random()
 
 
 def _memory(model, x, t):
@@ -193,16 +182,14 @@ def _graph_left(model, x, t):
 REFUSED = {
     _item: "a value is read",
     _branch: "a value is read",
-    _nonzero: "shape that follows from values",
-    _masked: "shape that follows from values",
-    _unique: "shape that follows from values",
+    _nonzero: "a shape that depends on values",
+    _masked: "a shape that depends on values",
+    _unique: "a shape that depends on values",
     _printed: "a value is read",
-    _array: r"values leave torch \(numpy",
-    _list: r"values leave torch \(tolist|a value is read",
-    _loader: "data loader",
+    _array: r"a value is read in Python \(numpy",
+    _list: "a value is read",
     _message: "a value is read",
-    _python_random: "from Python's or NumPy's generator|other numbers",
-    _memory: r"another memory",
+    _memory: "other memory",
     _graph_left: "needs a backward pass",
 }
 
@@ -216,10 +203,10 @@ def test_what_cannot_be_recorded_raises_on_all_ranks_with_the_line(comm, step):
     text = raises_everywhere(
         comm,
         dc.CaptureError,
-        f"(test_recorder.py, line|the step).*({REFUSED[step]})",
+        f"test_recorder.py, line.*{REFUSED[step]}",
         lambda: dc.capture(lambda *b: step(model, *b), *batch),
     )
-    assert f"{__file__}, line " in text or "from Python's" in text
+    assert f"{__file__}, line " in text
     equal(left(model), before)
 
 
@@ -283,10 +270,7 @@ class Sign(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        return grad * SLOPE
-
-
-SLOPE = 1.0
+        return grad
 
 
 class Halved(torch.autograd.Function):
@@ -302,28 +286,13 @@ class Halved(torch.autograd.Function):
         return grad
 
 
-class Clamped(torch.autograd.Function):
-    """Changes its argument only if that is large, which the first one is not."""
-
-    @staticmethod
-    def forward(ctx, x):
-        x.data.clamp_(max=1.0)
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad
-
-
 @pytest.mark.cpu
-@pytest.mark.parametrize("function", [Sign, Halved, Clamped])
+@pytest.mark.parametrize("function", [Sign, Halved])
 @pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
 def test_functions_of_a_users(comm, fallback, function):
     for grid in grids(comm, "nh"):
 
         def make(model):
-            SCALE[:] = [1.0, 1.0, 1.0, 1.0, 0.01]
-
             def step(x, t):
                 y = x * 1.0
                 z = function.apply(y)
@@ -333,24 +302,4 @@ def test_functions_of_a_users(comm, fallback, function):
 
             return step
 
-        taken = both(grid, make, call=lambda step, x, t: step(x * SCALE.pop(), t), example=lambda x, t: (x * 0.01, t))
-        assert recordings(taken) <= 2
-
-
-SCALE = []
-"""By what the next batches are multiplied, from behind."""
-
-
-@pytest.mark.cpu
-@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
-def test_a_backward_pass_that_reads_a_variable_is_looked_at(comm, fallback, monkeypatch):
-    grid = grids(comm, "n")[0]
-    model, (x, t) = dc.parallelize(network(), grid), batches(grid, 1)[0]
-
-    def step(x, t):
-        F.cross_entropy(Sign.apply(model(x)), t).backward()
-
-    taken = dc.capture(step, x, t)
-    taken(x, t)
-    monkeypatch.setitem(globals(), "SLOPE", 2.0)
-    raises_everywhere(comm, dc.CaptureError, "SLOPE is not what it was", lambda: taken(x, t))
+        assert recordings(both(grid, make)) <= 2

@@ -1,0 +1,86 @@
+"""Functions of torch that read or change state without calling an operator, replaced while a step is recorded.
+
+They tell the recorder that values leave torch, that a gradient is used, or that the random generator is set.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from distconv.capture.gradients import Gradients
+from distconv.capture.recorder import Recorder
+
+_LEAVE_TORCH = ("tolist", "numpy", "__array__", "__dlpack__", "__reduce_ex__", "apply_", "map_", "map2_")
+_DATA: Any = torch.Tensor.data
+_GRAD: Any = torch.Tensor.grad
+
+
+@contextmanager
+def reported(recorder: Recorder, gradients: Gradients) -> Iterator[None]:
+    """Report such calls of this thread to ``recorder``, and leaves whose ``grad`` is used to ``gradients``."""
+    # Torch lists its own getters once, when it first needs them. That must not be the replaced ones.
+    torch.overrides.get_default_nowrap_functions()
+    with ExitStack() as stack:
+        for owner, name, new in _replacements(recorder, gradients):
+            stack.enter_context(patch.object(owner, name, new))
+        yield
+
+
+def _replacements(recorder: Recorder, gradients: Gradients) -> Iterator[tuple[Any, str, Any]]:
+    thread = threading.get_ident()
+
+    def is_recorded() -> bool:
+        return not recorder.paused and threading.get_ident() == thread
+
+    def refusing(reason: str, function: Any) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_recorded():
+                recorder.refuse(reason)
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in _LEAVE_TORCH:
+        reason = f"a value is read in Python ({name.strip('_')}(), perhaps for NumPy, a print or a message)"
+        yield torch.Tensor, name, refusing(reason, getattr(torch.Tensor, name))
+    # distconv may have replaced the setter, so that a plain tensor can be set to a distributed one.
+    set_data = vars(torch.Tensor).get("data", _DATA).__set__
+    reason = "a tensor is given other memory (x.data = y)"
+    yield torch.Tensor, "data", property(_DATA.__get__, refusing(reason, set_data))
+
+    def noting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(tensor: torch.Tensor, *args: Any) -> Any:
+            if is_recorded() and tensor.is_leaf:
+                gradients.add(tensor)
+            return function(tensor, *args)
+
+        return call
+
+    yield torch.Tensor, "grad", property(noting(_GRAD.__get__), noting(_GRAD.__set__), noting(_GRAD.__delete__))
+    get, put, seed = torch.random.get_rng_state, torch.random.set_rng_state, torch.random.manual_seed
+
+    def replayed(function: Callable[..., Any], *tensors: torch.Tensor) -> Any:
+        if not is_recorded():
+            return function(*tensors)
+        recorder.save_generator(torch.default_generator)
+        return recorder.call(function, tensors)
+
+    def manual_seed(number: int) -> torch.Generator:
+        replayed(partial(_seed, seed, number))
+        return torch.default_generator
+
+    for owner in (torch, torch.random):
+        yield owner, "get_rng_state", partial(replayed, get)
+        yield owner, "set_rng_state", partial(replayed, put)
+        yield owner, "manual_seed", manual_seed
+
+
+def _seed(seed: Callable[[int], object], number: int) -> None:
+    seed(number)
