@@ -114,15 +114,11 @@ class Wait(Entry):
 
 
 @dataclass(eq=False)
-class Begin(Entry):
-    """What follows up to End may fail on some ranks of ``world``: all of them learn of it."""
+class Together(Entry):
+    """Entries that may fail on some ranks of ``world``. All ranks learn of a failure."""
 
     world: Any
-
-
-@dataclass(eq=False)
-class End(Entry):
-    """The end of what the last Begin has begun."""
+    entries: list[Entry]
 
 
 def refs(value: Any) -> Iterator[int]:
@@ -144,11 +140,15 @@ def reads(entry: Entry) -> list[int]:
         return [slot for _, slot in (*entry.sends, *entry.receives)]
     if isinstance(entry, Sum):
         return [entry.slot]
+    if isinstance(entry, Together):
+        return [slot for each in entry.entries for slot in reads(each)]
     return list(entry.args if isinstance(entry, Call) else entry.slots if isinstance(entry, Wait) else ())
 
 
 def makes(entry: Entry) -> list[int]:
     """Return the slots of the results of ``entry``."""
+    if isinstance(entry, Together):
+        return [slot for each in entry.entries for slot in makes(each)]
     return [slot for slot in entry.results if slot is not None] if isinstance(entry, (Operator, Call)) else []
 
 
@@ -173,6 +173,13 @@ class Recording:
         """The GPU of its tensors, if any is on one."""
         return next((device for slot in self.slots if (device := slot.geometry[-1]).type == "cuda"), None)
 
+    def all_entries(self) -> Iterator[Entry]:
+        """Yield the entries, those inside of others included."""
+        for entry in self.entries:
+            yield entry
+            if isinstance(entry, Together):
+                yield from entry.entries
+
     def comms(self) -> list[Any]:
         """Return each communicator that it uses once."""
-        return list({e.comm.handle: e.comm for e in self.entries if isinstance(e, (Post, Sum))}.values())
+        return list({e.comm.handle: e.comm for e in self.all_entries() if isinstance(e, (Post, Sum))}.values())

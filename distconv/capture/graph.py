@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from distconv.capture.entries import (
-    Begin,
     Call,
     Entry,
     Kind,
@@ -25,6 +24,7 @@ from distconv.capture.entries import (
     Ref,
     Slot,
     Sum,
+    Together,
     makes,
     reads,
 )
@@ -60,7 +60,7 @@ def _by_host(entry: Entry) -> str:
             f"steps are replayed as one CUDA graph, in which there are no messages of MPI ({entry.what}): set "
             "DISTCONV_TRANSPORT=nccl, with a GPU for each rank, or leave the step as it is"
         )
-    if isinstance(entry, Begin) or (isinstance(entry, Call) and not entry.launches):
+    if isinstance(entry, Together) or (isinstance(entry, Call) and not entry.launches):
         return (
             "the host has no part in a replay, but here it looks at values or at the random generator (checkpointed "
             "blocks: preserve_rng_state=False)"

@@ -200,11 +200,11 @@ class Optimizers:
                 optimizer = self._states[key][0]
                 for group, settings in zip(optimizer.param_groups, groups, strict=False):
                     group.update(settings)
-                for leaf in [leaf for leaf in optimizer.state if leaf not in state]:
-                    del optimizer.state[leaf]
-                for leaf, kept in state.items():
-                    optimizer.state[leaf].clear()
-                    optimizer.state[leaf].update(kept)
+                for leaf in list(optimizer.state):
+                    optimizer.state[leaf].clear()  # The user may refer to it.
+                    optimizer.state[leaf].update(state.get(leaf, {}))
+                    if leaf not in state:
+                        del optimizer.state[leaf]
 
     def difference(self) -> str:
         """Return what differs, as a sentence; an empty string if nothing does."""

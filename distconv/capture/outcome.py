@@ -55,7 +55,7 @@ def written(run: Run, blocks: Sequence[Any]) -> list[torch.Tensor]:
 
 
 def _written_slots(run: Run) -> Iterable[int]:
-    for entry in run.recording.entries:
+    for entry in run.recording.all_entries():
         if isinstance(entry, Operator):
             yield from entry.writes
         elif isinstance(entry, Post):

@@ -16,21 +16,7 @@ from typing import Any
 import torch
 from mpi4py import MPI
 
-from distconv.capture.entries import (
-    Begin,
-    End,
-    Entry,
-    Kind,
-    Operator,
-    Post,
-    Recording,
-    Ref,
-    Slot,
-    Sum,
-    Wait,
-    makes,
-    reads,
-)
+from distconv.capture.entries import Entry, Kind, Operator, Post, Recording, Ref, Slot, Sum, Wait, makes, reads
 
 _aten = torch.ops.aten
 _SAME = (_aten.detach.default, _aten.alias.default)
@@ -128,7 +114,8 @@ class Placement:
             for slot in reads(entry)
         }
         self._reshaped = any(
-            isinstance(entry, Operator) and torch.Tag.inplace_view in entry.function.tags for entry in recording.entries
+            isinstance(entry, Operator) and torch.Tag.inplace_view in entry.function.tags
+            for entry in recording.all_entries()
         )
         placed = [left for entry in recording.entries for left in self._placed(entry)]
         self.entries = self._needed(placed, outputs)
@@ -141,8 +128,6 @@ class Placement:
 
     def _placed(self, entry: Entry) -> Sequence[Entry]:
         """What is left of ``entry``."""
-        if isinstance(entry, (Begin, End)):
-            self._taken.clear()
         if isinstance(entry, Sum):
             return (self._sum(entry),)
         if isinstance(entry, Wait):

@@ -19,19 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from distconv import recording
-from distconv.capture.entries import (
-    Begin,
-    Call,
-    End,
-    Kind,
-    Operator,
-    Post,
-    Recording,
-    Ref,
-    Slot,
-    Sum,
-    Wait,
-)
+from distconv.capture.entries import Call, Kind, Operator, Post, Recording, Ref, Slot, Sum, Together, Wait
 from distconv.capture.gradients import Gradients
 from distconv.process.call_stack import users_frame
 from distconv.tensor import DistTensor
@@ -292,10 +280,12 @@ class Recorder(TorchDispatchMode):
 
     def together(self, world: Any, body: Callable[[], Any]) -> Any:
         """Run ``body``, which may fail on some ranks of ``world``."""
-        self._add(Begin(self._line(), world))
-        result = body()
-        self._add(End(self._line()))
-        return result
+        entries, self.recording.entries = self.recording.entries, []
+        try:
+            return body()
+        finally:
+            entries.append(Together(self._line(), world, self.recording.entries))
+            self.recording.entries = entries
 
     # -- afterwards ---------------------------------------------------------------------------------------------------
 

@@ -5,20 +5,7 @@ from __future__ import annotations
 import torch
 from mpi4py import MPI
 
-from distconv.capture.entries import (
-    Begin,
-    Call,
-    End,
-    Operator,
-    Post,
-    Recording,
-    Ref,
-    Sum,
-    Wait,
-    makes,
-    reads,
-    refs,
-)
+from distconv.capture.entries import Call, Operator, Post, Recording, Ref, Sum, Together, Wait, makes, reads, refs
 
 
 def test_slots_are_found_in_nested_arguments():
@@ -36,7 +23,10 @@ def test_what_messages_read_and_which_communicators_are_used():
     assert reads(post) == [5, 6]
     assert reads(total) == [7]
     assert reads(Wait("here", 0, (5, 6))) == [5, 6]
-    assert reads(Begin("here", world)) == reads(End("here")) == makes(post) == []
     call = Call("here", print, (1, 2), [3], True)
     assert (reads(call), makes(call)) == ([1, 2], [3])
-    assert Recording(entries=[post, total, post, call]).comms() == [world, own]
+    both = Together("here", world, [call, total])
+    assert (reads(both), makes(both)) == ([1, 2, 7], [3])
+    recording = Recording(entries=[post, both, post])
+    assert list(recording.all_entries()) == [post, both, call, total, post]
+    assert recording.comms() == [world, own]
