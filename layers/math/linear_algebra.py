@@ -126,14 +126,23 @@ class _Batched:
         operands = [*args[:count], *(named.pop(name) for name in self.names[len(args) :] if name in named)]
         if len(operands) < count or any(isinstance(v, DistTensor) for v in tree_leaves((args[count:], named))):
             raise NoRule(f"{short_name(self.function)} with these arguments; pass its options as plain numbers")
+        if self.function in _OPTIONS_BY_MATRIX and any(map(_is_batch, (*args[count:], *named.values()))):
+            raise NoRule(f"{short_name(self.function)} with a tolerance for each matrix; pass one number")
         own = list(self.own)
         if self.function in _OF_VECTORS and _is_vector(*operands):
             own[1] = 1
         return batched(self.function, operands, own, *args[count:], **named)
 
 
+_OPTIONS_BY_MATRIX = (torch.linalg.matrix_rank, torch.linalg.pinv)
+"""Functions whose options may be tensors that broadcast over the batch of matrices."""
+
 _OF_VECTORS = (torch.linalg.solve, torch.linalg.solve_ex)
 """Functions of matrices A (..., N, N) and B, which may be vectors (..., N)."""
+
+
+def _is_batch(option: Any) -> bool:
+    return isinstance(option, torch.Tensor) and option.dim() > 0
 
 
 def _is_vector(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -213,6 +222,7 @@ def _quantile(
     axes = [None if d == dim else axis for d, axis in enumerate(x.dist.axes) if keepdim or d != dim]
     several = isinstance(q, torch.Tensor) and q.dim() == 1
     dist = x.dist.with_axes([None, *axes] if several else axes)
+    q = whole_over(q, x.dist) if isinstance(q, torch.Tensor) else q
     y = like_other_ranks(lambda block: function(block, q, dim, keepdim, **named), dist.local_shape(result), x.local)
     return DistTensor(y, dist, result)
 

@@ -142,7 +142,9 @@ def _block(whole: torch.Tensor, dist: Distribution) -> torch.Tensor:
         if dist.split[dim] is not None:
             owned = dist.intervals(dim, dist.coordinate(dim), extent)
             index = torch.cat([torch.arange(0), *(torch.arange(i.start, i.stop) for i in owned)])
-            whole = whole.index_select(dim, index)
+            whole = (
+                torch.stack([whole.select(dim, int(i)) for i in index], dim) if len(index) else whole.narrow(dim, 0, 0)
+            )
     return whole
 
 

@@ -128,3 +128,30 @@ def test_a_failure_on_one_rank_is_torchs_own_error_on_all(comm):
     with pytest.raises(torch.linalg.LinAlgError, match="not positive-definite"):
         torch.linalg.cholesky(x)
     grid.free()
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.parametrize("function", [torch.quantile, torch.nanquantile])
+def test_the_gradient_of_plain_quantiles_is_summed_over_ranks(comm, function):
+    found = []
+    for grid in (None, grid_over(comm, n=comm.size)):
+        x, q = normal(7, 4, 5), torch.tensor([0.3, 0.8], dtype=torch.float64, requires_grad=True)
+        y = function(x if grid is None else dc.scatter(x, grid, dims="n--"), q, dim=2)
+        (y * y).sum().backward()
+        found.append(q.grad)
+    torch.testing.assert_close(found[1], found[0])
+
+
+@pytest.mark.ranks(2, 3)
+@pytest.mark.filterwarnings("ignore::distconv.ReplicationWarning")
+@pytest.mark.parametrize("options", [("tol",), ("atol", "rtol"), ("position",)])
+def test_tolerances_of_each_matrix(comm, options, fallback):
+    """Computed whole on every rank: they broadcast over the batch."""
+    x, each = normal(7, 4, 4), normal(7, seed=2).abs()
+    given, named = ((each,), {}) if options == ("position",) else ((), dict.fromkeys(options, each))
+    expected = L.matrix_rank(x, *given, **named)
+    found = L.matrix_rank(
+        dc.scatter(x, dc.Distribution(grid_over(comm, n=comm.size), ("n", None, None))), *given, **named
+    )
+    assert torch.equal(dc.gather(found), expected)
+    assert len(set(expected.tolist())) > 1
