@@ -24,15 +24,23 @@ III-C, for kinds.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import yaml
+from msgspec import Meta
+from msgspec.structs import astuple
 
 from distconv.errors import MachineError
-from distconv.perfmodel.machine import collectives, units
+from distconv.perfmodel.machine import collectives
 from distconv.perfmodel.machine.collectives import SUM_PASSES, Level, Levels
 from distconv.perfmodel.machine.links import Group, Link
-from distconv.perfmodel.machine.units import BANDWIDTH, ELEMENTS, MEMORY, RATE, TIME, Section
+from distconv.perfmodel.machine.units import Bandwidth, Elements, Memory, Quantity, Rate, Time
+from distconv.text_files import File, load, parsed_yaml, shown
 from distconv.whole_files import write_file
 
 __all__ = ["Compute", "DeviceKind", "Group", "Link", "Machine", "Overlap", "Roofline"]
@@ -170,7 +178,7 @@ class Machine:
         """
         if name not in self.kinds:
             there = f"there are {', '.join(self.kinds)}" if self.kinds else "its devices are all alike"
-            raise MachineError(f"machine {self.name}: there is no kind of device {units.shown(name)}; {there}")
+            raise MachineError(f"machine {self.name}: there is no kind of device {shown(name)}; {there}")
         kind = self.kinds[name]
         return replace(self, memory_bytes=kind.memory_bytes, compute=(Compute(1, kind.roofline),), kinds={})
 
@@ -202,14 +210,16 @@ class Machine:
             path = Path(name_or_path)
             if len(path.parts) == 1 and not path.suffix and not os.path.exists(path):
                 raise MachineError(
-                    f"machine {units.shown(str(path))}: there is none of this name; built in are "
+                    f"machine {shown(str(path))}: there is none of this name; built in are "
                     f"{', '.join(built_in())}; a file is named by its path, such as ./machine.yaml"
                 )
-        return _machine(units.read(path), str(path))
+        return _machine(load(path, _File, "machine", MachineError, parsed_yaml))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file that :meth:`load` reads as an equal machine."""
-        write_file(path, units.dumped(_content(self)))
+        content = msgspec.to_builtins(_file(self), enc_hook=Quantity.encode)
+        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+        write_file(path, yaml.dump(content, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
 
 
 def built_in() -> list[str]:
@@ -217,88 +227,102 @@ def built_in() -> list[str]:
     return sorted(path.stem for path in _BUILT_IN.glob("*.yaml"))
 
 
-def _machine(content: object, source: str) -> Machine:
-    keys = "name", "ranks_per_node", "memory", "links", "overlap", "compute"
-    top = Section(content, source, "", keys, ("on_chip", "kinds"))
-    links = top.section("links", ("node", "network"))
-    overlap = top.section("overlap", ("halo", "allreduce"))
+# -- files ------------------------------------------------------------------------------------------------------------
+
+_Text = Annotated[str, Meta(pattern=r"\S", description="text")]
+_Count = Annotated[int, Meta(ge=1, lt=1 << 31, description="a positive whole number")]
+_Seconds = Annotated[
+    float, Meta(gt=0.0, le=sys.float_info.max, description="a positive number of seconds such as 0.0032")
+]
+
+
+class _Link(File, omit_defaults=True):
+    latency: Time
+    bandwidth: Bandwidth
+    step: Time | None = None
+
+
+class _Links(File):
+    node: _Link
+    network: _Link
+
+
+class _Overlap(File):
+    halo: bool
+    allreduce: bool
+
+
+class _Roofline(File, omit_defaults=True):
+    flops: Rate
+    bandwidth: Bandwidth
+    kernel: Time
+    small: Elements | None = None
+    exchange: Time | None = None
+    gradient: Time | None = None
+
+
+class _Compute(File, omit_defaults=True):
+    busy: _Count
+    roofline: _Roofline
+    table_s: dict[str, _Seconds] = msgspec.field(default_factory=dict)
+
+
+class _Kind(File):
+    memory: Memory
+    roofline: _Roofline
+
+
+class _File(File, omit_defaults=True):
+    name: _Text
+    ranks_per_node: _Count
+    memory: Memory
+    links: _Links
+    overlap: _Overlap
+    compute: Annotated[list[_Compute], Meta(min_length=1, description="a list of mappings")]
+    on_chip: Memory | None = None
+    kinds: dict[str, _Kind] = msgspec.field(default_factory=dict)
+
+
+def _machine(of: _File) -> Machine:
+    def roofline(of: _Roofline) -> Roofline:
+        small, exchange, gradient = (amount or 0.0 for amount in (of.small, of.exchange, of.gradient))
+        return Roofline(of.flops, of.bandwidth, of.kernel, small, exchange, gradient)
+
     return Machine(
-        name=top.text("name"),
-        ranks_per_node=top.count("ranks_per_node"),
-        memory_bytes=top.quantity("memory", MEMORY),
-        node=_link(links.section("node", ("latency", "bandwidth"), ("step",))),
-        network=_link(links.section("network", ("latency", "bandwidth"), ("step",))),
-        overlap=Overlap(halo=overlap.flag("halo"), allreduce=overlap.flag("allreduce")),
-        compute=tuple(_compute(entry) for entry in top.sections("compute", ("busy", "roofline"), ("table_s",))),
-        on_chip_bytes=top.quantity("on_chip", MEMORY) if "on_chip" in top.content else 0.0,
-        kinds=_kinds(top) if "kinds" in top.content else {},
+        name=of.name,
+        ranks_per_node=of.ranks_per_node,
+        memory_bytes=of.memory,
+        node=Link(*astuple(of.links.node)),
+        network=Link(*astuple(of.links.network)),
+        overlap=Overlap(of.overlap.halo, of.overlap.allreduce),
+        compute=tuple(Compute(each.busy, roofline(each.roofline), each.table_s) for each in of.compute),
+        on_chip_bytes=of.on_chip or 0.0,
+        kinds={name: DeviceKind(each.memory, roofline(each.roofline)) for name, each in of.kinds.items()},
     )
 
 
-def _kinds(top: Section) -> dict[str, DeviceKind]:
-    kinds = {}
-    for name, each in top.named_sections("kinds", ("memory", "roofline")).items():
-        kinds[name] = DeviceKind(each.quantity("memory", MEMORY), _roofline(each))
-    return kinds
+def _file(of: Machine) -> _File:
+    def link(of: Link) -> _Link:
+        step = None if of.step_s is None else Time(of.step_s)
+        return _Link(Time(of.latency_s), Bandwidth(of.bandwidth_bytes_per_s), step)
 
+    def roofline(of: Roofline) -> _Roofline:
+        return _Roofline(
+            Rate(of.flops_per_s),
+            Bandwidth(of.bytes_per_s),
+            Time(of.kernel_s),
+            Elements(of.small) if of.small else None,
+            Time(of.exchange_s) if of.exchange_s else None,
+            Time(of.gradient_s) if of.gradient_s else None,
+        )
 
-def _link(section: Section) -> Link:
-    step_s = section.quantity("step", TIME) if "step" in section.content else None
-    return Link(section.quantity("latency", TIME), section.quantity("bandwidth", BANDWIDTH), step_s)
-
-
-def _compute(section: Section) -> Compute:
-    return Compute(
-        busy=section.count("busy"),
-        roofline=_roofline(section),
-        table=section.seconds("table_s") if "table_s" in section.content else {},
+    return _File(
+        of.name,
+        of.ranks_per_node,
+        Memory(of.memory_bytes),
+        _Links(link(of.node), link(of.network)),
+        _Overlap(of.overlap.halo, of.overlap.allreduce),
+        [_Compute(each.busy, roofline(each.roofline), {**each.table}) for each in of.compute],
+        Memory(of.on_chip_bytes) if of.on_chip_bytes else None,
+        {name: _Kind(Memory(each.memory_bytes), roofline(each.roofline)) for name, each in of.kinds.items()},
     )
-
-
-def _roofline(section: Section) -> Roofline:
-    of = section.section("roofline", ("flops", "bandwidth", "kernel"), ("small", "exchange", "gradient"))
-    return Roofline(
-        flops_per_s=of.quantity("flops", RATE),
-        bytes_per_s=of.quantity("bandwidth", BANDWIDTH),
-        kernel_s=of.quantity("kernel", TIME),
-        small=of.quantity("small", ELEMENTS) if "small" in of.content else 0.0,
-        exchange_s=of.quantity("exchange", TIME) if "exchange" in of.content else 0.0,
-        gradient_s=of.quantity("gradient", TIME) if "gradient" in of.content else 0.0,
-    )
-
-
-def _content(machine: Machine) -> dict[str, object]:
-    def link(of: Link) -> dict[str, str]:
-        return {
-            "latency": units.written(of.latency_s, TIME),
-            "bandwidth": units.written(of.bandwidth_bytes_per_s, BANDWIDTH),
-            **({} if of.step_s is None else {"step": units.written(of.step_s, TIME)}),
-        }
-
-    def roofline(of: Roofline) -> dict[str, str]:
-        return {
-            "flops": units.written(of.flops_per_s, RATE),
-            "bandwidth": units.written(of.bytes_per_s, BANDWIDTH),
-            "kernel": units.written(of.kernel_s, TIME),
-            **({"small": units.written(of.small, ELEMENTS)} if of.small else {}),
-            **({"exchange": units.written(of.exchange_s, TIME)} if of.exchange_s else {}),
-            **({"gradient": units.written(of.gradient_s, TIME)} if of.gradient_s else {}),
-        }
-
-    def kind(of: DeviceKind) -> dict[str, object]:
-        return {"memory": units.written(of.memory_bytes, MEMORY), "roofline": roofline(of.roofline)}
-
-    def compute(entry: Compute) -> dict[str, object]:
-        table = {"table_s": {key: float(value) for key, value in entry.table.items()}} if entry.table else {}
-        return {"busy": entry.busy, "roofline": roofline(entry.roofline), **table}
-
-    return {
-        "name": machine.name,
-        "ranks_per_node": machine.ranks_per_node,
-        "memory": units.written(machine.memory_bytes, MEMORY),
-        **({"on_chip": units.written(machine.on_chip_bytes, MEMORY)} if machine.on_chip_bytes else {}),
-        "links": {"node": link(machine.node), "network": link(machine.network)},
-        "overlap": {"halo": machine.overlap.halo, "allreduce": machine.overlap.allreduce},
-        "compute": [compute(entry) for entry in machine.compute],
-        **({"kinds": {name: kind(of) for name, of in machine.kinds.items()}} if machine.kinds else {}),
-    }

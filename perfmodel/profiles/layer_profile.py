@@ -22,17 +22,18 @@ import json
 import math
 import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+import msgspec
 import networkx as nx
 
 from distconv.errors import DistconvError
 from distconv.perfmodel.machine.units import number
-from distconv.text_files import parsed_json, read_text, short
+from distconv.text_files import File, decoded, parsed_json, read_text, short
 from distconv.whole_files import write_file
 
 _FIGURES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
@@ -187,30 +188,25 @@ class Profile:
 # -- our format -------------------------------------------------------------------------------------------------------
 
 
+_Number = Annotated[int | float, msgspec.Meta(description="a number")]
+
+
+class _Layer(File):
+    name: str
+    forward_s: _Number
+    backward_s: _Number
+    activation_bytes: _Number
+    parameter_bytes: _Number
+
+
+class _File(File):
+    layers: list[_Layer]
+    edges: list[Annotated[tuple[str, str], msgspec.Meta(description="the names of two layers")]]
+
+
 def _from_json(text: str) -> Profile:
-    content = _mapping(parsed_json(text, "profile", ProfileError), "the file", ("layers", "edges"))
-    layers = [Layer(**_mapping(item, f"layers[{i}]", _KEYS)) for i, item in enumerate(_list(content, "layers"))]
-    return Profile(layers, [_pair(item, i) for i, item in enumerate(_list(content, "edges"))])
-
-
-def _mapping(content: object, where: str, keys: Sequence[str]) -> Mapping[str, Any]:
-    if not isinstance(content, dict) or set(content) != set(keys):
-        actual = f"the keys {', '.join(content) or 'none'}" if isinstance(content, dict) else repr(content)
-        raise ProfileError(f"profile: {where}: found {short(actual, 80)}, expected a mapping of {', '.join(keys)}")
-    return content
-
-
-def _list(content: Mapping[str, object], key: str) -> list[object]:
-    entries = content[key]
-    if not isinstance(entries, list):
-        raise ProfileError(f"profile: {key}: found {short(repr(entries))}, expected a list")
-    return entries
-
-
-def _pair(item: object, index: int) -> tuple[str, str]:
-    if not isinstance(item, list) or len(item) != 2 or not all(isinstance(name, str) for name in item):
-        raise ProfileError(f"profile: edges[{index}]: found {short(repr(item))}, expected the names of two layers")
-    return item[0], item[1]
+    file = decoded(parsed_json(text, "profile", ProfileError), _File, "profile", ProfileError)
+    return Profile([Layer(*msgspec.structs.astuple(layer)) for layer in file.layers], file.edges)
 
 
 def mean(profiles: Sequence[Profile]) -> Profile:
