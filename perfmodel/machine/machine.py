@@ -28,12 +28,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import yaml
 from msgspec import Meta
-from msgspec.structs import astuple
+from msgspec.structs import asdict, fields
 
 from distconv.errors import MachineError
 from distconv.perfmodel.machine import collectives
@@ -229,6 +229,11 @@ def built_in() -> list[str]:
 
 # -- files ------------------------------------------------------------------------------------------------------------
 
+_KEYS = {
+    **{f"{name}_s": name for name in ("latency", "step", "kernel", "exchange", "gradient")},
+    **{f"{name}_bytes": name for name in ("memory", "on_chip")},
+    **{"bandwidth_bytes_per_s": "bandwidth", "bytes_per_s": "bandwidth", "flops_per_s": "flops", "table": "table_s"},
+}
 _Text = Annotated[str, Meta(pattern=r"\S", description="text")]
 _Count = Annotated[int, Meta(ge=1, lt=1 << 31, description="a positive whole number")]
 _Seconds = Annotated[
@@ -236,10 +241,15 @@ _Seconds = Annotated[
 ]
 
 
-class _Link(File, omit_defaults=True):
-    latency: Time
-    bandwidth: Bandwidth
-    step: Time | None = None
+_NONE: dict[Any, Any] = {kind: kind(0.0) for kind in (Time, Memory, Elements)}
+"""Defaults: msgspec leaves out a default by its identity."""
+
+
+# Names of fields are those of the classes above, names of keys those of a file.
+class _Link(File, omit_defaults=True, rename=_KEYS):
+    latency_s: Time
+    bandwidth_bytes_per_s: Bandwidth
+    step_s: Time | None = None
 
 
 class _Links(File):
@@ -252,77 +262,62 @@ class _Overlap(File):
     allreduce: bool
 
 
-class _Roofline(File, omit_defaults=True):
-    flops: Rate
-    bandwidth: Bandwidth
-    kernel: Time
-    small: Elements | None = None
-    exchange: Time | None = None
-    gradient: Time | None = None
+class _Roofline(File, omit_defaults=True, rename=_KEYS):
+    flops_per_s: Rate
+    bytes_per_s: Bandwidth
+    kernel_s: Time
+    small: Elements = _NONE[Elements]
+    exchange_s: Time = _NONE[Time]
+    gradient_s: Time = _NONE[Time]
 
 
-class _Compute(File, omit_defaults=True):
+class _Compute(File, omit_defaults=True, rename=_KEYS):
     busy: _Count
     roofline: _Roofline
-    table_s: dict[str, _Seconds] = msgspec.field(default_factory=dict)
+    table: dict[str, _Seconds] = msgspec.field(default_factory=dict)
 
 
-class _Kind(File):
-    memory: Memory
+class _Kind(File, rename=_KEYS):
+    memory_bytes: Memory
     roofline: _Roofline
 
 
-class _File(File, omit_defaults=True):
+class _File(File, omit_defaults=True, rename=_KEYS):
     name: _Text
     ranks_per_node: _Count
-    memory: Memory
+    memory_bytes: Memory
     links: _Links
     overlap: _Overlap
     compute: Annotated[list[_Compute], Meta(min_length=1, description="a list of mappings")]
-    on_chip: Memory | None = None
+    on_chip_bytes: Memory = _NONE[Memory]
     kinds: dict[str, _Kind] = msgspec.field(default_factory=dict)
 
 
 def _machine(of: _File) -> Machine:
-    def roofline(of: _Roofline) -> Roofline:
-        small, exchange, gradient = (amount or 0.0 for amount in (of.small, of.exchange, of.gradient))
-        return Roofline(of.flops, of.bandwidth, of.kernel, small, exchange, gradient)
-
     return Machine(
         name=of.name,
         ranks_per_node=of.ranks_per_node,
-        memory_bytes=of.memory,
-        node=Link(*astuple(of.links.node)),
-        network=Link(*astuple(of.links.network)),
-        overlap=Overlap(of.overlap.halo, of.overlap.allreduce),
-        compute=tuple(Compute(each.busy, roofline(each.roofline), each.table_s) for each in of.compute),
-        on_chip_bytes=of.on_chip or 0.0,
-        kinds={name: DeviceKind(each.memory, roofline(each.roofline)) for name, each in of.kinds.items()},
+        memory_bytes=of.memory_bytes,
+        node=Link(**asdict(of.links.node)),
+        network=Link(**asdict(of.links.network)),
+        overlap=Overlap(**asdict(of.overlap)),
+        compute=tuple(Compute(each.busy, Roofline(**asdict(each.roofline)), each.table) for each in of.compute),
+        on_chip_bytes=of.on_chip_bytes,
+        kinds={
+            name: DeviceKind(each.memory_bytes, Roofline(**asdict(each.roofline))) for name, each in of.kinds.items()
+        },
     )
 
 
 def _file(of: Machine) -> _File:
-    def link(of: Link) -> _Link:
-        step = None if of.step_s is None else Time(of.step_s)
-        return _Link(Time(of.latency_s), Bandwidth(of.bandwidth_bytes_per_s), step)
+    names = {field.name: field.encode_name for field in fields(_File)}
+    content = {key: of if name == "links" else getattr(of, name) for name, key in names.items()}
+    content["compute"] = [replace(each, table={key: float(s) for key, s in each.table.items()}) for each in of.compute]
+    try:
+        return msgspec.convert(content, _File, from_attributes=True, dec_hook=_quantity)
+    except msgspec.ValidationError as error:
+        raise MachineError(f"machine {of.name} cannot be written: {error}") from None
 
-    def roofline(of: Roofline) -> _Roofline:
-        return _Roofline(
-            Rate(of.flops_per_s),
-            Bandwidth(of.bytes_per_s),
-            Time(of.kernel_s),
-            Elements(of.small) if of.small else None,
-            Time(of.exchange_s) if of.exchange_s else None,
-            Time(of.gradient_s) if of.gradient_s else None,
-        )
 
-    return _File(
-        of.name,
-        of.ranks_per_node,
-        Memory(of.memory_bytes),
-        _Links(link(of.node), link(of.network)),
-        _Overlap(of.overlap.halo, of.overlap.allreduce),
-        [_Compute(each.busy, roofline(each.roofline), {**each.table}) for each in of.compute],
-        Memory(of.on_chip_bytes) if of.on_chip_bytes else None,
-        {name: _Kind(Memory(each.memory_bytes), roofline(each.roofline)) for name, each in of.kinds.items()},
-    )
+def _quantity(kind: type[Quantity], amount: float) -> Quantity:
+    return kind(amount) if amount or kind not in _NONE else _NONE[kind]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -167,6 +168,18 @@ def test_a_value_that_could_not_be_loaded_is_not_saved(tmp_path, value):
     with pytest.raises(dc.MachineError, match="positive"):
         replace(Machine.load("lassen"), memory_bytes=value).save(tmp_path / "box.yaml")
     assert not (tmp_path / "box.yaml").exists()
+
+
+def test_numbers_of_numpy_are_saved_like_those_of_python(tmp_path):
+    compute = (Compute(1, Roofline(1.0, 2.0, 3.0), {"a": np.float64(0.1)}),)
+    machine = replace(Machine.load("lassen"), memory_bytes=np.float64(3e9), compute=compute)
+    machine.save(tmp_path / "box.yaml")
+    assert Machine.load(tmp_path / "box.yaml") == machine
+
+
+def test_a_machine_with_a_wrong_type_is_not_saved(tmp_path):
+    with pytest.raises(dc.MachineError, match="machine lassen cannot be written: Expected `bool`"):
+        replace(Machine.load("lassen"), overlap=Overlap(1, True)).save(tmp_path / "box.yaml")
 
 
 def test_entries_of_compute_must_be_there():
