@@ -199,7 +199,9 @@ def test_a_damaged_note_of_progress_is_one_error_on_all_ranks(
         note.write_text(text)
     comm.Barrier()
     with pytest.raises(DataError, match=rf"progress\.json.*{reason}") as caught:
-        writing.write(dc.scatter(torch.ones(3, 2), dc.ProcessGrid(comm, n=comm.size), dims="nc"), shared_tmp_path / "out.h5")
+        writing.write(
+            dc.scatter(torch.ones(3, 2), dc.ProcessGrid(comm, n=comm.size), dims="nc"), shared_tmp_path / "out.h5"
+        )
     common(comm, caught.value)
 
 
