@@ -282,14 +282,14 @@ class _Kind(File, rename=_KEYS):
     roofline: _Roofline
 
 
-class _File(File, omit_defaults=True, rename=_KEYS):
+class _File(File, omit_defaults=True, rename=_KEYS, kw_only=True):
     name: _Text
     ranks_per_node: _Count
     memory_bytes: Memory
+    on_chip_bytes: Memory = _NONE[Memory]
     links: _Links
     overlap: _Overlap
     compute: Annotated[list[_Compute], Meta(min_length=1, description="a list of mappings")]
-    on_chip_bytes: Memory = _NONE[Memory]
     kinds: dict[str, _Kind] = msgspec.field(default_factory=dict)
 
 
