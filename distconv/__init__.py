@@ -30,7 +30,7 @@
     process           What a process does beside computing: its start, its memory, its waits
     recording         What a step does beside torch's operators, as a recording of it sees it
     tensor            DistTensor: a torch.Tensor whose elements are split over the ranks of a process grid
-    text_files        Reading of the small text files that others write: plans, machines, layer profiles
+    text_files        Strict reading of small JSON and YAML files: plans, machines, layer profiles, options
     tracing           Traces of a stretch of steps: what each rank did, when, and where the time went
     transformations   Programs that torch transforms: compiled ones run eagerly, others are refused
     whole_files       Files that are written whole or not at all, in folders where others may have put links

@@ -7,8 +7,11 @@ the coordinates of one grid axis, or all of them to every rank (replicated).
 from __future__ import annotations
 
 import itertools
+import math
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, NoReturn
 
 import numpy as np
@@ -51,6 +54,25 @@ class Interval(NamedTuple):
 
 Box = tuple[Interval, ...]
 """One interval per dimension."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box of one of several tensors: the tensor's number, the box's first index and its extents."""
+
+    tensor: int
+    first: tuple[int, ...]
+    extents: tuple[int, ...]
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        """The box as an index of its tensor."""
+        return tuple(slice(first, first + extent) for first, extent in zip(self.first, self.extents, strict=True))
+
+    @cached_property
+    def numel(self) -> int:
+        """Number of elements."""
+        return math.prod(self.extents)
 
 
 def slices_within(box: Box, block: Box) -> tuple[slice, ...]:

@@ -18,17 +18,23 @@ _PLAIN = frozenset((int, float, bool, str, type(None)))
 """What most other arguments are."""
 
 
-class _Frozen(NamedTuple):
-    """A tensor, as far as strides depend on it."""
+class Frozen(NamedTuple):
+    """A tensor in the key of a call: what its result's shape and strides depend on."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
     """None: those of a contiguous one."""
     dtype: torch.dtype
-    device: str
+    device: str = ""
     """Its kind: some kernels of a GPU make other strides."""
 
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Frozen:
+        """Return the key of ``tensor``."""
+        return cls(tensor.shape, _strides_of(tensor), tensor.dtype, tensor.device.type)
+
     def twin(self) -> torch.Tensor:
+        """Return such a tensor without memory."""
         if self.strides is None:
             return torch.empty(self.shape, dtype=self.dtype, device="meta")
         return torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device="meta")
@@ -116,43 +122,57 @@ def _outcome(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcome:
             return _worked_out(*key)
 
 
-def _frozen(value: Any) -> Any:
-    if type(value) in _PLAIN:
-        return value
-    if isinstance(value, torch.Tensor):
-        return _Frozen(value.shape, _strides_of(value), value.dtype, value.device.type)
-    if isinstance(value, tuple):
-        return tuple(map(_frozen, value))
-    if isinstance(value, list):  # as an index it is not a tuple
-        return ("list", *map(_frozen, value))
-    return ("slice", value.start, value.stop, value.step) if isinstance(value, slice) else value
+def freezing(of: Callable[[torch.Tensor], Frozen]) -> Callable[[Any], Any]:
+    """Return a function that makes keys of caches from arguments of calls, in which ``of`` stands for a tensor."""
+
+    def frozen(value: Any) -> Any:
+        if type(value) in _PLAIN:
+            return value
+        if isinstance(value, torch.Tensor):
+            return of(value)
+        if isinstance(value, tuple):
+            return tuple(map(frozen, value))
+        if isinstance(value, list):  # as an index it is not a tuple
+            return ("list", *map(frozen, value))
+        return ("slice", value.start, value.stop, value.step) if isinstance(value, slice) else value
+
+    return frozen
 
 
-def _thawed(value: Any, twins: list[torch.Tensor]) -> Any:
-    if isinstance(value, _Frozen):
-        twins.append(value.twin())
-        return twins[-1]
+_frozen = freezing(Frozen.of)
+
+
+def thawed(value: Any, make: Callable[[Frozen], torch.Tensor]) -> Any:
+    """Return the arguments of which :func:`freezing` made ``value``, with the tensors that ``make`` gives."""
+    if isinstance(value, Frozen):
+        return make(value)
     if isinstance(value, tuple):
         if value[:1] == ("list",):
-            return [_thawed(v, twins) for v in value[1:]]
-        return slice(*value[1:]) if value[:1] == ("slice",) else tuple(_thawed(v, twins) for v in value)
+            return [thawed(v, make) for v in value[1:]]
+        return slice(*value[1:]) if value[:1] == ("slice",) else tuple(thawed(v, make) for v in value)
     return value
 
 
-def _on_gpu(value: Any) -> bool:
-    if isinstance(value, _Frozen):
-        return value.device == "cuda"
-    return isinstance(value, tuple) and any(map(_on_gpu, value))
+def has_any(value: Any, test: Callable[[Frozen], bool]) -> bool:
+    """Return True if a tensor among frozen arguments passes ``test``."""
+    if isinstance(value, Frozen):
+        return test(value)
+    return isinstance(value, tuple) and any(has_any(v, test) for v in value)
 
 
 def _worked_out(function: Callable[..., Any], args: Any, kwargs: Any) -> _Outcome:
     twins: list[torch.Tensor] = []
-    given, named = _thawed(args, twins), {name: _thawed(value, twins) for name, value in kwargs}
+
+    def twin(of: Frozen) -> torch.Tensor:
+        twins.append(of.twin())
+        return twins[-1]
+
+    given, named = thawed(args, twin), {name: thawed(value, twin) for name, value in kwargs}
     try:
         results = function(*given, **named)
     except Exception:  # values decide, or a device: then as for a function element by element
         results = torch.empty_like(twins[0])
-    rule, on_gpu = rule_of(function), _on_gpu((args, kwargs))
+    rule, on_gpu = rule_of(function), has_any((args, kwargs), lambda tensor: tensor.device == "cuda")
     order = Order.KEPT if rule is None else rule.order
     on_cpu = order is Order.OF_INPUT_ON_CPU and not on_gpu and "circular" not in (*given[2:3], named.get("mode"))
     if order is Order.OF_INPUT or on_cpu:
@@ -194,11 +214,11 @@ def as_view(tensor: Any, shape: tuple[int, ...]) -> bool:
     if tensor._strides is None:
         return True
     with torch._C.DisableTorchFunctionSubclass():
-        return _fits(_frozen(tensor), tuple(shape))
+        return _fits(Frozen.of(tensor), tuple(shape))
 
 
 @lru_cache(maxsize=4096)
-def _fits(tensor: _Frozen, shape: tuple[int, ...]) -> bool:
+def _fits(tensor: Frozen, shape: tuple[int, ...]) -> bool:
     try:
         tensor.twin().view(shape)
     except RuntimeError:

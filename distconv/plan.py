@@ -20,7 +20,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
 import torch
@@ -33,7 +33,7 @@ from distconv.communication.agreement import agree, alike
 from distconv.communication.derived import Derived
 from distconv.errors import PlanError
 from distconv.grid import ProcessGrid
-from distconv.text_files import json_document
+from distconv.text_files import File, load
 from distconv.whole_files import write_file
 
 FORMAT = "distconv-plan"
@@ -43,6 +43,19 @@ Axes = tuple[tuple[str, int], ...]
 """A grid's axes of more than one part, sorted, with their parts."""
 
 _SPATIAL = {1: ("w",), 2: ("h", "w"), 3: ("d", "h", "w")}
+
+
+class Entries(File):
+    """What a file says of a plan, as in :class:`Plan`."""
+
+    layers: dict[str, dict[str, int]]
+    ranks: int | None = None
+    batch_norm: str = "global"
+
+
+class _File(Entries, kw_only=True):
+    format: Literal["distconv-plan"]
+    version: Literal[1]
 
 
 class Plan:
@@ -103,10 +116,9 @@ class Plan:
 
     @classmethod
     def _read(cls, path: Path) -> Plan:
-        marks = {"format": FORMAT, "version": VERSION}
-        content = json_document(path, "plan", PlanError, marks=marks, keys=["layers"], optional=["ranks", "batch_norm"])
+        file = load(path, _File, "plan", PlanError)
         try:
-            return cls(content["layers"], content.get("ranks"), batch_norm=content.get("batch_norm", "global"))
+            return cls(file.layers, file.ranks, batch_norm=file.batch_norm)
         except PlanError as error:
             raise PlanError(f"{path}: {error}") from None
 

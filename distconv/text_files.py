@@ -1,28 +1,76 @@
-"""Reading of the small text files that others write: plans, machines, layer profiles."""
+"""Strict reading of small JSON and YAML files: plans, machines, layer profiles, options, manifests of checkpoints.
+
+A file passes three steps, and each has one place here:
+
+1. :func:`read_text` limits the size and decodes UTF-8.
+2. :func:`parsed_json` and :func:`parsed_yaml` reject repeated keys, deep nesting and aliases that grow without end.
+3. :func:`decoded` checks types and keys against a schema: a subclass of :class:`File`, whose fields are the keys.
+
+Every error is one line ``<kind of file> <path>: <path of the key>: found <value>, expected <...>``.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+import re
+from collections.abc import Callable, Iterable
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+
+import msgspec
 
 from distconv.errors import DistconvError
+from distconv.whole_files import open_regular
+
+T = TypeVar("T")
 
 LARGEST_BYTES = 10 << 20
-"""Far more than any of them has: a larger one is another file, named by mistake."""
+"""Limit on the size of a file, far above that of any valid one."""
+
+DEEPEST_NESTING = 32
+"""Limit on the levels of a YAML file: at some hundred thousand levels the YAML library ends the process."""
+
+_KINDS = {"int": "an integer", "float": "a number", "str": "a string", "bool": "true or false", "null": "null"}
+_KINDS |= {"object": "a mapping", "array": "a list"}
+_STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 
-def read_text(path: str | os.PathLike[str], what: str, error: type[DistconvError]) -> str:
-    """The UTF-8 text of a file of at most ``LARGEST_BYTES`` bytes; ``what`` is the kind of file, for messages.
+class File(msgspec.Struct, forbid_unknown_fields=True):
+    """Base of schemas: a mapping in a file that has exactly these keys; those with a default are optional."""
+
+
+def load(
+    path: str | os.PathLike[str],
+    schema: type[T],
+    what: str,
+    error: type[DistconvError],
+    parse: Callable[[str, str, type[DistconvError]], Any] | None = None,
+) -> T:
+    """Return the content of a file as ``schema``; ``what`` is the kind of file, ``parse`` reads JSON by default.
 
     Raises
     ------
     error
-        If it cannot be read, is larger, or is no such text.
+        If the file cannot be read, or holds something else.
+    """
+    where = f"{what} {path}"
+    return decoded((parse or parsed_json)(read_text(path, what, error), where, error), schema, where, error)
+
+
+# -- from a path to text ----------------------------------------------------------------------------------------------
+
+
+def read_text(path: str | os.PathLike[str], what: str, error: type[DistconvError]) -> str:
+    """Return the UTF-8 text of a file of at most ``LARGEST_BYTES`` bytes; ``what`` is the kind of file, for messages.
+
+    Raises
+    ------
+    error
+        If the file cannot be read, is larger, or is not UTF-8.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             content = file.read(LARGEST_BYTES + 1)
     except (OSError, ValueError) as failure:  # ValueError: a path with a null character
         raise error(f"{what} {path} cannot be read: {getattr(failure, 'strerror', None) or failure}") from failure
@@ -31,66 +79,175 @@ def read_text(path: str | os.PathLike[str], what: str, error: type[DistconvError
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as failure:
-        raise error(f"{what} {path} cannot be read: byte {failure.start} is no UTF-8 text") from failure
+        raise error(f"{what} {path} cannot be read: byte {failure.start} is not UTF-8 text") from failure
 
 
-def parsed_json(text: str, what: str, error: type[DistconvError], constant: Callable[[str], object] = float) -> Any:
-    """The content of a JSON text that has each key once; ``what`` names the file, for messages.
+# -- from text to mappings, lists and values --------------------------------------------------------------------------
 
-    ``constant`` makes something of NaN, Infinity and -Infinity, or refuses them with a ValueError.
+
+def parsed_json(text: str, where: str, error: type[DistconvError], constant: Callable[[str], object] = float) -> Any:
+    """Return the content of a JSON text; ``where`` names the file, for messages.
+
+    ``constant`` converts NaN, Infinity and -Infinity, or rejects them with a ValueError.
 
     Raises
     ------
     error
-        If it is no JSON, has a key twice, or is nested too deeply.
+        If the text is not JSON, repeats a key, or is nested too deeply.
     """
     try:
-        return json.loads(text, object_pairs_hook=_once_each, parse_constant=constant)
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=constant)
     except (ValueError, RecursionError) as failure:  # ValueError also for a number of thousands of digits
-        raise error(f"{what} cannot be read as JSON: {failure}") from failure
+        raise error(f"{where} cannot be read as JSON: {failure}") from failure
 
 
-def json_document(
-    path: str | os.PathLike[str],
-    what: str,
-    error: type[DistconvError],
-    *,
-    marks: Mapping[str, Any],
-    keys: Collection[str],
-    optional: Collection[str] = (),
-) -> dict[str, Any]:
-    """The JSON object in a file of ours: with these ``marks`` (format and version), these keys and no others.
+def parsed_yaml(text: str, where: str, error: type[DistconvError]) -> Any:
+    """Return the content of a YAML text, all of whose keys are strings; ``where`` names the file, for messages.
 
     Raises
     ------
     error
-        If the file is something else, or has NaN or Infinity in it, which JSON has not.
+        If the text is not YAML, repeats a key, or is nested more than ``DEEPEST_NESTING`` levels deep.
     """
-    content = parsed_json(read_text(path, what, error), f"{what} {path}", error, _no_number)
-    for name, expected in marks.items():
-        kind = content.get(name) if isinstance(content, dict) else None
-        if kind != expected:
-            wanted = f"{json.dumps(name)}: {json.dumps(expected)}"
-            raise error(f"{what} {path}: it must be an object with {wanted}, not {short(repr(kind))}")
-    missing, unknown = sorted(set(keys) - set(content)), sorted(set(content) - {*marks, *keys, *optional})
-    if missing or unknown:
-        raise error(f"{what} {path}: {f'unknown keys {unknown}' if unknown else f'missing keys {missing}'}")
-    return dict(content)
+    import yaml  # here: importing distconv does not need it
+
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        _check_depth(type(event).__name__ for event in yaml.parse(text, Loader=loader))
+        reading = loader(text)
+        root = reading.get_single_node()
+        _check_keys(root)
+        return reading.construct_document(root) if root else None
+    except (ValueError, RecursionError, yaml.YAMLError) as failure:
+        raise error(f"{where} cannot be read as YAML: {' '.join(str(failure).split())}") from failure
 
 
-def _no_number(text: str) -> object:
-    raise ValueError(f"{text} is no number of JSON")
+def _check_depth(events: Iterable[str]) -> None:
+    depth = 0
+    for event in events:
+        depth += event.endswith("StartEvent") - event.endswith("EndEvent")
+        if depth > DEEPEST_NESTING + 2:  # the stream and the document are levels, too
+            raise ValueError(f"found more than {DEEPEST_NESTING} levels, expected a few")
 
 
-def short(text: str, most: int = 60) -> str:
-    """``text``, or its beginning and three dots: a file may hold anything of any size."""
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+def _check_keys(root: Any) -> None:
+    """Raise unless keys are unique strings: YAML silently keeps the last, and merges (``<<``) can grow without end."""
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        # An alias is the same node again, perhaps inside of itself.
+        if node is None or node.id == "scalar" or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if node.id == "sequence":
+            waiting += node.value
+            continue
+        keys = set()
+        for key, value in node.value:
+            line, kind = key.start_mark.line + 1, key.tag.rpartition(":")[2]
+            if kind != "str":
+                raise ValueError(f"line {line}: found a key of type {kind}, expected a string; put it in quotes")
+            if key.value in keys:
+                raise ValueError(f"line {line}: key {short(repr(key.value))} is there twice, expected once")
+            keys.add(key.value)
+            waiting.append(value)
 
 
-def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members: dict[str, Any] = {}
     for key, value in pairs:
         if key in members:
             raise ValueError(f"key {short(repr(key))} is there twice, expected once")
         members[key] = value
     return members
+
+
+# -- from mappings to a schema ----------------------------------------------------------------------------------------
+
+
+def decoded(content: object, schema: type[T], where: str, error: type[DistconvError]) -> T:
+    """Return ``content`` as ``schema``; ``where`` names the file, for messages.
+
+    Messages describe an expected value by the ``description`` of its ``msgspec.Meta``, otherwise by its type. A type
+    that msgspec does not know has a class method ``decode``, whose ValueError says what is expected.
+
+    Raises
+    ------
+    error
+        If a value has another type, or a key is missing or unknown.
+    """
+    try:
+        return msgspec.convert(content, schema, dec_hook=_decode)
+    except msgspec.ValidationError as failure:
+        raise error(f"{where}{': ' if where else ''}{_explained(str(failure), content, schema)}") from None
+
+
+def _decode(kind: Any, value: object) -> object:
+    return kind.decode(value)
+
+
+def _explained(failure: str, content: Any, kind: Any) -> str:
+    """Msgspec's message with the names of keys, the value that was found, and the keys or values that are allowed."""
+    message, _, path = failure.replace("Number out of range", "Expected `float`").partition(" - at `$")
+    place = ""
+    with contextlib.suppress(LookupError, TypeError):  # an unknown key may hold what looks like a path
+        for key, index in _STEP.findall(path):
+            kind = _bare(kind)
+            if key:
+                kind = {field.encode_name: field.type for field in msgspec.structs.fields(kind)}[key]
+            else:
+                kind = [each for each in get_args(kind) if each is not ...][-1]
+            if index == "...":
+                key = next(name for name, value in content.items() if not _is_valid(value, kind))
+            content = content[int(index) if index.isdigit() else key]
+            place += f"[{index}]" if index.isdigit() else f".{shown(key, quoted=False)}"
+    meant = [each.description for each in getattr(kind, "__metadata__", ()) if each.description]
+    kind, found = _bare(kind), shown(content)
+    if named := re.fullmatch("Object (missing|contains un).*? `(.+)`", message, re.DOTALL):
+        place += f".{shown(named[2], quoted=False)}"
+        found = "nothing" if named[1] == "missing" else "an unknown key"
+    if meant:
+        expected = meant[0]
+    elif isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        fields = msgspec.structs.fields(kind)
+        required, optional = ([f.encode_name for f in fields if f.required is each] for each in (True, False))
+        expected = f"a mapping with the keys {', '.join(required)}"
+        expected += f" (and perhaps {', '.join(optional)})" if optional else ""
+    elif get_origin(kind) is Literal:
+        expected = " or ".join(map(repr, get_args(kind)))
+    else:
+        words = re.sub(r"`(.+?)`", lambda names: " or ".join(_KINDS.get(n, n) for n in names[1].split(" | ")), message)
+        expected = words.partition(", got ")[0].removeprefix("Expected ")
+    return f"{place.lstrip('.')}{': ' if place else ''}found {found}, expected {expected}"
+
+
+def _bare(kind: Any) -> Any:
+    """``kind`` without constraints, and without None as an alternative."""
+    while get_origin(kind) is Annotated or type(None) in get_args(kind):
+        kind = next(each for each in get_args(kind) if each is not type(None))
+    return kind
+
+
+def _is_valid(content: object, kind: Any) -> bool:
+    try:
+        msgspec.convert(content, kind, dec_hook=_decode)
+    except msgspec.ValidationError:
+        return False
+    return True
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+def shown(value: object, quoted: bool = True) -> str:
+    """Return ``value`` in a few words: a file may hold anything of any size."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, (dict, list)):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    return short(repr(value) if quoted else " ".join(str(value).split()))
+
+
+def short(text: str, most: int = 60) -> str:
+    """Return ``text``, or its beginning and three dots if it has more than ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -26,6 +26,7 @@ from distconv.distribution import Box, Distribution, Interval, block_range
 from distconv.errors import DataError
 from distconv.precision import HALF
 from distconv.tensor import DistTensor
+from distconv.text_files import File, decoded, parsed_json
 from distconv.whole_files import Folder, open_regular, write_file
 
 _LARGEST_CHUNK = 128
@@ -102,15 +103,13 @@ def rows_written(path: Path, comm: MPI.Intracomm) -> int:
     """
 
     def look() -> int:
-        if path.suffix == ".zarr" and path.exists():
-            begun = _zarr(path).open_group(path, mode="r").attrs.get(UNFINISHED)
-        elif path.exists():
-            begun = None
-        else:
-            begun = _progress(path) or {"rows": 0}
-        if not isinstance(begun, dict):
+        if not path.exists():
+            progress = _progress(path)
+            return progress.rows if progress else 0
+        begun = _zarr(path).open_group(path, mode="r").attrs.get(UNFINISHED) if path.suffix == ".zarr" else None
+        if begun is None:
             raise DataError(f"{path} is there already; remove it, or name another")
-        return int(begun["rows"])
+        return decoded(begun, _Begun, f"{path}: {UNFINISHED}", DataError).rows
 
     rows: int = comm.bcast(together(comm, lambda: look() if comm.rank == 0 else 0, DataError), root=0)
     return rows
@@ -208,9 +207,9 @@ class _Zarr(Output):
         if self.path.exists():
             group = zarr.open_group(self.path, mode="r+")
             begun = group.attrs.get(UNFINISHED)
-            if not isinstance(begun, dict) or begun.get("whole") != self.whole:
+            if begun is None or (found := decoded(begun, _Begun, str(self.path), DataError)).whole != self.whole:
                 raise DataError(f"{self.path} is there already; remove it, or name another")
-            return int(begun["rows"])
+            return found.rows
         group = zarr.open_group(self.path, mode="w-", attributes={UNFINISHED: {"rows": 0, "whole": self.whole}})
         dtype = str(self.note["dtype"])
         group.create_array(self.name, shape=self.shape, chunks=_chunks(self.shape), dtype=dtype)
@@ -246,7 +245,7 @@ class _Hdf5(Output):
     def _begun(self) -> int:
         if self.path.exists():
             raise DataError(f"{self.path} is there already; remove it, or name another")
-        self._pieces: list[tuple[str, list[list[int]]]] = []
+        self._pieces: list[tuple[str, list[tuple[int, int]]]] = []
         _parts_of(self.path).mkdir(parents=True, exist_ok=True)
         begun = _progress(self.path)
         if begun is None:
@@ -254,12 +253,12 @@ class _Hdf5(Output):
                 raise DataError(f"{_parts_of(self.path)} holds other files; remove it, or name another output")
             self._note_rows(0, [])
             return 0
-        if begun["whole"] != self.whole:
+        if begun.whole != self.whole:
             raise DataError(
                 f"{_parts_of(self.path)} holds another output that is not finished; remove it, or name another"
             )
-        self._pieces = begun["pieces"]
-        return int(begun["rows"])
+        self._pieces = begun.pieces
+        return begun.rows
 
     def _open(self) -> None:
         """Each write opens a file of its own."""
@@ -277,7 +276,7 @@ class _Hdf5(Output):
         self._pieces = [piece for piece in self._pieces if piece[1][0][0] < begin]
         for rank, box in enumerate(boxes):
             if box is not None:
-                self._pieces.append((_file_name(box[0].start, rank), [list(i) for i in box]))
+                self._pieces.append((_file_name(box[0].start, rank), [(i.start, i.stop) for i in box]))
         progress = {"rows": rows, "whole": self.whole, "pieces": self._pieces}
         write_file(_parts_of(self.path) / _PROGRESS, json.dumps(progress))
 
@@ -317,13 +316,23 @@ def _chunks(shape: Sequence[int]) -> tuple[int, ...]:
     return (1, *(max(1, min(_LARGEST_CHUNK, -(-extent // 4) if extent > 32 else extent)) for extent in shape[1:]))
 
 
-def _progress(path: Path) -> Any:
+class _Begun(File):
+    rows: int
+    whole: str
+
+
+class _Progress(_Begun):
+    pieces: list[tuple[str, list[tuple[int, int]]]]
+
+
+def _progress(path: Path) -> _Progress | None:
     """What is noted of an HDF5 output that is not finished; None if nothing is."""
     note = _parts_of(path) / _PROGRESS
     if not os.path.lexists(note):
         return None
     with open_regular(note, follow_links=False) as file:
-        return json.loads(file.read())
+        text = file.read().decode(errors="replace")
+    return decoded(parsed_json(text, str(note), DataError), _Progress, str(note), DataError)
 
 
 def _parts_of(path: Path) -> Path:

@@ -19,7 +19,7 @@ import torch
 from scipy.sparse import coo_matrix
 from scipy.sparse.csgraph import connected_components
 
-from distconv.communication.packing import Region
+from distconv.distribution import Region
 
 MOST_TENSORS = 16
 """Tensors that one launch may reach: the two slabs of ghosts of each of eight dimensions."""

@@ -1,29 +1,74 @@
-"""What the manifest of a checkpoint must be: whatever else it is, there is one error."""
+"""Schema of the manifest of a checkpoint, and the checks that a schema cannot express."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any
 
+import msgspec
 import torch
+from msgspec import Meta
 
 from distconv.checkpoint.files import room_for, stored_as
 from distconv.checkpoint.pieces import box_of, check_cover
 from distconv.checkpoint.values import from_json, tensor_names
 from distconv.errors import CheckpointError
+from distconv.text_files import decoded, shown
 
 _STATE = re.compile(r"state-[0-9a-f]{12}\.h5")
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _PLAIN = re.compile(r"torch\.(bool|u?int(8|16|32|64)|b?float\w+|complex(64|128))")
 """Types of numbers; a quantized one has scales beside it."""
-_MOST_DIMENSIONS = 32
-"""HDF5 has no more."""
+
+_Count = Annotated[int, Meta(ge=0, le=2**63 - 1, description="a whole number below 2**63")]
+_Digest = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z", description="64 hexadecimal digits")]
+
+
+# Keys that are not here are allowed, unlike in files that people write.
+class _Head(msgspec.Struct):
+    """What orders a checkpoint among others."""
+
+    step: _Count
+    serial: _Count = 0
+    damaged: list[_Digest] = msgspec.field(default_factory=list)
+
+
+class _StateFile(msgspec.Struct):
+    bytes: _Count
+    sha256: _Digest
+
+
+class _Piece(msgspec.Struct):
+    file: str
+    box: list[tuple[_Count, _Count]]
+
+
+class _Tensor(msgspec.Struct):
+    dtype: str
+    shape: Annotated[list[_Count], Meta(max_length=32, description="at most 32 dimensions")]  # HDF5 has no more
+    pieces: list[_Piece]
+
+
+class _Manifest(_Head, kw_only=True):
+    values: dict[str, Any]
+    files: dict[str, _StateFile]
+    tensors: dict[str, _Tensor]
 
 
 def dtype_of(entry: Mapping[str, Any]) -> torch.dtype:
     """The dtype of a tensor that a manifest lists."""
     return getattr(torch, entry["dtype"].removeprefix("torch."))  # type: ignore[no-any-return]
+
+
+def check_head(manifest: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless what orders the checkpoint among others is valid: quickly, however long it is.
+
+    Raises
+    ------
+    CheckpointError
+        If it is not.
+    """
+    decoded(manifest, _Head, "", CheckpointError)
 
 
 def check(manifest: Mapping[str, Any]) -> None:
@@ -34,54 +79,24 @@ def check(manifest: Mapping[str, Any]) -> None:
     CheckpointError
         If it is not.
     """
-    check_head(manifest)
-    for name in ("values", "files", "tensors"):
-        _demand(name, manifest.get(name), lambda each: isinstance(each, dict))
+    decoded(manifest, _Manifest, "", CheckpointError)
     try:
         values = from_json(manifest["values"])
     except ValueError as error:
         raise CheckpointError(f"values: {error}") from error
     for name in tensor_names(values):
-        _demand(f"tensor {name!r} of the values", name, lambda each: each in manifest["tensors"])
-    for name, file in manifest["files"].items():
+        if name not in manifest["tensors"]:
+            raise CheckpointError(f"values: there is no tensor {name!r}")
+    for name in manifest["files"]:
         if not _STATE.fullmatch(name):
             raise CheckpointError(f"it refers to the file {name!r}")
-        _demand(name, file, lambda each: isinstance(each, dict))
-        _demand(f"{name}: bytes", file.get("bytes"), _is_count)
-        _demand(f"{name}: sha256", file.get("sha256"), _is_digest)
     for name, entry in manifest["tensors"].items():
-        _check_tensor(name, entry, manifest["files"])
-    _check_sizes(manifest)
-
-
-def check_head(manifest: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless its step and its place among the commits are such: quickly, however long it is.
-
-    Raises
-    ------
-    CheckpointError
-        If they are not.
-    """
-    _demand("step", manifest.get("step"), _is_count)
-    _demand("serial", manifest.get("serial", 0), _is_count)
-    _demand("damaged", manifest.get("damaged", []), lambda each: isinstance(each, list) and all(map(_is_digest, each)))
-
-
-def _check_tensor(name: str, entry: Any, files: Mapping[str, Any]) -> None:
-    what = f"tensor {name!r}"
-    _demand(what, entry, lambda each: isinstance(each, dict))
-    _demand(f"{what}: dtype", entry.get("dtype"), _is_dtype)
-    _demand(f"{what}: shape", entry.get("shape"), lambda each: isinstance(each, list) and all(map(_is_count, each)))
-    _demand(f"{what}: dimensions", len(entry["shape"]), lambda number: number <= _MOST_DIMENSIONS)
-    _demand(f"{what}: pieces", entry.get("pieces"), lambda each: isinstance(each, list))
-    for piece in entry["pieces"]:
-        _demand(f"{what}: a piece", piece, lambda each: isinstance(each, dict))
-        if not isinstance(piece.get("file"), str) or piece["file"] not in files:
+        if not _is_dtype(entry["dtype"]):
+            raise CheckpointError(f"tensor {name!r}: dtype: found {shown(entry['dtype'])}, expected one of numbers")
+        if not all(piece["file"] in manifest["files"] for piece in entry["pieces"]):
             raise CheckpointError(f"a piece of {name!r} is in none of its files")
-        _demand(
-            f"{what}: a box", piece.get("box"), lambda each: isinstance(each, list) and all(map(_is_interval, each))
-        )
-    check_cover(name, entry)
+        check_cover(name, entry)
+    _check_sizes(manifest)
 
 
 def _check_sizes(manifest: Mapping[str, Any]) -> None:
@@ -101,29 +116,9 @@ def _check_sizes(manifest: Mapping[str, Any]) -> None:
             )
 
 
-def _demand(what: str, value: Any, is_right: Callable[[Any], bool]) -> None:
-    if not is_right(value):
-        text = repr(value)
-        raise CheckpointError(f"{what} cannot be {text if len(text) < 60 else text[:57] + '...'}")
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _is_interval(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_count, value))
-
-
-def _is_digest(value: Any) -> bool:
-    return isinstance(value, str) and _DIGEST.fullmatch(value) is not None
-
-
-def _is_dtype(value: Any) -> bool:
-    """Whether it names a type whose values we write."""
-    if not isinstance(value, str) or not _PLAIN.fullmatch(value):
-        return False
-    dtype = getattr(torch, value.removeprefix("torch."), None)
+def _is_dtype(name: str) -> bool:
+    """Whether values of this type are written."""
+    dtype = getattr(torch, name.removeprefix("torch."), None) if _PLAIN.fullmatch(name) else None
     try:
         return isinstance(dtype, torch.dtype) and stored_as(dtype).itemsize > 0
     except (TypeError, RuntimeError):

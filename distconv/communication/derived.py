@@ -11,16 +11,14 @@ import gc
 import itertools
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
 from distconv.process import watchdog
 
-if TYPE_CHECKING:
-    from distconv.communication.gpu.device_transport import DeviceTransport
-    from distconv.communication.gradient_order import PassHistory
+T = TypeVar("T")
 
 FEW = 64
 """Communicators that may exist before Python is asked to look for dropped ones in cycles."""
@@ -38,13 +36,10 @@ class Derived:
     def __init__(self) -> None:
         self._made: list[_Made] = []
         self._few = FEW
-        self.transports: dict[str, DeviceTransport] = {}
-        """By what tensors of a type of device cross, over all duplicates, once :mod:`.gpu.device_transport` decided."""
+        self._attached: dict[type[Any], Any] = {}
         self._common: MPI.Intracomm | None = None
         self.backward_passes = 0
         """How many have summed gradients over it: the same number on all of its ranks."""
-        self.passes: PassHistory | None = None
-        """The backward passes that have summed gradients over it, once there was one."""
 
     @staticmethod
     def of(comm: MPI.Intracomm) -> Derived:
@@ -60,6 +55,13 @@ class Derived:
         """Return the communicator that :meth:`common` gave for the ranks of ``comm``, or else ``comm`` itself."""
         derived = comm.Get_attr(_key())
         return (derived._common if isinstance(derived, Derived) else None) or comm
+
+    def attached(self, kind: type[T]) -> T:
+        """Return the object of class ``kind`` that belongs to these communicators; make it at first use."""
+        if kind not in self._attached:
+            self._attached[kind] = kind()
+        found: T = self._attached[kind]
+        return found
 
     def __len__(self) -> int:
         return len(self._made)

@@ -119,10 +119,7 @@ class OrderedContributions(Generic[C]):
 
     def __init__(self, comm: MPI.Intracomm) -> None:
         self.comm = comm
-        derived = Derived.of(comm)
-        if derived.passes is None:
-            derived.passes = PassHistory()
-        self._history = derived.passes
+        self._history = Derived.of(comm).attached(PassHistory)
         if self._history.broken:
             raise CommunicatorError(
                 f"backward pass: an earlier one failed after some gradients had been sent ({self._history.broken}). "

@@ -6,40 +6,20 @@ CuPy that can launch it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from distconv import recording
+from distconv.distribution import Region
 
 if TYPE_CHECKING:
     from distconv.kernels.packing import PackedRegions
 
 _ALIGNED = 16
 """Messages in a buffer start at multiples of this many elements."""
-
-
-@dataclass(frozen=True)
-class Region:
-    """A box of one of several tensors: the tensor's number, the box's first index and its extents."""
-
-    tensor: int
-    first: tuple[int, ...]
-    extents: tuple[int, ...]
-
-    @cached_property
-    def slices(self) -> tuple[slice, ...]:
-        """The box as an index of its tensor."""
-        return tuple(slice(first, first + extent) for first, extent in zip(self.first, self.extents, strict=True))
-
-    @cached_property
-    def numel(self) -> int:
-        """Number of elements."""
-        return math.prod(self.extents)
 
 
 class Room(NamedTuple):

@@ -14,10 +14,10 @@ import torch
 from mpi4py import MPI
 
 from distconv.communication import agreement
-from distconv.communication.packing import Packing, Region
+from distconv.communication.packing import Packing
 from distconv.communication.routes import Layout, Needs, Peer, Routes
 from distconv.communication.transport import Exchange, Message
-from distconv.distribution import Distribution
+from distconv.distribution import Distribution, Region
 from distconv.errors import DistributionError
 from distconv.grid import ProcessGrid, cached_on_grid
 from distconv.process.profiling import section

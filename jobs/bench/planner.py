@@ -19,7 +19,7 @@ from distconv.perfmodel.cost import block_geometry, operation_work
 from distconv.perfmodel.cost.candidates import candidates
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.machine.units import MEMORY
+from distconv.perfmodel.machine.units import Memory
 from distconv.perfmodel.strategy.selection import Strategy, select
 
 from . import report
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_machine_argument(parser, required=True)
     parser.add_argument("--from", dest="least", type=positive, default=4, help="fewest ranks (default: %(default)s)")
     parser.add_argument("--to", dest="most", type=positive, default=1024, help="most ranks (default: %(default)s)")
-    parser.add_argument("--memory", type=quantity(MEMORY), help=f"limit per rank: {MEMORY} (default: none)")
+    parser.add_argument("--memory", type=quantity(Memory), help=f"limit per rank: {Memory.kind} (default: none)")
     report.add_json_argument(parser)
 
 

@@ -46,7 +46,7 @@ from distconv.perfmodel import Exploration, LayerGraph, Machine, Profile, explor
 from distconv.perfmodel.exploration.candidate_stages import PARALLEL, Overheads
 from distconv.perfmodel.exploration.choices import Choice
 from distconv.perfmodel.machine.measure_links import NetworkProfile, profile_network
-from distconv.perfmodel.machine.units import MEMORY
+from distconv.perfmodel.machine.units import Memory
 from distconv.perfmodel.stages.closed_forms import SCHEDULES
 from distconv.pipeline import FAMILIES, PipelinePlan, SplitError, possible_cuts
 from distconv.process import watchdog
@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_ranks_argument(ranks, required=False)
     add_devices_argument(ranks, "ranks that will train, of several kinds of devices: ")
     add_machine_argument(parser, required=True, more=f"{HERE}: measure it now; ")
-    parser.add_argument("--memory", type=quantity(MEMORY), metavar="16GB", help="of each rank (default: the machine's)")
+    parser.add_argument("--memory", type=quantity(Memory), metavar="16GB", help="of each rank (default: the machine's)")
     parser.add_argument(
         "--schedules",
         type=lambda text: text.split(","),

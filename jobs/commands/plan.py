@@ -29,7 +29,7 @@ from distconv.jobs.planning.options import (
 from distconv.jobs.planning.strong_scaling import Scaling, rank_counts, strategies
 from distconv.perfmodel.cost.assumptions import MEMORY_MODELS, Settings
 from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.machine.units import MEMORY
+from distconv.perfmodel.machine.units import Memory
 from distconv.perfmodel.strategy.selection import METHODS, Strategy, select
 
 EXAMPLES = """\
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_network_arguments(parser)
     add_ranks_argument(parser)
     add_machine_argument(parser, required=True)
-    parser.add_argument("--memory", type=quantity(MEMORY), metavar="16GB", help="of each rank (default: the machine's)")
+    parser.add_argument("--memory", type=quantity(Memory), metavar="16GB", help="of each rank (default: the machine's)")
     parser.add_argument(
         "--method", choices=METHODS, default=METHODS[0], help="exact, or as the paper does it (default: %(default)s)"
     )
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--workspace",
-        type=quantity(MEMORY),
+        type=quantity(Memory),
         default=defaults.workspace,
         metavar="1GB",
         help="of convolutions (default: none)",

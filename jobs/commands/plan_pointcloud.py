@@ -23,7 +23,7 @@ from distconv.jobs.pointcloud.classification.trainer import Settings, network
 from distconv.jobs.training.options import positive
 from distconv.layers.sparse import SparseTensor
 from distconv.perfmodel.machine.machine import Machine
-from distconv.perfmodel.machine.units import MEMORY
+from distconv.perfmodel.machine.units import Memory
 from distconv.perfmodel.sparse.grids import GridChoice, select_grid
 from distconv.perfmodel.sparse.recording import Recording, record
 
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=positive, default=defaults.batch, help="clouds per step (default: %(default)s)")
     parser.add_argument("--ranks", type=positive, required=True, help="ranks that will train")
     add_machine_argument(parser, required=True)
-    parser.add_argument("--memory", type=quantity(MEMORY), metavar="16GB", help="of each rank (default: the machine's)")
+    parser.add_argument("--memory", type=quantity(Memory), metavar="16GB", help="of each rank (default: the machine's)")
 
 
 def run(options: argparse.Namespace) -> int:

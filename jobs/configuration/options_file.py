@@ -9,11 +9,16 @@ from typing import Any
 
 import yaml
 
-from distconv.whole_files import open_regular
+from distconv.errors import DistconvError
+from distconv.text_files import parsed_yaml, read_text, shown
 
 NAME = "config.yaml"
 _OF_THE_CALL = ("config", "print_config", "resume", "overwrite")
 """Options that are about one call, not about the run."""
+
+
+class OptionsError(DistconvError, ValueError):
+    """Options in YAML that cannot be read."""
 
 
 def add_config_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,12 +42,13 @@ class _Config(argparse.Action):
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
     ) -> None:
         try:
-            with open_regular(values) as file:
-                options = yaml.safe_load(file.read())
-        except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-            raise argparse.ArgumentError(self, " ".join(f"{values}: {error}".split())) from None
+            options = parsed_yaml(read_text(values, "options", OptionsError), f"options {values}", OptionsError)
+        except OptionsError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
         if not isinstance(options, Mapping):
-            raise argparse.ArgumentError(self, f"{values} holds {type(options).__name__}; write options by their names")
+            raise argparse.ArgumentError(
+                self, f"{values}: found {shown(options)}; write options by their names (lr: 0.1)"
+            )
         words = list(self._words(parser, options, values))
         parser.parse_args(words, namespace)
         setattr(namespace, self.dest, values)
@@ -91,9 +97,9 @@ def mapping(text: str) -> dict[str, Any]:
         If the text is none.
     """
     try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError:
+        content = parsed_yaml(text, "", OptionsError)
+    except OptionsError:
         content = None
-    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+    if not isinstance(content, dict):
         raise argparse.ArgumentTypeError(f"{text!r} is not {{NAME: VALUE, ...}}")
     return content

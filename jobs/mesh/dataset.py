@@ -27,6 +27,7 @@ import numpy.typing as npt
 
 from distconv.data.opened_file import opened
 from distconv.errors import DataError
+from distconv.text_files import load
 from distconv.whole_files import PARTIAL
 
 from .recipe import CHANNELS, TAU, VERSION, Recipe, Summary
@@ -167,7 +168,7 @@ def prepare(target: Path, recipe: Recipe) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         if not note.exists():
             write_atomically(note, json.dumps(recipe.of_a_run()).encode())
-        noted = json.loads(note.read_text())
+        noted = load(note, dict[str, Any], "recipe", DataError)
         for claim in (*folder.glob("*.claim-*"), *folder.glob("alarm-*"), *folder.glob(f"*{PARTIAL}")):
             claim.unlink(missing_ok=True)
     except (OSError, ValueError) as refusal:

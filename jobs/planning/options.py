@@ -21,7 +21,7 @@ from distconv.layers.models import MODELS
 from distconv.perfmodel.graph.graph import LayerGraph
 from distconv.perfmodel.graph.tracing import TraceError, trace
 from distconv.perfmodel.machine.machine import built_in
-from distconv.perfmodel.machine.units import UNITS, parsed
+from distconv.perfmodel.machine.units import Quantity
 
 T = TypeVar("T")
 
@@ -151,14 +151,14 @@ def fastest(plan: Callable[[int], S], wanted: Ranks) -> tuple[int, S, str]:
     return wanted.count, first, "\n".join(remarks)
 
 
-def quantity(kind: str) -> Callable[[str], float]:
-    """What reads a quantity of a kind of ``UNITS`` with its unit, such as ``16GB``, into base units."""
+def quantity(kind: type[Quantity]) -> Callable[[str], float]:
+    """Return a parser of a quantity with its unit, such as ``16GB``, into base units."""
 
     def read(text: str) -> float:
-        number = parsed(text, kind)
-        if number is None:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {kind} (units: {', '.join(UNITS[kind])})")
-        return number
+        try:
+            return kind.decode(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {error}") from None
 
     return read
 

@@ -5,38 +5,9 @@ Source: BPPSA, 3.3: the mapping of the operands' non-zeros to the product's is k
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from .csr import Pattern, SparseJacobian
-
-PAIRS_AT_ONCE = 1 << 26
-"""Terms that are computed before they are added up: memory, against calls."""
-
-
-@dataclass(frozen=True, eq=False)
-class Product:
-    """Which non-zeros of the factors meet (``left``, ``right``) and the non-zero of the product each pair goes to.
-
-    ``out`` is None where every non-zero of the product has one pair, in order.
-    """
-
-    pattern: Pattern
-    left: torch.Tensor
-    right: torch.Tensor
-    out: torch.Tensor | None
-
-    def values(self, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-        """Values of the product (B, nnz) from those of its factors."""
-        if self.out is None:
-            return left.index_select(1, self.left) * right.index_select(1, self.right)
-        batch = max(len(left), len(right))
-        total = left.new_zeros(batch, self.pattern.nnz)
-        step = max(1, PAIRS_AT_ONCE // batch)
-        for a, b, out in zip(self.left.split(step), self.right.split(step), self.out.split(step), strict=True):
-            total.index_add_(1, out, left.index_select(1, a) * right.index_select(1, b))
-        return total
+from .csr import Pattern, Product, SparseJacobian
 
 
 def multiply(left: SparseJacobian, right: SparseJacobian) -> SparseJacobian:

@@ -13,6 +13,7 @@ from distconv.communication.transfer import transfer_plan
 from distconv.distribution import Distribution
 from distconv.errors import DtypeError, ShapeError
 from distconv.grid import ProcessGrid
+from distconv.memory_order import Frozen, freezing, has_any, thawed
 from distconv.precision import HALF
 from distconv.tensor import DistTensor
 
@@ -114,67 +115,33 @@ def both_whole_over(
     return enter_both(weight, bias, dist.grid, dist.split_axes)
 
 
-_HASHABLE = frozenset((int, float, bool, str, type(None), torch.Size))
+def _shape_of(tensor: torch.Tensor) -> Frozen:
+    """The key of ``tensor``; ``torch.autocast`` makes operands alike, so one dtype for all that it converts."""
+    half = torch._C._is_any_autocast_enabled() and tensor.dtype in HALF
+    return Frozen(tensor.shape, None, torch.float32 if half else tensor.dtype)
 
 
-def _frozen(value: Any) -> Any:
-    if type(value) in _HASHABLE:
-        return value
-    if isinstance(value, torch.Tensor):
-        return ("tensor", value.shape, _dtype(value))
-    if isinstance(value, (list, tuple)):
-        return tuple(_frozen(v) for v in value)
-    if isinstance(value, slice):  # hashable only from Python 3.12 on
-        return ("slice", value.start, value.stop, value.step)
-    return value
+_frozen = freezing(_shape_of)
 
 
-def _dtype(tensor: torch.Tensor) -> torch.dtype:
-    """Of ``tensor``; under ``torch.autocast``, which makes operands alike, one for all that it converts."""
-    if torch._C._is_any_autocast_enabled() and tensor.dtype in HALF:
-        return torch.float32
-    return tensor.dtype
-
-
-def _thawed(value: Any, make: Callable[..., torch.Tensor]) -> Any:
-    if isinstance(value, tuple):
-        if len(value) == 3 and value[0] == "tensor":
-            return make(value[1], value[2])
-        if len(value) == 4 and value[0] == "slice":
-            return slice(*value[1:])
-        return tuple(_thawed(v, make) for v in value)
-    return value
-
-
-def _on_meta(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def _without_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _without_memory(of: Frozen) -> torch.Tensor:
     # An expanded tensor without elements would have strides that some functions reject.
-    return torch.zeros(shape if 0 in shape else (), dtype=dtype).expand(shape)
+    return torch.zeros(of.shape if 0 in of.shape else (), dtype=of.dtype).expand(of.shape)
 
 
-def _called(function: Callable[..., Any], args: Any, kwargs: Any, make: Callable[..., torch.Tensor]) -> Any:
-    return function(*_thawed(args, make), **{k: _thawed(v, make) for k, v in kwargs})
-
-
-def _has_no_elements(value: Any) -> bool:
-    """Return True if a tensor among the frozen arguments has no elements."""
-    if not isinstance(value, tuple):
-        return False
-    return 0 in value[1] if value[:1] == ("tensor",) else any(map(_has_no_elements, value))
+def _called(function: Callable[..., Any], args: Any, kwargs: Any, make: Callable[[Frozen], torch.Tensor]) -> Any:
+    return function(*thawed(args, make), **{k: thawed(v, make) for k, v in kwargs})
 
 
 @lru_cache(maxsize=4096)
 def _meta_result(function: Callable[..., Any], args: Any, kwargs: Any) -> torch.Size:
     try:
-        result = _called(function, args, kwargs, _on_meta)
+        result = _called(function, args, kwargs, Frozen.twin)
     except _REFUSALS as error:
         refused: Exception | None = error
     else:
         refused = None
-        if result.numel() and not _has_no_elements((args, kwargs)):
+        if result.numel() and not has_any((args, kwargs), lambda tensor: 0 in tensor.shape):
             return torch.Size(result.shape)
     # Meta tensors have other error messages than real ones, and accept tensors without elements that kernels reject.
     try:
@@ -256,10 +223,11 @@ def broadcast_shape(shapes: tuple[torch.Size, ...]) -> torch.Size:
     ShapeError
         With torch's text, where they do not.
     """
+    operands = [Frozen(shape, None, torch.float32).twin() for shape in shapes]
     try:
-        return reduce(torch.add, (_on_meta(shape, torch.float32) for shape in shapes)).shape
+        return reduce(torch.add, operands).shape
     except RuntimeError:
-        check_as_torch(lambda *operands: reduce(torch.add, operands), *(_on_meta(s, torch.float32) for s in shapes))
+        check_as_torch(lambda *operands: reduce(torch.add, operands), *operands)
         raise
 
 

@@ -12,7 +12,7 @@ class PyDistconv(PythonPackage):
     depends_on("py-setuptools", type="build")
     depends_on("py-h5py", type=("build", "run"))
     depends_on("py-mpi4py@4:", type=("build", "run"))
-    depends_on("py-networkx", type=("build", "run"))
+    depends_on("py-msgspec@0.19:", type=("build", "run"))
     depends_on("py-numpy", type=("build", "run"))
     depends_on("py-pyyaml", type=("build", "run"))
     depends_on("py-scipy", type=("build", "run"))

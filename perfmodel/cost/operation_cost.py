@@ -14,7 +14,7 @@ from distconv.perfmodel.cost.assumptions import Settings
 from distconv.perfmodel.cost.block_geometry import Parts, axes_of, halo, local_shape, redistribution
 from distconv.perfmodel.cost.operation_work import LocalCall, Work, local_call, work
 from distconv.perfmodel.graph.graph import Operation, Value
-from distconv.perfmodel.machine.collectives import GemmTime, distributed_gemm
+from distconv.perfmodel.machine.distributed_gemm import GemmTime, distributed_gemm
 from distconv.perfmodel.machine.machine import Machine
 
 SPATIAL = ("d", "h", "w")

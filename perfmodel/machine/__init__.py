@@ -2,9 +2,10 @@
 
 ::
 
-    collectives    Seconds that collective communication takes
-    links          Links between ranks, and groups of ranks that talk to each other
-    machine        What a machine can do: links, memory, and how fast its ranks compute
-    measure_links  Measures links under MPI, with the messages and allreduces that distconv itself sends
-    units          Strict reading of YAML files in which quantities carry their units
+    collectives       Seconds that collective communication takes
+    distributed_gemm  Seconds of communication of layers whose channels are split
+    links             Links between ranks, and groups of ranks that talk to each other
+    machine           What a machine can do: links, memory, and how fast its ranks compute
+    measure_links     Measures links under MPI, with the messages and allreduces that distconv itself sends
+    units             Quantities that carry their units, in files and on the command line
 """

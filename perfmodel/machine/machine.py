@@ -24,15 +24,23 @@ III-C, for kinds.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import yaml
+from msgspec import Meta
+from msgspec.structs import asdict, fields
 
 from distconv.errors import MachineError
-from distconv.perfmodel.machine import collectives, units
+from distconv.perfmodel.machine import collectives
 from distconv.perfmodel.machine.collectives import SUM_PASSES, Level, Levels
 from distconv.perfmodel.machine.links import Group, Link
-from distconv.perfmodel.machine.units import BANDWIDTH, ELEMENTS, MEMORY, RATE, TIME, Section
+from distconv.perfmodel.machine.units import Bandwidth, Elements, Memory, Quantity, Rate, Time
+from distconv.text_files import File, load, parsed_yaml, shown
 from distconv.whole_files import write_file
 
 __all__ = ["Compute", "DeviceKind", "Group", "Link", "Machine", "Overlap", "Roofline"]
@@ -170,7 +178,7 @@ class Machine:
         """
         if name not in self.kinds:
             there = f"there are {', '.join(self.kinds)}" if self.kinds else "its devices are all alike"
-            raise MachineError(f"machine {self.name}: there is no kind of device {units.shown(name)}; {there}")
+            raise MachineError(f"machine {self.name}: there is no kind of device {shown(name)}; {there}")
         kind = self.kinds[name]
         return replace(self, memory_bytes=kind.memory_bytes, compute=(Compute(1, kind.roofline),), kinds={})
 
@@ -202,14 +210,16 @@ class Machine:
             path = Path(name_or_path)
             if len(path.parts) == 1 and not path.suffix and not os.path.exists(path):
                 raise MachineError(
-                    f"machine {units.shown(str(path))}: there is none of this name; built in are "
+                    f"machine {shown(str(path))}: there is none of this name; built in are "
                     f"{', '.join(built_in())}; a file is named by its path, such as ./machine.yaml"
                 )
-        return _machine(units.read(path), str(path))
+        return _machine(load(path, _File, "machine", MachineError, parsed_yaml))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a file that :meth:`load` reads as an equal machine."""
-        write_file(path, units.dumped(_content(self)))
+        content = msgspec.to_builtins(_file(self), enc_hook=Quantity.encode)
+        dumper = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+        write_file(path, yaml.dump(content, Dumper=dumper, sort_keys=False, allow_unicode=True, width=1 << 20))
 
 
 def built_in() -> list[str]:
@@ -217,88 +227,97 @@ def built_in() -> list[str]:
     return sorted(path.stem for path in _BUILT_IN.glob("*.yaml"))
 
 
-def _machine(content: object, source: str) -> Machine:
-    keys = "name", "ranks_per_node", "memory", "links", "overlap", "compute"
-    top = Section(content, source, "", keys, ("on_chip", "kinds"))
-    links = top.section("links", ("node", "network"))
-    overlap = top.section("overlap", ("halo", "allreduce"))
+# -- files ------------------------------------------------------------------------------------------------------------
+
+_KEYS = {
+    **{f"{name}_s": name for name in ("latency", "step", "kernel", "exchange", "gradient")},
+    **{f"{name}_bytes": name for name in ("memory", "on_chip")},
+    **{"bandwidth_bytes_per_s": "bandwidth", "bytes_per_s": "bandwidth", "flops_per_s": "flops", "table": "table_s"},
+}
+_Text = Annotated[str, Meta(pattern=r"\S", description="text")]
+_Count = Annotated[int, Meta(ge=1, lt=1 << 31, description="a positive whole number")]
+_Seconds = Annotated[
+    float, Meta(gt=0.0, le=sys.float_info.max, description="a positive number of seconds such as 0.0032")
+]
+
+
+_NONE: dict[Any, Any] = {kind: kind(0.0) for kind in (Time, Memory, Elements)}
+"""Defaults: msgspec leaves out a default by its identity."""
+
+
+# Names of fields are those of the classes above, names of keys those of a file.
+class _Link(File, omit_defaults=True, rename=_KEYS):
+    latency_s: Time
+    bandwidth_bytes_per_s: Bandwidth
+    step_s: Time | None = None
+
+
+class _Links(File):
+    node: _Link
+    network: _Link
+
+
+class _Overlap(File):
+    halo: bool
+    allreduce: bool
+
+
+class _Roofline(File, omit_defaults=True, rename=_KEYS):
+    flops_per_s: Rate
+    bytes_per_s: Bandwidth
+    kernel_s: Time
+    small: Elements = _NONE[Elements]
+    exchange_s: Time = _NONE[Time]
+    gradient_s: Time = _NONE[Time]
+
+
+class _Compute(File, omit_defaults=True, rename=_KEYS):
+    busy: _Count
+    roofline: _Roofline
+    table: dict[str, _Seconds] = msgspec.field(default_factory=dict)
+
+
+class _Kind(File, rename=_KEYS):
+    memory_bytes: Memory
+    roofline: _Roofline
+
+
+class _File(File, omit_defaults=True, rename=_KEYS, kw_only=True):
+    name: _Text
+    ranks_per_node: _Count
+    memory_bytes: Memory
+    on_chip_bytes: Memory = _NONE[Memory]
+    links: _Links
+    overlap: _Overlap
+    compute: Annotated[list[_Compute], Meta(min_length=1, description="a list of mappings")]
+    kinds: dict[str, _Kind] = msgspec.field(default_factory=dict)
+
+
+def _machine(of: _File) -> Machine:
     return Machine(
-        name=top.text("name"),
-        ranks_per_node=top.count("ranks_per_node"),
-        memory_bytes=top.quantity("memory", MEMORY),
-        node=_link(links.section("node", ("latency", "bandwidth"), ("step",))),
-        network=_link(links.section("network", ("latency", "bandwidth"), ("step",))),
-        overlap=Overlap(halo=overlap.flag("halo"), allreduce=overlap.flag("allreduce")),
-        compute=tuple(_compute(entry) for entry in top.sections("compute", ("busy", "roofline"), ("table_s",))),
-        on_chip_bytes=top.quantity("on_chip", MEMORY) if "on_chip" in top.content else 0.0,
-        kinds=_kinds(top) if "kinds" in top.content else {},
+        name=of.name,
+        ranks_per_node=of.ranks_per_node,
+        memory_bytes=of.memory_bytes,
+        node=Link(**asdict(of.links.node)),
+        network=Link(**asdict(of.links.network)),
+        overlap=Overlap(**asdict(of.overlap)),
+        compute=tuple(Compute(each.busy, Roofline(**asdict(each.roofline)), each.table) for each in of.compute),
+        on_chip_bytes=of.on_chip_bytes,
+        kinds={
+            name: DeviceKind(each.memory_bytes, Roofline(**asdict(each.roofline))) for name, each in of.kinds.items()
+        },
     )
 
 
-def _kinds(top: Section) -> dict[str, DeviceKind]:
-    kinds = {}
-    for name, each in top.named_sections("kinds", ("memory", "roofline")).items():
-        kinds[name] = DeviceKind(each.quantity("memory", MEMORY), _roofline(each))
-    return kinds
+def _file(of: Machine) -> _File:
+    names = {field.name: field.encode_name for field in fields(_File)}
+    content = {key: of if name == "links" else getattr(of, name) for name, key in names.items()}
+    content["compute"] = [replace(each, table={key: float(s) for key, s in each.table.items()}) for each in of.compute]
+    try:
+        return msgspec.convert(content, _File, from_attributes=True, dec_hook=_quantity)
+    except msgspec.ValidationError as error:
+        raise MachineError(f"machine {of.name} cannot be written: {error}") from None
 
 
-def _link(section: Section) -> Link:
-    step_s = section.quantity("step", TIME) if "step" in section.content else None
-    return Link(section.quantity("latency", TIME), section.quantity("bandwidth", BANDWIDTH), step_s)
-
-
-def _compute(section: Section) -> Compute:
-    return Compute(
-        busy=section.count("busy"),
-        roofline=_roofline(section),
-        table=section.seconds("table_s") if "table_s" in section.content else {},
-    )
-
-
-def _roofline(section: Section) -> Roofline:
-    of = section.section("roofline", ("flops", "bandwidth", "kernel"), ("small", "exchange", "gradient"))
-    return Roofline(
-        flops_per_s=of.quantity("flops", RATE),
-        bytes_per_s=of.quantity("bandwidth", BANDWIDTH),
-        kernel_s=of.quantity("kernel", TIME),
-        small=of.quantity("small", ELEMENTS) if "small" in of.content else 0.0,
-        exchange_s=of.quantity("exchange", TIME) if "exchange" in of.content else 0.0,
-        gradient_s=of.quantity("gradient", TIME) if "gradient" in of.content else 0.0,
-    )
-
-
-def _content(machine: Machine) -> dict[str, object]:
-    def link(of: Link) -> dict[str, str]:
-        return {
-            "latency": units.written(of.latency_s, TIME),
-            "bandwidth": units.written(of.bandwidth_bytes_per_s, BANDWIDTH),
-            **({} if of.step_s is None else {"step": units.written(of.step_s, TIME)}),
-        }
-
-    def roofline(of: Roofline) -> dict[str, str]:
-        return {
-            "flops": units.written(of.flops_per_s, RATE),
-            "bandwidth": units.written(of.bytes_per_s, BANDWIDTH),
-            "kernel": units.written(of.kernel_s, TIME),
-            **({"small": units.written(of.small, ELEMENTS)} if of.small else {}),
-            **({"exchange": units.written(of.exchange_s, TIME)} if of.exchange_s else {}),
-            **({"gradient": units.written(of.gradient_s, TIME)} if of.gradient_s else {}),
-        }
-
-    def kind(of: DeviceKind) -> dict[str, object]:
-        return {"memory": units.written(of.memory_bytes, MEMORY), "roofline": roofline(of.roofline)}
-
-    def compute(entry: Compute) -> dict[str, object]:
-        table = {"table_s": {key: float(value) for key, value in entry.table.items()}} if entry.table else {}
-        return {"busy": entry.busy, "roofline": roofline(entry.roofline), **table}
-
-    return {
-        "name": machine.name,
-        "ranks_per_node": machine.ranks_per_node,
-        "memory": units.written(machine.memory_bytes, MEMORY),
-        **({"on_chip": units.written(machine.on_chip_bytes, MEMORY)} if machine.on_chip_bytes else {}),
-        "links": {"node": link(machine.node), "network": link(machine.network)},
-        "overlap": {"halo": machine.overlap.halo, "allreduce": machine.overlap.allreduce},
-        "compute": [compute(entry) for entry in machine.compute],
-        **({"kinds": {name: kind(of) for name, of in machine.kinds.items()}} if machine.kinds else {}),
-    }
+def _quantity(kind: type[Quantity], amount: float) -> Quantity:
+    return kind(amount) if amount or kind not in _NONE else _NONE[kind]

@@ -17,6 +17,7 @@ Source: Narayanan et al. 2019 (PipeDream), 3.1; Zhai et al. 2020 (SparsePipe), I
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import json
 import math
@@ -24,15 +25,19 @@ import re
 import string
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from graphlib import CycleError, TopologicalSorter
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import networkx as nx
+import msgspec
+import numpy as np
+from scipy.sparse import coo_matrix
+from scipy.sparse.csgraph import connected_components
 
 from distconv.errors import DistconvError
 from distconv.perfmodel.machine.units import number
-from distconv.text_files import parsed_json, read_text, short
+from distconv.text_files import File, decoded, parsed_json, read_text, short
 from distconv.whole_files import write_file
 
 _FIGURES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
@@ -118,20 +123,12 @@ class Profile:
             if not math.isfinite(sum(getattr(layer, key) for layer in self.layers)):
                 raise ProfileError(f"profile: {key}: the sum over {len(names)} layers is too large for a number")
         _check_once(edges, "edge")
-        graph = nx.DiGraph()
-        graph.add_nodes_from(names)
+        place = {name: index for index, name in enumerate(names)}
         for edge in edges:
             for name in edge:
-                if name not in graph:
+                if name not in place:
                     raise ProfileError(f"profile: edge {short(repr(edge))}: there is no layer {short(repr(name))}")
-        graph.add_edges_from(edges)
-        place = {name: index for index, name in enumerate(names)}
-        try:
-            order = list(nx.lexicographical_topological_sort(graph, key=place.__getitem__))
-        except nx.NetworkXUnfeasible as error:
-            loop = " -> ".join(repr(edge[0]) for edge in nx.find_cycle(graph)[:8])
-            raise ProfileError(f"profile: the edges form a cycle: {loop} -> ...; no layer can read itself") from error
-        object.__setattr__(self, "layers", tuple(self.layers[place[name]] for name in order))
+        object.__setattr__(self, "layers", tuple(self.layers[index] for index in _order(place, edges)))
         object.__setattr__(self, "edges", tuple(edges))
 
     @property
@@ -184,33 +181,49 @@ class Profile:
             raise ProfileError(f"profile {path} cannot be written: {error.strerror or error}") from error
 
 
+def _order(place: Mapping[str, int], edges: Sequence[tuple[str, str]]) -> list[int]:
+    """Return the layers, by their places, in the first order in which each is behind what it reads."""
+    graph = TopologicalSorter(dict.fromkeys(place.values(), ()))
+    for producer, consumer in edges:
+        graph.add(place[consumer], place[producer])
+    try:
+        graph.prepare()
+    except CycleError as error:
+        names = list(place)
+        loop = " -> ".join(repr(names[index]) for index in error.args[1][:-1][:8])
+        raise ProfileError(f"profile: the edges form a cycle: {loop} -> ...; no layer can read itself") from error
+    ready: list[int] = []
+    order: list[int] = []
+    while graph.is_active():
+        for index in graph.get_ready():
+            heapq.heappush(ready, index)
+        order.append(heapq.heappop(ready))
+        graph.done(order[-1])
+    return order
+
+
 # -- our format -------------------------------------------------------------------------------------------------------
 
 
+_Number = Annotated[int | float, msgspec.Meta(description="a number")]
+
+
+class _Layer(File):
+    name: str
+    forward_s: _Number
+    backward_s: _Number
+    activation_bytes: _Number
+    parameter_bytes: _Number
+
+
+class _File(File):
+    layers: list[_Layer]
+    edges: list[Annotated[tuple[str, str], msgspec.Meta(description="the names of two layers")]]
+
+
 def _from_json(text: str) -> Profile:
-    content = _mapping(parsed_json(text, "profile", ProfileError), "the file", ("layers", "edges"))
-    layers = [Layer(**_mapping(item, f"layers[{i}]", _KEYS)) for i, item in enumerate(_list(content, "layers"))]
-    return Profile(layers, [_pair(item, i) for i, item in enumerate(_list(content, "edges"))])
-
-
-def _mapping(content: object, where: str, keys: Sequence[str]) -> Mapping[str, Any]:
-    if not isinstance(content, dict) or set(content) != set(keys):
-        actual = f"the keys {', '.join(content) or 'none'}" if isinstance(content, dict) else repr(content)
-        raise ProfileError(f"profile: {where}: found {short(actual, 80)}, expected a mapping of {', '.join(keys)}")
-    return content
-
-
-def _list(content: Mapping[str, object], key: str) -> list[object]:
-    entries = content[key]
-    if not isinstance(entries, list):
-        raise ProfileError(f"profile: {key}: found {short(repr(entries))}, expected a list")
-    return entries
-
-
-def _pair(item: object, index: int) -> tuple[str, str]:
-    if not isinstance(item, list) or len(item) != 2 or not all(isinstance(name, str) for name in item):
-        raise ProfileError(f"profile: edges[{index}]: found {short(repr(item))}, expected the names of two layers")
-    return item[0], item[1]
+    file = decoded(parsed_json(text, "profile", ProfileError), _File, "profile", ProfileError)
+    return Profile([Layer(*msgspec.structs.astuple(layer)) for layer in file.layers], file.edges)
 
 
 def mean(profiles: Sequence[Profile]) -> Profile:
@@ -262,14 +275,14 @@ def _from_pipedream(text: str) -> Profile:
 
 def _check_one_part(names: Sequence[str], edges: Sequence[tuple[str, str]]) -> None:
     """The edges come last in a file: one that is cut off leaves layers without any."""
-    graph = nx.Graph()
-    graph.add_nodes_from(names)
-    graph.add_edges_from(edges)
-    parts = list(nx.connected_components(graph))
-    if len(parts) > 1:
+    nodes = list(dict.fromkeys([*names, *itertools.chain.from_iterable(edges)]))
+    place = {name: index for index, name in enumerate(nodes)}
+    ends = np.array([(place[a], place[b]) for a, b in edges], dtype=int).reshape(-1, 2).T
+    count, parts = connected_components(coo_matrix((np.ones(len(edges)), ends), shape=(len(nodes), len(nodes))))
+    if count > 1:
         raise ProfileError(
-            f"profile: the edges leave {len(names)} nodes in {len(parts)} unconnected parts, one of them with "
-            f"{short(repr(min(parts[-1])))}; is the file cut off?"
+            f"profile: the edges leave {len(nodes)} nodes in {count} unconnected parts, one of them with "
+            f"{short(repr(nodes[parts.argmax()]))}; is the file cut off?"
         )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from distconv.perfmodel.graph.recorder import module_calls
 from distconv.perfmodel.stages.devices import PartitionError
 from distconv.plan import decides
 
@@ -80,39 +81,25 @@ def footprint(model: nn.Module, sample: Sequence[int], batch: int, placement: Se
     if any(second <= first for first, second in pairwise((0, *placement))):
         raise PartitionError(f"placement {tuple(placement)}: layers are counted from 1 and must rise")
     model = copy.deepcopy(model).to("meta")
-    counter = _OutputCounter(placement)
-    counter.watch(model)
-    with torch.no_grad():
+    layers, output_bytes = 0, [0.0] * (len(placement) + 1)
+
+    def enter(name: str, module: nn.Module, arguments: object) -> None:
+        nonlocal layers
+        layers += decides(module)
+
+    def add(outputs: Any) -> None:
+        for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
+            output_bytes[bisect_left(placement, layers)] += output.nelement() * output.element_size()
+
+    def counts(name: str, module: nn.Module) -> bool:
+        return module is not model and not isinstance(module, (nn.Sequential, nn.ModuleList))
+
+    with torch.no_grad(), module_calls(model, enter, add, counts):
         model(torch.empty((batch, *sample), device="meta"))
-    if placement and placement[-1] >= counter.layers:
+    if placement and placement[-1] >= layers:
         raise PartitionError(
-            f"placement {tuple(placement)}: registers after layer {placement[-1]} of {counter.layers} leave the last "
-            f"stage without a layer; use at most {counter.layers - 1}"
+            f"placement {tuple(placement)}: registers after layer {placement[-1]} of {layers} leave the last "
+            f"stage without a layer; use at most {layers - 1}"
         )
     weights = sum(p.nelement() * p.element_size() for p in model.parameters())
-    return Footprint(weights, tuple(counter.output_bytes))
-
-
-class _OutputCounter:
-    """Adds up what the modules of a model put out, by stage."""
-
-    def __init__(self, placement: Sequence[int]) -> None:
-        self.layers = 0
-        self.output_bytes = [0.0] * (len(placement) + 1)
-        self._placement = placement
-
-    def watch(self, model: nn.Module) -> None:
-        """Count the calls of the modules of ``model`` from now on."""
-        for module in model.modules():
-            if decides(module):
-                module.register_forward_pre_hook(self._enter_layer)
-            if module is not model and not isinstance(module, (nn.Sequential, nn.ModuleList)):
-                module.register_forward_hook(self._add)
-
-    def _enter_layer(self, module: nn.Module, inputs: Any) -> None:
-        self.layers += 1
-
-    def _add(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
-        stage = bisect_left(self._placement, self.layers)
-        for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
-            self.output_bytes[stage] += output.nelement() * output.element_size()
+    return Footprint(weights, tuple(output_bytes))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 
-import networkx as nx
 import numpy as np
 
 from distconv.perfmodel.cost.block_geometry import Parts
@@ -38,15 +38,15 @@ def _paths(graph: LayerGraph) -> Iterator[list[str]]:
     heaviest = 1.0 + sum(flops.values())
     waiting = set(graph.deciding)
     while waiting:
-        dag = nx.DiGraph()
-        dag.add_nodes_from(op.index for op in graph.operations)
-        for op in graph.operations:
+        longest: dict[int, tuple[float, list[str]]] = {INPUT: (0.0, [])}
+        for op in graph.operations:  # each behind what it reads
             new = op.decides and op.layer in waiting
-            length = 1.0 + flops[op.index] / heaviest if new else -1e-6 if op.decides else 0.0
-            for value in op.inputs:
-                dag.add_edge(value.producer, op.index, weight=length)
-        visited = [i for i in nx.dag_longest_path(dag) if i != INPUT and graph.operations[i].decides]
-        path = list(dict.fromkeys(graph.operations[i].layer for i in visited))
+            own = 1.0 + flops[op.index] / heaviest if new else -1e-6 if op.decides else 0.0
+            length, layers = max((longest[value.producer] for value in op.inputs), key=itemgetter(0), default=(0.0, []))
+            if length + own < 0.0:  # a path may begin here as well
+                length, layers = -own, []
+            longest[op.index] = (length + own, [*layers, op.layer] if op.decides else layers)
+        path = list(dict.fromkeys(max(longest.values(), key=itemgetter(0))[1]))
         yield path
         waiting -= set(path)
 

@@ -15,10 +15,11 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
+import msgspec
 from mpi4py import MPI
 
 from distconv.arrangement import Arrangement
@@ -26,29 +27,30 @@ from distconv.communication.agreement import alike
 from distconv.errors import GridError, PlanError
 from distconv.pipeline.schedules.actions import ScheduleError
 from distconv.pipeline.schedules.registry import FAMILIES, schedule
-from distconv.plan import Plan
-from distconv.text_files import json_document, short
+from distconv.plan import Entries, Plan
+from distconv.text_files import File, decoded, load
 from distconv.whole_files import write_file
 
 from .placement import StagePlan
 
 FORMAT = "distconv-pipeline-plan"
 VERSION = 1
-KEYS = (
-    "format",
-    "version",
-    "model",
-    "batch",
-    "ranks",
-    "stages",
-    "cuts",
-    "replicas",
-    "plans",
-    "schedule",
-    "microbatches",
-    "weights",
-)
-KINDS = "kinds"
+
+
+class _File(File, omit_defaults=True):
+    format: Literal["distconv-pipeline-plan"]
+    version: Literal[1]
+    model: str
+    batch: int
+    ranks: int
+    stages: int
+    cuts: list[str]
+    replicas: list[int]
+    plans: list[dict[str, Any] | None]
+    schedule: str
+    microbatches: int
+    weights: str | None
+    kinds: list[str] = msgspec.field(default_factory=list)
 
 
 @dataclass(frozen=True, eq=True)
@@ -142,34 +144,16 @@ class PipelinePlan:
 
     @classmethod
     def _read(cls, path: Path) -> PipelinePlan:
-        where = f"pipeline plan {path}"
-        marks = {"format": FORMAT, "version": VERSION}
-        content = json_document(path, "pipeline plan", PlanError, marks=marks, keys=KEYS, optional=(KINDS,))
-        content.setdefault(KINDS, [])
-        for name in ("cuts", "replicas", "plans", KINDS):
-            if not isinstance(content[name], list):
-                raise PlanError(f"{where}: {name}={short(repr(content[name]))} must be a list")
-        if content["stages"] != len(content["plans"]):
-            raise PlanError(f"{where}: stages={content['stages']!r}, but there are {len(content['plans'])} plans")
+        file = load(path, _File, "pipeline plan", PlanError)
+        if file.stages != len(file.plans):
+            raise PlanError(f"pipeline plan {path}: stages={file.stages}, but there are {len(file.plans)} plans")
+        content = {field.name: getattr(file, field.name) for field in fields(cls)}
+        content |= {name: tuple(content[name]) for name in ("cuts", "replicas", "kinds")}
         try:
-            return cls._of(content)
+            content["plans"] = tuple(stage_plan(index, entry) for index, entry in enumerate(file.plans))
+            return cls(**content)
         except PlanError as error:
             raise PlanError(f"{path}: {error}") from None
-
-    @classmethod
-    def _of(cls, content: Mapping[str, Any]) -> PipelinePlan:
-        return cls(
-            content["model"],
-            content["batch"],
-            content["ranks"],
-            tuple(content["cuts"]),
-            tuple(content["replicas"]),
-            tuple(stage_plan(index, entry) for index, entry in enumerate(content["plans"])),
-            content["schedule"],
-            content["microbatches"],
-            content["weights"],
-            tuple(content[KINDS]),
-        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON. Every rank that calls it writes."""
@@ -177,11 +161,9 @@ class PipelinePlan:
 
     def to_json(self) -> str:
         """The content of a plan file."""
-        named = {"format": FORMAT, "version": VERSION, "stages": len(self.plans)}
-        own = {name: getattr(self, name) for name in KEYS if name not in named}
-        own["plans"] = [entry_of(plan) for plan in self.plans]
-        kinds = {KINDS: self.kinds} if self.kinds else {}
-        return json.dumps({key: (named | own)[key] for key in KEYS} | kinds, indent=1)
+        plans = [entry_of(plan) for plan in self.plans]
+        content = {**vars(self), "format": FORMAT, "version": VERSION, "stages": len(plans), "plans": plans}
+        return json.dumps(msgspec.to_builtins(msgspec.convert(content, _File)), indent=1)
 
     # -- whom it is for -----------------------------------------------------------------------------------------------
 
@@ -209,7 +191,7 @@ def entry_of(plan: StagePlan) -> dict[str, Any] | None:
     return None if plan is None else dict(plan)
 
 
-def stage_plan(index: int, entry: object) -> StagePlan:
+def stage_plan(index: int, entry: dict[str, Any] | None) -> StagePlan:
     """What :func:`entry_of` wrote.
 
     Raises
@@ -218,15 +200,11 @@ def stage_plan(index: int, entry: object) -> StagePlan:
         If it is something else.
     """
     where = f"pipeline plan: plans[{index}]"
-    if entry is not None and not isinstance(entry, dict):
-        raise PlanError(f"{where}: {short(repr(entry))} is neither a plan's ranks and layers, nor a grid, nor null")
     if entry is None or "layers" not in entry:
         return entry
-    unknown = sorted(set(entry) - {"ranks", "batch_norm", "layers"})
-    if unknown:
-        raise PlanError(f"{where}: unknown keys {unknown}")
+    file = decoded(entry, Entries, where, PlanError)
     try:
-        return Plan(entry["layers"], entry.get("ranks"), batch_norm=entry.get("batch_norm", "global"))
+        return Plan(file.layers, file.ranks, batch_norm=file.batch_norm)
     except PlanError as error:
         raise PlanError(f"{where}: {error}") from None
 

@@ -181,6 +181,30 @@ def test_a_relative_path_stays_what_it_was_when_the_process_changes_its_folder(
     assert np.array_equal(values_of(shared_tmp_path / f"out.{form}", comm, "y"), X.numpy())
 
 
+@pytest.mark.ranks(1, 2)
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"rows": 2', "cannot be read as JSON"),
+        ("[]", "found a list, expected a mapping with the keys rows, whole, pieces"),
+        ('{"rows": "2", "whole": "y", "pieces": []}', "rows: found '2', expected an integer"),
+    ],
+)
+def test_a_damaged_note_of_progress_is_one_error_on_all_ranks(
+    comm: Any, shared_tmp_path: Path, text: str, reason: str
+) -> None:
+    note = shared_tmp_path / "out.h5.parts" / "progress.json"
+    if comm.rank == 0:
+        note.parent.mkdir()
+        note.write_text(text)
+    comm.Barrier()
+    with pytest.raises(DataError, match=rf"progress\.json.*{reason}") as caught:
+        writing.write(
+            dc.scatter(torch.ones(3, 2), dc.ProcessGrid(comm, n=comm.size), dims="nc"), shared_tmp_path / "out.h5"
+        )
+    common(comm, caught.value)
+
+
 @pytest.mark.ranks(1)
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_killed_job_leaves_an_output_that_says_it_is_incomplete(comm: Any, tmp_path: Path, form: str) -> None:

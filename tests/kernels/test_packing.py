@@ -11,7 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distconv.communication.packing import Packing, Region
+from distconv.communication.packing import Packing
+from distconv.distribution import Region
 from distconv.kernels import packing
 from tests.distconv.layouts import counting
 from tests.harness import kernels_in_c

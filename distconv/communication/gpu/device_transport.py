@@ -37,6 +37,10 @@ class DeviceTransport(NamedTuple):
     by_mpi: Taken = Taken()
 
 
+class Transports(dict[str, DeviceTransport]):
+    """The decision for each type of device, for a communicator and all of its duplicates."""
+
+
 HOST = DeviceTransport()
 """MPI, and memory of the host."""
 
@@ -51,7 +55,7 @@ def of(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
     """
     if not _has_choice(tensor):
         return HOST
-    transport = Derived.of(comm).transports.get(tensor.device.type, HOST)
+    transport = Derived.of(comm).attached(Transports).get(tensor.device.type, HOST)
     if transport.channel is not None and transport.channel.device != tensor.device:
         raise CommunicatorError(
             f"a tensor on {tensor.device}, but rank {comm.rank} sends by {transport.channel.name} from "
@@ -71,7 +75,7 @@ def offer(comm: MPI.Intracomm, tensor: torch.Tensor) -> DeviceTransport:
     """
     if not _has_choice(tensor):
         return HOST
-    transports, device = Derived.of(comm).transports, tensor.device
+    transports, device = Derived.of(comm).attached(Transports), tensor.device
     if device.type not in transports:
         transports[device.type] = _chosen(comm, device) if comm.size > 1 else HOST
     return of(comm, tensor)
@@ -99,7 +103,7 @@ def offer_mpi(comm: MPI.Intracomm, device: torch.device) -> None:
         On all ranks, if MPI does not carry what it says it takes.
     """
     if device.type == "cuda":
-        Derived.of(comm).transports[device.type] = DeviceTransport(None, taken(comm, device))
+        Derived.of(comm).attached(Transports)[device.type] = DeviceTransport(None, taken(comm, device))
 
 
 @functools.cache

@@ -113,7 +113,7 @@ def _convolution(options: argparse.Namespace, comm: MPI.Intracomm, device: torch
 
 def _by(way: DeviceTransport, grid: dc.ProcessGrid, action: Callable[[], object]) -> Callable[[], object]:
     def act() -> None:
-        Derived.of(grid.world).transports["cuda"] = way
+        Derived.of(grid.world).attached(device_transport.Transports)["cuda"] = way
         action()
 
     return act

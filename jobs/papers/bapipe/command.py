@@ -18,7 +18,7 @@ from distconv.perfmodel.exploration.candidate_stages import PARALLEL
 from distconv.perfmodel.exploration.choices import Choice, Exploration
 from distconv.perfmodel.exploration.explore import SYNCHRONOUS, explore
 from distconv.perfmodel.machine.machine import Link, Machine, Overlap
-from distconv.perfmodel.machine.units import BANDWIDTH
+from distconv.perfmodel.machine.units import Bandwidth
 from distconv.perfmodel.stages.partition import partition
 
 from .cuts import cuts_table
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``distconv reproduce bapipe``."""
     parser.add_argument("--tables", nargs="+", choices=TABLES, default=TABLES, help="default: all")
     parser.add_argument("--machine", default="v100-pcie", metavar="NAME|FILE", help="default: %(default)s")
-    bandwidth = quantity(BANDWIDTH)
+    bandwidth = quantity(Bandwidth)
     parser.add_argument(
         "--link", type=bandwidth, metavar="16GB/s", help="between GPUs (default: what Table III's DP rows imply)"
     )

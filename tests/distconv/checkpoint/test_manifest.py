@@ -45,7 +45,7 @@ def test_those_from_before_commits_were_numbered_come_first_by_their_steps(comm:
 @pytest.mark.fault(70, 71)
 def test_a_manifest_cannot_reach_files_elsewhere_nor_be_of_the_future(comm: Any, shared_tmp_path: Path) -> None:
     folder = checkpoint.save(shared_tmp_path, 1, tensors(), VALUES, comm)
-    on_rank_0(comm, lambda: rewritten(folder, files={"../../etc/passwd": {"bytes": 1, "sha256": ""}}))
+    on_rank_0(comm, lambda: rewritten(folder, files={"../../etc/passwd": {"bytes": 1, "sha256": "0" * 64}}))
     assert "refers to the file '../../etc/passwd'" in refused(comm, lambda: checkpoint.load(folder, comm))
     on_rank_0(comm, lambda: rewritten(folder, format=99))
     assert "has format 99, this version reads up to 1" in refused(comm, lambda: checkpoint.load(folder, comm))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from distconv.communication.packing import Packing, Region
+from distconv.communication.packing import Packing
+from distconv.distribution import Region
 from tests.distconv.layouts import counting
 
 TOP, LEFT, CORNER = Region(0, (0, 0), (2, 5)), Region(0, (0, 0), (4, 2)), Region(1, (1, 1), (1, 1))

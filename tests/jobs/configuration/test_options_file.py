@@ -55,8 +55,9 @@ def test_options_about_one_call_are_not_printed() -> None:
         ("nothing: 1", "there is no option 'nothing' for such a file"),
         ("resume: true", "there is no option 'resume' for such a file"),
         ("drop_last: 3", "drop_last is true or false, not 3"),
-        ("- lr", "holds list; write options by their names"),
+        ("- lr", "found a list; write options by their names"),
         ("lr: [", "argument --config: "),
+        ("lr: 0.1\nlr: 0.2", "line 2: key 'lr' is there twice"),
         ("!!python/object/apply:os.mkdir [exploded]", "argument --config: "),
     ],
 )

@@ -38,6 +38,9 @@ def test_parts_of_another_recipe_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.h5.parts" / "recipe.json").write_text('{"size": 64}')
     with pytest.raises(DataError, match="holds runs with size = 64 where 32 is asked for"):
         generate(tmp_path / "a.h5", size=SIZE, samples=1, progress=False)
+    (tmp_path / "a.h5.parts" / "recipe.json").write_text("[64]")
+    with pytest.raises(DataError, match=r"recipe\.json: found a list, expected a mapping"):
+        generate(tmp_path / "a.h5", size=SIZE, samples=1, progress=False)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -39,5 +39,5 @@ def test_a_diagonal_factor_takes_no_sums():
 
 def test_long_products_are_computed_in_pieces(monkeypatch):
     left, right = random_jacobian(5, 7, 3), random_jacobian(7, 6, seed=1)
-    monkeypatch.setattr("distconv.kernels.jacobian.product.PAIRS_AT_ONCE", 10)
+    monkeypatch.setattr("distconv.kernels.jacobian.csr.PAIRS_AT_ONCE", 10)
     close(multiply(left, right).to_dense(), left.to_dense() @ right.to_dense())

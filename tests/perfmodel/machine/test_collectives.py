@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from distconv.errors import MachineError
 from distconv.perfmodel.machine import collectives
-from distconv.perfmodel.machine.collectives import Level, distributed_gemm
+from distconv.perfmodel.machine.collectives import Level
+from distconv.perfmodel.machine.distributed_gemm import distributed_gemm
 from distconv.perfmodel.machine.machine import Compute, Group, Link, Machine, Overlap, Roofline
 
 ALPHA, BETA, GAMMA = 10.0, 2.0, 0.5

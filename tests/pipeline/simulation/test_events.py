@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from graphlib import TopologicalSorter
 
-import networkx as nx
 import pytest
 
 from distconv.pipeline import FAMILIES, ScheduleError, schedule, simulate
@@ -15,7 +15,11 @@ SEQUENTIAL = [name for name in FAMILIES if name != "fbp-as"]
 
 def longest_path(found, forward, backward, weight, transfer, update):
     """Time of the last event, from a graph: passes are edges from their begin to their end."""
-    graph = nx.DiGraph()
+    graph = {}
+
+    def edge(source, target, time):
+        graph.setdefault(target, {})[source] = time
+
     count = len(found.stages)
     split = any(action.kind == "W" for action in found)
     for stage, actions in enumerate(found.stages):
@@ -29,23 +33,26 @@ def longest_path(found, forward, backward, weight, transfer, update):
         for position, action in enumerate(a for a in actions if a.kind in cost):
             part = action.chunk * count + stage
             name = (str(action.kind), part, action.microbatch, position if action.kind == "update" else 0)
-            graph.add_edge((*name, "begin"), (*name, "end"), time=cost[action.kind])
+            edge((*name, "begin"), (*name, "end"), time=cost[action.kind])
             if last is not None:
-                graph.add_edge((*last, "end"), (*name, "begin"), time=0)
+                edge((*last, "end"), (*name, "begin"), time=0)
             last = name
     for part in range(count * found.chunks - 1):
         seconds = transfer[part % count]
         for kind, source, target in (("F", part, part + 1), ("B", part + 1, part)):
             for m in range(found.microbatches):
                 made, needed = (kind, source, m, 0, "end"), (kind, target, m, 0, "begin")
-                graph.add_edge(made, needed, time=0 if found.hidden_transfers else seconds)
+                edge(made, needed, time=0 if found.hidden_transfers else seconds)
                 if found.hidden_transfers:  # on the link from when the pass begins, behind the message before
                     carried = (kind, source, m, 0, "carried")
-                    graph.add_edge((kind, source, m, 0, "begin"), carried, time=seconds)
-                    graph.add_edge(carried, needed, time=0)
+                    edge((kind, source, m, 0, "begin"), carried, time=seconds)
+                    edge(carried, needed, time=0)
                     if m:
-                        graph.add_edge((kind, source, m - 1, 0, "carried"), carried, time=seconds)
-    return nx.dag_longest_path_length(graph, weight="time")
+                        edge((kind, source, m - 1, 0, "carried"), carried, time=seconds)
+    ends = {}
+    for event in TopologicalSorter(graph).static_order():
+        ends[event] = max((ends[source] + time for source, time in graph.get(event, {}).items()), default=0)
+    return max(ends.values())
 
 
 @pytest.mark.parametrize("name", SEQUENTIAL)

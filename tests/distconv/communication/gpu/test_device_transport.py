@@ -47,7 +47,7 @@ def test_ranks_have_no_channel_on_one_gpu_or_without_nccl(comm, monkeypatch):
 def test_without_a_gpu_nothing_is_decided(comm):
     assert device_transport.offer(comm, torch.zeros(3, device="cpu")) == device_transport.HOST
     device_transport.offer_mpi(comm, torch.device("cpu"))
-    assert Derived.of(comm).transports == {}
+    assert Derived.of(comm).attached(device_transport.Transports) == {}
 
 
 @pytest.mark.cpu
@@ -56,7 +56,7 @@ def test_without_a_gpu_nothing_is_decided(comm):
 def test_a_tensor_on_another_gpu_than_the_ranks_first_is_refused_by_name(comm):
     with by("nccl", "late", comm) as (gpu, own):
         x = gpu.tensor(torch.ones(3))
-        channel = Derived.of(own).transports["cuda"].channel
+        channel = Derived.of(own).attached(device_transport.Transports)["cuda"].channel
         channel.device = torch.device("cuda", 1)
         for call in (
             lambda: Exchange(own, [(1 - own.rank, x)], [(1 - own.rank, x)], "a message"),

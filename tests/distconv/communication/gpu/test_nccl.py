@@ -170,7 +170,7 @@ def test_layers_by_a_process_group_equal_one_process(comm, axes):
         grid = grid_over(own, **{axes: own.size})
         tensors = [normal(4, 4, 9, 8), normal(4, 4, 3, 3, seed=1), normal(4, seed=2)]
         same_as_one_process(grid, network, tensors[0], plain=tensors[1:])
-        assert Derived.of(grid.world).transports["cpu"].channel is not None
+        assert Derived.of(grid.world).attached(device_transport.Transports)["cpu"].channel is not None
 
 
 @pytest.mark.cpu
@@ -305,7 +305,7 @@ def test_a_message_does_not_wait_for_the_sums_that_were_launched_before_it(comm,
 def test_a_peer_that_was_lost_is_an_error_where_it_is_waited_for_and_the_gpu_is_set_free(comm):
     with by("nccl", "late", comm) as (gpu, own):
         reduction = Reduction(own, gpu.tensor(torch.ones(3)), "a sum")
-        channel = Derived.of(own).transports["cuda"].channel
+        channel = Derived.of(own).attached(device_transport.Transports)["cuda"].channel
         groups = list(channel._groups.values())
         channel._groups["sums"].lost = True
         with pytest.raises(CommunicatorError, match=r"^NCCL: NCCL error: unhandled system error$"):
@@ -318,13 +318,13 @@ def test_a_peer_that_was_lost_is_an_error_where_it_is_waited_for_and_the_gpu_is_
 @pytest.mark.ranks(2)
 def test_process_groups_of_a_communicator_that_is_gone_end_when_the_gpu_is_done(comm):
     with by("nccl", "late", comm) as (gpu, own):
-        channel = Derived.of(own).transports["cuda"].channel
+        channel = Derived.of(own).attached(device_transport.Transports)["cuda"].channel
         groups, total = list(channel._groups.values()), gpu.tensor(torch.ones(3))
         reduction = Reduction(own, total, "a sum")
         launch = channel.launches[-1]
         reduction.wait()
         del channel, reduction
-        Derived.of(own).transports.clear()
+        Derived.of(own).attached(device_transport.Transports).clear()
         assert launch.over()
         assert [group.ended for group in groups] == ["shut down"] * 2
         assert total.cpu().tolist() == [2] * 3
@@ -347,4 +347,4 @@ def test_layers_by_nccl_equal_one_process(comm, by_nccl, axes):
     tensors = [normal(4, 4, 9, 8), normal(4, 4, 3, 3, seed=1), normal(4, seed=2)]
     x, *plain = [tensor.cuda() for tensor in tensors]
     same_as_one_process(grid, network, x, plain=plain)
-    assert Derived.of(grid.world).transports["cuda"].channel is not None
+    assert Derived.of(grid.world).attached(device_transport.Transports)["cuda"].channel is not None
