@@ -72,6 +72,6 @@ def test_what_cannot_be_recorded_is_taken_eagerly_and_said(comm, capsys):
     steps = Steps(lambda x: x.sum().item(), "auto", comm)
     values = [steps(x) for _ in range(6)]
     assert len(set(values)) == 1
-    assert capsys.readouterr().out.count("steps are eager, since this step cannot be recorded") == (comm.rank == 0)
+    assert capsys.readouterr().out.count("steps are eager, since this step cannot be captured") == (comm.rank == 0)
     with pytest.raises(dc.CaptureError, match="a value is read"):
         Steps(lambda x: x.sum().item(), "on", comm)(x)
