@@ -37,13 +37,14 @@
     writing           Tensors on their way to files: each rank writes its own part, and nothing is gathered
 """
 
+from distconv.errors import LaunchError as _LaunchError
 from distconv.process import command_start as _command_start
 from distconv.process import launchers as _launchers
 
 try:
     _command_start.restart()  # of the command ``distconv`` alone
     _launchers.import_mpi()  # first, for a readable error
-except _launchers.LaunchError:
+except _LaunchError:
     raise
 except (ImportError, RuntimeError) as error:
     raise ImportError(
