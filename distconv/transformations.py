@@ -82,7 +82,8 @@ def _let_alone(convert: Callable[..., Any], types: Any) -> Callable[..., Any]:
     def call(self: Any, frame: Any, *state: Any) -> Any:
         if not distributed(frame.f_locals):
             return convert(self, frame, *state)
-        if getattr(self._torchdynamo_orig_backend, "_one_graph", False):
+        backend = getattr(self, "_torchdynamo_orig_backend", None) or self._torchdynamo_orig_callable  # torch 2.7
+        if getattr(backend, "_one_graph", False):
             raise UnsupportedOperation(
                 "torch.compile(fullgraph=True) of a function that is called with a DistTensor: without fullgraph=True "
                 "it is not compiled for such calls, and runs; torch.cond and flex_attention compile so, too: use "
