@@ -34,11 +34,11 @@ ABORT_CODE = 75
 NOTICE_S = 30.0
 """A rank that has waited this long is reported, with what the others do."""
 
-PAUSE_S = 0.25
+PAUSE_S = 0.1
 """Time between two looks, at most."""
 
 _ANSWERS_S = 1.0
-"""Time that ranks have for an answer: their threads look four times in it."""
+"""Time that ranks have for an answer: their threads look ten times in it."""
 
 _TURN_S, _TURNS = 0.5, 4
 """A rank asks so much later than the one before it, which may spare it the question; from the fifth on together."""
